@@ -1,0 +1,74 @@
+"""The CPU set-up, applied before Paddle is imported, and the one import of Paddle that the verbs share.
+
+Measured reasons (docs/benchmarks.md): Paddle's wheel bundles an MKL that takes a slow path on AMD processors
+(4.7 times slower matrix products), and uses one thread unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from functools import lru_cache
+from pathlib import Path
+
+from erniekit.errors import UserError
+
+MKL_FAST_PATH_ON_AMD = "7"  # the AVX-512 code path; type 5 is AVX2
+
+
+def apply_cpu_settings(threads: int | None = None) -> dict[str, str]:
+    """Set the environment variables that Paddle's libraries read when they are loaded.
+
+    A variable that the user has set is kept. Must run before `import paddle`; afterwards it changes nothing.
+
+    Args:
+        threads: compute threads; default the cores this process may use, shared between the ranks of one machine.
+
+    Returns:
+        The settings in force, name -> value; recorded in checkpoints, because bit-exact resuming depends on them.
+    """
+    if "paddle" not in sys.modules:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        ranks = int(os.environ.get("PADDLE_LOCAL_SIZE") or os.environ.get("PADDLE_TRAINERS_NUM") or 1)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads or max(1, cores // ranks)))
+        os.environ.setdefault("KMP_BLOCKTIME", "0")  # spinning threads starve each other on a busy machine
+        if _is_amd_with_avx512():
+            os.environ.setdefault("MKL_DEBUG_CPU_TYPE", MKL_FAST_PATH_ON_AMD)
+    return cpu_settings()
+
+
+def cpu_settings() -> dict[str, str]:
+    """The settings in force that change speed or rounding on a CPU, name -> value ("" where unset)."""
+    names = ("OMP_NUM_THREADS", "KMP_BLOCKTIME", "MKL_DEBUG_CPU_TYPE")
+    return {name: os.environ.get(name, "") for name in names}
+
+
+@lru_cache(maxsize=1)
+def _is_amd_with_avx512() -> bool:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return "AuthenticAMD" in text and "avx512f" in text
+
+
+def import_paddle() -> None:
+    """Import Paddle with the CPU set-up applied; every verb that computes calls this first.
+
+    Raises:
+        UserError: no Paddle is installed.
+    """
+    apply_cpu_settings()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Paddle warns about a missing ccache, which only its developers need
+            import paddle  # noqa: F401
+    except ImportError as error:
+        if error.name != "paddle":
+            raise
+        raise UserError(
+            "PaddlePaddle is not installed, and this command needs it.\n"
+            "  on a CPU:  pip install 'erniekit[cpu]'   (paddlepaddle 3.3.1)\n"
+            "  on a GPU:  see README.md, 'Installing on a GPU' (paddlepaddle-gpu comes from Paddle's own index)"
+        ) from None
