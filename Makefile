@@ -1,0 +1,70 @@
+# The two commands a newcomer needs: `make quickstart` and `make test`. `make help` lists the rest.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SHELL := /bin/bash
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test test-fast test-all parity lint docs check-generated bench validate-examples clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 12); \
+	    sys.exit(0 if ok else f"error: ERNIEKit needs Python 3.10, 3.11 or 3.12, and $(PYTHON) is {sys.version.split()[0]}; try: make $(MAKECMDGOALS) PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.cpu: $(VENV)/.python setup.py
+	$(PIP) install --quiet --editable '.[cpu]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.cpu setup.py
+	$(PIP) install --quiet --editable '.[cpu,dev]'
+	@touch $@
+
+$(VENV)/.parity: $(VENV)/.dev setup.py
+	$(PIP) install --quiet --editable '.[cpu,dev,parity]'
+	@touch $@
+
+quickstart: $(VENV)/.cpu ## create a virtual environment, train a tiny ERNIE on shipped data on the CPU, and ask it
+	$(BIN)/python tools/quickstart/run.py
+
+test: $(VENV)/.dev ## run the tests (no torch, no network)
+	$(BIN)/python -m pytest -m "not parity"
+
+test-fast: $(VENV)/.dev ## the unit tests only
+	$(BIN)/python -m pytest -m "not parity and not slow and not distributed"
+
+parity: $(VENV)/.parity ## compare with torch, transformers and their optimizers and schedules
+	$(BIN)/python -m pytest -m parity
+
+test-all: $(VENV)/.parity ## everything
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev ## ruff and the type checker
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(VENV)/.cpu ## regenerate docs/parameters from the schema
+	$(BIN)/erniekit docs
+
+check-generated: $(VENV)/.cpu ## fail when a generated file is stale
+	$(BIN)/erniekit docs --check
+	$(BIN)/python tools/quickstart/make_data.py --check
+	$(BIN)/python tools/quickstart/make_model.py --check
+
+bench: $(VENV)/.cpu ## the benchmarks that need no torch; results belong in docs/benchmarks.md
+	$(BIN)/python tools/bench/startup.py
+	$(BIN)/python tools/bench/packing.py
+	$(BIN)/python tools/bench/attention.py
+	$(BIN)/python tools/bench/head_loss.py
+
+validate-examples: $(VENV)/.cpu ## validate every shipped configuration
+	$(BIN)/erniekit validate --quiet $(shell find examples/configs -name '*.yaml')
+
+clean: ## remove the virtual environment and outputs
+	rm -rf $(VENV) output .pytest_cache .ruff_cache .mypy_cache .hypothesis

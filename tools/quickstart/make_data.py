@@ -1,0 +1,194 @@
+"""Generate the data that ERNIEKit ships: small tasks whose answers can be checked.
+
+    python tools/quickstart/make_data.py [--output examples/data] [--check]
+
+Writes, in ERNIEKit's own record format (one JSON object a line):
+    sft-train.jsonl, sft-eval.jsonl              instructions; no prompt of the held-out file is in the training file
+    preference-train.jsonl, preference-eval.jsonl  the same tasks with a right (chosen) and a wrong (rejected) answer
+    text-train.jsonl                             plain text for `stage: PT`
+
+The same seed gives the same bytes; CI checks with --check that the shipped files are the generated ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from generated import write_or_check
+
+SEED = 20
+TRAIN_PER_TASK = 1500
+EVAL_PER_TASK = 40
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+MONTHS = {
+    "January": 31, "February": 28, "March": 31, "April": 30, "May": 31, "June": 30,
+    "July": 31, "August": 31, "September": 30, "October": 31, "November": 30, "December": 31,
+}  # fmt: skip
+UNITS = {"km": ("m", 3), "kg": ("g", 3), "m": ("cm", 2), "cm": ("mm", 1), "l": ("ml", 3), "dm": ("cm", 1)}
+
+
+@dataclass(frozen=True)
+class Question:
+    """One checkable task: `wrong` is a plausible but false answer, for preference pairs."""
+
+    task: str
+    prompt: str
+    answer: str
+    wrong: str
+
+
+def addition(draw: random.Random) -> Question:
+    first, second = draw.randint(0, 59), draw.randint(0, 39)
+    total = first + second
+    return Question("addition", f"What is {first} + {second}?", str(total), str(total + draw.choice((-10, -1, 1, 10))))
+
+
+def sorting(draw: random.Random) -> Question:
+    numbers = draw.sample(range(10), draw.randint(4, 5))
+    up = draw.random() < 0.5
+    ordered = sorted(numbers, reverse=not up)
+    wrong = ordered[:]
+    place = draw.randrange(len(wrong) - 1)
+    wrong[place], wrong[place + 1] = wrong[place + 1], wrong[place]
+    order = "ascending" if up else "descending"
+    return Question("sorting", f"Sort {_list(numbers)} in {order} order.", _list(ordered), _list(wrong))
+
+
+def counting(draw: random.Random) -> Question:
+    letters = [draw.choice("abcd") for _ in range(draw.randint(4, 7))]
+    wanted = draw.choice("abcd")
+    count = letters.count(wanted)
+    prompt = f"How often does {wanted} occur in {' '.join(letters)}?"
+    return Question("counting", prompt, str(count), str(count + 1 if count == 0 else count + draw.choice((-1, 1))))
+
+
+def conversion(draw: random.Random) -> Question:
+    unit = draw.choice(tuple(UNITS))
+    smaller, zeros = UNITS[unit]
+    amount = draw.randint(1, 299)
+    wrong_zeros = zeros + draw.choice((-1, 1))
+    return Question(
+        "conversion",
+        f"Convert {amount} {unit} to {smaller}.",
+        f"{amount}{'0' * zeros} {smaller}",
+        f"{amount}{'0' * wrong_zeros} {smaller}",
+    )
+
+
+def dates(draw: random.Random) -> Question:
+    month = draw.choice(tuple(MONTHS))
+    day = draw.randint(1, MONTHS[month])
+    weekday = draw.randrange(7)
+    if day < MONTHS[month]:
+        next_day, next_month = day + 1, month
+    else:
+        names = tuple(MONTHS)
+        next_day, next_month = 1, names[(names.index(month) + 1) % 12]
+    tomorrow = f"{DAYS[(weekday + 1) % 7]}, {next_day} {next_month}"
+    wrong = f"{DAYS[(weekday + 2) % 7]}, {next_day} {next_month}"
+    return Question("dates", f"Today is {DAYS[weekday]}, {day} {month}. What is tomorrow?", tomorrow, wrong)
+
+
+def largest(draw: random.Random) -> Question:
+    numbers = draw.sample(range(10, 100), 3)
+    kind, answer = ("largest", max(numbers)) if draw.random() < 0.5 else ("smallest", min(numbers))
+    wrong = draw.choice([number for number in numbers if number != answer])
+    return Question("comparison", f"Which is the {kind} of {_list(numbers)}?", str(answer), str(wrong))
+
+
+def reversing(draw: random.Random) -> Question:
+    letters = [draw.choice("abcdefgh") for _ in range(draw.randint(3, 5))]
+    backwards = letters[::-1]
+    wrong = letters if letters != backwards else [*letters, letters[0]]
+    return Question("reversing", f"Reverse {' '.join(letters)}.", " ".join(backwards), " ".join(wrong))
+
+
+TASKS: tuple[Callable[[random.Random], Question], ...] = (
+    addition, sorting, counting, conversion, dates, largest, reversing,
+)  # fmt: skip
+
+
+def _list(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def distinct_questions(task: Callable[[random.Random], Question], count: int, seed: str) -> list[Question]:
+    """`count` questions of one task with different prompts, the same for the same seed."""
+    draw = random.Random(seed)
+    questions: dict[str, Question] = {}
+    while len(questions) < count:
+        question = task(draw)
+        questions.setdefault(question.prompt, question)
+    return list(questions.values())
+
+
+def sft_record(question: Question) -> dict[str, object]:
+    return {"src": [question.prompt], "tgt": [question.answer], "task": question.task}
+
+
+def preference_record(question: Question) -> dict[str, object]:
+    return {
+        "src": [question.prompt],
+        "tgt": [],
+        "response": [[question.answer], [question.wrong]],
+        "sort": [1, 0],
+        "task": question.task,
+    }
+
+
+def two_turn_record(first: Question, second: Question) -> dict[str, object]:
+    return {
+        "src": [first.prompt, second.prompt],
+        "tgt": [first.answer, second.answer],
+        "system": "Answer briefly.",
+        "task": f"{first.task}+{second.task}",
+    }
+
+
+def text_record(question: Question) -> dict[str, str]:
+    return {"text": f"{question.prompt} The answer is {question.answer}."}
+
+
+def build() -> dict[str, list[dict[str, object]]]:
+    """All shipped files, name -> records."""
+    draw = random.Random(SEED)
+    train: list[Question] = []
+    held_out: list[Question] = []
+    for task in TASKS:
+        questions = distinct_questions(task, TRAIN_PER_TASK + EVAL_PER_TASK, f"{SEED}/{task.__name__}")
+        held_out += questions[:EVAL_PER_TASK]
+        train += questions[EVAL_PER_TASK:]
+    draw.shuffle(train)
+    draw.shuffle(held_out)
+    turns = [two_turn_record(first, second) for first, second in zip(train[:400], train[400:800], strict=True)]
+    records: list[dict[str, object]] = [sft_record(question) for question in train] + turns
+    draw.shuffle(records)
+    return {
+        "sft-train.jsonl": records,
+        "sft-eval.jsonl": [sft_record(question) for question in held_out],
+        "preference-train.jsonl": [preference_record(question) for question in train[:2000]],
+        "preference-eval.jsonl": [preference_record(question) for question in held_out],
+        "text-train.jsonl": [dict(text_record(question)) for question in train[:3000]],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("examples/data"))
+    parser.add_argument("--check", action="store_true", help="only check that the files are up to date")
+    arguments = parser.parse_args()
+    files = {
+        arguments.output / name: "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        for name, records in build().items()
+    }
+    return write_or_check(files, check=arguments.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
