@@ -1,0 +1,33 @@
+"""How figures are written for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# record name -> (label, format); in the order of display
+_SHOWN = {
+    "loss": ("loss", "{:.4f}"),
+    "token_accuracy": ("accuracy", "{:.1%}"),
+    "learning_rate": ("lr", "{:.3g}"),
+    "grad_norm": ("grad norm", "{:.3g}"),
+    "tokens_per_second": ("tokens/s", "{:,.0f}"),
+    "eval_loss": ("loss", "{:.4f}"),
+    "eval_perplexity": ("perplexity", "{:.4g}"),
+    "eval_token_accuracy": ("accuracy", "{:.1%}"),
+}
+_PLACE = {"step", "epoch", "eval_batches", "eval_batches_available", "eval_units", "eval_seconds"}
+
+
+def figures(record: Mapping[str, Any]) -> str:
+    """The figures of a record in one line; those of an objective that this module does not know come last, by name."""
+    known = [f"{label} {shape.format(record[name])}" for name, (label, shape) in _SHOWN.items() if name in record]
+    others = [f"{name} {value:.4g}" for name, value in record.items() if name not in _SHOWN and name not in _PLACE]
+    return "  ".join(known + others)
+
+
+def duration(seconds: float) -> str:
+    """`h:mm:ss`, or `m:ss` below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,154 @@
+"""What a training checkpoint holds, and how it is written and read: safetensors and JSON only.
+
+checkpoint-{step}/
+  (model files)              written by the caller: config.json, model*.safetensors, tokenizer; loadable like any model
+  optimizer*.safetensors     AdamW's state as `<parameter>/<kind>`; absent with ignore_save_lr_and_optim
+  trainer_state.json         integers and running sums: where the run stands
+  run_identity.json          what must be the same for the run to continue bit for bit
+  training_config.yaml       the resolved configuration
+  manifest.json              sizes and hashes of all files
+
+No random-generator state: every draw is seeded from (seed, step, micro-batch, layer, rank). No learning rate: it is a
+function of the step. No data state: the plan is a function of the step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from paddle import Tensor
+from paddle.optimizer import AdamW
+from safetensors.numpy import load_file, save_file
+
+from erniekit.errors import CheckpointError
+from erniekit.training.checkpoint_folder import checkpoint_name, write_folder
+from erniekit.training.optimizer import load_optimizer_state, optimizer_state
+from erniekit.training.run_identity import RunIdentity
+from erniekit.training.totals import Totals
+
+STATE_FILE = "trainer_state.json"
+IDENTITY_FILE = "run_identity.json"
+CONFIG_FILE = "training_config.yaml"
+_BYTES_A_FILE = 512 << 20  # safetensors copies what it writes: bounds the memory that saving takes beside training
+
+
+@dataclass
+class TrainerState:
+    """Where a run stands. The sums make the logged figures of a resumed run equal those of an uninterrupted one."""
+
+    step: int = 0  # finished updates
+    epoch: float = 0.0
+    since_log: Totals = field(default_factory=Totals)
+    whole_run: Totals = field(default_factory=Totals)
+    best_step: int | None = None  # the saved step with the lowest evaluation loss
+    best_eval_loss: float | None = None
+
+
+def save_checkpoint(
+    output_dir: Path,
+    state: TrainerState,
+    *,
+    identity: RunIdentity,
+    resolved_config: Mapping[str, Any],
+    write_model: Callable[[Path], None],
+    optimizer: AdamW | None,
+    parameters: Mapping[str, Tensor],
+) -> Path:
+    """Write `checkpoint-{step}`, all or nothing. `optimizer` None leaves its state out.
+
+    Raises:
+        CheckpointError: the disk is full or cannot be written; earlier checkpoints are untouched.
+    """
+
+    def write(folder: Path) -> None:
+        write_model(folder)
+        if optimizer is not None:
+            _write_tensors(folder, "optimizer", optimizer_state(optimizer, parameters))
+        (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+        (folder / IDENTITY_FILE).write_text(json.dumps(identity.to_json(), indent=1), encoding="utf-8")
+        write_config(folder, resolved_config)
+
+    folder = output_dir / checkpoint_name(state.step)
+    write_folder(folder, write)
+    return folder
+
+
+def load_state(folder: Path) -> TrainerState:
+    """Where the run that wrote `folder` stood.
+
+    Raises:
+        CheckpointError: the folder is not a training checkpoint.
+    """
+    stored = _read_json(folder / STATE_FILE)
+    try:
+        stored |= {name: Totals.from_json(stored[name]) for name in ("since_log", "whole_run")}
+        return TrainerState(**stored)
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / STATE_FILE}: not a trainer state of this version ({error})") from None
+
+
+def load_identity(folder: Path) -> RunIdentity:
+    """The identity of the run that wrote `folder`."""
+    return RunIdentity.from_json(_read_json(folder / IDENTITY_FILE), folder / IDENTITY_FILE)
+
+
+def load_optimizer(folder: Path, optimizer: AdamW, parameters: Mapping[str, Tensor]) -> None:
+    """Set AdamW's state to what `folder` holds, bit for bit.
+
+    Raises:
+        CheckpointError: the folder holds no optimizer state, or that of other parameters.
+    """
+    files = sorted(folder.glob("optimizer*.safetensors"))
+    if not files:
+        raise CheckpointError(
+            f"{folder} holds no optimizer state (it was saved with ignore_save_lr_and_optim).\n"
+            "  Set ignore_load_lr_and_optim: true to go on with fresh moments, which is not bit-exact."
+        )
+    state: dict[str, np.ndarray] = {}
+    for file in files:
+        state |= load_file(file)
+    load_optimizer_state(optimizer, parameters, state)
+
+
+def write_config(folder: Path, resolved_config: Mapping[str, Any]) -> None:
+    """Put the resolved configuration into `folder`; `erniekit train` accepts it as it is."""
+    text = yaml.safe_dump(dict(resolved_config), sort_keys=False, allow_unicode=True)
+    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+
+
+def _write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> None:
+    groups = list(_groups(tensors, _BYTES_A_FILE))
+    for number, names in enumerate(groups, start=1):
+        suffix = "" if len(groups) == 1 else f"-{number:05}-of-{len(groups):05}"
+        save_file({name: tensors[name].numpy() for name in names}, folder / f"{stem}{suffix}.safetensors")
+
+
+def _groups(tensors: Mapping[str, Tensor], limit: int) -> Iterator[list[str]]:
+    """Names in groups of at most `limit` bytes (or one larger tensor)."""
+    group: list[str] = []
+    size = 0
+    for name, tensor in tensors.items():
+        bytes_of_tensor = tensor.size * tensor.element_size()
+        if group and size + bytes_of_tensor > limit:
+            yield group
+            group, size = [], 0
+        group.append(name)
+        size += bytes_of_tensor
+    if group:
+        yield group
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); it is needed to resume") from None
+    if not isinstance(stored, dict):
+        raise CheckpointError(f"{path}: expected a JSON object")
+    return stored

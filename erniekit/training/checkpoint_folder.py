@@ -1,0 +1,243 @@
+"""Folders on disk that are either complete or not there: written aside, synced, given a manifest, renamed last.
+
+A checkpoint folder `checkpoint-{step}` counts only with a manifest that lists every file with its size and SHA-256.
+Names that start with `.writing-` and `.deleting-` are work in progress of the run that holds the lock; found without
+one, they are what a killed run left.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from erniekit.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+_WRITING, _DELETING = ".writing-", ".deleting-"
+_LOCK = ".erniekit.lock"
+
+
+def checkpoint_name(step: int) -> str:
+    return f"checkpoint-{step}"
+
+
+def step_of(folder: Path) -> int:
+    """The step in a checkpoint folder's name, -1 for other folders."""
+    match = re.fullmatch(r"checkpoint-(\d+)", folder.name)
+    return int(match.group(1)) if match else -1
+
+
+def write_folder(target: Path, write: Callable[[Path], None]) -> None:
+    """Create the folder `target` with what `write(folder)` puts into it, all or nothing, whatever happens meanwhile.
+
+    Raises:
+        CheckpointError: the disk is full or cannot be written; nothing of the folder is left, and others are untouched.
+    """
+    aside = target.with_name(_WRITING + target.name)
+    with _disk_errors(target, aside):
+        _write_aside(aside, write)
+        if target.exists():  # an incomplete folder of this name
+            remove_folder(target)
+        os.rename(aside, target)
+        _sync(target.parent)
+
+
+def write_files_into(folder: Path, write: Callable[[Path], None]) -> None:
+    """Put what `write` produces into the existing `folder`, beside what else is there, as one set with a manifest.
+
+    The files are written aside and renamed one by one. While that goes on the folder has no manifest, so a set that an
+    interruption left half old, half new cannot be taken for a complete one. Files of an earlier set that the new one
+    lacks are removed.
+
+    Raises:
+        CheckpointError: the disk is full or cannot be written.
+    """
+    aside = folder / (_WRITING + "files")
+    with _disk_errors(folder, aside):
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = _read_manifest(folder)
+        _write_aside(aside, write)
+        (folder / MANIFEST).unlink(missing_ok=True)
+        _sync(folder)
+        files = [path for path in _files(aside) if path.name != MANIFEST]
+        for path in files:
+            destination = folder / path.relative_to(aside)
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, destination)
+        for name in earlier.keys() - {path.relative_to(aside).as_posix() for path in files}:
+            (folder / name).unlink(missing_ok=True)
+        _sync(folder)
+        os.replace(aside / MANIFEST, folder / MANIFEST)
+        _sync(folder)
+        shutil.rmtree(aside)
+
+
+def problems(folder: Path, *, hashes: bool) -> list[str]:
+    """What keeps `folder` from being complete, one line each; empty when it is complete.
+
+    Args:
+        hashes: also read every file and compare its hash; otherwise only names and sizes.
+    """
+    files = _read_manifest(folder)
+    if not files:
+        return [f"{MANIFEST} is missing or unreadable"]
+    found = []
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            found.append(f"{name} is missing")
+        elif path.stat().st_size != expected["size"]:
+            found.append(f"{name} has {path.stat().st_size} bytes instead of {expected['size']}")
+        elif hashes and _sha256(path) != expected["sha256"]:
+            found.append(f"{name} does not have the content that was written (its SHA-256 differs)")
+    return found
+
+
+def checkpoint_folders(output_dir: Path) -> list[Path]:
+    """All checkpoint folders, complete or not, in the order of their steps."""
+    if not output_dir.is_dir():
+        return []
+    folders = [path for path in output_dir.iterdir() if path.is_dir() and step_of(path) >= 0]
+    return sorted(folders, key=step_of)
+
+
+def newest_complete(output_dir: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint whose files are all there with the right content, and a line for each newer one skipped."""
+    skipped: list[str] = []
+    for folder in reversed(checkpoint_folders(output_dir)):
+        found = problems(folder, hashes=True)
+        if not found:
+            return folder, skipped
+        skipped.append(f"skipped {folder}: incomplete ({'; '.join(found[:3])})")
+    return None, skipped
+
+
+def prune(output_dir: Path, limit: int | None, keep: Collection[Path]) -> list[Path]:
+    """Remove the oldest complete checkpoints until `limit` are left; those in `keep` stay and count.
+
+    Returns:
+        The removed folders.
+    """
+    if limit is None or limit <= 0:
+        return []
+    complete = [folder for folder in checkpoint_folders(output_dir) if not problems(folder, hashes=False)]
+    surplus = max(0, len(complete) - limit)
+    removed = [folder for folder in complete if folder not in keep][:surplus]
+    for folder in removed:
+        remove_folder(folder)
+    return removed
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder so that an interruption cannot leave half of it under its name."""
+    aside = folder.with_name(_DELETING + folder.name)
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(folder, aside)
+    shutil.rmtree(aside)
+
+
+def remove_leftovers(output_dir: Path) -> list[Path]:
+    """Delete what a killed run was writing or deleting. Only the holder of the lock may call this."""
+    if not output_dir.is_dir():
+        return []
+    leftovers = [path for path in output_dir.iterdir() if path.name.startswith((_WRITING, _DELETING))]
+    for path in leftovers:
+        shutil.rmtree(path)
+    return leftovers
+
+
+@contextmanager
+def locked(output_dir: Path) -> Iterator[None]:
+    """Hold `output_dir` for one run. The kernel releases the lock when the process ends, however it ends.
+
+    Raises:
+        CheckpointError: another process holds it, or the folder cannot be written.
+    """
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        file = (output_dir / _LOCK).open("a")
+    except OSError as error:
+        raise CheckpointError(f"output_dir {output_dir} cannot be written: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise CheckpointError(
+                    f"another run is writing to {output_dir}; wait for it to end, or choose another output_dir"
+                ) from None
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            # A file system without locks: two runs in one folder are then the user's to avoid.
+        yield
+
+
+@contextmanager
+def _disk_errors(target: Path, aside: Path) -> Iterator[None]:
+    """Turn a failing disk into a CheckpointError and remove the half-written folder."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk with its own exception
+        shutil.rmtree(aside, ignore_errors=True)
+        free = shutil.disk_usage(target.parent).free if target.parent.is_dir() else 0
+        raise CheckpointError(
+            f"could not write {target}: {error}\n  {free / 1e6:,.0f} MB are free there. Earlier checkpoints are as they were."
+        ) from error
+
+
+def _write_aside(aside: Path, write: Callable[[Path], None]) -> None:
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    write(aside)
+    files = {}
+    for path in _files(aside):
+        files[path.relative_to(aside).as_posix()] = {"size": path.stat().st_size, "sha256": _sha256(path)}
+        _sync(path)
+    manifest = aside / MANIFEST
+    manifest.write_text(json.dumps({"format": 1, "files": files}, indent=1), encoding="utf-8")
+    _sync(manifest)
+    for folder in {path.parent for path in _files(aside)} | {aside}:
+        _sync(folder)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    """The manifest's files, name -> size and sha256; empty when there is no readable manifest."""
+    try:
+        stored = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return {
+            name: {"size": int(entry["size"]), "sha256": entry["sha256"]} for name, entry in stored["files"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Have the kernel put a file's content, or a folder's list of names, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,25 @@
+"""Small result files: JSON written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` as JSON and rename it into place. Floats that JSON cannot hold become null."""
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.write_text(json.dumps(finite(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(aside, path)
+
+
+def finite(content: Mapping[str, Any]) -> dict[str, Any]:
+    """`content` with None in the place of NaN and infinities, which JSON does not know."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in content.items()
+    }

@@ -1,0 +1,268 @@
+"""The training loop: steps, logging, evaluation, saving, and the ways a run can end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paddle import Tensor
+from paddle.nn import Layer
+from paddle.optimizer import AdamW
+
+from erniekit.errors import TrainingError
+from erniekit.training.callbacks import notify
+from erniekit.training.checkpoint import (
+    TrainerState,
+    load_identity,
+    load_optimizer,
+    load_state,
+    save_checkpoint,
+    write_config,
+)
+from erniekit.training.checkpoint_folder import checkpoint_name, newest_complete, prune, remove_folder, write_files_into
+from erniekit.training.evaluation import EvaluationResult, evaluate
+from erniekit.training.objectives import Objective
+from erniekit.training.optimizer import trainable_parameters
+from erniekit.training.output_folder import Start
+from erniekit.training.run_identity import RunIdentity, check_identity
+from erniekit.training.schedules import Schedule, dropout_scale, learning_rate
+from erniekit.training.settings import TrainingSettings, due
+from erniekit.training.signals import StopRequest, stop_signals
+from erniekit.training.step import NotFiniteError, StepResult, SumOverRanks, single_process, train_step
+from erniekit.training.totals import Totals
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended. All figures cover the whole run, including the part before a resume."""
+
+    step: int
+    epoch: float
+    loss: float
+    figures: dict[str, float]
+    tokens: int
+    seconds: float  # in steps, without evaluation and saving
+    evaluation: EvaluationResult | None  # the last one
+    stopped_by: int | None  # the signal that ended the run early
+
+    @property
+    def exit_code(self) -> int:
+        """0, or what a shell expects of a program that a signal ended: 130 for SIGINT, 143 for SIGTERM."""
+        return 0 if self.stopped_by is None else 128 + self.stopped_by
+
+    def record(self) -> dict[str, Any]:
+        """The figures under the names they have in `train_results.json`."""
+        speed = self.tokens / self.seconds if self.seconds else 0.0
+        return {
+            "step": self.step,
+            "epoch": round(self.epoch, 4),
+            "train_loss": self.loss,
+            **{f"train_{name}": value for name, value in self.figures.items()},
+            "train_tokens": self.tokens,
+            "train_seconds": round(self.seconds, 3),
+            "train_tokens_per_second": round(speed, 1),
+        }
+
+
+@dataclass
+class Trainer:
+    """A run from its parts. Generic over model, data plan and objective; `runners/` choose them."""
+
+    model: Layer  # offers .randomness.set(step=, micro_batch=, dropout_scale=)
+    parameters: Mapping[str, Tensor]  # by Hugging Face name
+    optimizer: AdamW
+    schedule: Schedule
+    plan: Any  # data.plan.StepPlan: micro_batches(step), epoch_of(step)
+    objective: Objective
+    settings: TrainingSettings
+    identity: RunIdentity
+    resolved_config: Mapping[str, Any]
+    write_model: Callable[[Path], None]  # puts model and tokenizer files into a folder
+    evaluation_plan: Any = None
+    callbacks: Sequence[object] = ()
+    describe_sample: Callable[[int], str] = str  # dataset index -> "file.jsonl:17"
+    sum_over_ranks: SumOverRanks = single_process
+    say: Callable[[str], None] = print
+    state: TrainerState = field(default_factory=TrainerState, init=False)
+    last_evaluation: EvaluationResult | None = field(default=None, init=False)
+
+    def fit(self, start: Start) -> TrainResult:
+        """Train to the last step and save the final model into `output_dir`.
+
+        `model` must already have the weights of `start.checkpoint`. Afterwards either the run is finished, or a signal
+        ended it (`TrainResult.stopped_by`) and the newest checkpoint is where it stopped.
+
+        Raises:
+            CheckpointError: the checkpoint does not fit this run, or the disk is full.
+            TrainingError: loss or gradient is not finite.
+        """
+        self._begin(start)
+        try:
+            with stop_signals(self.say) as request:
+                notify(self.callbacks, "on_train_begin", self.state.step, self.settings.total_steps)
+                self.model.train()
+                while self.state.step < self.settings.total_steps and request.signal is None:
+                    self._finish_step(self._step(), request)
+                if request.signal is None:
+                    self._save_final_model()
+            result = self._result(request)
+            if request.signal is None:
+                notify(self.callbacks, "on_train_end", result)
+            return result
+        finally:
+            notify(self.callbacks, "close")
+
+    def evaluate(self) -> EvaluationResult:
+        """Evaluate now, report it, and leave training as it was."""
+        settings = self.settings
+        result = evaluate(
+            self.model,
+            self.evaluation_plan,
+            self.objective,
+            max_batches=settings.max_evaluate_steps,
+            describe_sample=self.describe_sample,
+        )
+        self.last_evaluation = result
+        place = {"step": self.state.step, "epoch": round(self.state.epoch, 4)}
+        notify(self.callbacks, "on_evaluate", place | result.record())
+        return result
+
+    def _begin(self, start: Start) -> None:
+        if start.checkpoint is not None:
+            for warning in check_identity(load_identity(start.checkpoint), self.identity, start.checkpoint):
+                self.say(f"warning: {warning}")
+            self.state = load_state(start.checkpoint)
+            if self.settings.ignore_load_lr_and_optim:
+                self.say("ignore_load_lr_and_optim: AdamW starts with fresh moments, which is not bit-exact")
+            else:
+                load_optimizer(start.checkpoint, self.optimizer, self.parameters)
+            if self.state.step >= self.settings.total_steps:
+                self.say(
+                    f"the checkpoint is at step {self.state.step} of {self.settings.total_steps}: nothing to train"
+                )
+        for folder in start.superseded:
+            self.say(f"overwrite_output_dir: removing {folder}")
+            remove_folder(folder)
+        write_config(self.settings.output_dir, self.resolved_config)
+
+    def _step(self) -> StepResult:
+        step = self.state.step
+        batches = self.plan.micro_batches(step)
+        try:
+            result = train_step(
+                self.model,
+                list(trainable_parameters(self.parameters).values()),
+                self.optimizer,
+                self.objective,
+                batches,
+                step=step,
+                learning_rate=learning_rate(step, self.schedule),
+                dropout_scale=dropout_scale(step, self.settings.dropout_warmup_steps),
+                max_grad_norm=self.settings.max_grad_norm,
+                release_grads=self.settings.release_grads,
+                sum_over_ranks=self.sum_over_ranks,
+            )
+        except NotFiniteError as error:
+            raise self._not_finite(error, batches) from None
+        if not result.updated:
+            self.say(f"step {step + 1}: skipped, its batches hold no {self.objective.unit}")
+        return result
+
+    def _finish_step(self, result: StepResult, request: StopRequest) -> None:
+        settings, state = self.settings, self.state
+        state.step += 1
+        earlier_epoch, state.epoch = state.epoch, self.plan.epoch_of(state.step)
+        state.since_log.add(result.totals)
+        state.whole_run.add(result.totals)
+        epoch_ended = math.floor(state.epoch) > math.floor(earlier_epoch)
+        finished = state.step == settings.total_steps
+        notify(self.callbacks, "on_step", self._record(result.totals, result))
+        if due(settings.logging_strategy, settings.logging_steps, state.step, epoch_ended=epoch_ended, last=finished):
+            notify(self.callbacks, "on_log", self._record(state.since_log, result))
+            state.since_log = Totals()
+        evaluated = None
+        if self.evaluation_plan is not None and due(
+            settings.evaluation_strategy, settings.eval_steps, state.step, epoch_ended=epoch_ended, last=finished
+        ):
+            evaluated = self.evaluate()
+        stopping = finished or request.signal is not None
+        if due(settings.save_strategy, settings.save_steps, state.step, epoch_ended=epoch_ended, last=stopping):
+            self._save(evaluated)
+        if request.signal is not None:
+            self._say_how_to_resume()
+
+    def _record(self, totals: Totals, latest: StepResult) -> dict[str, Any]:
+        return {
+            "step": self.state.step,
+            "epoch": round(self.state.epoch, 4),
+            "loss": totals.loss,
+            "learning_rate": latest.learning_rate,
+            "grad_norm": latest.grad_norm,
+            **totals.figures,
+            "tokens_per_second": round(totals.tokens_per_second, 1),
+        }
+
+    def _save(self, evaluated: EvaluationResult | None) -> None:
+        settings, state = self.settings, self.state
+        if evaluated and (state.best_eval_loss is None or evaluated.loss < state.best_eval_loss):
+            state.best_step, state.best_eval_loss = state.step, evaluated.loss
+        folder = save_checkpoint(
+            settings.output_dir,
+            state,
+            identity=self.identity,
+            resolved_config=self.resolved_config,
+            write_model=self.write_model,
+            optimizer=None if settings.ignore_save_lr_and_optim else self.optimizer,
+            parameters=self.parameters,
+        )
+        keep = {folder}
+        if state.best_step is not None:
+            keep.add(settings.output_dir / checkpoint_name(state.best_step))
+        prune(settings.output_dir, settings.save_total_limit, keep)
+        notify(self.callbacks, "on_save", folder)
+
+    def _save_final_model(self) -> None:
+        def write(folder: Path) -> None:
+            self.write_model(folder)
+            write_config(folder, self.resolved_config)
+
+        write_files_into(self.settings.output_dir, write)
+        self.say(f"saved the model to {self.settings.output_dir}")
+
+    def _say_how_to_resume(self) -> None:
+        if self.settings.save_strategy == "no":
+            self.say(f"stopped after step {self.state.step}; nothing was saved, because save_strategy is no")
+        else:
+            self.say(f"stopped after step {self.state.step}; continue with resume_from_checkpoint=true")
+
+    def _not_finite(self, error: NotFiniteError, batches: Sequence[Any]) -> TrainingError:
+        lines = [f"step {self.state.step + 1}: {error.what} is not finite; the model was not updated with it."]
+        for index in error.micro_batches:
+            samples = [self.describe_sample(sample) for row in batches[index].samples for sample in row]
+            more = f" and {len(samples) - 20} more" if len(samples) > 20 else ""
+            lines.append(f"  micro-batch {index}: {', '.join(samples[:20])}{more}")
+        newest, _ = newest_complete(self.settings.output_dir)
+        if newest is None:
+            lines.append("  No checkpoint was saved. A lower learning_rate, warmup_steps or max_grad_norm may help.")
+        else:
+            lines.append(
+                f"  The last good checkpoint is {newest}: resume from it with a lower learning_rate, more warmup_steps "
+                "or a lower max_grad_norm, or start from its weights without these samples (init_from_checkpoint)."
+            )
+        return TrainingError("\n".join(lines))
+
+    def _result(self, request: StopRequest) -> TrainResult:
+        whole = self.state.whole_run
+        return TrainResult(
+            step=self.state.step,
+            epoch=self.state.epoch,
+            loss=whole.loss,
+            figures=whole.figures,
+            tokens=whole.tokens,
+            seconds=whole.seconds,
+            evaluation=self.last_evaluation,
+            stopped_by=request.signal,
+        )

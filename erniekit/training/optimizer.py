@@ -1,0 +1,120 @@
+"""AdamW as the project uses it: which parameters decay, how fast each layer learns, and its state as named arrays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+from paddle import Tensor
+from paddle.optimizer import AdamW
+
+from erniekit.errors import CheckpointError
+
+# Paddle's names of what AdamW remembers about a parameter: two moments, and the powers of the betas, shape [1].
+STATE_KINDS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW's constants. The learning rate is set before every update from the schedule."""
+
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    layerwise_lr_decay_bound: float = 1.0
+    num_layers: int = 0  # only read when the bound is below 1
+
+
+def build_optimizer(parameters: Mapping[str, Tensor], settings: OptimizerSettings) -> AdamW:
+    """AdamW over the trainable ones of `parameters` (structured name -> parameter).
+
+    Matrices decay; norms and biases (tensors with one dimension) do not. With a layerwise bound below 1, the learning
+    rate of every parameter is multiplied by `layer_multiplier`. The state is created here rather than at the first
+    update, so that it can be saved and loaded at any time, and memory runs out at the start if at all.
+    """
+    trainable = trainable_parameters(parameters)
+    for name, parameter in trainable.items():
+        depth = layer_depth(name, settings.num_layers)
+        multiplier = layer_multiplier(depth, settings.num_layers, settings.layerwise_lr_decay_bound)
+        parameter.optimize_attr["learning_rate"] = multiplier
+    decaying = {parameter.name for parameter in trainable.values() if parameter.ndim > 1}
+    optimizer = AdamW(
+        learning_rate=0.0,
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        epsilon=settings.epsilon,
+        weight_decay=settings.weight_decay,
+        apply_decay_param_fun=decaying.__contains__,
+        parameters=list(trainable.values()),
+    )
+    block = paddle.base.framework.default_main_program().global_block()
+    optimizer._create_accumulators(block, list(trainable.values()))
+    return optimizer
+
+
+def trainable_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters that receive gradients, in the given order."""
+    return {name: parameter for name, parameter in parameters.items() if not parameter.stop_gradient}
+
+
+def describe_decay(parameters: Mapping[str, Tensor], weight_decay: float) -> str:
+    """One line saying what decays and what does not, for the start of a run."""
+    trainable = trainable_parameters(parameters).values()
+    matrices = [parameter.size for parameter in trainable if parameter.ndim > 1]
+    vectors = [parameter.size for parameter in trainable if parameter.ndim <= 1]
+    return (
+        f"AdamW: weight decay {weight_decay:g} on {len(matrices)} matrices ({sum(matrices):,} values); "
+        f"none on {len(vectors)} norms and biases ({sum(vectors):,} values)"
+    )
+
+
+def layer_depth(name: str, num_layers: int) -> int:
+    """The depth d of a parameter by its Hugging Face name: embedding 0, layer i (counted from 1) i, the rest L + 2."""
+    layer = re.search(r"\blayers\.(\d+)\.", name)
+    if layer:
+        return int(layer.group(1)) + 1
+    return 0 if "embed_tokens" in name else num_layers + 2
+
+
+def layer_multiplier(depth: int, num_layers: int, bound: float) -> float:
+    """The factor on the learning rate at depth d: b + (1 - b) * d / (L + 2); 1 everywhere when b is 1."""
+    return bound + (1.0 - bound) * depth / (num_layers + 2)
+
+
+def optimizer_state(optimizer: AdamW, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What AdamW remembers, as `<parameter name>/<kind>` -> tensor. The tensors are AdamW's own, not copies.
+
+    Paddle's `state_dict` is not used: its keys are counters of the process (`linear_0.w_0_moment1_0`), which mean
+    another parameter, or none, in the process that resumes.
+    """
+    return {
+        f"{name}/{kind}": optimizer._accumulators[kind][parameter.name]
+        for name, parameter in trainable_parameters(parameters).items()
+        for kind in STATE_KINDS
+    }
+
+
+def load_optimizer_state(optimizer: AdamW, parameters: Mapping[str, Tensor], state: Mapping[str, np.ndarray]) -> None:
+    """Set what AdamW remembers, bit for bit.
+
+    Raises:
+        CheckpointError: the names or shapes are not those of this optimizer.
+    """
+    own = optimizer_state(optimizer, parameters)
+    missing, surplus = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing or surplus:
+        raise CheckpointError(
+            "the optimizer state belongs to another set of trainable parameters: "
+            f"{len(missing)} missing (for example {missing[:2]}), {len(surplus)} unknown (for example {surplus[:2]}).\n"
+            "  Resume with the configuration that wrote it, or set ignore_load_lr_and_optim: true for a fresh AdamW."
+        )
+    for name, tensor in own.items():
+        if list(state[name].shape) != list(tensor.shape):
+            raise CheckpointError(
+                f"optimizer state {name}: expected shape {list(tensor.shape)}, got {list(state[name].shape)}"
+            )
+        tensor.set_value(state[name])

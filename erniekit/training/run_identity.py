@@ -1,0 +1,63 @@
+"""What must stay the same for a resumed run to continue the interrupted one, and what is said when it did not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from erniekit.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """Seed, data and batches decide which samples step k sees; the rest decides the last bits."""
+
+    seed: int
+    data_fingerprint: str
+    batches: Mapping[str, Any]  # parameter name -> value, of every parameter that shapes the batches
+    cpu_settings: Mapping[str, str]
+    versions: Mapping[str, str]  # package -> version
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any], path: Path) -> RunIdentity:
+        try:
+            return cls(**stored)
+        except TypeError as error:
+            raise CheckpointError(f"{path}: not an identity of this version ({error})") from None
+
+
+def check_identity(stored: RunIdentity, own: RunIdentity, folder: Path) -> list[str]:
+    """Compare the run that wrote `folder` with the one that resumes from it.
+
+    Returns:
+        Warnings: differences that change rounding only.
+
+    Raises:
+        CheckpointError: the samples of the remaining steps would not be those of the interrupted run.
+    """
+    differences = [] if stored.seed == own.seed else [f"seed was {stored.seed}, is {own.seed}"]
+    if stored.data_fingerprint != own.data_fingerprint:
+        differences.append(
+            "the training data, the tokenizer or the chat template changed "
+            f"(fingerprint was {stored.data_fingerprint}, is {own.data_fingerprint})"
+        )
+    differences += _changed(stored.batches, own.batches)
+    if differences:
+        raise CheckpointError(
+            f"cannot resume from {folder}: the remaining steps would train on other samples.\n"
+            + "".join(f"  - {difference}\n" for difference in differences)
+            + "  Put the old values back, or start a new run from its weights: set "
+            f"init_from_checkpoint: {folder} instead of resume_from_checkpoint, with another output_dir."
+        )
+    changed = _changed(stored.cpu_settings, own.cpu_settings) + _changed(stored.versions, own.versions)
+    return [f"resuming is not bit-exact: {change}" for change in changed]
+
+
+def _changed(stored: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    names = [name for name in {**stored, **own} if stored.get(name) != own.get(name)]
+    return [f"{name} was {stored.get(name)}, is {own.get(name)}" for name in names]

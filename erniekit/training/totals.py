@@ -1,0 +1,46 @@
+"""Running sums of what training and evaluation report. Sums only: nothing grows with the number of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Totals:
+    """Sums over some steps or batches; every mean is taken over `units`, never over batches of unequal size."""
+
+    loss_sum: float = 0.0
+    units: float = 0.0  # target tokens (pairs for DPO)
+    sums: dict[str, float] = field(default_factory=dict)
+    tokens: int = 0  # tokens read, without padding
+    seconds: float = 0.0
+
+    def add(self, other: Totals) -> None:
+        self.loss_sum += other.loss_sum
+        self.units += other.units
+        self.tokens += other.tokens
+        self.seconds += other.seconds
+        for name, value in other.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    @property
+    def loss(self) -> float:
+        return self.loss_sum / self.units if self.units else 0.0
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The further figures of the objective, per unit."""
+        return {name: value / self.units if self.units else 0.0 for name, value in self.sums.items()}
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Totals:
+        return cls(**stored)

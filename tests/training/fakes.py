@@ -1,0 +1,169 @@
+"""A model and a data plan small enough for hundreds of steps a second, with the interfaces of the real ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from safetensors.numpy import load_file, save_file
+
+from erniekit.training.loop import Trainer
+from erniekit.training.objectives import MicroLoss, Objective
+from erniekit.training.optimizer import OptimizerSettings, build_optimizer
+from erniekit.training.run_identity import RunIdentity
+from erniekit.training.schedules import Schedule
+from erniekit.training.settings import TrainingSettings
+
+VOCABULARY, HIDDEN, PADDING = 17, 8, -100
+
+
+@dataclass(frozen=True)
+class FakeBatch:
+    input_ids: np.ndarray
+    labels: np.ndarray
+    samples: tuple[tuple[int, ...], ...]
+
+    @property
+    def target_count(self) -> int:
+        return int((self.labels != PADDING).sum())
+
+    @property
+    def token_count(self) -> int:
+        return int(self.input_ids.size)
+
+
+class FakePlan:
+    """Sequences of different lengths; a step takes `batch_size * accumulation` of them in a seeded order."""
+
+    def __init__(self, samples: int = 12, *, batch_size: int = 2, accumulation: int = 2, seed: int = 1) -> None:
+        generator = np.random.default_rng(7)
+        self.sequences = [generator.integers(0, VOCABULARY, generator.integers(3, 9)) for _ in range(samples)]
+        self.trained_from = [int(generator.integers(1, 3)) for _ in range(samples)]
+        self.batch_size, self.accumulation, self.seed = batch_size, accumulation, seed
+
+    def steps_in_epoch(self, epoch: int) -> int:
+        return len(self.sequences) // (self.batch_size * self.accumulation)
+
+    def epoch_of(self, step: int) -> float:
+        return step / self.steps_in_epoch(0)
+
+    def micro_batches(self, step: int) -> list[FakeBatch]:
+        epoch, place = divmod(step, self.steps_in_epoch(0))
+        order = np.random.default_rng((self.seed, epoch)).permutation(len(self.sequences))
+        size = self.batch_size * self.accumulation
+        chosen = order[place * size : (place + 1) * size]
+        return [self.batch(part) for part in np.split(chosen, self.accumulation)]
+
+    def batch(self, indices: np.ndarray) -> FakeBatch:
+        width = max(len(self.sequences[i]) for i in indices) - 1
+        inputs = np.zeros((len(indices), width), dtype=np.int64)
+        labels = np.full((len(indices), width), PADDING, dtype=np.int64)
+        for row, i in enumerate(indices):
+            sequence, start = self.sequences[i], self.trained_from[i]
+            inputs[row, : len(sequence) - 1] = sequence[:-1]
+            labels[row, start - 1 : len(sequence) - 1] = sequence[start:]
+        return FakeBatch(inputs, labels, tuple((int(i),) for i in indices))
+
+
+class Randomness:
+    """Seeds every draw from (seed, step, micro-batch), like the decoder's."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.step, self.micro_batch, self.dropout_scale = seed, 0, 0, 1.0
+
+    def set(self, *, step: int, micro_batch: int, dropout_scale: float) -> None:
+        self.step, self.micro_batch, self.dropout_scale = step, micro_batch, dropout_scale
+
+    def keep(self, shape: list[int], probability: float) -> paddle.Tensor:
+        generator = np.random.default_rng((self.seed, self.step, self.micro_batch))
+        return paddle.to_tensor((generator.random(shape) >= probability * self.dropout_scale).astype(np.float32))
+
+
+class FakeModel(paddle.nn.Layer):
+    """Embedding, one hidden layer with a norm, and a head. Parameters have Hugging Face like names."""
+
+    def __init__(self, *, seed: int = 3, dropout: float = 0.0) -> None:
+        super().__init__()
+        generator = np.random.default_rng(seed)
+        self.shapes = {
+            "model.embed_tokens.weight": [VOCABULARY, HIDDEN],
+            "model.layers.0.mlp.weight": [HIDDEN, HIDDEN],
+            "model.layers.0.mlp.bias": [HIDDEN],
+            "model.norm.weight": [HIDDEN],
+            "lm_head.weight": [HIDDEN, VOCABULARY],
+        }
+        self.named: dict[str, paddle.Tensor] = {}
+        for name, shape in self.shapes.items():
+            parameter = self.create_parameter(shape)
+            parameter.set_value((generator.standard_normal(shape) * 0.5).astype(np.float32))
+            self.add_parameter(name.replace(".", "_"), parameter)
+            self.named[name] = parameter
+        self.dropout = dropout
+        self.randomness = Randomness(seed)
+
+    def forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
+        weight = self.named
+        hidden = F.embedding(input_ids, weight["model.embed_tokens.weight"])
+        hidden = F.silu(F.linear(hidden, weight["model.layers.0.mlp.weight"], weight["model.layers.0.mlp.bias"]))
+        if self.training and self.dropout:
+            hidden = hidden * self.randomness.keep(hidden.shape, self.dropout)
+        scale = paddle.rsqrt((hidden * hidden).mean(-1, keepdim=True) + 1e-6)
+        return F.linear(hidden * scale * weight["model.norm.weight"], weight["lm_head.weight"])
+
+    def save(self, folder: Path) -> None:
+        save_file({name: tensor.numpy() for name, tensor in self.named.items()}, folder / "model.safetensors")
+
+    def load(self, folder: Path) -> None:
+        for name, array in load_file(folder / "model.safetensors").items():
+            self.named[name].set_value(array)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {name: tensor.numpy() for name, tensor in self.named.items()}
+
+
+def fake_loss(model: FakeModel, batch: FakeBatch) -> MicroLoss:
+    logits = model(paddle.to_tensor(batch.input_ids)).reshape([-1, VOCABULARY])
+    labels = paddle.to_tensor(batch.labels).reshape([-1])
+    loss = F.cross_entropy(logits, labels, reduction="sum", ignore_index=PADDING)
+    correct = ((logits.argmax(-1) == labels) & (labels != PADDING)).astype("float32").sum()
+    return MicroLoss(loss, {"token_accuracy": correct})
+
+
+FAKE_OBJECTIVE = Objective(fake_loss, lambda batch: batch.target_count, "target tokens", perplexity=True)
+
+
+def identity(**changes: Any) -> RunIdentity:
+    values: dict[str, Any] = {
+        "seed": 1,
+        "data_fingerprint": "abc",
+        "batches": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+        "cpu_settings": {"MKL_DEBUG_CPU_TYPE": "7"},
+        "versions": {"paddle": "3.3.1"},
+    }
+    return RunIdentity(**(values | changes))
+
+
+def fake_trainer(output_dir: Path, *, total_steps: int = 9, dropout: float = 0.3, **changes: Any) -> Trainer:
+    """A trainer over the fakes. `changes` are fields of TrainingSettings, or else of Trainer."""
+    settings = {name: changes.pop(name) for name in TrainingSettings.__dataclass_fields__ if name in changes}
+    output_dir.mkdir(parents=True, exist_ok=True)
+    model = changes.pop("model", None) or FakeModel(dropout=dropout)
+    parts: dict[str, Any] = {
+        "model": model,
+        "parameters": model.named,
+        "optimizer": build_optimizer(model.named, OptimizerSettings(weight_decay=0.1)),
+        "schedule": Schedule("cosine", peak=0.05, total_steps=total_steps, warmup_steps=2),
+        "plan": FakePlan(),
+        "objective": FAKE_OBJECTIVE,
+        "identity": identity(),
+        "resolved_config": {"learning_rate": 0.05},
+        "write_model": model.save,
+        "say": lambda line: None,
+    }
+    return Trainer(
+        **(parts | changes), settings=TrainingSettings(output_dir=output_dir, total_steps=total_steps, **settings)
+    )
