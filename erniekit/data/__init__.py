@@ -1,0 +1,1 @@
+"""file -> record -> conversation -> tokens -> packs -> batches. NumPy only; knows nothing of models."""

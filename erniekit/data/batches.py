@@ -1,0 +1,69 @@
+"""Packs to the arrays that a model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from erniekit.data.template import IGNORED, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch of B rows, each a pack of documents, padded to the longest row (S positions).
+
+    Attributes:
+        input_ids: int64[B, S].
+        position_ids: int64[B, S], from 0 in each document; 0 in the padding.
+        labels: int64[B, S], already shifted; -100 where nothing is trained.
+        startend_row_indices: int32[B, 1, S, 1], FlashMask's causal form: for each key column the first query row that
+            may not see it, the end of its document. The columns of the padding hold its start: nothing sees them, and
+            its rows see nothing.
+        samples: dataset indices of the documents in each row; an empty row holds padding only.
+        token_count: positions without padding.
+        target_count: positions with a label.
+    """
+
+    input_ids: np.ndarray
+    position_ids: np.ndarray
+    labels: np.ndarray
+    startend_row_indices: np.ndarray
+    samples: tuple[tuple[int, ...], ...]
+    token_count: int
+    target_count: int
+
+
+def collate(rows: Sequence[Sequence[Sample]], indices: Sequence[Sequence[int]], pad_id: int) -> Batch:
+    """Lay the documents of each row end to end.
+
+    Args:
+        rows: the documents of each row; a row may be empty, then it is padding.
+        indices: their dataset indices, for messages.
+    """
+    lengths = [[len(sample.input_ids) for sample in row] for row in rows]
+    shape = (len(rows), max(1, *(sum(row) for row in lengths)))
+    input_ids = np.full(shape, pad_id, np.int64)
+    position_ids = np.zeros(shape, np.int64)
+    labels = np.full(shape, IGNORED, np.int64)
+    document_ends = np.zeros(shape, np.int32)
+    for number, row in enumerate(rows):
+        start = 0
+        for sample in row:
+            end = start + len(sample.input_ids)
+            input_ids[number, start:end] = sample.input_ids
+            labels[number, start:end] = sample.labels
+            position_ids[number, start:end] = np.arange(end - start)
+            document_ends[number, start:end] = end
+            start = end
+        document_ends[number, start:] = start
+    return Batch(
+        input_ids=input_ids,
+        position_ids=position_ids,
+        labels=labels,
+        startend_row_indices=document_ends[:, None, :, None],
+        samples=tuple(tuple(int(index) for index in row) for row in indices),
+        token_count=sum(map(sum, lengths)),
+        target_count=int(np.count_nonzero(labels != IGNORED)),
+    )

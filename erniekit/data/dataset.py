@@ -1,0 +1,171 @@
+"""The tokenised samples of all sources, read from the cache on disk and built there on first use."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from erniekit.data.problems import ProblemList, RecordProblem
+from erniekit.data.report import DatasetReport, SourceReport, length_percentiles
+from erniekit.data.sources import Source, check_probabilities
+from erniekit.data.template import IGNORED, Sample, Template
+from erniekit.data.token_cache import FORMAT_VERSION, TokenArrays, TokenWriter, open_or_build
+from erniekit.data.tokenise import Counts, Settings, tokenise
+from erniekit.data.tokenizer import Tokenizer
+from erniekit.errors import DataError
+
+
+class Dataset:
+    """All samples of all sources, numbered through in the order of the sources.
+
+    Only offsets are in memory (about 20 bytes a sample); tokens are mapped from disk.
+
+    Attributes:
+        sources: as given, those of probability 0 included (they hold no samples).
+        lengths: int32[n], positions of each sample.
+        source_of: int16[n], index into `sources`.
+        report: counts of every source.
+    """
+
+    def __init__(self, sources: Sequence[Source], arrays: Sequence[TokenArrays], pad_id: int) -> None:
+        self.sources = tuple(sources)
+        self.pad_id = pad_id
+        self._arrays = tuple(arrays)
+        counts = [len(part.lines) for part in arrays]
+        self._first = [0, *np.cumsum(counts).tolist()]  # first sample of each source
+        self.lengths = np.concatenate([np.diff(part.offsets).astype(np.int32) for part in arrays])
+        self.source_of = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
+
+    def __len__(self) -> int:
+        return self._first[-1]
+
+    @property
+    def probabilities(self) -> list[float]:
+        return [source.probability for source in self.sources]
+
+    def sample(self, index: int) -> Sample:
+        """The tokens and labels of a sample: views of the mapped files, not copies."""
+        part, own = self._place(index)
+        start, end = int(part.offsets[own]), int(part.offsets[own + 1])
+        return Sample(part.input_ids[start:end], part.labels[start:end])
+
+    def location(self, index: int) -> str:
+        """Where a sample comes from, as "file.jsonl:17"."""
+        part, own = self._place(index)
+        return f"{self.sources[self.source_of[index]].path}:{part.lines[own]}"
+
+    @cached_property
+    def report(self) -> DatasetReport:
+        total = sum(self.probabilities)
+        return DatasetReport(
+            tuple(
+                SourceReport(
+                    path=str(source.path),
+                    kind=source.kind,
+                    probability=source.probability / total,
+                    **part.facts,
+                    samples=len(part.lines),
+                    tokens=int(part.offsets[-1]),
+                    lengths=length_percentiles(np.diff(part.offsets)),
+                )
+                for source, part in zip(self.sources, self._arrays, strict=True)
+            )
+        )
+
+    def _place(self, index: int) -> tuple[TokenArrays, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        source = bisect_right(self._first, index) - 1
+        return self._arrays[source], index - self._first[source]
+
+
+def open_dataset(
+    sources: Sequence[Source],
+    tokenizer: Tokenizer,
+    template: Template | None,
+    *,
+    max_seq_len: int,
+    over_length: str = "drop",
+    cache_dir: str | Path,
+) -> Dataset:
+    """Open the tokenised samples of all sources; what is not in the cache is tokenised now, one block at a time.
+
+    Args:
+        template: renders dialogues; may be None where all sources are of kind `text`.
+        max_seq_len: the longest sample, in positions.
+        over_length: what happens to longer dialogues: "drop" them, "truncate_turns" (oldest first; a dialogue whose
+            last exchange is still too long is dropped), or "error". Plain texts are split in any case.
+        cache_dir: a source's tokens lie in a folder here that is named by the file's content, its kind, the tokenizer,
+            the template, max_seq_len and over_length.
+
+    Raises:
+        DataError: any malformed record in any source (the first 20 are shown, all are counted), probabilities that
+            cannot be used, no sample left to train on, or a cache folder that cannot be written.
+    """
+    check_probabilities([source.probability for source in sources])
+    settings = Settings(tokenizer, template, max_seq_len, over_length)
+    problems = ProblemList()
+    arrays = []
+    for source in sources:
+        if source.probability == 0:
+            arrays.append(_no_samples())
+            continue
+        try:
+            key = _cache_key(source, settings)
+        except OSError as error:
+            reason = "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error))
+            problems.add(RecordProblem(str(source.path), 0, "file", "a readable file", reason))
+            continue
+        try:
+            arrays.append(open_or_build(Path(cache_dir) / key, _builder(source, settings, problems)))
+        except _SourceRejectedError:
+            continue
+    problems.raise_if_any()
+    dataset = Dataset(sources, arrays, tokenizer.pad_id)
+    for report in dataset.report.sources:
+        if report.probability and not report.samples:
+            raise DataError(
+                f"{report.path}: none of its {report.read:,} records fits max_seq_len {max_seq_len:,}; "
+                "raise max_seq_len, or remove the file"
+            )
+    return dataset
+
+
+class _SourceRejectedError(Exception):
+    """A source has problems: its half-built cache is thrown away, and the other sources are still read."""
+
+
+def _builder(source: Source, settings: Settings, problems: ProblemList) -> Callable[[TokenWriter], dict[str, int]]:
+    def build(writer: TokenWriter) -> dict[str, int]:
+        before = problems.total
+        counts, targets = Counts(), 0
+        for samples, lines in tokenise(source, settings, counts, problems):
+            if problems.total == before:  # after the first problem the file is read only to find the others
+                writer.append(samples, lines)
+                targets += sum(int(np.count_nonzero(sample.labels != IGNORED)) for sample in samples)
+        if problems.total > before:
+            raise _SourceRejectedError
+        return {**asdict(counts), "targets": targets}
+
+    return build
+
+
+def _cache_key(source: Source, settings: Settings) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with open(source.path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    digest.update(repr((FORMAT_VERSION, source.kind, *settings.key)).encode())
+    return digest.hexdigest()
+
+
+def _no_samples() -> TokenArrays:
+    tokens = np.empty(0, np.int32)
+    facts = {**asdict(Counts()), "targets": 0}
+    return TokenArrays(tokens, tokens, np.zeros(1, np.int64), tokens, facts)

@@ -1,0 +1,193 @@
+"""JSON values with the line they start on, from files of one value a line and from files that are one array.
+
+Both are streamed: at no time is more than one record (and one read block) in memory. Only an array that is broken
+somewhere is read to its end from there, because an unfinished value cannot be told from a broken one before that.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from erniekit.data.problems import RecordProblem, shorten
+
+BLOCK_BYTES = 1 << 20
+_SPACE = re.compile(r"[ \t\r\n]*")
+_WIDE_ENCODINGS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+    b"\x1f\x8b": "gzip",
+}
+
+
+def read_json_values(path: str | Path) -> Iterator[tuple[int, object] | RecordProblem]:
+    """Yield (line, value) for every JSON value of a file, and a problem for every part that cannot be read.
+
+    A file whose first character is `[` is read as one array, any other as one value a line (blank lines are skipped).
+    Lines count from 1. The text must be UTF-8, with or without a byte order mark.
+    """
+    name = str(path)
+    try:
+        with open(path, "rb") as file:
+            head = file.read(4)
+            for mark, encoding in _WIDE_ENCODINGS.items():
+                if head.startswith(mark):
+                    yield RecordProblem(name, 0, "encoding", "UTF-8", f"{encoding} (convert the file first)")
+                    return
+            start = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
+            file.seek(start)
+            first = _first_character(file)
+            file.seek(start)
+            if not first:
+                yield RecordProblem(name, 0, "file", "at least one record", "an empty file")
+            elif first == b"[":
+                yield from _array_values(name, file, start)
+            else:
+                yield from _line_values(name, file, start)
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error))
+        yield RecordProblem(name, 0, "file", "a readable file", reason)
+
+
+def _first_character(file: BinaryIO) -> bytes:
+    while block := file.read(4096):
+        if stripped := block.lstrip(b" \t\r\n"):
+            return stripped[:1]
+    return b""
+
+
+def _line_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, object] | RecordProblem]:
+    for number, raw in enumerate(file, start=1):
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            yield _encoding_problem(name, number, raw, offset, error)
+        else:
+            if text.strip():
+                try:
+                    yield number, json.loads(text)
+                except json.JSONDecodeError as error:
+                    yield _json_problem(name, number, text, error)
+                except RecursionError:
+                    yield RecordProblem(name, number, "JSON", "a record", "brackets nested too deeply")
+        offset += len(raw)
+
+
+def _array_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, object] | RecordProblem]:
+    window = _TextWindow(name, file, offset)
+    decoder = json.JSONDecoder()
+    try:
+        window.skip_space()
+        window.advance(1)  # "["
+        window.skip_space()
+        if window.peek() == "]":
+            yield RecordProblem(name, 0, "file", "at least one record", "an empty array")
+            return
+        while True:
+            line = window.line
+            try:
+                value, length = window.decode_value(decoder)
+            except json.JSONDecodeError as error:
+                yield _json_problem(name, line + error.lineno - 1, window.text[window.position :], error)
+                return
+            except RecursionError:
+                yield RecordProblem(name, line, "JSON", "a record", "brackets nested too deeply")
+                return
+            window.advance(length)
+            yield line, value
+            window.skip_space()
+            mark = window.peek()
+            if mark not in {",", "]"}:
+                got = shorten(mark) if mark else "the end of the file (truncated?)"
+                yield RecordProblem(name, window.line, "JSON", "',' or ']' after a record of the array", got)
+                return
+            window.advance(1)
+            window.skip_space()
+            if mark == "]":
+                if rest := window.peek():
+                    yield RecordProblem(name, window.line, "JSON", "nothing after the array", shorten(rest))
+                return
+    except _NotUtf8Error as error:
+        yield error.problem
+
+
+class _NotUtf8Error(Exception):
+    def __init__(self, problem: RecordProblem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+class _TextWindow:
+    """A moving window over a UTF-8 file that knows the line it stands on."""
+
+    def __init__(self, name: str, file: BinaryIO, offset: int) -> None:
+        self.name, self.file, self.offset = name, file, offset
+        self.text, self.position, self.line = "", 0, 1
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._ended = False
+
+    def more(self, size: int = BLOCK_BYTES) -> bool:
+        """Read on; false at the end of the file."""
+        if self._ended:
+            return False
+        block = self.file.read(size)
+        pending = len(self._decoder.getstate()[0])
+        try:
+            text = self._decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            line = self.line + self.text.count("\n", self.position)
+            start = self.offset - pending
+            line += error.object[: error.start].count(b"\n")
+            raise _NotUtf8Error(_encoding_problem(self.name, line, error.object, start, error)) from None
+        self.offset += len(block)
+        self._ended = not block
+        self.text = self.text[self.position :] + text
+        self.position = 0
+        return not self._ended
+
+    def decode_value(self, decoder: json.JSONDecoder) -> tuple[object, int]:
+        """The value that starts here and its length in characters, reading on until it is complete."""
+        size = BLOCK_BYTES
+        while True:
+            try:
+                value, end = decoder.raw_decode(self.text, self.position)
+                length, at_edge = end - self.position, end == len(self.text)
+                # a number may go on in the next block; everything else ends with its own last character
+                if not at_edge or not self.more(size):
+                    return value, length
+            except json.JSONDecodeError:
+                if not self.more(size):
+                    raise
+            size *= 2  # a long record is parsed again each time, so read twice as much
+
+    def advance(self, count: int) -> None:
+        self.line += self.text.count("\n", self.position, self.position + count)
+        self.position += count
+
+    def skip_space(self) -> None:
+        while True:
+            match = _SPACE.match(self.text, self.position)
+            assert match is not None
+            self.advance(match.end() - self.position)
+            if self.position < len(self.text) or not self.more():
+                return
+
+    def peek(self) -> str:
+        return self.text[self.position : self.position + 1]
+
+
+def _encoding_problem(name: str, line: int, raw: bytes, offset: int, error: UnicodeDecodeError) -> RecordProblem:
+    byte = raw[error.start]
+    return RecordProblem(name, line, "encoding", "UTF-8", f"byte 0x{byte:02x} at byte offset {offset + error.start:,}")
+
+
+def _json_problem(name: str, line: int, text: str, error: json.JSONDecodeError) -> RecordProblem:
+    truncated = error.msg.startswith("Unterminated") or not text[error.pos :].strip()
+    got = "a record that breaks off (truncated?)" if truncated else f"{shorten(text[error.pos : error.pos + 30])}"
+    return RecordProblem(name, line, "JSON", f"one complete JSON value ({error.msg}, column {error.colno})", got)

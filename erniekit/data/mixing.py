@@ -1,0 +1,108 @@
+"""The order of samples in an epoch, over all sources: a function of (seed, epoch) and of the sources' sizes only.
+
+First each source gets a number of samples, then the sources are interleaved.
+
+| strategy | samples of source k in an epoch, with sizes n_k and probabilities p_k (of sum 1) |
+|---|---|
+| concat | n_k: everything once; probabilities are not used |
+| random | p_k N, rounded so that they add up to N = min(num_samples, sum of n_k) |
+| interleave_under | p_k T with T = min(n_k / p_k): one source is used up, none repeats |
+| interleave_over | p_k T with T = max(n_k / p_k): one source is used up last, the others repeat |
+
+A source of probability 0 takes no part under any strategy. Where a source has to give more samples than it holds, it is
+gone through completely before a sample comes again, each time in a new order. Shuffling permutes samples within each
+source and the sources among each other; without it, each source keeps its file order and the sources are interleaved
+evenly in proportion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from erniekit.data.sources import check_probabilities
+from erniekit.errors import DataError
+
+STRATEGIES = ("random", "concat", "interleave_under", "interleave_over")
+
+
+def epoch_order(
+    source_of: np.ndarray,
+    probabilities: Sequence[float],
+    strategy: str,
+    *,
+    seed: int,
+    epoch: int,
+    shuffle: bool,
+    num_samples: int,
+) -> np.ndarray:
+    """The samples of one epoch in order.
+
+    Args:
+        source_of: int[n], the source of each sample; the samples of a source stand together and in file order.
+        probabilities: one per source, relative.
+        strategy: one of STRATEGIES.
+        num_samples: the most samples an epoch of the strategy "random" has.
+
+    Returns:
+        int64[m], indices into `source_of`.
+
+    Raises:
+        DataError: the strategy is unknown, or the probabilities cannot be used.
+    """
+    if strategy not in STRATEGIES:
+        raise DataError(f"mix_strategy {strategy!r}: expected one of {', '.join(STRATEGIES)}")
+    shares = np.array(check_probabilities(probabilities))
+    sizes = np.bincount(source_of, minlength=len(shares)).astype(np.int64)
+    first = np.concatenate(([0], np.cumsum(sizes)))[:-1]
+    counts = _counts(sizes, shares, strategy, num_samples)
+    rng = np.random.default_rng((seed, epoch))
+    parts = [
+        start + _within_source(int(size), int(count), rng if shuffle else None)
+        for start, size, count in zip(first, sizes, counts, strict=True)
+    ]
+    joined = np.concatenate(parts)
+    if shuffle:
+        return joined[rng.permutation(len(joined))]
+    return joined[_even_interleaving(counts)]
+
+
+def _counts(sizes: np.ndarray, shares: np.ndarray, strategy: str, num_samples: int) -> np.ndarray:
+    used = (shares > 0) & (sizes > 0)
+    counts = np.zeros(len(sizes), np.int64)
+    if strategy == "concat" or not used.any():
+        counts[used] = sizes[used]
+        return counts
+    share = shares[used] / shares[used].sum()
+    size = sizes[used]
+    if strategy == "random":
+        counts[used] = _apportion(share, min(num_samples, int(size.sum())))
+        return counts
+    # rounding before floor and ceil takes out the error of the division: n / p * p is n
+    if strategy == "interleave_under":
+        counts[used] = np.minimum(size, np.floor(np.round(share * (size / share).min(), 6)).astype(np.int64))
+    else:
+        counts[used] = np.maximum(size, np.ceil(np.round(share * (size / share).max(), 6)).astype(np.int64))
+    return counts
+
+
+def _apportion(share: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers in proportion to `share` that add up to `total` (largest remainders get the rest)."""
+    exact = share * total
+    counts = np.floor(exact).astype(np.int64)
+    rest = total - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:rest]] += 1
+    return counts
+
+
+def _within_source(size: int, count: int, rng: np.random.Generator | None) -> np.ndarray:
+    rounds = -(-count // size) if size else 0
+    passes = [np.arange(size) if rng is None else rng.permutation(size) for _ in range(rounds)]
+    return np.concatenate([np.empty(0, np.int64), *passes])[:count].astype(np.int64)
+
+
+def _even_interleaving(counts: np.ndarray) -> np.ndarray:
+    """Positions into the sources laid end to end: sample j of a source of m stands at the fraction (j + 1/2) / m."""
+    fractions = np.concatenate([(np.arange(count) + 0.5) / count for count in counts if count] or [np.empty(0)])
+    return np.argsort(fractions, kind="stable")

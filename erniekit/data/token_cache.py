@@ -1,0 +1,186 @@
+"""Tokenised samples of one file on disk: raw little-endian arrays, memory-mapped, and a manifest that vouches for them.
+
+A folder is written aside and renamed when it is complete, so it is there whole or not at all. Processes that build the
+same folder at the same time each write their own; the first to rename wins and the others use its work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from erniekit.data.template import Sample
+from erniekit.errors import DataError
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+ARRAYS = {"input_ids": "<i4", "labels": "<i4", "offsets": "<i8", "lines": "<i4"}
+ABANDONED_AFTER_S = 3600.0  # a folder aside that nobody has written to for so long belongs to a process that died
+_CHECK_BLOCK = 1 << 24
+_RENAME_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TokenArrays:
+    """Samples one after another, read from disk as they are touched.
+
+    Attributes:
+        input_ids, labels: int32[tokens], memory-mapped.
+        offsets: int64[samples + 1]; sample i is [offsets[i], offsets[i + 1]).
+        lines: int32[samples], where in the file the record of a sample begins.
+        facts: what the builder noted about the file (counts).
+    """
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+    offsets: np.ndarray
+    lines: np.ndarray
+    facts: dict[str, int]
+
+
+class TokenWriter:
+    """Appends samples to the arrays of a folder; keeps no sample in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, BinaryIO] = {name: open(folder / f"{name}.bin", "wb") for name in ARRAYS}  # noqa: SIM115
+        self._checksums = dict.fromkeys(ARRAYS, 0)
+        self._end = 0
+        self._write("offsets", [0])
+
+    def append(self, samples: Sequence[Sample], lines: Sequence[int]) -> None:
+        if not samples:
+            return
+        ends = np.cumsum([len(sample.input_ids) for sample in samples]) + self._end
+        self._end = int(ends[-1])
+        self._write("input_ids", np.concatenate([sample.input_ids for sample in samples]))
+        self._write("labels", np.concatenate([sample.labels for sample in samples]))
+        self._write("offsets", ends)
+        self._write("lines", lines)
+
+    def finish(self, facts: dict[str, int]) -> None:
+        """Sync the arrays, then write the manifest that makes the folder valid."""
+        sizes = {}
+        for name, file in self._files.items():
+            file.flush()
+            os.fsync(file.fileno())
+            sizes[name] = file.tell()
+        self.close()
+        manifest = {"version": FORMAT_VERSION, "facts": facts, "bytes": sizes, "crc32": self._checksums}
+        with open(self._folder / MANIFEST, "w", encoding="utf-8") as text:
+            json.dump(manifest, text, indent=1)
+            text.flush()
+            os.fsync(text.fileno())
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def _write(self, name: str, values: Sequence[int] | np.ndarray) -> None:
+        data = np.asarray(values).astype(ARRAYS[name]).tobytes()
+        self._checksums[name] = zlib.crc32(data, self._checksums[name])
+        self._files[name].write(data)
+
+
+def open_or_build(folder: Path, build: Callable[[TokenWriter], dict[str, int]]) -> TokenArrays:
+    """The arrays of `folder`; where it is absent, incomplete or damaged, `build` fills it first.
+
+    Args:
+        folder: the final place, named by everything that its contents depend on.
+        build: appends all samples to the writer it is given and returns the facts to keep.
+
+    Raises:
+        DataError: the folder cannot be written; and whatever `build` raises, after which nothing is left behind.
+    """
+    arrays = _open_valid(folder)
+    if arrays is not None:
+        return arrays
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder)
+        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    try:
+        writer = TokenWriter(aside)
+        try:
+            writer.finish(build(writer))
+        finally:
+            writer.close()
+        arrays = _open_valid(aside)  # before the rename: mapped files stay valid whatever happens to their names
+        if arrays is None:
+            raise DataError(f"{aside}: the token cache does not read back as it was written; is the disk sound?")
+        _put_in_place(aside, folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return arrays
+
+
+def _put_in_place(aside: Path, folder: Path) -> None:
+    """Rename `aside` to `folder`; a damaged folder in the way is removed, a valid one (another process's) is kept."""
+    for _ in range(_RENAME_ATTEMPTS):
+        try:
+            os.rename(aside, folder)
+            return
+        except OSError:
+            if _open_valid(folder) is not None:
+                return
+            damaged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+            with contextlib.suppress(FileNotFoundError):  # another process was removing it too
+                os.rename(folder, damaged)
+            shutil.rmtree(damaged, ignore_errors=True)
+    os.rename(aside, folder)
+
+
+def _open_valid(folder: Path) -> TokenArrays | None:
+    """None unless every file is there with the size and the checksum that the manifest records."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["version"] != FORMAT_VERSION:
+            return None
+        arrays = {}
+        for name, dtype in ARRAYS.items():
+            path = folder / f"{name}.bin"
+            if path.stat().st_size != manifest["bytes"][name] or _checksum(path) != manifest["crc32"][name]:
+                return None
+            # an empty file cannot be mapped
+            size = manifest["bytes"][name]
+            arrays[name] = np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype)
+        return TokenArrays(**arrays, facts=dict(manifest["facts"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # whatever is wrong with it, it is built anew
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with open(path, "rb") as file:
+        while block := file.read(_CHECK_BLOCK):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def _remove_abandoned(folder: Path) -> None:
+    for aside in folder.parent.glob(f".{folder.name}.*"):
+        touched = max((entry.stat().st_mtime for entry in (aside, *aside.iterdir())), default=0.0)
+        if time.time() - touched > ABANDONED_AFTER_S:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _unwritable(folder: Path, error: OSError) -> DataError:
+    return DataError(
+        f"cannot write the token cache {folder}: {error.strerror or error}. "
+        "Make that folder writable, free some space, or name another folder for the cache"
+    )

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import itertools
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from erniekit.data.packing import Packs, join, pack_best_fit, pack_none, pack_sequential
+
+lengths_and_capacity = st.integers(1, 40).flatmap(
+    lambda capacity: st.tuples(st.lists(st.integers(1, capacity), max_size=60), st.just(capacity))
+)
+
+
+def plain_best_fit(lengths: list[int], capacity: int) -> list[int]:
+    """Best-fit decreasing as the textbook has it; returns the room left in each pack, sorted."""
+    rooms: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [room for room in rooms if room >= length]
+        if fitting:
+            rooms.remove(min(fitting))
+            rooms.append(min(fitting) - length)
+        else:
+            rooms.append(capacity - length)
+    return sorted(rooms)
+
+
+def fewest_packs(lengths: list[int], capacity: int) -> int:
+    """The optimum, by trying for every sample every pack."""
+    best = len(lengths)
+
+    def place(index: int, rooms: list[int]) -> None:
+        nonlocal best
+        if len(rooms) >= best:
+            return
+        if index == len(lengths):
+            best = len(rooms)
+            return
+        for number, room in enumerate(rooms):
+            if room >= lengths[index]:
+                place(index + 1, [*rooms[:number], room - lengths[index], *rooms[number + 1 :]])
+        place(index + 1, [*rooms, capacity - lengths[index]])
+
+    place(0, [])
+    return best
+
+
+def loads(packs: Packs, lengths: np.ndarray) -> list[int]:
+    return [int(lengths[pack].sum()) for pack in packs]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(lengths_and_capacity)
+@pytest.mark.parametrize("pack", [pack_best_fit, pack_sequential, lambda lengths, capacity: pack_none(lengths)])
+def test_every_sample_once_and_no_pack_too_full_or_empty(pack, case):
+    lengths, capacity = np.array(case[0], dtype=np.int64), case[1]
+    packs = pack(lengths, capacity)
+    assert sorted(itertools.chain.from_iterable(p.tolist() for p in packs)) == list(range(len(lengths)))
+    assert all(0 < load <= capacity for load in loads(packs, lengths))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(lengths_and_capacity)
+def test_best_fit_leaves_the_same_rooms_as_the_textbook_algorithm(case):
+    lengths, capacity = case
+    packs = pack_best_fit(np.array(lengths, dtype=np.int64), capacity)
+    assert sorted(capacity - load for load in loads(packs, np.array(lengths))) == plain_best_fit(lengths, capacity)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=8))
+def test_best_fit_is_within_the_bound_of_the_optimum(lengths):
+    packs = pack_best_fit(np.array(lengths), 20)
+    assert len(packs) <= 11 / 9 * fewest_packs(lengths, 20) + 1
+
+
+def test_sequential_keeps_the_order_and_opens_a_pack_when_the_next_does_not_fit():
+    packs = pack_sequential(np.array([5, 4, 2, 9, 1, 10, 3]), 10)
+    assert [pack.tolist() for pack in packs] == [[0, 1], [2], [3, 4], [5], [6]]
+
+
+def test_no_samples_no_packs():
+    empty = np.array([], dtype=np.int64)
+    assert len(pack_best_fit(empty, 8)) == len(pack_sequential(empty, 8)) == len(pack_none(empty)) == len(join([])) == 0
+
+
+def test_reordering_renaming_and_joining_keep_packs_together():
+    packs = pack_sequential(np.array([3, 3, 4, 4]), 6)
+    moved = packs.reordered(np.array([2, 0, 1]))
+    assert [pack.tolist() for pack in moved] == [[3], [0, 1], [2]]
+    named = moved.of(np.array([10, 11, 12, 13]))
+    assert [pack.tolist() for pack in named] == [[13], [10, 11], [12]]
+    assert [pack.tolist() for pack in join([named, packs])] == [[13], [10, 11], [12], [0, 1], [2], [3]]
+    with pytest.raises(IndexError):
+        named[3]
+
+
+@pytest.mark.parametrize("capacity", [4096, 8192])
+def test_realistic_lengths_fill_packs_to_99_percent(capacity):
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(5.5, 1.0, 100_000).astype(np.int64), 1, capacity)
+    packs = pack_best_fit(lengths, capacity)
+    assert lengths.sum() / (len(packs) * capacity) >= 0.99
