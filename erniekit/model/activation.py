@@ -1,0 +1,34 @@
+"""SwiGLU (Shazeer, 2020, arXiv:2002.05202) as one autograd node."""
+
+from __future__ import annotations
+
+import paddle
+import paddle.nn.functional as F
+from paddle.autograd import PyLayer
+
+
+def swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
+    """silu(gate) * up, elementwise, for two tensors of one shape."""
+    return _SwiGLU.apply(gate, up)
+
+
+class _SwiGLU(PyLayer):
+    """With s = sigmoid(gate): d up = g s gate,  d gate = g up s (1 + gate (1 - s)).
+
+    The sigmoid is computed again in backward rather than kept: it is cheap beside the products around it.
+    """
+
+    @staticmethod
+    def forward(ctx, gate, up):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(gate, up)
+        return F.sigmoid(gate).multiply_(gate).multiply_(up)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        gate, up = ctx.saved_tensor()
+        sigmoid = F.sigmoid(gate)
+        silu = gate * sigmoid
+        grad_up = grad * silu
+        # s (1 + gate (1 - s)) = s + silu - s silu
+        slope = (silu - sigmoid * silu).add_(sigmoid)
+        return slope.multiply_(up).multiply_(grad), grad_up

@@ -1,0 +1,48 @@
+"""The one place that makes a model, in a fixed order, with one log line for each technique it applies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from erniekit.model.configuration import ModelConfig
+from erniekit.model.decoder import Decoder
+from erniekit.model.initialization import initialize_weights
+from erniekit.model.weights import load_weights
+
+
+def build_model(
+    model_config: ModelConfig,
+    weights: Path | str | None,
+    *,
+    seed: int = 0,
+    rank: int = 0,
+    hidden_dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    log: Callable[[str], None] = lambda line: None,
+) -> Decoder:
+    """Describe the layers, create them, then fill them.
+
+    Args:
+        weights: a model folder to load safetensors from, or None for random weights drawn from `seed`.
+        rank: this process's data rank, which its dropout masks depend on.
+        hidden_dropout: probability for the outputs of attention and MLP, before they join the residual stream.
+        attention_dropout: probability for attention probabilities.
+        log: receives one line for each technique applied.
+
+    Raises:
+        ModelFileError: the weights are missing, damaged or do not fit `model_config`.
+    """
+    decoder = Decoder(
+        model_config, seed=seed, rank=rank, hidden_dropout=hidden_dropout, attention_dropout=attention_dropout
+    )
+    log(f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")
+    if weights is None:
+        initialize_weights(decoder, seed)
+        log(f"weights: random, seed {seed}, standard deviation {model_config.initializer_range}")
+    else:
+        load_weights(decoder, weights)
+        log(f"weights: {weights}")
+    if hidden_dropout or attention_dropout:
+        log(f"dropout: {hidden_dropout} on hidden states, {attention_dropout} on attention probabilities")
+    return decoder

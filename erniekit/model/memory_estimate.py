@@ -1,0 +1,70 @@
+"""How much memory training takes, from the model's shape alone. Needs neither Paddle nor NumPy."""
+
+from __future__ import annotations
+
+from erniekit.model.configuration import ModelConfig
+
+_FLOAT32 = 4
+_ADAM_MOMENTS = 2
+_CHUNK_LOGITS = 4 << 20  # head.CHUNK_LOGITS; a test compares the two
+_KEPT_SCORES = 4 << 20  # attention.KEEP_SCORES_UP_TO; likewise
+
+
+def training_memory(
+    model_config: ModelConfig,
+    *,
+    batch_size: int,
+    max_seq_len: int,
+    trainable: int | None = None,
+    recompute: bool = False,
+    fused_head: bool = False,
+    dense_mask: bool = False,
+    bytes_per_value: int = _FLOAT32,
+) -> dict[str, int]:
+    """Bytes by purpose for one device and one micro-batch of full rows; `total` is their sum.
+
+    Args:
+        batch_size: rows (packs) in a micro-batch.
+        trainable: how many parameters are trained; default all.
+        recompute: layers keep only their input and compute the rest again in backward.
+        fused_head: the logits are never whole (`use_fused_head_and_loss_fn`).
+        dense_mask: FlashMask is switched off, so a B x S x S mask and whole score matrices exist.
+        bytes_per_value: of weights and activations; gradients and optimizer states count as float32.
+    """
+    parameters = model_config.parameter_count()
+    trainable = parameters if trainable is None else trainable
+    tokens = batch_size * max_seq_len
+    hidden, layers = model_config.hidden_size, model_config.num_hidden_layers
+    layer = _layer_values(model_config, batch_size, max_seq_len, dense_mask)
+    # One layer's values exist a second time as gradients while it is in backward.
+    kept = layers * tokens * hidden + 2 * layer if recompute else (layers + 1) * layer
+    embedding_and_norm = 3 * tokens * hidden
+    memory = {
+        "parameters": parameters * bytes_per_value,
+        "gradients": trainable * _FLOAT32,
+        "optimizer": trainable * _ADAM_MOMENTS * _FLOAT32,
+        "activations": (kept + embedding_and_norm) * bytes_per_value,
+        "logits": _logit_values(model_config, tokens, fused_head) * bytes_per_value,
+        "attention_mask": batch_size * max_seq_len * max_seq_len * _FLOAT32 if dense_mask else 0,
+    }
+    return {**memory, "total": sum(memory.values())}
+
+
+def _layer_values(config: ModelConfig, batch_size: int, max_seq_len: int, dense_mask: bool) -> int:
+    """Numbers one decoder layer keeps between forward and backward."""
+    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    per_token = (
+        4 * config.hidden_size  # the two residual streams and the two normalised inputs
+        + 2 * queries  # queries and attention's output
+        + 2 * keys
+        + 3 * config.intermediate_size  # gate, up, and their product
+    )
+    square = config.num_attention_heads * batch_size * max_seq_len * max_seq_len
+    scores = 3 * square if dense_mask else min(square // 2, _KEPT_SCORES)
+    return batch_size * max_seq_len * per_token + scores
+
+
+def _logit_values(config: ModelConfig, tokens: int, fused_head: bool) -> int:
+    if fused_head:
+        return 2 * min(_CHUNK_LOGITS, tokens * config.vocab_size) + tokens * config.hidden_size
+    return 3 * tokens * config.vocab_size  # logits, probabilities, gradient

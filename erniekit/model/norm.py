@@ -1,0 +1,56 @@
+"""RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467) as one autograd node."""
+
+from __future__ import annotations
+
+import paddle
+from paddle import nn
+from paddle.autograd import PyLayer
+
+
+class RMSNorm(nn.Layer):
+    """y = weight * x / sqrt(mean(x^2) + epsilon), over the last axis."""
+
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.weight = self.create_parameter([size], default_initializer=nn.initializer.Constant(1.0))
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return rms_norm(x, self.weight, self.epsilon)
+
+
+def rms_norm(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float) -> paddle.Tensor:
+    """RMSNorm of x [..., H] with weight [H]; the gradient keeps x and one number per row."""
+    return _RMSNormFunction.apply(x, weight, epsilon)
+
+
+class _RMSNormFunction(PyLayer):
+    """With r = 1 / sqrt(mean(x^2) + epsilon) and g the gradient of y = w x r:
+    dx = r w g - x r^3 mean(w g x),  dw = sum over rows of r g x.
+
+    Row and column sums are products with a vector: Paddle's reductions on a CPU are several times slower.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, epsilon):  # type: ignore[no-untyped-def]
+        rows = x.reshape([-1, x.shape[-1]])
+        inverse_rms = paddle.rsqrt(_row_mean(rows * rows) + epsilon)
+        ctx.save_for_backward(rows, weight, inverse_rms)
+        return (rows * inverse_rms).multiply_(weight).reshape(x.shape)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        rows, weight, inverse_rms = ctx.saved_tensor()
+        grad_rows = grad.reshape(rows.shape)
+        grad_weight = None
+        if not weight.stop_gradient:
+            grad_weight = paddle.matmul(inverse_rms, grad_rows * rows, transpose_x=True).reshape(weight.shape)
+        scaled = grad_rows * weight
+        projection = _row_mean(scaled * rows) * inverse_rms.pow(3)
+        grad_x = scaled.multiply_(inverse_rms).subtract_(rows * projection)
+        return grad_x.reshape(grad.shape), grad_weight
+
+
+def _row_mean(rows: paddle.Tensor) -> paddle.Tensor:
+    size = rows.shape[-1]
+    return paddle.matmul(rows, paddle.full([size, 1], 1.0 / size, dtype=rows.dtype))

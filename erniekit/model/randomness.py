@@ -1,0 +1,67 @@
+"""Dropout masks that depend on nothing but their place in the run.
+
+Every draw is seeded from (seed, step, micro-batch, layer, site, rank). Nothing needs to be stored to resume a run,
+a recomputed layer draws the same mask again, and results do not depend on what ran before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+import paddle
+
+
+class Site(IntEnum):
+    """Where in a decoder layer a mask is drawn."""
+
+    ATTENTION_PROBABILITIES = 0
+    ATTENTION_OUTPUT = 1
+    MLP_OUTPUT = 2
+
+
+class Randomness:
+    """The place in the run; the training loop moves it on with `set` before every micro-batch.
+
+    `dropout_scale` multiplies every dropout probability (the loop's warm-up). The place must not change between the
+    forward and the backward pass of a micro-batch, because masks are drawn again there.
+    """
+
+    def __init__(self, seed: int, rank: int = 0) -> None:
+        self.seed, self.rank = seed, rank
+        self.step, self.micro_batch, self.dropout_scale = 0, 0, 1.0
+
+    def set(self, *, step: int, micro_batch: int, dropout_scale: float = 1.0) -> None:
+        self.step, self.micro_batch, self.dropout_scale = step, micro_batch, dropout_scale
+
+    def key(self, layer: int, site: Site) -> tuple[int, ...]:
+        return (self.seed, self.step, self.micro_batch, layer, int(site), self.rank)
+
+
+class MaskStream:
+    """Successive dropout masks of one site. Two streams with one key give the same masks in the same order."""
+
+    def __init__(self, key: Sequence[int], probability: float) -> None:
+        self._bits = np.random.SFC64(np.random.SeedSequence(list(key)))
+        # 16 random bits decide each entry; the scale uses the probability that 16 bits can express.
+        self._dropped = round(probability * 65536)
+        self._scale = np.float32(65536 / (65536 - self._dropped))
+
+    def next(self, shape: Sequence[int], dtype: paddle.dtype = paddle.float32) -> paddle.Tensor:
+        """A mask of 0 (dropped) and 1 / (1 - p) (kept), of the given shape."""
+        size = int(np.prod(shape))
+        words = self._bits.random_raw((size + 3) // 4).view(np.uint16)[:size]
+        kept = (words >= self._dropped).reshape(shape)
+        return paddle.to_tensor(kept * self._scale).astype(dtype)
+
+
+def dropout(x: paddle.Tensor, probability: float, key: Sequence[int]) -> paddle.Tensor:
+    """x with entries dropped with the given probability and the others scaled by 1 / (1 - p)."""
+    if probability == 0.0:
+        return x
+    if paddle.is_compiled_with_cuda() and x.place.is_gpu_place():
+        # Drawing on the host would cost a transfer per site, so the device's generator is seeded for this one draw.
+        paddle.seed(int(np.random.SeedSequence(list(key)).generate_state(1)[0]))
+        return paddle.nn.functional.dropout(x, p=probability, training=True)
+    return x * MaskStream(key, probability).next(x.shape, x.dtype)

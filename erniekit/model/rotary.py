@@ -1,0 +1,62 @@
+"""Rotary position embeddings (Su et al., 2021, arXiv:2104.09864) in ERNIE-4.5's interleaved form.
+
+Channels 2i and 2i + 1 of a head form a pair that is turned by the angle position * theta^(-2i / D).
+Angles, cosines and sines are float32 whatever the model's precision, as in the published models.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import paddle
+from paddle.autograd import PyLayer
+
+
+def rotary_tables(position_ids_BS: paddle.Tensor, head_dim: int, theta: float) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Cosines and sines, float32 [B * S, 1, D], both members of a pair holding the pair's value."""
+    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    inverse_frequencies = paddle.to_tensor((theta**-exponents).astype(np.float32))
+    angles = position_ids_BS.reshape([-1, 1]).astype("float32") * inverse_frequencies
+    both = paddle.repeat_interleave(angles, 2, axis=-1).unsqueeze(1)
+    return paddle.cos(both), paddle.sin(both)
+
+
+def rotate(x_TND: paddle.Tensor, cos: paddle.Tensor, sin: paddle.Tensor) -> paddle.Tensor:
+    """Turn the pairs of every head: [T, N, D] with tables [T, 1, D] from `rotary_tables`."""
+    return _Rotate.apply(x_TND, cos, sin)
+
+
+class _Rotate(PyLayer):
+    """y = x cos + (x R) sin with R the quarter turn of every pair; dx = g cos + (g sin) R^T.
+
+    The quarter turn is a product with a D x D matrix of 0 and +-1: exact, and far faster than strided copies.
+    """
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):  # type: ignore[no-untyped-def]
+        ctx.tables, dtype = (cos, sin), x.dtype
+        x = _as(x, cos.dtype)
+        turned = paddle.matmul(x, _quarter_turn(x.shape[-1], x.dtype))
+        return _as((x * cos).add_(turned * sin), dtype)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (cos, sin), dtype = ctx.tables, grad.dtype
+        grad = _as(grad, cos.dtype)
+        turned = paddle.matmul(grad * sin, _quarter_turn(grad.shape[-1], grad.dtype), transpose_y=True)
+        return _as((grad * cos).add_(turned), dtype)
+
+
+def _as(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+@lru_cache(maxsize=8)
+def _quarter_turn(size: int, dtype: paddle.dtype) -> paddle.Tensor:
+    """R [D, D] with (x R)[2i] = -x[2i + 1] and (x R)[2i + 1] = x[2i]."""
+    matrix = np.zeros((size, size), np.float32)
+    even = np.arange(0, size, 2)
+    matrix[even + 1, even] = -1.0
+    matrix[even, even + 1] = 1.0
+    return paddle.to_tensor(matrix).astype(dtype)

@@ -1,0 +1,119 @@
+"""Reading and writing safetensors files tensor by tensor.
+
+The format (https://huggingface.co/docs/safetensors): 8 bytes with the header's length, a JSON header with every
+tensor's type, shape and byte range, then the bytes. The library's NumPy interface reads no bfloat16 and takes a whole
+file's tensors at once to write; here one tensor at a time is in memory, and equal tensors give equal files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from erniekit.errors import ModelFileError
+
+_HEADER_LIMIT = 100_000_000  # the format's own limit, bytes
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),  # the upper half of a float32; widened on reading
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items() if name != "BF16"}
+
+
+class SafetensorsFile:
+    """One open file: names and shapes at once, values on demand from a memory map."""
+
+    def __init__(self, path: Path | str) -> None:
+        """Raises ModelFileError if the file is missing, truncated or not safetensors."""
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise ModelFileError(f"{self.path}: no such file")
+        size = self.path.stat().st_size
+        with self.path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, _HEADER_LIMIT):
+                raise ModelFileError(f"{self.path}: not a safetensors file, or truncated ({size} bytes)")
+            header = _parse_header(self.path, file.read(length))
+        self._data_start = 8 + length
+        self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
+        self._entries: dict[str, dict[str, Any]] = header
+        for name, entry in header.items():
+            self._check(name, entry, size - self._data_start)
+        self._bytes = np.memmap(self.path, np.uint8, "r") if size > self._data_start else np.zeros(size, np.uint8)
+
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._entries[name]["shape"])
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor's values; bfloat16 comes as float32 (exact), everything else in its own type.
+
+        The array may be a read-only view of the file.
+        """
+        entry = self._entries[name]
+        start, stop = (self._data_start + offset for offset in entry["data_offsets"])
+        values = np.frombuffer(self._bytes[start:stop], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        if entry["dtype"] == "BF16":
+            return (values.astype(np.uint32) << 16).view(np.float32)
+        return values
+
+    def _check(self, name: str, entry: Any, data_size: int) -> None:
+        try:
+            dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+            fits = stop - start == math.prod(shape) * _DTYPES[dtype].itemsize and 0 <= start <= stop <= data_size
+        except (KeyError, TypeError, ValueError):
+            raise ModelFileError(f"{self.path}: {name}: the header entry {entry!r} cannot be read") from None
+        if not fits:
+            raise ModelFileError(f"{self.path}: {name}: the byte range does not fit the shape or the file; truncated?")
+
+
+def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text)
+    except ValueError as error:
+        raise ModelFileError(f"{path}: not a safetensors file: {error}") from None
+    if not isinstance(header, dict):
+        raise ModelFileError(f"{path}: not a safetensors file: the header is no JSON object")
+    return header
+
+
+def write_safetensors(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Iterable[tuple[str, np.ndarray]],
+    metadata: Mapping[str, str] | None = None,
+    dtype: np.dtype | type = np.float32,
+) -> None:
+    """Write tensors of one dtype, one at a time, in the order of `shapes`; `tensors` must yield that same order.
+
+    Arrays of any memory layout are stored in C order. Nothing is synced to disk here.
+    """
+    stored = np.dtype(dtype).newbyteorder("<")
+    header: dict[str, Any] = {"__metadata__": dict(metadata or {})} if metadata else {}
+    offset = 0
+    for name, shape in shapes.items():
+        size = math.prod(shape) * stored.itemsize
+        header[name] = {"dtype": _NAMES[stored], "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data starts at a multiple of 8
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for (expected, shape), (name, values) in zip(shapes.items(), tensors, strict=True):
+            assert name == expected and values.shape == shape, (name, expected, values.shape, shape)
+            file.write(np.ascontiguousarray(values, stored).data)
