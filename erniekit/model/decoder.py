@@ -140,7 +140,7 @@ class Head(nn.Layer):
         return self._owner[0].weight
 
     def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        return paddle.matmul(hidden, self.projection_VH, transpose_y=True)
+        return paddle.matmul(hidden, self.projection, transpose_y=True)
 
 
 class Decoder(nn.Layer):

@@ -106,9 +106,11 @@ def save_model_folder(
     """Write a folder that this project and `transformers` load: configurations, weights and the tokenizer's files."""
     folder = Path(folder)
     written = save_weights(decoder, folder, max_shard_bytes)
-    config = decoder.config.to_json()
+    config: dict[str, object] = decoder.config.to_json()
     written.append(_write_json(folder / CONFIG_FILE, config))
-    token_ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config}
+    token_ids: dict[str, object] = {
+        name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config
+    }
     written.append(_write_json(folder / GENERATION_CONFIG_FILE, token_ids))
     for source in tokenizer_files:
         written.append(Path(shutil.copyfile(source, folder / Path(source).name)))
