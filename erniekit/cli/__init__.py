@@ -1,0 +1,65 @@
+"""The command line: finds the verb, imports its module and nothing else, and turns errors into exit codes.
+
+Each module `erniekit.cli.VERB` has `run(arguments: list[str]) -> int`, which returns the exit code.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from erniekit.errors import UserError
+
+VERBS = {
+    "train": "train a model as a configuration file says",
+    "validate": "check configuration files and show what they come to, without running anything",
+    "preview": "show the first samples as the model will see them",
+    "chat": "talk to a model",
+    "generate": "answer prompts with a model",
+    "params": "explain a parameter, or search for one",
+    "docs": "write the reference of all parameters",
+    "env": "show versions, devices and what works on this machine",
+    "version": "print the version",
+    "help": "show this text, or the help of a verb",
+}
+SUCCESS, PROBLEMS, USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `erniekit VERB ...`.
+
+    Returns:
+        0 on success, 1 where a check failed, 2 for what the user can mend, 130 after Ctrl-C.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    verb = _verb(words[0]) if words else "help"
+    if verb not in VERBS:
+        print(f"error: {verb}: unknown verb{_did_you_mean(verb)}; `erniekit help` lists them", file=sys.stderr)
+        return USAGE
+    try:
+        code = importlib.import_module(f"erniekit.cli.{verb}").run(words[1:])
+        sys.stdout.flush()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    except SystemExit as stop:  # argparse ends --help and wrong words this way
+        return stop.code if isinstance(stop.code, int) else USAGE if stop.code else SUCCESS
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `erniekit params | head`: the reader has gone, and Python's last flush must not complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return int(code)
+
+
+def _verb(word: str) -> str:
+    return {"-h": "help", "--help": "help", "-V": "version", "--version": "version"}.get(word, word)
+
+
+def _did_you_mean(word: str) -> str:
+    close = difflib.get_close_matches(word, VERBS, n=1, cutoff=0.5)
+    return f"; did you mean `{close[0]}`?" if close else ""

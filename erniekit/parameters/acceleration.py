@@ -1,0 +1,92 @@
+"""1.7 Acceleration: attention, fused kernels, packing and data loading."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from erniekit.parameters.declaration import parameter, section, when
+from erniekit.parameters.values import FLAG
+
+
+@dataclass(frozen=True)
+class AccelerationParameters:
+    """What makes a step faster without changing its result."""
+
+    use_flash_attention: bool = parameter(
+        True,
+        "Compute attention without ever storing the matrix of weights: Paddle's FlashAttention on a GPU, an exact "
+        "equivalent by documents on a CPU. When false a dense mask is used.",
+    )
+    use_sparse_flash_attn: bool = parameter(
+        True,
+        "Skip the parts of attention that the FlashMask indices rule out, so that the cost follows the documents "
+        "of a pack and not the square of its length. When false a dense mask is made from the same indices.",
+    )
+    fuse_rope: bool = parameter(
+        False, "Apply the rotary position embedding in one fused GPU kernel.", gpu_only=True, coming="fused GPU kernels"
+    )
+    fuse_linear: bool = parameter(
+        False, "Fuse matrix products with the addition of their bias.", gpu_only=True, coming="fused GPU kernels"
+    )
+    fuse_rms_norm: bool = parameter(
+        False, "Compute RMSNorm in one fused GPU kernel.", gpu_only=True, coming="fused GPU kernels"
+    )
+    fuse_swiglu: bool = parameter(
+        False, "Compute the SwiGLU activation in one fused GPU kernel.", gpu_only=True, coming="fused GPU kernels"
+    )
+    packing: bool = parameter(
+        True,
+        "Lay several samples end to end in one sequence of up to `max_seq_len` tokens, so that no computation is "
+        "spent on padding. Samples of a pack never see each other and each counts its positions from 0. When false "
+        "every sample is a sequence of its own, padded to the longest of its batch.",
+        verbs=("train", "eval", "preview"),
+    )
+    greedy_intokens: bool = parameter(
+        True,
+        "How samples are packed. When true the longest samples of a window of `buffer_size` are placed first, each "
+        "into the pack where it leaves the least room. When false packs are filled in the order of the samples, "
+        "and a new one begins when the next does not fit.",
+        needs=when("packing"),
+        verbs=("train", "eval", "preview"),
+    )
+    buffer_size: int = parameter(
+        100_000,
+        "The window of the packer: how many samples it may choose from. Only their lengths are needed, so a large "
+        "window costs 4 bytes a sample and leaves less than 1% of padding; a small one keeps neighbours in the "
+        "file closer.",
+        minimum=1,
+        unit="samples",
+        needs=when("greedy_intokens"),
+        verbs=("train", "eval", "preview"),
+        example=10_000,
+    )
+    dataloader_num_workers: int = parameter(
+        1,
+        "How many background workers prepare batches ahead of the model; 0 prepares them in between steps. The "
+        "order of samples never depends on it.",
+        minimum=0,
+        unit="workers",
+        verbs=("train", "eval"),
+        example=4,
+    )
+    distributed_dataloader: int = parameter(
+        0,
+        "With 1, one rank of each pipeline and tensor group reads the data and hands batches to the others, instead of "
+        "every rank reading for itself.",
+        kind=FLAG,
+        available=(0,),
+        coming="reading data on one rank for others",
+        verbs=("train", "eval"),
+        example=1,
+    )
+    moe_multimodal_dispatch_use_allgather: str = parameter(
+        "v2-alltoall-unpad",
+        "How tokens travel to the ranks that hold their experts: by all-to-all or all-gather, with or without "
+        "padding to equal counts. It changes speed and memory, never the loss.",
+        choices=("v2-alltoall-unpad", "v2-alltoall", "v2-allgather-unpad", "v2-allgather"),
+        available=("v2-alltoall-unpad",),
+        coming="expert parallelism",
+    )
+
+
+SECTION = section(AccelerationParameters, key="acceleration", title="1.7 Acceleration", verbs=("train",))

@@ -1,0 +1,234 @@
+"""1.1 Basic configuration: the model, the job, where results go, what is shown while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from erniekit.parameters.declaration import Derived, parameter, rule, section, when
+from erniekit.parameters.draft import Draft
+from erniekit.parameters.values import DEVICE, WORDS
+
+ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "export", "server")
+
+
+@dataclass(frozen=True)
+class BasicParameters:
+    """What to run, on which model, where the results go and what is shown on the way."""
+
+    stage: str = parameter(
+        "SFT",
+        "The kind of training. PT goes on with next-token training on plain text; SFT trains on the assistant's "
+        "turns of conversations; DPO trains on pairs of a preferred and a rejected answer. The stage decides which "
+        "data formats are read, which loss is used and which default learning rate applies.",
+        choices=("PT", "SFT", "DPO"),
+        spellings={"vl-sft": "VL-SFT"},
+        available=("PT", "SFT"),
+        coming="preference training",
+        verbs=("train", "eval", "preview"),
+    )
+    model_name_or_path: str = parameter(
+        "",
+        "The folder of the model: `config.json`, the weights in safetensors files (not needed when "
+        "`continue_training` is false) and the tokenizer's files. The same folder supplies model and tokenizer.",
+        required_for=("train", "eval", "preview", "export"),
+        verbs=ALL_VERBS,
+        example="models/ERNIE-4.5-0.3B",
+    )
+    output_dir: str = parameter(
+        "",
+        "The folder that receives everything a run leaves behind: checkpoints, the final model with its tokenizer, the "
+        "resolved configuration, results and logs. A folder that already holds a run is protected, see "
+        "`overwrite_output_dir`.",
+        required_for=("train",),
+        verbs=("train", "eval", "export"),
+        example="output/sft",
+    )
+    overwrite_output_dir: bool = parameter(
+        False,
+        "Allow a new run to write into an `output_dir` that is not empty. When false such a run is refused, so "
+        "that an earlier result cannot be lost by repeating a command; resuming with `resume_from_checkpoint` is "
+        "always allowed.",
+        verbs=("train", "export"),
+    )
+    continue_training: bool = parameter(
+        True,
+        "Start from the weights in the model folder. When false only `config.json` and the tokenizer are used and the "
+        "weights are drawn at random from `seed`, as for training from scratch.",
+        verbs=("train",),
+    )
+    do_train: bool = parameter(
+        Derived(
+            "false; `erniekit train` makes it true",
+            lambda draft: (draft.verb == "train", "for erniekit train" if draft.verb == "train" else ""),
+            False,
+        ),
+        "Train the model. `erniekit train` implies it, so it need not be written; an explicit false turns the "
+        "command into an evaluation of the model as it is, which then needs `do_eval`.",
+        verbs=("train",),
+        example=True,
+    )
+    do_eval: bool = parameter(
+        False,
+        "Evaluate on `eval_dataset_path` while training, as `evaluation_strategy` says.",
+        verbs=("train",),
+        example=True,
+    )
+    hidden_dropout_prob: float = parameter(
+        0.0,
+        "Probability with which an element of each layer's attention output and feed-forward output is zeroed in "
+        "training, before it is added to the residual stream. The others are scaled up so that the expectation "
+        "stays the same.",
+        minimum=0.0,
+        below=1.0,
+        verbs=("train",),
+        example=0.1,
+    )
+    attention_probs_dropout_prob: float = parameter(
+        0.0,
+        "Probability with which an attention weight is zeroed in training, after the softmax.",
+        minimum=0.0,
+        below=1.0,
+        verbs=("train",),
+        example=0.1,
+    )
+    dropout_warmup_steps: int = parameter(
+        0,
+        "Let both dropout probabilities grow linearly from 0 to their value over this many optimizer steps and "
+        "stay there: p x min(1, step / dropout_warmup_steps). 0 applies the full probability from the first step.",
+        minimum=0,
+        unit="optimizer steps",
+        verbs=("train",),
+        example=100,
+    )
+    weight_quantize_algo: str = parameter(
+        "none",
+        "Store the frozen weights of linear layers in fewer bits. `weight_only_int8` and `weight_only_int4` "
+        "quantise all linear layers, `weight_only_mix` experts to int4 and the rest to int8, `nf4` to 4-bit normal "
+        "floats; these serve LoRA. `fp8_linear` trains through FP8 matrix products.",
+        choices=("none", "fp8_linear", "weight_only_int8", "weight_only_int4", "weight_only_mix", "nf4"),
+        spellings={"": "none", "null": "none", "fp8linear": "fp8_linear"},
+        available=("none",),
+        coming="quantised linear layers",
+        verbs=("train", "eval", "export"),
+    )
+    num_nextn_predict_layers: int = parameter(
+        0,
+        "How many of the model's multi-token prediction layers are loaded and trained beside the main head. Each "
+        "predicts one token further ahead; 0 leaves them out.",
+        minimum=0,
+        available=(0,),
+        coming="multi-token prediction",
+        verbs=("train", "export"),
+    )
+    device: str = parameter(
+        "auto",
+        "Where to compute. `auto` takes a GPU when PaddlePaddle was built for one and finds it, and the CPU otherwise; "
+        "`gpu:1` names one of several GPUs.",
+        kind=DEVICE,
+        verbs=("train", "eval", "chat", "generate", "export"),
+        example="cpu",
+    )
+    seed: int = parameter(
+        42,
+        "The root of every random draw: initial weights, order of samples, dropout, sampling of answers. Each draw "
+        "is seeded from the seed and its position (step, micro-batch, layer), so a run can be repeated and resumed "
+        "exactly.",
+        minimum=0,
+        maximum=2**32 - 1,
+        verbs=("train", "eval", "preview", "chat", "generate"),
+    )
+    logging_steps: int = parameter(
+        1,
+        "Report loss, learning rate and speed every so many optimizer steps. The reported loss is the mean over all "
+        "target tokens since the last report.",
+        minimum=1,
+        unit="optimizer steps",
+        needs=when("logging_strategy", "steps"),
+        verbs=("train",),
+        example=10,
+    )
+    logging_strategy: str = parameter(
+        "steps",
+        "When to report figures: every `logging_steps` (`steps`), once an epoch (`epoch`), or never (`no`).",
+        choices=("steps", "epoch", "no"),
+        verbs=("train",),
+    )
+    logging_dir: str = parameter(
+        Derived(
+            "`logs` inside `output_dir`", lambda draft: (_inside(draft["output_dir"], "logs"), "inside output_dir"), ""
+        ),
+        "The folder of the event files that VisualDL and TensorBoard read. Nothing else is written there.",
+        verbs=("train",),
+        example="output/sft/logs",
+    )
+    report_to: tuple[str, ...] = parameter(
+        ("visualdl",),
+        "The loggers that write event files into `logging_dir`. `none` writes no event files, `all` stands for "
+        "every logger.",
+        kind=WORDS,
+        choices=("visualdl", "tensorboard"),
+        spellings={"none": [], "no": [], "all": ["visualdl", "tensorboard"]},
+        verbs=("train",),
+        example="visualdl tensorboard",
+    )
+    disable_tqdm: bool = parameter(
+        False,
+        "Print plain lines instead of the live progress display. Output that does not go to a terminal is always "
+        "plain.",
+        verbs=("train",),
+    )
+    from_hf_hub: bool = parameter(
+        False,
+        "Fetch `model_name_or_path` from the Hugging Face Hub when it is not a local folder.",
+        available=(False,),
+        coming="downloads from model hubs",
+        excludes=("from_aistudio", "from_modelscope"),
+        verbs=ALL_VERBS,
+    )
+    from_aistudio: bool = parameter(
+        False,
+        "Fetch `model_name_or_path` from Baidu AI Studio when it is not a local folder.",
+        available=(False,),
+        coming="downloads from model hubs",
+        excludes=("from_hf_hub", "from_modelscope"),
+        verbs=ALL_VERBS,
+    )
+    from_modelscope: bool = parameter(
+        False,
+        "Fetch `model_name_or_path` from ModelScope when it is not a local folder.",
+        available=(False,),
+        coming="downloads from model hubs",
+        excludes=("from_hf_hub", "from_aistudio"),
+        verbs=ALL_VERBS,
+    )
+
+
+def _inside(folder: str, name: str) -> str:
+    return f"{folder.rstrip('/')}/{name}" if folder else ""
+
+
+@rule("do_train", "do_eval")
+def something_to_do(draft: Draft) -> None:
+    """With `do_train: false`, `erniekit train` only evaluates and needs `do_eval: true`."""
+    if draft.verb == "train" and not draft["do_train"] and not draft["do_eval"]:
+        draft.problem(
+            "do_train", "nothing to do: `do_train` and `do_eval` are both false", "set `do_eval: true` to evaluate only"
+        )
+
+
+@rule("dropout_warmup_steps", "hidden_dropout_prob", "attention_probs_dropout_prob")
+def dropout_warmup_needs_dropout(draft: Draft) -> None:
+    """`dropout_warmup_steps` has no effect while both dropout probabilities are 0."""
+    if draft.differs("dropout_warmup_steps") and not (
+        draft["hidden_dropout_prob"] or draft["attention_probs_dropout_prob"]
+    ):
+        draft.no_effect("dropout_warmup_steps", "because both dropout probabilities are 0")
+
+
+SECTION = section(
+    BasicParameters,
+    key="basic",
+    title="1.1 Basic configuration",
+    verbs=ALL_VERBS,
+    rules=(something_to_do, dropout_warmup_needs_dropout),
+)

@@ -1,0 +1,142 @@
+"""1.6 Checkpoints: what is saved, when, how, and where a run starts again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from erniekit.parameters.declaration import parameter, rule, section, when
+from erniekit.parameters.draft import Draft
+from erniekit.parameters.values import PATH_OR_BOOLEAN, WORDS
+
+UNIFIED_WORDS = (
+    "async_save",
+    "ignore_merge_optimizer",
+    "master_weight_compatible",
+    "remove_master_weight",
+    "skip_save_model_weight",
+    "enable_all_options",
+)
+
+
+@dataclass(frozen=True)
+class CheckpointParameters:
+    """What is saved, when and how, and where a run starts again."""
+
+    save_strategy: str = parameter(
+        "no",
+        "When checkpoints are written: every `save_steps` (`steps`), at the end of each epoch (`epoch`), or not at all "
+        "(`no`). The final model is saved in any case; restarting after a fault needs `steps` or `epoch`.",
+        choices=("no", "steps", "epoch"),
+        example="steps",
+    )
+    save_steps: int = parameter(
+        100,
+        "Write a checkpoint every so many optimizer steps.",
+        minimum=1,
+        unit="optimizer steps",
+        needs=when("save_strategy", "steps"),
+        example=500,
+    )
+    save_total_limit: int | None = parameter(
+        None,
+        "Keep only this many of the newest checkpoints and delete older ones once a newer one is complete. null "
+        "keeps all.",
+        minimum=1,
+        unit="checkpoints",
+        needs=when("save_strategy", "steps", "epoch"),
+        example=3,
+    )
+    resume_from_checkpoint: str | bool = parameter(
+        False,
+        "Go on with an interrupted run: weights, optimizer, schedule and the position in the data continue exactly "
+        "where the checkpoint was written. A path names one checkpoint folder, true takes the newest complete one "
+        "in `output_dir`.",
+        kind=PATH_OR_BOOLEAN,
+        example=True,
+    )
+    init_from_checkpoint: str = parameter(
+        "",
+        "Start a new run from the weights of a checkpoint folder; optimizer, schedule and data begin anew.",
+        example="output/sft/checkpoint-100",
+    )
+    unified_checkpoint: bool = parameter(
+        True,
+        "Write weights and optimizer states in one layout that any number and arrangement of devices can read. "
+        "When false every rank writes a file of its own.",
+        available=(True,),
+        coming="checkpoints of one file per rank",
+    )
+    unified_checkpoint_config: tuple[str, ...] = parameter(
+        (),
+        "Options of saving: writing while training goes on (`async_save`), optimizer states left in one file per "
+        "rank (`ignore_merge_optimizer`), without master weights (`remove_master_weight`), or without the model "
+        "where master weights hold the same (`skip_save_model_weight`).",
+        kind=WORDS,
+        choices=UNIFIED_WORDS,
+        available=(),
+        coming="the options of unified checkpoints",
+        example="async_save",
+    )
+    ckpt_quant_stage: str = parameter(
+        "O0",
+        "How optimizer states are compressed in checkpoints: not (`O0`), to 8 bits (`O1`), or to 4 bits (`O2`). "
+        "Compression loses precision, so a resumed run is no longer exact.",
+        choices=("O0", "O1", "O2"),
+        available=("O0",),
+        coming="compressed checkpoints",
+    )
+    disable_ckpt_quant: bool = parameter(
+        False,
+        "Write optimizer states uncompressed, whatever `ckpt_quant_stage` says.",
+        needs=when("ckpt_quant_stage", "O1", "O2"),
+    )
+    ignore_save_lr_and_optim: bool = parameter(
+        False,
+        "Leave the optimizer and the schedule out of checkpoints. They become about a third of the size; a run that "
+        "resumes from one starts its moments at zero.",
+    )
+    ignore_load_lr_and_optim: bool = parameter(
+        False,
+        "Resume with weights and position only: the optimizer's moments and the schedule start anew.",
+        needs=when("resume_from_checkpoint"),
+    )
+    max_shard_size: float = parameter(
+        5.0,
+        "The largest size of one safetensors file; larger models are written as several files with an index.",
+        above=0.0,
+        unit="GB (10^9 bytes)",
+        verbs=("train", "export"),
+    )
+    hf_hub_id: str = parameter(
+        "",
+        "The repository on the Hugging Face Hub that an exported model is uploaded to. Empty uploads nothing.",
+        available=("",),
+        coming="uploads to the Hugging Face Hub",
+        verbs=("export",),
+        example="me/my-model",
+    )
+
+
+@rule("resume_from_checkpoint", "init_from_checkpoint")
+def resume_or_initialise(draft: Draft) -> None:
+    """`resume_from_checkpoint` and `init_from_checkpoint` exclude each other."""
+    if draft["resume_from_checkpoint"] and draft["init_from_checkpoint"]:
+        what = "a run either resumes or starts anew from a checkpoint's weights"
+        draft.problem("init_from_checkpoint", what, "remove it or `resume_from_checkpoint`")
+
+
+@rule("init_from_checkpoint", "continue_training")
+def checkpoint_weights_or_random(draft: Draft) -> None:
+    """`init_from_checkpoint` needs `continue_training: true`, since false asks for random weights."""
+    if draft["init_from_checkpoint"] and not draft["continue_training"]:
+        what = "`continue_training: false` asks for random weights"
+        draft.problem("init_from_checkpoint", what, "remove one of the two")
+
+
+SECTION = section(
+    CheckpointParameters,
+    key="checkpoint",
+    title="1.6 Checkpoints",
+    verbs=("train",),
+    rules=(resume_or_initialise, checkpoint_weights_or_random),
+)

@@ -1,0 +1,161 @@
+"""The configuration that the program receives: frozen, typed sections, with the origin of every value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from erniekit.errors import ConfigurationError
+from erniekit.parameters.acceleration import AccelerationParameters
+from erniekit.parameters.basic import BasicParameters
+from erniekit.parameters.checkpoint import CheckpointParameters
+from erniekit.parameters.declaration import Parameter
+from erniekit.parameters.distributed import DistributedParameters
+from erniekit.parameters.dpo import DpoParameters
+from erniekit.parameters.draft import DEFAULT
+from erniekit.parameters.entries import Entry, Place, Problem, read_file, read_overrides
+from erniekit.parameters.evaluation import EvaluationParameters
+from erniekit.parameters.fp8 import Fp8Parameters
+from erniekit.parameters.generation import GenerationParameters
+from erniekit.parameters.lora import LoraParameters
+from erniekit.parameters.memory import MemoryParameters
+from erniekit.parameters.moe import MoeParameters
+from erniekit.parameters.precision import PrecisionParameters
+from erniekit.parameters.resolution import resolve
+from erniekit.parameters.schema import PARAMETERS, SECTIONS
+from erniekit.parameters.sft import SftParameters
+from erniekit.parameters.training import TrainingParameters
+from erniekit.parameters.values import shown
+
+
+@dataclass(frozen=True)
+class Config:
+    """A complete configuration. Made by `Config.load` or `Config.from_mapping`, never by hand.
+
+    Attributes:
+        messages: lines to print once: what was expanded, changed, or has no effect.
+        path: the file it came from, if any.
+        verb: the verb it was worked out for.
+        origins: parameter -> "default", "sft.yaml:12", "command line", "compute_type (sft.yaml:3)"; a default that
+            follows from other parameters begins with "default" and says why.
+    """
+
+    basic: BasicParameters
+    evaluation: EvaluationParameters
+    training: TrainingParameters
+    distributed: DistributedParameters
+    memory: MemoryParameters
+    checkpoint: CheckpointParameters
+    acceleration: AccelerationParameters
+    precision: PrecisionParameters
+    sft: SftParameters
+    lora: LoraParameters
+    dpo: DpoParameters
+    fp8: Fp8Parameters
+    moe: MoeParameters
+    generation: GenerationParameters
+    messages: tuple[str, ...]
+    path: Path | None
+    verb: str
+    origins: Mapping[str, str]
+
+    @classmethod
+    def load(cls, path: str | Path | None, overrides: Sequence[str] = (), *, verb: str = "train") -> Config:
+        """Read a YAML or JSON file and `name=value` words, which take precedence.
+
+        Args:
+            path: the file; None for the overrides alone.
+            overrides: words of the command line.
+            verb: the verb that will use it; decides what is required.
+
+        Raises:
+            ConfigurationError: everything that is wrong, one line each with file:line.
+        """
+        file = None if path is None else Path(path)
+        entries, problems = read_file(file) if file else ([], [])
+        words, word_problems = read_overrides(overrides)
+        return cls._finish([entries, words], [*problems, *word_problems], verb, file)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], overrides: Sequence[str] = (), *, verb: str = "train") -> Config:
+        """The same for values that a program holds, such as the resolved configuration of a checkpoint."""
+        words, problems = read_overrides(overrides)
+        entries = [Entry(name, value, Place("given values")) for name, value in values.items()]
+        return cls._finish([entries, words], problems, verb, None)
+
+    @classmethod
+    def _finish(cls, layers: list[list[Entry]], problems: list[Problem], verb: str, path: Path | None) -> Config:
+        draft = resolve(layers, verb)
+        if problems or draft.problems:
+            raise ConfigurationError(_report([*problems, *draft.problems], path))
+        sections = {
+            section.key: section.dataclass(**{item.name: draft[item.name] for item in section.parameters})
+            for section in SECTIONS
+        }
+        return cls(**sections, messages=tuple(draft.messages), path=path, verb=verb, origins=dict(draft.origins))
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of any parameter by name."""
+        return getattr(getattr(self, PARAMETERS[name].section), name)
+
+    def origin(self, name: str) -> str:
+        """Where the value of a parameter comes from."""
+        return self.origins[name]
+
+    def is_set(self, name: str) -> bool:
+        """Whether the user wrote the parameter, directly or by an alias."""
+        return not self.origins[name].startswith(DEFAULT)
+
+    def resolved(self) -> dict[str, Any]:
+        """Every parameter with its value, as JSON and YAML hold it; loading it gives the same configuration."""
+        return {name: _plain(self[name]) for name in PARAMETERS}
+
+    def without_effect_on_cpu(self) -> list[str]:
+        """Lines for what the user asked of a GPU and a CPU cannot give; a runner prints them when it runs on a CPU."""
+        lines = []
+        for parameter in self._asked_of_a_gpu():
+            name = parameter.name
+            tail = ": fp32 runs" if name in ("bf16", "fp16") else ""
+            lines.append(f"`{name}: {shown(self[name])}` ({self.origin(name)}) has no effect on a CPU{tail}")
+        return lines
+
+    def refuse_unavailable_on_gpu(self) -> None:
+        """For a runner that finds itself on a GPU with `device: auto`.
+
+        Raises:
+            ConfigurationError: the user asked for GPU machinery that this version does not have.
+        """
+        lines = [
+            f"{self.origin(item.name)}: `{item.name}`: is not available yet on a GPU, it needs {item.coming}; "
+            "remove it, or `device: cpu`"
+            for item in self._asked_of_a_gpu()
+        ]
+        if lines:
+            raise ConfigurationError("\n".join(lines))
+
+    def _asked_of_a_gpu(self) -> list[Parameter]:
+        values = {name: self[name] for name in PARAMETERS}
+        return [
+            item
+            for item in PARAMETERS.values()
+            if item.gpu_only
+            and self[item.name] != item.default
+            and (not item.needs or any(need.holds(values) for need in item.needs))
+        ]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _report(problems: list[Problem], path: Path | None) -> str:
+    ordered = sorted(problems, key=lambda problem: problem.place.line if problem.place else 10**9)
+    lines = [str(problem) if problem.place or not path else f"{path}: {problem}" for problem in ordered]
+    if len(lines) == 1:
+        return lines[0]
+    return f"{len(lines)} problems in the configuration\n" + "\n".join(f"  {line}" for line in lines)
+
+
+assert {item.name for item in fields(Config)} >= {section.key for section in SECTIONS}

@@ -1,0 +1,294 @@
+"""How a parameter is declared: once, with everything that typing, checking, documentation and editors need.
+
+A section is a frozen dataclass whose fields are made with `parameter(...)`; `section(...)` binds it to its title, its
+aliases and the rules that concern several parameters. Nothing here knows a particular parameter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from erniekit.parameters.values import BY_ANNOTATION, Kind, read_none, shown
+
+if TYPE_CHECKING:
+    from erniekit.parameters.draft import Draft
+
+Scalar = bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class When:
+    """A condition on one parameter: one of `values`, or greater than `above`, or simply set to something true."""
+
+    name: str
+    values: tuple[Scalar, ...] = ()
+    above: float | None = None
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        value = values[self.name]
+        if self.above is not None:
+            return bool(value > self.above)
+        if not self.values:
+            return bool(value)
+        if isinstance(value, (list, tuple)):
+            return any(word in self.values for word in value)
+        return value in self.values
+
+    def __str__(self) -> str:
+        if self.above is not None:
+            return f"`{self.name}` above {shown(self.above)}"
+        wanted = " or ".join(shown(value) for value in self.values) if self.values else "true"
+        return f"`{self.name}` {wanted}"
+
+
+def when(name: str, *values: Scalar, above: float | None = None) -> When:
+    """`when("lora")`, `when("lr_scheduler_type", "cosine", "wsd")`, `when("pipeline_parallel_degree", above=1)`."""
+    return When(name, values, above)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A default that follows from other parameters.
+
+    Attributes:
+        text: what the documentation says instead of a value.
+        value: the draft of a configuration -> the default, and the words that its origin adds ("" for none).
+        neutral: stands for the value while it is not known.
+    """
+
+    text: str
+    value: Callable[[Draft], tuple[Any, str]]
+    neutral: Any
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One declared parameter; see `parameter` for the meaning of the fields."""
+
+    default: Any
+    meaning: str
+    name: str = ""
+    section: str = ""
+    kind: Kind = BY_ANNOTATION["str"]
+    nullable: bool = False
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    spellings: Mapping[str, Any] = field(default_factory=dict)
+    unit: str = ""
+    verbs: tuple[str, ...] = ()
+    stages: tuple[str, ...] = ()
+    needs: tuple[When, ...] = ()
+    excludes: tuple[str, ...] = ()
+    required_for: tuple[str, ...] = ()
+    derived: Derived | None = None
+    available: tuple[Any, ...] | None = None
+    coming: str = ""
+    gpu_only: bool = False
+    wrong_type: str = ""
+    example: Any = None
+
+    def read(self, raw: Any) -> Any:
+        """The normalised value of what the user wrote; unchanged where it cannot be read."""
+        if raw is None and self.default == "":
+            return ""
+        if raw is None and self.default == ():
+            return []
+        if self.nullable:
+            raw = read_none(raw)
+        if raw is False and "no" in self.choices:
+            raw = "no"  # YAML 1.1 reads an unquoted `no` as false
+        if isinstance(raw, str) and raw.strip().casefold() in self.spellings:
+            raw = self.spellings[raw.strip().casefold()]
+        value = self.kind.read(raw)
+        if isinstance(value, list):
+            return [self._canonical(item) for item in value]
+        return self._canonical(value)
+
+    def _canonical(self, value: Any) -> Any:
+        if not isinstance(value, str) or not (self.choices or self.spellings):
+            return value
+        folded = value.strip().casefold()
+        spelled = self.spellings.get(folded, value)
+        if isinstance(spelled, str):
+            return next((choice for choice in self.choices if choice.casefold() == spelled.strip().casefold()), spelled)
+        return value
+
+    def is_available(self, value: Any) -> bool:
+        """Whether this version has the machinery that the value needs; for lists, for every word of it."""
+        if self.available is None:
+            return True
+        if self.kind.is_list:
+            return all(word in self.available for word in value)
+        return value in self.available
+
+    @property
+    def default_text(self) -> str:
+        return self.derived.text if self.derived else shown(self.default)
+
+
+def parameter(
+    default: Any,
+    meaning: str,
+    *,
+    kind: Kind | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: tuple[str, ...] = (),
+    spellings: Mapping[str, Any] | None = None,
+    unit: str = "",
+    verbs: tuple[str, ...] = (),
+    stages: tuple[str, ...] = (),
+    needs: When | tuple[When, ...] = (),
+    excludes: tuple[str, ...] = (),
+    required_for: tuple[str, ...] = (),
+    available: tuple[Any, ...] | None = None,
+    coming: str = "",
+    gpu_only: bool = False,
+    wrong_type: str = "",
+    example: Any = None,
+) -> Any:
+    """Declare one field of a section.
+
+    Args:
+        default: the value when nothing is written, or a `Derived` default.
+        meaning: one paragraph for users.
+        kind: how the value is written; taken from the annotation for bool, int, float and str.
+        minimum, maximum, above, below: bounds of the value or of each item; the last two exclude the bound.
+        choices: the words allowed (for the value, or for each word of a list).
+        spellings: other ways of writing a choice, in lower case -> the value meant.
+        unit: of the value, for the documentation.
+        verbs, stages: where the parameter has an effect; default the section's.
+        needs: without one of these conditions the parameter has no effect, which is reported.
+        excludes: parameters that may not be true (or set) together with this one.
+        required_for: verbs that cannot run without a value.
+        available: the values that this version can honour, where it cannot honour all; others are refused.
+        coming: the machinery that the refused values wait for.
+        gpu_only: any value but the default changes nothing on a CPU, which is reported, and is refused on a GPU
+            until the machinery in `coming` is there.
+        wrong_type: an explanation added to the message about a value of the wrong type.
+        example: a value worth showing; default the default.
+    """
+    derived = default if isinstance(default, Derived) else None
+    value = derived.neutral if derived else default
+    declared = Parameter(
+        default=value,
+        meaning=meaning,
+        kind=kind or BY_ANNOTATION["str"],
+        minimum=minimum,
+        maximum=maximum,
+        above=above,
+        below=below,
+        choices=choices,
+        spellings=spellings or {},
+        unit=unit,
+        verbs=verbs,
+        stages=stages,
+        needs=(needs,) if isinstance(needs, When) else needs,
+        excludes=excludes,
+        required_for=required_for,
+        derived=derived,
+        available=available,
+        coming=coming,
+        gpu_only=gpu_only,
+        wrong_type=wrong_type,
+        example=example,
+    )
+    return dataclasses.field(default=value, metadata={"parameter": declared, "kind": kind})
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A name that users write for other parameters; it is expanded with a message and never reaches the program.
+
+    Attributes:
+        target: the parameter it renames, or "" when it expands.
+        expands: value in lower case -> the parameters it stands for.
+        choices: the values as the documentation writes them.
+    """
+
+    name: str
+    meaning: str
+    target: str = ""
+    expands: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    choices: tuple[str, ...] = ()
+
+
+def renamed(name: str, target: str, meaning: str) -> Alias:
+    """Another name of one parameter."""
+    return Alias(name, meaning, target=target)
+
+
+def shorthand(name: str, meaning: str, expands: Mapping[str, Mapping[str, Any]]) -> Alias:
+    """A name whose values stand for several parameters."""
+    folded = {word.casefold(): dict(values) for word, values in expands.items()}
+    return Alias(name, meaning, expands=folded, choices=tuple(expands))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check over several parameters; it runs only when all of `names` could be read."""
+
+    names: tuple[str, ...]
+    check: Callable[[Draft], None]
+
+    @property
+    def text(self) -> str:
+        """The rule as the documentation states it: the function's docstring."""
+        return " ".join((self.check.__doc__ or "").split())
+
+
+def rule(*names: str) -> Callable[[Callable[[Draft], None]], Rule]:
+    """Decorator: a function of a `Draft` becomes the rule that concerns `names`."""
+    return lambda check: Rule(names, check)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A page of the reference: one dataclass of parameters with its aliases and rules."""
+
+    key: str
+    title: str
+    summary: str
+    dataclass: type
+    parameters: tuple[Parameter, ...]
+    aliases: tuple[Alias, ...]
+    rules: tuple[Rule, ...]
+
+
+def section(
+    dataclass_: type,
+    *,
+    key: str,
+    title: str,
+    verbs: tuple[str, ...],
+    stages: tuple[str, ...] = ("PT", "SFT", "DPO"),
+    aliases: tuple[Alias, ...] = (),
+    rules: tuple[Rule, ...] = (),
+) -> Section:
+    """Bind the fields of a dataclass to a section; verbs and stages are those of parameters that name none."""
+    parameters = []
+    for item in dataclasses.fields(dataclass_):
+        declared: Parameter = item.metadata["parameter"]
+        annotation, _, null = str(item.type).partition(" | ")
+        kind = item.metadata["kind"] or BY_ANNOTATION[annotation]
+        parameters.append(
+            dataclasses.replace(
+                declared,
+                name=item.name,
+                section=key,
+                kind=kind,
+                nullable=null == "None",
+                verbs=declared.verbs or verbs,
+                stages=declared.stages or stages,
+            )
+        )
+    summary = " ".join((dataclass_.__doc__ or "").split())
+    return Section(key, title, summary, dataclass_, tuple(parameters), aliases, rules)

@@ -1,0 +1,207 @@
+"""1.4 Distributed training: how the work is divided between devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from erniekit.parameters.declaration import parameter, rule, section, when
+from erniekit.parameters.draft import Draft
+from erniekit.parameters.values import SEGMENTS, WORDS
+
+TENSOR_WORDS = (
+    "enable_mp_async_allreduce",
+    "enable_mp_skip_c_identity",
+    "enable_mp_fused_linear_param_grad_add",
+    "enable_sp_async_reduce_scatter",
+    "enable_delay_scale_loss",
+    "replace_with_c_embedding",
+    "replace_with_parallel_cross_entropy",
+    "sync_param",
+    "sync_grad",
+    "sync_moment",
+)
+PIPELINE_WORDS = (
+    "disable_p2p_cache_shape",
+    "disable_partial_send_recv",
+    "disable_batch_p2p_comm",
+    "disable_non_batch_p2p_comm",
+    "enable_delay_scale_loss",
+    "enable_dp_comm_overlap",
+    "enable_sharding_comm_overlap",
+    "enable_overlap_p2p_comm",
+    "enable_clear_every_step_cache",
+    "enable_release_grads",
+    "enable_split_backward",
+    "enable_timer",
+    "best_unbalanced_scheduler",
+)
+SHARDING_WORDS = (
+    "enable_stage1_tensor_fusion",
+    "enable_stage1_overlap",
+    "enable_stage1_allgather_overlap",
+    "enable_stage1_broadcast_overlap",
+    "enable_stage2_overlap",
+    "enable_release_grads",
+    "enable_fuse_optimizer_states",
+    "disable_stage1_reduce_avg",
+    "split_param",
+)
+IN_TENSOR = when("tensor_parallel_degree", above=1)
+IN_PIPELINE = when("pipeline_parallel_degree", above=1)
+IN_SHARDING = when("sharding_parallel_degree", above=1)
+
+
+@dataclass(frozen=True)
+class DistributedParameters:
+    """How one model and one step are divided between devices. The degrees multiply; data parallelism takes the rest."""
+
+    tensor_parallel_degree: int = parameter(
+        1,
+        "Cut every large matrix into this many slices, one per device. It divides weights, gradients, optimizer "
+        "states and much of the activations, at the price of communication in every layer.",
+        minimum=1,
+        available=(1,),
+        coming="tensor parallelism",
+        unit="ranks",
+        example=8,
+    )
+    tensor_parallel_config: tuple[str, ...] = parameter(
+        (),
+        "Options of tensor parallelism. `sync_param`, `sync_grad` and `sync_moment` keep the copies of parameters "
+        "that are not cut, their gradients and their moments equal on all ranks of a group.",
+        kind=WORDS,
+        choices=TENSOR_WORDS,
+        needs=IN_TENSOR,
+        example="sync_param sync_grad sync_moment",
+    )
+    tensor_parallel_output: bool = parameter(
+        True,
+        "Leave the logits cut by vocabulary and compute the loss from the slices, so that no device ever holds "
+        "them whole.",
+        needs=IN_TENSOR,
+    )
+    sequence_parallel: bool = parameter(
+        True,
+        "Divide the sequence between the ranks of a tensor-parallel group wherever the layers do not need it "
+        "whole, so that activations are stored once instead of once per rank. Without tensor parallelism it is "
+        "false.",
+    )
+    use_sp_callback: bool = parameter(
+        False,
+        "Synchronise the gradients of parameters that sequence parallelism keeps on all ranks once a step, in a "
+        "callback, instead of after every backward pass.",
+        needs=when("sequence_parallel"),
+    )
+    pipeline_parallel_degree: int = parameter(
+        1,
+        "Cut the stack of layers into this many consecutive stages, one per device. Micro-batches flow through the "
+        "stages; `gradient_accumulation_steps` should be several times the degree.",
+        minimum=1,
+        available=(1,),
+        coming="pipeline parallelism",
+        unit="ranks",
+        example=2,
+    )
+    pipeline_parallel_config: tuple[str, ...] = parameter(
+        (),
+        "Options of pipeline parallelism: how stages exchange tensors, whether communication overlaps with "
+        "computation, and when gradients are scaled and released.",
+        kind=WORDS,
+        choices=PIPELINE_WORDS,
+        needs=IN_PIPELINE,
+        example="disable_partial_send_recv enable_clear_every_step_cache",
+    )
+    pp_seg_method: str | tuple[int, ...] = parameter(
+        "layer:DecoderLayer",
+        "Where the stack is cut. `layer:DecoderLayer` gives every stage the same number of decoder layers (several "
+        "class names are separated by `|`), `uniform` counts all layers alike, and a list such as [0, 29, 57] "
+        "names the first layer of each stage; the end may be left out.",
+        kind=SEGMENTS,
+        needs=IN_PIPELINE,
+        example=[0, 29, 57],
+    )
+    virtual_pp_degree: int = parameter(
+        1,
+        "Give every stage this many shorter runs of layers instead of one long one (interleaved pipeline). It "
+        "shortens the time in which stages wait, and communicates more.",
+        minimum=1,
+        needs=IN_PIPELINE,
+        example=2,
+    )
+    add_tail_layers: int = parameter(
+        0,
+        "Append this many empty layers, so that the number of layers can be divided by the number of (virtual) stages.",
+        minimum=0,
+        unit="layers",
+        needs=IN_PIPELINE,
+        example=3,
+    )
+    sharding: str = parameter(
+        "none",
+        "What the ranks of a sharding group divide between them instead of each keeping all of it: optimizer states "
+        "(`stage1`), gradients too (`stage2`), parameters too (`stage3`).",
+        choices=("none", "stage1", "stage2", "stage3"),
+        spellings={"": "none", "null": "none"},
+        needs=IN_SHARDING,
+        example="stage1",
+    )
+    sharding_parallel_degree: int = parameter(
+        1,
+        "The number of ranks that divide optimizer states, gradients or parameters between them. Each works on its "
+        "own data.",
+        minimum=1,
+        available=(1,),
+        coming="sharded data parallelism",
+        unit="ranks",
+        example=8,
+    )
+    sharding_parallel_config: tuple[str, ...] = parameter(
+        (),
+        "Options of sharding: overlapping its communication with the backward pass, fusing small tensors, and "
+        "splitting single parameters between ranks (`split_param`).",
+        kind=WORDS,
+        choices=SHARDING_WORDS,
+        needs=IN_SHARDING,
+        example="enable_stage1_overlap enable_release_grads",
+    )
+    moe_group: str = parameter(
+        "dummy",
+        "Which ranks divide the experts of a mixture-of-experts model: none (`dummy`, every rank holds all "
+        "experts), the tensor-parallel group (`mp`), or the ranks that work on different data (`data`, also "
+        "written `dp`).",
+        choices=("dummy", "mp", "data"),
+        spellings={"dp": "data"},
+        available=("dummy",),
+        coming="expert parallelism",
+        example="mp",
+    )
+
+
+@rule("tensor_parallel_degree", "sequence_parallel")
+def sequence_parallel_needs_tensor_parallel(draft: Draft) -> None:
+    """`sequence_parallel` is false while `tensor_parallel_degree` is 1."""
+    if draft["tensor_parallel_degree"] == 1:
+        draft.change("sequence_parallel", False, "tensor_parallel_degree is 1")
+
+
+@rule("pp_seg_method", "pipeline_parallel_degree")
+def boundaries_are_increasing(draft: Draft) -> None:
+    """A list in `pp_seg_method` starts at 0, increases, and names as many stages as `pipeline_parallel_degree`."""
+    bounds, degree = draft["pp_seg_method"], draft["pipeline_parallel_degree"]
+    if not isinstance(bounds, (list, tuple)):
+        return
+    if bounds[0] != 0 or any(left >= right for left, right in pairwise(bounds)):
+        draft.problem("pp_seg_method", "the boundaries must start at 0 and increase", "for example [0, 29, 57]")
+    elif degree > 1 and len(bounds) not in (degree, degree + 1):
+        what = f"{len(bounds)} boundaries do not make {degree} stages"
+        draft.problem("pp_seg_method", what, f"write {degree} first layers, and the end if you like")
+
+
+SECTION = section(
+    DistributedParameters,
+    key="distributed",
+    title="1.4 Distributed training",
+    verbs=("train", "eval"),
+    rules=(sequence_parallel_needs_tensor_parallel, boundaries_are_increasing),
+)

@@ -1,0 +1,116 @@
+"""2.3 DPO: training on preferences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from erniekit.parameters.declaration import parameter, rule, section, when
+from erniekit.parameters.draft import Draft
+
+SPACE_FOR_AN_ANSWER = 10  # tokens that a prompt always leaves to its answers, as upstream documents
+
+
+@dataclass(frozen=True)
+class DpoParameters:
+    """The loss over pairs of a preferred and a rejected answer, and its reference model."""
+
+    beta: float = parameter(
+        0.1,
+        "How strongly the loss holds the model to the reference: the factor of the difference of log-probabilities.",
+        above=0.0,
+    )
+    loss_type: str = parameter(
+        "sigmoid",
+        "The preference loss. `sigmoid` is DPO's own; the others are named after their papers.",
+        choices=("sigmoid", "ipo", "kto_pair", "hinge", "simpo", "orpo", "dpop", "sppo_hard", "nca_pair"),
+    )
+    simpo_gamma: float = parameter(
+        0.5,
+        "SimPO's target margin between the rewards of the two answers.",
+        needs=when("loss_type", "simpo"),
+    )
+    offset_alpha: float = parameter(
+        0.0,
+        "Ask for a larger margin where the scores of two answers differ more: alpha / beta x log(score difference) is "
+        "subtracted from the preference logits. 0 asks for none.",
+        minimum=0.0,
+    )
+    max_prompt_len: int = parameter(
+        2048,
+        "The longest prompt, at most `max_seq_len` - 10. The oldest turns of a longer one are removed, and counted.",
+        minimum=1,
+        unit="tokens",
+        example=1024,
+    )
+    pref_loss_ratio: float = parameter(1.0, "The weight of the preference loss in the total.", minimum=0.0)
+    sft_loss_ratio: float = parameter(
+        0.0,
+        "The weight of an SFT loss on the preferred answers in the total. A little of it keeps their probability from "
+        "falling along with that of the rejected ones.",
+        minimum=0.0,
+        example=0.1,
+    )
+    label_smoothing: float = parameter(
+        0.0,
+        "The assumed probability that the two answers of a pair are exchanged, for the sigmoid loss.",
+        minimum=0.0,
+        below=0.5,
+        example=0.1,
+    )
+    normalize_logps: bool = parameter(
+        False,
+        "Divide the log-probability of an answer by its length before the loss. The sigmoid loss of the DPO paper "
+        "does not.",
+    )
+    dpop_lambda: float = parameter(
+        50.0,
+        "The weight of DPO-positive's penalty for preferred answers that become less likely than under the reference.",
+        minimum=0.0,
+        needs=when("loss_type", "dpop"),
+    )
+    reference_free: bool = parameter(
+        False,
+        "Train without a reference model: its log-probabilities count as equal for both answers.",
+    )
+    ref_model_update_steps: int = parameter(
+        -1,
+        "Copy the trained model into the reference every so many optimizer steps. -1 never does.",
+        minimum=-1,
+        unit="optimizer steps",
+        example=500,
+    )
+
+
+@rule("stage", "max_prompt_len", "max_seq_len")
+def prompt_leaves_space(draft: Draft) -> None:
+    """`max_prompt_len` is at most `max_seq_len` - 10, so that answers have room."""
+    limit = draft["max_seq_len"] - SPACE_FOR_AN_ANSWER
+    if draft["stage"] == "DPO" and draft["max_prompt_len"] > limit:
+        if limit < 1:
+            draft.problem("max_seq_len", "leaves no room for a prompt and its answers", "write at least 11")
+        else:
+            draft.change("max_prompt_len", limit, f"max_seq_len is {draft['max_seq_len']}")
+
+
+@rule("ref_model_update_steps")
+def reference_update_not_zero(draft: Draft) -> None:
+    """`ref_model_update_steps` is positive, or -1 for never."""
+    if draft["ref_model_update_steps"] == 0:
+        draft.problem("ref_model_update_steps", "0 is no interval", "write -1 for never")
+
+
+@rule("pref_loss_ratio", "sft_loss_ratio", "stage")
+def some_loss_remains(draft: Draft) -> None:
+    """`pref_loss_ratio` and `sft_loss_ratio` may not both be 0."""
+    if draft["stage"] == "DPO" and not (draft["pref_loss_ratio"] or draft["sft_loss_ratio"]):
+        draft.problem("pref_loss_ratio", "both loss weights are 0", "give one of them a positive value")
+
+
+SECTION = section(
+    DpoParameters,
+    key="dpo",
+    title="2.3 DPO",
+    verbs=("train", "eval"),
+    stages=("DPO",),
+    rules=(prompt_leaves_space, reference_update_not_zero, some_loss_remains),
+)

@@ -1,0 +1,230 @@
+"""Reading a configuration file or the words of a command line into entries: name, value as written, and place.
+
+YAML files are composed, not loaded, so that every name keeps its line and a repeated name is seen. Only plain values
+and lists of them are accepted; tags, nested mappings and merge keys have no meaning in a flat file of parameters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from erniekit.errors import ConfigurationError
+
+LARGEST_FILE = 1_000_000  # bytes; a configuration takes a few thousand
+DEEPEST_LIST = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value was written.
+
+    Attributes:
+        file: the file as the user named it, or "" for the command line.
+        line: counted from 1; 0 where there is none.
+        alias: the alias that the user wrote instead, if any.
+    """
+
+    file: str
+    line: int = 0
+    alias: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.file and self.line else self.file or "command line"
+
+    @property
+    def origin(self) -> str:
+        """The place in few words, for tables: "sft.yaml:12", "compute_type (sft.yaml:3)"."""
+        short = f"{Path(self.file).name}:{self.line}" if self.file and self.line else str(self)
+        return f"{self.alias} ({short})" if self.alias else short
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter as the user wrote it."""
+
+    name: str
+    value: Any
+    place: Place
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something the user has to mend."""
+
+    text: str
+    place: Place | None = None
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.text}" if self.place else self.text
+
+
+def read_file(path: Path) -> tuple[list[Entry], list[Problem]]:
+    """The entries of a YAML or JSON file, in order, and what is wrong with its form.
+
+    Raises:
+        ConfigurationError: the file cannot be read or is not a mapping, so that no entry could be found.
+    """
+    text = _read_text(path)
+    try:
+        pairs = _json_pairs(text, path) if path.suffix.lower() == ".json" else _yaml_pairs(text, path)
+    except RecursionError:
+        raise ConfigurationError(f"{path}: values are nested too deeply; parameters are flat") from None
+    entries: dict[str, Entry] = {}
+    problems: list[Problem] = []
+    for name, value, line in pairs:
+        place = Place(str(path), line)
+        if isinstance(value, _Unusable):
+            problems.append(Problem(f"`{name}`: {value.reason}", place))
+        elif name in entries:
+            problems.append(
+                Problem(f"`{name}` is written twice, first at line {entries[name].place.line}; remove one", place)
+            )
+        else:
+            entries[name] = Entry(name, value, place)
+    return list(entries.values()), problems
+
+
+def read_overrides(words: Iterable[str]) -> tuple[list[Entry], list[Problem]]:
+    """The entries of `name=value` words; the value is read as in YAML."""
+    entries: dict[str, Entry] = {}
+    problems: list[Problem] = []
+    for word in words:
+        name, equals, text = word.partition("=")
+        name = name.strip().removeprefix("--")
+        if not equals or not name:
+            problems.append(Problem(f"`{word}` is not of the form name=value", Place("")))
+        elif name in entries:
+            problems.append(Problem(f"`{name}` is given twice; remove one", Place("")))
+        else:
+            entries[name] = Entry(name, _override_value(text), Place(""))
+    return list(entries.values()), problems
+
+
+@dataclass(frozen=True)
+class _Unusable:
+    reason: str
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.is_dir():
+            raise ConfigurationError(f"{path}: is a folder; name a YAML or JSON file")
+        with path.open("rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+    except FileNotFoundError:
+        raise ConfigurationError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}") from None
+    if len(data) > LARGEST_FILE:
+        raise ConfigurationError(f"{path}: is larger than 1 MB; is this a data file?")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+
+
+def _yaml_pairs(text: str, path: Path) -> list[tuple[str, Any, int]]:
+    try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+    except yaml.YAMLError as error:
+        raise ConfigurationError(_yaml_message(error, path)) from None
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigurationError(f"{path}:{_line(root)}: expected lines of the form `name: value`")
+    pairs = []
+    for key, value in root.value:
+        name = key.value if isinstance(key, yaml.ScalarNode) else "?"
+        pairs.append((name, _yaml_value(loader, value), _line(key)))
+    return pairs
+
+
+def _yaml_value(loader: yaml.SafeLoader, node: yaml.Node, depth: int = 0) -> Any:
+    if isinstance(node, yaml.SequenceNode) and depth < DEEPEST_LIST:
+        items = [_yaml_value(loader, item, depth + 1) for item in node.value]
+        return next((item for item in items if isinstance(item, _Unusable)), items)
+    if not isinstance(node, yaml.ScalarNode):
+        return _Unusable("holds a nested structure; parameters are flat: one line `name: value` each")
+    implicit = loader.resolve(yaml.ScalarNode, node.value, (node.style is None, node.style is not None))
+    if node.tag == "tag:yaml.org,2002:timestamp" and node.tag == implicit:
+        return node.value  # a folder may well be called 2025-01-31
+    if node.tag != implicit:
+        return _Unusable(f"YAML tags such as {node.tag.rsplit(':', 1)[-1]} are not used here; write the plain value")
+    try:
+        return loader.construct_object(node)
+    except (yaml.YAMLError, ValueError):
+        return _Unusable("cannot be read as a YAML value; put it in quotes")
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _yaml_message(error: yaml.YAMLError, path: Path) -> str:
+    mark = getattr(error, "problem_mark", None)
+    what = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
+    context = getattr(error, "context", None)
+    place = f"{path}:{mark.line + 1}" if mark else str(path)
+    return f"{place}: not valid YAML: {what}{f' ({context})' if context else ''}"
+
+
+def _override_value(text: str) -> Any:
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        value = "" if node is None else _yaml_value(loader, node)
+    except (yaml.YAMLError, RecursionError):
+        return text
+    return text if isinstance(value, _Unusable) else value
+
+
+def _json_pairs(text: str, path: Path) -> list[tuple[str, Any, int]]:
+    """The pairs of a JSON object, read one by one so that each keeps its line."""
+    decoder, position, pairs = json.JSONDecoder(), 0, []
+    try:
+        position = _skip(text, position, "{")
+        if text[position : position + 1] == "}":
+            position += 1
+        else:
+            while True:
+                line = text.count("\n", 0, position) + 1
+                name, position = decoder.raw_decode(text, position)
+                position = _skip(text, position, ":")
+                value, position = decoder.raw_decode(text, position)
+                pairs.append((name if isinstance(name, str) else "?", _json_value(value), line))
+                position = _skip(text, position)
+                if text[position : position + 1] == "}":
+                    position = _skip(text, position, "}")
+                    break
+                position = _skip(text, position, ",")
+        if text[position:].strip():
+            raise json.JSONDecodeError("text after the end of the object", text, position)
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(f"{path}:{error.lineno}: not a JSON object of parameters: {error.msg}") from None
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise ConfigurationError(f"{path}: not valid JSON: {error}") from None
+    return pairs
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _Unusable("holds a nested structure; parameters are flat")
+    return value
+
+
+def _skip(text: str, position: int, wanted: str = "") -> int:
+    """The position after white space, the `wanted` sign if any, and white space again."""
+    while text[position : position + 1].isspace():
+        position += 1
+    if wanted:
+        if text[position : position + 1] != wanted:
+            raise json.JSONDecodeError(f"expected {wanted!r}", text, position)
+        position = _skip(text, position + 1)
+    return position

@@ -1,0 +1,99 @@
+"""2.4 FP8 training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from erniekit.parameters.declaration import parameter, rule, section, when
+from erniekit.parameters.draft import Draft
+
+IN_FP8 = when("weight_quantize_algo", "fp8_linear")
+
+
+@dataclass(frozen=True)
+class Fp8Parameters:
+    """Training through 8-bit floating point, and the optimizer that usually goes with it."""
+
+    apply_hadamard: bool = parameter(
+        True,
+        "Rotate activations and weights by a Hadamard matrix before they are rounded to FP8, which spreads "
+        "outliers over a block; the rotation cancels in the product.",
+        needs=IN_FP8,
+    )
+    hadamard_block_size: int = parameter(
+        32,
+        "The side of the blocks of the Hadamard matrix, a power of two.",
+        minimum=2,
+        needs=IN_FP8,
+        example=64,
+    )
+    apply_online_actscale_step: int = parameter(
+        200,
+        "For this many optimizer steps the scale of activations is the largest value of each batch; afterwards it is a "
+        "moving average (see `actscale_moving_rate`). 0 uses the average from the start.",
+        minimum=0,
+        unit="optimizer steps",
+        wrong_type="it counts steps, although the reference of the original calls it a bool; the default is 200",
+        needs=IN_FP8,
+    )
+    actscale_moving_rate: float = parameter(
+        0.01,
+        "The weight of the newest batch in the moving average of activation scales.",
+        above=0.0,
+        maximum=1.0,
+        needs=IN_FP8,
+    )
+    fp8_format_type: str = parameter(
+        "hybrid",
+        "Which FP8 formats are used: `hybrid` takes e4m3 forward and e5m2 for gradients, `e4m3` takes it for both.",
+        choices=("hybrid", "e4m3"),
+        needs=IN_FP8,
+    )
+    quant_input_grad: bool = parameter(
+        False,
+        "Compute the gradient of a layer's input through FP8 as well.",
+        needs=IN_FP8,
+    )
+    quant_weight_grad: bool = parameter(
+        False,
+        "Compute the gradient of a layer's weight through FP8 as well.",
+        needs=IN_FP8,
+    )
+    use_lowprecision_moment: bool = parameter(
+        False,
+        "Keep AdamW's moments in bfloat16, at half the memory.",
+        available=(False,),
+        coming="low-precision moments",
+    )
+    tensorwise_offload_optimizer: bool = parameter(
+        False,
+        "Keep AdamW's states in host memory and bring in one tensor at a time during its step.",
+        available=(False,),
+        coming="offloading of optimizer states",
+    )
+    optim_shard_num: int = parameter(
+        1,
+        "Write the optimizer states of each rank as this many files, so that saving needs less memory at a time.",
+        minimum=1,
+        unit="files",
+        needs=when("unified_checkpoint_config", "ignore_merge_optimizer"),
+        example=8,
+    )
+
+
+@rule("hadamard_block_size")
+def block_is_a_power_of_two(draft: Draft) -> None:
+    """`hadamard_block_size` is a power of two."""
+    size = draft["hadamard_block_size"]
+    if size & (size - 1):
+        draft.problem("hadamard_block_size", f"{size} is not a power of two", "write 32, 64 or 128")
+
+
+SECTION = section(
+    Fp8Parameters,
+    key="fp8",
+    title="2.4 FP8 training",
+    verbs=("train",),
+    stages=("SFT", "DPO"),
+    rules=(block_is_a_power_of_two,),
+)

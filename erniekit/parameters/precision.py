@@ -1,0 +1,100 @@
+"""1.8 Mixed precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from erniekit.parameters.declaration import parameter, section, shorthand, when
+from erniekit.parameters.values import WORDS
+
+MIXED = (when("bf16"), when("fp16"))
+COMING = "mixed precision on a GPU"
+
+
+@dataclass(frozen=True)
+class PrecisionParameters:
+    """Which number formats a GPU computes in. A CPU always computes in float32."""
+
+    bf16: bool = parameter(
+        False,
+        "Compute in bfloat16, which has the range of float32 and 8 bits of precision.",
+        excludes=("fp16",),
+        gpu_only=True,
+        coming=COMING,
+        example=True,
+    )
+    fp16: bool = parameter(
+        False,
+        "Compute in float16, which has 11 bits of precision and a small range, so that the loss must be scaled (see "
+        "`scale_loss`).",
+        excludes=("bf16",),
+        gpu_only=True,
+        coming=COMING,
+    )
+    fp16_opt_level: str = parameter(
+        "O1",
+        "How far mixed precision goes, for bfloat16 as well: `O1` keeps the parameters in float32 and casts around the "
+        "operators that gain from it; `O2` holds the parameters in 16 bits with float32 copies in the optimizer.",
+        choices=("O1", "O2"),
+        needs=MIXED,
+        gpu_only=True,
+        coming=COMING,
+    )
+    scale_loss: int = parameter(
+        2**15,
+        "The first value of the dynamic loss scale, which keeps small gradients from vanishing in float16. It is "
+        "halved after an overflow and doubled after a long time without one.",
+        minimum=1,
+        needs=when("fp16"),
+        gpu_only=True,
+        coming=COMING,
+        example="2 ** 13",
+    )
+    amp_custom_white_list: tuple[str, ...] = parameter(
+        (),
+        "Operators that are computed in 16 bits in addition to Paddle's own list.",
+        kind=WORDS,
+        needs=MIXED,
+        gpu_only=True,
+        coming=COMING,
+        example="lookup_table flash_attn matmul",
+    )
+    amp_custom_black_list: tuple[str, ...] = parameter(
+        (),
+        "Operators that are computed in float32 in addition to Paddle's own list.",
+        kind=WORDS,
+        needs=MIXED,
+        gpu_only=True,
+        coming=COMING,
+        example="reduce_sum elementwise_div",
+    )
+    amp_master_grad: bool = parameter(
+        False,
+        "Keep gradients in float32 where parameters are held in 16 bits, so that accumulating and clipping lose "
+        "nothing.",
+        needs=when("fp16_opt_level", "O2"),
+        gpu_only=True,
+        coming=COMING,
+    )
+
+
+SECTION = section(
+    PrecisionParameters,
+    key="precision",
+    title="1.8 Mixed precision",
+    verbs=("train", "eval"),
+    aliases=(
+        shorthand(
+            "compute_type",
+            "One word for a number format. Weight formats (`fp8`, `wint8`, `wint4/8`) come with bfloat16 arithmetic.",
+            {
+                "fp32": {"bf16": False, "fp16": False},
+                "bf16": {"bf16": True, "fp16": False},
+                "fp16": {"bf16": False, "fp16": True},
+                "fp8": {"bf16": True, "fp16": False, "weight_quantize_algo": "fp8_linear"},
+                "wint8": {"bf16": True, "fp16": False, "weight_quantize_algo": "weight_only_int8"},
+                "wint4/8": {"bf16": True, "fp16": False, "weight_quantize_algo": "weight_only_mix"},
+            },
+        ),
+    ),
+)

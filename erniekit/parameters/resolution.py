@@ -1,0 +1,141 @@
+"""From entries to a finished draft: aliases are expanded, values read and checked, defaults derived, rules applied.
+
+Every step adds its problems to the draft; none stops the others, so that the user sees all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from erniekit.parameters.declaration import Alias, Parameter
+from erniekit.parameters.draft import Draft
+from erniekit.parameters.entries import Entry, Place, Problem
+from erniekit.parameters.json_schema import structural_problems
+from erniekit.parameters.schema import ALIASES, PARAMETERS, RULES, did_you_mean
+from erniekit.parameters.values import shown
+
+
+def resolve(layers: Iterable[list[Entry]], verb: str) -> Draft:
+    """Work out the configuration of `verb` from layers of entries; a later layer overrides an earlier one."""
+    entries: dict[str, Entry] = {}
+    problems: list[Problem] = []
+    expansions: dict[str, str] = {}
+    for layer in layers:
+        for name, entry in _expand_aliases(layer, problems, expansions).items():
+            entries.pop(name, None)  # a later layer's entry also comes later in the order
+            entries[name] = entry
+    draft = Draft(PARAMETERS, entries, verb)
+    draft.problems.extend(problems)
+    used = {entry.place.alias for entry in entries.values()}
+    draft.messages.extend(message for alias, message in expansions.items() if alias in used)
+    _read_values(draft, entries)
+    _check_required(draft)
+    _derive_defaults(draft)
+    for rule in RULES:
+        if not draft.broken.intersection(rule.names):
+            rule.check(draft)
+    _refuse_excluded(draft)
+    for name in entries:
+        if name in PARAMETERS and name not in draft.broken:
+            _refuse_or_report(draft, PARAMETERS[name])
+    return draft
+
+
+def _expand_aliases(layer: list[Entry], problems: list[Problem], expansions: dict[str, str]) -> dict[str, Entry]:
+    plain = {entry.name: entry for entry in layer if entry.name not in ALIASES}
+    for entry in layer:
+        if entry.name not in ALIASES:
+            continue
+        alias = ALIASES[entry.name]
+        expanded = _expand(alias, entry)
+        if expanded is None:
+            hint = did_you_mean(entry.value, alias.choices) if isinstance(entry.value, str) else ""
+            text = f"`{alias.name}`: expected {', '.join(alias.choices)}, got {shown(entry.value)}{hint}"
+            problems.append(Problem(text, entry.place))
+            continue
+        place = Place(entry.place.file, entry.place.line, alias=alias.name)
+        for name, value in expanded.items():
+            other = plain.get(name)
+            if other is None:
+                plain[name] = Entry(name, value, place)
+            elif PARAMETERS[name].read(other.value) != PARAMETERS[name].read(value):
+                text = (
+                    f"`{alias.name}` stands for {name}: {shown(value)}, but `{name}` is {shown(other.value)} "
+                    f"({other.place.origin}); remove one of the two"
+                )
+                problems.append(Problem(text, entry.place))
+        meaning = ", ".join(f"{name}: {shown(value)}" for name, value in expanded.items())
+        expansions[alias.name] = f"`{alias.name}: {shown(entry.value)}` ({entry.place.origin}) stands for {meaning}"
+    return plain
+
+
+def _expand(alias: Alias, entry: Entry) -> dict[str, Any] | None:
+    if alias.target:
+        return {alias.target: entry.value}
+    word = entry.value.strip().casefold() if isinstance(entry.value, str) else ""
+    return dict(alias.expands[word]) if word in alias.expands else None
+
+
+def _read_values(draft: Draft, entries: dict[str, Entry]) -> None:
+    values = {
+        name: PARAMETERS[name].read(entry.value) if name in PARAMETERS else entry.value
+        for name, entry in entries.items()
+    }
+    for name, what in structural_problems(values):
+        draft.problem(name, what)
+    for name, value in values.items():
+        if name not in draft.broken:
+            draft.take(name, tuple(value) if isinstance(value, list) else value)
+            _tell_spelling(draft, PARAMETERS[name], entries[name].value)
+
+
+def _tell_spelling(draft: Draft, parameter: Parameter, raw: Any) -> None:
+    if isinstance(raw, str) and raw.strip() and raw.strip().casefold() in parameter.spellings:
+        draft.messages.append(
+            f"`{parameter.name}: {raw}` ({draft.origins[parameter.name]}) is read as {shown(draft[parameter.name])}"
+        )
+
+
+def _check_required(draft: Draft) -> None:
+    for name, parameter in PARAMETERS.items():
+        if draft.verb in parameter.required_for and name not in draft.broken and not draft[name]:
+            draft.missing(name)
+
+
+def _derive_defaults(draft: Draft) -> None:
+    for name, parameter in PARAMETERS.items():
+        if parameter.derived and not draft.is_set(name):
+            draft.derive(name, *parameter.derived.value(draft))
+
+
+def _refuse_excluded(draft: Draft) -> None:
+    for name, parameter in PARAMETERS.items():
+        for other in parameter.excludes:
+            if name < other and draft[name] and draft[other] and not {name, other} & draft.broken:
+                origins = f"`{name}` ({draft.origins[name]}) and `{other}` ({draft.origins[other]})"
+                draft.problem(name, f"{origins} exclude each other", "keep one of them")
+
+
+def _refuse_or_report(draft: Draft, parameter: Parameter) -> None:
+    """A value that the user set either has its effect, or is reported to have none, or is refused for now."""
+    name = parameter.name
+    if not draft.differs(name):
+        return
+    if draft.verb == "train" and "train" not in parameter.verbs:
+        draft.no_effect(name, f"with `erniekit train`; it serves {', '.join(parameter.verbs)}")
+    elif draft["stage"] not in parameter.stages and "stage" not in draft.broken:
+        draft.no_effect(name, f"with stage {draft['stage']}")
+    elif parameter.needs and not any(need.holds(draft) for need in parameter.needs):
+        draft.no_effect(name, f"because {_unmet(draft, parameter)}")
+    elif not parameter.is_available(draft[name]):
+        allowed = "remove it" if not parameter.available else f"write {shown(parameter.available[0])}"
+        draft.problem(name, f"{shown(draft[name])} is not available yet, it needs {parameter.coming}", allowed)
+    elif parameter.gpu_only and draft["device"].startswith("gpu"):
+        draft.problem(
+            name, f"is not available yet on a GPU, it needs {parameter.coming}", "remove it, or `device: cpu`"
+        )
+
+
+def _unmet(draft: Draft, parameter: Parameter) -> str:
+    return " and ".join(f"{need.name} is {shown(draft[need.name])}" for need in parameter.needs)

@@ -1,0 +1,278 @@
+"""1.3 Training: the data, the length of the run, the optimizer and the learning rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from erniekit.parameters.declaration import Derived, parameter, renamed, rule, section, when
+from erniekit.parameters.draft import Draft
+from erniekit.parameters.sources import agree_on_sources, source_kinds
+from erniekit.parameters.values import NUMBERS, TEXTS
+
+DATA_VERBS = ("train", "preview")
+LEARNING_RATES = {
+    ("PT", False): 3e-5,
+    ("SFT", False): 3e-5,
+    ("DPO", False): 1e-6,
+    ("SFT", True): 3e-4,
+    ("DPO", True): 1e-5,
+}
+
+
+def _learning_rate(draft: Draft) -> tuple[float, str]:
+    stage, lora = draft["stage"], draft["lora"]
+    rate = LEARNING_RATES.get((stage, lora), LEARNING_RATES[("SFT", lora)])
+    return rate, f"for {stage} with LoRA" if lora else f"for {stage}"
+
+
+@dataclass(frozen=True)
+class TrainingParameters:
+    """The training data, the length of the run, batches, the optimizer and the learning-rate schedule."""
+
+    train_dataset_path: tuple[str, ...] = parameter(
+        (),
+        "The file or files of training records. Several are separated by commas or written as a YAML list.",
+        kind=TEXTS,
+        verbs=DATA_VERBS,
+        example="data/sft-train.jsonl",
+    )
+    train_dataset_type: tuple[str, ...] = parameter(
+        ("erniekit",),
+        "The format of each training file; one word may serve all. `erniekit` has `src` and `tgt`, `alpaca` has "
+        "`instruction`, `input` and `output`, `messages` has OpenAI roles, `text` is plain text for stage PT.",
+        **source_kinds(),
+        verbs=DATA_VERBS,
+    )
+    train_dataset_prob: tuple[float, ...] = parameter(
+        (1.0,),
+        "The weight of each training file when sources are mixed by probability (see `mix_strategy`), in the order of "
+        "`train_dataset_path`. Weights are divided by their sum; a file of weight 0 is left out.",
+        kind=NUMBERS,
+        minimum=0.0,
+        verbs=DATA_VERBS,
+        example="0.8,0.2",
+    )
+    data_cache_dir: str = parameter(
+        "",
+        "Where tokenised data is kept, memory-mapped, so that a second run starts at once. Empty means the folder "
+        "named by the environment variable `ERNIEKIT_CACHE`, or `~/.cache/erniekit`.",
+        verbs=("train", "eval", "preview"),
+        example="/tmp/erniekit-cache",
+    )
+    max_seq_len: int = parameter(
+        8192,
+        "The longest sequence of tokens that the model sees at once: the capacity of a pack, and the limit that "
+        "`over_length_policy` applies to a single sample. Memory grows in proportion to it.",
+        minimum=2,
+        unit="tokens",
+        verbs=("train", "eval", "preview"),
+        example=4096,
+    )
+    max_steps: int = parameter(
+        -1,
+        "Stop after this many optimizer steps, whatever `num_train_epochs` says. -1 sets no limit.",
+        minimum=-1,
+        unit="optimizer steps",
+        example=800,
+    )
+    num_train_epochs: int = parameter(
+        1,
+        "How often the run goes through the data, in a new order each time.",
+        minimum=1,
+        unit="epochs",
+        needs=when("max_steps", -1),
+        example=3,
+    )
+    per_device_train_batch_size: int = parameter(
+        1,
+        "How many packs (or single samples without packing) one forward and backward pass takes on each device. One "
+        "optimizer step uses this x `gradient_accumulation_steps` x the number of data-parallel and sharding ranks.",
+        minimum=1,
+        unit="packs",
+        example=2,
+    )
+    gradient_accumulation_steps: int = parameter(
+        1,
+        "Add up the gradients of this many passes before each optimizer step. The loss is divided by the target "
+        "tokens of the whole step, so 4 passes of 1 pack equal 1 pass of 4 packs and only need less memory.",
+        minimum=1,
+        unit="passes",
+        example=8,
+    )
+    random_shuffle: bool = parameter(
+        True,
+        "Shuffle the samples in each epoch, in an order that depends on `seed` and the epoch only. When false "
+        "samples keep the order of their files; several sources are still mixed.",
+        verbs=DATA_VERBS,
+    )
+    learning_rate: float = parameter(
+        Derived(
+            "3e-5 for PT and SFT, 3e-4 for SFT with LoRA, 1e-6 for DPO, 1e-5 for DPO with LoRA", _learning_rate, 3e-5
+        ),
+        "The highest learning rate, reached when warm-up ends; `lr_scheduler_type` says how it goes on from there.",
+        minimum=0.0,
+        example=1e-5,
+    )
+    lr_scheduler_type: str = parameter(
+        "linear",
+        "How the learning rate falls after warm-up: `linear` to 0, `cosine` to `min_lr`, `polynomial` to `lr_end`, "
+        "`constant` (no warm-up), `constant_with_warmup`, or `wsd`, which stays constant and falls in the last "
+        "`decay_steps`.",
+        choices=("linear", "cosine", "polynomial", "constant", "constant_with_warmup", "wsd"),
+        example="cosine",
+    )
+    warmup_steps: int = parameter(
+        0,
+        "Let the learning rate rise linearly from 0 over the first so many optimizer steps. Between 1% and 10% of "
+        "the run is usual.",
+        minimum=0,
+        unit="optimizer steps",
+        needs=when("lr_scheduler_type", "linear", "cosine", "polynomial", "constant_with_warmup", "wsd"),
+        example=20,
+    )
+    min_lr: float = parameter(
+        0.0,
+        "The learning rate at which a cosine or WSD decay ends.",
+        minimum=0.0,
+        needs=when("lr_scheduler_type", "cosine", "wsd"),
+        example=1e-6,
+    )
+    num_cycles: float = parameter(
+        0.5,
+        "The number of waves of the cosine schedule. The default of one half wave falls once from the peak to "
+        "`min_lr`.",
+        above=0.0,
+        needs=when("lr_scheduler_type", "cosine"),
+    )
+    lr_end: float = parameter(
+        1e-7,
+        "The learning rate at which the polynomial schedule ends.",
+        minimum=0.0,
+        needs=when("lr_scheduler_type", "polynomial"),
+    )
+    power: float = parameter(
+        1.0,
+        "The exponent of the polynomial schedule; 1 is a straight line, larger values fall faster at first.",
+        above=0.0,
+        needs=when("lr_scheduler_type", "polynomial"),
+        example=2.0,
+    )
+    decay_steps: int = parameter(
+        0,
+        "The length of the decay at the end of a WSD (warm-up, stable, decay) schedule.",
+        minimum=0,
+        unit="optimizer steps",
+        needs=when("lr_scheduler_type", "wsd"),
+        example=200,
+    )
+    wsd_decay_type: str = parameter(
+        "linear",
+        "The shape of the decay of a WSD schedule: a straight line, half a cosine wave, or 1 - sqrt(progress), "
+        "which falls steeply at first.",
+        choices=("linear", "cosine", "1-sqrt"),
+        needs=when("lr_scheduler_type", "wsd"),
+    )
+    layerwise_lr_decay_bound: float = parameter(
+        1.0,
+        "Give lower layers a smaller learning rate, rising in a straight line from the embedding to the head: with "
+        "bound b and L layers, depth d of L + 2 learns at b + (1 - b) x d / (L + 2) of the rate. The embedding has "
+        "d = 0, layer i has d = i, the final norm and the head have d = L + 2. 1 treats all layers alike.",
+        above=0.0,
+        maximum=1.0,
+        example=0.5,
+    )
+    optim: str = parameter(
+        "adamw",
+        "The optimizer. `adamw` is AdamW with decoupled weight decay; `adamw_custom` keeps its moments in fewer "
+        "bits or away from the device, as `use_lowprecision_moment` and `tensorwise_offload_optimizer` say.",
+        choices=("adamw", "adamw_custom"),
+        available=("adamw",),
+        coming="the optimizer with low-precision and offloaded moments",
+    )
+    weight_decay: float = parameter(
+        0.0,
+        "AdamW's decoupled weight decay. Biases and the weights of normalisation layers are not decayed.",
+        minimum=0.0,
+        example=0.1,
+    )
+    adam_beta1: float = parameter(0.9, "AdamW's decay of the mean of gradients.", minimum=0.0, below=1.0)
+    adam_beta2: float = parameter(
+        0.999, "AdamW's decay of the mean of squared gradients.", minimum=0.0, below=1.0, example=0.95
+    )
+    adam_epsilon: float = parameter(1e-8, "AdamW's addend to the denominator, against division by zero.", above=0.0)
+    max_grad_norm: float = parameter(
+        1.0,
+        "Scale the gradients of a step down when their global 2-norm exceeds this. 0 does not clip.",
+        minimum=0.0,
+    )
+
+
+@rule("train_dataset_path", "do_train")
+def training_needs_data(draft: Draft) -> None:
+    """Training and `erniekit preview` need `train_dataset_path`."""
+    wanted = (draft.verb == "train" and draft["do_train"]) or draft.verb == "preview"
+    if wanted and not draft["train_dataset_path"]:
+        draft.missing("train_dataset_path")
+
+
+@rule("train_dataset_path", "train_dataset_type", "train_dataset_prob", "stage")
+def training_sources_agree(draft: Draft) -> None:
+    """Training files, formats and probabilities agree in number (one value may serve all); formats fit the stage."""
+    agree_on_sources(draft, "train")
+
+
+@rule("max_steps")
+def max_steps_not_zero(draft: Draft) -> None:
+    """`max_steps` is positive, or -1 for no limit."""
+    if draft["max_steps"] == 0:
+        draft.problem("max_steps", "0 steps would train nothing", "write -1 for no limit, or `do_train: false`")
+
+
+@rule("lr_scheduler_type", "decay_steps", "warmup_steps", "max_steps")
+def schedule_fits_the_run(draft: Draft) -> None:
+    """The `wsd` schedule needs `decay_steps`; warm-up and decay together must fit into `max_steps`."""
+    decay = draft["decay_steps"] if draft["lr_scheduler_type"] == "wsd" else 0
+    if draft["lr_scheduler_type"] == "wsd" and not decay:
+        draft.problem("lr_scheduler_type", "`wsd` needs the length of its decay", "set `decay_steps` to at least 1")
+    if draft["max_steps"] > 0 and decay and draft["warmup_steps"] + decay > draft["max_steps"]:
+        what = f"warmup_steps + decay_steps = {draft['warmup_steps'] + decay} exceed max_steps = {draft['max_steps']}"
+        draft.problem("decay_steps", what, "shorten one of them")
+
+
+@rule("min_lr", "learning_rate", "lr_scheduler_type")
+def minimum_below_the_peak(draft: Draft) -> None:
+    """`min_lr` may not exceed `learning_rate`."""
+    if draft["lr_scheduler_type"] in ("cosine", "wsd") and draft["min_lr"] > draft["learning_rate"]:
+        draft.problem(
+            "min_lr", f"{draft['min_lr']} exceeds learning_rate {draft['learning_rate']}", "write a smaller value"
+        )
+
+
+@rule("lr_end", "learning_rate", "lr_scheduler_type")
+def polynomial_end_below_the_peak(draft: Draft) -> None:
+    """`lr_end` may not exceed `learning_rate` in the polynomial schedule."""
+    if draft["lr_scheduler_type"] == "polynomial" and draft["lr_end"] > draft["learning_rate"]:
+        draft.problem(
+            "lr_end", f"{draft['lr_end']} exceeds learning_rate {draft['learning_rate']}", "write a smaller value"
+        )
+
+
+SECTION = section(
+    TrainingParameters,
+    key="training",
+    title="1.3 Training",
+    verbs=("train",),
+    aliases=(
+        renamed(
+            "batch_size", "per_device_train_batch_size", "The name of `per_device_train_batch_size` in older files."
+        ),
+    ),
+    rules=(
+        training_needs_data,
+        training_sources_agree,
+        max_steps_not_zero,
+        schedule_fits_the_run,
+        minimum_below_the_peak,
+        polynomial_end_below_the_peak,
+    ),
+)

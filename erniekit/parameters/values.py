@@ -1,0 +1,187 @@
+"""How users write values, and what a value becomes.
+
+A `Kind` reads what a YAML file, a JSON file or the command line holds and returns the plain JSON value that the
+generated JSON Schema describes (`2 ** 15` becomes 32768, `"a.jsonl, b.jsonl"` a list). A reader never raises: what it
+cannot read it returns as it is, and the schema then refuses it with the parameter's name and place.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_POWER = re.compile(r"\s*(-?\d{1,6})\s*\*\*\s*(\d{1,2})\s*")
+_NONE_WORDS = {"none", "null", "~"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way of writing values.
+
+    Attributes:
+        title: the type as the documentation names it.
+        expected: the phrase of an error message, after "expected".
+        read: user-written value -> normalised JSON value, or the value itself when it cannot be read.
+        schema: JSON Schema of the normalised value, without bounds and choices.
+        written: JSON Schemas of further forms that a file may hold, for editors.
+    """
+
+    title: str
+    expected: str
+    read: Callable[[Any], Any]
+    schema: Mapping[str, Any]
+    written: tuple[Mapping[str, Any], ...] = field(default=())
+
+    @property
+    def is_list(self) -> bool:
+        return self.schema.get("type") == "array"
+
+
+def read_integer(raw: Any) -> Any:
+    """8, "8", 8.0, "1e4" and "2 ** 15" are integers; 8.5 and true are not."""
+    if isinstance(raw, str):
+        power = _POWER.fullmatch(raw)
+        if power:
+            return int(power[1]) ** int(power[2])
+        number = read_number(raw)
+        return read_integer(number) if isinstance(number, float) else raw
+    if isinstance(raw, float) and math.isfinite(raw) and raw.is_integer():
+        return int(raw)
+    return raw
+
+
+def read_number(raw: Any) -> Any:
+    """1, "1e-5" (a text in YAML 1.1) and "2 ** 3" are numbers; nan and inf become texts, which no schema takes."""
+    if isinstance(raw, bool):
+        return raw
+    if isinstance(raw, str):
+        power = _POWER.fullmatch(raw)
+        text = str(int(power[1]) ** int(power[2])) if power else raw.strip()
+        try:
+            number = float(text)
+        except ValueError:
+            return raw
+    elif isinstance(raw, (int, float)):
+        try:
+            number = float(raw)
+        except OverflowError:
+            return "a number that is too large"
+    else:
+        return raw
+    return number if math.isfinite(number) else str(number)
+
+
+def _as_it_is(raw: Any) -> Any:
+    return raw
+
+
+def _read_words(raw: Any) -> Any:
+    return raw.split() if isinstance(raw, str) else raw
+
+
+def _split_at_commas(raw: Any) -> Any:
+    if isinstance(raw, str):
+        return [part.strip() for part in raw.split(",")] if raw.strip() else []
+    return raw
+
+
+def _read_numbers(raw: Any) -> Any:
+    parts = [raw] if isinstance(raw, (int, float)) and not isinstance(raw, bool) else _split_at_commas(raw)
+    return [read_number(part) for part in parts] if isinstance(parts, list) else parts
+
+
+def _read_segments(raw: Any) -> Any:
+    if isinstance(raw, str):
+        text = raw.strip()
+        if text.startswith("[") and text.endswith("]"):
+            return [read_integer(part.strip()) for part in text[1:-1].split(",")]
+        return text
+    return [read_integer(part) for part in raw] if isinstance(raw, list) else raw
+
+
+def read_none(raw: Any) -> Any:
+    """For parameters that may be null: the words that users write for it."""
+    return None if isinstance(raw, str) and raw.strip().lower() in _NONE_WORDS else raw
+
+
+_INTEGER_TEXT = {"type": "string", "pattern": r"^\s*-?\d+\s*(\*\*\s*\d+\s*)?$"}
+_NUMBER_TEXT = {"type": "string", "pattern": r"^\s*([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|-?\d+\s*\*\*\s*\d+)\s*$"}
+
+BOOLEAN = Kind("boolean", "true or false", _as_it_is, {"type": "boolean"})
+INTEGER = Kind("integer", "an integer", read_integer, {"type": "integer"}, (_INTEGER_TEXT,))
+FLAG = Kind(
+    "integer (0 or 1)",
+    "0 or 1",
+    lambda raw: int(raw) if isinstance(raw, bool) else read_integer(raw),
+    {"type": "integer", "minimum": 0, "maximum": 1},
+    ({"type": "boolean"},),
+)
+NUMBER = Kind("number", "a finite number", read_number, {"type": "number"}, (_NUMBER_TEXT,))
+TEXT = Kind("text", "a text (put numbers and dates in quotes)", _as_it_is, {"type": "string"})
+WORDS = Kind(
+    "list of words",
+    "words, either a YAML list or one text with spaces between them",
+    _read_words,
+    {"type": "array", "items": {"type": "string", "minLength": 1}, "uniqueItems": True},
+    ({"type": "string"},),
+)
+TEXTS = Kind(
+    "comma-separated list",
+    "one or more texts, either comma-separated or a YAML list",
+    _split_at_commas,
+    {"type": "array", "items": {"type": "string", "minLength": 1}},
+    ({"type": "string"},),
+)
+NUMBERS = Kind(
+    "comma-separated list of numbers",
+    "one or more finite numbers, either comma-separated or a YAML list",
+    _read_numbers,
+    {"type": "array", "items": {"type": "number"}, "minItems": 1},
+    ({"type": "string"}, {"type": "number"}, {"type": "array", "items": _NUMBER_TEXT}),
+)
+SEGMENTS = Kind(
+    "text or list of integers",
+    "`uniform`, `layer:ClassName` or a list of layer indices such as [0, 29, 57]",
+    _read_segments,
+    {
+        "anyOf": [
+            {"type": "string", "pattern": r"^(uniform|layer:\S+)$"},
+            {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+        ]
+    },
+    ({"type": "string", "pattern": r"^\s*\[[\d\s,]+\]\s*$"},),
+)
+PATH_OR_BOOLEAN = Kind(
+    "path or boolean",
+    "a folder, true or false",
+    _as_it_is,
+    {"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 1}]},
+)
+DEVICE = Kind(
+    "text",
+    "`auto`, `cpu`, `gpu` or `gpu:N` with the number of a GPU",
+    lambda raw: raw.strip().lower() if isinstance(raw, str) else raw,
+    {"type": "string", "pattern": r"^(auto|cpu|gpu(:\d+)?)$"},
+)
+
+BY_ANNOTATION: Mapping[str, Kind] = {"bool": BOOLEAN, "int": INTEGER, "float": NUMBER, "str": TEXT}
+
+
+def shown(value: Any) -> str:
+    """A value as a user would write it in YAML, on one line; long values are cut."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, (list, tuple)):
+        text = "[" + ", ".join(shown(item) for item in value) + "]"
+    elif isinstance(value, str):
+        text = value if value and value == value.strip() and "\n" not in value else repr(value)
+    else:
+        text = str(value) if not isinstance(value, int) or abs(value) < 10**40 else "an integer of many digits"
+    return text if len(text) <= 120 else text[:117] + "..."
