@@ -6,10 +6,14 @@ Measured reasons (docs/benchmarks.md): Paddle's wheel bundles an MKL that takes 
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 
 from erniekit.errors import UserError
@@ -53,6 +57,21 @@ def _is_amd_with_avx512() -> bool:
     return "AuthenticAMD" in text and "avx512f" in text
 
 
+def package_versions() -> dict[str, str]:
+    """What results depend on, package -> version; recorded in checkpoints."""
+    return {
+        name: metadata.version(name) for name in ("paddlepaddle", "paddlepaddle-gpu", "numpy") if _is_installed(name)
+    }
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def import_paddle() -> None:
     """Import Paddle with the CPU set-up applied; every verb that computes calls this first.
 
@@ -61,7 +80,7 @@ def import_paddle() -> None:
     """
     apply_cpu_settings()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _without_thread_advice():
             warnings.simplefilter("ignore")  # Paddle warns about a missing ccache, which only its developers need
             import paddle  # noqa: F401
     except ImportError as error:
@@ -72,3 +91,16 @@ def import_paddle() -> None:
             "  on a CPU:  pip install 'erniekit[cpu]'   (paddlepaddle 3.3.1)\n"
             "  on a GPU:  see README.md, 'Installing on a GPU' (paddlepaddle-gpu comes from Paddle's own index)"
         ) from None
+
+
+@contextmanager
+def _without_thread_advice() -> Iterator[None]:
+    """Keep back the two lines in which Paddle advises against the threads that `apply_cpu_settings` chose with reason."""
+    captured = io.StringIO()
+    try:
+        with redirect_stderr(captured):
+            yield
+    finally:
+        advice = ("WARNING: OMP_NUM_THREADS", "PLEASE USE OMP_NUM_THREADS")
+        lines = captured.getvalue().splitlines(keepends=True)
+        sys.stderr.write("".join(line for line in lines if not line.startswith(advice)))

@@ -31,11 +31,15 @@ class Dataset:
         lengths: int32[n], positions of each sample.
         source_of: int16[n], index into `sources`.
         report: counts of every source.
+        fingerprint: changes with the content of any file, the tokenizer, the template, and the probabilities.
     """
 
-    def __init__(self, sources: Sequence[Source], arrays: Sequence[TokenArrays], pad_id: int) -> None:
+    def __init__(
+        self, sources: Sequence[Source], arrays: Sequence[TokenArrays], pad_id: int, fingerprint: str = ""
+    ) -> None:
         self.sources = tuple(sources)
         self.pad_id = pad_id
+        self.fingerprint = fingerprint
         self._arrays = tuple(arrays)
         counts = [len(part.lines) for part in arrays]
         self._first = [0, *np.cumsum(counts).tolist()]  # first sample of each source
@@ -112,6 +116,7 @@ def open_dataset(
     settings = Settings(tokenizer, template, max_seq_len, over_length)
     problems = ProblemList()
     arrays = []
+    fingerprint = hashlib.blake2b(digest_size=8)
     for source in sources:
         if source.probability == 0:
             arrays.append(_no_samples())
@@ -122,12 +127,13 @@ def open_dataset(
             reason = "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error))
             problems.add(RecordProblem(str(source.path), 0, "file", "a readable file", reason))
             continue
+        fingerprint.update(repr((key, source.probability)).encode())
         try:
             arrays.append(open_or_build(Path(cache_dir) / key, _builder(source, settings, problems)))
         except _SourceRejectedError:
             continue
     problems.raise_if_any()
-    dataset = Dataset(sources, arrays, tokenizer.pad_id)
+    dataset = Dataset(sources, arrays, tokenizer.pad_id, fingerprint.hexdigest())
     for report in dataset.report.sources:
         if report.probability and not report.samples:
             raise DataError(

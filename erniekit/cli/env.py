@@ -1,0 +1,98 @@
+"""`erniekit env`: versions, devices, the CPU set-up, and what works on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from importlib import metadata
+
+from erniekit import __version__
+from erniekit.environment import cpu_settings, import_paddle
+
+PACKAGES = (
+    "paddlepaddle", "paddlepaddle-gpu", "paddlenlp", "numpy", "safetensors", "tokenizers", "visualdl", "transformers", "torch",
+)  # fmt: skip
+
+
+def run(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="erniekit env", description="Show versions, devices and what works here.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for a bug report")
+    options = parser.parse_args(arguments)
+    import_paddle()
+    facts = {
+        "versions": _versions(),
+        "machine": _machine(),
+        "cpu settings": cpu_settings(),
+        "what works here": _capabilities(),
+    }
+    if options.json:
+        print(json.dumps(facts, indent=2))
+        return 0
+    for title, rows in facts.items():
+        print(title)
+        for name, value in rows.items():
+            print(f"  {name:<26} {value or 'not set'}")
+    return 0
+
+
+def _versions() -> dict[str, str]:
+    versions = {"erniekit": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+def _machine() -> dict[str, str]:
+    import paddle
+
+    gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
+    names = [paddle.device.cuda.get_device_name(index) for index in range(gpus)]
+    return {
+        "system": platform.platform(),
+        "processor": _processor_name(),
+        "threads used by Paddle": str(paddle.base.core.get_num_threads()) if _has_thread_count() else "unknown",
+        "fp32 matrix product": f"{_matmul_gflops():.0f} GFLOP/s (measured now, 1024 x 1024)",
+        "GPUs": ", ".join(names) or "none (or a CPU build of Paddle)",
+    }
+
+
+def _has_thread_count() -> bool:
+    import paddle
+
+    return hasattr(paddle.base.core, "get_num_threads")
+
+
+def _processor_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"
+
+
+def _matmul_gflops(size: int = 1024, repeats: int = 5) -> float:
+    import paddle
+
+    left, right = paddle.ones([size, size]), paddle.ones([size, size])
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        paddle.matmul(left, right).numpy()
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds) / 1e9
+
+
+def _capabilities() -> dict[str, str]:
+    from erniekit.model.attention import has_flashmask_kernel
+
+    gpu = has_flashmask_kernel()
+    return {
+        "attention": "FlashMask kernel of the GPU" if gpu else "exact CPU equivalent of FlashMask, by documents",
+        "training precision": "fp32" if not gpu else "fp32, with attention in bf16 (never run by us on a GPU)",
+        "bf16, fp16": "not available yet" if gpu else "no effect on a CPU: fp32 runs",
+    }

@@ -1,0 +1,30 @@
+"""`erniekit preview CONFIG`: the first samples as the model sees them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from erniekit.parameters import Config
+
+
+def run(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="erniekit preview",
+        description="Show the first packs as the model sees them: which tokens are trained, where documents begin, "
+        "what the chat template adds.",
+    )
+    parser.add_argument("config", type=Path, help="YAML or JSON file of parameters")
+    parser.add_argument("overrides", nargs="*", metavar="name=value", help="parameters that override the file")
+    parser.add_argument("--rows", type=int, default=1, help="how many packs to show (default 1)")
+    parser.add_argument("--documents", type=int, default=8, help="how many documents of each pack (default 8)")
+    parser.add_argument("--no-color", action="store_true", help="mark trained tokens with [[ ]] instead of a colour")
+    options = parser.parse_args(arguments)
+    config = Config.load(options.config, options.overrides, verb="preview")
+    from erniekit.runners.preview import preview
+
+    color = sys.stdout.isatty() and not options.no_color and "NO_COLOR" not in os.environ
+    print(preview(config, rows=options.rows, documents=options.documents, color=color))
+    return 0

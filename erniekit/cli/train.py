@@ -1,0 +1,35 @@
+"""`erniekit train CONFIG [name=value ...]`: fine-tune a model as a YAML file says."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from erniekit.environment import import_paddle
+from erniekit.parameters import Config
+
+
+def run(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="erniekit train",
+        description="Fine-tune a model as a YAML (or JSON) file says.",
+        epilog="Example: erniekit train examples/configs/quickstart/sft.yaml max_steps=20 learning_rate=1e-3",
+    )
+    parser.add_argument("config", type=Path, help="YAML or JSON file of parameters")
+    parser.add_argument("overrides", nargs="*", metavar="name=value", help="parameters that override the file")
+    parser.add_argument(
+        "--try",
+        dest="try_one_sample",
+        action="store_true",
+        help="check the configuration: overfit one sample of the data in under a minute, and write nothing",
+    )
+    options = parser.parse_args(arguments)
+    config = Config.load(options.config, options.overrides, verb="train")
+    import_paddle()
+    if options.try_one_sample:
+        from erniekit.runners.try_one import try_one_sample
+
+        return 0 if try_one_sample(config) else 1
+    from erniekit.runners.sft import run_sft
+
+    return run_sft(config).exit_code
