@@ -95,7 +95,7 @@ def import_paddle() -> None:
 
 @contextmanager
 def _without_thread_advice() -> Iterator[None]:
-    """Keep back the two lines in which Paddle advises against the threads that `apply_cpu_settings` chose with reason."""
+    """Keep back the two lines in which Paddle advises against the threads that `apply_cpu_settings` chose."""
     captured = io.StringIO()
     try:
         with redirect_stderr(captured):

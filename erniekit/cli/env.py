@@ -12,7 +12,8 @@ from erniekit import __version__
 from erniekit.environment import cpu_settings, import_paddle
 
 PACKAGES = (
-    "paddlepaddle", "paddlepaddle-gpu", "paddlenlp", "numpy", "safetensors", "tokenizers", "visualdl", "transformers", "torch",
+    "paddlepaddle", "paddlepaddle-gpu", "paddlenlp", "numpy", "safetensors", "tokenizers", "visualdl", "tensorboardX",
+    "transformers", "torch",
 )  # fmt: skip
 
 

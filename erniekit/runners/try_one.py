@@ -52,7 +52,8 @@ def try_one_sample(config: Config, say: Say = print) -> bool:
     floor = LEARNING_RATE_FROM_SCRATCH if weights is None else LEARNING_RATE_FROM_WEIGHTS
     rate = max(config.training.learning_rate, floor)
     say(
-        f"overfitting {dataset.location(0)} ({batch.token_count} tokens, {batch.target_count} targets), learning rate {rate:g}"
+        f"overfitting {dataset.location(0)} ({batch.token_count} tokens, {batch.target_count} targets), "
+        f"learning rate {rate:g}"
     )
 
     start, first, step = time.monotonic(), 0.0, 0
@@ -73,7 +74,7 @@ def try_one_sample(config: Config, say: Say = print) -> bool:
         if seconds > SECONDS:
             say(
                 f"NOT OK: the loss only went from {first:.3f} to {loss:.3f} in {step} steps.\n"
-                "  Look at the sample with `erniekit preview`, and try a higher learning_rate or less dropout. A large model "
-                "on a slow machine may only need more time."
+                "  Look at the sample with `erniekit preview`, and try a higher learning_rate or less dropout. "
+                "A large model on a slow machine may only need more time."
             )
             return False

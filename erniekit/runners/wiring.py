@@ -175,6 +175,6 @@ def check_vocabulary(model_config: ModelConfig, tokenizer: Tokenizer) -> None:
     """Raise ModelFileError where the tokenizer has ids for which the model has no embedding."""
     if tokenizer.vocab_size > model_config.vocab_size:
         raise ModelFileError(
-            f"the tokenizer has {tokenizer.vocab_size:,} tokens but config.json says vocab_size {model_config.vocab_size:,}: "
-            "they do not belong together"
+            f"the tokenizer has {tokenizer.vocab_size:,} tokens but config.json says vocab_size "
+            f"{model_config.vocab_size:,}: they do not belong together"
         )

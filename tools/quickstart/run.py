@@ -1,15 +1,18 @@
-"""The quickstart: what a tiny ERNIE answers before and after it is trained on the shipped data. Called by `make quickstart`."""
+"""`make quickstart`: what a tiny ERNIE answers before and after it is trained on the shipped data."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-CONFIG = Path("examples/configs/quickstart/sft.yaml")
-MODEL = Path("examples/models/tiny-ernie")
-TRAINED = Path("output/quickstart/sft")
+ROOT = Path(__file__).parents[2]
+CONFIG = "examples/configs/quickstart/sft.yaml"
+MODEL = "examples/models/tiny-ernie"
+TRAINED = "output/quickstart/sft"
+SCORE = "tools/quickstart/score.py"
 PROMPTS = (
     "What is 27 + 15?",
     "Sort 7, 2, 9, 4 in descending order.",
@@ -21,8 +24,8 @@ PROMPTS = (
 def run(title: str, *command: str) -> None:
     """Show a command and run it; the quickstart ends where one fails."""
     print(f"\n== {title}\n$ {' '.join(_quoted(word) for word in command)}", flush=True)
-    executable = {"erniekit": [sys.executable, "-m", "erniekit"], "python": [sys.executable]}[command[0]]
-    code = subprocess.run([*executable, *command[1:]], check=False).returncode
+    program = {"erniekit": [sys.executable, "-m", "erniekit"], "python": [sys.executable]}[command[0]]
+    code = subprocess.run([*program, *command[1:]], check=False).returncode
     if code:
         sys.exit(code)
 
@@ -33,19 +36,16 @@ def _quoted(word: str) -> str:
 
 def main() -> None:
     start = time.monotonic()
-    score = str(Path(__file__).with_name("score.py"))
-    score = str(Path(score).relative_to(Path.cwd())) if Path(score).is_relative_to(Path.cwd()) else score
-    run("Before: random weights", "python", score, str(MODEL), "--random")
-    run("Train", "erniekit", "train", str(CONFIG))
-    run("After", "python", score, str(TRAINED))
+    os.chdir(ROOT)
+    run("Before: random weights", "python", SCORE, MODEL, "--random")
+    run("Train", "erniekit", "train", CONFIG)
+    run("After", "python", SCORE, TRAINED)
     prompts = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
-    run("Ask it", "erniekit", "generate", str(TRAINED), *prompts)
-    print(f"\nDone in {time.monotonic() - start:.0f} s. Talk to it yourself: {VENV_HINT}erniekit chat {TRAINED}")
+    run("Ask it", "erniekit", "generate", TRAINED, "--temperature", "0", *prompts)
+    binaries = Path(sys.executable).parent
+    shown = binaries.relative_to(ROOT) if binaries.is_relative_to(ROOT) else binaries
+    print(f"\nDone in {time.monotonic() - start:.0f} s. Talk to it: {shown}/erniekit chat {TRAINED} --temperature 0")
 
-
-VENV_HINT = (
-    f"{Path(sys.executable).parent.relative_to(Path.cwd())}/" if Path(sys.executable).is_relative_to(Path.cwd()) else ""
-)
 
 if __name__ == "__main__":
     main()
