@@ -92,8 +92,8 @@ class CheckpointParameters:
     )
     ignore_save_lr_and_optim: bool = parameter(
         False,
-        "Leave the optimizer and the schedule out of checkpoints. They become about a third of the size; a run that "
-        "resumes from one starts its moments at zero.",
+        "Leave the optimizer and the schedule out of checkpoints, which become about a third of the size. To resume from "
+        "such a checkpoint set `ignore_load_lr_and_optim`; the run is then not an exact continuation.",
     )
     ignore_load_lr_and_optim: bool = parameter(
         False,

@@ -262,6 +262,11 @@ class Section:
     aliases: tuple[Alias, ...]
     rules: tuple[Rule, ...]
 
+    @property
+    def names(self) -> list[str]:
+        """Of its parameters and aliases."""
+        return [item.name for item in self.parameters] + [alias.name for alias in self.aliases]
+
 
 def section(
     dataclass_: type,

@@ -72,27 +72,24 @@ class Draft(Mapping[str, Any]):
             return
         self._values[name] = value
         if self.is_set(name):
-            self.messages.append(f"changed {self.label(name)} {_python(before)} -> {_python(value)} because {because}")
+            self.messages.append(f"changed {name} {_python(before)} -> {_python(value)} because {because}")
 
     def no_effect(self, name: str, why: str) -> None:
         """Tell that what the user set changes nothing."""
-        self.messages.append(f"`{self.label(name)}` ({self.origins[name]}) has no effect {why}")
+        self.messages.append(f"`{name}` ({self.origins[name]}) has no effect {why}")
 
     def problem(self, name: str, what: str, write: str = "") -> None:
         """Something is wrong with the parameter; what to write instead."""
         self.broken.add(name)
-        text = f"`{self.label(name)}`: {what}"
-        self.problems.append(Problem(f"{text}; {write}" if write else text, self.place(name)))
+        place = self.place(name)
+        written = f"`{name}` (from `{place.alias}`)" if place and place.alias else f"`{name}`"
+        text = f"{written}: {what}"
+        self.problems.append(Problem(f"{text}; {write}" if write else text, place))
 
     def missing(self, name: str) -> None:
         """A parameter that has no default was not written."""
         example = shown(self._parameters[name].example)
         self.problem(name, "is required and not set", f"write `{name}: {example}`, with your own value")
-
-    def label(self, name: str) -> str:
-        """The parameter's name, after the alias that the user wrote for it."""
-        place = self.place(name)
-        return f"{place.alias} -> {name}" if place and place.alias else name
 
 
 def _python(value: Any) -> str:

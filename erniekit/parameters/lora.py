@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from erniekit.parameters.declaration import parameter, rule, section, shorthand, when
 from erniekit.parameters.draft import Draft
+from erniekit.parameters.values import shown
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,11 @@ def alpha_is_positive(draft: Draft) -> None:
 @rule("rslora_plus", "lora_alpha", "lora_plus_scale", "rslora", "lora")
 def preset_is_not_contradicted(draft: Draft) -> None:
     """`rslora_plus` fixes `rslora`, `lora_alpha` (4) and `lora_plus_scale` (4); other values beside it are errors."""
-    if not draft["rslora_plus"]:
+    if not (draft["rslora_plus"] and draft["lora"]):
         return
     for name, value in (("rslora", True), ("lora_alpha", 4.0), ("lora_plus_scale", 4.0)):
-        if draft.is_set(name) and draft[name] not in (value, -1.0 if name == "lora_alpha" else value):
-            draft.problem(name, f"contradicts `rslora_plus`, which makes it {value:g}", "remove one of the two")
+        if draft.differs(name) and draft[name] != value:
+            draft.problem(name, f"contradicts `rslora_plus`, which makes it {shown(value)}", "remove one of the two")
         draft.change(name, value, "rslora_plus is true")
 
 

@@ -14,8 +14,6 @@ class MemoryParameters:
     release_grads: bool = parameter(
         False,
         "Give the memory of gradients back after every optimizer step instead of keeping it for the next one.",
-        available=(False,),
-        coming="releasing gradients",
     )
     use_sparse_head_and_loss_fn: bool = parameter(
         False,

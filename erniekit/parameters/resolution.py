@@ -122,19 +122,26 @@ def _refuse_or_report(draft: Draft, parameter: Parameter) -> None:
     name = parameter.name
     if not draft.differs(name):
         return
-    if draft.verb == "train" and "train" not in parameter.verbs:
-        draft.no_effect(name, f"with `erniekit train`; it serves {', '.join(parameter.verbs)}")
+    if _serves(draft.verb) not in parameter.verbs:
+        draft.no_effect(name, f"with `erniekit {draft.verb}`; it serves {', '.join(parameter.verbs)}")
     elif draft["stage"] not in parameter.stages and "stage" not in draft.broken:
         draft.no_effect(name, f"with stage {draft['stage']}")
     elif parameter.needs and not any(need.holds(draft) for need in parameter.needs):
         draft.no_effect(name, f"because {_unmet(draft, parameter)}")
     elif not parameter.is_available(draft[name]):
-        allowed = "remove it" if not parameter.available else f"write {shown(parameter.available[0])}"
-        draft.problem(name, f"{shown(draft[name])} is not available yet, it needs {parameter.coming}", allowed)
+        place = draft.place(name)
+        mend = f"write {shown(parameter.available[0])}" if parameter.available else "remove it"
+        mend = f"change `{place.alias}`" if place and place.alias else mend
+        draft.problem(name, f"{shown(draft[name])} is not available yet, it needs {parameter.coming}", mend)
     elif parameter.gpu_only and draft["device"].startswith("gpu"):
         draft.problem(
             name, f"is not available yet on a GPU, it needs {parameter.coming}", "remove it, or `device: cpu`"
         )
+
+
+def _serves(verb: str) -> str:
+    """`erniekit preview` looks at a training configuration, so what only training uses is no surprise there."""
+    return "train" if verb == "preview" else verb
 
 
 def _unmet(draft: Draft, parameter: Parameter) -> str:

@@ -46,9 +46,7 @@ RULES: tuple[Rule, ...] = tuple(rule for section in SECTIONS for rule in section
 
 def section_of(name: str) -> Section:
     """The section that declares a parameter or an alias."""
-    if name in ALIASES:
-        return next(section for section in SECTIONS if ALIASES[name] in section.aliases)
-    return next(section for section in SECTIONS if section.key == PARAMETERS[name].section)
+    return next(section for section in SECTIONS if name in section.names)
 
 
 def suggestion(word: str, known: list[str] | tuple[str, ...]) -> str:

@@ -1,0 +1,83 @@
+"""`erniekit params [NAME|WORD]`: explain a parameter, or search for one."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+
+from erniekit.errors import ConfigurationError
+from erniekit.parameters.declaration import Alias, Parameter
+from erniekit.parameters.reference_docs import example_line, facts, stands_for
+from erniekit.parameters.schema import ALIASES, PARAMETERS, SECTIONS, did_you_mean, section_of
+
+WIDTH = 100
+
+
+def run(arguments: list[str]) -> int:
+    """Explain one parameter, list those that contain a word, or list all."""
+    parser = argparse.ArgumentParser(
+        prog="erniekit params",
+        description="Explain a parameter of configuration files, search for one, or list all by section.",
+    )
+    parser.add_argument("words", nargs="*", metavar="NAME|WORD", help="a parameter's name, or words to search for")
+    words = [word.casefold() for word in parser.parse_args(arguments).words]
+    if not words:
+        print(_overview())
+    elif len(words) == 1 and words[0] in PARAMETERS:
+        print(explain(PARAMETERS[words[0]]))
+    elif len(words) == 1 and words[0] in ALIASES:
+        print(_explain_alias(ALIASES[words[0]]))
+    else:
+        print(_search(words))
+    return 0
+
+
+def explain(parameter: Parameter) -> str:
+    """Everything declared of a parameter."""
+    rows = facts(parameter)
+    width = max(len(label) for label, _ in rows) + 2
+    lines = [f"{parameter.name}   ({section_of(parameter.name).title})", "", *_wrapped(parameter.meaning), ""]
+    for label, text in rows:
+        lines += textwrap.wrap(
+            text.replace("`", ""), WIDTH, initial_indent=f"  {label:<{width}}", subsequent_indent=" " * (width + 2)
+        )
+    return "\n".join([*lines, "", f"  {example_line(parameter)}"])
+
+
+def _explain_alias(alias: Alias) -> str:
+    title = f"{alias.name}   (alias, {section_of(alias.name).title})"
+    return "\n".join([title, "", *_wrapped(f"{alias.meaning} It stands for {stands_for(alias)}.".replace("`", ""))])
+
+
+def _overview() -> str:
+    lines = []
+    for section in SECTIONS:
+        names = textwrap.wrap(", ".join(section.names), WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines += [section.title, *names, ""]
+    return "\n".join([*lines, "`erniekit params NAME` explains one, `erniekit params WORD` searches."])
+
+
+def _search(words: list[str]) -> str:
+    """Parameters and aliases with all the words in name or meaning; those with a word in the name come first."""
+    declared: list[Parameter | Alias] = [*PARAMETERS.values(), *ALIASES.values()]
+    found = [item for item in declared if _contains(item, words)]
+    if not found:
+        text = " ".join(words)
+        raise ConfigurationError(
+            f"no parameter is called `{text}` or speaks of it{did_you_mean(text, (*PARAMETERS, *ALIASES))}\n"
+            "  `erniekit params` lists all"
+        )
+    found.sort(key=lambda item: not any(word in item.name for word in words))
+    width = max(len(item.name) for item in found) + 2
+    return "\n".join(
+        item.name.ljust(width) + textwrap.shorten(item.meaning, WIDTH - width, placeholder=" ...") for item in found
+    )
+
+
+def _contains(item: Parameter | Alias, words: list[str]) -> bool:
+    text = f"{item.name} {item.meaning} {' '.join(item.choices)}".casefold()
+    return all(word in text for word in words)
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text.replace("`", ""), WIDTH)

@@ -1,0 +1,134 @@
+"""`erniekit validate CONFIG...`: every problem of every file, or what the file comes to."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from erniekit.errors import UserError
+from erniekit.parameters import Config
+from erniekit.parameters.schema import PARAMETERS, SECTIONS
+from erniekit.parameters.values import shown
+
+VALUE_WIDTH = 48
+
+
+def run(arguments: list[str]) -> int:
+    """Check each file and print its resolved configuration, or all its problems; 2 if any file has one."""
+    parser = argparse.ArgumentParser(
+        prog="erniekit validate",
+        description="Check configuration files and show what they come to: every value with its origin, and what follows.",
+        epilog="Example: erniekit validate sft.yaml learning_rate=1e-4 --data",
+    )
+    parser.add_argument(
+        "words", nargs="+", metavar="CONFIG | name=value", help="files, and parameters that override them"
+    )
+    parser.add_argument("--all", action="store_true", help="show the parameters that keep their defaults, too")
+    parser.add_argument("--data", action="store_true", help="read the data: exact steps and how well it packs")
+    parser.add_argument(
+        "--verb", default="train", choices=("train", "preview", "chat", "generate"), help="check for this verb"
+    )
+    options = parser.parse_intermixed_args(arguments)
+    overrides = [word for word in options.words if "=" in word and not Path(word).exists()]
+    files = [word for word in options.words if word not in overrides]
+    if not files:
+        parser.error("name at least one configuration file")
+    return max(_validate(file, overrides, options) for file in files)
+
+
+def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> int:
+    try:
+        config = Config.load(file, overrides, verb=options.verb)
+        print(report(config, with_defaults=options.all))
+        if options.data:
+            print("\n" + _data_summary(config))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def report(config: Config, *, with_defaults: bool = False) -> str:
+    """The resolved configuration as text: what the user set, what follows from it, derived numbers, messages."""
+    chosen = [name for name in PARAMETERS if config.is_set(name)]
+    following = [name for name in PARAMETERS if not config.is_set(name) and config.origin(name) != "default"]
+    blocks = [f"{config.path}: valid for `erniekit {config.verb}`"]
+    blocks += _block("set", _rows(config, chosen))
+    blocks += _block("follows from other values", _rows(config, following))
+    if with_defaults:
+        for section in SECTIONS:
+            names = [item.name for item in section.parameters if config.origin(item.name) == "default"]
+            blocks += _block(f"defaults of {section.title}", _rows(config, names))
+    if config.verb == "train":
+        blocks += _block("comes to", derived_numbers(config))
+    lines = [*config.messages, *config.without_effect_on_cpu()]
+    if lines:
+        blocks.append("\n".join(["notes", *(f"  {line}" for line in lines)]))
+    return "\n\n".join(blocks)
+
+
+def derived_numbers(config: Config) -> list[tuple[str, ...]]:
+    """What follows from the configuration without reading data: batch, steps, size of the model, memory."""
+    training = config.training
+    packs = training.per_device_train_batch_size * training.gradient_accumulation_steps
+    tokens = f"{packs} {'packs' if config.acceleration.packing else 'samples'} of up to {training.max_seq_len:,} tokens"
+    steps = f"{training.max_steps:,}" if training.max_steps > 0 else "depend on the data; --data counts them"
+    return [
+        ("global batch", f"{tokens} = {packs * training.max_seq_len:,} tokens"),
+        ("steps", steps),
+        *_model_numbers(config),
+    ]
+
+
+def _model_numbers(config: Config) -> list[tuple[str, ...]]:
+    from erniekit.model.configuration import ModelConfig
+    from erniekit.model.memory_estimate import training_memory
+
+    try:
+        model = ModelConfig.from_folder(config.basic.model_name_or_path)
+    except UserError as error:
+        return [("parameters", f"unknown: {error}"), ("memory", "unknown without the model's shape")]
+    attention = config.acceleration.use_flash_attention and config.acceleration.use_sparse_flash_attn
+    memory = training_memory(
+        model,
+        batch_size=config.training.per_device_train_batch_size,
+        max_seq_len=config.training.max_seq_len,
+        fused_head=config.memory.use_fused_head_and_loss_fn,
+        dense_mask=not (attention and config.memory.use_attn_mask_startend_row_indices),
+    )
+    parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.items() if size and name != "total")
+    return [
+        ("parameters", f"{model.parameter_count():,}"),
+        ("memory", f"about {_size(memory['total'])} for full packs: {parts.replace('_', ' ')}"),
+    ]
+
+
+def _data_summary(config: Config) -> str:
+    from erniekit.runners.preview import data_summary
+
+    return str(data_summary(config))
+
+
+def _rows(config: Config, names: Iterable[str]) -> list[tuple[str, ...]]:
+    return [(name, shown(config[name]), config.origin(name)) for name in names]
+
+
+def _block(title: str, rows: list[tuple[str, ...]]) -> list[str]:
+    if not rows:
+        return []
+    name_width = max(len(row[0]) for row in rows) + 2
+    value_width = max((min(len(row[1]), VALUE_WIDTH) for row in rows if len(row) > 2), default=0) + 2
+    lines = [
+        f"  {row[0]:<{name_width}}" + (f"{row[1]:<{value_width}}{row[2]}" if len(row) > 2 else row[1]) for row in rows
+    ]
+    return ["\n".join([title, *lines])]
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} TB"

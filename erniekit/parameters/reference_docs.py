@@ -1,0 +1,147 @@
+"""The reference pages in docs/parameters/, written from the declarations."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from erniekit.parameters.declaration import Alias, Parameter, Section
+from erniekit.parameters.json_schema import SCHEMA_ID, editor_schema
+from erniekit.parameters.schema import ALIASES, PARAMETERS, SECTIONS, section_of
+from erniekit.parameters.values import shown
+
+GENERATED = "<!-- Written by `erniekit docs` from erniekit/parameters/. Edit the declarations, not this file. -->"
+HOW_VALUES_ARE_WRITTEN = """\
+A configuration is a flat YAML or JSON file of `name: value` lines. Words on the command line (`name=value`) override
+the file, and the file overrides the defaults. All problems are reported at once, each with its line.
+
+- Numbers may be written as `1e-5`, `32768` or `2 ** 15`.
+- Lists of words are YAML lists or one text with spaces; data files, their formats and weights are YAML lists or one
+  text with commas.
+- Words may be written in capitals or small letters.
+- `erniekit validate FILE` shows what a file comes to, and `erniekit params NAME` explains one parameter.
+- Editors that know the YAML language server complete names and check values in a file whose first line is
+  `# yaml-language-server: $schema=PATH/docs/parameters/erniekit.schema.json`.
+
+"Not available yet" marks values whose machinery this version does not have. They are refused, never ignored. What a
+user sets without any effect (on this machine, at this stage, beside these other values) is reported when a run starts.
+The verbs `eval`, `export` and `server` come later; their parameters are declared already.
+"""
+
+
+def pages() -> dict[str, str]:
+    """File name -> content of everything in docs/parameters/."""
+    content = {"index.md": _index()}
+    content |= {f"{section.key}.md": _section_page(section) for section in SECTIONS}
+    content[SCHEMA_ID] = json.dumps(editor_schema(), indent=2, ensure_ascii=False) + "\n"
+    return content
+
+
+def facts(parameter: Parameter) -> list[tuple[str, str]]:
+    """What is declared of a parameter beside its meaning, as (label, text), in the order of the documentation."""
+    rows = [
+        ("type", parameter.kind.title + (" or null" if parameter.nullable else "")),
+        ("default", _default(parameter)),
+        ("choices", ", ".join(f"`{choice}`" for choice in parameter.choices)),
+        ("also written", _spellings(parameter)),
+        ("bounds", _bounds(parameter)),
+        ("unit", parameter.unit),
+        ("used by", f"{', '.join(parameter.verbs)}; stages {', '.join(parameter.stages)}"),
+        ("needs", " or ".join(str(need) for need in parameter.needs)),
+        ("excludes", ", ".join(f"`{other}`" for other in parameter.excludes)),
+        ("aliases", ", ".join(f"`{alias.name}`" for alias in aliases_of(parameter.name))),
+        ("takes effect", "on a GPU; reported as without effect on a CPU" if parameter.gpu_only else ""),
+        ("not available yet", _not_available(parameter)),
+    ]
+    return [(label, text) for label, text in rows if text]
+
+
+def aliases_of(name: str) -> list[Alias]:
+    """The aliases that stand for a parameter, alone or among others."""
+    return [
+        alias
+        for alias in ALIASES.values()
+        if alias.target == name or any(name in values for values in alias.expands.values())
+    ]
+
+
+def example_line(parameter: Parameter) -> str:
+    """A line of YAML that sets the parameter."""
+    value: Any = parameter.default if parameter.example is None else parameter.example
+    return f"{parameter.name}: {shown(value)}"
+
+
+def _default(parameter: Parameter) -> str:
+    if parameter.required_for:
+        return f"none: required for {', '.join(parameter.required_for)}"
+    if parameter.derived:
+        return parameter.derived.text
+    return "empty" if parameter.default in ("", ()) else f"`{shown(parameter.default)}`"
+
+
+def _spellings(parameter: Parameter) -> str:
+    written = (f"`{word}` for {shown(meant)}" for word, meant in parameter.spellings.items() if word)
+    return ", ".join(written)
+
+
+def _bounds(parameter: Parameter) -> str:
+    lower = f"at least {shown(parameter.minimum)}" if parameter.minimum is not None else ""
+    lower = f"above {shown(parameter.above)}" if parameter.above is not None else lower
+    upper = f"at most {shown(parameter.maximum)}" if parameter.maximum is not None else ""
+    upper = f"below {shown(parameter.below)}" if parameter.below is not None else upper
+    return ", ".join(bound for bound in (lower, upper) if bound)
+
+
+def _not_available(parameter: Parameter) -> str:
+    if parameter.available is None:
+        return f"on a GPU ({parameter.coming})" if parameter.coming else ""
+    if not parameter.available:
+        return f"any value ({parameter.coming})"
+    allowed = ", ".join(f"`{shown(value)}`" for value in parameter.available)
+    return f"anything but {allowed} ({parameter.coming})"
+
+
+def _index() -> str:
+    lines = [GENERATED, "", "# Parameters", "", HOW_VALUES_ARE_WRITTEN]
+    lines += ["| section | what it is about |", "|---|---|"]
+    lines += [f"| [{section.title}]({section.key}.md) | {section.summary} |" for section in SECTIONS]
+    lines += ["", "## All names", "", "| name | section | type | default |", "|---|---|---|---|"]
+    for name in sorted({*PARAMETERS, *ALIASES}):
+        section = section_of(name)
+        link = f"[`{name}`]({section.key}.md#{name}) | {section.title}"
+        if name in ALIASES:
+            lines.append(f"| {link} | alias | {stands_for(ALIASES[name])} |")
+        else:
+            parameter = PARAMETERS[name]
+            lines.append(f"| {link} | {parameter.kind.title} | {_default(parameter)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _section_page(section: Section) -> str:
+    lines = [GENERATED, "", f"# {section.title}", "", section.summary, "", "[All sections](index.md)", ""]
+    for parameter in section.parameters:
+        lines += [f"## {parameter.name}", "", parameter.meaning, "", "| | |", "|---|---|"]
+        lines += [f"| {label} | {_cell(text)} |" for label, text in facts(parameter)]
+        lines += ["", "```yaml", example_line(parameter), "```", ""]
+    for alias in section.aliases:
+        lines += [f"## {alias.name}", "", f"An alias. {alias.meaning}", "", f"It stands for {stands_for(alias)}.", ""]
+    if section.rules:
+        lines += ["## Rules", ""]
+        lines += [f"- {rule.text}" for rule in section.rules]
+        lines += [""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def stands_for(alias: Alias) -> str:
+    """What an alias is replaced by."""
+    if alias.target:
+        return f"`{alias.target}`"
+    written = {choice.casefold(): choice for choice in alias.choices}
+    return "; ".join(
+        f"`{written[word]}`: {', '.join(f'{name} {shown(value)}' for name, value in values.items())}"
+        for word, values in alias.expands.items()
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
