@@ -28,6 +28,7 @@ from safetensors.numpy import load_file, save_file
 
 from erniekit.errors import CheckpointError
 from erniekit.training.checkpoint_folder import checkpoint_name, write_folder
+from erniekit.training.json_file import replace_text
 from erniekit.training.optimizer import load_optimizer_state, optimizer_state
 from erniekit.training.run_identity import RunIdentity
 from erniekit.training.totals import Totals
@@ -35,6 +36,7 @@ from erniekit.training.totals import Totals
 STATE_FILE = "trainer_state.json"
 IDENTITY_FILE = "run_identity.json"
 CONFIG_FILE = "training_config.yaml"
+_HOW_TO_START = {"resume_from_checkpoint", "init_from_checkpoint", "overwrite_output_dir"}
 _BYTES_A_FILE = 512 << 20  # safetensors copies what it writes: bounds the memory that saving takes beside training
 
 
@@ -117,9 +119,20 @@ def load_optimizer(folder: Path, optimizer: AdamW, parameters: Mapping[str, Tens
 
 
 def write_config(folder: Path, resolved_config: Mapping[str, Any]) -> None:
-    """Put the resolved configuration into `folder`; `erniekit train` accepts it as it is."""
-    text = yaml.safe_dump(dict(resolved_config), sort_keys=False, allow_unicode=True)
-    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+    """Put the resolved configuration into `folder`."""
+    replace_text(folder / CONFIG_FILE, _config_text(resolved_config))
+
+
+def changed_parameters(folder: Path, resolved_config: Mapping[str, Any]) -> list[str]:
+    """`name old -> new` for every parameter that differs from the configuration stored in `folder`."""
+    stored = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    own = yaml.safe_load(_config_text(resolved_config))  # as it would be stored: tuples become lists
+    names = [name for name in own if name not in _HOW_TO_START and stored.get(name) != own[name]]
+    return [f"{name} {stored.get(name)} -> {own[name]}" for name in names]
+
+
+def _config_text(resolved_config: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(resolved_config), sort_keys=False, allow_unicode=True)
 
 
 def _write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> None:

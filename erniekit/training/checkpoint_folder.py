@@ -83,6 +83,19 @@ def write_files_into(folder: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(aside)
 
 
+def holds_files(folder: Path) -> bool:
+    """Whether `write_files_into` has put a set of files into `folder`."""
+    return bool(_read_manifest(folder))
+
+
+def remove_files(folder: Path) -> None:
+    """Remove the set of files that `write_files_into` put into `folder`, the manifest first."""
+    names = _read_manifest(folder)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+
+
 def problems(folder: Path, *, hashes: bool) -> list[str]:
     """What keeps `folder` from being complete, one line each; empty when it is complete.
 
@@ -190,9 +203,9 @@ def _disk_errors(target: Path, aside: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk with its own exception
         shutil.rmtree(aside, ignore_errors=True)
-        free = shutil.disk_usage(target.parent).free if target.parent.is_dir() else 0
+        free = shutil.disk_usage(target.parent).free / 1e6 if target.parent.is_dir() else 0.0
         raise CheckpointError(
-            f"could not write {target}: {error}\n  {free / 1e6:,.0f} MB are free there. Earlier checkpoints are as they were."
+            f"could not write {target}: {error}\n  {free:,.0f} MB are free there. Earlier checkpoints are as they were."
         ) from error
 
 

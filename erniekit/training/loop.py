@@ -16,17 +16,18 @@ from erniekit.errors import TrainingError
 from erniekit.training.callbacks import notify
 from erniekit.training.checkpoint import (
     TrainerState,
+    changed_parameters,
     load_identity,
     load_optimizer,
     load_state,
     save_checkpoint,
     write_config,
 )
-from erniekit.training.checkpoint_folder import checkpoint_name, newest_complete, prune, remove_folder, write_files_into
+from erniekit.training.checkpoint_folder import checkpoint_name, newest_complete, prune, write_files_into
 from erniekit.training.evaluation import EvaluationResult, evaluate
 from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import trainable_parameters
-from erniekit.training.output_folder import Start
+from erniekit.training.output_folder import Start, remove_superseded
 from erniekit.training.run_identity import RunIdentity, check_identity
 from erniekit.training.schedules import Schedule, dropout_scale, learning_rate
 from erniekit.training.settings import TrainingSettings, due
@@ -134,6 +135,8 @@ class Trainer:
         if start.checkpoint is not None:
             for warning in check_identity(load_identity(start.checkpoint), self.identity, start.checkpoint):
                 self.say(f"warning: {warning}")
+            for change in changed_parameters(start.checkpoint, self.resolved_config):
+                self.say(f"changed since the checkpoint: {change}")
             self.state = load_state(start.checkpoint)
             if self.settings.ignore_load_lr_and_optim:
                 self.say("ignore_load_lr_and_optim: AdamW starts with fresh moments, which is not bit-exact")
@@ -143,9 +146,7 @@ class Trainer:
                 self.say(
                     f"the checkpoint is at step {self.state.step} of {self.settings.total_steps}: nothing to train"
                 )
-        for folder in start.superseded:
-            self.say(f"overwrite_output_dir: removing {folder}")
-            remove_folder(folder)
+        remove_superseded(self.settings.output_dir, start, self.say)
         write_config(self.settings.output_dir, self.resolved_config)
 
     def _step(self) -> StepResult:
@@ -225,11 +226,7 @@ class Trainer:
         notify(self.callbacks, "on_save", folder)
 
     def _save_final_model(self) -> None:
-        def write(folder: Path) -> None:
-            self.write_model(folder)
-            write_config(folder, self.resolved_config)
-
-        write_files_into(self.settings.output_dir, write)
+        write_files_into(self.settings.output_dir, self.write_model)
         self.say(f"saved the model to {self.settings.output_dir}")
 
     def _say_how_to_resume(self) -> None:

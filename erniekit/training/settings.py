@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from erniekit.errors import ConfigurationError
 from erniekit.training.optimizer import OptimizerSettings
 from erniekit.training.schedules import Schedule
 
@@ -66,8 +67,17 @@ def settings_from(config: Any, total_steps: int) -> TrainingSettings:
 
 
 def schedule_from(config: Any, total_steps: int) -> Schedule:
-    """The learning-rate schedule from a validated configuration."""
+    """The learning-rate schedule from a validated configuration.
+
+    Raises:
+        ConfigurationError: warm-up and decay do not fit into the run, whose length is only known with the data.
+    """
     value = config.__getitem__
+    if value("lr_scheduler_type") == "wsd" and value("warmup_steps") + value("decay_steps") > total_steps:
+        raise ConfigurationError(
+            f"warmup_steps {value('warmup_steps')} + decay_steps {value('decay_steps')} exceed the {total_steps} steps "
+            "of this run\n  Shorten one of them, or train longer (num_train_epochs, max_steps)."
+        )
     return Schedule(
         kind=value("lr_scheduler_type"),
         peak=value("learning_rate"),
@@ -77,6 +87,8 @@ def schedule_from(config: Any, total_steps: int) -> Schedule:
         num_cycles=value("num_cycles"),
         lr_end=value("lr_end"),
         power=value("power"),
+        decay_steps=value("decay_steps"),
+        decay_shape=value("wsd_decay_type"),
     )
 
 

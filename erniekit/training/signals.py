@@ -18,7 +18,7 @@ class StopRequest:
 
 @contextmanager
 def stop_signals(say: Callable[[str], None] = print) -> Iterator[StopRequest]:
-    """Catch SIGINT and SIGTERM while the body runs; outside the main thread, where Python has no signals, do nothing."""
+    """Catch SIGINT and SIGTERM while the body runs. Outside the main thread, which has no signals, do nothing."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

@@ -167,3 +167,29 @@ def fake_trainer(output_dir: Path, *, total_steps: int = 9, dropout: float = 0.3
     return Trainer(
         **(parts | changes), settings=TrainingSettings(output_dir=output_dir, total_steps=total_steps, **settings)
     )
+
+
+class Recorder:
+    """Collects the records of a run."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict] = []
+        self.logs: list[dict] = []
+        self.evaluations: list[dict] = []
+        self.saved: list[Path] = []
+
+    def on_step(self, record: dict) -> None:
+        self.steps.append(without_speed(record))
+
+    def on_log(self, record: dict) -> None:
+        self.logs.append(without_speed(record))
+
+    def on_evaluate(self, record: dict) -> None:
+        self.evaluations.append({name: value for name, value in record.items() if name != "eval_seconds"})
+
+    def on_save(self, folder: Path) -> None:
+        self.saved.append(folder)
+
+
+def without_speed(record: dict) -> dict:
+    return {name: value for name, value in record.items() if name != "tokens_per_second"}

@@ -9,36 +9,10 @@ import pytest
 
 from erniekit.training.output_folder import Start, open_output_folder
 
-from .fakes import FakePlan, fake_trainer
+from .fakes import FakePlan, Recorder, fake_trainer
 
 STEPS = 9  # three epochs of three steps
 FRESH = Start(None)
-
-
-class Recorder:
-    """Collects the records of a run."""
-
-    def __init__(self) -> None:
-        self.steps: list[dict] = []
-        self.logs: list[dict] = []
-        self.evaluations: list[dict] = []
-        self.saved: list[Path] = []
-
-    def on_step(self, record: dict) -> None:
-        self.steps.append(without_speed(record))
-
-    def on_log(self, record: dict) -> None:
-        self.logs.append(without_speed(record))
-
-    def on_evaluate(self, record: dict) -> None:
-        self.evaluations.append({name: value for name, value in record.items() if name != "eval_seconds"})
-
-    def on_save(self, folder: Path) -> None:
-        self.saved.append(folder)
-
-
-def without_speed(record: dict) -> dict:
-    return {name: value for name, value in record.items() if name != "tokens_per_second"}
 
 
 class KilledError(Exception):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from erniekit.training.callbacks.text import duration, figures
+from erniekit.training.callbacks.text import duration, evaluation_line, figures
 
 
 class PlainLines:
@@ -28,10 +28,7 @@ class PlainLines:
         self._say(f"step {step}/{self._total}  {figures(record)}  left {left}")
 
     def on_evaluate(self, record: Mapping[str, Any]) -> None:
-        self._say(
-            f"evaluation at step {record['step']}  {figures(record)}  "
-            f"({record['eval_batches']} of {record['eval_batches_available']} batches)"
-        )
+        self._say(evaluation_line(record))
 
     def on_save(self, folder: Path) -> None:
         self._say(f"saved {folder}")

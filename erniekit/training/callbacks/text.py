@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# record name -> (label, format); in the order of display
+# record name -> (label, format), in the order of display
 _SHOWN = {
     "loss": ("loss", "{:.4f}"),
     "token_accuracy": ("accuracy", "{:.1%}"),
@@ -16,14 +16,20 @@ _SHOWN = {
     "eval_perplexity": ("perplexity", "{:.4g}"),
     "eval_token_accuracy": ("accuracy", "{:.1%}"),
 }
-_PLACE = {"step", "epoch", "eval_batches", "eval_batches_available", "eval_units", "eval_seconds"}
+_NOT_SHOWN = {"step", "epoch", "eval_batches", "eval_batches_available", "eval_units", "eval_seconds"}
 
 
 def figures(record: Mapping[str, Any]) -> str:
     """The figures of a record in one line; those of an objective that this module does not know come last, by name."""
     known = [f"{label} {shape.format(record[name])}" for name, (label, shape) in _SHOWN.items() if name in record]
-    others = [f"{name} {value:.4g}" for name, value in record.items() if name not in _SHOWN and name not in _PLACE]
+    others = [f"{name} {value:.4g}" for name, value in record.items() if name not in _SHOWN and name not in _NOT_SHOWN]
     return "  ".join(known + others)
+
+
+def evaluation_line(record: Mapping[str, Any]) -> str:
+    """One line for an evaluation, with how much of the data it covered."""
+    covered = f"{record['eval_batches']} of {record['eval_batches_available']} batches"
+    return f"evaluation at step {record['step']}  {figures(record)}  ({covered}, {record['eval_seconds']:.1f} s)"
 
 
 def duration(seconds: float) -> str:

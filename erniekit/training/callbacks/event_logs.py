@@ -1,0 +1,68 @@
+"""Event files for VisualDL and TensorBoard. Both writers take (tag, value, step), so one callback serves them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from erniekit.errors import ConfigurationError
+
+_PLACE = {"step", "epoch"}
+
+
+class EventWriter(Protocol):
+    """What `visualdl.LogWriter` and `tensorboardX.SummaryWriter` have in common."""
+
+    def add_scalar(self, tag: str, value: float, step: int, /) -> Any: ...
+    def close(self) -> Any: ...
+
+
+class EventLog:
+    """Writes every figure of every log and evaluation as a scalar, `train/loss` or `eval/loss`."""
+
+    def __init__(self, writer: EventWriter) -> None:
+        self._writer = writer
+
+    def on_log(self, record: Mapping[str, Any]) -> None:
+        self._write("train", record)
+
+    def on_evaluate(self, record: Mapping[str, Any]) -> None:
+        self._write("eval", {name.removeprefix("eval_"): value for name, value in record.items()})
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _write(self, group: str, record: Mapping[str, Any]) -> None:
+        for name, value in record.items():
+            if name not in _PLACE and math.isfinite(value):
+                self._writer.add_scalar(f"{group}/{name}", value, record["step"])
+
+
+def event_logs(report_to: Sequence[str], logging_dir: Path) -> list[EventLog]:
+    """A callback for each of `report_to` ("visualdl", "tensorboard"). The packages are imported only when asked for.
+
+    Raises:
+        ConfigurationError: a package is not installed.
+    """
+    return [EventLog(_open_writer(name, logging_dir)) for name in report_to]
+
+
+def _open_writer(name: str, logging_dir: Path) -> EventWriter:
+    package = {"visualdl": "visualdl", "tensorboard": "tensorboardX"}[name]
+    try:
+        if name == "visualdl":
+            from visualdl import LogWriter
+
+            return LogWriter(logdir=str(logging_dir))
+        from tensorboardX import SummaryWriter
+
+        return SummaryWriter(logdir=str(logging_dir))
+    except ImportError as error:
+        if error.name != package:
+            raise
+        raise ConfigurationError(
+            f"report_to: {name} needs the package {package}, which is not installed.\n"
+            f"  Install it (pip install {package}), or write report_to: none"
+        ) from None

@@ -1,0 +1,22 @@
+"""`train_results.json` and `eval_results.json`: the figures that a script or a table wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from erniekit.training.json_file import write_json
+
+
+class Results:
+    """Keeps the latest evaluation and the result of the run."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self._output_dir = output_dir
+
+    def on_evaluate(self, record: Mapping[str, Any]) -> None:
+        write_json(self._output_dir / "eval_results.json", record)
+
+    def on_train_end(self, result: Any) -> None:
+        write_json(self._output_dir / "train_results.json", result.record())

@@ -1,0 +1,30 @@
+"""Result files: JSON that is written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a flat `content` as JSON and rename it into place."""
+    replace_text(path, json.dumps(storable(content), indent=2, allow_nan=False) + "\n")
+
+
+def storable(content: Mapping[str, Any]) -> dict[str, Any]:
+    """`content` with None in the place of NaN and infinities, which JSON does not know."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in content.items()
+    }
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Give `path` this content at once: a reader sees the old text or the new one."""
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)

@@ -1,0 +1,60 @@
+"""Schedules: the recorded values of transformers, and what must hold for any settings."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from erniekit.training.schedules import Schedule, dropout_scale, learning_rate
+
+from .optimizer_case import RECORDED_SCHEDULES, SCHEDULES
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_equal_to_transformers(name: str) -> None:
+    recorded = json.loads(RECORDED_SCHEDULES.read_text())["learning_rates"][name]
+    schedule = SCHEDULES[name]
+    own = [learning_rate(step, schedule) for step in range(schedule.total_steps)]
+    assert own == pytest.approx(recorded, rel=1e-12, abs=1e-20)
+
+
+@given(
+    kind=st.sampled_from(["linear", "cosine", "polynomial", "constant", "constant_with_warmup", "wsd"]),
+    total=st.integers(1, 200),
+    warmup=st.integers(0, 250),
+    decay=st.integers(0, 250),
+    shape=st.sampled_from(["linear", "cosine", "1-sqrt"]),
+    step=st.integers(0, 300),
+)
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_stays_between_zero_and_the_peak(kind: str, total: int, warmup: int, decay: int, shape: str, step: int) -> None:
+    schedule = Schedule(kind, 0.1, total, warmup, min_lr=0.01, decay_steps=decay, decay_shape=shape)
+    assert 0.0 <= learning_rate(step, schedule) <= 0.1 + 1e-12
+
+
+def test_the_peak_is_reached_when_warm_up_ends_and_the_floor_at_the_end() -> None:
+    for schedule in SCHEDULES.values():
+        assert learning_rate(schedule.warmup_steps, schedule) == pytest.approx(schedule.peak)
+    assert learning_rate(30, SCHEDULES["linear"]) == 0.0
+    assert learning_rate(30, SCHEDULES["cosine"]) == pytest.approx(3e-5)
+    assert learning_rate(30, SCHEDULES["polynomial"]) == pytest.approx(1e-5)
+    assert learning_rate(30, SCHEDULES["wsd linear"]) == pytest.approx(1e-4)
+
+
+def test_wsd_is_flat_between_warm_up_and_decay() -> None:
+    schedule = SCHEDULES["wsd cosine"]
+    assert {learning_rate(step, schedule) for step in range(5, 21)} == {schedule.peak}
+    assert learning_rate(21, schedule) < schedule.peak
+
+
+def test_unknown_schedule() -> None:
+    with pytest.raises(ValueError, match="unknown schedule 'step'"):
+        learning_rate(1, Schedule("step", 0.1, 10))
+
+
+def test_dropout_warm_up() -> None:
+    assert [dropout_scale(step, 4) for step in range(6)] == [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    assert dropout_scale(0, 0) == 1.0

@@ -1,0 +1,179 @@
+"""One optimizer step: the same update however its samples are laid out, and nothing updated by what is not finite."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from erniekit.training.objectives import MicroLoss, Objective
+from erniekit.training.optimizer import OptimizerSettings, build_optimizer
+from erniekit.training.step import NotFiniteError, StepResult, train_step
+
+from .fakes import FAKE_OBJECTIVE, PADDING, FakeBatch, FakeModel, FakePlan
+
+SAMPLES = np.array([0, 3, 5, 8])
+
+
+def packed(plan: FakePlan) -> list[FakeBatch]:
+    """The four samples one after the other in one row. (The fake model looks at one token at a time.)"""
+    parts = [plan.batch(SAMPLES[i : i + 1]) for i in range(4)]
+    ids, labels = (np.concatenate([getattr(p, field) for p in parts], axis=1) for field in ("input_ids", "labels"))
+    return [FakeBatch(ids, labels, ((0, 3, 5, 8),))]
+
+
+LAYOUTS = {
+    "(4, 1)": lambda plan: [plan.batch(SAMPLES)],
+    "(2, 2)": lambda plan: [plan.batch(SAMPLES[:2]), plan.batch(SAMPLES[2:])],
+    "(1, 4)": lambda plan: [plan.batch(SAMPLES[i : i + 1]) for i in range(4)],
+    "uneven": lambda plan: [plan.batch(SAMPLES[:3]), plan.batch(SAMPLES[3:])],
+    "packed": packed,
+}
+
+
+def one_step(batches: list[FakeBatch], **options: object) -> tuple[StepResult, dict[str, np.ndarray]]:
+    model = FakeModel()
+    optimizer = build_optimizer(model.named, OptimizerSettings(weight_decay=0.1))
+    arguments = {"step": 0, "learning_rate": 0.01, "max_grad_norm": 0.5} | options
+    result = train_step(model, list(model.named.values()), optimizer, FAKE_OBJECTIVE, batches, **arguments)
+    return result, model.arrays()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_same_update(layout: str) -> None:
+    plan = FakePlan()
+    expected, parameters = one_step(LAYOUTS["(4, 1)"](plan))
+    result, own = one_step(LAYOUTS[layout](plan))
+    assert result.totals.units == sum(plan.batch(SAMPLES[i : i + 1]).target_count for i in range(4))
+    assert result.totals.loss == pytest.approx(expected.totals.loss, rel=1e-6)
+    assert result.totals.figures == pytest.approx(expected.totals.figures)
+    assert result.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+    for name, value in parameters.items():
+        np.testing.assert_allclose(own[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_the_loss_is_the_mean_over_target_tokens() -> None:
+    plan, model = FakePlan(), FakeModel()
+    batch = plan.batch(SAMPLES)
+    logits = model(paddle.to_tensor(batch.input_ids)).numpy().astype(np.float64)
+    log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    rows, columns = np.nonzero(batch.labels != PADDING)
+    expected = -log_probabilities[rows, columns, batch.labels[rows, columns]].mean()
+    result, _ = one_step([batch])
+    assert result.totals.loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_two_ranks_with_half_of_the_samples_each() -> None:
+    """Each rank divides by the targets of both, and the ranks' gradients add up to those of one process."""
+    plan = FakePlan()
+    halves = [[plan.batch(SAMPLES[:1])], [plan.batch(SAMPLES[1:])]]
+    counts = np.array([float(sum(batch.target_count for batch in half)) for half in halves])
+
+    def gradients(batches: list[FakeBatch], total: float) -> dict[str, np.ndarray]:
+        model = FakeModel()
+        seen: dict[str, np.ndarray] = {}
+
+        class Keep:
+            """An optimizer that only looks at the gradients."""
+
+            def set_lr(self, _rate: float) -> None: ...
+
+            def step(self) -> None:
+                seen.update({name: tensor.grad.numpy().copy() for name, tensor in model.named.items()})
+
+            def clear_grad(self, set_to_zero: bool) -> None: ...
+
+        train_step(
+            model,
+            list(model.named.values()),
+            Keep(),
+            FAKE_OBJECTIVE,
+            batches,
+            step=0,
+            learning_rate=0.1,
+            sum_over_ranks=lambda values: np.array([total]) if values.size == 1 else values,
+        )
+        return seen
+
+    whole = gradients([plan.batch(SAMPLES)], counts.sum())
+    ranks = [gradients(half, counts.sum()) for half in halves]
+    for name, gradient in whole.items():
+        np.testing.assert_allclose(ranks[0][name] + ranks[1][name], gradient, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_releasing_gradients_changes_memory_only(release: bool) -> None:
+    model, plan = FakeModel(), FakePlan()
+    parameters = list(model.named.values())
+    optimizer = build_optimizer(model.named, OptimizerSettings(weight_decay=0.1))
+    for step in range(3):
+        train_step(
+            model,
+            parameters,
+            optimizer,
+            FAKE_OBJECTIVE,
+            plan.micro_batches(step),
+            step=step,
+            learning_rate=0.01,
+            release_grads=release,
+        )
+    assert all((parameter.grad is None) == release for parameter in parameters)
+    reference = FakeModel()
+    other = build_optimizer(reference.named, OptimizerSettings(weight_decay=0.1))
+    for step in range(3):
+        train_step(
+            reference,
+            list(reference.named.values()),
+            other,
+            FAKE_OBJECTIVE,
+            plan.micro_batches(step),
+            step=step,
+            learning_rate=0.01,
+        )
+    for name, value in reference.arrays().items():
+        np.testing.assert_array_equal(model.arrays()[name], value, err_msg=name)
+
+
+def test_a_step_without_targets_updates_nothing() -> None:
+    batch = FakePlan().batch(SAMPLES)
+    empty = FakeBatch(batch.input_ids, np.full_like(batch.labels, PADDING), batch.samples)
+    result, parameters = one_step([empty, empty])
+    assert not result.updated
+    assert result.totals.units == 0
+    for name, value in FakeModel().arrays().items():
+        np.testing.assert_array_equal(parameters[name], value, err_msg=name)
+
+
+def poisoned(where: str, culprit: int) -> Objective:
+    """An objective whose loss, or only its gradient, is not finite for the batch that holds the sample `culprit`."""
+
+    def loss(model: FakeModel, batch: FakeBatch) -> MicroLoss:
+        part = FAKE_OBJECTIVE.loss(model, batch)
+        if all(culprit not in row for row in batch.samples):
+            return part
+        weight = model.named["model.norm.weight"]
+        # sqrt has an infinite slope at zero: the value stays finite, its gradient does not.
+        bad = weight.sum() * float("nan") if where == "loss" else (weight - weight.detach()).sum().sqrt()
+        return MicroLoss(part.loss_sum + bad, part.sums)
+
+    return Objective(loss, FAKE_OBJECTIVE.units, "target tokens")
+
+
+@pytest.mark.parametrize(("where", "what"), [("loss", "the loss"), ("gradient", "the gradient norm")])
+def test_not_finite_names_the_micro_batch_and_updates_nothing(where: str, what: str) -> None:
+    model, plan = FakeModel(), FakePlan()
+    optimizer = build_optimizer(model.named, OptimizerSettings())
+    with pytest.raises(NotFiniteError) as caught:
+        train_step(
+            model,
+            list(model.named.values()),
+            optimizer,
+            poisoned(where, culprit=5),
+            LAYOUTS["(1, 4)"](plan),
+            step=3,
+            learning_rate=0.01,
+        )
+    assert caught.value.what == what
+    assert caught.value.micro_batches == (2,)
+    for name, value in FakeModel().arrays().items():
+        np.testing.assert_array_equal(model.arrays()[name], value, err_msg=name)
