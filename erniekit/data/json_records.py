@@ -73,7 +73,7 @@ def _line_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, 
                 try:
                     yield number, json.loads(text)
                 except json.JSONDecodeError as error:
-                    yield _json_problem(name, number, text, error)
+                    yield _json_problem(name, number, text, error, f"{error.msg}, column {error.colno}")
                 except RecursionError:
                     yield RecordProblem(name, number, "JSON", "a record", "brackets nested too deeply")
         offset += len(raw)
@@ -94,7 +94,8 @@ def _array_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int,
             try:
                 value, length = window.decode_value(decoder)
             except json.JSONDecodeError as error:
-                yield _json_problem(name, line + error.lineno - 1, window.text[window.position :], error)
+                line += window.text.count("\n", window.position, error.pos)
+                yield _json_problem(name, line, window.text, error, error.msg)
                 return
             except RecursionError:
                 yield RecordProblem(name, line, "JSON", "a record", "brackets nested too deeply")
@@ -145,11 +146,13 @@ class _TextWindow:
             start = self.offset - pending
             line += error.object[: error.start].count(b"\n")
             raise _NotUtf8Error(_encoding_problem(self.name, line, error.object, start, error)) from None
+        if not block:
+            self._ended = True
+            return False
         self.offset += len(block)
-        self._ended = not block
         self.text = self.text[self.position :] + text
         self.position = 0
-        return not self._ended
+        return True
 
     def decode_value(self, decoder: json.JSONDecoder) -> tuple[object, int]:
         """The value that starts here and its length in characters, reading on until it is complete."""
@@ -187,7 +190,7 @@ def _encoding_problem(name: str, line: int, raw: bytes, offset: int, error: Unic
     return RecordProblem(name, line, "encoding", "UTF-8", f"byte 0x{byte:02x} at byte offset {offset + error.start:,}")
 
 
-def _json_problem(name: str, line: int, text: str, error: json.JSONDecodeError) -> RecordProblem:
+def _json_problem(name: str, line: int, text: str, error: json.JSONDecodeError, reason: str) -> RecordProblem:
     truncated = error.msg.startswith("Unterminated") or not text[error.pos :].strip()
-    got = "a record that breaks off (truncated?)" if truncated else f"{shorten(text[error.pos : error.pos + 30])}"
-    return RecordProblem(name, line, "JSON", f"one complete JSON value ({error.msg}, column {error.colno})", got)
+    got = "a record that breaks off (truncated?)" if truncated else shorten(text[error.pos : error.pos + 30])
+    return RecordProblem(name, line, "JSON", f"one complete JSON value ({reason})", got)

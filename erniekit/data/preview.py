@@ -1,0 +1,79 @@
+"""A batch as text: what the model reads, and which of it the model is trained to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from erniekit.data.batches import Batch
+from erniekit.data.dataset import Dataset
+from erniekit.data.template import IGNORED
+from erniekit.data.tokenizer import Tokenizer
+
+TRAINED, READ, HEADING, RESET = "\x1b[1;32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
+
+
+def render_batch(
+    batch: Batch, tokenizer: Tokenizer, dataset: Dataset, *, rows: int = 1, documents: int = 8, color: bool = False
+) -> str:
+    """The first documents of the first rows.
+
+    Trained text is green, or stands in [[ ]] without colour. Where a label differs from the token that is read next, both
+    are shown, the label first: `[[</s>]]<|end_of_sentence|>`.
+
+    Args:
+        rows, documents: how many rows, and how many documents of each row, to show.
+    """
+    lines = ["trained text is green, what is only read is dim" if color else "[[trained text]], what is only read"]
+    for row in range(min(rows, len(batch.input_ids))):
+        spans = list(_documents(batch, row))
+        filled = spans[-1][1] if spans else 0
+        padding = batch.input_ids.shape[1] - filled
+        heading = f"row {row}: {len(spans)} documents, {filled:,} positions" + (
+            f", {padding:,} padding" if padding else ""
+        )
+        lines += ["", _styled(heading, HEADING, color)]
+        for number, (start, end) in enumerate(spans[:documents]):
+            targets = int((batch.labels[row, start:end] != IGNORED).sum())
+            place = dataset.location(batch.samples[row][number])
+            heading = f"--- document {number}: {place}, positions {start:,}-{end - 1:,}, {targets:,} targets"
+            lines += [_styled(heading, HEADING, color), _document(batch, tokenizer, row, start, end, color)]
+        if len(spans) > documents:
+            lines.append(_styled(f"--- and {len(spans) - documents} more documents", HEADING, color))
+    return "\n".join(lines)
+
+
+def _documents(batch: Batch, row: int) -> Iterator[tuple[int, int]]:
+    """First position and end of each document, read from the attention indices, so that they are seen as they act."""
+    ends = batch.startend_row_indices[row, 0, :, 0]
+    start = 0
+    while start < len(ends) and ends[start] > start:
+        yield start, int(ends[start])
+        start = int(ends[start])
+
+
+def _document(batch: Batch, tokenizer: Tokenizer, row: int, start: int, end: int, color: bool) -> str:
+    parts = []
+    for trained, tokens in groupby(_tokens(batch, row, start, end), key=lambda pair: pair[0]):
+        text = tokenizer.decode([token for _, token in tokens], skip_special_tokens=False)
+        if color:
+            parts.append(_styled(text, TRAINED if trained else READ, color))
+        else:
+            parts.append(f"[[{text}]]" if trained else text)
+    return "".join(parts)
+
+
+def _tokens(batch: Batch, row: int, start: int, end: int) -> Iterator[tuple[bool, int]]:
+    """(trained, token id) in reading order: each position's label, and the next token where it is not the same."""
+    yield False, int(batch.input_ids[row, start])
+    for position in range(start, end):
+        label = int(batch.labels[row, position])
+        following = int(batch.input_ids[row, position + 1]) if position + 1 < end else None
+        if label != IGNORED:
+            yield True, label
+        if following is not None and following != label:
+            yield False, following
+
+
+def _styled(text: str, style: str, color: bool) -> str:
+    return f"{style}{text}{RESET}" if color else text

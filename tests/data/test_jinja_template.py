@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import pytest
+
+from erniekit.data.conversation import Conversation, Turn
+from erniekit.data.jinja_template import JinjaTemplate
+from erniekit.data.template import (
+    IGNORED,
+    ErnieTemplate,
+    TemplateRefusedError,
+    chat_template,
+    encode_prompt,
+    encode_sample,
+)
+from erniekit.data.tokenizer import load_tokenizer
+from erniekit.errors import DataError, ModelFileError
+from tests.data.conftest import CONTROL_TOKENS, write_tokenizer
+
+CHATML = """{% for message in messages %}
+<|im_start|>{{ message['role'] }}
+{{ message['content'] }}<|im_end|>
+{% endfor %}
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}
+"""
+# the shape of Llama-3's: bos once, headers, trimmed contents, raise_exception, {% generation %}
+HEADERS = """{{ bos_token }}{% for message in messages %}
+{%- if message.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role ' + message.role) }}{% endif %}
+{{- '[' + message.role + ']\\n\\n' }}
+{%- if message.role == 'assistant' %}{% generation %}{{ message.content | trim }}<|eot|>{% endgeneration %}
+{%- else %}{{ message.content | trim + '<|eot|>' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '[assistant]\\n\\n' }}{% endif %}"""
+# the shape of Llama-2's: the user turn brings its own bos, the system text stands inside the first one
+BRACKETS = """{% if messages[0].role == 'system' %}{% set system = '<<SYS>>' + messages[0].content + '<</SYS>>' %}
+{%- set rest = messages[1:] %}{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}
+{%- for message in rest %}{% if message.role == 'user' %}
+{{- bos_token + '[INST] ' + (system if loop.first else '') + message.content + ' [/INST]' }}
+{%- else %}{{ ' ' + message.content + ' ' + eos_token }}{% endif %}{% endfor %}"""
+ERNIE_LIKE = """{{- '<|begin_of_sentence|>' -}}
+{%- for message in messages -%}
+{%- if message.role == 'system' -%}{{- message.content + '\\n' -}}
+{%- elif message.role == 'user' -%}{{- 'User: ' + message.content + '\\n' -}}
+{%- else -%}{{- 'Assistant: ' + message.content + '<|end_of_sentence|>' -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- 'Assistant: ' -}}{%- endif -%}"""
+TEMPLATES = {"chatml": CHATML, "headers": HEADERS, "brackets": BRACKETS}
+
+DIALOGUE = Conversation(
+    (Turn("user", "q1"), Turn("assistant", "six", False), Turn("user", "q2"), Turn("assistant", "two", True)),
+    "Be brief.",
+)
+
+
+@pytest.fixture(scope="module")
+def folder_with(tmp_path_factory):
+    def make(template: str, **config):
+        control_tokens = (*CONTROL_TOKENS, "<|im_start|>", "<|im_end|>", "<|eot|>")
+        folder = write_tokenizer(tmp_path_factory.mktemp("jinja"), control_tokens, **config)
+        (folder / "chat_template.jinja").write_text(template)
+        return load_tokenizer(folder)
+
+    return make
+
+
+def test_chatml_segments(folder_with):
+    tokenizer = folder_with(CHATML)
+    template = chat_template(tokenizer)
+    assert [(part.text, part.trained) for part in template.render(DIALOGUE)] == [
+        ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\n", False),
+        ("six<|im_end|>", False),
+        ("\n<|im_start|>user\nq2<|im_end|>\n<|im_start|>assistant\n", False),
+        ("two<|im_end|>", True),
+    ]
+    assert template.stop_token_ids == (tokenizer.token_id("<|im_end|>"), tokenizer.eos_id)
+
+
+@pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)
+def test_targets_are_the_answer_and_its_end_and_prompts_are_prefixes(folder_with, source):
+    tokenizer = folder_with(source)
+    template = chat_template(tokenizer)
+    sample = encode_sample(template, tokenizer, DIALOGUE)
+    target_text = tokenizer.decode([int(t) for t in sample.labels if t != IGNORED], skip_special_tokens=False)
+    end = tokenizer.decode([template.stop_token_ids[0]], skip_special_tokens=False)
+    assert target_text.strip().replace(" ", "") == f"two{end}"
+    for turns in (1, 3):
+        prompt = encode_prompt(template, tokenizer, Conversation(DIALOGUE.turns[:turns], DIALOGUE.system))
+        assert sample.input_ids[: len(prompt)].tolist() == prompt
+    assert encode_sample(template, tokenizer, DIALOGUE).labels[-1] == template.stop_token_ids[0]
+
+
+def test_a_jinja_template_that_renders_like_ernie_is_replaced_by_ernies_own(folder_with):
+    tokenizer = folder_with(ERNIE_LIKE)
+    template = chat_template(tokenizer)
+    assert isinstance(template, ErnieTemplate)
+    # and indeed the texts are equal
+    own, jinja = template.render(DIALOGUE), JinjaTemplate(tokenizer).render(DIALOGUE)
+    assert [part.text for part in own] == [part.text for part in jinja]
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused_with_its_file(folder_with):
+    rewriting = CHATML.replace("{{ message['content'] }}", "{{ message['content'] if loop.last else 'gone' }}")
+    tokenizer = folder_with(rewriting)
+    with pytest.raises(DataError) as caught:
+        chat_template(tokenizer).render(DIALOGUE)
+    assert str(tokenizer.template_path) in str(caught.value)
+    assert "only appends" in str(caught.value)
+    assert "gone" in str(caught.value)
+
+
+def test_a_generation_prompt_that_the_dialogue_does_not_repeat_is_refused(folder_with):
+    thinking = CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
+    with pytest.raises(DataError, match="begin answers where the generation prompt ends"):
+        chat_template(folder_with(thinking))
+
+
+def test_a_template_whose_answers_have_no_end_is_refused(folder_with):
+    with pytest.raises(DataError, match="would not learn to stop"):
+        chat_template(folder_with("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"))
+
+
+def test_a_broken_template_names_its_line(folder_with):
+    with pytest.raises(ModelFileError, match=r"chat_template\.jinja: chat_template, line 2: "):
+        chat_template(folder_with("{% for m in messages %}\n{% endif %}"))
+
+
+def test_a_refused_dialogue_carries_the_templates_own_words(folder_with):
+    source = "{% if messages[0].role == 'system' %}{{ raise_exception('no system text, please') }}{% endif %}" + CHATML
+    template = chat_template(folder_with(source))
+    assert template.render(Conversation(DIALOGUE.turns))
+    with pytest.raises(TemplateRefusedError, match="no system text, please"):
+        template.render(DIALOGUE)
+
+
+def test_templates_are_sandboxed(folder_with):
+    with pytest.raises(DataError, match="chat_template"):
+        chat_template(folder_with("{{ messages.__class__.__mro__[1].__subclasses__() }}" + CHATML))
+    with pytest.raises(DataError, match="chat_template"):
+        chat_template(folder_with("{{ messages.append(1) }}" + CHATML))
+
+
+def test_helpers_that_templates_rely_on(folder_with):
+    head = "{{ strftime_now('%Y')[:2] }}{{ {'a': '<ä>'} | tojson }}{% for i in range(9) %}{% break %}{% endfor %}\n"
+    tokenizer = folder_with(head + CHATML)
+    assert chat_template(tokenizer).render(DIALOGUE)[0].text.startswith('20{"a": "<ä>"}')
