@@ -47,7 +47,7 @@ def settings_from(config: Any, total_steps: int) -> TrainingSettings:
     """The loop's settings from a validated configuration; `total_steps` is known once the data has been read."""
     value = config.__getitem__
     return TrainingSettings(
-        output_dir=Path(value("output_dir")),
+        output_dir=Path(value("output_dir")).expanduser(),
         total_steps=total_steps,
         seed=value("seed"),
         max_grad_norm=value("max_grad_norm"),
