@@ -19,7 +19,7 @@ def run(arguments: list[str]) -> int:
     """Check each file and print its resolved configuration, or all its problems; 2 if any file has one."""
     parser = argparse.ArgumentParser(
         prog="erniekit validate",
-        description="Check configuration files and show what they come to: every value with its origin, and what follows.",
+        description="Check configuration files and show what they come to: values, their origins, and what follows.",
         epilog="Example: erniekit validate sft.yaml learning_rate=1e-4 --data",
     )
     parser.add_argument(
@@ -73,13 +73,10 @@ def derived_numbers(config: Config) -> list[tuple[str, ...]]:
     """What follows from the configuration without reading data: batch, steps, size of the model, memory."""
     training = config.training
     packs = training.per_device_train_batch_size * training.gradient_accumulation_steps
-    tokens = f"{packs} {'packs' if config.acceleration.packing else 'samples'} of up to {training.max_seq_len:,} tokens"
+    rows = f"{packs} {'pack' if config.acceleration.packing else 'sample'}{'s' if packs > 1 else ''}"
+    batch = f"{rows} of up to {training.max_seq_len:,} tokens, at most {packs * training.max_seq_len:,} tokens"
     steps = f"{training.max_steps:,}" if training.max_steps > 0 else "depend on the data; --data counts them"
-    return [
-        ("global batch", f"{tokens} = {packs * training.max_seq_len:,} tokens"),
-        ("steps", steps),
-        *_model_numbers(config),
-    ]
+    return [("global batch", batch), ("steps", steps), *_model_numbers(config)]
 
 
 def _model_numbers(config: Config) -> list[tuple[str, ...]]:

@@ -21,7 +21,6 @@ class BasicParameters:
         "turns of conversations; DPO trains on pairs of a preferred and a rejected answer. The stage decides which "
         "data formats are read, which loss is used and which default learning rate applies.",
         choices=("PT", "SFT", "DPO"),
-        spellings={"vl-sft": "VL-SFT"},
         available=("PT", "SFT"),
         coming="preference training",
         verbs=("train", "eval", "preview"),
@@ -127,15 +126,6 @@ class BasicParameters:
         kind=DEVICE,
         verbs=("train", "eval", "chat", "generate", "export"),
         example="cpu",
-    )
-    seed: int = parameter(
-        42,
-        "The root of every random draw: initial weights, order of samples, dropout, sampling of answers. Each draw "
-        "is seeded from the seed and its position (step, micro-batch, layer), so a run can be repeated and resumed "
-        "exactly.",
-        minimum=0,
-        maximum=2**32 - 1,
-        verbs=("train", "eval", "preview", "chat", "generate"),
     )
     logging_steps: int = parameter(
         1,

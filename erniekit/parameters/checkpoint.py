@@ -92,8 +92,8 @@ class CheckpointParameters:
     )
     ignore_save_lr_and_optim: bool = parameter(
         False,
-        "Leave the optimizer and the schedule out of checkpoints, which become about a third of the size. To resume from "
-        "such a checkpoint set `ignore_load_lr_and_optim`; the run is then not an exact continuation.",
+        "Leave the optimizer and the schedule out of checkpoints, which become about a third of the size. To resume "
+        "from such a checkpoint set `ignore_load_lr_and_optim`; the run is then not an exact continuation.",
     )
     ignore_load_lr_and_optim: bool = parameter(
         False,
@@ -133,10 +133,19 @@ def checkpoint_weights_or_random(draft: Draft) -> None:
         draft.problem("init_from_checkpoint", what, "remove one of the two")
 
 
+@rule("save_strategy", "resume_from_checkpoint")
+def resumed_run_writes_no_checkpoint(draft: Draft) -> None:
+    """A run that resumes with `save_strategy: no` writes no further checkpoint, which is said."""
+    if draft["resume_from_checkpoint"] and draft["save_strategy"] == "no":
+        draft.messages.append(
+            "save_strategy is no: this run writes no checkpoint to resume from; the final model is saved"
+        )
+
+
 SECTION = section(
     CheckpointParameters,
     key="checkpoint",
     title="1.6 Checkpoints",
     verbs=("train",),
-    rules=(resume_or_initialise, checkpoint_weights_or_random),
+    rules=(resume_or_initialise, checkpoint_weights_or_random, resumed_run_writes_no_checkpoint),
 )

@@ -82,7 +82,7 @@ class Config:
     def from_mapping(cls, values: Mapping[str, Any], overrides: Sequence[str] = (), *, verb: str = "train") -> Config:
         """The same for values that a program holds, such as the resolved configuration of a checkpoint."""
         words, problems = read_overrides(overrides)
-        entries = [Entry(name, value, Place("given values")) for name, value in values.items()]
+        entries = [Entry(name, _plain(value), Place("given values")) for name, value in values.items()]
         return cls._finish([entries, words], problems, verb, None)
 
     @classmethod

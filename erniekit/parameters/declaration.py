@@ -95,10 +95,8 @@ class Parameter:
 
     def read(self, raw: Any) -> Any:
         """The normalised value of what the user wrote; unchanged where it cannot be read."""
-        if raw is None and self.default == "":
-            return ""
-        if raw is None and self.default == ():
-            return []
+        if raw is None and self.default in ("", (), "none"):  # nothing written means nothing wanted
+            raw = "none" if self.default == "none" else ""
         if self.nullable:
             raw = read_none(raw)
         if raw is False and "no" in self.choices:

@@ -25,7 +25,8 @@ class Draft(Mapping[str, Any]):
         self.origins: dict[str, str] = dict.fromkeys(parameters, DEFAULT)
         self._parameters = parameters
         self._entries = entries
-        self._values: dict[str, Any] = {name: declared.default for name, declared in parameters.items()}
+        self._defaults: dict[str, Any] = {name: declared.default for name, declared in parameters.items()}
+        self._values = dict(self._defaults)
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -47,7 +48,7 @@ class Draft(Mapping[str, Any]):
 
     def differs(self, name: str) -> bool:
         """Whether the user gave the parameter a value other than its default."""
-        return self.is_set(name) and self._values[name] != self._parameters[name].default
+        return self.is_set(name) and self._values[name] != self._defaults[name]
 
     def take(self, name: str, value: Any) -> None:
         """The value that the user wrote, read and checked."""
@@ -57,9 +58,11 @@ class Draft(Mapping[str, Any]):
         self.origins[name] = place.origin
 
     def derive(self, name: str, value: Any, reason: str) -> None:
-        """A default that follows from other parameters."""
-        self._values[name] = value
-        self.origins[name] = f"{DEFAULT} {reason}" if reason else DEFAULT
+        """A default that follows from other parameters; it gives way to what the user wrote."""
+        self._defaults[name] = value
+        if not self.is_set(name):
+            self._values[name] = value
+            self.origins[name] = f"{DEFAULT} {reason}" if reason else DEFAULT
 
     def set_silently(self, name: str, value: Any) -> None:
         """Another form of the same value."""

@@ -46,11 +46,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter as the user wrote it."""
+    """One parameter as the user wrote it.
+
+    Attributes:
+        text: on the command line, the value before YAML read it: `output_dir=2024` names a folder.
+    """
 
     name: str
     value: Any
     place: Place
+    text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ def read_overrides(words: Iterable[str]) -> tuple[list[Entry], list[Problem]]:
         elif name in entries:
             problems.append(Problem(f"`{name}` is given twice; remove one", Place("")))
         else:
-            entries[name] = Entry(name, _override_value(text), Place(""))
+            entries[name] = Entry(name, _override_value(text), Place(""), text)
     return list(entries.values()), problems
 
 

@@ -30,12 +30,12 @@ class EvaluationParameters:
     )
     eval_dataset_prob: tuple[float, ...] = parameter(
         (1.0,),
-        "Share of each evaluation file, in the order of `eval_dataset_path`. A file of probability 0 is left out; "
-        "otherwise evaluation reads every record once, so that its figures can be compared between runs.",
+        "The weight of each evaluation file, in the order of `eval_dataset_path`. A file of weight 0 is left out; of "
+        "the others every record is read once, whatever the weight, so that figures can be compared between runs.",
         kind=NUMBERS,
         minimum=0.0,
         needs=when("do_eval"),
-        example="0.8,0.2",
+        example="1.0,0.0",
     )
     per_device_eval_batch_size: int = parameter(
         Derived(

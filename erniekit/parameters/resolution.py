@@ -58,7 +58,7 @@ def _expand_aliases(layer: list[Entry], problems: list[Problem], expansions: dic
         for name, value in expanded.items():
             other = plain.get(name)
             if other is None:
-                plain[name] = Entry(name, value, place)
+                plain[name] = Entry(name, value, place, entry.text if alias.target else None)
             elif PARAMETERS[name].read(other.value) != PARAMETERS[name].read(value):
                 text = (
                     f"`{alias.name}` stands for {name}: {shown(value)}, but `{name}` is {shown(other.value)} "
@@ -78,10 +78,7 @@ def _expand(alias: Alias, entry: Entry) -> dict[str, Any] | None:
 
 
 def _read_values(draft: Draft, entries: dict[str, Entry]) -> None:
-    values = {
-        name: PARAMETERS[name].read(entry.value) if name in PARAMETERS else entry.value
-        for name, entry in entries.items()
-    }
+    values = {name: _read(entry) for name, entry in entries.items()}
     for name, what in structural_problems(values):
         draft.problem(name, what)
     for name, value in values.items():
@@ -90,11 +87,17 @@ def _read_values(draft: Draft, entries: dict[str, Entry]) -> None:
             _tell_spelling(draft, PARAMETERS[name], entries[name].value)
 
 
+def _read(entry: Entry) -> Any:
+    parameter = PARAMETERS.get(entry.name)
+    if parameter is None:
+        return entry.value
+    return parameter.read(entry.text if parameter.kind.is_text and entry.text is not None else entry.value)
+
+
 def _tell_spelling(draft: Draft, parameter: Parameter, raw: Any) -> None:
-    if isinstance(raw, str) and raw.strip() and raw.strip().casefold() in parameter.spellings:
-        draft.messages.append(
-            f"`{parameter.name}: {raw}` ({draft.origins[parameter.name]}) is read as {shown(draft[parameter.name])}"
-        )
+    meant = parameter.spellings.get(raw.strip().casefold()) if isinstance(raw, str) and raw.strip() else None
+    if isinstance(meant, str):
+        draft.messages.append(f"`{parameter.name}: {raw}` ({draft.origins[parameter.name]}) is read as {meant}")
 
 
 def _check_required(draft: Draft) -> None:
@@ -105,7 +108,7 @@ def _check_required(draft: Draft) -> None:
 
 def _derive_defaults(draft: Draft) -> None:
     for name, parameter in PARAMETERS.items():
-        if parameter.derived and not draft.is_set(name):
+        if parameter.derived:
             draft.derive(name, *parameter.derived.value(draft))
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.parameters.declaration import Derived, parameter, section, when
+from erniekit.parameters.declaration import Derived, parameter, rule, section, when
 from erniekit.parameters.draft import Draft
 
 
 def _mix_strategy(draft: Draft) -> tuple[str, str]:
-    if draft.is_set("num_samples_each_epoch"):
-        return "random", "num_samples_each_epoch is set"
-    if len(set(draft["train_dataset_prob"])) > 1:
-        return "random", "the sources have probabilities"
+    if draft.differs("num_samples_each_epoch"):
+        return "random", "because num_samples_each_epoch is set"
+    if _shares_differ(draft["train_dataset_prob"]):
+        return "random", "because train_dataset_prob is set"
     return "concat", ""
+
+
+def _shares_differ(probabilities: tuple[float, ...]) -> bool:
+    return len({share for share in probabilities if share > 0}) > 1
 
 
 @dataclass(frozen=True)
@@ -22,22 +26,21 @@ class SftParameters:
 
     mix_strategy: str = parameter(
         Derived(
-            "`random` where `train_dataset_prob` holds different values or `num_samples_each_epoch` is set, else "
-            "`concat`",
+            "`random` where `train_dataset_prob` or `num_samples_each_epoch` asks for it, else `concat`",
             _mix_strategy,
             "concat",
         ),
-        "How several sources become one epoch. `concat` uses every sample exactly once. `random` draws the source "
-        "of each sample by `train_dataset_prob`. `interleave_under` takes turns by probability until the first "
-        "source is used up, `interleave_over` until the last one is, starting the shorter ones again. Without a "
-        "choice of yours nothing is left out or repeated.",
+        "How several sources become one epoch. `concat` uses every sample exactly once. `random` gives each source its "
+        "share of the epoch by `train_dataset_prob`; a source with too few samples repeats some. `interleave_under` "
+        "takes samples in these shares until the first source is used up, `interleave_over` until the last one is, "
+        "starting the others again. Unless you ask for something else, nothing is left out or repeated.",
         choices=("random", "concat", "interleave_under", "interleave_over"),
         verbs=("train", "preview"),
     )
     num_samples_each_epoch: int = parameter(
         6_000_000,
-        "With `mix_strategy: random`, the number of samples that make an epoch. An epoch never exceeds the data "
-        "unless you set this parameter yourself; then samples repeat.",
+        "The most samples that an epoch of `mix_strategy: random` has; it never has more than the data holds. Whatever "
+        "happens once an epoch (evaluation, checkpoints, a new order of samples) follows it.",
         minimum=1,
         unit="samples",
         needs=when("mix_strategy", "random"),
@@ -54,4 +57,11 @@ class SftParameters:
     )
 
 
-SECTION = section(SftParameters, key="sft", title="2.1 SFT", verbs=("train",))
+@rule("mix_strategy", "train_dataset_prob")
+def probabilities_need_mixing(draft: Draft) -> None:
+    """`train_dataset_prob` has no effect with `mix_strategy: concat`, except that a file of 0 is left out."""
+    if draft["mix_strategy"] == "concat" and _shares_differ(draft["train_dataset_prob"]):
+        draft.no_effect("train_dataset_prob", "because mix_strategy is concat")
+
+
+SECTION = section(SftParameters, key="sft", title="2.1 SFT", verbs=("train",), rules=(probabilities_need_mixing,))

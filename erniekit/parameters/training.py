@@ -99,6 +99,15 @@ class TrainingParameters:
         unit="passes",
         example=8,
     )
+    seed: int = parameter(
+        42,
+        "The root of every random draw: initial weights, order of samples, dropout, sampling of answers. Each draw "
+        "is seeded from the seed and its position (step, micro-batch, layer), so a run can be repeated and resumed "
+        "exactly.",
+        minimum=0,
+        maximum=2**32 - 1,
+        verbs=("train", "eval", "preview", "chat", "generate"),
+    )
     random_shuffle: bool = parameter(
         True,
         "Shuffle the samples in each epoch, in an order that depends on `seed` and the epoch only. When false "

@@ -39,6 +39,10 @@ class Kind:
     def is_list(self) -> bool:
         return self.schema.get("type") == "array"
 
+    @property
+    def is_text(self) -> bool:
+        return self.schema.get("type") == "string"
+
 
 def read_integer(raw: Any) -> Any:
     """8, "8", 8.0, "1e4" and "2 ** 15" are integers; 8.5 and true are not."""

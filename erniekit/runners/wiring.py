@@ -118,7 +118,7 @@ def training_plan(config: Config, dataset: Dataset) -> StepPlan:
         window=config.acceleration.buffer_size,
         batch_size=config.training.per_device_train_batch_size,
         accumulation=config.training.gradient_accumulation_steps,
-        seed=config.basic.seed,
+        seed=config.training.seed,
         shuffle=config.training.random_shuffle,
         strategy=config.sft.mix_strategy,
         num_samples_each_epoch=config.sft.num_samples_each_epoch,
@@ -135,7 +135,7 @@ def evaluation_plan(config: Config, dataset: Dataset) -> StepPlan:
         window=config.acceleration.buffer_size,
         batch_size=config.evaluation.per_device_eval_batch_size,
         accumulation=1,
-        seed=config.basic.seed,
+        seed=config.training.seed,
         shuffle=False,
         strategy="concat",
     )
@@ -157,7 +157,7 @@ def open_model(config: Config, weights: Path | None, say: Say = print) -> Decode
     return build_model(
         read_model_config(config),
         weights,
-        seed=config.basic.seed,
+        seed=config.training.seed,
         hidden_dropout=config.basic.hidden_dropout_prob,
         attention_dropout=config.basic.attention_probs_dropout_prob,
         log=say,
