@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -64,40 +65,51 @@ def pack_best_fit(lengths: np.ndarray, capacity: int) -> Packs:
     lengths = _checked(lengths, capacity)
     order = np.argsort(-lengths, kind="stable")
     distinct, counts = np.unique(lengths, return_counts=True)
-    pack_of = np.empty(len(lengths), np.int64)  # of the samples in `order`
-    packs_with_room: list[list[int]] = [[] for _ in range(capacity + 1)]
-    rooms = 0  # bit r is set where packs_with_room[r] is not empty
-    packs = placed = 0
+    pack_of: list[int] = []  # of the samples in `order`
+    packs_with_room: dict[int, list[int]] = {}
+    rooms: list[int] = []  # its keys, sorted
+    packs = 0
+
+    def put(chosen: list[int], each: int, room: int) -> None:
+        """Note `each` samples more for every chosen pack, whose room is then `room`."""
+        for pack in chosen:
+            pack_of.extend([pack] * each)
+        if room in packs_with_room:
+            packs_with_room[room] += chosen
+        elif room:
+            packs_with_room[room] = chosen
+            insort(rooms, room)
+
     for length, count in zip(distinct[::-1].tolist(), counts[::-1].tolist(), strict=True):
         while count:
-            fitting = rooms >> length
-            if fitting:
-                room = length + (fitting & -fitting).bit_length() - 1
-                each = room // length
+            fullest = bisect_left(rooms, length)
+            if fullest < len(rooms):
+                room = rooms[fullest]
                 available = packs_with_room[room]
+                each = room // length
                 number = min(len(available), -(-count // each))
                 chosen = available[-number:]
-                del available[-number:]
-                if not available:
-                    rooms ^= 1 << room
+                if number == len(available):
+                    del packs_with_room[room], rooms[fullest]
+                else:
+                    del available[-number:]
             else:
                 room = capacity
                 each = room // length
                 number = -(-count // each)
                 chosen = list(range(packs, packs + number))
                 packs += number
-            taken = min(count, number * each)
-            pack_of[placed : placed + taken] = np.repeat(chosen, each)[:taken]
-            placed += taken
-            count -= taken
-            # all packs are filled alike, but the last one perhaps with fewer
-            last = taken - (number - 1) * each
-            for rest, where in ((room - each * length, chosen[:-1]), (room - last * length, chosen[-1:])):
-                if rest and where:
-                    packs_with_room[rest] += where
-                    rooms |= 1 << rest
-    by_pack = np.argsort(pack_of, kind="stable")
-    sizes = np.bincount(pack_of, minlength=packs)
+            # every pack takes as many as it holds, but the last one perhaps fewer
+            last = min(each, count - (number - 1) * each)
+            if last == each:
+                put(chosen, each, room - each * length)
+            else:
+                if number > 1:
+                    put(chosen[:-1], each, room - each * length)
+                put(chosen[-1:], last, room - last * length)
+            count -= (number - 1) * each + last
+    by_pack = np.argsort(np.array(pack_of, np.int64), kind="stable")
+    sizes = np.bincount(np.array(pack_of, np.int64), minlength=packs)
     return Packs(order[by_pack], np.concatenate(([0], np.cumsum(sizes))))
 
 

@@ -18,8 +18,8 @@ def render_batch(
 ) -> str:
     """The first documents of the first rows.
 
-    Trained text is green, or stands in [[ ]] without colour. Where a label differs from the token that is read next, both
-    are shown, the label first: `[[</s>]]<|end_of_sentence|>`.
+    Trained text is green, or stands in [[ ]] without colour. Where a label differs from the token that is read next,
+    both are shown, the label first: `[[</s>]]<|end_of_sentence|>`.
 
     Args:
         rows, documents: how many rows, and how many documents of each row, to show.

@@ -154,7 +154,10 @@ def _without_oldest_turns(conversation: Conversation, settings: Settings) -> Sam
     def fits(exchanges: int) -> bool:
         return len(sample_without(exchanges).input_ids) <= settings.max_seq_len
 
-    # the later the start, the shorter; without any exchange the sample is empty and fits
-    fewest = bisect_left(range(len(conversation.turns) // 2 + 1), True, key=fits)
+    # the later the start, the shorter; the whole is known not to fit, and at least one exchange has to stay
+    exchanges = len(conversation.turns) // 2
+    fewest = bisect_left(range(exchanges), True, lo=1, hi=exchanges, key=fits)
+    if fewest == exchanges:
+        return None
     shorter = sample_without(fewest)
     return shorter if len(shorter.input_ids) else None

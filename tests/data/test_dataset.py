@@ -121,6 +121,25 @@ def test_a_dialogue_that_stays_too_long_or_loses_its_targets_is_dropped(opened, 
     assert (report.read, report.dropped, report.truncated, report.samples) == (4, 2, 0, 2)
 
 
+def test_dropping_turns_never_renders_a_dialogue_without_turns(opened, make_source, tmp_path):
+    folder = write_tokenizer(tmp_path / "tokenizer", (*CONTROL_TOKENS, "<|im_end|>"))
+    (folder / "chat_template.jinja").write_text(
+        "{{ messages[0].content.strip() and '' }}{% for m in messages %}{{ m.role + ':' + m.content + '<|im_end|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    tokenizer = load_tokenizer(folder)
+    source = make_source([exchange("word " * 300), {**long_dialogue(2), "tgt": ["b", "word " * 300]}, exchange()])
+    dataset = opened(source, over_length="truncate_turns", tokenizer=tokenizer, template=chat_template(tokenizer))
+    assert dataset.report.sources[0].dropped == 2
+
+
+@pytest.mark.slow
+def test_a_dialogue_of_10_mb(opened, make_source):
+    dataset = opened(make_source([exchange("word mill " * 1_000_000), exchange()]))
+    assert dataset.report.sources[0].dropped == 1
+    assert dataset.location(0).endswith(":2")
+
+
 def test_turns_behind_the_last_target_do_not_make_a_dialogue_too_long(opened, make_source):
     dataset = opened(make_source([long_dialogue(30, label=[1] + [0] * 29)]))
     assert dataset.report.sources[0].dropped == 0
@@ -293,8 +312,9 @@ from erniekit.data.sources import Source
 from erniekit.data.template import chat_template
 from erniekit.data.tokenizer import load_tokenizer
 tokenizer = load_tokenizer(sys.argv[1])
+template = chat_template(tokenizer)
 def peak_mb(path):
-    open_dataset([Source(path, "erniekit")], tokenizer, chat_template(tokenizer), max_seq_len=128, cache_dir=sys.argv[2])
+    open_dataset([Source(path, "erniekit")], tokenizer, template, max_seq_len=128, cache_dir=sys.argv[2])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(peak_mb(sys.argv[3]), peak_mb(sys.argv[4]))
 """

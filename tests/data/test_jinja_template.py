@@ -26,7 +26,7 @@ CHATML = """{% for message in messages %}
 """
 # the shape of Llama-3's: bos once, headers, trimmed contents, raise_exception, {% generation %}
 HEADERS = """{{ bos_token }}{% for message in messages %}
-{%- if message.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role ' + message.role) }}{% endif %}
+{%- if message.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('role?') }}{% endif %}
 {{- '[' + message.role + ']\\n\\n' }}
 {%- if message.role == 'assistant' %}{% generation %}{{ message.content | trim }}<|eot|>{% endgeneration %}
 {%- else %}{{ message.content | trim + '<|eot|>' }}{% endif %}

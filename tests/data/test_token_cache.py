@@ -136,7 +136,7 @@ def test_folders_of_dead_builders_are_removed_and_those_of_living_ones_kept(tmp_
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot write the token cache .*file/key"):
+    with pytest.raises(DataError, match=r"cannot write the token cache .*file/key"):
         open_or_build(tmp_path / "file" / "key", Builder())
 
     def read_only(*args, **kwargs):  # permissions do not stop root, who runs many containers

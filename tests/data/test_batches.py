@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import numpy as np
+
+from erniekit.data.batches import collate
+from erniekit.data.template import IGNORED, Sample
+
+PAD = 99
+
+
+def sample(tokens, labels):
+    return Sample(np.array(tokens, dtype=np.int32), np.array(labels, dtype=np.int32))
+
+
+A = sample([1, 2, 3], [IGNORED, 3, 4])
+B = sample([5, 6], [6, 7])
+C = sample([8], [9])
+
+
+def test_documents_lie_end_to_end_and_positions_restart():
+    batch = collate([[A, B], [C]], [[10, 11], [12]], PAD)
+    assert batch.input_ids.tolist() == [[1, 2, 3, 5, 6], [8, PAD, PAD, PAD, PAD]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1], [0, 0, 0, 0, 0]]
+    assert batch.labels.tolist() == [[-100, 3, 4, 6, 7], [9, -100, -100, -100, -100]]
+    assert batch.startend_row_indices[:, 0, :, 0].tolist() == [[3, 3, 3, 5, 5], [1, 1, 1, 1, 1]]
+    assert batch.samples == ((10, 11), (12,))
+    assert (batch.token_count, batch.target_count) == (6, 5)
+
+
+def test_types_and_shapes():
+    batch = collate([[A, B], [C]], [[0, 1], [2]], PAD)
+    for array in (batch.input_ids, batch.position_ids, batch.labels):
+        assert (array.dtype, array.shape) == (np.int64, (2, 5))
+    assert (batch.startend_row_indices.dtype, batch.startend_row_indices.shape) == (np.int32, (2, 1, 5, 1))
+
+
+def test_the_indices_let_each_document_see_itself_causally_and_padding_see_nothing():
+    batch = collate([[A, B, C], [B]], [[0, 1, 2], [1]], PAD)
+    for row, documents in enumerate([[0, 0, 0, 1, 1, 2], [0, 0, None, None, None, None]]):
+        first_blind = batch.startend_row_indices[row, 0, :, 0]
+        for query in range(6):
+            sees = [key for key in range(query + 1) if query < first_blind[key]]
+            expected = [
+                key for key in range(query + 1) if documents[key] == documents[query] and documents[query] is not None
+            ]
+            assert sees == expected
+
+
+def test_a_row_without_documents_is_padding_only():
+    batch = collate([[]], [[]], PAD)
+    assert batch.input_ids.tolist() == [[PAD]]
+    assert batch.startend_row_indices.tolist() == [[[[0]]]]
+    assert (batch.target_count, batch.token_count, batch.samples) == (0, 0, ((),))

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+
+import numpy as np
+import pytest
+
+from erniekit.data.dataset import Dataset
+from erniekit.data.plan import StepPlan
+from erniekit.data.prefetch import prefetch
+from erniekit.data.sources import Source
+from erniekit.data.token_cache import TokenArrays
+from erniekit.errors import DataError
+
+
+def dataset_of(lengths, sources=1):
+    """Samples whose tokens are their own index, so that batches show where everything went."""
+    lengths = np.asarray(lengths, dtype=np.int64)
+    parts, names, first = [], [], 0
+    for number, own in enumerate(np.array_split(lengths, sources)):
+        ids = np.repeat(np.arange(first, first + len(own), dtype=np.int32), own)
+        offsets = np.concatenate(([0], np.cumsum(own)))
+        facts = {"read": len(own), "dropped": 0, "truncated": 0, "split": 0, "targets": len(ids)}
+        parts.append(TokenArrays(ids, ids, offsets, np.arange(1, len(own) + 1, dtype=np.int32), facts))
+        names.append(Source(f"source{number}.jsonl", "text"))
+        first += len(own)
+    return Dataset(names, parts, pad_id=0)
+
+
+LENGTHS = np.random.default_rng(3).integers(1, 33, 500)
+
+
+def plan_of(dataset=None, **changes):
+    packing = {"max_seq_len": 32, "packing": True, "greedy": True, "window": 100}
+    settings = {**packing, "batch_size": 4, "accumulation": 2, "seed": 7}
+    return StepPlan(dataset if dataset is not None else dataset_of(LENGTHS), **{**settings, **changes})
+
+
+def packs_of_step(plan, step):
+    return [row for batch in plan.micro_batches(step) for row in batch.samples]
+
+
+def samples_of_epoch(plan, epoch):
+    first = plan._first_step(epoch)
+    steps = range(first, first + plan.steps_in_epoch(epoch))
+    return list(itertools.chain.from_iterable(row for step in steps for row in packs_of_step(plan, step)))
+
+
+MODES = {
+    "greedy": {},
+    "sequential": {"greedy": False},
+    "unpacked": {"packing": False},
+    "in-order": {"shuffle": False},
+}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_an_epoch_holds_every_sample_once_and_no_row_is_too_long(mode):
+    plan = plan_of(**mode)
+    for epoch in (0, 1):
+        assert sorted(samples_of_epoch(plan, epoch)) == list(range(500))
+    for step in range(plan.steps_in_epoch(0)):
+        for batch in plan.micro_batches(step):
+            assert batch.input_ids.shape[1] <= 32
+            for row, samples in enumerate(batch.samples):
+                tokens = np.repeat(samples, LENGTHS[list(samples)])
+                assert batch.input_ids[row, : len(tokens)].tolist() == tokens.tolist()
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_a_plan_is_a_function_of_seed_and_epoch(mode):
+    def rows(plan):
+        return [packs_of_step(plan, step) for step in range(10)]
+
+    assert rows(plan_of(**mode)) == rows(plan_of(**mode))
+    assert (rows(plan_of(**mode)) == rows(plan_of(**{**mode, "seed": 8}))) == (mode == MODES["in-order"])
+
+
+def test_steps_can_be_asked_for_in_any_order():
+    in_order, at_random = plan_of(), plan_of()
+    expected = [packs_of_step(in_order, step) for step in range(3 * in_order.steps_in_epoch(0))]
+    for step in np.random.default_rng(0).permutation(len(expected)):
+        assert packs_of_step(at_random, step) == expected[step]
+
+
+def test_a_step_has_the_same_packs_however_they_are_spread():
+    plans = {
+        "batch": plan_of(batch_size=4, accumulation=1),
+        "accumulated": plan_of(batch_size=1, accumulation=4),
+        "both": plan_of(batch_size=2, accumulation=2),
+    }
+    assert len({plan.steps_in_epoch(0) for plan in plans.values()}) == 1
+    for step in range(plans["batch"].steps_in_epoch(0)):
+        first, *others = (packs_of_step(plan, step) for plan in plans.values())
+        assert all(other == first for other in others)
+    assert [len(plan.micro_batches(0)) for plan in plans.values()] == [1, 4, 2]
+
+
+@pytest.mark.parametrize("batch_size, accumulation, world", [(1, 2, 4), (2, 2, 2), (4, 1, 2), (1, 1, 8)])
+def test_ranks_share_a_step_and_have_as_many_micro_batches_each(batch_size, accumulation, world):
+    single = plan_of(batch_size=8, accumulation=1)
+    ranks = [
+        plan_of(batch_size=batch_size, accumulation=accumulation, data_rank=rank, data_world=world)
+        for rank in range(world)
+    ]
+    last = single.steps_in_epoch(0) - 1
+    assert 0 < len(packs_of_step(single, last)) < 8  # the partial step is among those checked
+    for step in (0, 1, last):
+        shares = [plan.micro_batches(step) for plan in ranks]
+        assert len({len(share) for share in shares}) == 1
+        rows = [row for share in shares for batch in share for row in batch.samples if row]
+        assert sorted(rows) == sorted(packs_of_step(single, step))
+        targets = sum(batch.target_count for share in shares for batch in share)
+        assert targets == sum(batch.target_count for batch in single.micro_batches(step))
+    assert {plan.steps_in_epoch(0) for plan in ranks} == {last + 1}
+
+
+def test_micro_batches_are_dealt_out_to_ranks_in_turn():
+    whole = packs_of_step(plan_of(batch_size=8, accumulation=1), 0)
+    ranks = [packs_of_step(plan_of(batch_size=1, accumulation=4, data_rank=rank, data_world=2), 0) for rank in (0, 1)]
+    assert ranks == [whole[0::2], whole[1::2]]
+
+
+def test_a_rank_without_packs_gets_padding_without_targets():
+    plan = plan_of(dataset_of([32, 32, 32]), batch_size=1, accumulation=1, data_rank=1, data_world=2)
+    (batch,) = plan.micro_batches(1)
+    assert (batch.target_count, batch.samples) == (0, ((),))
+
+
+def test_steps_and_epochs_are_counted_exactly():
+    plan = plan_of()
+    steps = [plan.steps_in_epoch(epoch) for epoch in range(3)]
+    assert steps[0] == math.ceil(len(plan.packs(0)) / 8)
+    assert plan.total_steps(17, 99.0) == 17
+    assert plan.total_steps(-1, 1.0) == steps[0]
+    assert plan.total_steps(-1, 3.0) == sum(steps)
+    assert plan.total_steps(0, 2.5) == steps[0] + steps[1] + math.ceil(steps[2] / 2)
+    assert plan.total_steps(-1, 0.5) == math.ceil(steps[0] / 2)
+    assert plan.epoch_of(0) == 0
+    assert plan.epoch_of(steps[0]) == 1
+    assert plan.epoch_of(steps[0] + 1) == 1 + 1 / steps[1]
+
+
+def test_shuffled_packs_do_not_come_by_length():
+    plan = plan_of(window=500)
+    longest = [max(LENGTHS[list(row)]) for step in range(plan.steps_in_epoch(0)) for row in packs_of_step(plan, step)]
+    middle = len(longest) // 2
+    assert abs(np.mean(longest[:middle]) - np.mean(longest[middle:])) < 3
+    ordered = plan_of(window=500, shuffle=False)
+    firsts = [min(row) for step in range(ordered.steps_in_epoch(0)) for row in packs_of_step(ordered, step)]
+    assert firsts == sorted(firsts)
+
+
+def test_windows_are_packed_on_their_own():
+    plan = plan_of(window=100, shuffle=False)
+    for pack in plan.packs(0):
+        assert len(set(pack // 100)) == 1
+
+
+def test_sources_are_mixed_by_the_chosen_strategy():
+    dataset = dataset_of(LENGTHS, sources=2)
+    plan = plan_of(dataset, strategy="random", num_samples_each_epoch=100)
+    samples = samples_of_epoch(plan, 0)
+    assert len(samples) == 100
+    assert np.bincount(dataset.source_of[samples]).tolist() == [50, 50]
+
+
+def test_nothing_to_train_on():
+    with pytest.raises(DataError, match="no sample to train on"):
+        plan_of(dataset_of([])).steps_in_epoch(0)
+
+
+def test_the_description_states_packing_and_steps():
+    plan = plan_of()
+    text = plan.describe(num_train_epochs=2)
+    packs = len(plan.packs(0))
+    assert (
+        f"epoch 0: 500 samples, {LENGTHS.sum():,} tokens in {packs} packs of at most 32 (best fit decreasing)" in text
+    )
+    assert f"{LENGTHS.sum() / (packs * 32):.1%} full" in text
+    steps = plan.steps_in_epoch(0), plan.steps_in_epoch(0) + plan.steps_in_epoch(1)
+    assert text.endswith(f"steps: 8 packs each, {steps[0]} an epoch, {steps[1]} in total")
+
+
+# ---- prefetching
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_prefetching_changes_nothing(workers):
+    plan = plan_of()
+    stop = plan.steps_in_epoch(0) + 5
+    rows = [[row for batch in batches for row in batch.samples] for batches in prefetch(plan_of(), 3, workers, stop)]
+    assert rows == [packs_of_step(plan, step) for step in range(3, stop)]
+
+
+class Failing:
+    def __init__(self):
+        self.threads = set()
+
+    def micro_batches(self, step):
+        self.threads.add(threading.current_thread().name)
+        if step == 5:
+            raise DataError("step 5 has no data")
+        return [step]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_exception_in_a_worker_comes_at_its_step_with_its_own_text(workers):
+    plan, seen = Failing(), []
+    with pytest.raises(DataError, match=r"^step 5 has no data$"):
+        for batches in prefetch(plan, 0, workers):
+            seen += batches
+    assert seen == [0, 1, 2, 3, 4]
+    assert ("MainThread" in plan.threads) == (workers == 0)
+
+
+def test_a_loop_that_stops_early_leaves_no_thread():
+    before = threading.active_count()
+    batches = prefetch(plan_of(), 0, 2)
+    next(batches)
+    batches.close()
+    assert threading.active_count() == before
