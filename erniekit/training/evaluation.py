@@ -49,6 +49,7 @@ def evaluate(
     """Run the first epoch of `plan` without dropout and without gradients; the model's mode is put back afterwards.
 
     Args:
+        plan: without accumulation: every step is one micro-batch.
         max_batches: stop after this many micro-batches; 0 or less runs all.
 
     Raises:

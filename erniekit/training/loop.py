@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,7 +86,11 @@ class Trainer:
     write_model: Callable[[Path], None]  # puts model and tokenizer files into a folder
     evaluation_plan: Any = None
     callbacks: Sequence[object] = ()
-    describe_sample: Callable[[int], str] = str  # dataset index -> "file.jsonl:17"
+    read: Callable[[int, int], Generator[Sequence[Any], None, None]] | None = (
+        None  # (first, stop): the steps' micro-batches, ahead
+    )
+    describe_sample: Callable[[int], str] = str  # index in the training data -> "file.jsonl:17"
+    describe_evaluation_sample: Callable[[int], str] = str
     sum_over_ranks: SumOverRanks = single_process
     say: Callable[[str], None] = print
     state: TrainerState = field(default_factory=TrainerState, init=False)
@@ -105,8 +111,7 @@ class Trainer:
             with stop_signals(self.say) as request:
                 notify(self.callbacks, "on_train_begin", self.state.step, self.settings.total_steps)
                 self.model.train()
-                while self.state.step < self.settings.total_steps and request.signal is None:
-                    self._finish_step(self._step(), request)
+                self._train(request)
                 if request.signal is None:
                     self._save_final_model()
             result = self._result(request)
@@ -116,6 +121,16 @@ class Trainer:
         finally:
             notify(self.callbacks, "close")
 
+    def _train(self, request: StopRequest) -> None:
+        first, stop = self.state.step, self.settings.total_steps
+        read = self.read or (lambda first, stop: (self.plan.micro_batches(step) for step in range(first, stop)))
+        with closing(read(first, stop)) as steps:
+            while self.state.step < stop and request.signal is None:
+                started = time.perf_counter()
+                result = self._step(next(steps))
+                result.totals.seconds = time.perf_counter() - started  # waiting for data included
+                self._finish_step(result, request)
+
     def evaluate(self) -> EvaluationResult:
         """Evaluate now, report it, and leave training as it was."""
         settings = self.settings
@@ -124,7 +139,7 @@ class Trainer:
             self.evaluation_plan,
             self.objective,
             max_batches=settings.max_evaluate_steps,
-            describe_sample=self.describe_sample,
+            describe_sample=self.describe_evaluation_sample,
         )
         self.last_evaluation = result
         place = {"step": self.state.step, "epoch": round(self.state.epoch, 4)}
@@ -149,9 +164,8 @@ class Trainer:
         remove_superseded(self.settings.output_dir, start, self.say)
         write_config(self.settings.output_dir, self.resolved_config)
 
-    def _step(self) -> StepResult:
+    def _step(self, batches: Sequence[Any]) -> StepResult:
         step = self.state.step
-        batches = self.plan.micro_batches(step)
         try:
             result = train_step(
                 self.model,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -69,13 +68,10 @@ def train_step(
     Raises:
         NotFiniteError: before anything was updated.
     """
-    started = time.perf_counter()
     units = float(sum_over_ranks(np.array([sum(objective.units(batch) for batch in batches)], dtype=np.float64))[0])
     tokens = sum(batch.token_count for batch in batches)
     if units == 0:
-        return StepResult(
-            Totals(tokens=tokens, seconds=time.perf_counter() - started), learning_rate, 0.0, updated=False
-        )
+        return StepResult(Totals(tokens=tokens), learning_rate, 0.0, updated=False)
 
     def backward(index: int) -> MicroLoss:
         model.randomness.set(step=step, micro_batch=index, dropout_scale=dropout_scale)
@@ -101,7 +97,6 @@ def train_step(
         units=units,
         sums=dict(zip(sums, over_ranks[2:].tolist(), strict=True)),
         tokens=int(over_ranks[1]),
-        seconds=time.perf_counter() - started,
     )
     return StepResult(totals, learning_rate, norm, updated=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from erniekit.training.callbacks.text import duration, evaluation_line, figures
 class PlainLines:
     """One line for every log, evaluation and checkpoint."""
 
-    def __init__(self, say: Callable[[str], None] = print) -> None:
+    def __init__(self, say: Callable[[str], None] = partial(print, flush=True)) -> None:
         self._say = say
         self._first = self._total = 0
         self._started = 0.0

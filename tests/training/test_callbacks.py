@@ -1,0 +1,236 @@
+"""What a run shows and records."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from erniekit.errors import ConfigurationError
+from erniekit.training.callbacks import notify
+from erniekit.training.callbacks.defaults import default_callbacks
+from erniekit.training.callbacks.event_logs import event_logs
+from erniekit.training.callbacks.live_progress import LiveProgress
+from erniekit.training.callbacks.log_file import LogFile, read_log
+from erniekit.training.callbacks.plain_lines import PlainLines
+from erniekit.training.callbacks.results import Results
+from erniekit.training.callbacks.text import duration, figures
+from erniekit.training.json_file import write_json
+from erniekit.training.output_folder import Start
+
+from .fakes import FakePlan, fake_trainer
+from .test_resume import KillAt, KilledError
+
+RECORD = {
+    "step": 4,
+    "epoch": 0.5,
+    "loss": 2.5,
+    "learning_rate": 3e-4,
+    "grad_norm": 0.75,
+    "token_accuracy": 0.25,
+    "tokens_per_second": 2345.6,
+}
+EVALUATED = {
+    "step": 4,
+    "epoch": 0.5,
+    "eval_loss": 1.5,
+    "eval_perplexity": 4.4817,
+    "eval_token_accuracy": 0.5,
+    "eval_batches": 3,
+    "eval_batches_available": 9,
+    "eval_units": 77,
+    "eval_seconds": 0.25,
+}
+
+
+def test_callbacks_need_no_method_and_are_called_in_order() -> None:
+    calls = []
+
+    class Only:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def on_log(self, record: dict) -> None:
+            calls.append((self.name, record["step"]))
+
+    notify([Only("a"), object(), Only("b")], "on_log", RECORD)
+    notify([Only("a")], "on_save", Path("x"))
+    assert calls == [("a", 4), ("b", 4)]
+
+
+def test_plain_lines() -> None:
+    said: list[str] = []
+    lines = PlainLines(said.append)
+    lines.on_train_begin(0, 10)
+    lines.on_log(RECORD)
+    lines.on_evaluate(EVALUATED)
+    lines.on_save(Path("out/checkpoint-4"))
+    assert said[0].startswith(
+        "step 4/10  loss 2.5000  accuracy 25.0%  lr 0.0003  grad norm 0.75  tokens/s 2,346  left 0:"
+    )
+    assert said[1] == ("evaluation at step 4  loss 1.5000  perplexity 4.482  accuracy 50.0%  (3 of 9 batches, 0.2 s)")
+    assert said[2] == "saved out/checkpoint-4"
+
+
+def test_figures_of_another_objective_are_shown_by_name() -> None:
+    assert figures({"step": 1, "loss": 0.5, "reward_margin": 0.1234567}) == "loss 0.5000  reward_margin 0.1235"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (61, "1:01"), (3725, "1:02:05")])
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_live_progress_shows_step_figures_and_time_left() -> None:
+    screen = io.StringIO()
+    live = LiveProgress(Console(file=screen, force_terminal=True, width=120))
+    live.on_train_begin(2, 10)
+    live.on_step(RECORD)
+    live.on_evaluate(EVALUATED)
+    live.close()
+    text = screen.getvalue()
+    for words in ("4/10", "left", "loss 2.5000", "lr 0.0003", "grad norm 0.75", "accuracy 25.0%", "tokens/s 2,346"):
+        assert words in text
+    assert "evaluation at step 4  loss 1.5000" in text
+
+
+@pytest.mark.parametrize(
+    ("terminal", "disabled", "plain"), [(True, False, False), (True, True, True), (False, False, True)]
+)
+def test_lines_are_plain_where_there_is_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool, disabled: bool, plain: bool
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    callbacks = default_callbacks(tmp_path, logging_dir=tmp_path / "logs", report_to=[], disable_tqdm=disabled)
+    assert isinstance(callbacks[0], PlainLines if plain else LiveProgress)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_visualdl_event_files(tmp_path: Path) -> None:
+    from visualdl import LogReader
+
+    (log,) = event_logs(["visualdl"], tmp_path)
+    log.on_log(RECORD | {"grad_norm": math.inf})
+    log.on_evaluate(EVALUATED)
+    log.close()
+    (file,) = tmp_path.iterdir()
+    tags = LogReader(file_path=str(file)).get_tags()["scalar"]
+    assert {"train/loss", "train/learning_rate", "eval/loss", "eval/perplexity"} <= set(tags)
+    assert "train/grad_norm" not in tags
+    (point,) = LogReader(file_path=str(file)).get_data("scalar", "train/loss")
+    assert (point.id, point.value) == (4, 2.5)
+
+
+def test_tensorboard_event_files(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+
+    (log,) = event_logs(["tensorboard"], tmp_path)
+    log.on_log(RECORD)
+    log.close()
+    (file,) = tmp_path.iterdir()
+    events = [Event.FromString(data) for data in records_of(file.read_bytes())]
+    scalars = {value.tag: (event.step, value.simple_value) for event in events for value in event.summary.value}
+    assert scalars["train/loss"] == (4, 2.5)
+
+
+def records_of(data: bytes) -> list[bytes]:
+    """The records of a TFRecord file: length (8 bytes), its checksum (4), content, checksum (4)."""
+    records = []
+    while data:
+        length = int.from_bytes(data[:8], "little")
+        records.append(data[12 : 12 + length])
+        data = data[16 + length :]
+    return records
+
+
+@pytest.mark.parametrize(("name", "package"), [("visualdl", "visualdl"), ("tensorboard", "tensorboardX")])
+def test_a_missing_logger_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str) -> None:
+    imported = builtins.__import__
+
+    def without(module: str, *arguments: object, **options: object) -> object:
+        if module == package:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+        return imported(module, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigurationError, match=f"report_to: {name} needs the package {package}.*not installed"):
+        event_logs([name], tmp_path)
+
+
+def run(output_dir: Path, first: Start, *extra: object, total_steps: int = 6, disable_tqdm: bool = True) -> None:
+    callbacks = default_callbacks(output_dir, logging_dir=output_dir / "logs", report_to=[], disable_tqdm=disable_tqdm)
+    trainer = fake_trainer(
+        output_dir,
+        total_steps=total_steps,
+        callbacks=[*callbacks, *extra],
+        evaluation_plan=FakePlan(4, batch_size=1, accumulation=1),
+        logging_steps=1,
+        evaluation_strategy="steps",
+        eval_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+    )
+    if first.checkpoint:
+        trainer.model.load(first.checkpoint)
+    trainer.fit(first)
+
+
+def test_files_of_a_run(tmp_path: Path) -> None:
+    run(tmp_path, Start(None))
+    log = list(read_log(tmp_path / "training_log.jsonl"))
+    assert [record["step"] for record in log if "loss" in record] == [1, 2, 3, 4, 5, 6]
+    assert [record["step"] for record in log if "eval_loss" in record] == [2, 4, 6]
+    trained = json.loads((tmp_path / "train_results.json").read_text())
+    assert trained.keys() >= {"train_loss", "train_tokens_per_second", "train_token_accuracy", "step", "epoch"}
+    assert json.loads((tmp_path / "eval_results.json").read_text())["step"] == 6
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_log_of_a_resumed_run_is_that_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    run(tmp_path / "whole", Start(None))
+    with pytest.raises(KilledError):
+        run(tmp_path / "killed", Start(None), KillAt(5))
+    lines = (tmp_path / "killed" / "training_log.jsonl").read_text()
+    (tmp_path / "killed" / "training_log.jsonl").write_text(lines + '{"step": 5, "lo')  # cut off in the middle
+    run(tmp_path / "killed", Start(tmp_path / "killed" / "checkpoint-4"))
+
+    def comparable(folder: Path) -> list[dict]:
+        timed = ("tokens_per_second", "eval_seconds")
+        return [
+            {name: value for name, value in record.items() if name not in timed}
+            for record in read_log(folder / "training_log.jsonl")
+        ]
+
+    assert comparable(tmp_path / "killed") == comparable(tmp_path / "whole")
+
+
+def test_a_new_run_starts_a_new_log(tmp_path: Path) -> None:
+    log = LogFile(tmp_path)
+    log.on_log(RECORD)
+    log.on_train_begin(0, 10)
+    assert list(read_log(tmp_path / "training_log.jsonl")) == []
+
+
+def test_results_hold_only_what_json_knows(tmp_path: Path) -> None:
+    Results(tmp_path).on_evaluate(EVALUATED | {"eval_perplexity": math.inf})
+    assert json.loads((tmp_path / "eval_results.json").read_text())["eval_perplexity"] is None
+    write_json(tmp_path / "nested.json", {"value": math.nan})
+    assert (tmp_path / "nested.json").read_text() == '{\n  "value": null\n}\n'
+
+
+def test_what_is_only_sometimes_needed_is_imported_late() -> None:
+    code = (
+        "import sys, erniekit.training.callbacks.defaults as d, pathlib, tempfile;"
+        "p = pathlib.Path(tempfile.mkdtemp()); d.default_callbacks(p, logging_dir=p, report_to=[], disable_tqdm=True);"
+        "print([m for m in ('paddle', 'matplotlib', 'visualdl', 'tensorboardX', 'rich') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,130 @@
+"""Where a run starts, and what it refuses to overwrite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from erniekit.errors import CheckpointError
+from erniekit.training.checkpoint_folder import MANIFEST, write_files_into, write_folder
+from erniekit.training.output_folder import Start, open_output_folder, remove_superseded
+
+
+def write(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("weights")
+
+
+@pytest.fixture
+def output_dir(tmp_path: Path) -> Path:
+    """An output folder with checkpoints 1 and 2."""
+    folder = tmp_path / "run"
+    for step in (1, 2):
+        write_folder(folder / f"checkpoint-{step}", write)
+    return folder
+
+
+def start_in(output_dir: Path, said: list[str] | None = None, **options: object) -> Start:
+    arguments = {"resume_from_checkpoint": None, "overwrite_output_dir": False} | options
+    with open_output_folder(output_dir, say=(said if said is not None else []).append, **arguments) as start:
+        return start
+
+
+def test_a_fresh_folder(tmp_path: Path) -> None:
+    assert start_in(tmp_path / "new") == Start(None)
+    assert (tmp_path / "new").is_dir()
+
+
+def test_checkpoints_of_an_earlier_run_are_protected(output_dir: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        start_in(output_dir)
+    for words in (
+        "checkpoint-1, checkpoint-2",
+        "resume_from_checkpoint: true",
+        "overwrite_output_dir: true",
+        "another",
+    ):
+        assert words in str(caught.value)
+
+
+def test_a_finished_model_is_protected(tmp_path: Path) -> None:
+    write_files_into(tmp_path, write)
+    with pytest.raises(CheckpointError, match=r"already holds a trained model\.\n  Set overwrite_output_dir: true"):
+        start_in(tmp_path)
+
+
+def test_overwriting_removes_checkpoints_and_model_but_only_when_training_begins(output_dir: Path) -> None:
+    write_files_into(output_dir, write)
+    start = start_in(output_dir, overwrite_output_dir=True)
+    assert start == Start(None, (output_dir / "checkpoint-1", output_dir / "checkpoint-2"), supersedes_model=True)
+    assert (output_dir / "checkpoint-2" / MANIFEST).exists()
+    said: list[str] = []
+    remove_superseded(output_dir, start, said.append)
+    assert [path.name for path in output_dir.iterdir()] == [".erniekit.lock"]
+    assert len(said) == 3
+
+
+@pytest.mark.parametrize("inside", ["", "checkpoint-2"])
+def test_overwriting_what_the_run_starts_from_is_refused(output_dir: Path, inside: str) -> None:
+    write_files_into(output_dir, write)
+    with pytest.raises(CheckpointError, match="would remove"):
+        start_in(output_dir, overwrite_output_dir=True, weights_from=output_dir / inside)
+
+
+def test_resume_true_takes_the_newest_complete_one_and_says_what_it_skips(output_dir: Path) -> None:
+    assert start_in(output_dir, resume_from_checkpoint=True) == Start(output_dir / "checkpoint-2")
+    (output_dir / "checkpoint-2" / "model.safetensors").write_text("damaged")
+    said: list[str] = []
+    assert start_in(output_dir, said, resume_from_checkpoint=True) == Start(output_dir / "checkpoint-1")
+    assert "skipped" in said[0]
+    assert "checkpoint-2" in said[0]
+    assert "resuming from" in said[1]
+
+
+def test_resume_true_starts_afresh_where_there_is_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert start_in(tmp_path, said, resume_from_checkpoint=True) == Start(None)
+    assert "no complete checkpoint: starting afresh" in said[0]
+
+
+def test_resume_true_does_not_overwrite_a_finished_model(tmp_path: Path) -> None:
+    write_files_into(tmp_path, write)
+    with pytest.raises(CheckpointError, match="already holds a trained model"):
+        start_in(tmp_path, resume_from_checkpoint=True)
+
+
+def test_resume_from_an_older_one_must_allow_the_newer_to_go(output_dir: Path) -> None:
+    older = str(output_dir / "checkpoint-1")
+    with pytest.raises(CheckpointError, match=r"do not lead to .*checkpoint-1: checkpoint-2\."):
+        start_in(output_dir, resume_from_checkpoint=older)
+    start = start_in(output_dir, resume_from_checkpoint=older, overwrite_output_dir=True)
+    assert start == Start(output_dir / "checkpoint-1", (output_dir / "checkpoint-2",))
+
+
+def test_resume_from_another_folder(output_dir: Path, tmp_path: Path) -> None:
+    other = str(output_dir / "checkpoint-2")
+    assert start_in(tmp_path / "other", resume_from_checkpoint=other) == Start(output_dir / "checkpoint-2")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("checkpoint-7", "there is no folder .*checkpoint-7"),
+        ("", "is not a checkpoint-<step> folder. It holds checkpoint-1, checkpoint-2"),
+        ("checkpoint-2", "is not complete: model.safetensors is missing"),
+    ],
+)
+def test_resume_from_what_is_no_complete_checkpoint(output_dir: Path, path: str, message: str) -> None:
+    (output_dir / "checkpoint-2" / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=f"resume_from_checkpoint: .*{message}"):
+        start_in(output_dir, resume_from_checkpoint=str(output_dir / path))
+
+
+def test_what_a_killed_run_left_is_removed_and_said(output_dir: Path) -> None:
+    for name in (".writing-checkpoint-3", ".deleting-checkpoint-0"):
+        (output_dir / name).mkdir()
+        (output_dir / name / "part").write_text("x")
+    said: list[str] = []
+    start_in(output_dir, said, resume_from_checkpoint=True)
+    assert sum("left half-written" in line for line in said) == 2
+    assert sorted(path.name for path in output_dir.iterdir()) == [".erniekit.lock", "checkpoint-1", "checkpoint-2"]

@@ -1,0 +1,62 @@
+"""Resuming with something else than what the checkpoint was written with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from erniekit.errors import CheckpointError
+from erniekit.training.run_identity import RunIdentity, check_identity
+
+from .fakes import identity
+
+FOLDER = Path("out/checkpoint-5")
+
+
+def test_the_same_run() -> None:
+    assert check_identity(identity(), identity(), FOLDER) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seed": 2}, "seed was 1, is 2"),
+        (
+            {"data_fingerprint": "xyz"},
+            "the training data, the tokenizer or the chat template changed (fingerprint was abc",
+        ),
+        (
+            {"batches": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}},
+            "per_device_train_batch_size was 2, is 4",
+        ),
+    ],
+)
+def test_other_samples_are_refused_with_both_values_and_the_way_out(change: dict, words: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        check_identity(identity(), identity(**change), FOLDER)
+    assert words in str(caught.value)
+    assert "init_from_checkpoint: out/checkpoint-5" in str(caught.value)
+
+
+def test_all_differences_are_reported_at_once() -> None:
+    with pytest.raises(CheckpointError, match=r"seed was 1, is 9(.|\n)*fingerprint was abc, is z"):
+        check_identity(identity(), identity(seed=9, data_fingerprint="z"), FOLDER)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"cpu_settings": {"MKL_DEBUG_CPU_TYPE": ""}}, "MKL_DEBUG_CPU_TYPE was 7, is "),
+        ({"versions": {"paddle": "3.4.0"}}, "paddle was 3.3.1, is 3.4.0"),
+    ],
+)
+def test_what_only_changes_rounding_is_a_warning(change: dict, words: str) -> None:
+    (warning,) = check_identity(identity(), identity(**change), FOLDER)
+    assert warning == f"resuming is not bit-exact: {words}"
+
+
+def test_stored_and_read_again() -> None:
+    assert RunIdentity.from_json(identity().to_json(), FOLDER) == identity()
+    with pytest.raises(CheckpointError, match="not an identity of this version"):
+        RunIdentity.from_json({"seed": 1}, FOLDER)
