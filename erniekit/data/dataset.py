@@ -30,12 +30,13 @@ class Dataset:
         sources: as given, those of probability 0 included (they hold no samples).
         lengths: int32[n], positions of each sample.
         source_of: int16[n], index into `sources`.
+        pad_id: what rows are filled up with.
         report: counts of every source.
         fingerprint: changes with the content of any file, the tokenizer, the template, and the probabilities.
     """
 
     def __init__(
-        self, sources: Sequence[Source], arrays: Sequence[TokenArrays], pad_id: int, fingerprint: str = ""
+        self, sources: Sequence[Source], arrays: Sequence[TokenArrays], *, pad_id: int, fingerprint: str
     ) -> None:
         self.sources = tuple(sources)
         self.pad_id = pad_id
@@ -133,7 +134,7 @@ def open_dataset(
         except _SourceRejectedError:
             continue
     problems.raise_if_any()
-    dataset = Dataset(sources, arrays, tokenizer.pad_id, fingerprint.hexdigest())
+    dataset = Dataset(sources, arrays, pad_id=tokenizer.pad_id, fingerprint=fingerprint.hexdigest())
     for report in dataset.report.sources:
         if report.probability and not report.samples:
             raise DataError(

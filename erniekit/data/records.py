@@ -5,7 +5,7 @@
 | erniekit | `src`, `tgt`: a string or a list of strings each; optional `system`, `label` (0 or 1 a turn), `is_system` |
 | alpaca | `instruction`, `output`; optional `input`, `history` (pairs), `system` |
 | messages | `messages`: `role` and `content`, assistant messages with an optional `label` or `weight` (0 or 1) |
-| text | `text`; for stage PT |
+| text | `text`, or as upstream has it `tgt` without `src` (a string or a list of lines); for stage PT |
 """
 
 from __future__ import annotations
@@ -142,9 +142,13 @@ def _message_is_trained(message: dict, name: str) -> bool:
 
 
 def _plain_text(record: dict) -> PlainText:
-    text = _text(record.get("text"), "text", strip=False)
+    name = "tgt" if "text" not in record and "src" not in record and "tgt" in record else "text"
+    parts = record.get(name)
+    if name == "text" or not isinstance(parts, list):
+        parts = [parts]
+    text = "\n".join(_text(part, name, strip=False) for part in parts)
     if not text.strip():
-        raise _MalformedError("text", "a text", "an empty string")
+        raise _MalformedError(name, "a text", "an empty string")
     return PlainText(text)
 
 

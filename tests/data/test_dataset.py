@@ -291,6 +291,20 @@ def test_the_cache_is_keyed_by_all_that_decides_the_samples(opened, make_source,
     assert entries() == 7
 
 
+def test_the_fingerprint_follows_the_samples_and_the_mixture(opened, make_source):
+    first, second = make_source([exchange("a", "b")], name="1.jsonl"), make_source([exchange("c", "d")], name="2.jsonl")
+    half = Source(second.path, second.kind, 0.5)
+    prints = [
+        opened(*sources, **more).fingerprint
+        for sources, more in [
+            ((first, second), {}), ((second, first), {}), ((first, half), {}), ((first,), {}),
+            ((first, second), {"max_seq_len": 99}),
+        ]
+    ]  # fmt: skip
+    assert len(set(prints)) == 5
+    assert opened(first, second).fingerprint == prints[0]
+
+
 def test_blocks_do_not_change_the_samples(opened, make_source, monkeypatch, tmp_path):
     rng = random.Random(0)
     source = make_source([exchange("a " * rng.randint(1, 9), "b " * rng.randint(1, 9)) for _ in range(50)])

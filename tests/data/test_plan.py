@@ -26,7 +26,7 @@ def dataset_of(lengths, sources=1):
         parts.append(TokenArrays(ids, ids, offsets, np.arange(1, len(own) + 1, dtype=np.int32), facts))
         names.append(Source(f"source{number}.jsonl", "text"))
         first += len(own)
-    return Dataset(names, parts, pad_id=0)
+    return Dataset(names, parts, pad_id=0, fingerprint="")
 
 
 LENGTHS = np.random.default_rng(3).integers(1, 33, 500)

@@ -89,6 +89,11 @@ def test_text_keeps_its_white_space(write_jsonl):
     assert conversations(write_jsonl([{"text": "  a\n"}]), "text") == [PlainText("  a\n")]
 
 
+def test_text_of_upstreams_pre_training_files(write_jsonl):
+    path = write_jsonl([{"tgt": ["a"]}, {"tgt": "b"}, {"tgt": ["c", "d"]}])
+    assert conversations(path, "text") == [PlainText("a"), PlainText("b"), PlainText("c\nd")]
+
+
 def test_lines_are_counted_through_blank_ones_and_a_byte_order_mark_is_no_content(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\n\n  \n{"text": "b"}')
@@ -205,7 +210,10 @@ BAD_OTHERS = {
         "messages[1]: expected either label or weight, got both",
     ),
     "text": ("text", {"text": " \n"}, "text: expected a text, got an empty string"),
-    "text-missing": ("text", {"tgt": "a"}, "text: expected a string, got nothing"),
+    "text-missing": ("text", {"Text": "a"}, "text: expected a string, got nothing"),
+    "text-dialogue": ("text", {"src": ["q"], "tgt": ["a"]}, "text: expected a string, got nothing"),
+    "text-list": ("text", {"tgt": ["a", 1]}, "tgt: expected a string, got 1"),
+    "text-no-lines": ("text", {"tgt": []}, "tgt: expected a text, got an empty string"),
 }
 
 
