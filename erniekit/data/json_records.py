@@ -74,8 +74,8 @@ def _line_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, 
                     yield number, json.loads(text)
                 except json.JSONDecodeError as error:
                     yield _json_problem(name, number, text, error, f"{error.msg}, column {error.colno}")
-                except RecursionError:
-                    yield RecordProblem(name, number, "JSON", "a record", "brackets nested too deeply")
+                except (ValueError, RecursionError) as error:
+                    yield _unusable_value(name, number, error)
         offset += len(raw)
 
 
@@ -97,8 +97,8 @@ def _array_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int,
                 line += window.text.count("\n", window.position, error.pos)
                 yield _json_problem(name, line, window.text, error, error.msg)
                 return
-            except RecursionError:
-                yield RecordProblem(name, line, "JSON", "a record", "brackets nested too deeply")
+            except (ValueError, RecursionError) as error:
+                yield _unusable_value(name, line, error)
                 return
             window.advance(length)
             yield line, value
@@ -188,6 +188,11 @@ class _TextWindow:
 def _encoding_problem(name: str, line: int, raw: bytes, offset: int, error: UnicodeDecodeError) -> RecordProblem:
     byte = raw[error.start]
     return RecordProblem(name, line, "encoding", "UTF-8", f"byte 0x{byte:02x} at byte offset {offset + error.start:,}")
+
+
+def _unusable_value(name: str, line: int, error: ValueError | RecursionError) -> RecordProblem:
+    what = "brackets nested too deeply" if isinstance(error, RecursionError) else "an integer of thousands of digits"
+    return RecordProblem(name, line, "JSON", "a record", what)
 
 
 def _json_problem(name: str, line: int, text: str, error: json.JSONDecodeError, reason: str) -> RecordProblem:

@@ -6,7 +6,6 @@ import math
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -27,8 +26,8 @@ class StepPlan:
     spread over rows, micro-batches and ranks. Steps count from 0 over the whole run. An epoch ends with a step of fewer
     packs where they do not divide; a rank that would then have fewer micro-batches than the others gets one of padding.
 
-    An epoch's samples come from mixing.epoch_order. They are packed `window` samples at a time. The packing sorts by
-    length, so the packs of a window are then shuffled, or without shuffling put in the order of their first samples.
+    An epoch's samples come from mixing.epoch_order. They are packed in windows of at most `window` samples. The packing
+    sorts by length, so the packs of a window are then shuffled, or put in the order of their first samples.
     """
 
     def __init__(
@@ -143,14 +142,16 @@ class StepPlan:
             return pack_none(lengths).of(order)
         if not self._greedy:
             return pack_sequential(lengths, self.max_seq_len).of(order)
-        return join(list(self._windows(order, lengths, epoch)))
+        return join([self._window_packs(part, epoch, number) for number, part in enumerate(self._windows(order))])
 
-    def _windows(self, order: np.ndarray, lengths: np.ndarray, epoch: int) -> Iterator[Packs]:
-        for start in range(0, len(order), self._window):
-            part = slice(start, start + self._window)
-            packs = pack_best_fit(lengths[part], self.max_seq_len)
-            if self._shuffle:
-                sequence = np.random.default_rng((self._seed, epoch, start)).permutation(len(packs))
-            else:
-                sequence = np.argsort(np.minimum.reduceat(packs.members, packs.starts[:-1]))
-            yield packs.reordered(sequence).of(order[part])
+    def _windows(self, order: np.ndarray) -> list[np.ndarray]:
+        """Parts of equal size, at most `window`: a small rest at the end could not be packed well."""
+        return np.array_split(order, math.ceil(len(order) / self._window))
+
+    def _window_packs(self, samples: np.ndarray, epoch: int, number: int) -> Packs:
+        packs = pack_best_fit(self.dataset.lengths[samples], self.max_seq_len)
+        if self._shuffle:
+            sequence = np.random.default_rng((self._seed, epoch, number)).permutation(len(packs))
+        else:
+            sequence = np.argsort(np.minimum.reduceat(packs.members, packs.starts[:-1]))
+        return packs.reordered(sequence).of(samples)

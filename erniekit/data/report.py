@@ -68,6 +68,8 @@ def length_percentiles(lengths: np.ndarray) -> tuple[int, int, int]:
 
 
 def _describe(source: SourceReport) -> str:
+    if source.probability == 0:
+        return f"{source.path} ({source.kind}): left out, its probability is 0"
     changes = [
         f"{count:,} {what}"
         for count, what in (

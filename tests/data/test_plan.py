@@ -153,10 +153,12 @@ def test_shuffled_packs_do_not_come_by_length():
     assert firsts == sorted(firsts)
 
 
-def test_windows_are_packed_on_their_own():
-    plan = plan_of(window=100, shuffle=False)
-    for pack in plan.packs(0):
-        assert len(set(pack // 100)) == 1
+@pytest.mark.parametrize("window, size", [(100, 100), (499, 250), (500, 500)])
+def test_windows_are_packed_on_their_own_and_are_of_equal_size(window, size):
+    packs = plan_of(window=window, shuffle=False).packs(0)
+    assert all(len(set(pack // size)) == 1 for pack in packs)
+    if size > 100:
+        assert any(len(set(pack // 100)) > 1 for pack in packs)
 
 
 def test_sources_are_mixed_by_the_chosen_strategy():

@@ -299,9 +299,15 @@ def test_broken_records_of_an_array(tmp_path):
     assert problems(path, "text") == [f"{path}:2: JSON: expected nothing after the array, got 'm'"]
 
 
-def test_brackets_nested_without_end_are_a_problem_not_a_crash(write_jsonl):
-    path = write_jsonl(['{"text": ' + "[" * 200_000, '{"text": "b"}'])
-    assert [problem.split(" ")[0] for problem in problems(path, "text")] == [f"{path}:1:"]
+@pytest.mark.parametrize(
+    "value, got", [("[" * 200_000, "brackets nested too deeply"), ("9" * 5000, "an integer of thousands of digits")]
+)
+def test_values_that_python_cannot_hold_are_problems_not_crashes(write_jsonl, value, got):
+    text = f'{{"text": {value}}}'
+    lines = write_jsonl([text, '{"text": "b"}'])
+    assert problems(lines, "text") == [f"{lines}:1: JSON: expected a record, got {got}"]
+    array = write_jsonl([f"[{text}]"], "data.json")
+    assert problems(array, "text") == [f"{array}:1: JSON: expected a record, got {got}"]
 
 
 def test_a_line_of_10_mb_is_read(write_jsonl):
