@@ -151,7 +151,8 @@ def _plain(value: Any) -> Any:
 
 
 def _report(problems: list[Problem], path: Path | None) -> str:
-    ordered = sorted(problems, key=lambda problem: problem.place.line if problem.place else 10**9)
+    last = 10**9  # behind every line: the command line, then what is missing
+    ordered = sorted(problems, key=lambda problem: (problem.place.line or last) if problem.place else last + 1)
     lines = [str(problem) if problem.place or not path else f"{path}: {problem}" for problem in ordered]
     if len(lines) == 1:
         return lines[0]

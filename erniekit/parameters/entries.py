@@ -176,8 +176,10 @@ def _yaml_message(error: yaml.YAMLError, path: Path) -> str:
     mark = getattr(error, "problem_mark", None)
     what = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
     context = getattr(error, "context", None)
+    begun = getattr(error, "context_mark", None)
     place = f"{path}:{mark.line + 1}" if mark else str(path)
-    return f"{place}: not valid YAML: {what}{f' ({context})' if context else ''}"
+    since = f" ({context}{f' begun at line {begun.line + 1}' if begun else ''})" if context else ""
+    return f"{place}: not valid YAML: {what}{since}"
 
 
 def _override_value(text: str) -> Any:

@@ -102,7 +102,7 @@ def _explain(parameter: Parameter, value: Any, keyword: str, bound: Any) -> str:
         hint = did_you_mean(value, parameter.choices) if isinstance(value, str) else ""
         return f"expected {_one_of(parameter.choices)}, {got}{hint}"
     if keyword in _BOUNDS:
-        unit = f" {parameter.unit}" if parameter.unit else ""
+        unit = f" ({parameter.unit})" if parameter.unit else ""
         return f"must be {_BOUNDS[keyword]} {shown(bound)}{unit}, {got}"
     if keyword == "uniqueItems":
         return f"names the same word twice, {got}"

@@ -79,7 +79,7 @@ def test_value_is_read(name: str, written: Any, read: Any) -> None:
         ("learning_rate", -1e-5, "must be at least 0.0, got -1e-05"),
         ("layerwise_lr_decay_bound", 0, "must be greater than 0.0, got 0.0"),
         ("hidden_dropout_prob", 1.0, "must be less than 1.0, got 1.0"),
-        ("max_seq_len", 1, "must be at least 2 tokens, got 1"),
+        ("max_seq_len", 1, "must be at least 2 (tokens), got 1"),
         ("port", 70000, "must be at most 65535"),
         ("output_dir", 2024, "expected a text"),
         ("output_dir", "", "is required"),

@@ -1,0 +1,62 @@
+"""`erniekit params` and `erniekit docs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from erniekit.cli import main
+from erniekit.parameters.schema import ALIASES, PARAMETERS
+
+
+def test_params_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["params"]) == 0
+    words = set(capsys.readouterr().out.replace(",", " ").split())
+    assert {*PARAMETERS, *ALIASES} <= words
+
+
+@pytest.mark.parametrize("name", [*PARAMETERS, *ALIASES])
+def test_params_explains_each(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["params", name]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"{name} ")
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_params_explains_with_everything_declared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["params", "LR_scheduler_type"]) == 0
+    text = capsys.readouterr().out
+    for part in ("1.3 Training", "default", "linear, cosine, polynomial", "used by", "lr_scheduler_type: cosine"):
+        assert part in text
+
+
+def test_params_searches_names_and_meanings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["params", "warmup"]) == 0
+    found = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert found[:2] == ["dropout_warmup_steps", "warmup_steps"]
+    assert main(["params", "cosine", "waves"]) == 0
+    assert capsys.readouterr().out.startswith("num_cycles")
+
+
+def test_params_suggests(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["params", "lerning_rat"]) == 2
+    assert "did you mean `learning_rate`?" in capsys.readouterr().err
+
+
+def test_docs_writes_checks_and_removes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "docs"
+    check = ["docs", "--check", "--output", str(folder)]
+    assert main(check) == 1
+    assert main(["docs", "--output", str(folder)]) == 0
+    assert main(check) == 0
+    (folder / "lora.md").write_text("edited", encoding="utf-8")
+    (folder / "old.md").write_text("no longer generated", encoding="utf-8")
+    capsys.readouterr()
+    assert main(check) == 1
+    error = capsys.readouterr().err
+    assert "lora.md is out of date" in error and "old.md is out of date" in error and "sft.md" not in error
+    assert main(["docs", "--output", str(folder)]) == 0
+    assert "2 changed" in capsys.readouterr().out
+    assert not (folder / "old.md").exists()
+    assert main(check) == 0
