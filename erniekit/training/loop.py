@@ -37,6 +37,9 @@ from erniekit.training.signals import StopRequest, stop_signals
 from erniekit.training.step import NotFiniteError, StepResult, SumOverRanks, single_process, train_step
 from erniekit.training.totals import Totals
 
+# (first step, step to stop before) -> the micro-batches of each step; closed when the run ends early.
+ReadSteps = Callable[[int, int], Generator[Sequence[Any], None, None]]
+
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -86,15 +89,14 @@ class Trainer:
     write_model: Callable[[Path], None]  # puts model and tokenizer files into a folder
     evaluation_plan: Any = None
     callbacks: Sequence[object] = ()
-    read: Callable[[int, int], Generator[Sequence[Any], None, None]] | None = (
-        None  # (first, stop): the steps' micro-batches, ahead
-    )
+    read: ReadSteps | None = None  # default: plan.micro_batches, when its step comes
     describe_sample: Callable[[int], str] = str  # index in the training data -> "file.jsonl:17"
     describe_evaluation_sample: Callable[[int], str] = str
     sum_over_ranks: SumOverRanks = single_process
     say: Callable[[str], None] = print
     state: TrainerState = field(default_factory=TrainerState, init=False)
     last_evaluation: EvaluationResult | None = field(default=None, init=False)
+    _saved_step: int = field(default=-1, init=False)
 
     def fit(self, start: Start) -> TrainResult:
         """Train to the last step and save the final model into `output_dir`.
@@ -106,30 +108,23 @@ class Trainer:
             CheckpointError: the checkpoint does not fit this run, or the disk is full.
             TrainingError: loss or gradient is not finite.
         """
-        self._begin(start)
         try:
+            self._begin(start)
             with stop_signals(self.say) as request:
                 notify(self.callbacks, "on_train_begin", self.state.step, self.settings.total_steps)
                 self.model.train()
-                self._train(request)
-                if request.signal is None:
+                self._run_steps(request)
+                finished = self.state.step >= self.settings.total_steps
+                if finished:
                     self._save_final_model()
-            result = self._result(request)
-            if request.signal is None:
+                else:
+                    self._save_where_it_stops()
+            result = self._result(stopped_by=None if finished else request.signal)
+            if finished:
                 notify(self.callbacks, "on_train_end", result)
             return result
         finally:
             notify(self.callbacks, "close")
-
-    def _train(self, request: StopRequest) -> None:
-        first, stop = self.state.step, self.settings.total_steps
-        read = self.read or (lambda first, stop: (self.plan.micro_batches(step) for step in range(first, stop)))
-        with closing(read(first, stop)) as steps:
-            while self.state.step < stop and request.signal is None:
-                started = time.perf_counter()
-                result = self._step(next(steps))
-                result.totals.seconds = time.perf_counter() - started  # waiting for data included
-                self._finish_step(result, request)
 
     def evaluate(self) -> EvaluationResult:
         """Evaluate now, report it, and leave training as it was."""
@@ -153,6 +148,7 @@ class Trainer:
             for change in changed_parameters(start.checkpoint, self.resolved_config):
                 self.say(f"changed since the checkpoint: {change}")
             self.state = load_state(start.checkpoint)
+            self._saved_step = self.state.step if start.checkpoint.parent == self.settings.output_dir else -1
             if self.settings.ignore_load_lr_and_optim:
                 self.say("ignore_load_lr_and_optim: AdamW starts with fresh moments, which is not bit-exact")
             else:
@@ -163,6 +159,16 @@ class Trainer:
                 )
         remove_superseded(self.settings.output_dir, start, self.say)
         write_config(self.settings.output_dir, self.resolved_config)
+
+    def _run_steps(self, request: StopRequest) -> None:
+        first, stop = self.state.step, self.settings.total_steps
+        read = self.read or (lambda first, stop: (self.plan.micro_batches(step) for step in range(first, stop)))
+        with closing(read(first, stop)) as steps:
+            while self.state.step < stop and request.signal is None:
+                started = time.perf_counter()
+                result = self._step(next(steps))
+                result.totals.seconds = time.perf_counter() - started  # waiting for data included
+                self._finish_step(result)
 
     def _step(self, batches: Sequence[Any]) -> StepResult:
         step = self.state.step
@@ -186,28 +192,27 @@ class Trainer:
             self.say(f"step {step + 1}: skipped, its batches hold no {self.objective.unit}")
         return result
 
-    def _finish_step(self, result: StepResult, request: StopRequest) -> None:
+    def _finish_step(self, result: StepResult) -> None:
         settings, state = self.settings, self.state
         state.step += 1
         earlier_epoch, state.epoch = state.epoch, self.plan.epoch_of(state.step)
         state.since_log.add(result.totals)
         state.whole_run.add(result.totals)
-        epoch_ended = math.floor(state.epoch) > math.floor(earlier_epoch)
-        finished = state.step == settings.total_steps
-        notify(self.callbacks, "on_step", self._record(result.totals, result))
-        if due(settings.logging_strategy, settings.logging_steps, state.step, epoch_ended=epoch_ended, last=finished):
+
+        def happens(strategy: str, every: int) -> bool:
+            epoch_ended = math.floor(state.epoch) > math.floor(earlier_epoch)
+            return due(strategy, every, state.step, epoch_ended=epoch_ended, last=state.step == settings.total_steps)
+
+        if result.updated:
+            notify(self.callbacks, "on_step", self._record(result.totals, result))
+        if happens(settings.logging_strategy, settings.logging_steps) and state.since_log.units:
             notify(self.callbacks, "on_log", self._record(state.since_log, result))
             state.since_log = Totals()
         evaluated = None
-        if self.evaluation_plan is not None and due(
-            settings.evaluation_strategy, settings.eval_steps, state.step, epoch_ended=epoch_ended, last=finished
-        ):
+        if self.evaluation_plan is not None and happens(settings.evaluation_strategy, settings.eval_steps):
             evaluated = self.evaluate()
-        stopping = finished or request.signal is not None
-        if due(settings.save_strategy, settings.save_steps, state.step, epoch_ended=epoch_ended, last=stopping):
+        if happens(settings.save_strategy, settings.save_steps):
             self._save(evaluated)
-        if request.signal is not None:
-            self._say_how_to_resume()
 
     def _record(self, totals: Totals, latest: StepResult) -> dict[str, Any]:
         return {
@@ -237,17 +242,20 @@ class Trainer:
         if state.best_step is not None:
             keep.add(settings.output_dir / checkpoint_name(state.best_step))
         prune(settings.output_dir, settings.save_total_limit, keep)
+        self._saved_step = state.step
         notify(self.callbacks, "on_save", folder)
 
     def _save_final_model(self) -> None:
         write_files_into(self.settings.output_dir, self.write_model)
         self.say(f"saved the model to {self.settings.output_dir}")
 
-    def _say_how_to_resume(self) -> None:
+    def _save_where_it_stops(self) -> None:
         if self.settings.save_strategy == "no":
             self.say(f"stopped after step {self.state.step}; nothing was saved, because save_strategy is no")
-        else:
-            self.say(f"stopped after step {self.state.step}; continue with resume_from_checkpoint=true")
+            return
+        if self._saved_step != self.state.step:
+            self._save(None)
+        self.say(f"stopped after step {self.state.step}; continue with resume_from_checkpoint=true")
 
     def _not_finite(self, error: NotFiniteError, batches: Sequence[Any]) -> TrainingError:
         lines = [f"step {self.state.step + 1}: {error.what} is not finite; the model was not updated with it."]
@@ -265,7 +273,7 @@ class Trainer:
             )
         return TrainingError("\n".join(lines))
 
-    def _result(self, request: StopRequest) -> TrainResult:
+    def _result(self, stopped_by: int | None) -> TrainResult:
         whole = self.state.whole_run
         return TrainResult(
             step=self.state.step,
@@ -275,5 +283,5 @@ class Trainer:
             tokens=whole.tokens,
             seconds=whole.seconds,
             evaluation=self.last_evaluation,
-            stopped_by=request.signal,
+            stopped_by=stopped_by,
         )

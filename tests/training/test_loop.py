@@ -355,3 +355,28 @@ def test_a_failing_disk_ends_the_run_with_the_earlier_checkpoint_intact(tmp_path
         trainer.fit(FRESH)
     assert steps_of(tmp_path) == [2]
     assert problems(tmp_path / "checkpoint-2", hashes=True) == []
+
+
+def test_a_signal_during_the_last_step_finishes_the_run(tmp_path: Path) -> None:
+    result = fake_trainer(tmp_path, total_steps=3, callbacks=[SignalAt(signal.SIGINT, 3)]).fit(FRESH)
+    assert (result.step, result.exit_code) == (3, 0)
+    assert problems(tmp_path, hashes=True) == []
+
+
+def test_a_signal_between_saving_and_the_next_step_still_leaves_this_step(tmp_path: Path) -> None:
+    class SignalOnEvaluate:
+        def on_evaluate(self, record: dict) -> None:
+            if record["step"] == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer = fake_trainer(
+        tmp_path,
+        callbacks=[SignalOnEvaluate()],
+        evaluation_plan=EVALUATION,
+        evaluation_strategy="steps",
+        eval_steps=3,
+        save_strategy="steps",
+        save_steps=2,
+    )
+    assert trainer.fit(FRESH).exit_code == 143
+    assert steps_of(tmp_path) == [2, 3]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from erniekit.training.callbacks.text import duration, evaluation_line, figures
 
 
+def _print_at_once(line: str) -> None:
+    print(line, flush=True)  # a pipe would hold lines back for kilobytes
+
+
 class PlainLines:
     """One line for every log, evaluation and checkpoint."""
 
-    def __init__(self, say: Callable[[str], None] = partial(print, flush=True)) -> None:
+    def __init__(self, say: Callable[[str], None] = _print_at_once) -> None:
         self._say = say
         self._first = self._total = 0
         self._started = 0.0
