@@ -30,6 +30,8 @@ _PROBE = Conversation(
         Turn(ASSISTANT, "second answer", True),
     )
 )
+# what the expressions of a template can raise, for example "a" + none
+_EVALUATION_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -62,14 +64,6 @@ class JinjaTemplate:
         self.stop_token_ids = tuple(dict.fromkeys((end_id, tokenizer.eos_id)))
 
     def render(self, conversation: Conversation) -> list[Segment]:
-        """The whole dialogue; it must end with an assistant turn."""
-        return self._segments(conversation)
-
-    def prompt(self, conversation: Conversation) -> list[Segment]:
-        """The dialogue, which must end with a user turn, up to and with the header of the answer to come."""
-        return self._segments(conversation)
-
-    def _segments(self, conversation: Conversation) -> list[Segment]:
         messages = _messages(conversation)
         offset = len(messages) - len(conversation.turns)
         segments: list[Segment] = []
@@ -99,8 +93,8 @@ class JinjaTemplate:
                 messages=messages, tools=None, documents=None, add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )  # fmt: skip
-        except jinja2.TemplateError as error:
-            raise TemplateRefusedError(f"{self._where}: chat_template: {error.message}") from None
+        except (jinja2.TemplateError, *_EVALUATION_ERRORS) as error:
+            raise TemplateRefusedError(f"{self._where}: chat_template: {error}") from None
 
     def _check_prefix(self, shorter: str, longer: str) -> None:
         if not longer.startswith(shorter):

@@ -57,9 +57,9 @@ class Template(Protocol):
     end_of_turn_target: int | None
     fingerprint: str
 
-    def render(self, conversation: Conversation) -> list[Segment]: ...
-
-    def prompt(self, conversation: Conversation) -> list[Segment]: ...
+    def render(self, conversation: Conversation) -> list[Segment]:
+        """The dialogue; where it ends with a user turn, up to and with the header of the answer to come."""
+        ...
 
 
 class ErnieTemplate:
@@ -81,14 +81,6 @@ class ErnieTemplate:
         self.stop_token_ids = tuple(dict.fromkeys((tokenizer.eos_id, end_id)))
 
     def render(self, conversation: Conversation) -> list[Segment]:
-        """The whole dialogue; it must end with an assistant turn."""
-        return self._segments(conversation)
-
-    def prompt(self, conversation: Conversation) -> list[Segment]:
-        """The dialogue, which must end with a user turn, up to and with the header of the answer to come."""
-        return self._segments(conversation)
-
-    def _segments(self, conversation: Conversation) -> list[Segment]:
         segments = []
         before = self.BEGIN + (f"{conversation.system}\n" if conversation.system else "")
         for turn in conversation.turns:
@@ -135,8 +127,8 @@ def encode_sample(template: Template, tokenizer: Tokenizer, conversation: Conver
 
 
 def encode_prompt(template: Template, tokenizer: Tokenizer, conversation: Conversation) -> list[int]:
-    """The ids to generate from: the same ids that training has before the answer to the last user turn."""
-    segments = template.prompt(conversation)
+    """The ids to generate from: the same ids that training has before the answer to the last (user) turn."""
+    segments = template.render(conversation)
     encoded = tokenizer.encode_batch([segment.text for segment in segments])
     return [token for ids in encoded for token in ids]
 

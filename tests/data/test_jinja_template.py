@@ -133,6 +133,12 @@ def test_a_refused_dialogue_carries_the_templates_own_words(folder_with):
         template.render(DIALOGUE)
 
 
+def test_an_expression_that_fails_is_told_as_the_templates_fault(folder_with):
+    template = chat_template(folder_with("{% if messages[0].role == 'system' %}{{ 1 + '1' }}{% endif %}" + CHATML))
+    with pytest.raises(TemplateRefusedError, match="unsupported operand"):
+        template.render(DIALOGUE)
+
+
 def test_templates_are_sandboxed(folder_with):
     with pytest.raises(DataError, match="chat_template"):
         chat_template(folder_with("{{ messages.__class__.__mro__[1].__subclasses__() }}" + CHATML))

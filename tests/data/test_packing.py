@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -95,6 +99,16 @@ def test_reordering_renaming_and_joining_keep_packs_together():
     assert [pack.tolist() for pack in join([named, packs])] == [[13], [10, 11], [12], [0, 1], [2], [3]]
     with pytest.raises(IndexError):
         named[3]
+
+
+def test_the_benchmark_prints_a_row_for_every_policy_and_length():
+    root = Path(__file__).parents[2]
+    command = [sys.executable, str(root / "tools" / "bench" / "packing.py"), "--samples", "2000"]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    rows = [line.split("|")[1:6] for line in result.stdout.splitlines() if line.startswith("|")][2:]
+    assert len(rows) == 3 * 5
+    assert all(0.5 < float(row[4].strip().rstrip("%")) / 100 <= 1 for row in rows)
 
 
 @pytest.mark.parametrize("capacity", [4096, 8192])

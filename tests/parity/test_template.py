@@ -51,7 +51,7 @@ def test_texts_and_tokens_equal_those_of_transformers(both, name, case):
 
     asked = Conversation(conversation.turns[:-1], conversation.system)
     expected = theirs.apply_chat_template(as_messages(asked), tokenize=False, add_generation_prompt=True)
-    assert "".join(part.text for part in ours.prompt(asked)) == expected
+    assert "".join(part.text for part in ours.render(asked)) == expected
     if len(asked.turns) == 1:  # one segment: nothing is tokenised apart
         assert encode_prompt(ours, tokenizer, asked) == theirs.encode(expected, add_special_tokens=False)
 
