@@ -30,6 +30,11 @@ def run(arguments: list[str]) -> int:
         from erniekit.runners.try_one import try_one_sample
 
         return 0 if try_one_sample(config) else 1
+    if not config.basic.do_train:
+        from erniekit.runners.evaluate import run_evaluation
+
+        run_evaluation(config)
+        return 0
     from erniekit.runners.sft import run_sft
 
     return run_sft(config).exit_code

@@ -1,0 +1,50 @@
+"""Evaluation on its own: `erniekit train` with `do_train: false`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from erniekit.parameters import Config
+from erniekit.runners.sft import first_weights, objective_from
+from erniekit.runners.wiring import (
+    Say,
+    check_vocabulary,
+    evaluation_dataset,
+    evaluation_plan,
+    open_model,
+    open_tokenizer,
+    read_model_config,
+    select_device,
+)
+from erniekit.training.callbacks.plain_lines import PlainLines
+from erniekit.training.callbacks.results import Results
+from erniekit.training.evaluation import EvaluationResult, evaluate
+
+
+def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
+    """Evaluate the model as it is, print the figures and leave them in `output_dir/eval_results.json`.
+
+    Raises:
+        UserError: anything the user can mend.
+    """
+    for line in config.messages:
+        say(line)
+    select_device(config, say)
+    tokenizer, template = open_tokenizer(config)
+    check_vocabulary(read_model_config(config), tokenizer)
+    dataset = evaluation_dataset(config, tokenizer, template)
+    say(str(dataset.report))
+    model = open_model(config, first_weights(config), say)
+    result = evaluate(
+        model,
+        evaluation_plan(config, dataset),
+        objective_from(config),
+        max_batches=config.evaluation.max_evaluate_steps,
+        describe_sample=dataset.location,
+    )
+    record = {"step": 0, "epoch": 0.0, **result.record()}
+    output_dir = Path(config.basic.output_dir).expanduser()
+    output_dir.mkdir(parents=True, exist_ok=True)
+    PlainLines(say).on_evaluate(record)
+    Results(output_dir).on_evaluate(record)
+    return result

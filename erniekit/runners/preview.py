@@ -1,0 +1,48 @@
+"""What the data becomes: the first samples as the model sees them, and the figures of reading and packing. No Paddle."""
+
+from __future__ import annotations
+
+from erniekit.data.preview import render_batch
+from erniekit.parameters import Config
+from erniekit.runners.wiring import (
+    evaluation_dataset,
+    evaluation_plan,
+    open_tokenizer,
+    training_dataset,
+    training_plan,
+)
+
+
+def preview(config: Config, *, rows: int = 1, documents: int = 8, color: bool = False) -> str:
+    """The first documents of the first training step, token by token where they are trained and where not.
+
+    Raises:
+        UserError: the tokenizer or the data cannot be used.
+    """
+    tokenizer, template = open_tokenizer(config)
+    dataset = training_dataset(config, tokenizer, template)
+    plan = training_plan(config, dataset)
+    shown = []
+    for batch in plan.micro_batches(0):
+        if rows > 0:
+            shown.append(render_batch(batch, tokenizer, dataset, rows=rows, documents=documents, color=color))
+            rows -= len(batch.samples)
+    shown.append(plan.describe(config.training.max_steps, config.training.num_train_epochs))
+    return "\n\n".join(shown)
+
+
+def data_summary(config: Config) -> str:
+    """Counts of every data file, packing, and the exact number of steps.
+
+    Raises:
+        UserError: the tokenizer or the data cannot be used.
+    """
+    tokenizer, template = open_tokenizer(config)
+    dataset = training_dataset(config, tokenizer, template)
+    plan = training_plan(config, dataset)
+    blocks = [str(dataset.report), plan.describe(config.training.max_steps, config.training.num_train_epochs)]
+    if config.basic.do_eval and config.evaluation.eval_dataset_path:
+        held_out = evaluation_dataset(config, tokenizer, template)
+        batches = evaluation_plan(config, held_out).steps_in_epoch(0)
+        blocks.append(f"{held_out.report}\nevaluation: {batches:,} batches")
+    return "\n".join(blocks)

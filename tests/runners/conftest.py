@@ -1,0 +1,90 @@
+"""A run small enough for a unit test: two layers of 32, sixty records, steps of a few milliseconds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from erniekit.parameters import Config
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder without weights: the shipped tokenizer and a smaller configuration."""
+    folder = tmp_path_factory.mktemp("model")
+    shipped = ROOT / "examples/models/tiny-ernie"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(shipped / name, folder)
+    config = json.loads((shipped / "config.json").read_text())
+    config |= {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config |= {"num_key_value_heads": 2, "head_dim": 8}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first sixty records of the shipped training file."""
+    path = tmp_path_factory.mktemp("data") / "train.jsonl"
+    lines = (ROOT / "examples/data/sft-train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[:60]), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def make_config(tiny_model: Path, records: Path, tmp_path: Path) -> Callable[..., Config]:
+    """Write a YAML file with the given parameters over the tiny defaults, and load it as `erniekit train` does."""
+
+    def make(**parameters: Any) -> Config:
+        values: dict[str, Any] = {
+            "model_name_or_path": str(tiny_model),
+            "continue_training": False,
+            "output_dir": str(tmp_path / "run"),
+            "train_dataset_path": str(records),
+            "data_cache_dir": str(tmp_path / "cache"),
+            "max_seq_len": 128,
+            "max_steps": 4,
+            "learning_rate": 1e-2,
+            "logging_steps": 1,
+            "report_to": "none",
+            "per_device_train_batch_size": 2,
+            **parameters,
+        }
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump({name: value for name, value in values.items() if value is not None}))
+        return Config.load(path, verb="train")
+
+    return make
+
+
+@pytest.fixture
+def train(make_config: Callable[..., Config], tmp_path: Path) -> Callable[..., Any]:
+    """Train with the given parameters; returns what a run leaves, for comparisons."""
+    from types import SimpleNamespace
+
+    from erniekit.runners.sft import run_sft
+
+    def run(**parameters: Any) -> Any:
+        lines: list[str] = []
+        config = make_config(**parameters)
+        if not config.checkpoint.resume_from_checkpoint:
+            shutil.rmtree(config.basic.output_dir, ignore_errors=True)
+        result = run_sft(config, say=lines.append)
+        output = Path(config.basic.output_dir)
+        log = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
+        return SimpleNamespace(
+            result=result,
+            said="\n".join(lines),
+            output=output,
+            losses=[entry["loss"] for entry in log if "loss" in entry],
+        )
+
+    return run

@@ -1,0 +1,334 @@
+"""No dead parameters: each one changes what a run does or leaves, is refused, or is reported as having no effect.
+
+`CHANGES_LOSSES`, `KEEPS_LOSSES` and `SEEN_ELSEWHERE` name every parameter that `erniekit train` honours today; the last
+test fails when a parameter is declared and none of them covers it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from erniekit.errors import UserError
+from erniekit.parameters.schema import PARAMETERS
+
+Train = Callable[..., Any]
+
+# parameter -> (values of a run, values of the run it must differ from)
+CHANGES_LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "seed": ({"seed": 7}, {}),
+    "learning_rate": ({"learning_rate": 1e-3}, {}),
+    "warmup_steps": ({"warmup_steps": 3}, {}),
+    "lr_scheduler_type": ({"lr_scheduler_type": "cosine"}, {}),
+    "min_lr": ({"min_lr": 9e-3}, {"lr_scheduler_type": "cosine"}),
+    "num_cycles": ({"num_cycles": 2.0}, {"lr_scheduler_type": "cosine"}),
+    "lr_end": ({"lr_end": 9e-3}, {"lr_scheduler_type": "polynomial"}),
+    "power": ({"power": 3.0}, {"lr_scheduler_type": "polynomial"}),
+    "decay_steps": ({"decay_steps": 3}, {"lr_scheduler_type": "wsd", "decay_steps": 1}),
+    "wsd_decay_type": ({"wsd_decay_type": "1-sqrt"}, {"lr_scheduler_type": "wsd", "decay_steps": 3}),
+    "layerwise_lr_decay_bound": ({"layerwise_lr_decay_bound": 0.1}, {}),
+    "weight_decay": ({"weight_decay": 5.0}, {}),
+    "adam_beta1": ({"adam_beta1": 0.1}, {}),
+    "adam_beta2": ({"adam_beta2": 0.1}, {}),
+    "adam_epsilon": ({"adam_epsilon": 0.1}, {}),
+    "max_grad_norm": ({"max_grad_norm": 1e-3, "adam_epsilon": 1e-3}, {"adam_epsilon": 1e-3}),
+    "hidden_dropout_prob": ({"hidden_dropout_prob": 0.5}, {}),
+    "attention_probs_dropout_prob": ({"attention_probs_dropout_prob": 0.5}, {}),
+    "dropout_warmup_steps": ({"dropout_warmup_steps": 100}, {"hidden_dropout_prob": 0.5}),
+    "max_seq_len": ({"max_seq_len": 100}, {}),
+    "per_device_train_batch_size": ({"per_device_train_batch_size": 1}, {}),
+    "gradient_accumulation_steps": ({"gradient_accumulation_steps": 2}, {}),
+    "random_shuffle": ({"random_shuffle": False}, {}),
+    "packing": ({"packing": False}, {}),
+    "greedy_intokens": ({"greedy_intokens": False}, {}),
+    "buffer_size": ({"buffer_size": 8}, {}),
+    "num_samples_each_epoch": ({"mix_strategy": "random", "num_samples_each_epoch": 20}, {"mix_strategy": "random"}),
+}
+
+# parameter -> values that must give the losses of the plain run
+KEEPS_LOSSES: dict[str, dict[str, Any]] = {
+    "use_fused_head_and_loss_fn": {"use_fused_head_and_loss_fn": True},
+    "use_sparse_head_and_loss_fn": {"use_sparse_head_and_loss_fn": True},
+    "use_flash_attention": {"use_flash_attention": False},
+    "use_sparse_flash_attn": {"use_sparse_flash_attn": False},
+    "use_attn_mask_startend_row_indices": {"use_attn_mask_startend_row_indices": False},
+    "dataloader_num_workers": {"dataloader_num_workers": 0},
+    "release_grads": {"release_grads": True},
+}
+
+# parameters whose effect the tests below, or those named here, show in another way
+SEEN_ELSEWHERE: dict[str, str] = {
+    "stage": "test_pretraining_reads_plain_text",
+    "model_name_or_path": "test_errors_name_what_is_missing",
+    "continue_training": "test_training_continues_from_the_saved_model",
+    "output_dir": "test_the_output_folder_holds_what_a_user_expects",
+    "overwrite_output_dir": "test_overwriting_must_be_asked_for",
+    "do_train": "test_do_train_false_only_evaluates",
+    "do_eval": "test_evaluation_happens_when_asked",
+    "device": "test_a_missing_gpu_is_an_error",
+    "logging_steps": "test_logging",
+    "logging_strategy": "test_logging",
+    "logging_dir": "test_event_files",
+    "report_to": "test_event_files",
+    "disable_tqdm": "tests/training/callbacks",
+    "eval_dataset_path": "test_evaluation_happens_when_asked",
+    "eval_dataset_type": "test_other_formats_are_read",
+    "eval_dataset_prob": "test_zero_probability_leaves_a_source_out",
+    "evaluation_strategy": "test_evaluation_happens_when_asked",
+    "eval_steps": "test_evaluation_happens_when_asked",
+    "max_evaluate_steps": "test_evaluation_happens_when_asked",
+    "per_device_eval_batch_size": "test_evaluation_happens_when_asked",
+    "train_dataset_path": "test_errors_name_what_is_missing",
+    "train_dataset_type": "test_other_formats_are_read",
+    "train_dataset_prob": "test_zero_probability_leaves_a_source_out",
+    "data_cache_dir": "test_the_cache_is_used_again",
+    "max_steps": "test_max_steps_comes_before_epochs",
+    "num_train_epochs": "test_max_steps_comes_before_epochs",
+    "save_strategy": "test_checkpoints",
+    "save_steps": "test_checkpoints",
+    "save_total_limit": "test_checkpoints",
+    "ignore_save_lr_and_optim": "test_optimizer_state_can_be_left_out",
+    "ignore_load_lr_and_optim": "test_optimizer_state_can_be_left_out",
+    "max_shard_size": "test_weights_are_sharded",
+    "resume_from_checkpoint": "tests/runners/test_resume.py",
+    "init_from_checkpoint": "test_training_continues_from_the_saved_model",
+    "mix_strategy": "test_mix_strategies_decide_the_epoch",
+    "over_length_policy": "test_over_length_policy",
+    "sequence_parallel": "tests/parameters: changed to false, with a message, while tensor_parallel_degree is 1",
+    "use_sp_callback": "tests/parameters: reported, because sequence_parallel is off",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES_LOSSES)
+def test_changes_the_losses(name: str, train: Train) -> None:
+    values, base = CHANGES_LOSSES[name]
+    assert train(**{**base, **values}).losses != train(**base).losses
+
+
+@pytest.mark.parametrize("name", KEEPS_LOSSES)
+def test_keeps_the_losses(name: str, train: Train) -> None:
+    np.testing.assert_allclose(train(**KEEPS_LOSSES[name]).losses, train().losses, rtol=1e-5)
+
+
+def test_batch_shape_does_not_change_the_losses(train: Train) -> None:
+    """(batch 4, accumulation 1) = (1, 4): the loss is divided once by the target tokens of the step."""
+    four_rows = train(per_device_train_batch_size=4)
+    four_times = train(per_device_train_batch_size=1, gradient_accumulation_steps=4)
+    np.testing.assert_allclose(four_times.losses, four_rows.losses, rtol=2e-5)
+
+
+def test_a_dense_mask_is_announced_with_its_size(train: Train) -> None:
+    assert "dense mask" in train(use_sparse_flash_attn=False).said
+    assert "dense mask" not in train().said
+
+
+def test_pretraining_reads_plain_text(train: Train, tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": f"The answer is {number}."}) + "\n" for number in range(40)))
+    run = train(stage="PT", train_dataset_path=str(path), train_dataset_type="text")
+    assert run.losses[-1] < run.losses[0]
+
+
+def test_other_formats_are_read(train: Train, tmp_path: Path) -> None:
+    path = tmp_path / "alpaca.jsonl"
+    record = {"instruction": "Add.", "input": "1 + 1", "output": "2"}
+    path.write_text("".join(json.dumps(record) + "\n" for _ in range(10)))
+    values = {"train_dataset_path": str(path), "train_dataset_type": "alpaca", "do_eval": True, "eval_steps": 1}
+    run = train(**values, eval_dataset_path=str(path), eval_dataset_type="alpaca")
+    assert "(alpaca): 10 records, 10 kept" in run.said
+    with pytest.raises(UserError, match=r"alpaca\.jsonl:1"):
+        train(**{**values, "train_dataset_type": "messages"}, eval_dataset_path=str(path), eval_dataset_type="alpaca")
+
+
+def test_errors_name_what_is_missing(train: Train, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no-such-model"):
+        train(model_name_or_path=str(tmp_path / "no-such-model"))
+    with pytest.raises(UserError, match=r"no-such-data\.jsonl"):
+        train(train_dataset_path=str(tmp_path / "no-such-data.jsonl"))
+    with pytest.raises(UserError, match="continue_training: false"):
+        train(continue_training=True)  # the folder holds no weights
+
+
+def test_training_continues_from_the_saved_model(train: Train, tmp_path: Path) -> None:
+    first = train(output_dir=str(tmp_path / "first"), save_strategy="steps", save_steps=2)
+    from_model = train(model_name_or_path=str(first.output), continue_training=True)
+    assert from_model.losses[0] < first.losses[0] * 0.9
+    checkpoint = str(first.output / "checkpoint-4")
+    from_checkpoint = train(init_from_checkpoint=checkpoint, continue_training=True)
+    assert from_checkpoint.losses == from_model.losses  # the last checkpoint holds the final weights
+
+
+def test_the_output_folder_holds_what_a_user_expects(train: Train) -> None:
+    names = {path.name for path in train().output.iterdir()}
+    expected = {"model.safetensors", "config.json", "tokenizer.json", "train_results.json", "training_config.yaml"}
+    assert expected | {"loss.png", "training_log.jsonl", "manifest.json"} <= names
+
+
+def test_overwriting_must_be_asked_for(train: Train, make_config: Callable[..., Any]) -> None:
+    from erniekit.runners.sft import run_sft
+
+    train(save_strategy="steps", save_steps=2)
+    with pytest.raises(UserError, match="overwrite_output_dir"):
+        run_sft(make_config(), say=lambda line: None)
+    run_sft(make_config(overwrite_output_dir=True), say=lambda line: None)
+
+
+def test_do_train_false_only_evaluates(make_config: Callable[..., Any], records: Path, train: Train) -> None:
+    from erniekit.runners.evaluate import run_evaluation
+
+    trained = train(do_eval=True, eval_dataset_path=str(records), eval_steps=4, max_evaluate_steps=-1)
+    config = make_config(
+        do_train=False, do_eval=True, eval_dataset_path=str(records), max_evaluate_steps=-1,
+        model_name_or_path=str(trained.output), continue_training=True, output_dir=str(trained.output / "evaluated"),
+    )  # fmt: skip
+    result = run_evaluation(config, say=lambda line: None)
+    written = json.loads((trained.output / "evaluated/eval_results.json").read_text())
+    assert written["eval_loss"] == pytest.approx(result.loss)
+    assert result.loss == pytest.approx(trained.result.evaluation.loss, rel=1e-6)
+    assert not (trained.output / "evaluated/model.safetensors").exists()
+
+
+def test_evaluation_happens_when_asked(train: Train, records: Path) -> None:
+    def evaluations(**values: Any) -> list[dict[str, Any]]:
+        run = train(**values)
+        lines = [json.loads(line) for line in (run.output / "training_log.jsonl").read_text().splitlines()]
+        return [line for line in lines if "eval_loss" in line]
+
+    asked = {"do_eval": True, "eval_dataset_path": str(records), "eval_steps": 2, "max_evaluate_steps": -1}
+    every_two = evaluations(**asked)
+    assert [line["step"] for line in every_two] == [2, 4]
+    assert evaluations(**{**asked, "do_eval": False}) == []
+    assert evaluations(**asked, evaluation_strategy="no") == []
+    epochs = {"evaluation_strategy": "epoch", "max_steps": None, "num_train_epochs": 1}
+    assert len(evaluations(**asked, **epochs)) == 1
+    capped = evaluations(**{**asked, "max_evaluate_steps": 1}, per_device_eval_batch_size=1)
+    assert {line["eval_batches"] for line in capped} == {1}
+    assert capped[0]["eval_batches_available"] > 1
+    one_by_one = evaluations(**asked, per_device_eval_batch_size=1)
+    assert one_by_one[-1]["eval_batches"] > every_two[-1]["eval_batches"]
+    assert one_by_one[-1]["eval_loss"] == pytest.approx(every_two[-1]["eval_loss"], rel=1e-5)
+
+
+def test_a_missing_gpu_is_an_error(train: Train) -> None:
+    import paddle
+
+    if paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(UserError, match="device: gpu"):
+        train(device="gpu")
+
+
+def test_logging(train: Train) -> None:
+    assert len(train().losses) == 4
+    assert len(train(logging_steps=2).losses) == 2
+    assert len(train(logging_strategy="no").losses) == 0
+    assert len(train(logging_strategy="epoch", max_steps=None, num_train_epochs=2).losses) == 2
+
+
+def test_event_files(train: Train, tmp_path: Path) -> None:
+    logs = tmp_path / "events"
+    train(report_to=["visualdl", "tensorboard"], logging_dir=str(logs))
+    names = os.listdir(logs)
+    assert any(name.startswith("vdlrecords") for name in names)
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    inside = train(report_to="visualdl").output / "logs"
+    assert any(name.startswith("vdlrecords") for name in os.listdir(inside))
+
+
+def test_zero_probability_leaves_a_source_out(train: Train, records: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text(records.read_text())
+    paths = {"train_dataset_path": f"{records},{other}", "eval_dataset_path": f"{records},{other}"}
+    run = train(**paths, train_dataset_prob="1.0,0.0", eval_dataset_prob="0.0,1.0", do_eval=True, eval_steps=4)
+    assert "60 samples" in run.said and "120 samples" not in run.said
+    both = train(**paths, mix_strategy="concat", do_eval=True, eval_steps=4)
+    assert "120 samples" in both.said
+
+
+def test_the_cache_is_used_again(train: Train, tmp_path: Path) -> None:
+    train(data_cache_dir=str(tmp_path / "elsewhere"))
+    entries = {path: path.stat().st_mtime_ns for path in (tmp_path / "elsewhere").rglob("*") if path.is_file()}
+    assert entries
+    train(data_cache_dir=str(tmp_path / "elsewhere"))
+    assert {path: path.stat().st_mtime_ns for path in entries} == entries
+
+
+def test_max_steps_comes_before_epochs(train: Train) -> None:
+    whole_epoch = train(max_steps=None, num_train_epochs=1)
+    assert train(max_steps=None, num_train_epochs=2).result.step == 2 * whole_epoch.result.step
+    assert train(max_steps=3, num_train_epochs=2).result.step == 3
+
+
+def test_checkpoints(train: Train) -> None:
+    def saved(**values: Any) -> list[str]:
+        return sorted(path.name for path in train(**values).output.glob("checkpoint-*"))
+
+    assert saved() == []
+    assert saved(save_strategy="steps", save_steps=1, max_steps=3) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert saved(save_strategy="steps", save_steps=1, save_total_limit=2) == ["checkpoint-3", "checkpoint-4"]
+    assert len(saved(save_strategy="epoch", max_steps=None, num_train_epochs=2)) == 2
+
+
+def test_optimizer_state_can_be_left_out(train: Train) -> None:
+    run = train(save_strategy="steps", save_steps=2, ignore_save_lr_and_optim=True)
+    assert not list(run.output.glob("checkpoint-*/optimizer*"))
+    checkpoint = str(run.output / "checkpoint-2")
+    with pytest.raises(UserError, match="ignore_load_lr_and_optim"):
+        train(resume_from_checkpoint=checkpoint, overwrite_output_dir=True)
+    resumed = train(resume_from_checkpoint=checkpoint, overwrite_output_dir=True, ignore_load_lr_and_optim=True)
+    assert resumed.result.step == 4
+
+
+def test_weights_are_sharded(train: Train) -> None:
+    shards = sorted(path.name for path in train(max_shard_size=5e-5).output.glob("model-*.safetensors"))
+    assert len(shards) > 1
+
+
+def test_mix_strategies_decide_the_epoch(train: Train, records: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.jsonl"
+    short.write_text("".join(records.read_text().splitlines(keepends=True)[:10]))
+    values = {"train_dataset_path": f"{records},{short}", "train_dataset_prob": "0.5,0.5"}
+
+    def samples(strategy: str) -> int:
+        said = train(**values, mix_strategy=strategy).said
+        line = next(line for line in said.splitlines() if line.startswith("epoch 0:"))
+        return int(line.split()[2].replace(",", ""))
+
+    assert samples("concat") == 70
+    assert samples("interleave_under") < samples("concat") < samples("interleave_over")
+
+
+def test_over_length_policy(train: Train, records: Path, tmp_path: Path) -> None:
+    turns = 12
+    record = {"src": ["What is 1 + 1?"] * turns, "tgt": ["2"] * turns}
+    path = tmp_path / "long.jsonl"
+    path.write_text(records.read_text() + json.dumps(record) + "\n")
+    values = {"train_dataset_path": str(path)}
+    assert "1 shortened" in train(**values, over_length_policy="truncate_turns").said
+    assert "1 dropped" in train(**values, over_length_policy="drop").said
+    with pytest.raises(UserError, match=r"long\.jsonl:61"):
+        train(**values, over_length_policy="error")
+
+
+def test_every_parameter_is_covered() -> None:
+    covered = {*CHANGES_LOSSES, *KEEPS_LOSSES, *SEEN_ELSEWHERE}
+    assert covered <= PARAMETERS.keys()
+    missing = []
+    for name, declared in PARAMETERS.items():
+        refused_beyond_neutral = declared.available is not None  # tests/parameters: refused with a reason
+        reported = declared.gpu_only or "train" not in declared.verbs or declared.stages == ("DPO",)
+        inactive = any(_never_holds(need) for need in declared.needs)  # reported: what it needs is refused
+        if name not in covered and not (refused_beyond_neutral or reported or inactive):
+            missing.append(name)
+    assert missing == []
+
+
+def _never_holds(need: Any) -> bool:
+    target = PARAMETERS[need.name]
+    return target.available is not None or target.gpu_only or any(_never_holds(deeper) for deeper in target.needs)
