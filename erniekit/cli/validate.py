@@ -35,7 +35,12 @@ def run(arguments: list[str]) -> int:
     files = [word for word in options.words if word not in overrides]
     if not files:
         parser.error("name at least one configuration file")
-    return max(_validate(file, overrides, options) for file in files)
+    codes: list[int] = []
+    for file in files:
+        if codes:
+            print()
+        codes.append(_validate(file, overrides, options))
+    return max(codes)
 
 
 def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,3 @@ def _report(problems: list[Problem], path: Path | None) -> str:
     if len(lines) == 1:
         return lines[0]
     return f"{len(lines)} problems in the configuration\n" + "\n".join(f"  {line}" for line in lines)
-
-
-assert {item.name for item in fields(Config)} >= {section.key for section in SECTIONS}

@@ -16,7 +16,8 @@ class EvaluationParameters:
 
     eval_dataset_path: tuple[str, ...] = parameter(
         (),
-        "The file or files of held-out records. Several are separated by commas or written as a YAML list.",
+        "The file or files of held-out records; required when `do_eval` evaluates. Several are separated by commas or "
+        "written as a YAML list.",
         kind=TEXTS,
         needs=when("do_eval"),
         example="data/sft-eval.jsonl",

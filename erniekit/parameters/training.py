@@ -31,7 +31,8 @@ class TrainingParameters:
 
     train_dataset_path: tuple[str, ...] = parameter(
         (),
-        "The file or files of training records. Several are separated by commas or written as a YAML list.",
+        "The file or files of training records; required for training and for `erniekit preview`. Several are "
+        "separated by commas or written as a YAML list.",
         kind=TEXTS,
         verbs=DATA_VERBS,
         example="data/sft-train.jsonl",
@@ -132,8 +133,8 @@ class TrainingParameters:
     )
     warmup_steps: int = parameter(
         0,
-        "Let the learning rate rise linearly from 0 over the first so many optimizer steps. Between 1% and 10% of "
-        "the run is usual.",
+        "Let the learning rate rise linearly from 0 (with `wsd` from `min_lr`) over the first so many optimizer "
+        "steps. Between 1% and 10% of the run is usual.",
         minimum=0,
         unit="optimizer steps",
         needs=when("lr_scheduler_type", "linear", "cosine", "polynomial", "constant_with_warmup", "wsd"),

@@ -78,6 +78,18 @@ def test_dense_mask_and_fused_head_change_the_estimate() -> None:
     assert len(estimates) == 3
 
 
+def test_data_is_read_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    words = ["validate", QUICKSTART, "--data", f"data_cache_dir={tmp_path}", "num_train_epochs=2"]
+    assert main(words) == 0
+    steps = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("steps:"))
+    assert "in total" in steps and "4 packs each" in steps
+    assert main([*words, "train_dataset_path=absent.jsonl"]) == 2
+    assert "absent.jsonl" in capsys.readouterr().err
+
+
 def test_other_verbs_need_less(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = _write(tmp_path / "chat.yaml", "max_new_tokens: 16\n")
     assert main(["validate", file, "--verb", "chat"]) == 0

@@ -326,3 +326,58 @@ def test_resolved_configuration_round_trips_through_yaml_and_json(tmp_path: Path
 def test_given_values_may_be_tuples() -> None:
     assert load(train_dataset_path=("a", "b")).training.train_dataset_path == ("a", "b")
     assert Config.from_mapping(SMALLEST, ["seed=3"]).training.seed == 3
+
+
+def test_keys_of_a_configuration_for_the_original_are_taken() -> None:
+    """One GPU's worth of keys as users of the original write them; what they cannot have here is said."""
+    config = Config.from_mapping(
+        {
+            "stage": "SFT",
+            "fine_tuning": "Full",
+            "model_name_or_path": "models/ernie",
+            "output_dir": "./output",
+            "logging_dir": "./vdl_log",
+            "train_dataset_type": "erniekit",
+            "train_dataset_path": "./a.jsonl,./b.jsonl",
+            "train_dataset_prob": "0.7,0.3",
+            "eval_dataset_path": "./c.jsonl",
+            "eval_dataset_prob": "1.0",
+            "num_samples_each_epoch": 6000000,
+            "mix_strategy": "random",
+            "batch_size": 1,
+            "do_train": True,
+            "do_eval": True,
+            "evaluation_strategy": "steps",
+            "distributed_dataloader": False,
+            "learning_rate": "5e-6",
+            "lr_scheduler_type": "cosine",
+            "min_lr": "5e-7",
+            "release_grads": True,
+            "moe_group": "dummy",
+            "sharding": "stage1",
+            "sharding_parallel_degree": 1,
+            "sequence_parallel": True,
+            "pipeline_parallel_config": "disable_partial_send_recv enable_clear_every_step_cache",
+            "compute_type": "bf16",
+            "fp16_opt_level": "O2",
+            "amp_master_grad": True,
+            "amp_custom_white_list": ["matmul", "flash_attn"],
+            "amp_custom_black_list": ["cos"],
+            "use_attn_mask_start_row_indices": True,
+            "report_to": "none",
+            "unified_checkpoint": True,
+            "max_shard_size": 5,
+            "hf_hub_id": None,
+        }
+    )
+    assert [line.split("`")[1] for line in config.messages if "no effect" in line] == [
+        "sharding",
+        "pipeline_parallel_config",
+    ]
+    assert [line.split("`")[1] for line in config.without_effect_on_cpu()] == [
+        "bf16: true",
+        "fp16_opt_level: O2",
+        "amp_custom_white_list: [matmul, flash_attn]",
+        "amp_custom_black_list: [cos]",
+        "amp_master_grad: true",
+    ]

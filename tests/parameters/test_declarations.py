@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,12 @@ def _load_alone(file: Path, parameter: Parameter) -> Config:
     if parameter.name == "init_from_checkpoint":
         words.append("continue_training=true")
     return Config.load(file, words, verb=parameter.verbs[0])
+
+
+def test_configuration_has_every_section_and_its_type() -> None:
+    types = {item.name: item.type for item in dataclasses.fields(Config)}
+    for section in SECTIONS:
+        assert types[section.key] == section.dataclass.__name__
 
 
 def test_schema_is_valid_json_schema() -> None:
