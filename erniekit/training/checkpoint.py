@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from paddle import Tensor
 from paddle.optimizer import AdamW
-from safetensors.numpy import load_file, save_file
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from erniekit.errors import CheckpointError
 from erniekit.training.checkpoint_folder import checkpoint_name, write_folder
@@ -37,7 +38,7 @@ STATE_FILE = "trainer_state.json"
 IDENTITY_FILE = "run_identity.json"
 CONFIG_FILE = "training_config.yaml"
 _HOW_TO_START = {"resume_from_checkpoint", "init_from_checkpoint", "overwrite_output_dir"}
-_BYTES_A_FILE = 512 << 20  # safetensors copies what it writes: bounds the memory that saving takes beside training
+_BYTES_A_FILE = 256 << 20  # safetensors copies what it writes: bounds the memory that saving takes beside training
 
 
 @dataclass
@@ -112,10 +113,10 @@ def load_optimizer(folder: Path, optimizer: AdamW, parameters: Mapping[str, Tens
             f"{folder} holds no optimizer state (it was saved with ignore_save_lr_and_optim).\n"
             "  Set ignore_load_lr_and_optim: true to go on with fresh moments, which is not bit-exact."
         )
-    state: dict[str, np.ndarray] = {}
-    for file in files:
-        state |= load_file(file)
-    load_optimizer_state(optimizer, parameters, state)
+    with ExitStack() as stack:
+        opened = [stack.enter_context(safe_open(file, framework="numpy")) for file in files]
+        home = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+        load_optimizer_state(optimizer, parameters, home, lambda name: home[name].get_tensor(name))
 
 
 def write_config(folder: Path, resolved_config: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,14 +98,23 @@ def optimizer_state(optimizer: AdamW, parameters: Mapping[str, Tensor]) -> dict[
     }
 
 
-def load_optimizer_state(optimizer: AdamW, parameters: Mapping[str, Tensor], state: Mapping[str, np.ndarray]) -> None:
-    """Set what AdamW remembers, bit for bit.
+def load_optimizer_state(
+    optimizer: AdamW,
+    parameters: Mapping[str, Tensor],
+    names: Collection[str],
+    read: Callable[[str], np.ndarray],
+) -> None:
+    """Set what AdamW remembers, bit for bit, one tensor after the other.
+
+    Args:
+        names: of all stored tensors, `<parameter name>/<kind>`.
+        read: gives a stored tensor.
 
     Raises:
         CheckpointError: the names or shapes are not those of this optimizer.
     """
     own = optimizer_state(optimizer, parameters)
-    missing, surplus = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    missing, surplus = sorted(own.keys() - set(names)), sorted(set(names) - own.keys())
     if missing or surplus:
         raise CheckpointError(
             "the optimizer state belongs to another set of trainable parameters: "
@@ -113,8 +122,9 @@ def load_optimizer_state(optimizer: AdamW, parameters: Mapping[str, Tensor], sta
             "  Resume with the configuration that wrote it, or set ignore_load_lr_and_optim: true for a fresh AdamW."
         )
     for name, tensor in own.items():
-        if list(state[name].shape) != list(tensor.shape):
+        stored = read(name)
+        if list(stored.shape) != list(tensor.shape):
             raise CheckpointError(
-                f"optimizer state {name}: expected shape {list(tensor.shape)}, got {list(state[name].shape)}"
+                f"optimizer state {name}: expected shape {list(tensor.shape)}, got {list(stored.shape)}"
             )
-        tensor.set_value(state[name])
+        tensor.set_value(stored)
