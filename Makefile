@@ -64,7 +64,7 @@ bench: $(VENV)/.cpu ## the benchmarks that need no torch; results belong in docs
 	$(BIN)/python tools/bench/head_loss.py
 
 validate-examples: $(VENV)/.cpu ## validate every shipped configuration
-	$(BIN)/erniekit validate --quiet $(shell find examples/configs -name '*.yaml')
+	$(BIN)/erniekit validate $(shell find examples/configs -name "*.yaml") > /dev/null
 
 clean: ## remove the virtual environment and outputs
 	rm -rf $(VENV) output .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -46,9 +46,8 @@ def run(arguments: list[str]) -> int:
 def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> int:
     try:
         config = Config.load(file, overrides, verb=options.verb)
-        print(report(config, with_defaults=options.all))
-        if options.data:
-            print("\n" + _data_summary(config))
+        data = "\n\n" + _data_summary(config) if options.data else ""  # first: it also counts the steps
+        print(report(config, with_defaults=options.all) + data)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -80,8 +79,16 @@ def derived_numbers(config: Config) -> list[tuple[str, ...]]:
     packs = training.per_device_train_batch_size * training.gradient_accumulation_steps
     rows = f"{packs} {'pack' if config.acceleration.packing else 'sample'}{'s' if packs > 1 else ''}"
     batch = f"{rows} of up to {training.max_seq_len:,} tokens, at most {packs * training.max_seq_len:,} tokens"
-    steps = f"{training.max_steps:,}" if training.max_steps > 0 else "depend on the data; --data counts them"
-    return [("global batch", batch), ("steps", steps), *_model_numbers(config)]
+    return [("global batch", batch), ("steps", _steps(config)), *_model_numbers(config)]
+
+
+def _steps(config: Config) -> str:
+    if config.training.max_steps > 0:
+        return f"{config.training.max_steps:,}"
+    from erniekit.runners.known_steps import known_steps
+
+    known = known_steps(config)
+    return "depend on the data; --data counts them" if known is None else f"{known:,} (counted before on this data)"
 
 
 def _model_numbers(config: Config) -> list[tuple[str, ...]]:

@@ -1,10 +1,11 @@
-"""What the data becomes: the first samples as the model sees them, and the figures of reading and packing. No Paddle."""
+"""What the data becomes: the first samples as the model sees them, and the figures of reading and packing."""
 
 from __future__ import annotations
 
 from erniekit.data.preview import render_batch
 from erniekit.parameters import Config
 from erniekit.runners.wiring import (
+    count_steps,
     evaluation_dataset,
     evaluation_plan,
     open_tokenizer,
@@ -40,6 +41,7 @@ def data_summary(config: Config) -> str:
     tokenizer, template = open_tokenizer(config)
     dataset = training_dataset(config, tokenizer, template)
     plan = training_plan(config, dataset)
+    count_steps(config, plan)
     blocks = [str(dataset.report), plan.describe(config.training.max_steps, config.training.num_train_epochs)]
     if config.basic.do_eval and config.evaluation.eval_dataset_path:
         held_out = evaluation_dataset(config, tokenizer, template)

@@ -14,6 +14,7 @@ from erniekit.parameters import Config
 from erniekit.runners.wiring import (
     Say,
     check_vocabulary,
+    count_steps,
     evaluation_dataset,
     evaluation_plan,
     model_folder,
@@ -65,7 +66,7 @@ def run_sft(config: Config, say: Say = print) -> TrainResult:
         plan = training_plan(config, dataset)
         say(str(dataset.report))
         say(plan.describe(config.training.max_steps, config.training.num_train_epochs))
-        total_steps = plan.total_steps(config.training.max_steps, config.training.num_train_epochs)
+        total_steps = count_steps(config, plan)
         held_out = evaluation_dataset(config, tokenizer, template) if evaluates(config) else None
         if held_out is not None:
             say(str(held_out.report))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from erniekit.data.template import Template, chat_template
 from erniekit.data.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ModelFileError
 from erniekit.parameters import Config
+from erniekit.runners.known_steps import cache_folder, remember_steps
 
 if TYPE_CHECKING:
     from erniekit.model.configuration import ModelConfig
@@ -40,12 +40,6 @@ def select_device(config: Config, say: Say = print) -> str:
     else:
         config.refuse_unavailable_on_gpu()
     return device
-
-
-def cache_folder(config: Config) -> Path:
-    """Where tokenised data is kept: `data_cache_dir`, else $ERNIEKIT_CACHE, else ~/.cache/erniekit."""
-    chosen = config.training.data_cache_dir or os.environ.get("ERNIEKIT_CACHE") or "~/.cache/erniekit"
-    return Path(chosen).expanduser()
 
 
 def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
@@ -139,6 +133,13 @@ def evaluation_plan(config: Config, dataset: Dataset) -> StepPlan:
         shuffle=False,
         strategy="concat",
     )
+
+
+def count_steps(config: Config, plan: StepPlan) -> int:
+    """The exact number of steps of the run; noted for `erniekit validate`."""
+    steps = plan.total_steps(config.training.max_steps, config.training.num_train_epochs)
+    remember_steps(config, steps)
+    return steps
 
 
 def uses_dense_mask(config: Config) -> bool:

@@ -14,7 +14,7 @@ import sys
 
 VERBS = (
     ("erniekit --help", ["--help"]),
-    ("erniekit validate", ["validate", "--quiet", "examples/configs/quickstart/sft.yaml"]),
+    ("erniekit validate", ["validate", "examples/configs/quickstart/sft.yaml"]),
     ("erniekit params learning_rate", ["params", "learning_rate"]),
     ("erniekit docs --check", ["docs", "--check"]),
 )

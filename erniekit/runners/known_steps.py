@@ -1,0 +1,63 @@
+"""What an earlier run learned about the steps of the same data and settings, so that `validate` can tell at once.
+
+Exact steps need the tokenised data. Whoever has read it leaves a line in the cache folder, keyed by the files (path,
+size, time of change) and every parameter that shapes the plan. Neither Paddle nor NumPy is needed to look it up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from erniekit.parameters import Config
+
+PLAN_PARAMETERS = (
+    "stage", "model_name_or_path", "train_dataset_path", "train_dataset_type", "train_dataset_prob", "mix_strategy",
+    "num_samples_each_epoch", "over_length_policy", "max_seq_len", "packing", "greedy_intokens", "buffer_size",
+    "random_shuffle", "seed", "per_device_train_batch_size", "gradient_accumulation_steps", "max_steps",
+    "num_train_epochs",
+)  # fmt: skip
+
+
+def cache_folder(config: Config) -> Path:
+    """Where tokenised data is kept: `data_cache_dir`, else $ERNIEKIT_CACHE, else ~/.cache/erniekit."""
+    chosen = config.training.data_cache_dir or os.environ.get("ERNIEKIT_CACHE") or "~/.cache/erniekit"
+    return Path(chosen).expanduser()
+
+
+def remember_steps(config: Config, total_steps: int) -> None:
+    """Note the exact number of steps. A cache that cannot be written is no reason to stop a run."""
+    path = _path(config)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"total_steps": total_steps}), encoding="utf-8")
+    except OSError:
+        return
+
+
+def known_steps(config: Config) -> int | None:
+    """The exact number of steps, if data and settings are those that somebody has read before."""
+    try:
+        return int(json.loads(_path(config).read_text(encoding="utf-8"))["total_steps"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _path(config: Config) -> Path:
+    files = [Path(path).expanduser() for path in config.training.train_dataset_path]
+    model = Path(config.basic.model_name_or_path).expanduser()
+    files += [model / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
+    stamps = [(str(path.resolve()), *_stamp(path)) for path in files]
+    values = [config[name] for name in PLAN_PARAMETERS]
+    key = hashlib.blake2b(repr((stamps, values)).encode(), digest_size=16).hexdigest()
+    return cache_folder(config) / "steps" / f"{key}.json"
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (-1, -1)
+    return status.st_size, status.st_mtime_ns

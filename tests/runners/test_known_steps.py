@@ -1,0 +1,36 @@
+"""`validate` tells the steps of data that somebody has read before, and forgets them when anything changes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from erniekit.runners.known_steps import known_steps, remember_steps
+
+
+def test_steps_are_known_until_something_changes(
+    make_config: Callable[..., Any], records: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text(records.read_text())
+    config = make_config(train_dataset_path=str(copy))
+    assert known_steps(config) is None
+    remember_steps(config, 17)
+    assert known_steps(make_config(train_dataset_path=str(copy), learning_rate=1.0)) == 17
+    assert known_steps(make_config(train_dataset_path=str(copy), max_seq_len=64)) is None
+    os.utime(copy, ns=(0, 0))
+    assert known_steps(config) is None
+
+
+def test_a_run_leaves_its_steps(train: Callable[..., Any], make_config: Callable[..., Any]) -> None:
+    run = train(max_steps=None, num_train_epochs=2)
+    assert known_steps(make_config(max_steps=None, num_train_epochs=2)) == run.result.step
+
+
+def test_an_unwritable_cache_is_no_reason_to_stop(make_config: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    config = make_config(data_cache_dir=str(tmp_path / "file"))
+    remember_steps(config, 3)
+    assert known_steps(config) is None
