@@ -6,8 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import paddle
 from paddle import Tensor
 from paddle.nn import Layer
+
+from erniekit.model.attention import AttentionPlan
+from erniekit.model.head import token_loss
 
 
 class MicroLoss(NamedTuple):
@@ -35,12 +39,8 @@ def supervised(*, fused_head: bool = False, sparse_head: bool = False, dense_mas
         sparse_head: the head is computed only where there is a label.
         dense_mask: attention with a dense mask made from the FlashMask indices.
     """
-    from erniekit.model.attention import AttentionPlan
-    from erniekit.model.head import token_loss
 
     def loss(decoder: Layer, batch: Any) -> MicroLoss:
-        import paddle
-
         plan = AttentionPlan.build(batch.startend_row_indices, causal=True, dense=dense_mask)
         hidden_BSH = decoder(paddle.to_tensor(batch.input_ids), paddle.to_tensor(batch.position_ids), plan)
         labels_BS = paddle.to_tensor(batch.labels)

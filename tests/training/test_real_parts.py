@@ -99,6 +99,23 @@ def test_one_epoch_in_one_step_gives_the_same_update_in_every_layout(
         np.testing.assert_allclose(own_weights[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("option", ["fused_head", "sparse_head", "dense_mask"])
+def test_options_of_the_supervised_objective_change_no_figure(dataset: Dataset, option: str) -> None:
+    batch = make_plan(dataset, packing=True, batch_size=4, accumulation=1).micro_batches(0)[0]
+    results = []
+    for objective in (supervised(), supervised(**{option: True})):
+        model = build_model(tiny_config(), None, seed=3)
+        part = objective.loss(model, batch)
+        part.loss_sum.backward()
+        gradients = {name: parameter.grad.numpy() for name, parameter in named_weights(model).items()}
+        results.append((float(part.loss_sum), float(part.sums["token_accuracy"]), gradients))
+    (loss, correct, gradients), (own_loss, own_correct, own_gradients) = results
+    assert own_loss == pytest.approx(loss, rel=1e-5)
+    assert own_correct == correct
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(own_gradients[name], gradient, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
 def make_trainer(output_dir: Path, dataset: Dataset, weights: Path | None, *callbacks: object) -> Trainer:
     output_dir.mkdir(parents=True, exist_ok=True)
     model = build_model(tiny_config(), weights, seed=3, hidden_dropout=0.2, attention_dropout=0.1)
