@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import paddle
@@ -18,6 +19,7 @@ from erniekit.model.attention_plan import Block, Blocks, masked_region, plan_blo
 from erniekit.model.randomness import MaskStream
 
 MASKED = -1e30  # far below any score and still finite: a softmax over masked entries alone gives no NaN
+SOFTMAX_FLOOR = 2e-28  # above e^-64, to which Paddle's softmax on a CPU raises smaller probabilities, masked ones too
 KEEP_SCORES_UP_TO = 4 << 20  # attention probabilities kept for backward, numbers per layer; more are computed again
 
 
@@ -52,6 +54,7 @@ class AttentionPlan:
     ) -> None:
         self.causal, self.indices, self.blocks, self.mask, self.live_rows = causal, indices, blocks, mask, live_rows
         self._block_masks: dict[tuple[int, int], list[_BlockMask]] = {}
+        self._row_orders: dict[tuple[int, int], _RowOrder] = {}
 
     @classmethod
     def build(cls, startend_row_indices: np.ndarray, causal: bool = True, dense: bool = False) -> AttentionPlan:
@@ -102,6 +105,16 @@ class AttentionPlan:
             ]
         return self._block_masks[heads]
 
+    def row_order(self, tokens: int, key_heads: int) -> _RowOrder:
+        """How rows move between token order and head order."""
+        if (tokens, key_heads) not in self._row_orders:
+            numbers = np.arange(tokens * key_heads)
+            self._row_orders[tokens, key_heads] = _RowOrder(
+                heads_first=paddle.to_tensor(numbers.reshape(tokens, key_heads).T.ravel()),
+                tokens_first=paddle.to_tensor(numbers.reshape(key_heads, tokens).T.ravel()),
+            )
+        return self._row_orders[tokens, key_heads]
+
 
 def attention(
     q_BSHD: paddle.Tensor,
@@ -143,7 +156,8 @@ def _dense_attention(q, k, v, plan, dropout, key):  # type: ignore[no-untyped-de
     q = (q * head_dim**-0.5).reshape([batch, length, key_heads, group, head_dim]).transpose([0, 2, 3, 1, 4])
     k, v = (x.transpose([0, 2, 1, 3]).unsqueeze(2) for x in (k, v))
     mask = _by_key_head(plan.mask, heads, key_heads)
-    probabilities = F.softmax(paddle.matmul(q, k, transpose_y=True) + mask.astype(q.dtype))
+    scores = paddle.matmul(q, k, transpose_y=True) + mask.astype(q.dtype)
+    probabilities = F.softmax(scores)
     if plan.live_rows is not None:
         probabilities = probabilities * _by_key_head(plan.live_rows, heads, key_heads).astype(q.dtype)
     if dropout:
@@ -159,11 +173,24 @@ def _by_key_head(mask: paddle.Tensor, heads: int, key_heads: int) -> paddle.Tens
     return mask.unsqueeze(2)
 
 
-class _BlockMask:
-    """One block's additive mask [1 or K, queries * G, keys] and, if some queries are dead, their 0 / 1 rows."""
+class _RowOrder(NamedTuple):
+    """Row numbers, int64 [T * K]: `heads_first` gathers rows (t, k) into the order (k, t), `tokens_first` back."""
 
-    def __init__(self, additive: paddle.Tensor | None, live_rows: paddle.Tensor | None) -> None:
-        self.additive, self.live_rows = additive, live_rows
+    heads_first: paddle.Tensor
+    tokens_first: paddle.Tensor
+
+
+def _exact_softmax_(scores: paddle.Tensor) -> paddle.Tensor:
+    """Softmax in place, with true zeros where Paddle's kernel leaves its floor (see SOFTMAX_FLOOR)."""
+    return F.relu_(F.softmax_(scores).scale_(1.0, bias=-SOFTMAX_FLOOR))
+
+
+class _BlockMask(NamedTuple):
+    """One block's additive mask [queries * G, keys], or with a leading axis K where key heads differ, and, if some
+    queries are dead, their 0 / 1 rows. (A leading axis of 1 would make Paddle's addition 15 times slower.)"""
+
+    additive: paddle.Tensor | None
+    live_rows: paddle.Tensor | None
 
 
 def _block_mask(block: Block, queries: int, keys: int, query_heads: int, key_heads: int) -> _BlockMask:
@@ -181,14 +208,16 @@ def _block_mask(block: Block, queries: int, keys: int, query_heads: int, key_hea
     live = None
     if block.has_dead_rows:
         live = paddle.to_tensor((~rows.all(-1, keepdims=True)).astype(np.float32))
+    if mask_heads == 1:
+        rows = rows[0]
     return _BlockMask(paddle.to_tensor(np.where(rows, np.float32(MASKED), np.float32(0))), live)
 
 
 @lru_cache(maxsize=64)
 def _causal_mask(queries: int, keys: int, group: int) -> paddle.Tensor:
-    """[1, queries * group, keys]; the last query is the last key's position."""
+    """[queries * group, keys]; the last query is the last key's position."""
     row = np.repeat(np.arange(keys - queries, keys), group)[:, None]
-    return paddle.to_tensor(np.where(np.arange(keys) > row, np.float32(MASKED), np.float32(0))[None])
+    return paddle.to_tensor(np.where(np.arange(keys) > row, np.float32(MASKED), np.float32(0)))
 
 
 class _BlockAttention(PyLayer):
@@ -267,6 +296,7 @@ class _Work:
         self.blocks = plan.blocks
         self.lengths = plan.blocks.tile_lengths
         self.masks = plan.block_masks(self.query_heads, key_heads)
+        self.rows = plan.row_order(self.batch * self.length, key_heads)
         if sum(self.lengths) != self.batch * self.length:
             raise ValueError(f"the plan covers {sum(self.lengths)} tokens, the queries {self.batch * self.length}")
 
@@ -299,8 +329,10 @@ class _Work:
         scores = paddle.matmul(q_tiles[block.query_tile], _join(k_tiles, block), transpose_y=True)
         if mask.additive is not None:
             scores = scores.add_(mask.additive.astype(scores.dtype))
-        scores = F.softmax_(scores)
-        return scores if mask.live_rows is None else scores.multiply_(mask.live_rows.astype(scores.dtype))
+        probabilities = _exact_softmax_(scores)
+        if mask.live_rows is None:
+            return probabilities
+        return probabilities.multiply_(mask.live_rows.astype(scores.dtype))
 
     def from_query_tiles(self, tiles: list[paddle.Tensor | None], scale: bool = False) -> paddle.Tensor:
         by_head = self._concat(tiles, self.group)
@@ -327,20 +359,14 @@ class _Work:
         return present[0] if len(present) == 1 else paddle.concat(present, axis=1)
 
     def _heads_first(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[B, S, K * r, D] -> [K, T, r * D]. Split and concat copy whole rows; a transpose is 5 times slower."""
-        flat = x.reshape([self.batch * self.length, -1])
-        if self.key_heads == 1:
-            return flat.unsqueeze(0)
-        return paddle.concat(paddle.split(flat, self.key_heads, axis=1), axis=0).reshape(
-            [self.key_heads, self.batch * self.length, -1]
-        )
+        """[B, S, K * r, D] -> [K, T, r * D], by gathering rows: a transpose is 5 times slower."""
+        tokens = self.batch * self.length
+        rows = paddle.gather(x.reshape([tokens * self.key_heads, -1]), self.rows.heads_first)
+        return rows.reshape([self.key_heads, tokens, -1])
 
     def _tokens_first(self, x: paddle.Tensor, heads: int) -> paddle.Tensor:
-        tokens = self.batch * self.length
-        flat = x.reshape([self.key_heads * tokens, -1])
-        if self.key_heads > 1:
-            flat = paddle.concat(paddle.split(flat, self.key_heads, axis=0), axis=1)
-        return flat.reshape([self.batch, self.length, heads, self.head_dim])
+        rows = paddle.gather(x.reshape([self.key_heads * self.batch * self.length, -1]), self.rows.tokens_first)
+        return rows.reshape([self.batch, self.length, heads, self.head_dim])
 
 
 def _split(x: paddle.Tensor, lengths: Sequence[int]) -> list[paddle.Tensor]:

@@ -18,7 +18,7 @@ from erniekit.model.activation import swiglu
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.norm import RMSNorm
 from erniekit.model.randomness import Randomness, Site, dropout
-from erniekit.model.rotary import rotary_tables, rotate
+from erniekit.model.rotary import RotaryTables, rotary_tables, rotate
 
 
 class Attends(Protocol):
@@ -40,8 +40,8 @@ class Attends(Protocol):
 class BatchContext:
     """What all layers share while they compute one batch."""
 
-    cos: paddle.Tensor  # [B * S, 1, D]
-    sin: paddle.Tensor
+    query_rotation: RotaryTables
+    key_rotation: RotaryTables
     plan: Attends
 
 
@@ -72,8 +72,8 @@ class SelfAttention(nn.Layer):
         batch, length, _ = x_BSH.shape
         by_token = [batch * length, -1, self.head_dim]
         heads = [batch, length, -1, self.head_dim]
-        q = rotate(self.q_proj(x_BSH).reshape(by_token), context.cos, context.sin).reshape(heads)
-        k = rotate(self.k_proj(x_BSH).reshape(by_token), context.cos, context.sin).reshape(heads)
+        q = rotate(self.q_proj(x_BSH).reshape(by_token), context.query_rotation).reshape(heads)
+        k = rotate(self.k_proj(x_BSH).reshape(by_token), context.key_rotation).reshape(heads)
         v = self.v_proj(x_BSH).reshape(heads)
         out = context.plan.attend(q, k, v, layer=self.layer, dropout=dropout, key=key)
         return self.o_proj(out.reshape([batch, length, -1]))
@@ -198,8 +198,11 @@ class Decoder(nn.Layer):
             position_ids_BS: int64 positions, restarting at 0 in every document.
             plan: an `AttentionPlan` of the batch, or a `generation.KeyValueCache`.
         """
-        cos, sin = rotary_tables(position_ids_BS, self.config.head_dim, self.config.rope_theta)
-        context = BatchContext(cos, sin, plan)
+        query_rotation, key_rotation = (
+            rotary_tables(position_ids_BS, heads, self.config.head_dim, self.config.rope_theta)
+            for heads in (self.config.num_attention_heads, self.config.num_key_value_heads)
+        )
+        context = BatchContext(query_rotation, key_rotation, plan)
         hidden_BSH = self.embedding(input_ids_BS)
         for layer in self.layers:
             hidden_BSH = layer(hidden_BSH, context)
