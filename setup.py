@@ -20,6 +20,7 @@ REQUIREMENTS = [
     "jinja2>=3.1",
     "rich>=13",  # the live progress display; 70 ms to import, imported only by training
     "visualdl==2.5.3",
+    "matplotlib>=3.8",  # the loss curve; visualdl brings it anyway
     "tensorboardX>=2.6",  # event files for `report_to: tensorboard`, without TensorFlow or torch
     "setuptools==79.0.1",  # Paddle imports it undeclared
     # paddlenlp (hubs, SentencePiece tokenizers, its users' files) and what it needs but does not pin

@@ -16,6 +16,7 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+from erniekit import __version__
 from erniekit.errors import UserError
 
 MKL_FAST_PATH_ON_AMD = "7"  # the AVX-512 code path; type 5 is AVX2
@@ -59,9 +60,8 @@ def _is_amd_with_avx512() -> bool:
 
 def package_versions() -> dict[str, str]:
     """What results depend on, package -> version; recorded in checkpoints."""
-    return {
-        name: metadata.version(name) for name in ("paddlepaddle", "paddlepaddle-gpu", "numpy") if _is_installed(name)
-    }
+    packages = ("paddlepaddle", "paddlepaddle-gpu", "numpy")
+    return {"erniekit": __version__} | {name: metadata.version(name) for name in packages if _is_installed(name)}
 
 
 def _is_installed(package: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 
@@ -11,7 +11,7 @@ from erniekit.data.batches import Batch
 from erniekit.data.plan import StepPlan
 
 
-def prefetch(plan: StepPlan, start: int, workers: int, stop: int | None = None) -> Iterator[list[Batch]]:
+def prefetch(plan: StepPlan, start: int, workers: int, stop: int | None = None) -> Generator[list[Batch], None, None]:
     """Yield plan.micro_batches(step) for step = start, start + 1, ... (below `stop`), prepared by `workers` threads.
 
     With 0 workers everything happens in the caller's thread. An exception in a worker is raised here, as it was, when

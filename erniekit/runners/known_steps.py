@@ -30,6 +30,8 @@ def cache_folder(config: Config) -> Path:
 def remember_steps(config: Config, total_steps: int) -> None:
     """Note the exact number of steps. A cache that cannot be written is no reason to stop a run."""
     path = _path(config)
+    if known_steps(config) == total_steps:
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"total_steps": total_steps}), encoding="utf-8")

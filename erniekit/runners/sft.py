@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 from erniekit.data.plan import StepPlan
+from erniekit.data.prefetch import prefetch
 from erniekit.environment import cpu_settings, package_versions
 from erniekit.errors import ModelFileError
 from erniekit.model.attention import dense_mask_bytes
@@ -62,6 +63,12 @@ def run_sft(config: Config, say: Say = print) -> TrainResult:
         weights_from=first_weights(config),
         say=say,
     ) as start:
+        callbacks = default_callbacks(
+            output_dir,
+            logging_dir=Path(config.basic.logging_dir).expanduser(),
+            report_to=config.basic.report_to,
+            disable_tqdm=config.basic.disable_tqdm,
+        )
         dataset = training_dataset(config, tokenizer, template)
         plan = training_plan(config, dataset)
         say(str(dataset.report))
@@ -93,13 +100,10 @@ def run_sft(config: Config, say: Say = print) -> TrainResult:
             resolved_config=config.resolved(),
             write_model=lambda folder: _write_model(model, folder, tokenizer.files, config),
             evaluation_plan=None if held_out is None else evaluation_plan(config, held_out),
-            callbacks=default_callbacks(
-                output_dir,
-                logging_dir=Path(config.basic.logging_dir).expanduser(),
-                report_to=config.basic.report_to,
-                disable_tqdm=config.basic.disable_tqdm,
-            ),
+            callbacks=callbacks,
+            read=lambda first, stop: prefetch(plan, first, config.acceleration.dataloader_num_workers, stop),
             describe_sample=dataset.location,
+            describe_evaluation_sample=str if held_out is None else held_out.location,
             say=say,
         )
         return trainer.fit(start)

@@ -10,9 +10,7 @@ from typing import Any
 from erniekit.runners.known_steps import known_steps, remember_steps
 
 
-def test_steps_are_known_until_something_changes(
-    make_config: Callable[..., Any], records: Path, tmp_path: Path
-) -> None:
+def test_steps_are_forgotten_after_a_change(make_config: Callable[..., Any], records: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.jsonl"
     copy.write_text(records.read_text())
     config = make_config(train_dataset_path=str(copy))
