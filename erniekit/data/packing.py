@@ -53,61 +53,40 @@ def join(parts: list[Packs]) -> Packs:
 
 
 def pack_best_fit(lengths: np.ndarray, capacity: int) -> Packs:
-    """Best-fit decreasing: longest first, each into the fullest pack that still has room, else into a new one.
+    """Best fit: each sample into the fullest pack that still has room for it, or else into a new one.
 
-    At most 11/9 of the optimum + 1 packs (Johnson 1973). Samples of equal length are placed together: a pack with
-    room r takes floor(r / length) of them in a row, because after each it is still the fullest that fits. So the work
-    grows with the number of distinct lengths and rooms, and the samples themselves are only sorted.
+    Samples longer than half a pack go first, longest first; no two of them share a pack. The others follow in the order
+    given, which should be a shuffled one. To sort them too (best fit *decreasing*) fills packs by 0.1 to 0.7% more, but
+    with samples of one length, hence often of one kind, so that a step learns from a few kinds only: on the data of the
+    quickstart it left the held-out loss at 0.87 where this order reaches 0.29 in as many steps.
+    The worst case of best fit is 1.7 times the optimum (Dosa and Sgall 2014).
 
     Args:
         lengths: int[n], each from 1 to `capacity`.
     """
     lengths = _checked(lengths, capacity)
-    order = np.argsort(-lengths, kind="stable")
-    distinct, counts = np.unique(lengths, return_counts=True)
+    long = 2 * lengths > capacity
+    order = np.concatenate((np.argsort(-lengths, kind="stable")[: np.count_nonzero(long)], np.flatnonzero(~long)))
     pack_of: list[int] = []  # of the samples in `order`
     packs_with_room: dict[int, list[int]] = {}
     rooms: list[int] = []  # its keys, sorted
     packs = 0
-
-    def put(chosen: list[int], each: int, room: int) -> None:
-        """Note `each` samples more for every chosen pack, whose room is then `room`."""
-        for pack in chosen:
-            pack_of.extend([pack] * each)
+    for length in lengths[order].tolist():
+        fullest = bisect_left(rooms, length)
+        if fullest == len(rooms):
+            pack, room = packs, capacity - length
+            packs += 1
+        else:
+            available = packs_with_room[rooms[fullest]]
+            pack, room = available.pop(), rooms[fullest] - length
+            if not available:
+                del packs_with_room[rooms[fullest]], rooms[fullest]
+        pack_of.append(pack)
         if room in packs_with_room:
-            packs_with_room[room] += chosen
+            packs_with_room[room].append(pack)
         elif room:
-            packs_with_room[room] = chosen
+            packs_with_room[room] = [pack]
             insort(rooms, room)
-
-    for length, count in zip(distinct[::-1].tolist(), counts[::-1].tolist(), strict=True):
-        while count:
-            fullest = bisect_left(rooms, length)
-            if fullest < len(rooms):
-                room = rooms[fullest]
-                available = packs_with_room[room]
-                each = room // length
-                number = min(len(available), -(-count // each))
-                chosen = available[-number:]
-                if number == len(available):
-                    del packs_with_room[room], rooms[fullest]
-                else:
-                    del available[-number:]
-            else:
-                room = capacity
-                each = room // length
-                number = -(-count // each)
-                chosen = list(range(packs, packs + number))
-                packs += number
-            # every pack takes as many as it holds, but the last one perhaps fewer
-            last = min(each, count - (number - 1) * each)
-            if last == each:
-                put(chosen, each, room - each * length)
-            else:
-                if number > 1:
-                    put(chosen[:-1], each, room - each * length)
-                put(chosen[-1:], last, room - last * length)
-            count -= (number - 1) * each + last
     by_pack = np.argsort(np.array(pack_of, np.int64), kind="stable")
     sizes = np.bincount(np.array(pack_of, np.int64), minlength=packs)
     return Packs(order[by_pack], np.concatenate(([0], np.cumsum(sizes))))

@@ -26,8 +26,8 @@ class StepPlan:
     spread over rows, micro-batches and ranks. Steps count from 0 over the whole run. An epoch ends with a step of fewer
     packs where they do not divide; a rank that would then have fewer micro-batches than the others gets one of padding.
 
-    An epoch's samples come from mixing.epoch_order. They are packed in windows of at most `window` samples. The packing
-    sorts by length, so the packs of a window are then shuffled, or put in the order of their first samples.
+    An epoch's samples come from mixing.epoch_order. They are packed in windows of at most `window` samples. Packing
+    begins with the long ones, so the packs of a window are then shuffled, or put in the order of their first samples.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class StepPlan:
         tokens = int(self.dataset.lengths[packs.members].sum())
         filled = tokens / (len(packs) * self.max_seq_len)
         total = self.total_steps(max_steps, num_train_epochs)
-        method = "one sample each" if not self._packing else "best fit decreasing" if self._greedy else "in order"
+        method = "one sample each" if not self._packing else "best fit" if self._greedy else "in order"
         return (
             f"epoch 0: {len(packs.members):,} samples, {tokens:,} tokens in {len(packs):,} packs of at most "
             f"{self.max_seq_len:,} ({method}), {filled:.1%} full\n"
