@@ -1,0 +1,58 @@
+"""From logits to the next token. NumPy only, so that a seed gives the same text on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next tokens are chosen, and when to stop.
+
+    The steps follow each other in this order: repetition penalty, temperature, top-k, top-p.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0  # 0: always the most likely token
+    top_p: float = 1.0  # keep the smallest set of most likely tokens with at least this much probability
+    top_k: int = 0  # keep this many of the most likely tokens; 0: all
+    repetition_penalty: float = 1.0  # Keskar et al., 2019, arXiv:1909.05858, over prompt and answer
+    stop_token_ids: Sequence[int] = ()
+    seed: int = 0
+
+
+def row_generator(sampling: Sampling, row: int) -> np.random.Generator:
+    """One prompt's source of randomness; it does not depend on the other prompts of the batch."""
+    return np.random.default_rng([sampling.seed, row])
+
+
+def choose(logits_V: np.ndarray, seen: Sequence[int], sampling: Sampling, generator: np.random.Generator) -> int:
+    """The next token id for one row, given the tokens of its prompt and answer so far."""
+    logits = logits_V.astype(np.float64)
+    if sampling.repetition_penalty != 1.0 and len(seen):
+        ids = np.unique(np.asarray(seen))
+        penalty = sampling.repetition_penalty
+        logits[ids] = np.where(logits[ids] > 0, logits[ids] / penalty, logits[ids] * penalty)
+    if sampling.temperature == 0.0:
+        return int(logits.argmax())
+    probabilities = token_probabilities(logits, sampling)
+    return int(generator.choice(len(probabilities), p=probabilities))
+
+
+def token_probabilities(logits_V: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Probabilities after temperature, top-k and top-p; float64 [V], summing to 1."""
+    likely_first = np.argsort(-logits_V, kind="stable")
+    scaled = (logits_V[likely_first] - logits_V[likely_first[0]]) / sampling.temperature
+    if sampling.top_k:
+        scaled[sampling.top_k :] = -np.inf
+    sorted_probabilities = np.exp(scaled)
+    sorted_probabilities /= sorted_probabilities.sum()
+    # A token stays if those before it do not reach top_p yet, so the first one always stays.
+    before = np.cumsum(sorted_probabilities) - sorted_probabilities
+    sorted_probabilities[before >= sampling.top_p] = 0.0
+    probabilities = np.empty_like(sorted_probabilities)
+    probabilities[likely_first] = sorted_probabilities / sorted_probabilities.sum()
+    return probabilities

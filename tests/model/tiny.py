@@ -1,0 +1,51 @@
+"""Tiny models for tests: large enough weights, and uneven enough norms, for errors to show."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+
+from erniekit.model.attention import AttentionPlan
+from erniekit.model.builder import build_model
+from erniekit.model.configuration import ModelConfig
+from erniekit.model.weights import named_weights
+
+CONFIG = {
+    "model_type": "ernie4_5",
+    "vocab_size": 53,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+def tiny_config(**changes):
+    return ModelConfig.from_json({**CONFIG, **changes})
+
+
+def tiny_model(seed=0, hidden_dropout=0.0, attention_dropout=0.0, **changes):
+    decoder = build_model(
+        tiny_config(**changes), None, seed=seed, hidden_dropout=hidden_dropout, attention_dropout=attention_dropout
+    )
+    rng = np.random.default_rng(seed)
+    for name, parameter in named_weights(decoder).items():
+        values = rng.standard_normal(parameter.shape) * 0.3 + (1.0 if name.endswith("norm.weight") else 0.0)
+        parameter.set_value(values.astype(np.float32))
+    return decoder
+
+
+def pack(ids, ends):
+    """input_ids [1, S], position_ids [1, S] and the plan of one row of documents that end at `ends`."""
+    ids = np.asarray(ids)
+    lengths = np.diff([0, *ends])
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    indices = np.repeat(ends, lengths).astype(np.int32).reshape(1, 1, -1, 1)
+    return paddle.to_tensor(ids[None]), paddle.to_tensor(positions[None]), AttentionPlan.build(indices)
+
+
+def logits_of(decoder, ids, ends=None):
+    """Logits [S, V] of one row."""
+    return decoder.head(decoder(*pack(ids, ends or [len(ids)]))).numpy()[0]
