@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from erniekit.data.conversation import Conversation, Turn
@@ -51,6 +54,17 @@ DIALOGUE = Conversation(
     (Turn("user", "q1"), Turn("assistant", "six", False), Turn("user", "q2"), Turn("assistant", "two", True)),
     "Be brief.",
 )
+CASES = {
+    "with-system": DIALOGUE,
+    "without-system": Conversation(DIALOGUE.turns),
+    "unicode": Conversation((Turn("user", " Grüße 你好 {{ x }} "), Turn("assistant", '<b>& "quoted"</b>', True))),
+}
+RECORDED = Path(__file__).with_name("recorded_templates.json")  # what transformers renders
+
+
+def as_messages(conversation: Conversation) -> list[dict[str, str]]:
+    system = [{"role": "system", "content": conversation.system}] if conversation.system else []
+    return system + [{"role": turn.role, "content": turn.content} for turn in conversation.turns]
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +76,16 @@ def folder_with(tmp_path_factory):
         return load_tokenizer(folder)
 
     return make
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", [*TEMPLATES, "ernie"])
+def test_texts_equal_those_recorded_from_transformers(folder_with, name, case):
+    template = JinjaTemplate(folder_with({**TEMPLATES, "ernie": ERNIE_LIKE}[name]))
+    rendered = "".join(part.text for part in template.render(CASES[case]))
+    expected = json.loads(RECORDED.read_text(encoding="utf-8"))["texts"][name][case]
+    assert expected.startswith(rendered)
+    assert not expected[len(rendered) :].strip()  # what follows the last end-of-turn token is left out
 
 
 def test_chatml_segments(folder_with):

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from erniekit.data.conversation import Conversation, Turn
+from erniekit.data.conversation import Conversation
 from erniekit.data.jinja_template import JinjaTemplate
 from erniekit.data.template import encode_prompt
 from erniekit.data.tokenizer import load_tokenizer
 from tests.data.conftest import CONTROL_TOKENS, write_tokenizer
-from tests.data.test_jinja_template import DIALOGUE, ERNIE_LIKE, TEMPLATES
+from tests.data.test_jinja_template import CASES, ERNIE_LIKE, RECORDED, TEMPLATES, as_messages
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
-
-CASES = {
-    "with-system": DIALOGUE,
-    "without-system": Conversation(DIALOGUE.turns),
-    "unicode": Conversation((Turn("user", " Grüße 你好 {{ x }} "), Turn("assistant", "<b>& \"quoted\"</b>", True))),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +26,6 @@ def both(tmp_path_factory):
         return load_tokenizer(folder), theirs
 
     return load
-
-
-def as_messages(conversation: Conversation) -> list[dict[str, str]]:
-    system = [{"role": "system", "content": conversation.system}] if conversation.system else []
-    return system + [{"role": turn.role, "content": turn.content} for turn in conversation.turns]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -60,3 +51,30 @@ def test_named_tokens_and_vocabulary_equal_those_of_transformers(both):
     ours, theirs = both(TEMPLATES["chatml"])
     assert (ours.bos_id, ours.eos_id, ours.pad_id) == (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
     assert ours.vocab_size == len(theirs)
+
+
+def test_the_recorded_texts_are_those_of_transformers(both):
+    """`python -m tests.parity.test_template` writes them anew."""
+    assert json.loads(RECORDED.read_text(encoding="utf-8"))["texts"] == record(lambda source: both(source)[1])
+
+
+def record(load) -> dict[str, dict[str, str]]:
+    sources = {**TEMPLATES, "ernie": ERNIE_LIKE}
+    return {
+        name: {case: load(source).apply_chat_template(as_messages(CASES[case]), tokenize=False) for case in CASES}
+        for name, source in sources.items()
+    }
+
+
+if __name__ == "__main__":
+    import tempfile
+    from pathlib import Path
+
+    def load(source: str):
+        folder = write_tokenizer(Path(tempfile.mkdtemp()), (*CONTROL_TOKENS, "<|im_start|>", "<|im_end|>", "<|eot|>"))
+        theirs = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder))
+        theirs.chat_template = source
+        return theirs
+
+    content = {"made_with": f"transformers {transformers.__version__}", "texts": record(load)}
+    RECORDED.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
