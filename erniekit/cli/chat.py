@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from erniekit.cli.generate import add_model_arguments
+from erniekit.cli.generate import add_model_arguments, generation_parameters
 from erniekit.environment import import_paddle
-from erniekit.parameters.generation import GenerationParameters
+from erniekit.errors import DataError
 
 HELP = "Type a message. /new starts a new dialogue, /exit (or Ctrl-D) leaves."
 
@@ -15,31 +15,33 @@ HELP = "Type a message. /new starts a new dialogue, /exit (or Ctrl-D) leaves."
 def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="erniekit chat", description=f"Talk with a trained model. {HELP}")
     add_model_arguments(parser)
-    parser.add_argument(
-        "--max-model-len",
-        type=int,
-        default=GenerationParameters().max_model_len,
-        help="longest dialogue in tokens; older turns are forgotten beyond it (default %(default)s)",
-    )
     options = parser.parse_args(arguments)
+    parameters = generation_parameters(options)
     import_paddle()
-    from erniekit.runners.generate import ChatModel, sampling_from
+    from erniekit.runners.generate import ChatModel, Dialogue, sampling_from
 
     model = ChatModel.load(options.model)
-    sampling = sampling_from(options)
-    if sys.stdin.isatty():
+    sampling = sampling_from(parameters.generation, parameters.training.seed)
+    limit = parameters.generation.max_model_len
+    interactive = sys.stdin.isatty()
+    if interactive:
         print(HELP)
-    dialogue = model.dialogue(system=options.system, max_model_len=options.max_model_len)
+    dialogue = Dialogue.start(model, system=options.system, max_model_len=limit)
     while True:
         try:
-            message = input("you> " if sys.stdin.isatty() else "").strip()
+            message = input("you> " if interactive else "").strip()
         except EOFError:
             return 0
         if message == "/exit":
             return 0
         if message == "/new":
-            dialogue = model.dialogue(system=options.system, max_model_len=options.max_model_len)
-        elif message:
+            dialogue = Dialogue.start(model, system=options.system, max_model_len=limit)
+            continue
+        if not message:
+            continue
+        try:
             for piece in dialogue.reply(message, sampling):
                 print(piece, end="", flush=True)
             print()
+        except DataError as error:  # one message that cannot be answered does not end the dialogue
+            print(f"error: {error}", file=sys.stderr)

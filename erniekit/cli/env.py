@@ -56,16 +56,9 @@ def _machine() -> dict[str, str]:
     return {
         "system": platform.platform(),
         "processor": _processor_name(),
-        "threads used by Paddle": str(paddle.base.core.get_num_threads()) if _has_thread_count() else "unknown",
         "fp32 matrix product": f"{_matmul_gflops():.0f} GFLOP/s (measured now, 1024 x 1024)",
         "GPUs": ", ".join(names) or "none (or a CPU build of Paddle)",
     }
-
-
-def _has_thread_count() -> bool:
-    import paddle
-
-    return hasattr(paddle.base.core, "get_num_threads")
 
 
 def _processor_name() -> str:

@@ -6,20 +6,36 @@ import argparse
 from pathlib import Path
 
 from erniekit.environment import import_paddle
+from erniekit.parameters import Config
 from erniekit.parameters.generation import GenerationParameters
+
+HELP = {
+    "max_new_tokens": "longest answer",
+    "temperature": "0 always takes the most likely token",
+    "top_p": "sample from this much probability",
+    "top_k": "sample from this many tokens; 0 is off",
+    "repetition_penalty": "1 is off",
+    "max_model_len": "longest dialogue in tokens; older turns are forgotten",
+}
 
 
 def run(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="erniekit generate", description="Answer prompts with a trained model.")
+    parser = argparse.ArgumentParser(
+        prog="erniekit generate",
+        description="Answer prompts with a trained model.",
+        epilog='Example: erniekit generate output/quickstart/sft --prompt "What is 2 + 3?" --temperature 0',
+    )
     add_model_arguments(parser)
     parser.add_argument("--prompt", action="append", required=True, help="a user's message; may be given several times")
     parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
     options = parser.parse_args(arguments)
+    parameters = generation_parameters(options)
     import_paddle()
     from erniekit.runners.generate import ChatModel, sampling_from
 
     model = ChatModel.load(options.model)
-    answers = model.answer(options.prompt, sampling_from(options), system=options.system, raw=options.raw)
+    sampling = sampling_from(parameters.generation, parameters.training.seed)
+    answers = model.answer(options.prompt, sampling, system=options.system, raw=options.raw)
     for prompt, answer in zip(options.prompt, answers, strict=True):
         if len(answers) > 1:
             print(f"> {prompt}")
@@ -28,17 +44,18 @@ def run(arguments: list[str]) -> int:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that `generate` and `chat` share; their defaults are those of the schema."""
-    defaults = GenerationParameters()
+    """The options that `generate` and `chat` share; defaults and bounds are those of the schema."""
     parser.add_argument("model", type=Path, help="a model folder, an output_dir or a checkpoint")
     parser.add_argument("--system", default="", help="system text that goes before the dialogue")
-    parser.add_argument("--max-new-tokens", type=int, default=defaults.max_new_tokens, help="default %(default)s")
-    parser.add_argument(
-        "--temperature", type=float, default=defaults.temperature, help="0 is greedy (default %(default)s)"
-    )
-    parser.add_argument("--top-p", type=float, default=defaults.top_p, help="default %(default)s")
-    parser.add_argument("--top-k", type=int, default=defaults.top_k, help="0 is off (default %(default)s)")
-    parser.add_argument(
-        "--repetition-penalty", type=float, default=defaults.repetition_penalty, help="1 is off (default %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=42, help="seed of sampling (default %(default)s)")
+    parser.add_argument("--seed", default="42", help="seed of sampling (default 42)")
+    defaults = GenerationParameters()
+    for name, text in HELP.items():
+        default = getattr(defaults, name)
+        shown = "the model's limit" if default is None else default
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar="X", help=f"{text} (default {shown})")
+
+
+def generation_parameters(options: argparse.Namespace) -> Config:
+    """The options, checked as the parameters that they are."""
+    given = {name: getattr(options, name) for name in (*HELP, "seed") if getattr(options, name) is not None}
+    return Config.load(None, [f"{name}={value}" for name, value in given.items()], verb="generate")

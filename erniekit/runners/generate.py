@@ -1,0 +1,151 @@
+"""Answering: a model folder with its tokenizer and chat template, for `generate`, `chat` and scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
+from erniekit.data.template import Template, chat_template, encode_prompt
+from erniekit.data.tokenizer import Tokenizer, load_tokenizer
+from erniekit.errors import DataError, ModelFileError
+from erniekit.model.builder import build_model
+from erniekit.model.configuration import ModelConfig
+from erniekit.model.decoder import Decoder
+from erniekit.model.generation import generate, stream
+from erniekit.model.sampling import Sampling
+from erniekit.parameters.generation import GenerationParameters
+
+ROWS_AT_ONCE = 64  # prompts that are answered together: bounds the memory of keys and values
+
+
+def sampling_from(parameters: GenerationParameters, seed: int) -> Sampling:
+    """How the next token is chosen, from the parameters of section 3.1."""
+    return Sampling(
+        max_new_tokens=parameters.max_new_tokens,
+        temperature=parameters.temperature,
+        top_p=parameters.top_p,
+        top_k=parameters.top_k,
+        repetition_penalty=parameters.repetition_penalty,
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True)
+class ChatModel:
+    """A decoder that can be asked."""
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    template: Template
+
+    @classmethod
+    def load(cls, folder: Path, *, random_weights: bool = False, seed: int = 42) -> ChatModel:
+        """Open a model folder, an `output_dir` or a checkpoint.
+
+        Raises:
+            ModelFileError: the folder or one of its files is missing or damaged.
+        """
+        if not folder.is_dir():
+            raise ModelFileError(
+                f"{folder}: there is no such folder; name a model folder, an output_dir or a checkpoint"
+            )
+        if not (folder / "config.json").is_file():
+            checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
+            hint = f" Its newest checkpoint is {checkpoints[-1]}." if checkpoints else ""
+            raise ModelFileError(f"{folder}: there is no config.json, so this is not a model folder.{hint}")
+        tokenizer = load_tokenizer(folder)
+        weights = None if random_weights else folder
+        return cls(
+            build_model(ModelConfig.from_folder(folder), weights, seed=seed), tokenizer, chat_template(tokenizer)
+        )
+
+    def answer(self, prompts: Sequence[str], sampling: Sampling, *, system: str = "", raw: bool = False) -> list[str]:
+        """One answer for each prompt.
+
+        Args:
+            raw: continue the texts as they are, without the chat template.
+
+        Raises:
+            UserError: a prompt is empty, too long, or contains a control token of the model.
+        """
+        encoded = [
+            self.tokenizer.encode(self._checked(prompt))
+            if raw
+            else self.encode(Conversation((Turn(USER, prompt),), system))
+            for prompt in prompts
+        ]
+        by_length = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
+        sampling = self._stopping(sampling)
+        answers = [""] * len(encoded)
+        for start in range(0, len(by_length), ROWS_AT_ONCE):
+            rows = by_length[start : start + ROWS_AT_ONCE]
+            for row, tokens in zip(rows, generate(self.decoder, [encoded[row] for row in rows], sampling), strict=True):
+                answers[row] = self.tokenizer.decode(tokens)
+        return answers
+
+    def encode(self, conversation: Conversation) -> list[int]:
+        """The token ids of a dialogue up to and with the header of the answer to come."""
+        for text in (conversation.system, *(turn.content for turn in conversation.turns)):
+            self._checked(text)
+        return encode_prompt(self.template, self.tokenizer, conversation)
+
+    def stream(self, tokens: Sequence[int], sampling: Sampling) -> Iterator[str]:
+        """The answer to encoded tokens, in pieces of text as soon as each is complete."""
+        ids: list[int] = []
+        shown = ""
+        for token in stream(self.decoder, tokens, self._stopping(sampling)):
+            ids.append(token)
+            text = self.tokenizer.decode(ids)
+            if not text.endswith("\ufffd"):  # a character may take several tokens
+                yield text[len(shown) :]
+                shown = text
+        rest = self.tokenizer.decode(ids)[len(shown) :]
+        if rest:
+            yield rest
+
+    def _stopping(self, sampling: Sampling) -> Sampling:
+        return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *self.template.stop_token_ids))
+
+    def _checked(self, text: str) -> str:
+        token = self.tokenizer.find_control_token(text)
+        if token is not None:
+            raise DataError(
+                f"the text contains {token}, which steers the model and may not stand in a message; remove it"
+            )
+        return text
+
+
+@dataclass
+class Dialogue:
+    """A conversation that goes on; forgets its oldest exchanges when it grows too long."""
+
+    model: ChatModel
+    max_model_len: int
+    conversation: Conversation
+
+    @classmethod
+    def start(cls, model: ChatModel, *, system: str = "", max_model_len: int | None = None) -> Dialogue:
+        own_limit = model.decoder.config.max_position_embeddings
+        return cls(model, min(max_model_len or own_limit, own_limit), Conversation((), system))
+
+    def reply(self, message: str, sampling: Sampling) -> Iterator[str]:
+        """The answer to the user's next message, in pieces. It becomes part of the dialogue once it is complete.
+
+        Raises:
+            DataError: the message alone leaves no room for an answer.
+        """
+        asked = Conversation((*self.conversation.turns, Turn(USER, message)), self.conversation.system)
+        tokens = self.model.encode(asked)
+        while len(tokens) >= self.max_model_len and len(asked.turns) > 1:
+            asked = asked.without_oldest(1)
+            tokens = self.model.encode(asked)
+        room = self.max_model_len - len(tokens)
+        if room < 1:
+            raise DataError(f"the message has {len(tokens):,} tokens and max_model_len is {self.max_model_len:,}")
+        pieces = []
+        for piece in self.model.stream(tokens, replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))):
+            pieces.append(piece)
+            yield piece
+        self.conversation = Conversation((*asked.turns, Turn(ASSISTANT, "".join(pieces))), asked.system)
