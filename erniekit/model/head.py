@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import paddle
@@ -48,19 +49,37 @@ def token_loss(
         if positions.shape[0] < labels.shape[0]:
             hidden, labels = paddle.gather(hidden, positions), paddle.gather(labels, positions)
     if fused:
-        projection = decoder.head.projection
         needs_gradient = paddle.is_grad_enabled()
-        loss_sum, correct_count = _FusedHeadLoss.apply(hidden, projection, labels, needs_gradient)
-        return TokenLoss(loss_sum, target_count, correct_count)
-    logits = decoder.head(hidden)
-    loss_sum = F.cross_entropy(logits, labels, reduction="sum", ignore_index=NO_TARGET)
-    return TokenLoss(loss_sum, target_count, (logits.detach().argmax(-1) == labels).sum())
+        loss_sum, correct_count = _FusedHeadLoss.apply(hidden, decoder.head.projection, labels, needs_gradient)
+    else:
+        loss_sum, correct_count = _CrossEntropy.apply(decoder.head(hidden), labels)
+    return TokenLoss(loss_sum, target_count, correct_count)
 
 
-def _pick(rows_TV: paddle.Tensor, columns_T: paddle.Tensor) -> paddle.Tensor:
-    """rows[t, columns[t]] for every t."""
-    count, width = rows_TV.shape
-    return paddle.gather(rows_TV.reshape([-1]), paddle.arange(count) * width + columns_T)
+class _CrossEntropy(PyLayer):
+    """Summed cross entropy of whole logits [T, V]; the gradient is P - E in rows with a label, else 0.
+
+    Paddle's own `cross_entropy` on a CPU never gives a token more than 64: it raises log-probabilities below -64.
+    """
+
+    @staticmethod
+    def forward(ctx, logits, labels):  # type: ignore[no-untyped-def]
+        has_target = labels != NO_TARGET
+        targets = paddle.where(has_target, labels, paddle.zeros_like(labels))
+        losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax)
+        ctx.save_for_backward(probabilities, targets, has_target)
+        correct_count = (is_correct & has_target).sum()
+        ctx.mark_non_differentiable(correct_count)
+        return (losses * has_target.astype(losses.dtype)).sum(), correct_count
+
+    @staticmethod
+    def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
+        probabilities, targets, has_target = ctx.saved_tensor()
+        row_weights = has_target.astype(grad.dtype) * grad
+        grad_logits = probabilities * row_weights.unsqueeze(1)
+        flat = grad_logits.reshape([-1])
+        flat.index_add_(_flat_positions(targets, probabilities.shape[1]), 0, -row_weights)
+        return flat.reshape(probabilities.shape)
 
 
 class _FusedHeadLoss(PyLayer):
@@ -82,12 +101,9 @@ class _FusedHeadLoss(PyLayer):
         for start in range(0, hidden.shape[0], chunk):
             rows, targets = hidden[start : start + chunk], labels[start : start + chunk]
             logits = paddle.matmul(rows, projection, transpose_y=True)
-            best = logits.argmax(-1)
-            correct_count = correct_count + (best == targets).sum()
-            # log sum exp = peak - log P[best]: the largest probability is at least 1 / V, so its logarithm is safe.
-            margins = _pick(logits, best) - _pick(logits, targets)
-            probabilities = F.softmax_(logits)
-            loss_sum = loss_sum + (margins - paddle.log(_pick(probabilities, best))).sum()
+            losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax_)
+            loss_sum = loss_sum + losses.sum()
+            correct_count = correct_count + is_correct.sum()
             if for_hidden:
                 grad_hidden.append(paddle.matmul(probabilities, projection).subtract_(projection[targets]))
             if grad_projection is not None:
@@ -105,3 +121,26 @@ class _FusedHeadLoss(PyLayer):
             None if grad_hidden is None else grad_hidden.multiply_(grad),
             None if grad_projection is None else grad_projection.multiply_(grad),
         )
+
+
+def _row_losses(
+    logits_TV: paddle.Tensor, targets_T: paddle.Tensor, softmax: Callable[[paddle.Tensor], paddle.Tensor]
+) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    """Per row -log softmax(logits)[target], whether the target's logit is the largest, and the softmax itself.
+
+    `softmax` may work in place. The loss is peak - logit - log P[peak], which stays exact for any logits: the largest
+    probability is at least 1 / V, so its logarithm is safe.
+    """
+    best = logits_TV.argmax(-1)
+    margins = _pick(logits_TV, best) - _pick(logits_TV, targets_T)
+    probabilities_TV = softmax(logits_TV)
+    return margins - paddle.log(_pick(probabilities_TV, best)), best == targets_T, probabilities_TV
+
+
+def _pick(rows_TV: paddle.Tensor, columns_T: paddle.Tensor) -> paddle.Tensor:
+    """rows[t, columns[t]] for every t."""
+    return paddle.gather(rows_TV.reshape([-1]), _flat_positions(columns_T, rows_TV.shape[1]))
+
+
+def _flat_positions(columns_T: paddle.Tensor, width: int) -> paddle.Tensor:
+    return paddle.arange(columns_T.shape[0]) * width + columns_T

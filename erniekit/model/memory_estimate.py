@@ -67,4 +67,4 @@ def _layer_values(config: ModelConfig, batch_size: int, max_seq_len: int, dense_
 def _logit_values(config: ModelConfig, tokens: int, fused_head: bool) -> int:
     if fused_head:
         return 2 * min(_CHUNK_LOGITS, tokens * config.vocab_size) + tokens * config.hidden_size
-    return 3 * tokens * config.vocab_size  # logits, probabilities, gradient
+    return 2 * tokens * config.vocab_size  # probabilities, and first the logits, then their gradient

@@ -1,0 +1,86 @@
+"""The plain, sparse and fused heads give one loss and the same gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from erniekit.model import head as head_module
+from erniekit.model.head import token_loss
+from erniekit.model.weights import named_weights
+
+from .tiny import pack, tiny_model
+
+IDS = np.random.default_rng(0).integers(0, 53, 40)
+LABELS = np.where(np.random.default_rng(1).random(40) < 0.4, -100, np.roll(IDS, -1))
+VARIANTS = [{}, {"sparse": True}, {"fused": True}, {"fused": True, "sparse": True}]
+
+
+def run(decoder, labels, **variant):
+    decoder.clear_gradients()
+    hidden = decoder(*pack(IDS, [15, 40]))
+    result = token_loss(decoder, hidden, paddle.to_tensor(labels[None]), **variant)
+    (result.loss_sum * 0.125).backward()
+    return result, {name: weight.grad.numpy() for name, weight in named_weights(decoder).items()}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("variant", VARIANTS, ids=["plain", "sparse", "fused", "both"])
+@pytest.mark.parametrize("chunk_logits", [53 * 7, 10**9, 1])
+def test_loss_counts_and_gradients(tied, variant, chunk_logits, monkeypatch):
+    monkeypatch.setattr(head_module, "CHUNK_LOGITS", chunk_logits)
+    decoder = tiny_model(tie_word_embeddings=tied)
+    result, gradients = run(decoder, LABELS, **variant)
+    logits = decoder.head(decoder(*pack(IDS, [15, 40]))).numpy()[0].astype(np.float64)
+    targets = np.nonzero(LABELS != -100)[0]
+    chosen = logits[targets]
+    losses = np.log(np.exp(chosen).sum(-1)) - chosen[np.arange(len(targets)), LABELS[targets]]
+    assert float(result.loss_sum) == pytest.approx(losses.sum(), rel=1e-5)
+    assert int(result.target_count) == len(targets)
+    assert int(result.correct_count) == (chosen.argmax(-1) == LABELS[targets]).sum()
+    _, expected = run(decoder, LABELS)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, expected[name], atol=2e-5 * np.abs(expected[name]).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=["plain", "sparse", "fused", "both"])
+def test_a_batch_without_targets_has_no_loss_and_no_gradient(variant):
+    result, gradients = run(tiny_model(), np.full(40, -100), **variant)
+    assert float(result.loss_sum) == 0 and int(result.target_count) == 0 and int(result.correct_count) == 0
+    assert not any(gradient.any() for gradient in gradients.values())
+
+
+def test_extreme_logits_stay_finite():
+    decoder = tiny_model()
+    hidden = paddle.full([1, 40, 16], 3000.0)
+    logits = decoder.head(hidden).numpy()[0].astype(np.float64)
+    targets = np.nonzero(LABELS != -100)[0]
+    peak = logits.max(-1)
+    losses = (peak + np.log(np.exp(logits - peak[:, None]).sum(-1)))[targets] - logits[targets, LABELS[targets]]
+    assert losses.max() > 200
+    for variant in VARIANTS:
+        result = token_loss(decoder, hidden, paddle.to_tensor(LABELS[None]), **variant)
+        assert float(result.loss_sum) == pytest.approx(losses.sum(), rel=1e-5)
+
+
+def test_without_gradients_no_gradient_is_computed(monkeypatch):
+    decoder = tiny_model()
+    hidden = decoder(*pack(IDS, [40])).detach()
+    made = []
+    monkeypatch.setattr(paddle, "zeros_like", lambda *args: made.append(args))
+    with paddle.no_grad():
+        assert float(token_loss(decoder, hidden, paddle.to_tensor(LABELS[None]), fused=True).loss_sum) > 0
+    assert not made
+
+
+def test_a_frozen_head_still_passes_the_gradient_on():
+    decoder = tiny_model(tie_word_embeddings=False)
+    _, expected = run(decoder, LABELS)
+    decoder.clear_gradients(set_to_zero=False)
+    decoder.head.weight.stop_gradient = True
+    hidden = decoder(*pack(IDS, [15, 40]))
+    (token_loss(decoder, hidden, paddle.to_tensor(LABELS[None]), fused=True).loss_sum * 0.125).backward()
+    assert decoder.head.weight.grad is None
+    name = "model.layers.0.mlp.up_proj.weight"
+    np.testing.assert_allclose(named_weights(decoder)[name].grad.numpy(), expected[name], atol=1e-4)

@@ -1,0 +1,38 @@
+"""Greedy generation against transformers, token by token, alone and in a batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from erniekit.model.generation import generate  # noqa: E402
+from erniekit.model.sampling import Sampling  # noqa: E402
+
+from .test_decoder import VOCABULARY, ours_from, random_model  # noqa: E402
+
+pytestmark = pytest.mark.parity
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.7])
+def test_greedy_answers_agree(penalty, tmp_path):
+    theirs = random_model()
+    ours = ours_from(theirs, tmp_path)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, VOCABULARY, length).tolist() for length in (1, 7, 30)]
+    expected = []
+    for prompt in prompts:
+        out = theirs.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=40,
+            do_sample=False,
+            repetition_penalty=penalty,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        expected.append(out[0, len(prompt) :].tolist())
+    assert len(set(map(tuple, expected))) == 3
+    sampling = Sampling(max_new_tokens=40, repetition_penalty=penalty)
+    assert generate(ours, prompts, sampling) == expected
