@@ -5,7 +5,7 @@ First each source gets a number of samples, then the sources are interleaved.
 | strategy | samples of source k in an epoch, with sizes n_k and probabilities p_k (of sum 1) |
 |---|---|
 | concat | n_k: everything once; probabilities are not used |
-| random | p_k N, rounded so that they add up to N = min(num_samples, sum of n_k) |
+| random | p_k N, rounded so that they add up to N = min(num_samples, sum of n_k), or num_samples with repeat |
 | interleave_under | p_k T with T = min(n_k / p_k): one source is used up, none repeats |
 | interleave_over | p_k T with T = max(n_k / p_k): one source is used up last, the others repeat |
 
@@ -36,6 +36,7 @@ def epoch_order(
     epoch: int,
     shuffle: bool,
     num_samples: int,
+    repeat: bool = False,
 ) -> np.ndarray:
     """The samples of one epoch in order.
 
@@ -44,6 +45,7 @@ def epoch_order(
         probabilities: one per source, relative.
         strategy: one of STRATEGIES.
         num_samples: the most samples an epoch of the strategy "random" has.
+        repeat: give such an epoch exactly that many, repeating samples where the data is smaller.
 
     Returns:
         int64[m], indices into `source_of`.
@@ -56,7 +58,7 @@ def epoch_order(
     shares = np.array(check_probabilities(probabilities))
     sizes = np.bincount(source_of, minlength=len(shares)).astype(np.int64)
     first = np.concatenate(([0], np.cumsum(sizes)))[:-1]
-    counts = _counts(sizes, shares, strategy, num_samples)
+    counts = _counts(sizes, shares, strategy, num_samples, repeat)
     rng = np.random.default_rng((seed, epoch))
     parts = [
         start + _within_source(int(size), int(count), rng if shuffle else None)
@@ -68,7 +70,7 @@ def epoch_order(
     return joined[_even_interleaving(counts)]
 
 
-def _counts(sizes: np.ndarray, shares: np.ndarray, strategy: str, num_samples: int) -> np.ndarray:
+def _counts(sizes: np.ndarray, shares: np.ndarray, strategy: str, num_samples: int, repeat: bool) -> np.ndarray:
     used = (shares > 0) & (sizes > 0)
     counts = np.zeros(len(sizes), np.int64)
     if strategy == "concat" or not used.any():
@@ -77,7 +79,7 @@ def _counts(sizes: np.ndarray, shares: np.ndarray, strategy: str, num_samples: i
     share = shares[used] / shares[used].sum()
     size = sizes[used]
     if strategy == "random":
-        counts[used] = _apportion(share, min(num_samples, int(size.sum())))
+        counts[used] = _apportion(share, num_samples if repeat else min(num_samples, int(size.sum())))
         return counts
     # rounding before floor and ceil takes out the error of the division: n / p * p is n
     if strategy == "interleave_under":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -52,44 +51,71 @@ def join(parts: list[Packs]) -> Packs:
     return Packs(members, np.concatenate(([0], np.cumsum(np.concatenate([np.empty(0, np.int64), *sizes])))))
 
 
-def pack_best_fit(lengths: np.ndarray, capacity: int) -> Packs:
-    """Best fit: each sample into the fullest pack that still has room for it, or else into a new one.
+MIXED_ABOVE = 0.25  # of a pack's capacity: room beyond it is filled in the order given
 
-    Samples longer than half a pack go first, longest first; no two of them share a pack. The others follow in the order
-    given, which should be a shuffled one. To sort them too (best fit *decreasing*) fills packs by 0.1 to 0.7% more, but
-    with samples of one length, hence often of one kind, so that a step learns from a few kinds only: on the data of the
-    quickstart it left the held-out loss at 0.87 where this order reaches 0.29 in as many steps.
-    The worst case of best fit is 1.7 times the optimum (Dosa and Sgall 2014).
+
+def pack_greedy(lengths: np.ndarray, capacity: int) -> Packs:
+    """The longest sample left opens a pack, the next in order fill three quarters of it, the best fits complete it.
+
+    The best fit is the longest sample left that still fits, again and again until none does. The order given should be
+    a shuffled one. Best fit *decreasing* alone, without the part in order, fills packs no better, but with samples of
+    one length, hence often of one kind, so that a step learns from a few kinds only: docs/benchmarks.md has both
+    figures. Like every algorithm that closes a pack only when nothing fits, it needs less than twice the optimum.
 
     Args:
         lengths: int[n], each from 1 to `capacity`.
     """
-    lengths = _checked(lengths, capacity)
-    long = 2 * lengths > capacity
-    order = np.concatenate((np.argsort(-lengths, kind="stable")[: np.count_nonzero(long)], np.flatnonzero(~long)))
-    pack_of: list[int] = []  # of the samples in `order`
-    packs_with_room: dict[int, list[int]] = {}
-    rooms: list[int] = []  # its keys, sorted
-    packs = 0
-    for length in lengths[order].tolist():
-        fullest = bisect_left(rooms, length)
-        if fullest == len(rooms):
-            pack, room = packs, capacity - length
-            packs += 1
-        else:
-            available = packs_with_room[rooms[fullest]]
-            pack, room = available.pop(), rooms[fullest] - length
-            if not available:
-                del packs_with_room[rooms[fullest]], rooms[fullest]
-        pack_of.append(pack)
-        if room in packs_with_room:
-            packs_with_room[room].append(pack)
-        elif room:
-            packs_with_room[room] = [pack]
-            insort(rooms, room)
-    by_pack = np.argsort(np.array(pack_of, np.int64), kind="stable")
-    sizes = np.bincount(np.array(pack_of, np.int64), minlength=packs)
-    return Packs(order[by_pack], np.concatenate(([0], np.cumsum(sizes))))
+    pool = _Pool(_checked(lengths, capacity))
+    mixed_above = int(capacity * MIXED_ABOVE)
+    members: list[int] = []
+    starts = [0]
+    while len(members) < len(lengths):
+        room = capacity - pool.take_longest(capacity, members)
+        while room > mixed_above and (length := pool.take_next(room, members)):
+            room -= length
+        while length := pool.take_longest(room, members):
+            room -= length
+        starts.append(len(members))
+    return Packs(np.array(members, np.int64), np.array(starts))
+
+
+class _Pool:
+    """The samples that no pack holds yet, to be taken by length or in their order."""
+
+    def __init__(self, lengths: np.ndarray) -> None:
+        self._length_of: list[int] = lengths.tolist()
+        self._taken = bytearray(len(lengths))
+        self._next = 0  # no sample before it is free
+        order = np.argsort(lengths, kind="stable")
+        distinct, firsts = np.unique(lengths[order], return_index=True)
+        groups = np.split(order, firsts[1:]) if len(order) else []
+        # reversed, so that pop() gives the first of the samples of a length
+        self._by_length = {int(length): group[::-1].tolist() for length, group in zip(distinct, groups, strict=True)}
+        self._present = sum(1 << length for length in self._by_length)  # bit l: some sample may have length l
+
+    def take_longest(self, room: int, members: list[int]) -> int:
+        """Append the longest sample of at most `room` to `members`; returns its length, 0 where none fits."""
+        while fitting := self._present & ((2 << room) - 1):
+            length = fitting.bit_length() - 1
+            group = self._by_length[length]
+            while group:
+                sample = group.pop()
+                if not self._taken[sample]:
+                    self._taken[sample] = 1
+                    members.append(sample)
+                    return length
+            self._present ^= 1 << length
+        return 0
+
+    def take_next(self, room: int, members: list[int]) -> int:
+        """Append the first free sample in order; returns its length, 0 where it does not fit or none is left."""
+        while self._next < len(self._taken) and self._taken[self._next]:
+            self._next += 1
+        if self._next == len(self._taken) or self._length_of[self._next] > room:
+            return 0
+        self._taken[self._next] = 1
+        members.append(self._next)
+        return self._length_of[self._next]
 
 
 def pack_sequential(lengths: np.ndarray, capacity: int) -> Packs:

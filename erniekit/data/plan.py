@@ -12,7 +12,7 @@ import numpy as np
 from erniekit.data.batches import Batch, collate
 from erniekit.data.dataset import Dataset
 from erniekit.data.mixing import epoch_order
-from erniekit.data.packing import Packs, join, pack_best_fit, pack_none, pack_sequential
+from erniekit.data.packing import Packs, join, pack_greedy, pack_none, pack_sequential
 from erniekit.errors import DataError
 
 EPOCHS_KEPT = 2  # prefetching runs into the next epoch while the last one is still in use
@@ -46,6 +46,7 @@ class StepPlan:
         shuffle: bool = True,
         strategy: str = "concat",
         num_samples_each_epoch: int = 6_000_000,
+        repeat_samples: bool = False,
     ) -> None:
         self.dataset = dataset
         self.max_seq_len = max_seq_len
@@ -53,7 +54,7 @@ class StepPlan:
         self._batch_size, self._data_rank, self._data_world = batch_size, data_rank, data_world
         self.packs_per_step = batch_size * accumulation * data_world
         self._seed, self._shuffle = seed, shuffle
-        self._strategy, self._num_samples = strategy, num_samples_each_epoch
+        self._strategy, self._num_samples, self._repeat = strategy, num_samples_each_epoch, repeat_samples
         self._epochs: OrderedDict[int, Packs] = OrderedDict()
         self._first_steps = [0]  # of each epoch that has been counted
         self._lock = threading.Lock()  # prefetching threads share the plan
@@ -104,7 +105,7 @@ class StepPlan:
         tokens = int(self.dataset.lengths[packs.members].sum())
         filled = tokens / (len(packs) * self.max_seq_len)
         total = self.total_steps(max_steps, num_train_epochs)
-        method = "one sample each" if not self._packing else "best fit" if self._greedy else "in order"
+        method = "one sample each" if not self._packing else "greedy" if self._greedy else "in order"
         return (
             f"epoch 0: {len(packs.members):,} samples, {tokens:,} tokens in {len(packs):,} packs of at most "
             f"{self.max_seq_len:,} ({method}), {filled:.1%} full\n"
@@ -134,6 +135,7 @@ class StepPlan:
         order = epoch_order(
             self.dataset.source_of, self.dataset.probabilities, self._strategy,
             seed=self._seed, epoch=epoch, shuffle=self._shuffle, num_samples=self._num_samples,
+            repeat=self._repeat,
         )  # fmt: skip
         if not len(order):
             raise DataError("no sample to train on")
@@ -149,7 +151,7 @@ class StepPlan:
         return np.array_split(order, math.ceil(len(order) / self._window))
 
     def _window_packs(self, samples: np.ndarray, epoch: int, number: int) -> Packs:
-        packs = pack_best_fit(self.dataset.lengths[samples], self.max_seq_len)
+        packs = pack_greedy(self.dataset.lengths[samples], self.max_seq_len)
         if self._shuffle:
             sequence = np.random.default_rng((self._seed, epoch, number)).permutation(len(packs))
         else:

@@ -43,9 +43,10 @@ class AccelerationParameters:
     )
     greedy_intokens: bool = parameter(
         True,
-        "How samples are packed. When true the longest samples of a window of `buffer_size` are placed first, each "
-        "into the pack where it leaves the least room. When false packs are filled in the order of the samples, "
-        "and a new one begins when the next does not fit.",
+        "How samples are packed. When true the packer chooses from a window of `buffer_size` samples: the longest one "
+        "opens a pack, shuffled ones fill three quarters of it, and the best fits complete it, so that packs are full "
+        "and mixed. When false packs are filled in the order of the samples, and a new one begins when the next does "
+        "not fit.",
         needs=when("packing"),
         verbs=("train", "eval", "preview"),
     )

@@ -13,6 +13,7 @@ from erniekit.data.template import Template, chat_template
 from erniekit.data.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ModelFileError
 from erniekit.parameters import Config
+from erniekit.parameters.sft import SftParameters
 from erniekit.runners.known_steps import cache_folder, remember_steps
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ def training_plan(config: Config, dataset: Dataset) -> StepPlan:
         shuffle=config.training.random_shuffle,
         strategy=config.sft.mix_strategy,
         num_samples_each_epoch=config.sft.num_samples_each_epoch,
+        repeat_samples=config.sft.num_samples_each_epoch != SftParameters.num_samples_each_epoch,
     )
 
 

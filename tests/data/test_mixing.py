@@ -11,10 +11,10 @@ from erniekit.data.mixing import STRATEGIES, epoch_order
 from erniekit.errors import DataError
 
 
-def order_of(sizes, probabilities, strategy, *, seed=1, epoch=0, shuffle=True, num_samples=1000):
+def order_of(sizes, probabilities, strategy, *, seed=1, epoch=0, shuffle=True, num_samples=1000, repeat=False):
     source_of = np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)
     return epoch_order(
-        source_of, probabilities, strategy, seed=seed, epoch=epoch, shuffle=shuffle, num_samples=num_samples
+        source_of, probabilities, strategy, seed=seed, epoch=epoch, shuffle=shuffle, num_samples=num_samples, repeat=repeat
     )  # fmt: skip
 
 
@@ -46,6 +46,7 @@ def test_random_epochs_are_limited_by_num_samples_and_by_the_data():
     assert per_source(order_of([100, 300], [1, 1], "random", num_samples=41), [100, 300]) in ([21, 20], [20, 21])
     assert len(order_of([100, 300], [1, 3], "random", num_samples=6_000_000)) == 400
     assert repeats(order_of([400], [1.0], "random", num_samples=6_000_000)) == {1: 400}
+    assert repeats(order_of([400], [1.0], "random", num_samples=1000, repeat=True)) == {2: 200, 3: 200}
 
 
 def test_interleave_under_stops_when_the_first_source_is_used_up():

@@ -179,7 +179,7 @@ def test_the_description_states_packing_and_steps():
     plan = plan_of()
     text = plan.describe(num_train_epochs=2)
     packs = len(plan.packs(0))
-    assert f"epoch 0: 500 samples, {LENGTHS.sum():,} tokens in {packs} packs of at most 32 (best fit)" in text
+    assert f"epoch 0: 500 samples, {LENGTHS.sum():,} tokens in {packs} packs of at most 32 (greedy)" in text
     assert f"{LENGTHS.sum() / (packs * 32):.1%} full" in text
     steps = plan.steps_in_epoch(0), plan.steps_in_epoch(0) + plan.steps_in_epoch(1)
     assert text.endswith(f"steps: 8 packs each, {steps[0]} an epoch, {steps[1]} in total")
