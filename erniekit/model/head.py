@@ -12,7 +12,7 @@ from paddle.autograd import PyLayer
 from erniekit.model.decoder import Decoder
 
 NO_TARGET = -100
-CHUNK_LOGITS = 4 << 20  # logits held at once by the fused head, numbers (16 MiB in float32)
+CHUNK_LOGITS = 4 << 20  # logits the fused head holds at once, numbers (16 MiB); more for very large vocabularies
 
 
 class TokenLoss(NamedTuple):
@@ -56,6 +56,11 @@ def token_loss(
     return TokenLoss(loss_sum, target_count, correct_count)
 
 
+def chunk_rows(vocabulary: int, hidden: int) -> int:
+    """Rows the fused head takes at once. Not fewer than H / 4, because each chunk adds to the whole gradient of W."""
+    return max(1, CHUNK_LOGITS // vocabulary, hidden // 4)
+
+
 class _CrossEntropy(PyLayer):
     """Summed cross entropy of whole logits [T, V]; the gradient is P - E in rows with a label, else 0.
 
@@ -97,7 +102,7 @@ class _FusedHeadLoss(PyLayer):
         grad_projection = paddle.zeros_like(projection) if for_projection else None
         loss_sum = paddle.zeros([], hidden.dtype)
         correct_count = paddle.zeros([], "int64")
-        chunk = max(1, CHUNK_LOGITS // projection.shape[0])
+        chunk = chunk_rows(*projection.shape)
         for start in range(0, hidden.shape[0], chunk):
             rows, targets = hidden[start : start + chunk], labels[start : start + chunk]
             logits = paddle.matmul(rows, projection, transpose_y=True)

@@ -14,7 +14,8 @@ from erniekit.errors import DataError
 def order_of(sizes, probabilities, strategy, *, seed=1, epoch=0, shuffle=True, num_samples=1000, repeat=False):
     source_of = np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)
     return epoch_order(
-        source_of, probabilities, strategy, seed=seed, epoch=epoch, shuffle=shuffle, num_samples=num_samples, repeat=repeat
+        source_of, probabilities, strategy, seed=seed, epoch=epoch, shuffle=shuffle,
+        num_samples=num_samples, repeat=repeat,
     )  # fmt: skip
 
 
