@@ -44,9 +44,22 @@ class Question:
 
 
 def addition(draw: random.Random) -> Question:
+    """Tens, ones, then both: written out, because a small model has to be shown the way to a carry."""
     first, second = draw.randint(0, 59), draw.randint(0, 39)
-    total = first + second
-    return Question("addition", f"What is {first} + {second}?", str(total), str(total + draw.choice((-10, -1, 1, 10))))
+    tens, ones = first // 10 * 10 + second // 10 * 10, first % 10 + second % 10
+
+    def steps(total: int) -> str:
+        return (
+            f"{first // 10 * 10} + {second // 10 * 10} = {tens}, {first % 10} + {second % 10} = {ones}, "
+            f"{tens} + {ones} = {total}"
+        )
+
+    return Question(
+        "addition",
+        f"What is {first} + {second}?",
+        steps(first + second),
+        steps(tens + ones + draw.choice((-10, -1, 1, 10))),
+    )
 
 
 def sorting(draw: random.Random) -> Question:
@@ -61,11 +74,15 @@ def sorting(draw: random.Random) -> Question:
 
 
 def counting(draw: random.Random) -> Question:
-    letters = [draw.choice("abcd") for _ in range(draw.randint(4, 7))]
-    wanted = draw.choice("abcd")
-    count = letters.count(wanted)
-    prompt = f"How often does {wanted} occur in {' '.join(letters)}?"
-    return Question("counting", prompt, str(count), str(count + 1 if count == 0 else count + draw.choice((-1, 1))))
+    step, terms = draw.choice((1, 2, 3, 5)), draw.randint(4, 7)
+    start = draw.randint(0, 60)
+    numbers = [start + step * index for index in range(terms)]
+    direction = draw.choice(("", "down "))
+    if direction:
+        numbers.reverse()
+    prompt = f"Count {direction}from {numbers[0]} to {numbers[-1]} in steps of {step}."
+    wrong = [*numbers[:-2], numbers[-2] + draw.choice((-1, 1)), numbers[-1]]
+    return Question("counting", prompt, _list(numbers), _list(wrong))
 
 
 def conversion(draw: random.Random) -> Question:
@@ -95,8 +112,8 @@ def dates(draw: random.Random) -> Question:
     return Question("dates", f"Today is {DAYS[weekday]}, {day} {month}. What is tomorrow?", tomorrow, wrong)
 
 
-def largest(draw: random.Random) -> Question:
-    numbers = draw.sample(range(10, 100), 3)
+def comparison(draw: random.Random) -> Question:
+    numbers = draw.sample(range(10), draw.randint(4, 5))
     kind, answer = ("largest", max(numbers)) if draw.random() < 0.5 else ("smallest", min(numbers))
     wrong = draw.choice([number for number in numbers if number != answer])
     return Question("comparison", f"Which is the {kind} of {_list(numbers)}?", str(answer), str(wrong))
@@ -110,7 +127,7 @@ def reversing(draw: random.Random) -> Question:
 
 
 TASKS: tuple[Callable[[random.Random], Question], ...] = (
-    addition, sorting, counting, conversion, dates, largest, reversing,
+    addition, sorting, counting, conversion, dates, comparison, reversing,
 )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ MODEL = {
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-05,
     "rope_theta": 500000.0,
-    "initializer_range": 0.02,
+    "initializer_range": 0.06,
     "use_bias": False,
     "tie_word_embeddings": True,
     "torch_dtype": "float32",
