@@ -6,8 +6,8 @@ from erniekit.model.configuration import ModelConfig
 
 _FLOAT32 = 4
 _ADAM_MOMENTS = 2
-_CHUNK_LOGITS = 4 << 20  # head.CHUNK_LOGITS; a test compares the two
-_KEPT_SCORES = 4 << 20  # attention.KEEP_SCORES_UP_TO; likewise
+CHUNK_LOGITS = 4 << 20  # head.CHUNK_LOGITS; a test compares the two
+KEPT_SCORES = 4 << 20  # attention.KEEP_SCORES_UP_TO; likewise
 
 
 def training_memory(
@@ -38,13 +38,14 @@ def training_memory(
     layer = _layer_values(model_config, batch_size, max_seq_len, dense_mask)
     # One layer's values exist a second time as gradients while it is in backward.
     kept = layers * tokens * hidden + 2 * layer if recompute else (layers + 1) * layer
-    embedding_and_norm = 3 * tokens * hidden
+    heads = model_config.num_attention_heads + model_config.num_key_value_heads
+    shared = 3 * tokens * hidden + 2 * tokens * heads * model_config.head_dim  # embedding, final norm; rotary tables
     memory = {
         "parameters": parameters * bytes_per_value,
         "gradients": trainable * _FLOAT32,
         "optimizer": trainable * _ADAM_MOMENTS * _FLOAT32,
-        "activations": (kept + embedding_and_norm) * bytes_per_value,
-        "logits": _logit_values(model_config, tokens, fused_head) * bytes_per_value,
+        "activations": (kept + shared) * bytes_per_value,
+        "logits": _logit_values(model_config, tokens, fused_head, trainable) * bytes_per_value,
         "attention_mask": batch_size * max_seq_len * max_seq_len * _FLOAT32 if dense_mask else 0,
     }
     return {**memory, "total": sum(memory.values())}
@@ -60,11 +61,14 @@ def _layer_values(config: ModelConfig, batch_size: int, max_seq_len: int, dense_
         + 3 * config.intermediate_size  # gate, up, and their product
     )
     square = config.num_attention_heads * batch_size * max_seq_len * max_seq_len
-    scores = 3 * square if dense_mask else min(square // 2, _KEPT_SCORES)
+    scores = square if dense_mask else min(square // 2, KEPT_SCORES)
     return batch_size * max_seq_len * per_token + scores
 
 
-def _logit_values(config: ModelConfig, tokens: int, fused_head: bool) -> int:
+def _logit_values(config: ModelConfig, tokens: int, fused_head: bool, trainable: int) -> int:
+    head = config.vocab_size * config.hidden_size
     if fused_head:
-        return 2 * min(_CHUNK_LOGITS, tokens * config.vocab_size) + tokens * config.hidden_size
+        chunk = min(max(CHUNK_LOGITS, head // 4), tokens * config.vocab_size)
+        # The gradients of head and hidden states are made with the loss; a chunk's share of the former comes on top.
+        return chunk + tokens * config.hidden_size + (2 * head if trainable >= head else 0)
     return 2 * tokens * config.vocab_size  # probabilities, and first the logits, then their gradient
