@@ -56,8 +56,8 @@ def test_sums_orders_and_extremes_are_right() -> None:
             assert int(answer) == (max(numbers) if "largest" in prompt else min(numbers))
         elif record["task"] == "counting":
             steps = [int(word) for word in answer.split(", ")]
-            assert (steps[0], steps[-1]) == tuple(numbers[:2])
-            assert {abs(later - earlier) for earlier, later in zip(steps, steps[1:], strict=False)} == {numbers[2]}
+            signed = numbers[1] if " up " in prompt else -numbers[1]
+            assert steps == [numbers[0] + signed * index for index in range(5)]
         else:
             continue
         checked += 1

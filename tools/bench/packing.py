@@ -1,7 +1,7 @@
 """How fast and how tightly samples are packed: python tools/bench/packing.py
 
 A million log-normal lengths (median 400 tokens), cut off at the row length, on one core. Beside our packer stand the
-textbook's best fit decreasing and the policy of upstream ERNIEKit: samples in the order they come, each into the emptiest
+textbook's best fit decreasing and upstream ERNIEKit's policy: samples in the order they come, each into the emptiest
 open row of its buffer of 500. Fullness is tokens / (rows x row length).
 """
 

@@ -74,15 +74,12 @@ def sorting(draw: random.Random) -> Question:
 
 
 def counting(draw: random.Random) -> Question:
-    step, terms = draw.choice((1, 2, 3, 5)), draw.randint(4, 7)
-    start = draw.randint(0, 60)
-    numbers = [start + step * index for index in range(terms)]
-    direction = draw.choice(("", "down "))
-    if direction:
-        numbers.reverse()
-    prompt = f"Count {direction}from {numbers[0]} to {numbers[-1]} in steps of {step}."
-    wrong = [*numbers[:-2], numbers[-2] + draw.choice((-1, 1)), numbers[-1]]
-    return Question("counting", prompt, _list(numbers), _list(wrong))
+    start, step = draw.randint(40, 349), draw.choice((1, 2, 10))
+    direction = draw.choice((1, -1))
+    numbers = [start + direction * step * index for index in range(5)]
+    word = "up" if direction > 0 else "down"
+    wrong = [*numbers[:3], numbers[3] + draw.choice((-1, 1)), numbers[4]]
+    return Question("counting", f"Count {word} from {start} by {step}, five numbers.", _list(numbers), _list(wrong))
 
 
 def conversion(draw: random.Random) -> Question:

@@ -22,7 +22,7 @@ def score(model_folder: Path, data: Path, *, random_weights: bool) -> dict[str, 
 
     model = ChatModel.load(model_folder, random_weights=random_weights)
     records = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
-    answers = model.answer([record["src"][0] for record in records], Sampling(max_new_tokens=24))
+    answers = model.answer([record["src"][0] for record in records], Sampling(max_new_tokens=64))
     results: dict[str, list[bool]] = defaultdict(list)
     for record, answer in zip(records, answers, strict=True):
         results[record["task"]].append(answer.strip() == record["tgt"][0])
