@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import paddle
+
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder
+from erniekit.model.host_memory import keep_freed_memory
 from erniekit.model.initialization import initialize_weights
 from erniekit.model.weights import load_weights
 
@@ -33,6 +36,8 @@ def build_model(
     Raises:
         ModelFileError: the weights are missing, damaged or do not fit `model_config`.
     """
+    if paddle.get_device() == "cpu" and keep_freed_memory():
+        log("host memory: freed blocks are kept for the next step")
     decoder = Decoder(
         model_config, seed=seed, rank=rank, hidden_dropout=hidden_dropout, attention_dropout=attention_dropout
     )

@@ -141,4 +141,5 @@ def test_random_weights_depend_on_seed_and_name_only():
 def test_the_builder_says_what_it_did():
     lines = []
     build_model(tiny_config(), None, seed=3, hidden_dropout=0.1, log=lines.append)
-    assert lines[0].startswith("model: ernie4_5, 4,") and "seed 3" in lines[1] and "0.1" in lines[2]
+    assert [line.split(":")[0] for line in lines] == ["host memory", "model", "weights", "dropout"]
+    assert "4,768" in lines[1] and "seed 3" in lines[2] and "0.1" in lines[3]
