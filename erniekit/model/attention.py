@@ -23,11 +23,9 @@ SOFTMAX_FLOOR = 2e-28  # above e^-64, to which Paddle's softmax on a CPU raises 
 KEEP_SCORES_UP_TO = 4 << 20  # attention probabilities kept for backward, numbers per layer; more are computed again
 
 
-def has_flashmask_kernel(place: object | None = None) -> bool:
-    """Whether this device runs Paddle's `flashmask_attention` (NVIDIA, compute capability 8.0 or newer)."""
-    if not paddle.is_compiled_with_cuda() or paddle.device.cuda.device_count() == 0:
-        return False
-    if place is None and not paddle.get_device().startswith("gpu"):
+def has_flashmask_kernel() -> bool:
+    """Whether the current device runs Paddle's `flashmask_attention` (NVIDIA, compute capability 8.0 or newer)."""
+    if not paddle.is_compiled_with_cuda() or not paddle.get_device().startswith("gpu"):
         return False
     return paddle.device.cuda.get_device_capability()[0] >= 8
 

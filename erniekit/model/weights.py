@@ -94,6 +94,9 @@ def save_weights(decoder: Decoder, folder: Path | str, max_shard_bytes: int = MA
             "weight_map": {name: path.name for path, names in zip(written, shards, strict=True) for name in names},
         }
         written.append(_write_json(folder / INDEX_FILE, index))
+    for path in [folder / WEIGHTS_FILE, folder / INDEX_FILE, *folder.glob("model-*-of-*.safetensors")]:
+        if path not in written:
+            path.unlink(missing_ok=True)  # of an earlier save that was cut differently; it would be loaded instead
     return written
 
 

@@ -269,3 +269,21 @@ def test_work_follows_the_documents_not_the_pack():
 def test_wrong_indices_are_named():
     with pytest.raises(ValueError, match="startend_row_indices must be"):
         AttentionPlan.build(np.zeros((1, 1, 4, 4), np.int32), causal=True)
+
+
+def test_the_kernel_of_a_gpu_gets_the_same_indices(monkeypatch):
+    """Without a GPU only the call can be checked: what goes in, and that float32 is rounded to bfloat16 around it."""
+    calls = []
+
+    def kernel(q, k, v, indices, dropout, causal):
+        calls.append((q.dtype, indices.numpy(), dropout, causal))
+        return q
+
+    monkeypatch.setattr(attention_module, "has_flashmask_kernel", lambda: True)
+    monkeypatch.setattr(attention_module.F, "flashmask_attention", kernel)
+    indices, causal = FORMS["documents"]
+    q = paddle.ones([1, 10, 4, 8])
+    out = attention(q, paddle.ones([1, 10, 2, 8]), paddle.ones([1, 10, 2, 8]), AttentionPlan.build(indices), 0.25)
+    ((dtype, given_indices, dropout, given_causal),) = calls
+    assert (dtype, dropout, given_causal, out.dtype) == (paddle.bfloat16, 0.25, causal, paddle.float32)
+    np.testing.assert_array_equal(given_indices, indices)

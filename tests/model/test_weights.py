@@ -51,6 +51,16 @@ def test_shards_hold_what_the_index_says_and_no_more_than_allowed(tmp_path):
         assert sum(values.nbytes for values in stored.values()) <= 4000 or len(stored) == 1
 
 
+def test_an_earlier_save_cut_differently_leaves_nothing_behind(tmp_path):
+    for limit in (10**9, 3000, 4000, 10**9):
+        decoder = tiny_model(seed=limit)
+        written = save_weights(decoder, tmp_path, limit)
+        assert set(tmp_path.iterdir()) == set(written)
+        again = tiny_model()
+        load_weights(again, tmp_path)
+        np.testing.assert_array_equal(again.norm.weight.numpy(), decoder.norm.weight.numpy())
+
+
 def test_equal_weights_give_equal_files(tmp_path):
     for name in ("a", "b"):
         save_model_folder(tiny_model(), tmp_path / name)
