@@ -16,7 +16,7 @@ SCORE = "tools/quickstart/score.py"
 PROMPTS = (
     "What is 27 + 15?",
     "Sort 7, 2, 9, 4 in descending order.",
-    "Today is Friday, 28 February. What is tomorrow?",
+    "Today is Friday, 12 June. What is tomorrow?",
     "Convert 35 km to m.",
 )
 
