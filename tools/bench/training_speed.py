@@ -55,7 +55,7 @@ def batch(rows: int, length: int, packed: bool, seed: int) -> dict[str, np.ndarr
     return {"ids": ids, "labels": np.roll(ids, -1, 1), "positions": np.arange(length) - starts, "ends": ends}
 
 
-def ours(folder: Path, threads: int):  # type: ignore[no-untyped-def]
+def ours(folder: Path, head: str):  # type: ignore[no-untyped-def]
     sys.path.insert(0, str(ROOT))
     from erniekit.environment import import_paddle
 
@@ -67,7 +67,6 @@ def ours(folder: Path, threads: int):  # type: ignore[no-untyped-def]
     from erniekit.model.configuration import ModelConfig
     from erniekit.model.head import token_loss
 
-    fused = os.environ.get("FUSED_HEAD", "1") == "1"
     decoder = build_model(ModelConfig.from_folder(folder), folder)
     optimizer = paddle.optimizer.AdamW(
         1e-4, parameters=decoder.parameters(), weight_decay=0.01, grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0)
@@ -76,7 +75,7 @@ def ours(folder: Path, threads: int):  # type: ignore[no-untyped-def]
     def step(data: dict[str, np.ndarray]) -> float:
         plan = AttentionPlan.build(data["ends"][:, None, :, None])
         hidden = decoder(paddle.to_tensor(data["ids"]), paddle.to_tensor(data["positions"]), plan)
-        loss = token_loss(decoder, hidden, paddle.to_tensor(data["labels"]), fused=fused)
+        loss = token_loss(decoder, hidden, paddle.to_tensor(data["labels"]), fused=head == "fused")
         mean = loss.loss_sum / data["ids"].size
         mean.backward()
         optimizer.step()
@@ -86,11 +85,10 @@ def ours(folder: Path, threads: int):  # type: ignore[no-untyped-def]
     return step
 
 
-def theirs(folder: Path, threads: int):  # type: ignore[no-untyped-def]
+def theirs(folder: Path):  # type: ignore[no-untyped-def]
     import torch
     import transformers
 
-    torch.set_num_threads(threads)
     model = transformers.Ernie4_5ForCausalLM.from_pretrained(folder, attn_implementation="sdpa").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
 
@@ -108,11 +106,11 @@ def theirs(folder: Path, threads: int):  # type: ignore[no-untyped-def]
     return step
 
 
-def work(side: str, folder: Path, threads: int) -> None:
+def work(side: str, folder: Path, head: str) -> None:
     """Answer every request line {rows, length, packed, steps} with a line {seconds, losses, peak_mb}."""
     import resource
 
-    step = {"ours": ours, "theirs": theirs}[side](folder, threads)
+    step = ours(folder, head) if side == "ours" else theirs(folder)
     for line in sys.stdin:
         request = json.loads(line)
         losses = []
@@ -127,9 +125,9 @@ def work(side: str, folder: Path, threads: int) -> None:
 class Worker:
     """One side in a process of its own."""
 
-    def __init__(self, python: str, side: str, folder: Path, threads: int) -> None:
+    def __init__(self, python: str, side: str, folder: Path, threads: int, head: str) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "0"}
-        command = [python, __file__, "--work", side, "--folder", str(folder), "--threads", str(threads)]
+        command = [python, __file__, "--work", side, "--folder", str(folder), "--head", head]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
@@ -165,8 +163,8 @@ def compare(name: str, args: argparse.Namespace) -> None:
         subprocess.run([sys.executable, "-c", made], check=True, stderr=subprocess.DEVNULL)
         for packed in (False, True):
             workers = {
-                "ours": Worker(sys.executable, "ours", folder, args.threads),
-                "theirs": Worker(args.torch_python, "theirs", folder, args.threads),
+                "ours": Worker(sys.executable, "ours", folder, args.threads, args.head),
+                "theirs": Worker(args.torch_python, "theirs", folder, args.threads, args.head),
             }
             shape = {"rows": rows, "length": length, "packed": packed}
             first = {side: worker.run(**shape, steps=2)["losses"] for side, worker in workers.items()}
@@ -182,9 +180,7 @@ def compare(name: str, args: argparse.Namespace) -> None:
                 side: rows * length * args.steps / statistics.median(answer["seconds"] for answer in listed)
                 for side, listed in answers.items()
             }
-            ratios = [
-                b["seconds"] / a["seconds"] for a, b in zip(answers["ours"], answers["theirs"], strict=True)
-            ]
+            ratios = [b["seconds"] / a["seconds"] for a, b in zip(answers["ours"], answers["theirs"], strict=True)]
             print(
                 f"| {name} | {rows} x {length} {'packed' if packed else 'full'} | {speed['ours']:,.0f} "
                 f"| {speed['theirs']:,.0f} | {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) "
@@ -199,12 +195,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="steps a side makes before the other's turn")
+    parser.add_argument("--head", choices=("plain", "fused"), default="fused", help="our head and loss")
     parser.add_argument("--only", choices=MODELS)
     parser.add_argument("--work", choices=("ours", "theirs"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        work(args.work, args.folder, args.threads)
+        work(args.work, args.folder, args.head)
         return
     print("| parameters | batch | ours, tokens/s | torch, tokens/s | ratio (range) | ours, peak MB | torch, peak MB |")
     print("|---|---|---|---|---|---|---|")
