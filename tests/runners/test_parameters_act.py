@@ -96,7 +96,7 @@ SEEN_ELSEWHERE: dict[str, str] = {
     "ignore_save_lr_and_optim": "test_optimizer_state_can_be_left_out",
     "ignore_load_lr_and_optim": "test_optimizer_state_can_be_left_out",
     "max_shard_size": "test_weights_are_sharded",
-    "resume_from_checkpoint": "tests/runners/test_resume.py",
+    "resume_from_checkpoint": "tests/training/test_kill.py",
     "init_from_checkpoint": "test_training_continues_from_the_saved_model",
     "mix_strategy": "test_mix_strategies_decide_the_epoch",
     "over_length_policy": "test_over_length_policy",
