@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-fast test-all parity lint docs check-generated bench validate-examples clean
+.PHONY: help quickstart test test-fast test-all parity lint docs check-generated bench bench-torch validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -65,6 +65,9 @@ bench: $(VENV)/.cpu ## the benchmarks that need no torch; results belong in docs
 
 validate-examples: $(VENV)/.cpu ## validate every shipped configuration
 	$(BIN)/erniekit validate $(shell find examples/configs -name "*.yaml") > /dev/null
+
+bench-torch: $(VENV)/.parity ## training speed beside torch and transformers
+	$(BIN)/python tools/bench/training_speed.py
 
 clean: ## remove the virtual environment and outputs
 	rm -rf $(VENV) output .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -47,7 +47,8 @@ setup(
         # Not on PyPI, which stops at 2.6.2: README.md names Paddle's own index.
         "gpu": ["paddlepaddle-gpu>=3.3.1"],
         "dev": ["pytest>=8", "hypothesis>=6.100", "ruff==0.17.5", "mypy==2.4.1", "types-PyYAML", "types-jsonschema"],
-        "parity": ["torch>=2.6", "transformers==4.55.4", "trl==0.21.0", "peft==0.17.1"],
+        # The oracles. Any recent CPU build of torch will do; a plain install may bring gigabytes of CUDA packages.
+        "parity": ["torch==2.13.0", "transformers==4.55.4", "trl==0.21.0", "peft==0.17.1"],
     },
     entry_points={"console_scripts": ["erniekit = erniekit.cli:main"]},
 )
