@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from erniekit.data.seeds import Purpose, generator
 from erniekit.data.sources import check_probabilities
 from erniekit.errors import DataError
 
@@ -59,7 +60,7 @@ def epoch_order(
     sizes = np.bincount(source_of, minlength=len(shares)).astype(np.int64)
     first = np.concatenate(([0], np.cumsum(sizes)))[:-1]
     counts = _counts(sizes, shares, strategy, num_samples, repeat)
-    rng = np.random.default_rng((seed, epoch))
+    rng = generator(Purpose.SAMPLE_ORDER, seed, epoch)
     parts = [
         start + _within_source(int(size), int(count), rng if shuffle else None)
         for start, size, count in zip(first, sizes, counts, strict=True)

@@ -13,9 +13,11 @@ from erniekit.data.batches import Batch, collate
 from erniekit.data.dataset import Dataset
 from erniekit.data.mixing import epoch_order
 from erniekit.data.packing import Packs, join, pack_greedy, pack_none, pack_sequential
-from erniekit.errors import DataError
+from erniekit.data.seeds import Purpose, generator
+from erniekit.errors import ConfigurationError, DataError
 
 EPOCHS_KEPT = 2  # prefetching runs into the next epoch while the last one is still in use
+MOST_EPOCHS_COUNTED = 10_000  # where each has to be packed to know how many steps it has
 
 
 class StepPlan:
@@ -28,6 +30,11 @@ class StepPlan:
 
     An epoch's samples come from mixing.epoch_order. They are packed in windows of at most `window` samples. Packing
     begins with the long ones, so the packs of a window are then shuffled, or put in the order of their first samples.
+
+    How many packs an epoch has depends on its order where samples are both shuffled and packed; such epochs are packed
+    to be counted. Otherwise all epochs have as many, and without shuffling they are one and the same.
+
+    Changing any of this means raising plan_version.PLAN_VERSION.
     """
 
     def __init__(
@@ -55,35 +62,44 @@ class StepPlan:
         self.packs_per_step = batch_size * accumulation * data_world
         self._seed, self._shuffle = seed, shuffle
         self._strategy, self._num_samples, self._repeat = strategy, num_samples_each_epoch, repeat_samples
+        self._same_count = not (packing and shuffle)
         self._epochs: OrderedDict[int, Packs] = OrderedDict()
-        self._first_steps = [0]  # of each epoch that has been counted
-        self._lock = threading.Lock()  # prefetching threads share the plan
+        self._first_steps = [0]  # of each epoch that had to be counted
+        self._lock = threading.RLock()  # prefetching threads share the plan
 
     def packs(self, epoch: int) -> Packs:
         """The packs of an epoch, as dataset indices. Built on first use; the last two epochs are kept."""
+        key = epoch if self._shuffle else 0
         with self._lock:
-            if epoch not in self._epochs:
-                self._epochs[epoch] = self._build(epoch)
+            if key not in self._epochs:
+                self._epochs[key] = self._build(key)
                 while len(self._epochs) > EPOCHS_KEPT:
                     self._epochs.popitem(last=False)
-            self._epochs.move_to_end(epoch)
-            return self._epochs[epoch]
+            self._epochs.move_to_end(key)
+            return self._epochs[key]
 
     def steps_in_epoch(self, epoch: int) -> int:
         return self._first_step(epoch + 1) - self._first_step(epoch)
 
-    def total_steps(self, max_steps: int, num_train_epochs: float) -> int:
-        """`max_steps` where it is positive, else the steps of the epochs; a part of an epoch counts rounded up."""
+    def total_steps(self, max_steps: int, num_train_epochs: int) -> int:
+        """`max_steps` where it is positive, else the steps of the epochs.
+
+        Raises:
+            ConfigurationError: more than MOST_EPOCHS_COUNTED epochs would have to be packed to be counted.
+        """
         if max_steps > 0:
             return max_steps
-        whole = math.floor(num_train_epochs)
-        part = num_train_epochs - whole
-        return self._first_step(whole) + (math.ceil(part * self.steps_in_epoch(whole)) if part else 0)
+        if num_train_epochs > MOST_EPOCHS_COUNTED and not self._same_count:
+            raise ConfigurationError(
+                f"num_train_epochs {num_train_epochs:,}: with packing and random_shuffle every epoch has to be packed "
+                f"to know its steps, which is done for at most {MOST_EPOCHS_COUNTED:,}\n  Set max_steps instead."
+            )
+        return self._first_step(num_train_epochs)
 
     def epoch_of(self, step: int) -> float:
         """How many epochs are done when `step` begins: 1.5 is the middle of the second epoch."""
         epoch, within = self._locate(step)
-        return epoch + within / self.steps_in_epoch(epoch)
+        return epoch + (within / self.steps_in_epoch(epoch) if within else 0.0)
 
     def micro_batches(self, step: int) -> list[Batch]:
         """This rank's micro-batches of a step; every rank gets the same number of them."""
@@ -99,7 +115,7 @@ class StepPlan:
         ]
         return batches + [self._collate([np.empty(0, np.int64)])] * (count - len(batches))
 
-    def describe(self, max_steps: int = -1, num_train_epochs: float = 1.0) -> str:
+    def describe(self, max_steps: int = -1, num_train_epochs: int = 1) -> str:
         """The packing of the first epoch and the exact number of steps, as printed before step 1."""
         packs = self.packs(0)
         tokens = int(self.dataset.lengths[packs.members].sum())
@@ -117,19 +133,30 @@ class StepPlan:
         return collate(rows, [pack.tolist() for pack in packs], self.dataset.pad_id)
 
     def _locate(self, step: int) -> tuple[int, int]:
-        """The epoch of a step, and the step's number in it."""
+        """The epoch of a step, and the step's number in it. No epoch is counted that begins at the step or after it."""
         assert step >= 0, "steps count from 0"
-        epoch = bisect_right(self._first_steps, step) - 1
-        while self._first_step(epoch + 1) <= step:
-            epoch += 1
-        return epoch, step - self._first_steps[epoch]
+        if self._same_count:
+            return divmod(step, self._first_step(1))
+        with self._lock:
+            while self._first_steps[-1] < step:
+                self._first_step(len(self._first_steps))
+            epoch = bisect_right(self._first_steps, step) - 1
+            return epoch, step - self._first_steps[epoch]
 
     def _first_step(self, epoch: int) -> int:
-        for counted in range(len(self._first_steps) - 1, epoch):
-            steps = math.ceil(len(self.packs(counted)) / self.packs_per_step)
-            if len(self._first_steps) == counted + 1:  # another thread may have been faster
-                self._first_steps.append(self._first_steps[counted] + steps)
-        return self._first_steps[epoch]
+        """How many steps the epochs before this one have together."""
+        with self._lock:  # between looking at the list and adding to it, no other thread may add
+            counted = min(epoch, 1) if self._same_count else epoch
+            while len(self._first_steps) <= counted:
+                steps = math.ceil(self._count(len(self._first_steps) - 1) / self.packs_per_step)
+                self._first_steps.append(self._first_steps[-1] + steps)
+            return epoch * self._first_steps[counted] if self._same_count else self._first_steps[epoch]
+
+    def _count(self, epoch: int) -> int:
+        """The packs of an epoch. Counting far ahead must not push out the epochs that are trained on first."""
+        if epoch in self._epochs or len(self._epochs) < EPOCHS_KEPT:
+            return len(self.packs(epoch))
+        return len(self._build(epoch))
 
     def _build(self, epoch: int) -> Packs:
         order = epoch_order(
@@ -153,7 +180,7 @@ class StepPlan:
     def _window_packs(self, samples: np.ndarray, epoch: int, number: int) -> Packs:
         packs = pack_greedy(self.dataset.lengths[samples], self.max_seq_len)
         if self._shuffle:
-            sequence = np.random.default_rng((self._seed, epoch, number)).permutation(len(packs))
+            sequence = generator(Purpose.PACK_ORDER, self._seed, epoch, number).permutation(len(packs))
         else:
             sequence = np.argsort(np.minimum.reduceat(packs.members, packs.starts[:-1]))
         return packs.reordered(sequence).of(samples)

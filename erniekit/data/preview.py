@@ -9,6 +9,7 @@ from erniekit.data.batches import Batch
 from erniekit.data.dataset import Dataset
 from erniekit.data.template import IGNORED
 from erniekit.data.tokenizer import Tokenizer
+from erniekit.terminal import printable
 
 TRAINED, READ, HEADING, RESET = "\x1b[1;32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
@@ -55,7 +56,7 @@ def _documents(batch: Batch, row: int) -> Iterator[tuple[int, int]]:
 def _document(batch: Batch, tokenizer: Tokenizer, row: int, start: int, end: int, color: bool) -> str:
     parts = []
     for trained, tokens in groupby(_tokens(batch, row, start, end), key=lambda pair: pair[0]):
-        text = tokenizer.decode([token for _, token in tokens], skip_special_tokens=False)
+        text = printable(tokenizer.decode([token for _, token in tokens], skip_special_tokens=False))
         if color:
             parts.append(_styled(text, TRAINED if trained else READ, color))
         else:

@@ -177,9 +177,10 @@ def _checksum(path: Path) -> int:
 
 def _remove_abandoned(folder: Path) -> None:
     for aside in folder.parent.glob(f".{folder.name}.*"):
-        touched = max((entry.stat().st_mtime for entry in (aside, *aside.iterdir())), default=0.0)
-        if time.time() - touched > ABANDONED_AFTER_S:
-            shutil.rmtree(aside, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # its builder has just renamed or removed it: it is not abandoned
+            touched = max(entry.stat().st_mtime for entry in (aside, *aside.iterdir()))
+            if time.time() - touched > ABANDONED_AFTER_S:
+                shutil.rmtree(aside, ignore_errors=True)
 
 
 def _unwritable(folder: Path, error: OSError) -> DataError:

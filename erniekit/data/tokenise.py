@@ -108,6 +108,8 @@ def _encode_texts(
     for (line, _), ids in zip(block, encoded, strict=True):
         whole = encode_text(ids, settings.tokenizer.eos_id)
         length = len(whole.input_ids)
+        if not length:
+            problems.add(_without_tokens(source, line, "text", "text that leaves a token"))
         counts.split += length > settings.max_seq_len
         for start in range(0, length, settings.max_seq_len):
             part = slice(start, start + settings.max_seq_len)
@@ -128,7 +130,9 @@ def _encode_conversations(
     encoded = iter(settings.tokenizer.encode_batch([part.text for _, _, segments in rendered for part in segments]))
     for line, conversation, segments in rendered:
         sample = assemble(segments, [next(encoded) for _ in segments], settings.template)
-        if len(sample.input_ids) <= settings.max_seq_len:
+        if not len(sample.input_ids):
+            problems.add(_without_tokens(source, line, "record", "a trained answer that leaves a token to predict"))
+        elif len(sample.input_ids) <= settings.max_seq_len:
             yield line, sample
         elif settings.over_length == "error":
             expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len)"
@@ -141,6 +145,10 @@ def _encode_conversations(
             counts.dropped += shorter is None
             if shorter is not None:
                 yield line, shorter
+
+
+def _without_tokens(source: Source, line: int, field: str, expected: str) -> RecordProblem:
+    return RecordProblem(str(source.path), line, field, expected, "none: the tokenizer drops every character")
 
 
 def _without_oldest_turns(conversation: Conversation, settings: Settings) -> Sample | None:

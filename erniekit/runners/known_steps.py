@@ -11,6 +11,7 @@ import json
 import os
 from pathlib import Path
 
+from erniekit.data.plan_version import PLAN_VERSION
 from erniekit.parameters import Config
 
 PLAN_PARAMETERS = (
@@ -18,6 +19,9 @@ PLAN_PARAMETERS = (
     "num_samples_each_epoch", "over_length_policy", "max_seq_len", "packing", "greedy_intokens", "buffer_size",
     "random_shuffle", "seed", "per_device_train_batch_size", "gradient_accumulation_steps", "max_steps",
     "num_train_epochs",
+)  # fmt: skip
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 
 
@@ -50,10 +54,10 @@ def known_steps(config: Config) -> int | None:
 def _path(config: Config) -> Path:
     files = [Path(path).expanduser() for path in config.training.train_dataset_path]
     model = Path(config.basic.model_name_or_path).expanduser()
-    files += [model / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
+    files += [model / name for name in TOKENIZER_FILES]
     stamps = [(str(path.resolve()), *_stamp(path)) for path in files]
     values = [config[name] for name in PLAN_PARAMETERS]
-    key = hashlib.blake2b(repr((stamps, values)).encode(), digest_size=16).hexdigest()
+    key = hashlib.blake2b(repr((PLAN_VERSION, stamps, values)).encode(), digest_size=16).hexdigest()
     return cache_folder(config) / "steps" / f"{key}.json"
 
 

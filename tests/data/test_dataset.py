@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -13,7 +14,7 @@ from erniekit.data import tokenise
 from erniekit.data.conversation import Conversation, Turn
 from erniekit.data.dataset import open_dataset
 from erniekit.data.sources import Source
-from erniekit.data.template import IGNORED, chat_template, encode_sample
+from erniekit.data.template import IGNORED, Segment, chat_template, encode_sample
 from erniekit.data.tokenizer import load_tokenizer
 from erniekit.errors import DataError
 from tests.data.conftest import CONTROL_TOKENS, write_tokenizer
@@ -90,6 +91,36 @@ def test_percentiles_are_over_samples(opened, make_source):
 
 
 # ---- too long
+
+
+def test_a_record_whose_text_the_tokenizer_drops_is_a_problem(opened, make_source, tmp_path):
+    folder = write_tokenizer(tmp_path / "normalizing")
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    stored["normalizer"] = {"type": "Replace", "pattern": {"String": "\u200b"}, "content": ""}
+    (folder / "tokenizer.json").write_text(json.dumps(stored))
+    normalizing = load_tokenizer(folder)
+    sources = (
+        make_source([exchange(), exchange(answer="\u200b\u200b")], name="dialogues.jsonl"),
+        make_source([{"text": "\u200b"}, {"text": "some"}], "text", name="texts.jsonl"),
+    )
+    with pytest.raises(DataError) as caught:
+        opened(*sources, tokenizer=normalizing, template=AnswersOnly(normalizing.eos_id))
+    assert "dialogues.jsonl:2: record: expected a trained answer that leaves a token" in str(caught.value)
+    assert "texts.jsonl:1: text: expected text that leaves a token" in str(caught.value)
+    assert "2 problems" in str(caught.value)
+
+
+class AnswersOnly:
+    """A template that adds nothing to the texts, so that an answer may come to no token at all."""
+
+    fingerprint = "answers-only"
+
+    def __init__(self, eos_id: int) -> None:
+        self.end_of_turn_target = None
+        self.stop_token_ids = (eos_id,)
+
+    def render(self, conversation):
+        return [Segment(turn.content, turn.trained) for turn in conversation.turns]
 
 
 def test_over_long_dialogues_can_be_dropped(opened, make_source):

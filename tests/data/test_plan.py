@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import itertools
 import math
 import threading
@@ -8,11 +10,13 @@ import numpy as np
 import pytest
 
 from erniekit.data.dataset import Dataset
-from erniekit.data.plan import StepPlan
+from erniekit.data.plan import MOST_EPOCHS_COUNTED, StepPlan
+from erniekit.data.plan_version import PLAN_VERSION
 from erniekit.data.prefetch import prefetch
+from erniekit.data.seeds import Purpose, generator
 from erniekit.data.sources import Source
 from erniekit.data.token_cache import TokenArrays
-from erniekit.errors import DataError
+from erniekit.errors import ConfigurationError, DataError
 
 
 def dataset_of(lengths, sources=1):
@@ -134,14 +138,92 @@ def test_steps_and_epochs_are_counted_exactly():
     plan = plan_of()
     steps = [plan.steps_in_epoch(epoch) for epoch in range(3)]
     assert steps[0] == math.ceil(len(plan.packs(0)) / 8)
-    assert plan.total_steps(17, 99.0) == 17
-    assert plan.total_steps(-1, 1.0) == steps[0]
-    assert plan.total_steps(-1, 3.0) == sum(steps)
-    assert plan.total_steps(0, 2.5) == steps[0] + steps[1] + math.ceil(steps[2] / 2)
-    assert plan.total_steps(-1, 0.5) == math.ceil(steps[0] / 2)
+    assert plan.total_steps(17, 99) == 17
+    assert plan.total_steps(-1, 1) == steps[0]
+    assert plan.total_steps(-1, 3) == sum(steps)
     assert plan.epoch_of(0) == 0
     assert plan.epoch_of(steps[0]) == 1
     assert plan.epoch_of(steps[0] + 1) == 1 + 1 / steps[1]
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """The epochs that are packed, in order."""
+    epochs, build = [], StepPlan._build
+    monkeypatch.setattr(StepPlan, "_build", lambda plan, epoch: (epochs.append(epoch), build(plan, epoch))[1])
+    return epochs
+
+
+def test_no_epoch_is_packed_twice_or_for_nothing(built):
+    plan = plan_of()
+    total = plan.total_steps(-1, 2)
+    for step in range(total):
+        plan.micro_batches(step)
+        plan.epoch_of(step + 1)
+    assert plan.epoch_of(total) == 2
+    assert built == [0, 1]
+
+
+def test_counting_many_epochs_keeps_the_first_ones(built):
+    plan = plan_of()
+    plan.total_steps(-1, 5)
+    plan.micro_batches(0)
+    plan.micro_batches(plan.steps_in_epoch(0))
+    assert built == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("mode", [{"packing": False}, {"shuffle": False}, {"shuffle": False, "greedy": False}])
+def test_epochs_of_one_length_are_counted_once_however_many(built, mode):
+    plan = plan_of(**mode)
+    steps = plan.total_steps(-1, 1)
+    assert plan.total_steps(-1, 10**8) == 10**8 * steps
+    assert plan.epoch_of(10**8 * steps) == 10**8
+    assert plan.epoch_of(3 * steps + 1) == 3 + 1 / steps
+    assert packs_of_step(plan, 2 * steps - 1) == packs_of_step(plan_of(**mode), 2 * steps - 1)
+    assert len(packs_of_step(plan, 0)) == 8
+    assert built.count(0) <= 2  # one of them is the second plan's
+
+
+def test_too_many_epochs_to_count_are_refused():
+    with pytest.raises(ConfigurationError, match=r"num_train_epochs 10,001.*\n.*max_steps"):
+        plan_of().total_steps(-1, MOST_EPOCHS_COUNTED + 1)
+    assert plan_of().total_steps(5, 10**8) == 5
+
+
+def test_threads_that_count_at_once_count_every_epoch_once():
+    """Both threads are held where they add an epoch, until the other one is there too or plainly does not come."""
+    both = threading.Barrier(2)
+
+    class Meeting(list):
+        def append(self, value):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.3)
+            super().append(value)
+
+    plan = plan_of()
+    plan._first_steps = Meeting([0])
+    threads = [threading.Thread(target=plan.steps_in_epoch, args=(0,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert plan._first_steps == [0, plan_of().steps_in_epoch(0)]
+
+
+def test_the_streams_of_an_epoch_differ_by_purpose():
+    keys = [(Purpose.SAMPLE_ORDER, 42, 3), (Purpose.PACK_ORDER, 42, 3), (Purpose.PACK_ORDER, 42, 3, 1)]
+    draws = [generator(*key).integers(0, 2**63, 4).tolist() for key in keys]
+    assert len({tuple(draw) for draw in draws}) == 3
+    assert all(int(purpose) for purpose in Purpose)
+
+
+def test_the_plan_is_that_of_its_version():
+    """Changes with every change of order or packing; then raise PLAN_VERSION and record the new value."""
+    digest = hashlib.blake2b(digest_size=8)
+    for mode in MODES.values():
+        packs = plan_of(dataset_of(np.arange(200) % 31 + 1, sources=2), **mode).packs(1)
+        digest.update(packs.members.tobytes() + packs.starts.tobytes())
+    assert (PLAN_VERSION, digest.hexdigest()) == (1, "6239a591d2c75188")
 
 
 def test_shuffled_packs_do_not_come_by_length():

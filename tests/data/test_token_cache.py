@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -132,6 +133,22 @@ def test_folders_of_dead_builders_are_removed_and_those_of_living_ones_kept(tmp_
         os.utime(path, (long_ago, long_ago))
     open_or_build(tmp_path / "key", Builder())
     assert sorted(os.listdir(tmp_path)) == [".key.living", "key"]
+
+
+def test_a_sibling_that_finishes_meanwhile_is_not_looked_at(tmp_path, monkeypatch):
+    sibling = tmp_path / ".key.sibling"
+    sibling.mkdir()
+    (sibling / "input_ids.bin").write_bytes(b"1234")
+    listed = Path.iterdir
+
+    def renamed_before(path):
+        if path == sibling and sibling.exists():
+            sibling.rename(tmp_path / "other")
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", renamed_before)
+    assert len(open_or_build(tmp_path / "key", Builder()).lines) == 3
+    assert sorted(os.listdir(tmp_path)) == ["key", "other"]
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path, monkeypatch):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from erniekit.data.plan_version import PLAN_VERSION
 from erniekit.runners.known_steps import known_steps, remember_steps
 
 
@@ -19,6 +23,21 @@ def test_steps_are_forgotten_after_a_change(make_config: Callable[..., Any], rec
     assert known_steps(make_config(train_dataset_path=str(copy), learning_rate=1.0)) == 17
     assert known_steps(make_config(train_dataset_path=str(copy), max_seq_len=64)) is None
     os.utime(copy, ns=(0, 0))
+    assert known_steps(config) is None
+
+
+def test_steps_of_another_plan_or_another_template_are_forgotten(
+    make_config: Callable[..., Any], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_copy = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    config = make_config(model_name_or_path=str(model_copy))
+    remember_steps(config, 17)
+    for name in ("special_tokens_map.json", "chat_template.json"):
+        (model_copy / name).write_text("{}")
+        assert known_steps(config) is None
+        (model_copy / name).unlink()
+    assert known_steps(config) == 17
+    monkeypatch.setattr("erniekit.runners.known_steps.PLAN_VERSION", PLAN_VERSION + 1)
     assert known_steps(config) is None
 
 
