@@ -16,6 +16,7 @@ import paddle
 from erniekit.errors import ModelFileError
 from erniekit.model.configuration import CONFIG_FILE
 from erniekit.model.decoder import Decoder
+from erniekit.model.model_folder import refuse_half_written
 from erniekit.model.safetensors_file import SafetensorsFile, write_safetensors
 
 WEIGHTS_FILE = "model.safetensors"
@@ -45,9 +46,11 @@ def load_weights(decoder: Decoder, folder: Path | str) -> None:
     bfloat16 and float16 files become the decoder's own precision.
 
     Raises:
-        ModelFileError: a file is missing or damaged, or tensors are missing, unknown or of another shape (all listed).
+        ModelFileError: a file is missing or damaged, the folder was left half-written, or tensors are missing, unknown
+            or of another shape (all listed).
     """
     folder = Path(folder)
+    refuse_half_written(folder)
     files = _locate(folder)
     shapes = decoder.config.weight_shapes()
     tied_head = decoder.config.tie_word_embeddings and "lm_head.weight" in files

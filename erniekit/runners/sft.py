@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 from erniekit.data.plan import StepPlan
+from erniekit.data.plan_version import PLAN_VERSION
 from erniekit.data.prefetch import prefetch
 from erniekit.environment import cpu_settings, package_versions
 from erniekit.errors import ModelFileError
@@ -60,6 +61,7 @@ def run_sft(config: Config, say: Say = print) -> TrainResult:
         output_dir,
         resume_from_checkpoint=config.checkpoint.resume_from_checkpoint,
         overwrite_output_dir=config.basic.overwrite_output_dir,
+        model_folder=model_folder(config),
         weights_from=first_weights(config),
         say=say,
     ) as start:
@@ -93,7 +95,7 @@ def run_sft(config: Config, say: Say = print) -> TrainResult:
             identity=RunIdentity(
                 seed=config.training.seed,
                 data_fingerprint=dataset.fingerprint,
-                batches={name: config[name] for name in BATCH_PARAMETERS},
+                batches={name: config[name] for name in BATCH_PARAMETERS} | {"plan_version": PLAN_VERSION},
                 cpu_settings=cpu_settings(),
                 versions=package_versions(),
             ),

@@ -28,7 +28,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from erniekit.errors import CheckpointError
-from erniekit.training.checkpoint_folder import checkpoint_name, write_folder
+from erniekit.training.checkpoint_folder import checkpoint_name, problems, write_folder
 from erniekit.training.json_file import replace_text
 from erniekit.training.optimizer import load_optimizer_state, optimizer_state
 from erniekit.training.run_identity import RunIdentity
@@ -65,6 +65,9 @@ def save_checkpoint(
 ) -> Path:
     """Write `checkpoint-{step}`, all or nothing. `optimizer` None leaves its state out.
 
+    A complete checkpoint of this step stays as it is: step k of a run is the same whenever it is reached, and replacing
+    the folder would take it away for a moment.
+
     Raises:
         CheckpointError: the disk is full or cannot be written; earlier checkpoints are untouched.
     """
@@ -78,7 +81,8 @@ def save_checkpoint(
         write_config(folder, resolved_config)
 
     folder = output_dir / checkpoint_name(state.step)
-    write_folder(folder, write)
+    if problems(folder, hashes=True):
+        write_folder(folder, write)
     return folder
 
 

@@ -14,18 +14,22 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from safetensors import SafetensorError
 
 from erniekit.errors import CheckpointError
+from erniekit.model.model_folder import MANIFEST, PUBLISHING, is_half_written
 
-MANIFEST = "manifest.json"
 _WRITING, _DELETING = ".writing-", ".deleting-"
 _LOCK = ".erniekit.lock"
+_SIGNS_OF_A_MODEL = ("config.json", "*.safetensors")
+_LOADED = ("config.json", "model*.safetensors", "model.safetensors.index.json")  # what loading would take
+
+Files = dict[str, dict[str, Any]]  # name in the folder -> size and sha256
 
 
 def checkpoint_name(step: int) -> str:
@@ -56,9 +60,9 @@ def write_folder(target: Path, write: Callable[[Path], None]) -> None:
 def write_files_into(folder: Path, write: Callable[[Path], None]) -> None:
     """Put what `write` produces into the existing `folder`, beside what else is there, as one set with a manifest.
 
-    The files are written aside and renamed one by one. While that goes on the folder has no manifest, so a set that an
-    interruption left half old, half new cannot be taken for a complete one. Files of an earlier set that the new one
-    lacks are removed.
+    The files are written aside and renamed one by one. While that goes on the folder has a marker instead of a manifest
+    (see model_folder), so a set that an interruption left half old, half new cannot be taken for a complete one. Files
+    of an earlier set that the new one lacks are removed; the marker remembers them across interruptions.
 
     Raises:
         CheckpointError: the disk is full or cannot be written.
@@ -66,34 +70,46 @@ def write_files_into(folder: Path, write: Callable[[Path], None]) -> None:
     aside = folder / (_WRITING + "files")
     with _disk_errors(folder, aside):
         folder.mkdir(parents=True, exist_ok=True)
-        earlier = _read_manifest(folder)
         _write_aside(aside, write)
-        (folder / MANIFEST).unlink(missing_ok=True)
-        _sync(folder)
-        files = [path for path in _files(aside) if path.name != MANIFEST]
-        for path in files:
-            destination = folder / path.relative_to(aside)
+        files, earlier = _listed(aside / MANIFEST), _published(folder)
+        _mark(folder, earlier | files)
+        for name in files:
+            destination = folder / name
             destination.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(path, destination)
-        for name in earlier.keys() - {path.relative_to(aside).as_posix() for path in files}:
+            os.replace(aside / name, destination)
+        for name in earlier.keys() - files.keys():
             (folder / name).unlink(missing_ok=True)
-        _sync(folder)
+        for changed in {(folder / name).parent for name in files} | {folder}:
+            _sync(changed)
         os.replace(aside / MANIFEST, folder / MANIFEST)
         _sync(folder)
+        (folder / PUBLISHING).unlink()
         shutil.rmtree(aside)
 
 
-def holds_files(folder: Path) -> bool:
-    """Whether `write_files_into` has put a set of files into `folder`."""
-    return bool(_read_manifest(folder))
+def holds_model(folder: Path) -> str:
+    """What model `folder` holds, in words; empty for none."""
+    if is_half_written(folder):
+        return "a half-written model"
+    if _listed(folder / MANIFEST):
+        return "a trained model"
+    found = _matching(folder, _SIGNS_OF_A_MODEL)
+    return f"a model that this run did not write ({found[0].name})" if found else ""
 
 
-def remove_files(folder: Path) -> None:
-    """Remove the set of files that `write_files_into` put into `folder`, the manifest first."""
-    names = _read_manifest(folder)
-    (folder / MANIFEST).unlink(missing_ok=True)
-    for name in names:
-        (folder / name).unlink(missing_ok=True)
+def holds_foreign_model(folder: Path) -> bool:
+    """Whether `folder` holds a model that `write_files_into` has not put there."""
+    return not _published(folder) and bool(_matching(folder, _SIGNS_OF_A_MODEL))
+
+
+def remove_model(folder: Path) -> None:
+    """Remove the model in `folder`, whoever put it there. Until all of it is gone it is marked as half-written."""
+    files = _published(folder)
+    _mark(folder, files)
+    for path in [*(folder / name for name in files), *_matching(folder, _LOADED)]:
+        path.unlink(missing_ok=True)
+    _sync(folder)
+    (folder / PUBLISHING).unlink()
 
 
 def problems(folder: Path, *, hashes: bool) -> list[str]:
@@ -102,7 +118,7 @@ def problems(folder: Path, *, hashes: bool) -> list[str]:
     Args:
         hashes: also read every file and compare its hash; otherwise only names and sizes.
     """
-    files = _read_manifest(folder)
+    files = _listed(folder / MANIFEST)
     if not files:
         return [f"{MANIFEST} is missing or unreadable"]
     found = []
@@ -136,6 +152,18 @@ def newest_complete(output_dir: Path) -> tuple[Path | None, list[str]]:
     return None, skipped
 
 
+def refuse_damaged(folder: Path) -> None:
+    """Raise CheckpointError where weights are to be taken from a checkpoint whose files are not those written.
+
+    A checkpoint of another program has no manifest, and is taken as it is; so is any other model folder.
+    """
+    found = problems(folder, hashes=True) if step_of(folder) >= 0 and (folder / MANIFEST).exists() else []
+    if found:
+        raise CheckpointError(
+            f"the weights in {folder} cannot be used, the checkpoint is not complete: {'; '.join(found[:5])}"
+        )
+
+
 def prune(output_dir: Path, limit: int | None, keep: Collection[Path]) -> list[Path]:
     """Remove the oldest complete checkpoints until `limit` are left; those in `keep` stay and count.
 
@@ -166,7 +194,10 @@ def remove_leftovers(output_dir: Path) -> list[Path]:
         return []
     leftovers = [path for path in output_dir.iterdir() if path.name.startswith((_WRITING, _DELETING))]
     for path in leftovers:
-        shutil.rmtree(path)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     return leftovers
 
 
@@ -214,29 +245,50 @@ def _write_aside(aside: Path, write: Callable[[Path], None]) -> None:
     aside.mkdir(parents=True)
     write(aside)
     files = {}
-    for path in _files(aside):
+    for path in sorted(path for path in aside.rglob("*") if path.is_file()):
         files[path.relative_to(aside).as_posix()] = {"size": path.stat().st_size, "sha256": _sha256(path)}
         _sync(path)
-    manifest = aside / MANIFEST
-    manifest.write_text(json.dumps({"format": 1, "files": files}, indent=1), encoding="utf-8")
-    _sync(manifest)
-    for folder in {path.parent for path in _files(aside)} | {aside}:
+    _write_list(aside / MANIFEST, files)
+    for folder in {(aside / name).parent for name in files} | {aside}:
         _sync(folder)
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def _mark(folder: Path, files: Files) -> None:
+    """Make `folder` count as half-written, and remember which files publishing has put or is about to put there."""
+    aside = folder / (_WRITING + "marker")
+    _write_list(aside, files)
+    os.replace(aside, folder / PUBLISHING)
+    _sync(folder)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    _sync(folder)
 
 
-def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
-    """The manifest's files, name -> size and sha256; empty when there is no readable manifest."""
+def _published(folder: Path) -> Files:
+    """The files that publishing put into `folder`, those of interrupted attempts included."""
+    return _listed(folder / PUBLISHING) | _listed(folder / MANIFEST)
+
+
+def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    return [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
+
+
+def _write_list(path: Path, files: Files) -> None:
+    path.write_text(json.dumps({"format": 1, "files": files}, indent=1), encoding="utf-8")
+    _sync(path)
+
+
+def _listed(path: Path) -> Files:
+    """The files that a manifest lists; empty when it cannot be read, or lists a file outside its folder."""
     try:
-        stored = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        return {
-            name: {"size": int(entry["size"]), "sha256": entry["sha256"]} for name, entry in stored["files"].items()
-        }
+        stored = json.loads(path.read_text(encoding="utf-8"))["files"]
+        files = {name: {"size": int(entry["size"]), "sha256": entry["sha256"]} for name, entry in stored.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+    return files if all(_stays_inside(PurePosixPath(name)) for name in files) else {}
+
+
+def _stays_inside(name: PurePosixPath) -> bool:
+    return bool(name.parts) and not name.is_absolute() and ".." not in name.parts
 
 
 def _sha256(path: Path) -> str:

@@ -13,6 +13,7 @@ from paddle.nn import Layer
 
 from erniekit.errors import TrainingError
 from erniekit.training.objectives import Objective
+from erniekit.training.plan import Plan
 from erniekit.training.totals import Totals
 
 
@@ -40,7 +41,7 @@ class EvaluationResult:
 
 def evaluate(
     model: Layer,
-    plan: Any,
+    plan: Plan,
     objective: Objective,
     *,
     max_batches: int = 0,
@@ -86,7 +87,7 @@ def evaluate(
     )
 
 
-def _batches(plan: Any, steps: int) -> Iterator[Any]:
+def _batches(plan: Plan, steps: int) -> Iterator[Any]:
     for step in range(steps):
         yield from plan.micro_batches(step)
 

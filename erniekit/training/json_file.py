@@ -1,4 +1,4 @@
-"""Result files: JSON that is written whole or not at all."""
+"""Small files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def storable(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Give `path` this content at once: a reader sees the old text or the new one."""
+    """Give `path` this content at once: a reader sees the old text or the new one, also after a loss of power."""
     aside = path.with_name(f".{path.name}.tmp")
-    aside.write_text(text, encoding="utf-8")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # else the new name may reach the disk before the content
     os.replace(aside, path)

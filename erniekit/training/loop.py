@@ -25,11 +25,12 @@ from erniekit.training.checkpoint import (
     save_checkpoint,
     write_config,
 )
-from erniekit.training.checkpoint_folder import checkpoint_name, newest_complete, prune, write_files_into
+from erniekit.training.checkpoint_folder import newest_complete, prune, write_files_into
 from erniekit.training.evaluation import EvaluationResult, evaluate
 from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import trainable_parameters
 from erniekit.training.output_folder import Start, remove_superseded
+from erniekit.training.plan import Plan
 from erniekit.training.run_identity import RunIdentity, check_identity
 from erniekit.training.schedules import Schedule, dropout_scale, learning_rate
 from erniekit.training.settings import TrainingSettings, due
@@ -81,13 +82,13 @@ class Trainer:
     parameters: Mapping[str, Tensor]  # by Hugging Face name
     optimizer: AdamW
     schedule: Schedule
-    plan: Any  # data.plan.StepPlan: micro_batches(step), epoch_of(step)
+    plan: Plan
     objective: Objective
     settings: TrainingSettings
     identity: RunIdentity
     resolved_config: Mapping[str, Any]
     write_model: Callable[[Path], None]  # puts model and tokenizer files into a folder
-    evaluation_plan: Any = None
+    evaluation_plan: Plan | None = None
     callbacks: Sequence[object] = ()
     read: ReadSteps | None = None  # default: plan.micro_batches, when its step comes
     describe_sample: Callable[[int], str] = str  # index in the training data -> "file.jsonl:17"
@@ -110,7 +111,7 @@ class Trainer:
         """
         try:
             self._begin(start)
-            with stop_signals(self.say) as request:
+            with stop_signals() as request:
                 notify(self.callbacks, "on_train_begin", self.state.step, self.settings.total_steps)
                 self.model.train()
                 self._run_steps(request)
@@ -128,12 +129,12 @@ class Trainer:
 
     def evaluate(self) -> EvaluationResult:
         """Evaluate now, report it, and leave training as it was."""
-        settings = self.settings
+        assert self.evaluation_plan is not None
         result = evaluate(
             self.model,
             self.evaluation_plan,
             self.objective,
-            max_batches=settings.max_evaluate_steps,
+            max_batches=self.settings.max_evaluate_steps,
             describe_sample=self.describe_evaluation_sample,
         )
         self.last_evaluation = result
@@ -148,7 +149,8 @@ class Trainer:
             for change in changed_parameters(start.checkpoint, self.resolved_config):
                 self.say(f"changed since the checkpoint: {change}")
             self.state = load_state(start.checkpoint)
-            self._saved_step = self.state.step if start.checkpoint.parent == self.settings.output_dir else -1
+            same_folder = start.checkpoint.resolve().parent == self.settings.output_dir.resolve()
+            self._saved_step = self.state.step if same_folder else -1
             if self.settings.ignore_load_lr_and_optim:
                 self.say("ignore_load_lr_and_optim: AdamW starts with fresh moments, which is not bit-exact")
             else:
@@ -169,6 +171,8 @@ class Trainer:
                 result = self._step(next(steps))
                 result.totals.seconds = time.perf_counter() - started  # waiting for data included
                 self._finish_step(result)
+        if request.signal is not None and self.state.step < stop:
+            self.say(f"{request}: stopping after this step; once more to stop at once")
 
     def _step(self, batches: Sequence[Any]) -> StepResult:
         step = self.state.step
@@ -238,10 +242,7 @@ class Trainer:
             optimizer=None if settings.ignore_save_lr_and_optim else self.optimizer,
             parameters=self.parameters,
         )
-        keep = {folder}
-        if state.best_step is not None:
-            keep.add(settings.output_dir / checkpoint_name(state.best_step))
-        prune(settings.output_dir, settings.save_total_limit, keep)
+        prune(settings.output_dir, settings.save_total_limit, keep={folder})
         self._saved_step = state.step
         notify(self.callbacks, "on_save", folder)
 

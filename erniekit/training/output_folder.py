@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from erniekit.errors import CheckpointError
+from erniekit.model.model_folder import refuse_half_written
 from erniekit.training.checkpoint_folder import (
     checkpoint_folders,
-    holds_files,
+    holds_foreign_model,
+    holds_model,
     locked,
     newest_complete,
     problems,
-    remove_files,
+    refuse_damaged,
     remove_folder,
     remove_leftovers,
+    remove_model,
     step_of,
 )
 
@@ -27,7 +30,7 @@ class Start:
 
     checkpoint: Path | None  # weights, optimizer and step come from here; None: a fresh run
     superseded: tuple[Path, ...] = ()  # checkpoints of another run, which go when this one begins to train
-    supersedes_model: bool = False  # so does its finished model
+    supersedes_model: bool = False  # so does a model that is none of this run
 
 
 @contextmanager
@@ -36,6 +39,7 @@ def open_output_folder(
     *,
     resume_from_checkpoint: str | bool | None,
     overwrite_output_dir: bool,
+    model_folder: Path | None = None,
     weights_from: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> Iterator[Start]:
@@ -43,13 +47,20 @@ def open_output_folder(
 
     Args:
         resume_from_checkpoint: a checkpoint folder, or true for the newest complete one in `output_dir`.
-        overwrite_output_dir: allow checkpoints of other runs in `output_dir` to be removed.
-        weights_from: the folder of the weights that a fresh run starts from; refused if this run would remove it.
+        overwrite_output_dir: allow checkpoints and models of others in `output_dir` to be removed.
+        model_folder: where configuration and tokenizer come from.
+        weights_from: where the weights of a fresh run come from.
+            Neither may be `output_dir` or a checkpoint in it, which this run overwrites or removes.
 
     Raises:
         CheckpointError: another run writes there, the checkpoint is incomplete, or starting would overwrite others.
+        ModelFileError: a folder to read from was left half-written.
     """
     with locked(output_dir):
+        for source in (model_folder, weights_from):
+            if source is not None:
+                _refuse_inside(source, output_dir)
+                refuse_half_written(source)
         for leftover in remove_leftovers(output_dir):
             say(f"removed {leftover}: left half-written by a run that was killed")
         yield _find_start(output_dir, resume_from_checkpoint, overwrite_output_dir, weights_from, say)
@@ -62,7 +73,7 @@ def remove_superseded(output_dir: Path, start: Start, say: Callable[[str], None]
         remove_folder(folder)
     if start.supersedes_model:
         say(f"overwrite_output_dir: removing the earlier model in {output_dir}")
-        remove_files(output_dir)
+        remove_model(output_dir)
 
 
 def _find_start(
@@ -77,11 +88,10 @@ def _find_start(
         for line in skipped:
             say(line)
         if newest is not None:
-            say(f"resuming from {newest}")
-            return Start(newest)
+            return _resume(newest, (), output_dir, overwrite, say)
         say(f"resume_from_checkpoint: true, but {output_dir} holds no complete checkpoint: starting afresh")
     elif resume:
-        return _start_from(Path(resume), output_dir, overwrite, say)
+        return _start_from(Path(resume).expanduser(), output_dir, overwrite, say)
     return _start_afresh(output_dir, overwrite, weights_from)
 
 
@@ -95,27 +105,45 @@ def _start_from(checkpoint: Path, output_dir: Path, overwrite: bool, say: Callab
             f"{output_dir} holds checkpoints that do not lead to {checkpoint}: {_names(others)}.\n"
             "  Set overwrite_output_dir: true to have them removed, or choose another output_dir."
         )
+    return _resume(checkpoint, tuple(others), output_dir, overwrite, say)
+
+
+def _resume(
+    checkpoint: Path, others: tuple[Path, ...], output_dir: Path, overwrite: bool, say: Callable[[str], None]
+) -> Start:
+    """A model that an earlier, shorter or interrupted part of this run has published is the run's own to replace."""
+    same_run = checkpoint.resolve().parent == output_dir.resolve()
+    foreign = holds_foreign_model(output_dir) if same_run else bool(holds_model(output_dir))
+    if foreign and not overwrite:
+        raise CheckpointError(
+            f"{output_dir} holds {holds_model(output_dir)}, which is not of the run that {checkpoint} belongs to.\n"
+            "  Set overwrite_output_dir: true to have it removed, or choose another output_dir."
+        )
     say(f"resuming from {checkpoint}")
-    return Start(checkpoint, tuple(others))
+    return Start(checkpoint, others, foreign)
 
 
 def _start_afresh(output_dir: Path, overwrite: bool, weights_from: Path | None) -> Start:
-    present, model = checkpoint_folders(output_dir), holds_files(output_dir)
+    present, model = checkpoint_folders(output_dir), holds_model(output_dir)
     if (present or model) and not overwrite:
-        held = f"checkpoints: {_names(present)}" if present else "a trained model"
+        held = f"checkpoints: {_names(present)}" if present else model
         complete = any(not problems(folder, hashes=False) for folder in present)
         resume = "resume_from_checkpoint: true to continue that run, " if complete else ""
         raise CheckpointError(
             f"{output_dir} already holds {held}.\n"
             f"  Set {resume}overwrite_output_dir: true to have it removed, or choose another output_dir."
         )
-    goes = [folder.resolve() for folder in present] + ([output_dir.resolve()] if model else [])
-    if weights_from is not None and weights_from.resolve() in goes:
+    if weights_from is not None:
+        refuse_damaged(weights_from)
+    return Start(None, tuple(present), bool(model))
+
+
+def _refuse_inside(source: Path, output_dir: Path) -> None:
+    if source.resolve() in {folder.resolve() for folder in (output_dir, *checkpoint_folders(output_dir))}:
         raise CheckpointError(
-            f"the run starts from the weights in {weights_from}, which overwrite_output_dir: true would remove.\n"
-            "  Choose another output_dir."
+            f"the run reads its model from {source}, which writing to output_dir {output_dir} would overwrite "
+            "or remove.\n  Choose another output_dir."
         )
-    return Start(None, tuple(present), model)
 
 
 def _require_complete(checkpoint: Path) -> None:

@@ -35,7 +35,7 @@ def check_identity(stored: RunIdentity, own: RunIdentity, folder: Path) -> list[
     """Compare the run that wrote `folder` with the one that resumes from it.
 
     Returns:
-        Warnings: differences that change rounding only.
+        Warnings: differences that change rounding, and another NumPy, which may change the order of samples.
 
     Raises:
         CheckpointError: the samples of the remaining steps would not be those of the interrupted run.
@@ -55,7 +55,13 @@ def check_identity(stored: RunIdentity, own: RunIdentity, folder: Path) -> list[
             f"init_from_checkpoint: {folder} instead of resume_from_checkpoint, with another output_dir."
         )
     changed = _changed(stored.cpu_settings, own.cpu_settings) + _changed(stored.versions, own.versions)
-    return [f"resuming is not bit-exact: {change}" for change in changed]
+    warnings = [f"resuming is not bit-exact: {change}" for change in changed]
+    if stored.versions.get("numpy") != own.versions.get("numpy"):
+        warnings.append(
+            "the samples are ordered with NumPy's random numbers, which another version of NumPy may draw differently: "
+            "if it does, the rest of this epoch repeats some samples and misses others"
+        )
+    return warnings
 
 
 def _changed(stored: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:

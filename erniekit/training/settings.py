@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from erniekit.errors import ConfigurationError
+from erniekit.parameters import Config
 from erniekit.training.optimizer import OptimizerSettings
 from erniekit.training.schedules import Schedule
 
@@ -43,7 +43,7 @@ def due(strategy: str, every: int, finished_steps: int, *, epoch_ended: bool, la
     return last or (epoch_ended if strategy == "epoch" else every > 0 and finished_steps % every == 0)
 
 
-def settings_from(config: Any, total_steps: int) -> TrainingSettings:
+def settings_from(config: Config, total_steps: int) -> TrainingSettings:
     """The loop's settings from a validated configuration; `total_steps` is known once the data has been read."""
     value = config.__getitem__
     return TrainingSettings(
@@ -66,7 +66,7 @@ def settings_from(config: Any, total_steps: int) -> TrainingSettings:
     )
 
 
-def schedule_from(config: Any, total_steps: int) -> Schedule:
+def schedule_from(config: Config, total_steps: int) -> Schedule:
     """The learning-rate schedule from a validated configuration.
 
     Raises:
@@ -92,7 +92,7 @@ def schedule_from(config: Any, total_steps: int) -> Schedule:
     )
 
 
-def optimizer_settings_from(config: Any, num_layers: int) -> OptimizerSettings:
+def optimizer_settings_from(config: Config, num_layers: int) -> OptimizerSettings:
     """AdamW's constants from a validated configuration."""
     value = config.__getitem__
     return OptimizerSettings(

@@ -1,10 +1,13 @@
-"""Ctrl-C and SIGTERM: the first asks for an orderly stop after the current step, the second stops at once."""
+"""Ctrl-C and SIGTERM: the first asks for an orderly stop after the current step, the second stops at once.
+
+The handler only notes the signal. It may interrupt a print, and printing again from there is an error; the loop tells.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -15,9 +18,12 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int | None = None
 
+    def __str__(self) -> str:
+        return "no signal" if self.signal is None else signal.Signals(self.signal).name
+
 
 @contextmanager
-def stop_signals(say: Callable[[str], None] = print) -> Iterator[StopRequest]:
+def stop_signals() -> Iterator[StopRequest]:
     """Catch SIGINT and SIGTERM while the body runs. Outside the main thread, which has no signals, do nothing."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -28,7 +34,6 @@ def stop_signals(say: Callable[[str], None] = print) -> Iterator[StopRequest]:
         if request.signal is not None:
             raise SystemExit(128 + number)
         request.signal = number
-        say(f"{signal.Signals(number).name}: stopping after this step; once more to stop at once")
 
     earlier = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

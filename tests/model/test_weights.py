@@ -9,6 +9,7 @@ import safetensors.numpy
 from erniekit.errors import ModelFileError
 from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
+from erniekit.model.model_folder import MANIFEST, PUBLISHING
 from erniekit.model.weights import load_weights, named_weights, save_model_folder, save_weights
 
 from .tiny import logits_of, tiny_config, tiny_model
@@ -49,6 +50,15 @@ def test_shards_hold_what_the_index_says_and_no_more_than_allowed(tmp_path):
         stored = safetensors.numpy.load_file(path)
         assert {name for name, shard in index["weight_map"].items() if shard == path.name} == stored.keys()
         assert sum(values.nbytes for values in stored.values()) <= 4000 or len(stored) == 1
+
+
+def test_a_folder_that_was_left_half_written_is_refused(tmp_path):
+    save_weights(tiny_model(), tmp_path)
+    (tmp_path / PUBLISHING).write_text("{}")
+    with pytest.raises(ModelFileError, match="half-written"):
+        load_weights(tiny_model(), tmp_path)
+    (tmp_path / MANIFEST).write_text("{}")  # it comes last
+    load_weights(tiny_model(), tmp_path)
 
 
 def test_an_earlier_save_cut_differently_leaves_nothing_behind(tmp_path):

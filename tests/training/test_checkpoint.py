@@ -89,6 +89,18 @@ def test_optimizer_state_is_read_back_exactly_from_one_file_or_several(
         np.testing.assert_array_equal(tensor.numpy(), state[name], err_msg=name)
 
 
+def test_a_complete_checkpoint_is_left_alone_and_an_incomplete_one_replaced(tmp_path: Path) -> None:
+    folder, _ = save(tmp_path, FakeModel())
+    weights = folder / "model.safetensors"
+    written = weights.stat()
+    save(tmp_path, FakeModel(seed=4))
+    assert (weights.stat().st_ino, weights.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+    content = weights.read_bytes()
+    weights.write_bytes(bytes(len(content)))
+    save(tmp_path, FakeModel())
+    assert weights.read_bytes() == content
+
+
 def test_without_optimizer_state(tmp_path: Path) -> None:
     model = FakeModel()
     folder, _ = save(tmp_path, model, with_optimizer=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import multiprocessing
@@ -14,17 +15,19 @@ import pytest
 from safetensors.numpy import save_file
 
 from erniekit.errors import CheckpointError
+from erniekit.model.model_folder import PUBLISHING, is_half_written
 from erniekit.training import checkpoint_folder
 from erniekit.training.checkpoint_folder import (
     MANIFEST,
     checkpoint_folders,
-    holds_files,
+    holds_foreign_model,
+    holds_model,
     locked,
     newest_complete,
     problems,
     prune,
-    remove_files,
     remove_leftovers,
+    remove_model,
     step_of,
     write_files_into,
     write_folder,
@@ -135,9 +138,9 @@ def test_files_into_a_folder_replace_the_earlier_set_and_nothing_else(tmp_path: 
         "training_log.jsonl",
     ]
     assert problems(tmp_path, hashes=True) == []
-    assert holds_files(tmp_path)
-    remove_files(tmp_path)
-    assert not holds_files(tmp_path)
+    assert holds_model(tmp_path) == "a trained model"
+    remove_model(tmp_path)
+    assert holds_model(tmp_path) == ""
     assert not (tmp_path / "model.safetensors").exists()
     assert (tmp_path / "training_log.jsonl").exists()
 
@@ -251,12 +254,68 @@ def test_a_crash_at_any_point_of_publishing_leaves_no_mixed_set_that_looks_compl
 
     for _point in crash_points(disk, prepare):
         remove_leftovers(output_dir)
-        if holds_files(output_dir):
+        if not is_half_written(output_dir):
             assert problems(output_dir, hashes=True) == []
             step = json.loads((output_dir / "nested" / "state.json").read_text())["step"]
             assert (output_dir / "model.safetensors").read_bytes() == bytes([step]) * 100
         write_files_into(output_dir, content(3))
         assert problems(output_dir, hashes=True) == []
+
+
+def test_a_crash_at_any_point_of_publishing_is_mended_by_the_next_attempt_with_other_files(
+    tmp_path: Path, disk: CrashingDisk
+) -> None:
+    """First one file, then (interrupted) two shards: none of either set may stay beside the last set."""
+    runs = iter(range(1000))
+    output_dir = tmp_path
+
+    def shards(folder: Path) -> None:
+        for number in (1, 2):
+            (folder / f"model-{number:05}-of-00002.safetensors").write_text("shard")
+
+    def prepare() -> Callable[[], None]:
+        nonlocal output_dir
+        output_dir = tmp_path / str(next(runs))
+        write_files_into(output_dir, content(1))
+        return lambda: write_files_into(output_dir, shards)
+
+    for _point in crash_points(disk, prepare):
+        remove_leftovers(output_dir)
+        assert not holds_foreign_model(output_dir)
+        write_files_into(output_dir, content(3))
+        assert sorted(path.name for path in output_dir.iterdir()) == [MANIFEST, "model.safetensors", "nested"]
+
+
+def test_a_crash_at_any_point_of_removing_a_model_leaves_it_whole_or_marked(tmp_path: Path, disk: CrashingDisk) -> None:
+    runs = iter(range(1000))
+    output_dir = tmp_path
+
+    def prepare() -> Callable[[], None]:
+        nonlocal output_dir
+        output_dir = tmp_path / str(next(runs))
+        write_files_into(output_dir, content(1))
+        return lambda: remove_model(output_dir)
+
+    for _point in crash_points(disk, prepare):
+        assert is_half_written(output_dir) or problems(output_dir, hashes=True) == []
+        remove_leftovers(output_dir)
+        remove_model(output_dir)
+        assert [path.name for path in output_dir.iterdir()] == ["nested"]
+
+
+@pytest.mark.parametrize("name", ["../victim", "nested/../../victim", "/victim", ""])
+def test_a_manifest_cannot_name_files_outside_its_folder(tmp_path: Path, name: str) -> None:
+    name = str(tmp_path / "victim") if name == "/victim" else name
+    (tmp_path / "victim").write_text("precious")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    entry = {"size": 8, "sha256": hashlib.sha256(b"precious").hexdigest()}
+    for listing in (MANIFEST, PUBLISHING):
+        (folder / listing).write_text(json.dumps({"format": 1, "files": {name: entry}}))
+    assert problems(folder, hashes=True) == [f"{MANIFEST} is missing or unreadable"]
+    write_files_into(folder, content(1))
+    remove_model(folder)
+    assert (tmp_path / "victim").read_text() == "precious"
 
 
 def test_everything_is_on_the_disk_before_the_folder_gets_its_name(

@@ -121,7 +121,7 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "training_config.yaml").read_text()) == {"learning_rate": 0.05}
 
 
-def test_save_total_limit_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+def test_save_total_limit_keeps_the_newest_and_the_best_is_only_noted(tmp_path: Path) -> None:
     losses = iter([3.0, 1.0, 2.0, 5.0, 4.0])
     trainer = fake_trainer(
         tmp_path,
@@ -136,7 +136,7 @@ def test_save_total_limit_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     evaluate = trainer.evaluate
     trainer.evaluate = lambda: replace(evaluate(), loss=next(losses))
     trainer.fit(FRESH)
-    assert steps_of(tmp_path) == [2, 5]
+    assert steps_of(tmp_path) == [4, 5]
     state = json.loads((tmp_path / "checkpoint-5" / "trainer_state.json").read_text())
     assert (state["best_step"], state["best_eval_loss"]) == (2, 1.0)
 
@@ -314,6 +314,38 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(tmp_path: Path, number:
     resumed.fit(Start(tmp_path / "checkpoint-4"))
     for name, value in whole.model.arrays().items():
         np.testing.assert_array_equal(resumed.model.arrays()[name], value, err_msg=name)
+
+
+def test_the_signal_handler_itself_prints_nothing(tmp_path: Path) -> None:
+    """It may interrupt a print of the loop, and Python refuses to print within a print."""
+    said: list[str] = []
+
+    class Printing:
+        def on_step(self, record: dict) -> None:
+            if record["step"] == 2:
+                before = len(said)
+                os.kill(os.getpid(), signal.SIGINT)
+                assert len(said) == before
+
+    fake_trainer(tmp_path, callbacks=[Printing()], say=said.append).fit(FRESH)
+    assert "SIGINT: stopping after this step; once more to stop at once" in said
+
+
+def test_a_run_that_was_stopped_where_it_resumed_is_not_saved_again(tmp_path: Path) -> None:
+    """`output_dir` and the checkpoint may be spelled differently."""
+    fake_trainer(tmp_path / "run", total_steps=2, save_strategy="epoch").fit(FRESH)
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    start = Start(tmp_path / "link" / "checkpoint-2")
+    recorder = Recorder()
+
+    class StopAtOnce:
+        def on_train_begin(self, first_step: int, total_steps: int) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer = fake_trainer(tmp_path / "run", total_steps=4, save_strategy="epoch", callbacks=[recorder, StopAtOnce()])
+    trainer.model.load(start.checkpoint)
+    assert trainer.fit(start).step == 2
+    assert recorder.saved == []
 
 
 def test_a_signal_without_a_save_strategy_says_that_nothing_was_saved(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from erniekit.errors import CheckpointError
-from erniekit.training.checkpoint_folder import MANIFEST, write_files_into, write_folder
+from erniekit.errors import CheckpointError, ModelFileError
+from erniekit.model.model_folder import MANIFEST, PUBLISHING
+from erniekit.training.checkpoint_folder import write_files_into, write_folder
 from erniekit.training.output_folder import Start, open_output_folder, remove_superseded
 
 
@@ -65,10 +67,76 @@ def test_overwriting_removes_checkpoints_and_model_but_only_when_training_begins
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoint-2"])
-def test_overwriting_what_the_run_starts_from_is_refused(output_dir: Path, inside: str) -> None:
+@pytest.mark.parametrize("role", ["model_folder", "weights_from"])
+@pytest.mark.parametrize("resume", [None, True])
+def test_overwriting_what_the_run_reads_is_refused_in_any_case(
+    output_dir: Path, tmp_path: Path, inside: str, role: str, resume: bool | None
+) -> None:
+    (tmp_path / "link").symlink_to(output_dir)
+    with pytest.raises(CheckpointError, match=r"would overwrite or remove\.\n  Choose another output_dir"):
+        start_in(
+            output_dir,
+            overwrite_output_dir=True,
+            resume_from_checkpoint=resume,
+            **{role: tmp_path / "link" / inside},
+        )
+
+
+@pytest.mark.parametrize("name", ["config.json", "model-00001-of-00002.safetensors", "adapter.safetensors"])
+def test_a_model_from_elsewhere_is_protected(tmp_path: Path, output_dir: Path, name: str) -> None:
+    for folder in (tmp_path / "fresh", output_dir):
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
+    with pytest.raises(CheckpointError, match=f"holds a model that this run did not write .{name}"):
+        start_in(tmp_path / "fresh")
+    with pytest.raises(CheckpointError, match=r"not of the run that .*\n.*overwrite_output_dir: true"):
+        start_in(output_dir, resume_from_checkpoint=True)
+    start = start_in(tmp_path / "fresh", overwrite_output_dir=True)
+    assert start == Start(None, supersedes_model=True)
+    remove_superseded(tmp_path / "fresh", start, lambda line: None)
+    assert (tmp_path / "fresh" / name).exists() == (name == "adapter.safetensors")  # what loading would not take
+
+
+def test_a_resumed_run_may_replace_its_own_model_but_not_that_of_another_run(output_dir: Path, tmp_path: Path) -> None:
     write_files_into(output_dir, write)
-    with pytest.raises(CheckpointError, match="would remove"):
-        start_in(output_dir, overwrite_output_dir=True, weights_from=output_dir / inside)
+    assert start_in(output_dir, resume_from_checkpoint=True) == Start(output_dir / "checkpoint-2")
+    write_files_into(tmp_path / "other", write)
+    from_here = {"resume_from_checkpoint": str(output_dir / "checkpoint-2")}
+    with pytest.raises(CheckpointError, match="holds a trained model, which is not of the run"):
+        start_in(tmp_path / "other", **from_here)
+    start = start_in(tmp_path / "other", overwrite_output_dir=True, **from_here)
+    assert start == Start(output_dir / "checkpoint-2", supersedes_model=True)
+
+
+def test_half_written_models_are_neither_read_nor_overwritten_unasked(output_dir: Path, tmp_path: Path) -> None:
+    write_files_into(output_dir, write)
+    (output_dir / MANIFEST).rename(output_dir / PUBLISHING)
+    for role in ("model_folder", "weights_from"):
+        with pytest.raises(ModelFileError, match="half-written model"):
+            start_in(tmp_path / "other", **{role: output_dir})
+    assert start_in(output_dir, resume_from_checkpoint=True) == Start(output_dir / "checkpoint-2")
+    for step in (1, 2):
+        shutil.rmtree(output_dir / f"checkpoint-{step}")
+    with pytest.raises(CheckpointError, match="already holds a half-written model"):
+        start_in(output_dir)
+    remove_superseded(output_dir, start_in(output_dir, overwrite_output_dir=True), lambda line: None)
+    assert [path.name for path in output_dir.iterdir()] == [".erniekit.lock"]
+
+
+def test_weights_of_a_damaged_checkpoint_are_refused(output_dir: Path, tmp_path: Path) -> None:
+    weights = {"weights_from": output_dir / "checkpoint-2"}
+    assert start_in(tmp_path / "other", **weights) == Start(None)
+    (output_dir / "checkpoint-2" / "model.safetensors").write_text("Weights")
+    with pytest.raises(CheckpointError, match=r"checkpoint-2 cannot be used.*SHA-256 differs"):
+        start_in(tmp_path / "other", **weights)
+    (output_dir / "checkpoint-2" / MANIFEST).unlink()  # as a checkpoint of another program
+    assert start_in(tmp_path / "other", **weights) == Start(None)
+
+
+def test_resuming_from_a_path_under_the_home(output_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(output_dir.parent))
+    start = start_in(output_dir, resume_from_checkpoint=f"~/{output_dir.name}/checkpoint-2")
+    assert start == Start(output_dir / "checkpoint-2")
 
 
 def test_resume_true_takes_the_newest_complete_one_and_says_what_it_skips(output_dir: Path) -> None:

@@ -132,7 +132,7 @@ def make_trainer(output_dir: Path, dataset: Dataset, weights: Path | None, *call
             output_dir=output_dir,
             total_steps=10,
             save_strategy="steps",
-            save_steps=4,
+            save_steps=5,
             logging_steps=1,
             evaluation_strategy="steps",
             eval_steps=3,
@@ -154,14 +154,14 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed_with_packing_and_dropout(
     uninterrupted = make_trainer(tmp_path / "whole", dataset, None, whole)
     uninterrupted.fit(Start(None))
     with pytest.raises(KilledError):
-        make_trainer(tmp_path / "killed", dataset, None, first, KillAt(6)).fit(Start(None))
+        make_trainer(tmp_path / "killed", dataset, None, first, KillAt(7)).fit(Start(None))
     with open_output_folder(tmp_path / "killed", resume_from_checkpoint=True, overwrite_output_dir=False) as start:
-        assert start.checkpoint == tmp_path / "killed" / "checkpoint-4"
+        assert start.checkpoint == tmp_path / "killed" / "checkpoint-5"
         resumed = make_trainer(tmp_path / "killed", dataset, start.checkpoint, second)
-        assert resumed.plan.epoch_of(4) % 1 != 0
+        assert resumed.plan.epoch_of(5) % 1 != 0
         resumed.fit(start)
-    assert first.steps[:4] + second.steps == whole.steps
-    assert second.evaluations == [record for record in whole.evaluations if record["step"] > 4]
+    assert first.steps[:5] + second.steps == whole.steps
+    assert second.evaluations == [record for record in whole.evaluations if record["step"] > 5]
     weights = {name: value.numpy() for name, value in resumed.parameters.items()}
     for name, value in uninterrupted.parameters.items():
         np.testing.assert_array_equal(weights[name], value.numpy(), err_msg=name)

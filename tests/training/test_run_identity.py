@@ -56,6 +56,21 @@ def test_what_only_changes_rounding_is_a_warning(change: dict, words: str) -> No
     assert warning == f"resuming is not bit-exact: {words}"
 
 
+def test_another_plan_version_is_refused() -> None:
+    stored, own = ({"batches": {"plan_version": version}} for version in (1, 2))
+    with pytest.raises(CheckpointError, match="plan_version was 1, is 2"):
+        check_identity(identity(**stored), identity(**own), FOLDER)
+    with pytest.raises(CheckpointError, match="plan_version was None, is 2"):
+        check_identity(identity(batches={}), identity(**own), FOLDER)
+
+
+def test_another_numpy_may_order_the_samples_differently() -> None:
+    stored, own = (identity(versions={"numpy": version}) for version in ("2.1.0", "2.2.0"))
+    rounding, order = check_identity(stored, own, FOLDER)
+    assert rounding == "resuming is not bit-exact: numpy was 2.1.0, is 2.2.0"
+    assert "repeats some samples and misses others" in order
+
+
 def test_stored_and_read_again() -> None:
     assert RunIdentity.from_json(identity().to_json(), FOLDER) == identity()
     with pytest.raises(CheckpointError, match="not an identity of this version"):

@@ -57,7 +57,7 @@ def settings(config: Config) -> dict[str, object]:
         ("wsd_decay_type=cosine", "decay_shape", "cosine"),
         ("weight_decay=0.3", "weight_decay", 0.3),
         ("adam_beta1=0.8", "beta1", 0.8),
-        ("adam_beta2=0.98", "beta2", 0.98),
+        ("adam_beta2=0.97", "beta2", 0.97),
         ("adam_epsilon=1e-6", "epsilon", 1e-6),
         ("layerwise_lr_decay_bound=0.5", "layerwise_lr_decay_bound", 0.5),
     ],

@@ -1,0 +1,14 @@
+"""What training and evaluation ask of a data plan, so that they serve plans of samples, of pairs and of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class Plan(Protocol):
+    """Which micro-batches make which step; a function of the step alone. Batches are what the objective takes."""
+
+    def micro_batches(self, step: int, /) -> Sequence[Any]: ...
+    def steps_in_epoch(self, epoch: int, /) -> int: ...
+    def epoch_of(self, step: int, /) -> float: ...
