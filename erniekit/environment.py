@@ -28,19 +28,42 @@ def apply_cpu_settings(threads: int | None = None) -> dict[str, str]:
     A variable that the user has set is kept. Must run before `import paddle`; afterwards it changes nothing.
 
     Args:
-        threads: compute threads; default the cores this process may use, shared between the ranks of one machine.
+        threads: compute threads; default `usable_cores`, shared between the ranks of one machine.
 
     Returns:
         The settings in force, name -> value; recorded in checkpoints, because bit-exact resuming depends on them.
     """
     if "paddle" not in sys.modules:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         ranks = int(os.environ.get("PADDLE_LOCAL_SIZE") or os.environ.get("PADDLE_TRAINERS_NUM") or 1)
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads or max(1, cores // ranks)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads or max(1, usable_cores() // ranks)))
         os.environ.setdefault("KMP_BLOCKTIME", "0")  # spinning threads starve each other on a busy machine
         if _is_amd_with_avx512():
             os.environ.setdefault("MKL_DEBUG_CPU_TYPE", MKL_FAST_PATH_ON_AMD)
     return cpu_settings()
+
+
+def usable_cores(control_group: Path = Path("/sys/fs/cgroup")) -> int:
+    """The cores this process may use: its affinity, and the time that a container allows it (cgroup v2 or v1)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        if (control_group / "cpu.max").is_file():
+            quota, period = (control_group / "cpu.max").read_text(encoding="utf-8").split()
+        else:
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            quota, period = ((control_group / "cpu" / name).read_text(encoding="utf-8").strip() for name in names)
+        allowed = int(quota) // int(period)  # rounded down: a thread above the quota stalls the others
+    except (OSError, ValueError, ZeroDivisionError):  # no control group, or "max": no quota
+        return cores
+    return cores if int(quota) < 0 else max(1, min(cores, allowed))
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes that new allocations can have without swapping; None where the system does not say."""
+    try:
+        lines = meminfo.read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
 
 
 def cpu_settings() -> dict[str, str]:
@@ -89,7 +112,7 @@ def import_paddle() -> None:
         raise UserError(
             "PaddlePaddle is not installed, and this command needs it.\n"
             "  on a CPU:  pip install 'erniekit[cpu]'   (paddlepaddle 3.3.1)\n"
-            "  on a GPU:  see README.md, 'Installing on a GPU' (paddlepaddle-gpu comes from Paddle's own index)"
+            "  on a GPU:  see README.md, 'On a GPU' (paddlepaddle-gpu comes from Paddle's own index)"
         ) from None
 
 
