@@ -6,9 +6,15 @@ import argparse
 import sys
 from pathlib import Path
 
+from erniekit.errors import ConfigurationError
+
 
 def run(arguments: list[str]) -> int:
-    """Write the pages, or with --check list those that are out of date and return 1."""
+    """Write the pages, or with --check list those that are out of date and return 1.
+
+    Raises:
+        ConfigurationError: a page would replace a file that somebody else wrote.
+    """
     parser = argparse.ArgumentParser(
         prog="erniekit docs",
         description="Write the reference of all parameters: an index, a page for each section, a schema for editors.",
@@ -29,6 +35,12 @@ def run(arguments: list[str]) -> int:
         return 1 if stale else 0
     options.output.mkdir(parents=True, exist_ok=True)
     changed = _stale(options.output, wanted)
+    foreign = [name for name in changed if _exists(options.output / name) and not _is_generated(options.output / name)]
+    if foreign:
+        raise ConfigurationError(
+            f"{options.output}: {', '.join(foreign)}: not written by `erniekit docs`, so not replaced\n"
+            "  Move or remove what you do not need, or name another folder with --output."
+        )
     for name in changed:
         if name in wanted:
             (options.output / name).write_text(wanted[name], encoding="utf-8")
@@ -39,6 +51,25 @@ def run(arguments: list[str]) -> int:
 
 
 def _stale(folder: Path, wanted: dict[str, str]) -> list[str]:
-    """Files whose content differs, that are missing, or that are no longer generated."""
-    found = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*")) if path.is_file()}
-    return [name for name in sorted({*wanted, *found}) if found.get(name) != wanted.get(name)]
+    """Files whose content differs, that are missing, or that were generated once and no longer are."""
+    names = [name for name, text in wanted.items() if not _holds(folder / name, text)]
+    names += [path.name for path in folder.glob("*") if path.name not in wanted and _is_generated(path)]
+    return sorted(names)
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode()
+
+
+def _exists(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
+
+
+def _is_generated(path: Path) -> bool:
+    """Whether a file begins with the mark of this verb; others in the folder are the user's and left alone."""
+    from erniekit.parameters.json_schema import GENERATED_BY
+
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return GENERATED_BY.encode() in file.read(400)

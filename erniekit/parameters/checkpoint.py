@@ -39,7 +39,7 @@ class CheckpointParameters:
     )
     save_total_limit: int | None = parameter(
         None,
-        "Keep only this many of the newest checkpoints and delete older ones once a newer one is complete. null "
+        "Keep exactly this many checkpoints, the newest, and delete older ones once a newer one is complete. null "
         "keeps all.",
         minimum=1,
         unit="checkpoints",
@@ -92,12 +92,13 @@ class CheckpointParameters:
     )
     ignore_save_lr_and_optim: bool = parameter(
         False,
-        "Leave the optimizer and the schedule out of checkpoints, which become about a third of the size. To resume "
-        "from such a checkpoint set `ignore_load_lr_and_optim`; the run is then not an exact continuation.",
+        "Leave the optimizer's states out of checkpoints, which become about a third of the size. To resume from such "
+        "a checkpoint set `ignore_load_lr_and_optim`; the run is then not an exact continuation.",
     )
     ignore_load_lr_and_optim: bool = parameter(
         False,
-        "Resume with weights and position only: the optimizer's moments and the schedule start anew.",
+        "Resume with weights and position only: the optimizer's moments start anew. The schedule does not: the "
+        "learning rate is the one that it has at the restored step.",
         needs=when("resume_from_checkpoint"),
     )
     max_shard_size: float = parameter(

@@ -24,7 +24,7 @@ from erniekit.parameters.memory import MemoryParameters
 from erniekit.parameters.moe import MoeParameters
 from erniekit.parameters.precision import PrecisionParameters
 from erniekit.parameters.resolution import resolve
-from erniekit.parameters.schema import PARAMETERS, SECTIONS
+from erniekit.parameters.schema import PARAMETERS, SECTIONS, unmet_needs
 from erniekit.parameters.sft import SftParameters
 from erniekit.parameters.training import TrainingParameters
 from erniekit.parameters.values import shown
@@ -112,6 +112,15 @@ class Config:
         """Every parameter with its value, as JSON and YAML hold it; loading it gives the same configuration."""
         return {name: _plain(self[name]) for name in PARAMETERS}
 
+    @property
+    def uses_dense_mask(self) -> bool:
+        """Whether FlashMask is switched off; attention then runs with a dense mask made from the same indices."""
+        return not (
+            self.acceleration.use_flash_attention
+            and self.acceleration.use_sparse_flash_attn
+            and self.memory.use_attn_mask_startend_row_indices
+        )
+
     def without_effect_on_cpu(self) -> list[str]:
         """Lines for what the user asked of a GPU and a CPU cannot give; a runner prints them when it runs on a CPU."""
         lines = []
@@ -140,9 +149,7 @@ class Config:
         return [
             item
             for item in PARAMETERS.values()
-            if item.gpu_only
-            and self[item.name] != item.default
-            and (not item.needs or any(need.holds(values) for need in item.needs))
+            if item.gpu_only and self[item.name] != item.default and not unmet_needs(item, values)
         ]
 
 

@@ -101,18 +101,22 @@ class Parameter:
             raw = read_none(raw)
         if raw is False and "no" in self.choices:
             raw = "no"  # YAML 1.1 reads an unquoted `no` as false
-        if isinstance(raw, str) and raw.strip().casefold() in self.spellings:
-            raw = self.spellings[raw.strip().casefold()]
+        if isinstance(raw, str):
+            raw = self._spelled(raw)
         value = self.kind.read(raw)
         if isinstance(value, list):
+            if len(value) == 1 and isinstance(value[0], str) and isinstance(words := self._spelled(value[0]), list):
+                return words  # a word for a whole list, such as `none`, written as a YAML list of one word
             return [self._canonical(item) for item in value]
         return self._canonical(value)
+
+    def _spelled(self, word: str) -> Any:
+        return self.spellings.get(word.strip().casefold(), word)
 
     def _canonical(self, value: Any) -> Any:
         if not isinstance(value, str) or not (self.choices or self.spellings):
             return value
-        folded = value.strip().casefold()
-        spelled = self.spellings.get(folded, value)
+        spelled = self._spelled(value)
         if isinstance(spelled, str):
             return next((choice for choice in self.choices if choice.casefold() == spelled.strip().casefold()), spelled)
         return value

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from erniekit.parameters.declaration import Derived, parameter, rule, section, when
 from erniekit.parameters.draft import Draft
-from erniekit.parameters.sources import agree_on_sources, source_kinds
+from erniekit.parameters.sources import FORMATS, agree_on_sources, source_kinds
 from erniekit.parameters.values import NUMBERS, TEXTS
 
 
@@ -24,8 +24,7 @@ class EvaluationParameters:
     )
     eval_dataset_type: tuple[str, ...] = parameter(
         ("erniekit",),
-        "The format of each evaluation file; one word may serve all. `erniekit` has `src` and `tgt`, `alpaca` has "
-        "`instruction`, `input` and `output`, `messages` has OpenAI roles, `text` is plain text for stage PT.",
+        f"The format of each evaluation file; one word may serve all. {FORMATS}",
         **source_kinds(),
         needs=when("do_eval"),
     )
@@ -67,10 +66,13 @@ class EvaluationParameters:
         example=500,
     )
     max_evaluate_steps: int = parameter(
-        1,
-        "Stop an evaluation during training after this many batches of `per_device_eval_batch_size`; the line "
-        "printed says "
-        '"n of N". -1 reads everything.',
+        Derived(
+            "1; -1 with `do_train: false`, where the evaluation is all that is done",
+            lambda draft: (1, "") if draft["do_train"] else (-1, "with do_train false"),
+            1,
+        ),
+        "Stop an evaluation after this many batches of `per_device_eval_batch_size`, so that one during training takes "
+        'little of its time; the line printed says "n of N". -1 reads everything.',
         minimum=-1,
         unit="batches",
         needs=when("do_eval"),

@@ -47,8 +47,8 @@ class GenerationParameters:
     )
     max_model_len: int | None = parameter(
         None,
-        "The longest prompt and answer together; a longer conversation loses its oldest turns. null takes the "
-        "model's own limit.",
+        "The longest prompt and answer together: an answer ends there, a prompt that leaves no room is refused, and a "
+        "longer conversation of `erniekit chat` loses its oldest turns. null takes the model's own limit.",
         minimum=1,
         unit="tokens",
         verbs=("chat", "generate", "server"),

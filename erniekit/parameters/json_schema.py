@@ -13,6 +13,7 @@ from erniekit.parameters.values import shown
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMA_ID = "erniekit.schema.json"
+GENERATED_BY = "Written by `erniekit docs` from erniekit/parameters/."  # marks the files that it may replace or remove
 
 
 def value_schema(parameter: Parameter) -> dict[str, Any]:
@@ -52,6 +53,7 @@ def editor_schema() -> dict[str, Any]:
     return {
         "$schema": DRAFT,
         "$id": SCHEMA_ID,
+        "$comment": GENERATED_BY,
         "title": "ERNIEKit configuration",
         "type": "object",
         "properties": dict(sorted(properties.items())),
@@ -61,8 +63,9 @@ def editor_schema() -> dict[str, Any]:
 
 def _written_schema(parameter: Parameter) -> dict[str, Any]:
     forms: list[Mapping[str, Any]] = [value_schema(parameter), *parameter.kind.written]
-    if parameter.spellings and not parameter.kind.is_list:
-        forms.append({"enum": sorted(parameter.spellings)})
+    if parameter.spellings:
+        words = {"enum": sorted({*parameter.choices, *parameter.spellings})}
+        forms.append({"type": "array", "items": words} if parameter.kind.is_list else words)
     if "no" in parameter.choices:
         forms.append({"const": False})
     described: dict[str, Any] = {"description": parameter.meaning}

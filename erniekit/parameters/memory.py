@@ -28,8 +28,8 @@ class MemoryParameters:
     use_attn_mask_startend_row_indices: bool = parameter(
         True,
         "Describe which tokens see each other by a few row indices per token (FlashMask) instead of a matrix. When "
-        "false a dense mask is made from the same indices, whose size grows with the square of `max_seq_len`; it "
-        "is checked and printed first.",
+        "false a dense mask is made from the same indices, whose size grows with the square of `max_seq_len`. The "
+        "size is printed first, and a run is refused whose mask exceeds the memory that is available.",
     )
     recompute: bool = parameter(
         False,

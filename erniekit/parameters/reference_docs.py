@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 from erniekit.parameters.declaration import Alias, Parameter, Section
-from erniekit.parameters.json_schema import SCHEMA_ID, editor_schema
+from erniekit.parameters.json_schema import GENERATED_BY, SCHEMA_ID, editor_schema
 from erniekit.parameters.schema import ALIASES, PARAMETERS, SECTIONS, section_of
 from erniekit.parameters.values import shown
 
-GENERATED = "<!-- Written by `erniekit docs` from erniekit/parameters/. Edit the declarations, not this file. -->"
+GENERATED = f"<!-- {GENERATED_BY} Edit the declarations, not this file. -->"
 HOW_VALUES_ARE_WRITTEN = """\
 A configuration is a flat YAML or JSON file of `name: value` lines. Words on the command line (`name=value`) override
 the file, and the file overrides the defaults. All problems are reported at once, each with its line.

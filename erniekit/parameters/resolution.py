@@ -12,7 +12,7 @@ from erniekit.parameters.declaration import Alias, Parameter
 from erniekit.parameters.draft import Draft
 from erniekit.parameters.entries import Entry, Place, Problem
 from erniekit.parameters.json_schema import structural_problems
-from erniekit.parameters.schema import ALIASES, PARAMETERS, RULES, did_you_mean
+from erniekit.parameters.schema import ALIASES, PARAMETERS, RULES, did_you_mean, unmet_needs
 from erniekit.parameters.values import shown
 
 
@@ -129,8 +129,9 @@ def _refuse_or_report(draft: Draft, parameter: Parameter) -> None:
         draft.no_effect(name, f"with `erniekit {draft.verb}`; it serves {', '.join(parameter.verbs)}")
     elif draft["stage"] not in parameter.stages and "stage" not in draft.broken:
         draft.no_effect(name, f"with stage {draft['stage']}")
-    elif parameter.needs and not any(need.holds(draft) for need in parameter.needs):
-        draft.no_effect(name, f"because {_unmet(draft, parameter)}")
+    elif unmet := unmet_needs(parameter, draft):
+        reasons = dict.fromkeys(f"{need.name} is {shown(draft[need.name])}" for need in unmet)
+        draft.no_effect(name, f"because {' and '.join(reasons)}")
     elif not parameter.is_available(draft[name]):
         place = draft.place(name)
         mend = f"write {shown(parameter.available[0])}" if parameter.available else "remove it"
@@ -145,7 +146,3 @@ def _refuse_or_report(draft: Draft, parameter: Parameter) -> None:
 def _serves(verb: str) -> str:
     """`erniekit preview` looks at a training configuration, so what only training uses is no surprise there."""
     return "train" if verb == "preview" else verb
-
-
-def _unmet(draft: Draft, parameter: Parameter) -> str:
-    return " and ".join(f"{need.name} is {shown(draft[need.name])}" for need in parameter.needs)

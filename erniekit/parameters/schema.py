@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from typing import Any
 
 from erniekit.parameters import (
     acceleration,
@@ -21,7 +22,7 @@ from erniekit.parameters import (
     sft,
     training,
 )
-from erniekit.parameters.declaration import Alias, Parameter, Rule, Section
+from erniekit.parameters.declaration import Alias, Parameter, Rule, Section, When
 
 SECTIONS: tuple[Section, ...] = (
     basic.SECTION,
@@ -47,6 +48,21 @@ RULES: tuple[Rule, ...] = tuple(rule for section in SECTIONS for rule in section
 def section_of(name: str) -> Section:
     """The section that declares a parameter or an alias."""
     return next(section for section in SECTIONS if name in section.names)
+
+
+def unmet_needs(parameter: Parameter, values: Mapping[str, Any]) -> list[When]:
+    """Why a parameter has no effect beside `values`; [] where it has.
+
+    A need is met where its condition holds and the needs of the parameter that it names are met, too: `buffer_size`
+    needs `greedy_intokens`, and that needs `packing`.
+    """
+    unmet: list[When] = []
+    for need in parameter.needs:
+        reasons = unmet_needs(PARAMETERS[need.name], values) if need.holds(values) else [need]
+        if not reasons:
+            return []
+        unmet += reasons
+    return unmet
 
 
 def suggestion(word: str, known: list[str] | tuple[str, ...]) -> str:

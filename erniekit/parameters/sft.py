@@ -39,9 +39,9 @@ class SftParameters:
     )
     num_samples_each_epoch: int = parameter(
         6_000_000,
-        "The samples of an epoch of `mix_strategy: random`; where the data holds fewer, samples repeat. Left at its "
-        "default it is only an upper limit, and an epoch never has more samples than the data. Whatever happens once "
-        "an epoch (evaluation, checkpoints, a new order of samples) follows it.",
+        "The samples of an epoch of `mix_strategy: random`; where the data holds fewer, samples repeat. The default is "
+        "only an upper limit, whether it is written or not: with it an epoch never has more samples than the data. "
+        "Whatever happens once an epoch (evaluation, checkpoints, a new order of samples) follows it.",
         minimum=1,
         unit="samples",
         needs=when("mix_strategy", "random"),

@@ -7,6 +7,11 @@ from typing import Any
 from erniekit.parameters.draft import Draft
 from erniekit.parameters.values import TEXTS, shown
 
+FORMATS = (
+    "`erniekit` has `src` and `tgt`, `alpaca` has `instruction`, `input` and `output`, `messages` has OpenAI roles, "
+    "`text` is plain text for stage PT."
+)
+
 
 def source_kinds() -> dict[str, Any]:
     """The declaration of a list of data formats."""

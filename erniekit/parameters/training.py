@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from erniekit.parameters.declaration import Derived, parameter, renamed, rule, section, when
 from erniekit.parameters.draft import Draft
-from erniekit.parameters.sources import agree_on_sources, source_kinds
+from erniekit.parameters.sources import FORMATS, agree_on_sources, source_kinds
 from erniekit.parameters.values import NUMBERS, TEXTS
 
 DATA_VERBS = ("train", "preview")
@@ -39,8 +39,7 @@ class TrainingParameters:
     )
     train_dataset_type: tuple[str, ...] = parameter(
         ("erniekit",),
-        "The format of each training file; one word may serve all. `erniekit` has `src` and `tgt`, `alpaca` has "
-        "`instruction`, `input` and `output`, `messages` has OpenAI roles, `text` is plain text for stage PT.",
+        f"The format of each training file; one word may serve all. {FORMATS}",
         **source_kinds(),
         verbs=DATA_VERBS,
     )
@@ -249,6 +248,22 @@ def schedule_fits_the_run(draft: Draft) -> None:
         draft.problem("decay_steps", what, "shorten one of them")
 
 
+@rule("lr_scheduler_type", "warmup_steps", "max_steps")
+def warmup_ends_within_the_run(draft: Draft) -> None:
+    """Where warm-up takes all of `max_steps` or more, a message says that `learning_rate` is never reached."""
+    warms_up = draft["lr_scheduler_type"] != "constant"
+    if warms_up and 0 < draft["max_steps"] <= draft["warmup_steps"]:
+        draft.messages.append(peak_not_reached(draft["warmup_steps"], draft["max_steps"]))
+
+
+def peak_not_reached(warmup_steps: int, total_steps: int) -> str:
+    """What is told of a run that ends before its warm-up does; update k of a warm-up of W has (k - 1) / W."""
+    return (
+        f"warmup_steps {warmup_steps:,} takes all of the {total_steps:,} steps, so learning_rate is never reached: "
+        f"the last step has {(total_steps - 1) / warmup_steps:.0%} of it"
+    )
+
+
 @rule("min_lr", "learning_rate", "lr_scheduler_type")
 def minimum_below_the_peak(draft: Draft) -> None:
     """`min_lr` may not exceed `learning_rate`."""
@@ -282,6 +297,7 @@ SECTION = section(
         training_sources_agree,
         max_steps_not_zero,
         schedule_fits_the_run,
+        warmup_ends_within_the_run,
         minimum_below_the_peak,
         polynomial_end_below_the_peak,
     ),

@@ -50,8 +50,9 @@ def test_docs_writes_checks_and_removes(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(check) == 1
     assert main(["docs", "--output", str(folder)]) == 0
     assert main(check) == 0
-    (folder / "lora.md").write_text("edited", encoding="utf-8")
-    (folder / "old.md").write_text("no longer generated", encoding="utf-8")
+    page = (folder / "lora.md").read_text(encoding="utf-8")
+    (folder / "lora.md").write_text(f"{page}edited", encoding="utf-8")
+    (folder / "old.md").write_text(page, encoding="utf-8")
     capsys.readouterr()
     assert main(check) == 1
     error = capsys.readouterr().err
@@ -60,3 +61,22 @@ def test_docs_writes_checks_and_removes(tmp_path: Path, capsys: pytest.CaptureFi
     assert "2 changed" in capsys.readouterr().out
     assert not (folder / "old.md").exists()
     assert main(check) == 0
+
+
+def test_docs_leaves_the_files_of_others_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = {"notes.txt": b"mine", "figure.png": bytes(range(256)), "README.md": "Größe".encode("latin-1")}
+    for name, content in mine.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "folder").mkdir()
+    words = ["docs", "--output", str(tmp_path)]
+    assert main(words) == 0
+    assert main([*words, "--check"]) == 0
+    assert {name: (tmp_path / name).read_bytes() for name in mine} == mine
+
+    (tmp_path / "index.md").write_text("my own index", encoding="utf-8")
+    (tmp_path / "sft.md").unlink()
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "index.md: not written by `erniekit docs`" in capsys.readouterr().err
+    assert (tmp_path / "index.md").read_text(encoding="utf-8") == "my own index"
+    assert not (tmp_path / "sft.md").exists()  # nothing is written where something is refused

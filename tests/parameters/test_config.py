@@ -12,6 +12,8 @@ import yaml
 
 from erniekit.errors import ConfigurationError
 from erniekit.parameters import Config
+from erniekit.parameters.declaration import when
+from erniekit.parameters.schema import PARAMETERS, unmet_needs
 from tests.parameters.samples import SMALLEST, load, problems
 
 
@@ -280,6 +282,14 @@ def test_changes_are_told_only_for_what_the_user_set() -> None:
         ),
         ({"resume_from_checkpoint": True}, "save_strategy is no: this run writes no checkpoint to resume from"),
         (
+            {"packing": False, "buffer_size": 64},
+            "`buffer_size` (given values) has no effect because packing is false",
+        ),
+        (
+            {"warmup_steps": 50, "max_steps": 10},
+            "warmup_steps 50 takes all of the 10 steps, so learning_rate is never reached: the last step has 18% of it",
+        ),
+        (
             {"num_samples_each_epoch": 5, "mix_strategy": "concat"},
             "`num_samples_each_epoch` (given values) has no effect because mix_strategy is concat",
         ),
@@ -381,3 +391,38 @@ def test_keys_of_a_configuration_for_the_original_are_taken() -> None:
         "amp_custom_black_list: [cos]",
         "amp_master_grad: true",
     ]
+
+
+@pytest.mark.parametrize("written", [["none"], ["NO"], "none", []])
+def test_no_event_files_may_be_asked_for_as_text_or_list(written: Any) -> None:
+    assert load(report_to=written).basic.report_to == ()
+
+
+def test_a_word_for_a_whole_list_stands_alone() -> None:
+    assert load(report_to=["all"]).basic.report_to == ("visualdl", "tensorboard")
+    assert "expected visualdl or tensorboard" in problems(report_to=["none", "visualdl"])
+
+
+def test_a_warm_up_that_ends_within_the_run_needs_no_message() -> None:
+    assert load(warmup_steps=9, max_steps=10).messages == ()
+    assert load(warmup_steps=50).messages == ()  # the steps are not known yet; the run tells
+    assert load(warmup_steps=10, max_steps=10).messages != ()
+
+
+def test_needs_are_followed_to_their_end() -> None:
+    config = load(packing=False)
+    assert unmet_needs(PARAMETERS["buffer_size"], config.resolved()) == [when("packing")]
+    assert unmet_needs(PARAMETERS["buffer_size"], load().resolved()) == []
+
+
+def test_an_evaluation_on_its_own_reads_everything_unless_told() -> None:
+    alone = {"do_train": False, "do_eval": True, "eval_dataset_path": "e.jsonl"}
+    assert load().evaluation.max_evaluate_steps == 1
+    assert load(**alone).evaluation.max_evaluate_steps == -1
+    assert load(**alone, max_evaluate_steps=1).evaluation.max_evaluate_steps == 1
+
+
+def test_any_of_three_switches_asks_for_a_dense_mask() -> None:
+    assert not load().uses_dense_mask
+    for name in ("use_flash_attention", "use_sparse_flash_attn", "use_attn_mask_startend_row_indices"):
+        assert load(**{name: False}).uses_dense_mask

@@ -75,6 +75,8 @@ def test_editor_schema_knows_every_name(editor: jsonschema.Draft202012Validator)
         "amp_custom_white_list: [matmul]",
         "unified_checkpoint_config: async_save",
         "train_dataset_prob: '0.8,0.2'",
+        "report_to: [none]",
+        "train_dataset_type: [chatml, alpaca]",
         "train_dataset_prob: 1.0",
         "train_dataset_path: a.jsonl,b.jsonl",
         "evaluation_strategy: no",
