@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from erniekit.cli.generate import add_model_arguments, generation_parameters
-from erniekit.environment import import_paddle
+from erniekit.cli.generate import add_model_arguments, generation_parameters, select_device
 from erniekit.errors import DataError
+from erniekit.terminal import printable
 
 HELP = "Type a message. /new starts a new dialogue, /exit (or Ctrl-D) leaves."
 
@@ -17,7 +17,7 @@ def run(arguments: list[str]) -> int:
     add_model_arguments(parser)
     options = parser.parse_args(arguments)
     parameters = generation_parameters(options)
-    import_paddle()
+    select_device(parameters)
     from erniekit.runners.generate import ChatModel, Dialogue, sampling_from
 
     model = ChatModel.load(options.model)
@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> int:
             continue
         try:
             for piece in dialogue.reply(message, sampling):
-                print(piece, end="", flush=True)
+                print(printable(piece), end="", flush=True)
             print()
         except DataError as error:  # one message that cannot be answered does not end the dialogue
             print(f"error: {error}", file=sys.stderr)

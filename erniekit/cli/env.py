@@ -82,7 +82,7 @@ def _matmul_gflops(size: int = 1024, repeats: int = 5) -> float:
 
 
 def _capabilities() -> dict[str, str]:
-    from erniekit.model.attention import has_flashmask_kernel
+    from erniekit.model.device import has_flashmask_kernel
 
     gpu = has_flashmask_kernel()
     return {

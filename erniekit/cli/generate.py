@@ -8,6 +8,7 @@ from pathlib import Path
 from erniekit.environment import import_paddle
 from erniekit.parameters import Config
 from erniekit.parameters.generation import GenerationParameters
+from erniekit.terminal import printable
 
 HELP = {
     "max_new_tokens": "longest answer",
@@ -15,7 +16,7 @@ HELP = {
     "top_p": "sample from this much probability",
     "top_k": "sample from this many tokens; 0 is off",
     "repetition_penalty": "1 is off",
-    "max_model_len": "longest dialogue in tokens; older turns are forgotten",
+    "max_model_len": "most tokens of prompt and answer together; a longer dialogue forgets its oldest turns",
 }
 
 
@@ -30,7 +31,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
     options = parser.parse_args(arguments)
     parameters = generation_parameters(options)
-    import_paddle()
+    select_device(parameters)
     from erniekit.runners.generate import ChatModel, sampling_from
 
     model = ChatModel.load(options.model)
@@ -38,8 +39,8 @@ def run(arguments: list[str]) -> int:
     answers = model.answer(options.prompt, sampling, system=options.system, raw=options.raw)
     for prompt, answer in zip(options.prompt, answers, strict=True):
         if len(answers) > 1:
-            print(f"> {prompt}")
-        print(answer)
+            print(f"> {printable(prompt)}")
+        print(printable(answer))
     return 0
 
 
@@ -48,6 +49,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, help="a model folder, an output_dir or a checkpoint")
     parser.add_argument("--system", default="", help="system text that goes before the dialogue")
     parser.add_argument("--seed", default="42", help="seed of sampling (default 42)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, gpu or gpu:N (default auto)")
     defaults = GenerationParameters()
     for name, text in HELP.items():
         default = getattr(defaults, name)
@@ -57,5 +59,14 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def generation_parameters(options: argparse.Namespace) -> Config:
     """The options, checked as the parameters that they are."""
-    given = {name: getattr(options, name) for name in (*HELP, "seed") if getattr(options, name) is not None}
+    names = (*HELP, "seed", "device")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     return Config.load(None, [f"{name}={value}" for name, value in given.items()], verb="generate")
+
+
+def select_device(parameters: Config) -> None:
+    """Import Paddle and make it compute on the chosen device."""
+    import_paddle()
+    from erniekit.model.device import use_device
+
+    use_device(parameters.basic.device)

@@ -16,18 +16,12 @@ import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
 from erniekit.model.attention_plan import Block, Blocks, masked_region, plan_blocks
+from erniekit.model.device import has_flashmask_kernel
 from erniekit.model.randomness import MaskStream
 
 MASKED = -1e30  # far below any score and still finite: a softmax over masked entries alone gives no NaN
 SOFTMAX_FLOOR = 2e-28  # above e^-64, to which Paddle's softmax on a CPU raises smaller probabilities, masked ones too
 KEEP_SCORES_UP_TO = 4 << 20  # attention probabilities kept for backward, numbers per layer; more are computed again
-
-
-def has_flashmask_kernel() -> bool:
-    """Whether the current device runs Paddle's `flashmask_attention` (NVIDIA, compute capability 8.0 or newer)."""
-    if not paddle.is_compiled_with_cuda() or not paddle.get_device().startswith("gpu"):
-        return False
-    return paddle.device.cuda.get_device_capability()[0] >= 8
 
 
 def dense_mask_bytes(batch: int, length: int, mask_heads: int = 1) -> int:

@@ -1,4 +1,4 @@
-"""Which device Paddle computes on."""
+"""Which device Paddle computes on, and what it can do."""
 
 from __future__ import annotations
 
@@ -26,3 +26,10 @@ def use_device(wanted: str) -> str:
         raise ConfigurationError(f"device: {wanted}: this machine has {gpus} GPUs{build}. Write device: cpu or auto")
     paddle.device.set_device(wanted)
     return wanted
+
+
+def has_flashmask_kernel() -> bool:
+    """Whether the current device runs Paddle's `flashmask_attention` (NVIDIA, compute capability 8.0 or newer)."""
+    if not paddle.is_compiled_with_cuda() or not paddle.get_device().startswith("gpu"):
+        return False
+    return paddle.device.cuda.get_device_capability()[0] >= 8

@@ -11,55 +11,80 @@ import paddle.nn.functional as F
 from erniekit.errors import UserError
 from erniekit.model.attention import MASKED, AttentionPlan, attention
 from erniekit.model.decoder import Decoder
-from erniekit.model.sampling import Sampling, choose, row_generator
+from erniekit.model.sampling import Sampling, choose, random_stream
 
 
-def generate(decoder: Decoder, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
+def generate(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], sampling: Sampling, streams: Sequence[int] | None = None
+) -> list[list[int]]:
     """Answer every prompt; the token ids of the answers, without the stop token that ended them.
 
-    Prompts may differ in length; each gets the answer it would get alone.
+    Prompts may differ in length; each gets the answer that `stream` gives it alone with the same number.
+
+    Args:
+        streams: the number of each prompt's stream of random draws; default its place in `prompts`.
 
     Raises:
-        UserError: a prompt is empty, or leaves no room within the model's max_position_embeddings.
+        UserError: a prompt is empty, or leaves no room for an answer (see `length_limit`).
     """
     answers: list[list[int]] = [[] for _ in prompts]
-    for tokens in _token_steps(decoder, prompts, sampling):
+    for tokens in _token_steps(decoder, prompts, sampling, range(len(prompts)) if streams is None else streams):
         for answer, token in zip(answers, tokens, strict=True):
             if token is not None:
                 answer.append(token)
     return answers
 
 
-def stream(decoder: Decoder, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
-    """Answer one prompt, yielding each token id as soon as it is chosen. Raises like `generate`."""
-    for (token,) in _token_steps(decoder, [prompt], sampling):
+def stream(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, number: int = 0) -> Iterator[int]:
+    """Answer one prompt, yielding each token id as soon as it is chosen. Raises like `generate`.
+
+    Args:
+        number: of the stream of random draws; another number gives another sampled answer.
+    """
+    for (token,) in _token_steps(decoder, [prompt], sampling, [number]):
         if token is not None:
             yield token
 
 
-def _token_steps(decoder: Decoder, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[list[int | None]]:
+def length_limit(decoder: Decoder, max_length: int | None) -> int:
+    """How many tokens prompt and answer may have together: `max_length`, if the model itself allows as many."""
+    own_limit = decoder.config.max_position_embeddings
+    return own_limit if max_length is None else min(max_length, own_limit)
+
+
+def check_prompt(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, number: int) -> None:
+    """Raise UserError for a prompt that cannot be answered; `number` counts from 1 and is for the message."""
+    limit = length_limit(decoder, sampling.max_length)
+    if not 0 < len(prompt) < limit:
+        whose = "max_model_len" if limit == sampling.max_length else "the model's max_position_embeddings"
+        raise UserError(
+            f"prompt {number} has {len(prompt):,} tokens; it needs at least 1 and, to leave room for an answer, "
+            f"fewer than {whose} {limit:,}"
+        )
+
+
+def _token_steps(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], sampling: Sampling, streams: Sequence[int]
+) -> Iterator[list[int | None]]:
     """Per step one token id for each prompt, None for those that have ended."""
     if not prompts:
         return
-    limit = decoder.config.max_position_embeddings
     for number, prompt in enumerate(prompts, start=1):
-        if not 0 < len(prompt) < limit:
-            raise UserError(
-                f"prompt {number} has {len(prompt)} tokens; it needs at least 1 and, to leave room for an answer, "
-                f"fewer than the model's max_position_embeddings {limit}"
-            )
+        check_prompt(decoder, prompt, sampling, number)
+    limit = length_limit(decoder, sampling.max_length)
+    room = [min(sampling.max_new_tokens, limit - len(prompt)) for prompt in prompts]
     stops = set(sampling.stop_token_ids)
-    generators = [row_generator(sampling, row) for row in range(len(prompts))]
+    generators = [random_stream(sampling, number) for number in streams]
     seen = [list(prompt) for prompt in prompts]
     ended = [False] * len(prompts)
     cache = KeyValueCache([len(prompt) for prompt in prompts])
-    for step in range(min(sampling.max_new_tokens, limit - max(map(len, prompts)))):
+    for step in range(max(room)):
         logits = _prompt_logits(decoder, prompts, cache) if step == 0 else _next_logits(decoder, seen, cache)
         chosen: list[int | None] = []
         for row, row_logits in enumerate(logits):
             token = choose(row_logits, seen[row], sampling, generators[row])
             seen[row].append(token)
-            ended[row] = ended[row] or token in stops
+            ended[row] = ended[row] or step >= room[row] or token in stops
             chosen.append(None if ended[row] else token)
         if all(ended):
             return

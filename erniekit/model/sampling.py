@@ -22,11 +22,12 @@ class Sampling:
     repetition_penalty: float = 1.0  # Keskar et al., 2019, arXiv:1909.05858, over prompt and answer
     stop_token_ids: Sequence[int] = ()
     seed: int = 0
+    max_length: int | None = None  # of prompt and answer together, in tokens; None: the model's own limit
 
 
-def row_generator(sampling: Sampling, row: int) -> np.random.Generator:
-    """One prompt's source of randomness; it does not depend on the other prompts of the batch."""
-    return np.random.default_rng([sampling.seed, row])
+def random_stream(sampling: Sampling, number: int) -> np.random.Generator:
+    """One answer's source of randomness; answers of different numbers draw independently."""
+    return np.random.default_rng([sampling.seed, number])
 
 
 def choose(logits_V: np.ndarray, seen: Sequence[int], sampling: Sampling, generator: np.random.Generator) -> int:

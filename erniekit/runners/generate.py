@@ -13,7 +13,7 @@ from erniekit.errors import DataError, ModelFileError
 from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder
-from erniekit.model.generation import generate, stream
+from erniekit.model.generation import check_prompt, generate, length_limit, stream
 from erniekit.model.sampling import Sampling
 from erniekit.parameters.generation import GenerationParameters
 
@@ -29,6 +29,7 @@ def sampling_from(parameters: GenerationParameters, seed: int) -> Sampling:
         top_k=parameters.top_k,
         repetition_penalty=parameters.repetition_penalty,
         seed=seed,
+        max_length=parameters.max_model_len,
     )
 
 
@@ -62,7 +63,7 @@ class ChatModel:
         )
 
     def answer(self, prompts: Sequence[str], sampling: Sampling, *, system: str = "", raw: bool = False) -> list[str]:
-        """One answer for each prompt.
+        """One answer for each prompt; what is sampled for one depends on its place in the list, not on the others.
 
         Args:
             raw: continue the texts as they are, without the chat template.
@@ -76,12 +77,15 @@ class ChatModel:
             else self.encode(Conversation((Turn(USER, prompt),), system))
             for prompt in prompts
         ]
+        for number, tokens in enumerate(encoded, start=1):
+            check_prompt(self.decoder, tokens, sampling, number)
         by_length = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
         sampling = self._stopping(sampling)
         answers = [""] * len(encoded)
         for start in range(0, len(by_length), ROWS_AT_ONCE):
             rows = by_length[start : start + ROWS_AT_ONCE]
-            for row, tokens in zip(rows, generate(self.decoder, [encoded[row] for row in rows], sampling), strict=True):
+            answered = generate(self.decoder, [encoded[row] for row in rows], sampling, streams=rows)
+            for row, tokens in zip(rows, answered, strict=True):
                 answers[row] = self.tokenizer.decode(tokens)
         return answers
 
@@ -91,11 +95,15 @@ class ChatModel:
             self._checked(text)
         return encode_prompt(self.template, self.tokenizer, conversation)
 
-    def stream(self, tokens: Sequence[int], sampling: Sampling) -> Iterator[str]:
-        """The answer to encoded tokens, in pieces of text as soon as each is complete."""
+    def stream(self, tokens: Sequence[int], sampling: Sampling, number: int = 0) -> Iterator[str]:
+        """The answer to encoded tokens, in pieces of text as soon as each is complete.
+
+        Args:
+            number: of the stream of random draws (see `model.generation.stream`).
+        """
         ids: list[int] = []
         shown = ""
-        for token in stream(self.decoder, tokens, self._stopping(sampling)):
+        for token in stream(self.decoder, tokens, self._stopping(sampling), number):
             ids.append(token)
             text = self.tokenizer.decode(ids)
             if not text.endswith("\ufffd"):  # a character may take several tokens
@@ -119,16 +127,20 @@ class ChatModel:
 
 @dataclass
 class Dialogue:
-    """A conversation that goes on; forgets its oldest exchanges when it grows too long."""
+    """A conversation that goes on; forgets its oldest exchanges when it grows too long.
+
+    Attributes:
+        replies: how many were begun; each draws from a random stream of its own.
+    """
 
     model: ChatModel
     max_model_len: int
     conversation: Conversation
+    replies: int = 0
 
     @classmethod
     def start(cls, model: ChatModel, *, system: str = "", max_model_len: int | None = None) -> Dialogue:
-        own_limit = model.decoder.config.max_position_embeddings
-        return cls(model, min(max_model_len or own_limit, own_limit), Conversation((), system))
+        return cls(model, length_limit(model.decoder, max_model_len), Conversation((), system))
 
     def reply(self, message: str, sampling: Sampling) -> Iterator[str]:
         """The answer to the user's next message, in pieces. It becomes part of the dialogue once it is complete.
@@ -141,11 +153,11 @@ class Dialogue:
         while len(tokens) >= self.max_model_len and len(asked.turns) > 1:
             asked = asked.without_oldest(1)
             tokens = self.model.encode(asked)
-        room = self.max_model_len - len(tokens)
-        if room < 1:
+        if len(tokens) >= self.max_model_len:
             raise DataError(f"the message has {len(tokens):,} tokens and max_model_len is {self.max_model_len:,}")
-        pieces = []
-        for piece in self.model.stream(tokens, replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))):
+        number, pieces = self.replies, []
+        self.replies += 1
+        for piece in self.model.stream(tokens, replace(sampling, max_length=self.max_model_len), number):
             pieces.append(piece)
             yield piece
         self.conversation = Conversation((*asked.turns, Turn(ASSISTANT, "".join(pieces))), asked.system)

@@ -44,6 +44,25 @@ def test_an_answer_does_not_depend_on_the_other_prompts(decoder):
     assert generate(decoder, PROMPTS, sampling)[0] == generate(decoder, PROMPTS[:1], sampling)[0]
 
 
+def test_a_sampled_answer_follows_the_number_of_its_stream(decoder):
+    sampling = Sampling(max_new_tokens=10, temperature=1.3, seed=4)
+    answers = generate(decoder, PROMPTS, sampling)
+    assert generate(decoder, PROMPTS[::-1], sampling, streams=[2, 1, 0]) == answers[::-1]
+    assert list(stream(decoder, PROMPTS[2], sampling, 2)) == answers[2]
+    assert len({tuple(stream(decoder, PROMPTS[2], sampling, number)) for number in range(5)}) > 1
+
+
+def test_every_row_has_its_own_room():
+    decoder = tiny_model(max_position_embeddings=12)
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
+    assert [len(answer) for answer in generate(decoder, prompts, Sampling(max_new_tokens=99))] == [9, 11, 7]
+    limited = generate(decoder, prompts, Sampling(max_new_tokens=4, max_length=6))
+    assert [len(answer) for answer in limited] == [3, 4, 1]
+    assert limited == [generate(decoder, [prompt], Sampling(max_new_tokens=4, max_length=6))[0] for prompt in prompts]
+    with pytest.raises(UserError, match=r"prompt 3 has 5 tokens.*max_model_len 5"):
+        generate(decoder, prompts, Sampling(max_length=5))
+
+
 def test_answers_end_before_a_stop_token(decoder):
     whole = greedy_without_cache(decoder, PROMPTS[0], 12)
     stop = whole[5]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from erniekit.cli import main
-from erniekit.errors import DataError, ModelFileError
+from erniekit.data.conversation import Conversation
+from erniekit.errors import DataError, ModelFileError, UserError
 from erniekit.model.sampling import Sampling
-from erniekit.runners.generate import ChatModel, Dialogue
+from erniekit.parameters import Config
+from erniekit.runners.generate import ChatModel, Dialogue, sampling_from
 
 PROMPTS = ["What is 1 + 1?", "Sort 3, 2, 1 in ascending order.", "Reverse a b.", "Hello"]
 GREEDY = Sampling(max_new_tokens=12)
@@ -37,6 +40,38 @@ def test_streaming_gives_the_same_text(model: ChatModel) -> None:
     tokens = model.tokenizer.encode("What is 1 + 1?")
     raw = model.answer(["What is 1 + 1?"], GREEDY, raw=True)[0]
     assert "".join(model.stream(tokens, GREEDY)) == raw
+
+
+def test_sampled_answers_do_not_depend_on_the_batch(model: ChatModel) -> None:
+    """Neither on the other prompts nor on the order of lengths in which they are computed."""
+    sampling = Sampling(max_new_tokens=12, temperature=1.5, seed=3)
+    answers = model.answer(PROMPTS, sampling)
+    assert model.answer([PROMPTS[0], "x", "A much longer prompt " * 3, PROMPTS[3]], sampling)[::3] == answers[::3]
+    assert model.answer(PROMPTS[:2], sampling) == answers[:2]
+    assert len(set(model.answer(["Hello"] * 4, sampling))) > 1
+
+
+def test_prompt_and_answer_stay_within_max_model_len(model: ChatModel) -> None:
+    length = len(model.tokenizer.encode(PROMPTS[0]))
+    shorter = Sampling(max_new_tokens=12, max_length=length + 2)
+    whole, cut = (model.answer(PROMPTS[:1], sampling, raw=True)[0] for sampling in (GREEDY, shorter))
+    assert whole.startswith(cut) and 0 < len(cut) < len(whole)
+    with pytest.raises(UserError, match=f"prompt 2 has .* max_model_len {length}"):
+        model.answer(["Hi", PROMPTS[0], "Hi"], replace(shorter, max_length=length), raw=True)
+
+
+def test_every_reply_draws_anew(model: ChatModel) -> None:
+    def replies() -> list[str]:
+        dialogue = Dialogue.start(model)
+        said = []
+        for _ in range(4):
+            said.append("".join(dialogue.reply("Hello", Sampling(max_new_tokens=8, temperature=1.5))))
+            dialogue.conversation = Conversation((), "")  # the same question, so only the draws can differ
+        return said
+
+    first = replies()
+    assert len(set(first)) > 1
+    assert replies() == first
 
 
 def test_a_checkpoint_is_a_model_folder(output: Path, model: ChatModel) -> None:
@@ -86,6 +121,10 @@ def test_the_verbs(output: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert capsys.readouterr().out.startswith("> Hello\n")
     assert main([*arguments, "--prompt", "Hello", "--top-p", "0"]) == 2
     assert "`top_p`" in capsys.readouterr().err
+    assert main([*arguments, "--prompt", "Hello", "--max-model-len", "3"]) == 2
+    assert "max_model_len 3" in capsys.readouterr().err
+    assert main([*arguments, "--prompt", "Hello", "--device", "gpu:99"]) == 2
+    assert "gpu:99" in capsys.readouterr().err
 
     lines = iter(["Hello", "Bad </s> message", "/new", "What?"])
 
@@ -98,3 +137,42 @@ def test_the_verbs(output: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setattr("builtins.input", answer)
     assert main(["chat", str(output), "--temperature", "0", "--max-new-tokens", "5"]) == 0
     assert "</s>" in capsys.readouterr().err
+
+
+def test_answers_cannot_steer_the_terminal(
+    output: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChatModel, "answer", lambda self, prompts, *rest, **named: ["a\x1b[2J"] * len(prompts))
+    monkeypatch.setattr(ChatModel, "stream", lambda self, *rest: iter(["b\x1b", "[2J\r"]))
+    assert main(["generate", str(output), "--prompt", "x\x07", "--prompt", "y"]) == 0
+    lines = iter(["Hi", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(lines))
+    assert main(["chat", str(output)]) == 0
+    text = capsys.readouterr().out
+    assert "\x1b" not in text and "\x07" not in text and "\r" not in text
+    assert r"a\x1b[2J" in text and r"b\x1b[2J\x0d" in text and r"> x\x07" in text
+
+
+SAMPLED = {"temperature": 1.5, "top_p": 1.0, "max_new_tokens": 12}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "beside"),
+    [
+        ("max_new_tokens", 3, SAMPLED),
+        ("temperature", 0.0, SAMPLED),
+        ("top_p", 0.2, SAMPLED),
+        ("top_k", 2, SAMPLED),
+        ("repetition_penalty", 3.0, {**SAMPLED, "temperature": 0.0}),
+        ("max_model_len", 48, {**SAMPLED, "max_new_tokens": 1024}),
+        ("seed", 7, SAMPLED),
+    ],
+)
+def test_each_parameter_of_generation_changes_the_answer(
+    name: str, value: float, beside: dict[str, float], model: ChatModel
+) -> None:
+    def answers(**values: float) -> list[str]:
+        config = Config.load(None, [f"{name}={value}" for name, value in values.items()], verb="generate")
+        return model.answer(PROMPTS, sampling_from(config.generation, config.training.seed))
+
+    assert answers(**{**beside, name: value}) != answers(**beside)
