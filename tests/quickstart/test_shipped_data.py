@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import calendar
 import json
+import math
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -39,7 +42,28 @@ def test_rejected_answers_differ_from_chosen_ones() -> None:
             assert record["sort"] == [1, 0] and chosen != rejected
 
 
-def test_sums_orders_and_extremes_are_right() -> None:
+METRES = {"km": 1000.0, "m": 1.0, "dm": 0.1, "cm": 0.01, "mm": 0.001}
+OTHER_UNITS = {"kg": 1000.0, "g": 1.0, "l": 1.0, "ml": 0.001}
+YEAR = 2023  # not a leap year; its weekdays do not matter
+
+
+def tomorrow_is_right(prompt: str, answer: str) -> bool:
+    """By the calendar of the standard library."""
+    today, date = prompt.removeprefix("Today is ").removesuffix(". What is tomorrow?").split(", ")
+    weekday, following = answer.split(", ")
+    next_day = datetime.strptime(f"{date} {YEAR}", "%d %B %Y") + timedelta(days=1)
+    names = list(calendar.day_name)
+    return following == f"{next_day.day} {next_day:%B}" and names[(names.index(today) + 1) % 7] == weekday
+
+
+def same_quantity(prompt: str, answer: str) -> bool:
+    amount, unit, _, wanted = prompt.removeprefix("Convert ").removesuffix(".").split()
+    converted, smaller = answer.split()
+    factors = METRES | OTHER_UNITS
+    return smaller == wanted and math.isclose(int(amount) * factors[unit], int(converted) * factors[smaller])
+
+
+def test_every_answer_is_right() -> None:
     """Checked by another road than the generator's: from the words of prompt and answer."""
     checked = 0
     for record in records("sft-eval.jsonl"):
@@ -58,7 +82,14 @@ def test_sums_orders_and_extremes_are_right() -> None:
             steps = [int(word) for word in answer.split(", ")]
             signed = numbers[1] if " up " in prompt else -numbers[1]
             assert steps == [numbers[0] + signed * index for index in range(5)]
+        elif record["task"] == "conversion":
+            assert same_quantity(prompt, answer)
+        elif record["task"] == "dates":
+            assert tomorrow_is_right(prompt, answer)
+        elif record["task"] == "reversing":
+            letters = prompt.removeprefix("Reverse ").removesuffix(".")
+            assert answer == "".join(reversed(letters))
         else:
-            continue
+            pytest.fail(f"no check of {record['task']}")
         checked += 1
-    assert checked == 160
+    assert checked == 280
