@@ -6,11 +6,16 @@ import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from erniekit.errors import UserError
 from erniekit.parameters import Config
 from erniekit.parameters.schema import PARAMETERS, SECTIONS
 from erniekit.parameters.values import shown
+from erniekit.runners.checks import check_positions
+
+if TYPE_CHECKING:
+    from erniekit.model.configuration import ModelConfig
 
 VALUE_WIDTH = 48
 
@@ -46,12 +51,21 @@ def run(arguments: list[str]) -> int:
 def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> int:
     try:
         config = Config.load(file, overrides, verb=options.verb)
+        if options.verb in ("train", "preview"):
+            _check_positions(config)
         data = "\n\n" + _data_summary(config) if options.data else ""  # first: it also counts the steps
         print(report(config, with_defaults=options.all) + data)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _check_positions(config: Config) -> None:
+    """Raise ConfigurationError where the model is there and its positions end before `max_seq_len` does."""
+    model = _model_config(config)
+    if not isinstance(model, str):
+        check_positions(config, model)
 
 
 def report(config: Config, *, with_defaults: bool = False) -> str:
@@ -91,21 +105,28 @@ def _steps(config: Config) -> str:
     return "depend on the data; --data counts them" if known is None else f"{known:,} (counted before on this data)"
 
 
-def _model_numbers(config: Config) -> list[tuple[str, ...]]:
+def _model_config(config: Config) -> ModelConfig | str:
+    """The shape of the model, or why it is unknown, which is no problem of the configuration: it may be made later."""
     from erniekit.model.configuration import ModelConfig
-    from erniekit.model.memory_estimate import training_memory
 
     try:
-        model = ModelConfig.from_folder(config.basic.model_name_or_path)
+        return ModelConfig.from_folder(Path(config.basic.model_name_or_path).expanduser())
     except UserError as error:
-        return [("parameters", f"unknown: {error}"), ("memory", "unknown without the model's shape")]
-    attention = config.acceleration.use_flash_attention and config.acceleration.use_sparse_flash_attn
+        return str(error)
+
+
+def _model_numbers(config: Config) -> list[tuple[str, ...]]:
+    from erniekit.model.memory_estimate import training_memory
+
+    model = _model_config(config)
+    if isinstance(model, str):
+        return [("parameters", f"unknown: {model}"), ("memory", "unknown without the model's shape")]
     memory = training_memory(
         model,
         batch_size=config.training.per_device_train_batch_size,
         max_seq_len=config.training.max_seq_len,
         fused_head=config.memory.use_fused_head_and_loss_fn,
-        dense_mask=not (attention and config.memory.use_attn_mask_startend_row_indices),
+        dense_mask=config.uses_dense_mask,
     )
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.items() if size and name != "total")
     return [

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from erniekit.parameters import Config
-from erniekit.runners.sft import first_weights, objective_from
+from erniekit.runners.checks import check_vocabulary
 from erniekit.runners.wiring import (
     Say,
-    check_vocabulary,
+    announce_dense_mask,
     evaluation_dataset,
     evaluation_plan,
+    first_weights,
+    objective_from,
     open_model,
     open_tokenizer,
     read_model_config,
@@ -34,6 +36,7 @@ def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
     check_vocabulary(read_model_config(config), tokenizer)
     dataset = evaluation_dataset(config, tokenizer, template)
     say(str(dataset.report))
+    announce_dense_mask(config, [(dataset, config.evaluation.per_device_eval_batch_size)], say)
     model = open_model(config, first_weights(config), say)
     result = evaluate(
         model,

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import math
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from erniekit.data.plan import StepPlan
 from erniekit.data.plan_version import PLAN_VERSION
 from erniekit.data.prefetch import prefetch
 from erniekit.environment import cpu_settings, package_versions
 from erniekit.errors import ModelFileError
-from erniekit.model.attention import dense_mask_bytes
-from erniekit.model.weights import named_weights, save_model_folder
+from erniekit.model.decoder import Decoder
+from erniekit.model.weights import GENERATION_CONFIG_FILE, named_weights, save_model_folder
 from erniekit.parameters import Config
+from erniekit.parameters.training import peak_not_reached
+from erniekit.runners.checks import check_vocabulary
 from erniekit.runners.wiring import (
     Say,
-    check_vocabulary,
+    announce_dense_mask,
     count_steps,
     evaluation_dataset,
     evaluation_plan,
+    first_weights,
     model_folder,
+    objective_from,
     open_model,
     open_tokenizer,
     read_model_config,
     select_device,
     training_dataset,
     training_plan,
-    uses_dense_mask,
 )
 from erniekit.training.callbacks.defaults import default_callbacks
 from erniekit.training.loop import Trainer, TrainResult
-from erniekit.training.objectives import Objective, supervised
 from erniekit.training.optimizer import build_optimizer, describe_decay
 from erniekit.training.output_folder import open_output_folder
 from erniekit.training.run_identity import RunIdentity
@@ -55,6 +58,7 @@ def run_sft(config: Config, say: Say = print) -> TrainResult:
     model_config = read_model_config(config)
     tokenizer, template = open_tokenizer(config)
     check_vocabulary(model_config, tokenizer)
+    generation = _generation_settings(model_folder(config))
     output_dir = Path(config.basic.output_dir).expanduser()
 
     with open_output_folder(
@@ -76,10 +80,15 @@ def run_sft(config: Config, say: Say = print) -> TrainResult:
         say(str(dataset.report))
         say(plan.describe(config.training.max_steps, config.training.num_train_epochs))
         total_steps = count_steps(config, plan)
+        schedule = schedule_from(config, total_steps)
+        if config.training.max_steps < 0 and schedule.kind != "constant" and total_steps <= schedule.warmup_steps:
+            say(peak_not_reached(schedule.warmup_steps, total_steps))  # with max_steps it is one of config.messages
+        batches = [(dataset, config.training.per_device_train_batch_size)]
         held_out = evaluation_dataset(config, tokenizer, template) if evaluates(config) else None
         if held_out is not None:
             say(str(held_out.report))
-        announce_dense_mask(config, plan, say)
+            batches.append((held_out, config.evaluation.per_device_eval_batch_size))
+        announce_dense_mask(config, batches, say)
 
         model = open_model(config, start.checkpoint or first_weights(config), say)
         parameters = named_weights(model)
@@ -88,7 +97,7 @@ def run_sft(config: Config, say: Say = print) -> TrainResult:
             model=model,
             parameters=parameters,
             optimizer=build_optimizer(parameters, optimizer_settings_from(config, model_config.num_hidden_layers)),
-            schedule=schedule_from(config, total_steps),
+            schedule=schedule,
             plan=plan,
             objective=objective_from(config),
             settings=settings_from(config, total_steps),
@@ -100,7 +109,7 @@ def run_sft(config: Config, say: Say = print) -> TrainResult:
                 versions=package_versions(),
             ),
             resolved_config=config.resolved(),
-            write_model=lambda folder: _write_model(model, folder, tokenizer.files, config),
+            write_model=lambda folder: _write_model(model, folder, tokenizer.files, generation, config),
             evaluation_plan=None if held_out is None else evaluation_plan(config, held_out),
             callbacks=callbacks,
             read=lambda first, stop: prefetch(plan, first, config.acceleration.dataloader_num_workers, stop),
@@ -116,38 +125,25 @@ def evaluates(config: Config) -> bool:
     return config.basic.do_eval and config.evaluation.evaluation_strategy != "no"
 
 
-def objective_from(config: Config) -> Objective:
-    """The supervised loss with the head and the attention that the configuration asks for."""
-    return supervised(
-        fused_head=config.memory.use_fused_head_and_loss_fn,
-        sparse_head=config.memory.use_sparse_head_and_loss_fn,
-        dense_mask=uses_dense_mask(config),
-    )
+def _generation_settings(folder: Path) -> Mapping[str, Any]:
+    """What the model's folder says of generation beside the ids of its tokens; read early, for a run may take days."""
+    path = folder / GENERATION_CONFIG_FILE
+    if not path.is_file():
+        return {}
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise ModelFileError(f"{path}: expected a JSON object")
+    return settings
 
 
-def first_weights(config: Config) -> Path | None:
-    """Where a fresh run takes its weights from; None for random ones."""
-    if config.checkpoint.init_from_checkpoint:
-        return Path(config.checkpoint.init_from_checkpoint).expanduser()
-    if not config.basic.continue_training:
-        return None
-    folder = model_folder(config)
-    if not any(folder.glob("*.safetensors")):
-        raise ModelFileError(
-            f"model_name_or_path: {folder} holds no *.safetensors weights to continue from.\n"
-            "  Put them there, or write continue_training: false to start from random weights."
-        )
-    return folder
-
-
-def announce_dense_mask(config: Config, plan: StepPlan, say: Say) -> None:
-    """Say how large the dense mask is before anything allocates it."""
-    if uses_dense_mask(config):
-        size = dense_mask_bytes(config.training.per_device_train_batch_size, config.training.max_seq_len)
-        share = "" if math.isclose(size, 0) else f" of up to {size / 2**20:,.1f} MiB for each micro-batch"
-        say(f"FlashMask is switched off: attention uses a dense mask{share}")
-
-
-def _write_model(model, folder: Path, tokenizer_files, config: Config) -> None:  # type: ignore[no-untyped-def]
-    limit = int(config.checkpoint.max_shard_size * 2**30)
+def _write_model(
+    model: Decoder, folder: Path, tokenizer_files: Iterable[Path], generation: Mapping[str, Any], config: Config
+) -> None:
+    limit = int(config.checkpoint.max_shard_size * 10**9)
     save_model_folder(model, folder, tokenizer_files, max_shard_bytes=limit)
+    path = folder / GENERATION_CONFIG_FILE
+    merged = {**json.loads(path.read_text(encoding="utf-8")), **generation}
+    path.write_text(json.dumps(merged, indent=2, sort_keys=True) + "\n", encoding="utf-8")

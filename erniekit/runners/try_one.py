@@ -5,21 +5,28 @@ from __future__ import annotations
 import time
 
 from erniekit.data.batches import collate
+from erniekit.data.conversation import Conversation
+from erniekit.data.problems import RecordProblem
+from erniekit.data.records import read_records
+from erniekit.data.template import Sample, Template, TemplateRefusedError, encode_sample, encode_text
+from erniekit.data.tokenizer import Tokenizer
+from erniekit.errors import DataError
 from erniekit.model.weights import named_weights
 from erniekit.parameters import Config
-from erniekit.runners.sft import first_weights, objective_from
+from erniekit.runners.checks import check_vocabulary
 from erniekit.runners.wiring import (
     Say,
-    check_vocabulary,
+    first_weights,
+    objective_from,
     open_model,
     open_tokenizer,
     read_model_config,
     select_device,
-    training_dataset,
+    training_sources,
 )
 from erniekit.training.optimizer import build_optimizer, trainable_parameters
 from erniekit.training.settings import optimizer_settings_from
-from erniekit.training.step import train_step
+from erniekit.training.step import NotFiniteError, train_step
 
 SECONDS = 50.0
 GOAL = 0.1  # of the first loss
@@ -34,6 +41,9 @@ def try_one_sample(config: Config, say: Say = print) -> bool:
 
     Returns:
         Whether the loss got there.
+
+    Raises:
+        UserError: anything the user can mend.
     """
     for line in config.messages:
         say(line)
@@ -41,27 +51,28 @@ def try_one_sample(config: Config, say: Say = print) -> bool:
     model_config = read_model_config(config)
     tokenizer, template = open_tokenizer(config)
     check_vocabulary(model_config, tokenizer)
-    dataset = training_dataset(config, tokenizer, template)
+    place, sample = first_sample(config, tokenizer, template, say)
     weights = first_weights(config)
     model = open_model(config, weights, say)
     model.train()
     parameters = named_weights(model)
     optimizer = build_optimizer(parameters, optimizer_settings_from(config, model_config.num_hidden_layers))
     trained = list(trainable_parameters(parameters).values())
-    batch = collate([[dataset.sample(0)]], [[0]], dataset.pad_id)
+    batch = collate([[sample]], [[0]], tokenizer.pad_id)
     floor = LEARNING_RATE_FROM_SCRATCH if weights is None else LEARNING_RATE_FROM_WEIGHTS
     rate = max(config.training.learning_rate, floor)
-    say(
-        f"overfitting {dataset.location(0)} ({batch.token_count} tokens, {batch.target_count} targets), "
-        f"learning rate {rate:g}"
-    )
+    say(f"overfitting {place} ({batch.token_count} tokens, {batch.target_count} targets), learning rate {rate:g}")
 
     start, first, step = time.monotonic(), 0.0, 0
     while True:
-        result = train_step(
-            model, trained, optimizer, objective_from(config), [batch],
-            step=step, learning_rate=rate, max_grad_norm=config.training.max_grad_norm,
-        )  # fmt: skip
+        try:
+            result = train_step(
+                model, trained, optimizer, objective_from(config), [batch],
+                step=step, learning_rate=rate, max_grad_norm=config.training.max_grad_norm,
+            )  # fmt: skip
+        except NotFiniteError as error:
+            say(f"NOT OK: {error.what} is not finite at step {step + 1}.\n  {_not_finite_hint(step, weights is None)}")
+            return False
         loss, seconds = result.totals.loss, time.monotonic() - start
         first = loss if step == 0 else first
         step += 1
@@ -78,3 +89,45 @@ def try_one_sample(config: Config, say: Say = print) -> bool:
                 "A large model on a slow machine may only need more time."
             )
             return False
+
+
+def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None, say: Say) -> tuple[str, Sample]:
+    """The first record of the training data that fits `max_seq_len` and has a target, and its place (file:line).
+
+    No more records than needed are read, and nothing is cached, so that a huge file costs no more than a small one.
+
+    Raises:
+        DataError: a record before it is malformed, or none fits.
+    """
+    limit = config.training.max_seq_len
+    skipped = 0
+    for source in training_sources(config):
+        if source.probability == 0:
+            continue
+        for item in read_records(source.path, source.kind):
+            if isinstance(item, RecordProblem):
+                raise DataError(str(item))
+            line, record = item
+            if isinstance(record, Conversation):
+                assert template is not None
+                try:
+                    sample = encode_sample(template, tokenizer, record)
+                except TemplateRefusedError as error:
+                    raise DataError(f"{source.path}:{line}: {error}") from None
+            else:
+                whole = encode_text(tokenizer.encode(record.text), tokenizer.eos_id)
+                sample = Sample(whole.input_ids[:limit], whole.labels[:limit])
+            if 0 < len(sample.input_ids) <= limit:
+                if skipped:
+                    say(f"skipped {skipped:,} records before it, longer than max_seq_len {limit:,}")
+                return f"{source.path}:{line}", sample
+            skipped += 1
+    raise DataError(f"train_dataset_path: none of {skipped:,} records fits max_seq_len {limit:,}; raise max_seq_len")
+
+
+def _not_finite_hint(finished_steps: int, random_weights: bool) -> str:
+    if finished_steps:
+        return "Try a lower learning_rate, or max_grad_norm: 1."
+    if random_weights:
+        return "No step was made yet, so the model's config.json is the likely cause, for example initializer_range."
+    return "No step was made yet, so the weights are damaged, or are not those of config.json."

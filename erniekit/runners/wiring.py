@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,13 @@ from erniekit.data.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ModelFileError
 from erniekit.parameters import Config
 from erniekit.parameters.sft import SftParameters
+from erniekit.runners.checks import check_dense_mask, check_positions
 from erniekit.runners.known_steps import cache_folder, remember_steps
 
 if TYPE_CHECKING:
     from erniekit.model.configuration import ModelConfig
     from erniekit.model.decoder import Decoder
+    from erniekit.training.objectives import Objective
 
 Say = Callable[[str], None]
 
@@ -65,34 +67,36 @@ def model_folder(config: Config) -> Path:
     return folder
 
 
+def training_sources(config: Config) -> list[Source]:
+    """The training files."""
+    section = config.training
+    return _sources(section.train_dataset_path, section.train_dataset_type, section.train_dataset_prob)
+
+
+def evaluation_sources(config: Config) -> list[Source]:
+    """The held-out files."""
+    section = config.evaluation
+    return _sources(section.eval_dataset_path, section.eval_dataset_type, section.eval_dataset_prob)
+
+
+def _sources(paths: tuple[str, ...], kinds: tuple[str, ...], probabilities: tuple[float, ...]) -> list[Source]:
+    return [
+        Source(Path(path).expanduser(), kind, probability)
+        for path, kind, probability in zip(paths, kinds, probabilities, strict=True)
+    ]
+
+
 def training_dataset(config: Config, tokenizer: Tokenizer, template: Template | None) -> Dataset:
     """The tokenised training data."""
-    section = config.training
-    return _dataset(
-        config, tokenizer, template, section.train_dataset_path, section.train_dataset_type, section.train_dataset_prob
-    )
+    return _dataset(config, tokenizer, template, training_sources(config))
 
 
 def evaluation_dataset(config: Config, tokenizer: Tokenizer, template: Template | None) -> Dataset:
     """The tokenised evaluation data."""
-    section = config.evaluation
-    return _dataset(
-        config, tokenizer, template, section.eval_dataset_path, section.eval_dataset_type, section.eval_dataset_prob
-    )
+    return _dataset(config, tokenizer, template, evaluation_sources(config))
 
 
-def _dataset(
-    config: Config,
-    tokenizer: Tokenizer,
-    template: Template | None,
-    paths: tuple[str, ...],
-    kinds: tuple[str, ...],
-    probabilities: tuple[float, ...],
-) -> Dataset:
-    sources = [
-        Source(Path(path).expanduser(), kind, probability)
-        for path, kind, probability in zip(paths, kinds, probabilities, strict=True)
-    ]
+def _dataset(config: Config, tokenizer: Tokenizer, template: Template | None, sources: list[Source]) -> Dataset:
     return open_dataset(
         sources,
         tokenizer,
@@ -144,13 +148,56 @@ def count_steps(config: Config, plan: StepPlan) -> int:
     return steps
 
 
-def uses_dense_mask(config: Config) -> bool:
-    """Whether the user has switched FlashMask off; attention then runs with a dense mask made from the same indices."""
-    return not (
-        config.acceleration.use_flash_attention
-        and config.acceleration.use_sparse_flash_attn
-        and config.memory.use_attn_mask_startend_row_indices
+def announce_dense_mask(config: Config, datasets: Iterable[tuple[Dataset, int]], say: Say) -> None:
+    """Where FlashMask is switched off, say how large the dense mask will be, before anything allocates it.
+
+    Args:
+        datasets: each with the rows of its micro-batches.
+
+    Raises:
+        ConfigurationError: it exceeds the memory that is available.
+    """
+    if not config.uses_dense_mask:
+        return
+    from erniekit.model.attention import dense_mask_bytes
+
+    def longest_row(dataset: Dataset) -> int:
+        longest = dataset.lengths.sum() if config.acceleration.packing else dataset.lengths.max()
+        return min(config.training.max_seq_len, int(longest))
+
+    size = max(dense_mask_bytes(rows, longest_row(dataset)) for dataset, rows in datasets)
+    say(f"FlashMask is switched off: attention uses a dense mask of up to {size / 2**20:,.1f} MiB for each micro-batch")
+    check_dense_mask(size, config.training.max_seq_len)
+
+
+def objective_from(config: Config) -> Objective:
+    """The supervised loss with the head and the attention that the configuration asks for."""
+    from erniekit.training.objectives import supervised
+
+    return supervised(
+        fused_head=config.memory.use_fused_head_and_loss_fn,
+        sparse_head=config.memory.use_sparse_head_and_loss_fn,
+        dense_mask=config.uses_dense_mask,
     )
+
+
+def first_weights(config: Config) -> Path | None:
+    """Where a fresh run takes its weights from; None for random ones.
+
+    Raises:
+        ModelFileError: the model's folder holds no weights.
+    """
+    if config.checkpoint.init_from_checkpoint:
+        return Path(config.checkpoint.init_from_checkpoint).expanduser()
+    if not config.basic.continue_training:
+        return None
+    folder = model_folder(config)
+    if not any(folder.glob("*.safetensors")):
+        raise ModelFileError(
+            f"model_name_or_path: {folder} holds no *.safetensors weights to continue from.\n"
+            "  Put them there, or write continue_training: false to start from random weights."
+        )
+    return folder
 
 
 def open_model(config: Config, weights: Path | None, say: Say = print) -> Decoder:
@@ -168,16 +215,14 @@ def open_model(config: Config, weights: Path | None, say: Say = print) -> Decode
 
 
 def read_model_config(config: Config) -> ModelConfig:
-    """`config.json` of `model_name_or_path`."""
+    """`config.json` of `model_name_or_path`.
+
+    Raises:
+        ModelFileError: it cannot be used.
+        ConfigurationError: `max_seq_len` exceeds the model's positions.
+    """
     from erniekit.model.configuration import ModelConfig
 
-    return ModelConfig.from_folder(model_folder(config))
-
-
-def check_vocabulary(model_config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Raise ModelFileError where the tokenizer has ids for which the model has no embedding."""
-    if tokenizer.vocab_size > model_config.vocab_size:
-        raise ModelFileError(
-            f"the tokenizer has {tokenizer.vocab_size:,} tokens but config.json says vocab_size "
-            f"{model_config.vocab_size:,}: they do not belong together"
-        )
+    model_config = ModelConfig.from_folder(model_folder(config))
+    check_positions(config, model_config)
+    return model_config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from erniekit.cli import VERBS, main
 from erniekit.errors import UserError
 
 ROOT = Path(__file__).parents[2]
+BOUND = 0.45  # processor seconds; the target is 0.3 (tools/bench/startup.py), and a busy machine is slower
 HEAVY = ("paddle", "paddlenlp", "numpy", "torch", "rich", "visualdl", "tokenizers")
 
 
@@ -104,9 +106,14 @@ def test_light_verbs_import_nothing_heavy_and_answer_at_once(words: list[str]) -
         f"heavy = [name for name in {HEAVY!r} if name in sys.modules]; "
         "print(f'\\n{code} {time.process_time():.3f}', *heavy)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    code, seconds, *heavy = result.stdout.splitlines()[-1].split()
-    assert (code, heavy) == ("0", []), result.stderr
-    assert float(seconds) < 0.6  # the target is 0.3 s (tools/bench); a busy machine is allowed twice that
+    fastest = math.inf
+    for _ in range(3):
+        result = subprocess.run(
+            [sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=ROOT, check=True
+        )
+        code, seconds, *heavy = result.stdout.splitlines()[-1].split()
+        assert (code, heavy) == ("0", []), result.stderr
+        fastest = min(fastest, float(seconds))
+        if fastest < BOUND:
+            return
+    pytest.fail(f"the fastest of 3 runs took {fastest} s of processor time")

@@ -83,6 +83,7 @@ def test_data_is_read_on_request(
 ) -> None:
     monkeypatch.chdir(ROOT)
     words = ["validate", QUICKSTART, "--data", f"data_cache_dir={tmp_path}", "num_train_epochs=2"]
+    words += ["per_device_train_batch_size=2", "gradient_accumulation_steps=2"]
     assert main(words) == 0
     steps = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("steps:"))
     assert "in total" in steps and "4 packs each" in steps
@@ -100,3 +101,19 @@ def test_other_verbs_need_less(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_no_file_is_a_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "seed=3"]) == 2
     assert "name at least one configuration file" in capsys.readouterr().err
+
+
+def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(Path(TINY).parent))
+    text = report(
+        Config.from_mapping({"model_name_or_path": "~/tiny-ernie", "output_dir": "o", "train_dataset_path": "t"})
+    )
+    assert "unknown" not in text
+
+
+def test_positions_that_the_model_does_not_have_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = _write(tmp_path / "a.yaml", f"model_name_or_path: {TINY}\noutput_dir: o\ntrain_dataset_path: t\n")
+    assert main(["validate", file, "max_seq_len=4096"]) == 0
+    assert main(["validate", file, "max_seq_len=4097"]) == 2
+    error = capsys.readouterr().err
+    assert "max_seq_len 4,097 (command line)" in error and "max_position_embeddings 4,096" in error

@@ -282,6 +282,10 @@ def test_changes_are_told_only_for_what_the_user_set() -> None:
         ),
         ({"resume_from_checkpoint": True}, "save_strategy is no: this run writes no checkpoint to resume from"),
         (
+            {"use_sp_callback": True},
+            "`use_sp_callback` (given values) has no effect because sequence_parallel is false",
+        ),
+        (
             {"packing": False, "buffer_size": 64},
             "`buffer_size` (given values) has no effect because packing is false",
         ),

@@ -6,8 +6,12 @@ test fails when a parameter is declared and none of them covers it.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
+import pkgutil
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from erniekit.errors import UserError
+from erniekit.errors import ConfigurationError, UserError
 from erniekit.parameters.schema import PARAMETERS
+from erniekit.runners import checks
 
 Train = Callable[..., Any]
 
@@ -51,18 +56,19 @@ CHANGES_LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "num_samples_each_epoch": ({"mix_strategy": "random", "num_samples_each_epoch": 20}, {"mix_strategy": "random"}),
 }
 
-# parameter -> values that must give the losses of the plain run
-KEEPS_LOSSES: dict[str, dict[str, Any]] = {
-    "use_fused_head_and_loss_fn": {"use_fused_head_and_loss_fn": True},
-    "use_sparse_head_and_loss_fn": {"use_sparse_head_and_loss_fn": True},
-    "use_flash_attention": {"use_flash_attention": False},
-    "use_sparse_flash_attn": {"use_sparse_flash_attn": False},
-    "use_attn_mask_startend_row_indices": {"use_attn_mask_startend_row_indices": False},
-    "dataloader_num_workers": {"dataloader_num_workers": 0},
-    "release_grads": {"release_grads": True},
+# parameter -> a value that must give the losses of the plain run; and, so that a switch nobody reads does not pass, the
+# call in which the value arrives: function, its argument, and what the argument then is
+KEEPS_LOSSES: dict[str, tuple[Any, str, str, Any]] = {
+    "use_fused_head_and_loss_fn": (True, "erniekit.training.objectives.token_loss", "fused", True),
+    "use_sparse_head_and_loss_fn": (True, "erniekit.training.objectives.token_loss", "sparse", True),
+    "use_flash_attention": (False, "erniekit.model.attention.AttentionPlan.build", "dense", True),
+    "use_sparse_flash_attn": (False, "erniekit.model.attention.AttentionPlan.build", "dense", True),
+    "use_attn_mask_startend_row_indices": (False, "erniekit.model.attention.AttentionPlan.build", "dense", True),
+    "dataloader_num_workers": (0, "erniekit.runners.sft.prefetch", "workers", 0),
+    "release_grads": (True, "paddle.optimizer.AdamW.clear_grad", "set_to_zero", False),
 }
 
-# parameters whose effect the tests below, or those named here, show in another way
+# parameters whose effect other tests show: a function of this module, or FILE::FUNCTION below tests/
 SEEN_ELSEWHERE: dict[str, str] = {
     "stage": "test_pretraining_reads_plain_text",
     "model_name_or_path": "test_errors_name_what_is_missing",
@@ -76,7 +82,7 @@ SEEN_ELSEWHERE: dict[str, str] = {
     "logging_strategy": "test_logging",
     "logging_dir": "test_event_files",
     "report_to": "test_event_files",
-    "disable_tqdm": "tests/training/callbacks",
+    "disable_tqdm": "training/test_callbacks.py::test_lines_are_plain_where_there_is_no_terminal",
     "eval_dataset_path": "test_evaluation_happens_when_asked",
     "eval_dataset_type": "test_other_formats_are_read",
     "eval_dataset_prob": "test_zero_probability_leaves_a_source_out",
@@ -96,12 +102,16 @@ SEEN_ELSEWHERE: dict[str, str] = {
     "ignore_save_lr_and_optim": "test_optimizer_state_can_be_left_out",
     "ignore_load_lr_and_optim": "test_optimizer_state_can_be_left_out",
     "max_shard_size": "test_weights_are_sharded",
-    "resume_from_checkpoint": "tests/training/test_kill.py",
+    "resume_from_checkpoint": "training/test_kill.py::test_twenty_kills_and_the_same_model_in_the_end",
     "init_from_checkpoint": "test_training_continues_from_the_saved_model",
     "mix_strategy": "test_mix_strategies_decide_the_epoch",
     "over_length_policy": "test_over_length_policy",
-    "sequence_parallel": "tests/parameters: changed to false, with a message, while tensor_parallel_degree is 1",
-    "use_sp_callback": "tests/parameters: reported, because sequence_parallel is off",
+    "sequence_parallel": "parameters/test_config.py::test_changes_are_told_only_for_what_the_user_set",
+    "use_sp_callback": "parameters/test_config.py::test_value_without_effect_is_reported",
+    **dict.fromkeys(
+        ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "max_model_len"),
+        "runners/test_generate.py::test_each_parameter_of_generation_changes_the_answer",
+    ),
 }
 
 
@@ -112,8 +122,29 @@ def test_changes_the_losses(name: str, train: Train) -> None:
 
 
 @pytest.mark.parametrize("name", KEEPS_LOSSES)
-def test_keeps_the_losses(name: str, train: Train) -> None:
-    np.testing.assert_allclose(train(**KEEPS_LOSSES[name]).losses, train().losses, rtol=1e-5)
+def test_keeps_the_losses_and_arrives(name: str, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    value, function, argument, expected = KEEPS_LOSSES[name]
+    seen = _record_argument(function, argument, monkeypatch)
+    plain = train().losses
+    assert seen and expected not in seen
+    seen.clear()
+    np.testing.assert_allclose(train(**{name: value}).losses, plain, rtol=1e-5)
+    assert set(seen) == {expected}
+
+
+def _record_argument(function: str, argument: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The values of one argument in every call of a function from now on."""
+    original = pkgutil.resolve_name(function)
+    signature, seen = inspect.signature(original), []
+
+    def recording(*arguments: Any, **named: Any) -> Any:
+        bound = signature.bind(*arguments, **named)
+        bound.apply_defaults()
+        seen.append(bound.arguments[argument])
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(function, recording)
+    return seen
 
 
 def test_batch_shape_does_not_change_the_losses(train: Train) -> None:
@@ -123,9 +154,35 @@ def test_batch_shape_does_not_change_the_losses(train: Train) -> None:
     np.testing.assert_allclose(four_times.losses, four_rows.losses, rtol=2e-5)
 
 
-def test_a_dense_mask_is_announced_with_its_size(train: Train) -> None:
-    assert "dense mask" in train(use_sparse_flash_attn=False).said
+def test_a_dense_mask_is_announced_with_its_size_and_must_fit(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "dense mask of up to 0.1 MiB" in train(use_sparse_flash_attn=False).said  # 2 rows x 128 x 128 float32
     assert "dense mask" not in train().said
+    monkeypatch.setattr(checks, "available_memory", lambda: 2 * 128 * 128 * 4)
+    train(use_sparse_flash_attn=False)
+    monkeypatch.setattr(checks, "available_memory", lambda: 2 * 128 * 128 * 4 - 1)
+    with pytest.raises(ConfigurationError, match=r"max_seq_len 128 takes 0\.00 GiB"):
+        train(use_sparse_flash_attn=False)
+    train()
+
+
+def test_a_dense_mask_counts_the_larger_batches_of_evaluation(train: Train, records: Path) -> None:
+    values = {"use_flash_attention": False, "do_eval": True, "eval_dataset_path": str(records)}
+    assert "dense mask of up to 0.5 MiB" in train(**values, per_device_eval_batch_size=8).said
+
+
+def test_positions_that_the_model_does_not_have_are_refused(train: Train) -> None:
+    with pytest.raises(ConfigurationError, match=r"max_seq_len 5,000 .* max_position_embeddings 4,096"):
+        train(max_seq_len=5000)
+
+
+def test_a_warm_up_longer_than_the_run_is_told_once(train: Train) -> None:
+    line = "so learning_rate is never reached"
+    assert train(warmup_steps=50).said.count(line) == 1
+    epochs = {"max_steps": None, "num_train_epochs": 1}
+    steps = train(**epochs).result.step
+    assert train(**epochs, warmup_steps=steps).said.count(line) == 1
+    assert line not in train(**epochs, warmup_steps=steps - 1).said
+    assert line not in train(**epochs, lr_scheduler_type="constant").said
 
 
 def test_pretraining_reads_plain_text(train: Train, tmp_path: Path) -> None:
@@ -192,6 +249,21 @@ def test_do_train_false_only_evaluates(make_config: Callable[..., Any], records:
     assert written["eval_loss"] == pytest.approx(result.loss)
     assert result.loss == pytest.approx(trained.result.evaluation.loss, rel=1e-6)
     assert not (trained.output / "evaluated/model.safetensors").exists()
+
+
+def test_an_evaluation_on_its_own_reads_everything_unless_capped(
+    make_config: Callable[..., Any], records: Path
+) -> None:
+    from erniekit.runners.evaluate import run_evaluation
+
+    alone = {"do_train": False, "do_eval": True, "eval_dataset_path": str(records), "per_device_eval_batch_size": 1}
+    lines: list[str] = []
+    whole = run_evaluation(make_config(**alone), say=lines.append)
+    assert whole.batches == whole.batches_available > 1
+    assert f"({whole.batches} of {whole.batches} batches" in lines[-1]
+    capped = run_evaluation(make_config(**alone, max_evaluate_steps=1), say=lines.append)
+    assert (capped.batches, capped.batches_available) == (1, whole.batches)
+    assert f"(1 of {whole.batches} batches" in lines[-1]
 
 
 def test_evaluation_happens_when_asked(train: Train, records: Path) -> None:
@@ -290,6 +362,26 @@ def test_weights_are_sharded(train: Train) -> None:
     assert len(shards) > 1
 
 
+def test_a_gigabyte_has_ten_to_the_ninth_bytes(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = _record_argument("erniekit.runners.sft.save_model_folder", "max_shard_bytes", monkeypatch)
+    train(max_shard_size=2.5)
+    assert set(limits) == {2_500_000_000}
+
+
+def test_settings_of_generation_stay_with_the_model(train: Train, tiny_model: Path, tmp_path: Path) -> None:
+    assert json.loads((train().output / "generation_config.json").read_text())["eos_token_id"] == 2
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    (folder / "generation_config.json").write_text('{"top_p": 0.8, "eos_token_id": [2, 5]}')
+    run = train(model_name_or_path=str(folder), save_strategy="steps", save_steps=4)
+    for place in (run.output, run.output / "checkpoint-4"):
+        settings = json.loads((place / "generation_config.json").read_text())
+        assert settings == {"top_p": 0.8, "eos_token_id": [2, 5], "bos_token_id": 1, "pad_token_id": 0}
+    (folder / "generation_config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"generation_config\.json: expected a JSON object"):
+        train(model_name_or_path=str(folder))
+
+
 def test_mix_strategies_decide_the_epoch(train: Train, records: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.jsonl"
     short.write_text("".join(records.read_text().splitlines(keepends=True)[:10]))
@@ -322,11 +414,20 @@ def test_every_parameter_is_covered() -> None:
     missing = []
     for name, declared in PARAMETERS.items():
         refused_beyond_neutral = declared.available is not None  # tests/parameters: refused with a reason
-        reported = declared.gpu_only or "train" not in declared.verbs or declared.stages == ("DPO",)
+        runs_today = {"train", "chat", "generate"}.intersection(declared.verbs)
+        reported = declared.gpu_only or not runs_today or declared.stages == ("DPO",)
         inactive = any(_never_holds(need) for need in declared.needs)  # reported: what it needs is refused
         if name not in covered and not (refused_beyond_neutral or reported or inactive):
             missing.append(name)
     assert missing == []
+
+
+@pytest.mark.parametrize("place", sorted(set(SEEN_ELSEWHERE.values())))
+def test_the_tests_named_here_exist(place: str) -> None:
+    file, _, name = place.rpartition("::")
+    path = Path(__file__).parents[1] / file if file else Path(__file__)
+    functions = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+    assert name.startswith("test_") and name in functions
 
 
 def _never_holds(need: Any) -> bool:

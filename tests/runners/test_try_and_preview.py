@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from erniekit.cli import main
+from erniekit.errors import UserError
 from erniekit.runners import try_one
 from erniekit.runners.preview import data_summary, preview
 
@@ -21,6 +22,44 @@ def test_one_sample_is_overfitted_and_nothing_written(make_config: Callable[...,
     assert lines[-1].startswith("OK")
     assert "train.jsonl:1" in "\n".join(lines)
     assert not Path(config.basic.output_dir).exists()
+    assert not Path(config.training.data_cache_dir).exists()
+
+
+def test_only_the_first_sample_that_fits_is_read(make_config: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    long = json.dumps({"src": "count " * 200, "tgt": "no"})
+    good = json.dumps({"src": "What is 1 + 1?", "tgt": "2"})
+    path.write_text(f"{long}\n{long}\n{good}\nthis line is never read\n", encoding="utf-8")
+    lines: list[str] = []
+    assert try_one.try_one_sample(make_config(train_dataset_path=str(path), learning_rate=3e-2), say=lines.append)
+    assert "skipped 2 records before it" in "\n".join(lines)
+    assert f"overfitting {path}:3 " in "\n".join(lines)
+
+    path.write_text(f"{long}\n", encoding="utf-8")
+    with pytest.raises(UserError, match="none of 1 records fits max_seq_len 128"):
+        try_one.try_one_sample(make_config(train_dataset_path=str(path)), say=lines.append)
+    path.write_text('{"src": 1}\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"data\.jsonl:1: src"):
+        try_one.try_one_sample(make_config(train_dataset_path=str(path)), say=lines.append)
+
+
+def test_a_plain_text_is_tried_too(make_config: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    path.write_text(json.dumps({"text": "The answer is 4. " * 200}), encoding="utf-8")
+    lines: list[str] = []
+    config = make_config(stage="PT", train_dataset_path=str(path), train_dataset_type="text", learning_rate=1e-2)
+    assert try_one.try_one_sample(config, say=lines.append)
+    assert "128 tokens, 128 targets" in "\n".join(lines)
+
+
+def test_a_loss_that_is_not_finite_is_told(make_config: Callable[..., Any], tmp_path: Path) -> None:
+    lines: list[str] = []
+    assert not try_one.try_one_sample(make_config(learning_rate=1e30), say=lines.append)
+    assert "NOT OK" in lines[-1] and "is not finite at step" in lines[-1] and "lower learning_rate" in lines[-1]
+
+    overrides = ["learning_rate=1e30"]
+    make_config()
+    assert main(["train", str(tmp_path / "config.yaml"), *overrides, "--try"]) == 1
 
 
 def test_a_model_that_does_not_learn_is_told(make_config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +76,14 @@ def test_preview_shows_what_is_trained(make_config: Callable[..., Any]) -> None:
     assert "train.jsonl:1" in text
     assert "\x1b[" not in text
     assert "\x1b[" in preview(make_config(), color=True)
+
+
+def test_preview_escapes_what_would_steer_the_terminal(make_config: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps({"src": "Hi\x1b[2J\x07 there", "tgt": "\x1b]0;owned\x07 yes\u009b1m"}), encoding="utf-8")
+    plain, colored = (preview(make_config(train_dataset_path=str(path)), color=color) for color in (False, True))
+    assert "\x1b" not in plain and r"Hi\x1b[2J\x07 there" in plain
+    assert "\x07" not in colored and "\x9b" not in colored and "\x1b]" not in colored
 
 
 def test_preview_shows_as_many_rows_as_asked(make_config: Callable[..., Any]) -> None:

@@ -1,0 +1,48 @@
+"""What a configuration, its model and this machine must agree on. Needs neither Paddle nor NumPy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from erniekit.environment import available_memory
+from erniekit.errors import ConfigurationError, ModelFileError
+from erniekit.parameters import Config
+
+if TYPE_CHECKING:
+    from erniekit.data.tokenizer import Tokenizer
+    from erniekit.model.configuration import ModelConfig
+
+
+def check_positions(config: Config, model_config: ModelConfig) -> None:
+    """Raise ConfigurationError where a pack could reach positions that the model was not made for."""
+    wanted, limit = config.training.max_seq_len, model_config.max_position_embeddings
+    if wanted > limit:
+        raise ConfigurationError(
+            f"max_seq_len {wanted:,} ({config.origin('max_seq_len')}) exceeds the model's max_position_embeddings "
+            f"{limit:,}: it has never seen such positions.\n  Write max_seq_len: {limit} or less."
+        )
+
+
+def check_vocabulary(model_config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Raise ModelFileError where the tokenizer has ids for which the model has no embedding."""
+    if tokenizer.vocab_size > model_config.vocab_size:
+        raise ModelFileError(
+            f"the tokenizer has {tokenizer.vocab_size:,} tokens but config.json says vocab_size "
+            f"{model_config.vocab_size:,}: they do not belong together"
+        )
+
+
+def check_dense_mask(size: int, max_seq_len: int) -> None:
+    """Raise ConfigurationError where a dense mask of `size` bytes exceeds the memory that is available now."""
+    available = available_memory()
+    if available is not None and size > available:
+        raise ConfigurationError(
+            f"FlashMask is switched off, and the dense mask of max_seq_len {max_seq_len:,} takes {_gib(size)}, "
+            f"but only {_gib(available)} of memory are available.\n"
+            "  Remove use_flash_attention, use_sparse_flash_attn and use_attn_mask_startend_row_indices, or write a "
+            "smaller max_seq_len or batch size."
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.2f} GiB"
