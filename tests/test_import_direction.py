@@ -1,0 +1,56 @@
+"""Imports point one way: cli -> runners -> training, model, data -> parameters (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "erniekit"
+ROOMS = {"cli": 3, "runners": 2, "training": 1, "model": 1, "data": 1, "parameters": 0}
+# Rooms of one height that may import each other: training computes with the model; data and model are strangers.
+BESIDE = {("training", "model")}
+NEVER = {"parameters": {"numpy", "paddle"}, "data": {"paddle"}}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Every module that a file imports at any depth, inside functions and for type checking, too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "erniekit")
+
+
+def room_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[0] == "erniekit" and parts[1] in ROOMS else None
+
+
+def allowed(importer: str, imported: str) -> bool:
+    if importer == imported or (importer, imported) in BESIDE:
+        return True
+    return ROOMS[importer] > ROOMS[imported]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_imports_upwards_or_what_its_room_does_without(path: Path) -> None:
+    own = path.relative_to(PACKAGE).parts[0]
+    for module in imported_modules(path):
+        imported = room_of(module)
+        if own in ROOMS:
+            assert imported is None or allowed(own, imported), f"{own} imports {module}"
+            assert module.split(".")[0] not in NEVER.get(own, set()), f"{own} imports {module}"
+        elif own != "__main__.py":  # errors, environment, terminal: for every room, so they know none
+            assert imported is None, f"{own} imports {module}"
+
+
+def test_every_room_is_known() -> None:
+    assert {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()} == set(ROOMS)
+    assert not allowed("data", "model") and not allowed("model", "data") and not allowed("parameters", "data")
+    assert not allowed("model", "training") and allowed("cli", "parameters")
