@@ -21,7 +21,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--rows", type=int, default=1, help="how many packs to show (default 1)")
     parser.add_argument("--documents", type=int, default=8, help="how many documents of each pack (default 8)")
     parser.add_argument("--no-color", action="store_true", help="mark trained tokens with [[ ]] instead of a colour")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     config = Config.load(options.config, options.overrides, verb="preview")
     from erniekit.runners.preview import preview
 

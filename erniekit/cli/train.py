@@ -23,7 +23,7 @@ def run(arguments: list[str]) -> int:
         action="store_true",
         help="check the configuration: overfit one sample of the data in under a minute, and write nothing",
     )
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     config = Config.load(options.config, options.overrides, verb="train")
     import_paddle()
     if options.try_one_sample:

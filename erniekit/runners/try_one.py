@@ -122,6 +122,8 @@ def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None
                     say(f"skipped {skipped:,} records before it, longer than max_seq_len {limit:,}")
                 return f"{source.path}:{line}", sample
             skipped += 1
+    if not skipped:
+        raise DataError("train_dataset_path: no file is set, so there is no sample to try")
     raise DataError(f"train_dataset_path: none of {skipped:,} records fits max_seq_len {limit:,}; raise max_seq_len")
 
 

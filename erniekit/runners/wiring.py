@@ -80,6 +80,8 @@ def evaluation_sources(config: Config) -> list[Source]:
 
 
 def _sources(paths: tuple[str, ...], kinds: tuple[str, ...], probabilities: tuple[float, ...]) -> list[Source]:
+    if not paths:  # formats and probabilities then have their one default each
+        return []
     return [
         Source(Path(path).expanduser(), kind, probability)
         for path, kind, probability in zip(paths, kinds, probabilities, strict=True)

@@ -38,6 +38,9 @@ def test_only_the_first_sample_that_fits_is_read(make_config: Callable[..., Any]
     path.write_text(f"{long}\n", encoding="utf-8")
     with pytest.raises(UserError, match="none of 1 records fits max_seq_len 128"):
         try_one.try_one_sample(make_config(train_dataset_path=str(path)), say=lines.append)
+    without_data = {"do_train": False, "do_eval": True, "eval_dataset_path": str(path), "train_dataset_path": None}
+    with pytest.raises(UserError, match="no file is set"):
+        try_one.try_one_sample(make_config(**without_data), say=lines.append)
     path.write_text('{"src": 1}\n', encoding="utf-8")
     with pytest.raises(UserError, match=r"data\.jsonl:1: src"):
         try_one.try_one_sample(make_config(train_dataset_path=str(path)), say=lines.append)
@@ -57,9 +60,8 @@ def test_a_loss_that_is_not_finite_is_told(make_config: Callable[..., Any], tmp_
     assert not try_one.try_one_sample(make_config(learning_rate=1e30), say=lines.append)
     assert "NOT OK" in lines[-1] and "is not finite at step" in lines[-1] and "lower learning_rate" in lines[-1]
 
-    overrides = ["learning_rate=1e30"]
     make_config()
-    assert main(["train", str(tmp_path / "config.yaml"), *overrides, "--try"]) == 1
+    assert main(["train", str(tmp_path / "config.yaml"), "--try", "learning_rate=1e30"]) == 1  # words in any order
 
 
 def test_a_model_that_does_not_learn_is_told(make_config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
