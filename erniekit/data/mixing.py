@@ -10,14 +10,17 @@ First each source gets a number of samples, then the sources are interleaved.
 | interleave_over | p_k T with T = max(n_k / p_k): one source is used up last, the others repeat |
 
 A source of probability 0 takes no part under any strategy. Where a source has to give more samples than it holds, it is
-gone through completely before a sample comes again, each time in a new order. Shuffling permutes samples within each
-source and the sources among each other; without it, each source keeps its file order and the sources are interleaved
-evenly in proportion.
+gone through completely before a sample comes again, each time in a new order. Samples may repeat until an epoch has
+MOST_SAMPLES_REPEATING; a mixture that asks for more is refused before anything of that size is made.
+
+Shuffling permutes samples within each source and the sources among each other; without it, each source keeps its file
+order and the sources are interleaved evenly in proportion.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 
 import numpy as np
 
@@ -26,6 +29,7 @@ from erniekit.data.sources import check_probabilities
 from erniekit.errors import DataError
 
 STRATEGIES = ("random", "concat", "interleave_under", "interleave_over")
+MOST_SAMPLES_REPEATING = 100_000_000  # about 40 bytes of memory each while they are put in order
 
 
 def epoch_order(
@@ -52,7 +56,8 @@ def epoch_order(
         int64[m], indices into `source_of`.
 
     Raises:
-        DataError: the strategy is unknown, or the probabilities cannot be used.
+        DataError: the strategy is unknown, the probabilities cannot be used, or the epoch would have more samples than
+            both the data and MOST_SAMPLES_REPEATING.
     """
     if strategy not in STRATEGIES:
         raise DataError(f"mix_strategy {strategy!r}: expected one of {', '.join(STRATEGIES)}")
@@ -80,14 +85,35 @@ def _counts(sizes: np.ndarray, shares: np.ndarray, strategy: str, num_samples: i
     share = shares[used] / shares[used].sum()
     size = sizes[used]
     if strategy == "random":
-        counts[used] = _apportion(share, num_samples if repeat else min(num_samples, int(size.sum())))
+        total = num_samples if repeat else min(num_samples, int(size.sum()))
+        _check_total(strategy, total, int(size.sum()))
+        counts[used] = _apportion(share, total)
         return counts
+    with np.errstate(divide="ignore", over="ignore"):  # a share next to nothing asks for endlessly many: refused below
+        totals = size / share
     # rounding before floor and ceil takes out the error of the division: n / p * p is n
     if strategy == "interleave_under":
-        counts[used] = np.minimum(size, np.floor(np.round(share * (size / share).min(), 6)).astype(np.int64))
+        counts[used] = np.minimum(size, np.floor(np.round(share * totals.min(), 6)).astype(np.int64))
     else:
-        counts[used] = np.maximum(size, np.ceil(np.round(share * (size / share).max(), 6)).astype(np.int64))
+        _check_total(strategy, float(totals.max()), int(size.sum()))
+        counts[used] = np.maximum(size, np.ceil(np.round(share * totals.max(), 6)).astype(np.int64))
     return counts
+
+
+def _check_total(strategy: str, total: float, held: int) -> None:
+    most = max(held, MOST_SAMPLES_REPEATING)
+    if total <= most:
+        return
+    asked = f"{total:,.0f}" if total < 1e15 else f"{Decimal(total):.3g}"
+    remedy = (
+        f"Set num_samples_each_epoch to at most {most:,}."
+        if strategy == "random"
+        else "Raise the smallest train_dataset_prob, or choose another mix_strategy."
+    )
+    raise DataError(
+        f"mix_strategy {strategy}: an epoch would have {asked} samples, of data that holds {held:,}; samples repeat up "
+        f"to {MOST_SAMPLES_REPEATING:,} an epoch\n  {remedy}"
+    )
 
 
 def _apportion(share: np.ndarray, total: int) -> np.ndarray:
@@ -100,9 +126,12 @@ def _apportion(share: np.ndarray, total: int) -> np.ndarray:
 
 
 def _within_source(size: int, count: int, rng: np.random.Generator | None) -> np.ndarray:
-    rounds = -(-count // size) if size else 0
-    passes = [np.arange(size) if rng is None else rng.permutation(size) for _ in range(rounds)]
-    return np.concatenate([np.empty(0, np.int64), *passes])[:count].astype(np.int64)
+    if not size:
+        return np.empty(0, np.int64)
+    passes = np.tile(np.arange(size, dtype=np.int64), (-(-count // size), 1))
+    if rng is not None:
+        rng.permuted(passes, axis=1, out=passes)
+    return passes.ravel()[:count]
 
 
 def _even_interleaving(counts: np.ndarray) -> np.ndarray:

@@ -25,7 +25,11 @@ class Source:
 
 
 def check_probabilities(values: Sequence[str | float]) -> list[float]:
-    """The values as numbers. Raises DataError for text, NaN, infinity, negative values, and for zeros only."""
+    """The values as numbers.
+
+    Raises:
+        DataError: text, NaN, infinity, a negative value, nothing but zeros, or a sum that float64 cannot hold.
+    """
     numbers = []
     for value in values:
         try:
@@ -37,6 +41,8 @@ def check_probabilities(values: Sequence[str | float]) -> list[float]:
         numbers.append(number)
     if not any(numbers):
         raise DataError(f"data probabilities {_join(values)}: expected at least one above 0; nothing would be read")
+    if not math.isfinite(sum(numbers)):
+        raise DataError(f"data probabilities {_join(values)}: expected numbers whose sum is finite, got infinity")
     return numbers
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from erniekit.data.mixing import STRATEGIES, epoch_order
+from erniekit.data.mixing import MOST_SAMPLES_REPEATING, STRATEGIES, epoch_order
+from erniekit.data.seeds import Purpose, generator
 from erniekit.errors import DataError
 
 
@@ -92,6 +93,56 @@ def test_the_order_depends_on_seed_and_epoch_only(strategy):
     assert order() != order(seed=2)
     assert order() != order(epoch=1)
     assert order(shuffle=False) == order(shuffle=False, seed=2, epoch=3)
+
+
+def test_passes_are_the_permutations_drawn_one_after_another():
+    order = order_of([7], [1.0], "random", num_samples=24, repeat=True)
+    rng = generator(Purpose.SAMPLE_ORDER, 1, 0)
+    expected = np.concatenate([rng.permutation(7) for _ in range(4)])[:24]
+    assert order.tolist() == expected[rng.permutation(24)].tolist()
+
+
+TOO_MANY = {
+    "random": ("random", [1, 1], 10**14, r"100,000,000,000,000 samples.*\n.*num_samples_each_epoch"),
+    "random-beyond-floats": ("random", [1, 1], 10**400, r"1\.00e\+400 samples.*\n.*num_samples_each_epoch"),
+    "over": (
+        "interleave_over",
+        [1, 1e-9],
+        1,
+        r"70,000,000,070 samples, of data that holds 120.*\n.*train_dataset_prob",
+    ),
+    "over-tiny": ("interleave_over", [0.5, 1e-300], 1, r"3\.50e\+301 samples.*\n.*train_dataset_prob"),
+    "over-endless": ("interleave_over", [1e300, 5e-324], 1, r"Infinity samples.*\n.*train_dataset_prob"),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("strategy, probabilities, num_samples, message", TOO_MANY.values(), ids=TOO_MANY)
+def test_epochs_that_no_memory_holds_are_refused_at_once(strategy, probabilities, num_samples, message):
+    with pytest.raises(DataError, match=f"mix_strategy {strategy}: an epoch would have {message}"):
+        order_of([50, 70], probabilities, strategy, num_samples=num_samples, repeat=True)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("probabilities", [[0.5, 1e-300], [1e300, 5e-324]])
+def test_a_probability_next_to_nothing_leaves_next_to_nothing(probabilities):
+    assert per_source(order_of([50, 70], probabilities, "interleave_under"), [50, 70]) == [50, 0]
+    assert per_source(order_of([50, 70], probabilities, "random"), [50, 70]) == [120, 0]
+
+
+def test_data_is_never_too_large_for_an_epoch_in_which_nothing_repeats(monkeypatch):
+    monkeypatch.setattr("erniekit.data.mixing.MOST_SAMPLES_REPEATING", 100)
+    for strategy in STRATEGIES:
+        assert len(order_of([50, 70], [50, 70], strategy)) == 120
+    assert len(order_of([50, 70], [1, 1], "random", num_samples=120, repeat=True)) == 120
+    with pytest.raises(DataError, match="an epoch would have 121 samples"):
+        order_of([50, 70], [1, 1], "random", num_samples=121, repeat=True)
+
+
+def test_a_source_of_one_sample_repeats_a_million_times_quickly():
+    order = order_of([1, 1_000_000], [1, 1], "interleave_over")
+    assert per_source(order, [1, 1_000_000]) == [1_000_000, 1_000_000]
+    assert len(order) < MOST_SAMPLES_REPEATING
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

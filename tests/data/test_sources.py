@@ -20,6 +20,7 @@ def test_probabilities_become_numbers():
         ([0.5, -1], "got -1"),
         (["half"], "got half"),
         ([0, 0.0], "expected at least one above 0"),
+        ([1e308, 1e308], "expected numbers whose sum is finite, got infinity"),
         ([], "expected at least one above 0"),
     ],
 )
