@@ -9,11 +9,12 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from erniekit.data.problems import RecordProblem, shorten
+from erniekit.data.problems import RecordProblem, field_name, shorten
 
 BLOCK_BYTES = 1 << 20
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -30,7 +31,8 @@ def read_json_values(path: str | Path) -> Iterator[tuple[int, object] | RecordPr
     """Yield (line, value) for every JSON value of a file, and a problem for every part that cannot be read.
 
     A file whose first character is `[` is read as one array, any other as one value a line (blank lines are skipped).
-    Lines count from 1. The text must be UTF-8, with or without a byte order mark.
+    Lines count from 1. The text must be UTF-8, with or without a byte order mark. An object that has two fields of one
+    name is a problem: only one of them could be used.
     """
     name = str(path)
     try:
@@ -48,7 +50,11 @@ def read_json_values(path: str | Path) -> Iterator[tuple[int, object] | RecordPr
                 yield RecordProblem(name, 0, "file", "at least one record", "an empty file")
             elif first == b"[":
                 yield from _array_values(name, file, start)
+            elif first == b"{" and (line := _line_of_object_over_lines(file)):
+                expected = "one object a line, or one array of objects"
+                yield RecordProblem(name, line, "JSON", expected, "one object over several lines")
             else:
+                file.seek(start)
                 yield from _line_values(name, file, start)
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error))
@@ -62,7 +68,60 @@ def _first_character(file: BinaryIO) -> bytes:
     return b""
 
 
+def _line_of_object_over_lines(file: BinaryIO) -> int:
+    """The line on which the file begins with one object that goes on in the next lines; 0 where it does not.
+
+    Told from the first block, once for the file: read line by line, every line of it would be a problem of its own.
+    """
+    block = file.read(BLOCK_BYTES)
+    if len(block) == BLOCK_BYTES:
+        block = block[: block.rfind(b"\n") + 1]  # what breaks off then does so between two lines, not within a value
+    whole = block.decode("utf-8", errors="ignore")
+    text = whole.lstrip()
+    first, _, rest = text.partition("\n")
+    if not rest.strip():
+        return 0
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+        several = end > len(first)
+    except json.JSONDecodeError as error:
+        several = first.strip() == "{" or _breaks_off(text, error)
+    except (ValueError, RecursionError):
+        return 0  # reading by lines tells what is wrong
+    return 1 + whole[: len(whole) - len(text)].count("\n") if several else 0
+
+
+class _Decoder:
+    """Decodes JSON and notes a name that occurs twice in one object, of which a plain decoder drops the first value."""
+
+    def __init__(self) -> None:
+        self._json = json.JSONDecoder(object_pairs_hook=self._object)
+        self.repeated: str | None = None
+
+    def decode(self, text: str) -> object:
+        self.repeated = None
+        return self._json.decode(text)
+
+    def raw_decode(self, text: str, position: int) -> tuple[object, int]:
+        self.repeated = None
+        return self._json.raw_decode(text, position)
+
+    def _object(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            counts = Counter(name for name, _ in pairs)
+            self.repeated = next(name for name, count in counts.items() if count > 1)
+        return fields
+
+    def item(self, name: str, line: int, value: object) -> tuple[int, object] | RecordProblem:
+        """What to yield for the value decoded last."""
+        if self.repeated is None:
+            return line, value
+        return RecordProblem(name, line, field_name(self.repeated), "one field of this name in an object", "several")
+
+
 def _line_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, object] | RecordProblem]:
+    decoder = _Decoder()
     for number, raw in enumerate(file, start=1):
         try:
             text = raw.decode("utf-8")
@@ -71,7 +130,7 @@ def _line_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, 
         else:
             if text.strip():
                 try:
-                    yield number, json.loads(text)
+                    yield decoder.item(name, number, decoder.decode(text))
                 except json.JSONDecodeError as error:
                     yield _json_problem(name, number, text, error, f"{error.msg}, column {error.colno}")
                 except (ValueError, RecursionError) as error:
@@ -81,7 +140,7 @@ def _line_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, 
 
 def _array_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, object] | RecordProblem]:
     window = _TextWindow(name, file, offset)
-    decoder = json.JSONDecoder()
+    decoder = _Decoder()
     try:
         window.skip_space()
         window.advance(1)  # "["
@@ -101,7 +160,7 @@ def _array_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int,
                 yield _unusable_value(name, line, error)
                 return
             window.advance(length)
-            yield line, value
+            yield decoder.item(name, line, value)
             window.skip_space()
             mark = window.peek()
             if mark not in {",", "]"}:
@@ -154,7 +213,7 @@ class _TextWindow:
         self.position = 0
         return True
 
-    def decode_value(self, decoder: json.JSONDecoder) -> tuple[object, int]:
+    def decode_value(self, decoder: _Decoder) -> tuple[object, int]:
         """The value that starts here and its length in characters, reading on until it is complete."""
         size = BLOCK_BYTES
         while True:
@@ -196,6 +255,13 @@ def _unusable_value(name: str, line: int, error: ValueError | RecursionError) ->
 
 
 def _json_problem(name: str, line: int, text: str, error: json.JSONDecodeError, reason: str) -> RecordProblem:
-    truncated = error.msg.startswith("Unterminated") or not text[error.pos :].strip()
-    got = "a record that breaks off (truncated?)" if truncated else shorten(text[error.pos : error.pos + 30])
+    got = (
+        "a record that breaks off (truncated?)"
+        if _breaks_off(text, error)
+        else shorten(text[error.pos : error.pos + 30])
+    )
     return RecordProblem(name, line, "JSON", f"one complete JSON value ({reason})", got)
+
+
+def _breaks_off(text: str, error: json.JSONDecodeError) -> bool:
+    return error.msg.startswith("Unterminated") or not text[error.pos :].strip()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from erniekit.errors import DataError
 
 SHOWN = 20
+SHOWN_NAME = 40  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +63,8 @@ def shorten(value: object, limit: int = 60) -> str:
         return f"a {'list' if isinstance(value, list) else 'mapping'} of {len(value):,} items"
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def field_name(name: str) -> str:
+    """A field of a record as a message names it: as it is, or quoted and cut where it is no plain word."""
+    return name if name.isidentifier() and len(name) <= SHOWN_NAME else shorten(name)

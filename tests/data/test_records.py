@@ -299,6 +299,55 @@ def test_broken_records_of_an_array(tmp_path):
     assert problems(path, "text") == [f"{path}:2: JSON: expected nothing after the array, got 'm'"]
 
 
+REPEATED = "expected one field of this name in an object, got several"
+
+
+@pytest.mark.parametrize("form", ["{}\n{}\n{}\n", "[{},\n{},\n{}]"], ids=["lines", "array"])
+def test_a_field_that_occurs_twice_in_an_object_is_a_problem_and_the_rest_is_read(tmp_path, form, monkeypatch):
+    path = tmp_path / "data.jsonl"
+    path.write_text(
+        form.format('{"text": "a", "text": "b"}', '{"text": "c", "n": [{"x y": 1, "x y": 1}]}', '{"text": "d"}')
+    )
+    for size in (3, 1000):
+        monkeypatch.setattr("erniekit.data.json_records.BLOCK_BYTES", size)
+        first, second, third = read_records(path, "text")
+        assert [str(first), str(second)] == [f"{path}:1: text: {REPEATED}", f"{path}:2: 'x y': {REPEATED}"]
+        assert third == (3, PlainText("d"))
+
+
+def test_one_name_in_several_objects_is_no_repetition(write_jsonl):
+    path = write_jsonl([{"text": "a", "more": {"text": 1, "again": [{"text": 2}, {"text": 3}]}}])
+    assert conversations(path, "text") == [PlainText("a")]
+
+
+RECORD = {"text": "a", "more": [1, {"b": "c"}]}
+OVER_LINES = {
+    "indented": json.dumps(RECORD, indent=2),
+    "indented-several": "\n".join(json.dumps(RECORD, indent=2) for _ in range(3)),
+    "wrapped": '{"data": [\n' + ",\n".join([json.dumps(RECORD)] * 3) + "\n]}",
+    "wrapped-large": '{"data": [\n' + ",\n".join([json.dumps({"text": "ä" * 1000})] * 2000) + "\n]}",
+    "breaks-off": '{"text": "a",\n "more": [1,\n',
+    "broken-later": '{\n  "text": "a",\n  "more": 1,\n}',
+}
+
+
+@pytest.mark.parametrize("text", OVER_LINES.values(), ids=OVER_LINES)
+@pytest.mark.parametrize("before", ["", "\ufeff", "\n\n"], ids=["at-once", "byte-order-mark", "blank-lines"])
+def test_an_object_over_several_lines_is_one_problem(tmp_path, text, before):
+    path = tmp_path / "data.json"
+    path.write_text(before + text, "utf-8")
+    expected = "JSON: expected one object a line, or one array of objects, got one object over several lines"
+    assert problems(path, "text") == [f"{path}:{1 + before.count(chr(10))}: {expected}"]
+
+
+@pytest.mark.parametrize("broken", ['{"text": "a', '{"text": "a",', '{"text": ["a"', '{"text": "a"', '{"text" "a"}'])
+def test_a_first_line_that_breaks_off_is_told_as_such_and_spoils_no_other_line(write_jsonl, broken):
+    path = write_jsonl([broken, '{"text": "b"}'])
+    first, second = read_records(path, "text")
+    assert str(first).startswith(f"{path}:1: JSON: expected one complete JSON value")
+    assert second == (2, PlainText("b"))
+
+
 @pytest.mark.parametrize(
     "value, got", [("[" * 200_000, "brackets nested too deeply"), ("9" * 5000, "an integer of thousands of digits")]
 )
