@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -103,9 +105,13 @@ def import_paddle() -> None:
     """
     apply_cpu_settings()
     try:
-        with warnings.catch_warnings(), _without_thread_advice():
+        with _signals_held_back(), warnings.catch_warnings(), _without_thread_advice():
             warnings.simplefilter("ignore")  # Paddle warns about a missing ccache, which only its developers need
-            import paddle  # noqa: F401
+            import paddle
+
+            paddle.disable_signal_handler()  # Paddle's answers SIGTERM with a C++ dump
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)  # Python's again
     except ImportError as error:
         if error.name != "paddle":
             raise
@@ -114,6 +120,17 @@ def import_paddle() -> None:
             "  on a CPU:  pip install 'erniekit[cpu]'   (paddlepaddle 3.3.1)\n"
             "  on a GPU:  see README.md, 'On a GPU' (paddlepaddle-gpu comes from Paddle's own index)"
         ) from None
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Deliver Ctrl-C and SIGTERM after the body: an extension module that is interrupted while it loads reports an
+    ImportError, or forgets the interruption."""
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
 @contextmanager

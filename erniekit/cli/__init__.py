@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
+from erniekit.cli.process import TERMINATED, Terminated, sigterm_raises, standard_streams
 from erniekit.errors import UserError
 
 VERBS = {
@@ -32,28 +32,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `erniekit VERB ...`.
 
     Returns:
-        0 on success, 1 where a check failed, 2 for what the user can mend, 130 after Ctrl-C.
+        0 on success, 1 where a check failed, 2 for what the user can mend, 130 after Ctrl-C,
+        143 after SIGTERM.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     verb = _verb(words[0]) if words else "help"
+    with standard_streams(output_may_fail=verb == "train") as output:  # a run outlives the reader of its progress
+        try:
+            with sigterm_raises():
+                code = _run(verb, words[1:])
+                sys.stdout.flush()
+        except OSError as error:
+            if output is None or error is not output.failure:
+                raise
+            code = BROKEN_PIPE if isinstance(error, BrokenPipeError) else PROBLEMS
+        if output is not None and output.failure and code != BROKEN_PIPE:
+            print(f"error: standard output cannot be written: {output.failure.strerror}", file=sys.stderr)
+        return code
+
+
+def _run(verb: str, words: list[str]) -> int:
     if verb not in VERBS:
         print(f"error: {verb}: unknown verb{_did_you_mean(verb)}; `erniekit help` lists them", file=sys.stderr)
         return USAGE
     try:
-        code = importlib.import_module(f"erniekit.cli.{verb}").run(words[1:])
-        sys.stdout.flush()
+        return int(importlib.import_module(f"erniekit.cli.{verb}").run(words))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
+    except Terminated:
+        print("terminated", file=sys.stderr)
+        return TERMINATED
     except SystemExit as stop:  # argparse ends --help and wrong words this way
         return stop.code if isinstance(stop.code, int) else USAGE if stop.code else SUCCESS
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `erniekit params | head`: the reader has gone, and Python's last flush must not complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
-    return int(code)
 
 
 def _verb(word: str) -> str:
@@ -61,5 +75,5 @@ def _verb(word: str) -> str:
 
 
 def _did_you_mean(word: str) -> str:
-    close = difflib.get_close_matches(word, VERBS, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word.lower(), VERBS, n=1, cutoff=0.5)
     return f"; did you mean `{close[0]}`?" if close else ""

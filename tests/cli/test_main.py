@@ -43,7 +43,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("word", "hint"),
-    [("trian", "did you mean `train`?"), ("Validate", "did you mean `validate`?"), ("xyz", "unknown verb;")],
+    [
+        ("trian", "did you mean `train`?"),
+        ("Validate", "did you mean `validate`?"),
+        ("TRAIN", "did you mean `train`?"),
+        ("xyz", "unknown verb;"),
+    ],
 )
 def test_mistyped_verb_suggests_and_exits_2(word: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == 2
