@@ -11,14 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
+from erniekit.data.fields import UnusedField, UnusedFields
 from erniekit.data.problems import ProblemList, RecordProblem
 from erniekit.data.report import DatasetReport, SourceReport, length_percentiles
 from erniekit.data.sources import Source, check_probabilities
 from erniekit.data.template import IGNORED, Sample, Template
-from erniekit.data.token_cache import FORMAT_VERSION, TokenArrays, TokenWriter, open_or_build
+from erniekit.data.token_cache import FORMAT_VERSION, Facts, TokenArrays, TokenWriter, open_or_build
 from erniekit.data.tokenise import Counts, Settings, tokenise
 from erniekit.data.tokenizer import Tokenizer
 from erniekit.errors import DataError
+
+SAMPLES_VERSION = 1  # raise it where the same records become other samples: runs are then not resumed, caches not used
 
 
 class Dataset:
@@ -74,7 +77,8 @@ class Dataset:
                     path=str(source.path),
                     kind=source.kind,
                     probability=source.probability / total,
-                    **part.facts,
+                    **part.facts["counts"],
+                    unused_fields=tuple(UnusedField(*field) for field in part.facts["unused_fields"]),
                     samples=len(part.lines),
                     tokens=int(part.offsets[-1]),
                     lengths=length_percentiles(np.diff(part.offsets)),
@@ -130,7 +134,9 @@ def open_dataset(
             continue
         fingerprint.update(repr((key, source.probability)).encode())
         try:
-            arrays.append(open_or_build(Path(cache_dir) / key, _builder(source, settings, problems)))
+            arrays.append(
+                open_or_build(Path(cache_dir) / f"{key}-{FORMAT_VERSION}", _builder(source, settings, problems))
+            )
         except _SourceRejectedError:
             continue
     problems.raise_if_any()
@@ -148,31 +154,35 @@ class _SourceRejectedError(Exception):
     """A source has problems: its half-built cache is thrown away, and the other sources are still read."""
 
 
-def _builder(source: Source, settings: Settings, problems: ProblemList) -> Callable[[TokenWriter], dict[str, int]]:
-    def build(writer: TokenWriter) -> dict[str, int]:
+def _builder(source: Source, settings: Settings, problems: ProblemList) -> Callable[[TokenWriter], Facts]:
+    def build(writer: TokenWriter) -> Facts:
         before = problems.total
-        counts, targets = Counts(), 0
-        for samples, lines in tokenise(source, settings, counts, problems):
+        counts, unused, targets = Counts(), UnusedFields(source.kind), 0
+        for samples, lines in tokenise(source, settings, counts, unused, problems):
             if problems.total == before:  # after the first problem the file is read only to find the others
                 writer.append(samples, lines)
                 targets += sum(int(np.count_nonzero(sample.labels != IGNORED)) for sample in samples)
         if problems.total > before:
             raise _SourceRejectedError
-        return {**asdict(counts), "targets": targets}
+        return _facts(counts, targets, unused.found())
 
     return build
 
 
+def _facts(counts: Counts, targets: int, unused: list[UnusedField]) -> Facts:
+    return {"counts": {**asdict(counts), "targets": targets}, "unused_fields": unused}
+
+
 def _cache_key(source: Source, settings: Settings) -> str:
+    """Stands for the source's samples, whatever their place."""
     digest = hashlib.blake2b(digest_size=16)
     with open(source.path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    digest.update(repr((FORMAT_VERSION, source.kind, *settings.key)).encode())
+    digest.update(repr((SAMPLES_VERSION, source.kind, *settings.key)).encode())
     return digest.hexdigest()
 
 
 def _no_samples() -> TokenArrays:
     tokens = np.empty(0, np.int32)
-    facts = {**asdict(Counts()), "targets": 0}
-    return TokenArrays(tokens, tokens, np.zeros(1, np.int64), tokens, facts)
+    return TokenArrays(tokens, tokens, np.zeros(1, np.int64), tokens, _facts(Counts(), 0, []))

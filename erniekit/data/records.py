@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, PlainText, Turn
+from erniekit.data.fields import UnusedFields
 from erniekit.data.json_records import read_json_values
 from erniekit.data.problems import RecordProblem, shorten
 
@@ -29,7 +30,9 @@ class _MalformedError(Exception):
         self.field, self.expected, self.got = field, expected, got
 
 
-def read_records(path: str | Path, kind: str) -> Iterator[tuple[int, Conversation | PlainText] | RecordProblem]:
+def read_records(
+    path: str | Path, kind: str, unused: UnusedFields | None = None
+) -> Iterator[tuple[int, Conversation | PlainText] | RecordProblem]:
     """Yield (line, record) for every record of a file, in file order, and a problem for each malformed one.
 
     Streams: one record at a time is in memory. Nothing is raised for what the file holds; a missing file, an empty one,
@@ -38,6 +41,7 @@ def read_records(path: str | Path, kind: str) -> Iterator[tuple[int, Conversatio
     Args:
         path: a file of one JSON object a line, or of one JSON array of objects.
         kind: one of KINDS.
+        unused: counts the fields that are not used.
     """
     parse = _PARSERS[kind]
     name = str(path)
@@ -49,9 +53,13 @@ def read_records(path: str | Path, kind: str) -> Iterator[tuple[int, Conversatio
         try:
             if not isinstance(value, dict):
                 raise _MalformedError("record", "a JSON object", shorten(value))
-            yield line, parse(value)
+            record = parse(value)
         except _MalformedError as error:
             yield RecordProblem(name, line, error.field, error.expected, error.got)
+            continue
+        if unused is not None:
+            unused.add(line, value)
+        yield line, record
 
 
 def _erniekit(record: dict) -> Conversation:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from erniekit.data.fields import UnusedField, describe_unused
+
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
@@ -20,6 +22,7 @@ class SourceReport:
         tokens, targets: positions, and those among them with a label.
         lengths: the 50th and 95th percentile and the maximum of the sample lengths, in tokens.
         probability: the source's share of the mixture.
+        unused_fields: what the records have beside the fields of their format.
     """
 
     path: str
@@ -33,6 +36,7 @@ class SourceReport:
     tokens: int
     targets: int
     lengths: tuple[int, int, int]
+    unused_fields: tuple[UnusedField, ...]
 
     @property
     def kept(self) -> int:
@@ -81,9 +85,11 @@ def _describe(source: SourceReport) -> str:
     ]
     middle, high, longest = source.lengths
     share = f", share {source.probability:.3g}" if source.probability != 1 else ""
-    return (
+    lines = [
         f"{source.path} ({source.kind}{share}): {source.read:,} records, {source.kept:,} kept"
-        f"{''.join(f', {change}' for change in changes)}\n"
-        f"  {source.samples:,} samples, {source.tokens:,} tokens of which {source.targets:,} are targets "
-        f"({source.targets / max(1, source.tokens):.0%}); length p50 {middle:,}, p95 {high:,}, longest {longest:,}"
-    )
+        f"{''.join(f', {change}' for change in changes)}",
+        f"{source.samples:,} samples, {source.tokens:,} tokens of which {source.targets:,} are targets "
+        f"({source.targets / max(1, source.tokens):.0%}); length p50 {middle:,}, p95 {high:,}, longest {longest:,}",
+        *describe_unused(source.kind, source.unused_fields),
+    ]
+    return "\n  ".join(lines)

@@ -16,17 +16,18 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from erniekit.data.template import Sample
 from erniekit.errors import DataError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # of the files and of the facts
 MANIFEST = "manifest.json"
 ARRAYS = {"input_ids": "<i4", "labels": "<i4", "offsets": "<i8", "lines": "<i4"}
 ABANDONED_AFTER_S = 3600.0  # a folder aside that nobody has written to for so long belongs to a process that died
+Facts = dict[str, Any]
 _CHECK_BLOCK = 1 << 24
 _RENAME_ATTEMPTS = 5
 
@@ -39,14 +40,14 @@ class TokenArrays:
         input_ids, labels: int32[tokens], memory-mapped.
         offsets: int64[samples + 1]; sample i is [offsets[i], offsets[i + 1]).
         lines: int32[samples], where in the file the record of a sample begins.
-        facts: what the builder noted about the file (counts).
+        facts: what the builder noted about the file, as JSON holds it.
     """
 
     input_ids: np.ndarray
     labels: np.ndarray
     offsets: np.ndarray
     lines: np.ndarray
-    facts: dict[str, int]
+    facts: Facts
 
 
 class TokenWriter:
@@ -69,7 +70,7 @@ class TokenWriter:
         self._write("offsets", ends)
         self._write("lines", lines)
 
-    def finish(self, facts: dict[str, int]) -> None:
+    def finish(self, facts: Facts) -> None:
         """Sync the arrays, then write the manifest that makes the folder valid."""
         sizes = {}
         for name, file in self._files.items():
@@ -93,7 +94,7 @@ class TokenWriter:
         self._files[name].write(data)
 
 
-def open_or_build(folder: Path, build: Callable[[TokenWriter], dict[str, int]]) -> TokenArrays:
+def open_or_build(folder: Path, build: Callable[[TokenWriter], Facts]) -> TokenArrays:
     """The arrays of `folder`; where it is absent, incomplete or damaged, `build` fills it first.
 
     Args:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from erniekit.data.conversation import Conversation, PlainText
+from erniekit.data.fields import UnusedFields
 from erniekit.data.problems import ProblemList, RecordProblem
 from erniekit.data.records import read_records
 from erniekit.data.sources import Source
@@ -51,13 +52,13 @@ class Counts:
 
 
 def tokenise(
-    source: Source, settings: Settings, counts: Counts, problems: ProblemList
+    source: Source, settings: Settings, counts: Counts, unused: UnusedFields, problems: ProblemList
 ) -> Iterator[tuple[list[Sample], list[int]]]:
     """Yield the samples of a source and the lines of their records, a block of records at a time, in file order.
 
     Malformed records are added to `problems` and yield nothing.
     """
-    for block in _blocks(source, settings.tokenizer, counts, problems):
+    for block in _blocks(source, settings.tokenizer, counts, unused, problems):
         samples: list[Sample] = []
         lines: list[int] = []
         encode = _encode_texts if source.kind == "text" else _encode_conversations
@@ -67,11 +68,13 @@ def tokenise(
         yield samples, lines
 
 
-def _blocks(source: Source, tokenizer: Tokenizer, counts: Counts, problems: ProblemList) -> Iterator[list[Numbered]]:
+def _blocks(
+    source: Source, tokenizer: Tokenizer, counts: Counts, unused: UnusedFields, problems: ProblemList
+) -> Iterator[list[Numbered]]:
     """Records without control tokens in their texts, in blocks limited by number and by characters."""
     block: list[Numbered] = []
     characters = 0
-    for item in read_records(source.path, source.kind):
+    for item in read_records(source.path, source.kind, unused):
         if isinstance(item, RecordProblem):
             problems.add(item)
             continue

@@ -80,6 +80,24 @@ def test_the_report_counts(opened, make_source, tokenizer):
     assert f"length p50 {length}, p95 {length}, longest {length}" in text
 
 
+def test_the_report_tells_fields_that_are_not_used_and_the_cache_keeps_them(opened, make_source, monkeypatch):
+    source = make_source([{**exchange(), "task": "a"}, {**exchange(), "sytem": "x"}, {**exchange(), "task": "b"}])
+    first = opened(source)
+    assert str(first.report).splitlines()[2:] == [
+        "  field not used: sytem (1 record, first at line 2): did you mean system?",
+        "  field not used: task (2 records)",
+    ]
+    monkeypatch.setattr("erniekit.data.dataset.tokenise", lambda *args: pytest.fail("tokenised again"))
+    assert str(opened(source).report) == str(first.report)
+
+
+def test_fields_beside_the_formats_change_no_sample(opened, make_source):
+    plain, more = make_source([exchange()]), make_source([{**exchange(), "task": "a"}], name="more.jsonl")
+    plain, more = opened(plain), opened(more)
+    assert plain.sample(0).input_ids.tolist() == more.sample(0).input_ids.tolist()
+    assert len(str(plain.report).splitlines()) == 2
+
+
 def test_percentiles_are_over_samples(opened, make_source):
     source = make_source([exchange("a", "b " * count) for count in range(1, 101)])
     dataset = opened(source)

@@ -26,7 +26,8 @@ def dataset_of(lengths, sources=1):
     for number, own in enumerate(np.array_split(lengths, sources)):
         ids = np.repeat(np.arange(first, first + len(own), dtype=np.int32), own)
         offsets = np.concatenate(([0], np.cumsum(own)))
-        facts = {"read": len(own), "dropped": 0, "truncated": 0, "split": 0, "targets": len(ids)}
+        counts = {"read": len(own), "dropped": 0, "truncated": 0, "split": 0, "targets": len(ids)}
+        facts = {"counts": counts, "unused_fields": []}
         parts.append(TokenArrays(ids, ids, offsets, np.arange(1, len(own) + 1, dtype=np.int32), facts))
         names.append(Source(f"source{number}.jsonl", "text"))
         first += len(own)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 from pathlib import Path
@@ -65,7 +66,8 @@ def flip_a_bit(folder):
 
 def wrong_version(folder):
     manifest = folder / MANIFEST
-    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 0'))
+    stored = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**stored, "version": stored["version"] - 1}))
 
 
 DAMAGES = {

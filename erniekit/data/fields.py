@@ -1,0 +1,88 @@
+"""The fields that each format reads, and an account of those in a file that nothing reads."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from erniekit.data.problems import field_name
+
+FIELDS = {
+    "erniekit": frozenset({"src", "tgt", "system", "label", "is_system"}),
+    "alpaca": frozenset({"instruction", "input", "output", "history", "system"}),
+    "messages": frozenset({"messages"}),
+    "text": frozenset({"text", "tgt"}),
+}
+MESSAGE_FIELDS = frozenset({"role", "content", "label", "weight"})
+IN_MESSAGES = "messages[]."  # before the name of a message's field
+MOST_NAMES = 100  # that are kept of one file, whose names may be data
+MOST_NAMES_TOLD = 10
+LONGEST_NAME = 100  # characters that are kept of a name
+CLOSE = 0.8  # difflib's measure: exchanged, missing and doubled letters, but not "src_lang" for "src"
+
+
+class UnusedField(NamedTuple):
+    """A field of a file's records that the format does not have: in how many records, and the first one's line."""
+
+    name: str
+    records: int
+    line: int
+
+    @property
+    def shown_name(self) -> str:
+        prefix = IN_MESSAGES if self.name.startswith(IN_MESSAGES) else ""
+        return prefix + field_name(self.name.removeprefix(prefix))
+
+
+class UnusedFields:
+    """Counts the fields of one file's records that are not used."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._known = kind, FIELDS[kind]
+        self._found: dict[str, tuple[int, int]] = {}
+
+    def add(self, line: int, record: dict) -> None:
+        """Count in one well-formed record."""
+        if not record.keys() <= self._known:
+            self._count(line, record.keys() - self._known)
+        if self._kind == "messages":
+            names = {name for message in record["messages"] for name in message.keys() - MESSAGE_FIELDS}
+            self._count(line, {IN_MESSAGES + name for name in names})
+
+    def found(self) -> list[UnusedField]:
+        """The first MOST_NAMES of them, by line and name."""
+        fields = [UnusedField(name, records, line) for name, (records, line) in self._found.items()]
+        return sorted(fields, key=lambda field: (field.line, field.name))
+
+    def _count(self, line: int, names: set[str]) -> None:
+        for name in sorted(name[:LONGEST_NAME] for name in names):
+            if name in self._found:
+                records, first = self._found[name]
+                self._found[name] = records + 1, first
+            elif len(self._found) < MOST_NAMES:
+                self._found[name] = 1, line
+
+
+def describe_unused(kind: str, fields: tuple[UnusedField, ...]) -> list[str]:
+    """Lines of a report: one for each field that looks misspelt, and one for all the others."""
+    lines: list[str] = []
+    others: list[str] = []
+    for field in fields:
+        what = f"{field.shown_name} ({field.records:,} record{'s' if field.records > 1 else ''}"
+        meant = _meant(kind, field.name)
+        if meant and len(lines) < MOST_NAMES_TOLD:
+            lines.append(f"field not used: {what}, first at line {field.line:,}): did you mean {meant}?")
+        else:
+            others.append(f"{what})")
+    if others:
+        rest = len(others) - MOST_NAMES_TOLD
+        more = [f"and {rest:,} others" + (" or more" if len(fields) == MOST_NAMES else "")] if rest > 0 else []
+        lines.append(f"field{'s' if len(others) > 1 else ''} not used: {', '.join(others[:MOST_NAMES_TOLD] + more)}")
+    return lines
+
+
+def _meant(kind: str, name: str) -> str | None:
+    """The field that the name is a misspelling of, where it is close to one."""
+    known, prefix = (MESSAGE_FIELDS, IN_MESSAGES) if name.startswith(IN_MESSAGES) else (FIELDS[kind], "")
+    close = get_close_matches(name.removeprefix(prefix).lower(), sorted(known), n=1, cutoff=CLOSE)
+    return prefix + close[0] if close else None

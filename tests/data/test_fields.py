@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from erniekit.data.fields import FIELDS, LONGEST_NAME, MOST_NAMES, UnusedField, UnusedFields, describe_unused
+from erniekit.data.records import KINDS, read_records
+
+
+@pytest.fixture
+def unused_of(write_jsonl):
+    def read(records, kind="erniekit"):
+        unused = UnusedFields(kind)
+        for _ in read_records(write_jsonl(records), kind, unused):
+            pass
+        return unused.found()
+
+    return read
+
+
+def exchange(**more):
+    return {"src": "q", "tgt": "a", **more}
+
+
+def lines(fields, kind="erniekit"):
+    return describe_unused(kind, tuple(fields))
+
+
+def test_every_format_has_its_fields():
+    assert tuple(FIELDS) == KINDS
+
+
+RECORDS = {
+    "erniekit": {"src": ["s", "q"], "tgt": ["", "a"], "label": [0, 1], "system": "", "is_system": 1},
+    "alpaca": {"instruction": "q", "input": "i", "output": "a", "history": [], "system": "s"},
+    "messages": {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 1}]},
+    "text": {"tgt": "a"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fields_of_a_format_are_used(unused_of, kind):
+    assert unused_of([RECORDS[kind], RECORDS[kind]], kind) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_fields_are_counted_with_their_first_line(unused_of, kind):
+    record = RECORDS[kind]
+    records = [record, {**record, "task": 1, "id": None}, "", {**record, "task": 2}]
+    assert unused_of(records, kind) == [UnusedField("id", 1, 2), UnusedField("task", 2, 2)]
+
+
+def test_fields_of_messages_count_once_a_record(unused_of):
+    turns = [
+        {"role": "user", "content": "q", "name": "x"},
+        {"role": "assistant", "content": "a", "lable": 0, "name": "y"},
+    ]
+    found = unused_of([{"messages": turns}], "messages")
+    assert found == [UnusedField("messages[].lable", 1, 1), UnusedField("messages[].name", 1, 1)]
+    assert lines(found, "messages") == [
+        "field not used: messages[].lable (1 record, first at line 1): did you mean messages[].label?",
+        "field not used: messages[].name (1 record)",
+    ]
+
+
+def test_malformed_records_are_not_counted(unused_of):
+    assert unused_of([{"src": "q", "task": 1}, exchange()]) == []
+
+
+@pytest.mark.parametrize(
+    "kind, name, meant",
+    [
+        ("erniekit", "sytem", "system"), ("erniekit", "lable", "label"), ("erniekit", "System", "system"),
+        ("erniekit", "labels", "label"), ("alpaca", "inputs", "input"), ("alpaca", "histroy", "history"),
+        ("messages", "messages[].weigth", "messages[].weight"),
+    ],
+)  # fmt: skip
+def test_misspelt_fields_are_told_with_what_was_meant(kind, name, meant):
+    expected = f"field not used: {name} (1,200 records, first at line 3): did you mean {meant}?"
+    assert lines([UnusedField(name, 1200, 3)], kind) == [expected]
+
+
+@pytest.mark.parametrize("name", ["task", "id", "src_lang", "source", "title", "response", "sort", "score"])
+def test_other_names_are_not_taken_for_misspelt(name):
+    assert lines([UnusedField(name, 10_900, 1)]) == [f"field not used: {name} (10,900 records)"]
+
+
+def test_names_that_are_data_do_not_fill_memory_or_report(unused_of):
+    found = unused_of([exchange(**{f"key {number}": 1}) for number in range(150)])
+    assert len(found) == MOST_NAMES
+    (line,) = lines(found)
+    assert line.startswith("fields not used: 'key 0' (1 record), 'key 1' (1 record), ")
+    assert line.endswith("'key 9' (1 record), and 90 others or more")
+    assert [len(field.name) for field in unused_of([exchange(**{"x" * 10_000: 1})])] == [LONGEST_NAME]
+
+
+def test_a_name_that_no_encoding_holds_is_shown_escaped(unused_of):
+    found = unused_of([json.dumps(exchange(**{"a\ud83d": 1}))])
+    assert lines(found) == ["field not used: 'a\\ud83d' (1 record)"]
