@@ -7,6 +7,7 @@ and lists of them are accepted; tags, nested mappings and merge keys have no mea
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from erniekit.errors import ConfigurationError
 
 LARGEST_FILE = 1_000_000  # bytes; a configuration takes a few thousand
 DEEPEST_LIST = 3
+_SURPRISING = re.compile(r"[-+]?(0[0-7_]+|[0-9_]+(:[0-9_]+)+(\.[0-9_]*)?)")  # octal and sexagesimal numbers
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,11 @@ def _yaml_value(loader: yaml.SafeLoader, node: yaml.Node, depth: int = 0) -> Any
     implicit = loader.resolve(yaml.ScalarNode, node.value, (node.style is None, node.style is not None))
     if node.tag == "tag:yaml.org,2002:timestamp" and node.tag == implicit:
         return node.value  # a folder may well be called 2025-01-31
+    if node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and _SURPRISING.fullmatch(node.value):
+        return _Unusable(
+            f"YAML 1.1 does not read {node.value} as a decimal number (1:30 is 90, 010 is 8); "
+            "write it without a colon or leading zero, or in quotes if it is a text"
+        )
     if node.tag != implicit:
         return _Unusable(f"YAML tags such as {node.tag.rsplit(':', 1)[-1]} are not used here; write the plain value")
     try:

@@ -112,10 +112,13 @@ def _explain(parameter: Parameter, value: Any, keyword: str, bound: Any) -> str:
     if value is None or value == "":
         default = parameter.default_text
         return f"has no value; write {parameter.kind.expected}, or remove the line for the default {default}"
+    if isinstance(value, str) and value.strip().lower() in _QUOTED and "true or false" in parameter.kind.expected:
+        return f'expected {parameter.kind.expected}, got the text "{value}"; remove the quotes'
     extra = f": {parameter.wrong_type}" if parameter.wrong_type else ""
     return f"expected {parameter.kind.expected}, {got}{extra}"
 
 
+_QUOTED = ("true", "false")  # texts where the user meant a boolean
 _BOUNDS = {
     "minimum": "at least",
     "maximum": "at most",

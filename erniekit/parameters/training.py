@@ -234,7 +234,11 @@ def training_sources_agree(draft: Draft) -> None:
 def max_steps_not_zero(draft: Draft) -> None:
     """`max_steps` is positive, or -1 for no limit."""
     if draft["max_steps"] == 0:
-        draft.problem("max_steps", "0 steps would train nothing", "write -1 for no limit, or `do_train: false`")
+        draft.problem(
+            "max_steps",
+            "0 steps would train nothing",
+            "write -1 for no limit; to evaluate only, `do_train: false` and `do_eval: true`",
+        )
 
 
 @rule("lr_scheduler_type", "decay_steps", "warmup_steps", "max_steps")

@@ -114,6 +114,9 @@ def read_none(raw: Any) -> Any:
 _INTEGER_TEXT = {"type": "string", "pattern": r"^\s*-?\d+\s*(\*\*\s*\d+\s*)?$"}
 _NUMBER_TEXT = {"type": "string", "pattern": r"^\s*([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|-?\d+\s*\*\*\s*\d+)\s*$"}
 
+# A text that no folder is called, but a boolean or nothing in quotes or in Python's spelling.
+_NO_WORD = r"^(?!\s*([Tt]rue|TRUE|[Ff]alse|FALSE|[Nn]one|NONE|[Nn]ull|NULL|~)\s*$)"
+
 BOOLEAN = Kind("boolean", "true or false", _as_it_is, {"type": "boolean"})
 INTEGER = Kind("integer", "an integer", read_integer, {"type": "integer"}, (_INTEGER_TEXT,))
 FLAG = Kind(
@@ -162,7 +165,7 @@ PATH_OR_BOOLEAN = Kind(
     "path or boolean",
     "a folder, true or false",
     _as_it_is,
-    {"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 1}]},
+    {"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 1, "pattern": _NO_WORD}]},
 )
 DEVICE = Kind(
     "text",

@@ -136,3 +136,17 @@ def test_malformed_overrides_are_reported(tmp_path: Path) -> None:
     assert "command line: `seed` is given twice; remove one" in text
     assert "command line: `lerning_rate`: unknown parameter; did you mean `learning_rate`?" in text
     assert text.startswith("4 problems")
+
+
+@pytest.mark.parametrize("written", ["1:30", "010", "-017", "1:30.5", "[1, 010]"])
+def test_numbers_that_yaml_reads_in_base_8_or_60_are_refused(tmp_path: Path, written: str) -> None:
+    text = _refused(tmp_path / "a.yaml", f"{COMPLETE}max_steps: {written}\n")
+    number = written.strip("[]").split(", ")[-1]
+    assert f"a.yaml:4: `max_steps`: YAML 1.1 does not read {number} as a decimal number" in text
+
+
+@pytest.mark.parametrize(("written", "value"), [("0", 0), ("10", 10), ("1_000", 1000), ("0x1F", 31), ("'010'", "010")])
+def test_other_numbers_are_read(tmp_path: Path, written: str, value: int | str) -> None:
+    (tmp_path / "a.yaml").write_text(f"seed: {written}\n", encoding="utf-8")
+    entries, problems = read_file(tmp_path / "a.yaml")
+    assert ([entry.value for entry in entries], problems) == ([value], [])

@@ -56,6 +56,7 @@ from tests.parameters.samples import load, problems
         ("hf_hub_id", None, ""),
         ("train_dataset_path", None, []),
         ("resume_from_checkpoint", True, True),
+        ("resume_from_checkpoint", "true/checkpoint-3", "true/checkpoint-3"),
     ],
 )
 def test_value_is_read(name: str, written: Any, read: Any) -> None:
@@ -67,7 +68,8 @@ def test_value_is_read(name: str, written: Any, read: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "written", "expected"),
     [
-        ("do_eval", "true", "expected true or false, got true"),
+        ("do_eval", "True", 'expected true or false, got the text "True"; remove the quotes'),
+        ("do_eval", "maybe", "expected true or false, got maybe"),
         ("do_eval", 1, "expected true or false, got 1"),
         ("max_steps", 1.5, "expected an integer, got 1.5"),
         ("max_steps", True, "expected an integer, got true"),
@@ -108,7 +110,9 @@ def test_value_is_read(name: str, written: Any, read: Any) -> None:
         ("distributed_dataloader", 2, "must be at most 1"),
         ("apply_online_actscale_step", True, "it counts steps"),
         ("resume_from_checkpoint", 3, "expected a folder, true or false"),
-        ("max_steps", 0, "write -1 for no limit"),
+        ("resume_from_checkpoint", "true", 'got the text "true"; remove the quotes'),
+        ("resume_from_checkpoint", "None", "expected a folder, true or false, got None"),
+        ("max_steps", 0, "to evaluate only, `do_train: false` and `do_eval: true`"),
         ("hadamard_block_size", 48, "48 is not a power of two"),
     ],
 )
