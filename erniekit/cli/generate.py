@@ -30,6 +30,8 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--prompt", action="append", required=True, help="a user's message; may be given several times")
     parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
     options = parser.parse_args(arguments)
+    if options.raw and options.system:
+        parser.error("--raw continues the text without the chat template, which --system is part of; drop one of them")
     parameters = generation_parameters(options)
     select_device(parameters)
     from erniekit.runners.generate import ChatModel, sampling_from

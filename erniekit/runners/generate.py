@@ -48,6 +48,11 @@ class ChatModel:
         Raises:
             ModelFileError: the folder or one of its files is missing or damaged.
         """
+        if folder.is_file():
+            raise ModelFileError(
+                f"{folder}: is a file, and this verb takes a model folder, such as the output_dir of a run.\n"
+                "  For example: erniekit chat output/quickstart/sft"
+            )
         if not folder.is_dir():
             raise ModelFileError(
                 f"{folder}: there is no such folder; name a model folder, an output_dir or a checkpoint"
@@ -69,7 +74,7 @@ class ChatModel:
             raw: continue the texts as they are, without the chat template.
 
         Raises:
-            UserError: a prompt is empty, too long, or contains a control token of the model.
+            UserError: a prompt is empty, too long, no UTF-8, or contains a control token of the model.
         """
         encoded = [
             self.tokenizer.encode(self._checked(prompt))
@@ -117,6 +122,12 @@ class ChatModel:
         return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *self.template.stop_token_ids))
 
     def _checked(self, text: str) -> str:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # Python reads a foreign byte as a lone surrogate
+            raise DataError(
+                f"the text is not UTF-8 (character {error.start + 1}); convert it, or set the terminal to UTF-8"
+            ) from None
         token = self.tokenizer.find_control_token(text)
         if token is not None:
             raise DataError(

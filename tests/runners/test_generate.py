@@ -176,3 +176,25 @@ def test_each_parameter_of_generation_changes_the_answer(
         return model.answer(PROMPTS, sampling_from(config.generation, config.training.seed))
 
     assert answers(**{**beside, name: value}) != answers(**beside)
+
+
+def test_text_that_is_not_utf8_is_refused(model: ChatModel) -> None:
+    for raw in (False, True):
+        with pytest.raises(DataError, match=r"not UTF-8 \(character 3\)"):
+            model.answer(["Hi\udcff"], GREEDY, raw=raw)
+    with pytest.raises(DataError, match="not UTF-8"):
+        list(Dialogue.start(model, system="\udcff").reply("Hi", GREEDY))
+
+
+@pytest.mark.parametrize("verb", ["chat", "generate"])
+def test_a_file_is_no_model_folder(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "chat.yaml"
+    file.write_text("seed: 1\n")
+    assert main([verb, str(file), *(["--prompt", "Hi"] if verb == "generate" else [])]) == 2
+    error = capsys.readouterr().err
+    assert f"{file}: is a file" in error and "erniekit chat output/quickstart/sft" in error
+
+
+def test_raw_text_has_no_system_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "model", "--prompt", "Hi", "--raw", "--system", "Be brief."]) == 2
+    assert "--raw continues the text without the chat template" in capsys.readouterr().err
