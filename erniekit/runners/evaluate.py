@@ -20,6 +20,7 @@ from erniekit.runners.wiring import (
 )
 from erniekit.training.callbacks.plain_lines import PlainLines
 from erniekit.training.callbacks.results import Results
+from erniekit.training.checkpoint_folder import locked, refuse_damaged
 from erniekit.training.evaluation import EvaluationResult, evaluate
 
 
@@ -34,20 +35,23 @@ def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
     select_device(config, say)
     tokenizer, template = open_tokenizer(config)
     check_vocabulary(read_model_config(config), tokenizer)
-    dataset = evaluation_dataset(config, tokenizer, template)
-    say(str(dataset.report))
-    announce_dense_mask(config, [(dataset, config.evaluation.per_device_eval_batch_size)], say)
-    model = open_model(config, first_weights(config), say)
-    result = evaluate(
-        model,
-        evaluation_plan(config, dataset),
-        objective_from(config),
-        max_batches=config.evaluation.max_evaluate_steps,
-        describe_sample=dataset.location,
-    )
-    record = {"step": 0, "epoch": 0.0, **result.record()}
+    weights = first_weights(config)
+    if weights is not None:
+        refuse_damaged(weights)
     output_dir = Path(config.basic.output_dir).expanduser()
-    output_dir.mkdir(parents=True, exist_ok=True)
-    PlainLines(say).on_evaluate(record)
-    Results(output_dir).on_evaluate(record)
+    with locked(output_dir):  # first: an evaluation whose figures cannot be kept is in vain
+        dataset = evaluation_dataset(config, tokenizer, template)
+        say(str(dataset.report))
+        announce_dense_mask(config, [(dataset, config.evaluation.per_device_eval_batch_size)], say)
+        model = open_model(config, weights, say)
+        result = evaluate(
+            model,
+            evaluation_plan(config, dataset),
+            objective_from(config),
+            max_batches=config.evaluation.max_evaluate_steps,
+            describe_sample=dataset.location,
+        )
+        record = {"step": 0, "epoch": 0.0, **result.record()}
+        PlainLines(say).on_evaluate(record)
+        Results(output_dir).on_evaluate(record)
     return result

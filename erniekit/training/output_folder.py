@@ -9,6 +9,8 @@ from pathlib import Path
 
 from erniekit.errors import CheckpointError
 from erniekit.model.model_folder import refuse_half_written
+from erniekit.training.callbacks.loss_curve import LOSS_CURVE_FILE
+from erniekit.training.callbacks.results import RESULT_FILES
 from erniekit.training.checkpoint_folder import (
     checkpoint_folders,
     holds_foreign_model,
@@ -67,13 +69,19 @@ def open_output_folder(
 
 
 def remove_superseded(output_dir: Path, start: Start, say: Callable[[str], None] = print) -> None:
-    """Remove what overwrite_output_dir allows to be removed. Called late, when nothing else can be refused any more."""
+    """Remove what overwrite_output_dir allows to be removed, and the results of a run that ends with it.
+
+    Called late, when nothing else can be refused any more.
+    """
     for folder in start.superseded:
         say(f"overwrite_output_dir: removing {folder}")
         remove_folder(folder)
     if start.supersedes_model:
         say(f"overwrite_output_dir: removing the earlier model in {output_dir}")
         remove_model(output_dir)
+    if start.checkpoint is None and (start.superseded or start.supersedes_model):
+        for name in (*RESULT_FILES, LOSS_CURVE_FILE):  # the log begins anew with the run
+            (output_dir / name).unlink(missing_ok=True)
 
 
 def _find_start(
@@ -89,10 +97,12 @@ def _find_start(
             say(line)
         if newest is not None:
             return _resume(newest, (), output_dir, overwrite, say)
-        say(f"resume_from_checkpoint: true, but {output_dir} holds no complete checkpoint: starting afresh")
     elif resume:
         return _start_from(Path(resume).expanduser(), output_dir, overwrite, say)
-    return _start_afresh(output_dir, overwrite, weights_from)
+    start = _start_afresh(output_dir, overwrite, weights_from)
+    if resume:
+        say(f"resume_from_checkpoint: true, but {output_dir} holds no complete checkpoint: starting afresh")
+    return start
 
 
 def _start_from(checkpoint: Path, output_dir: Path, overwrite: bool, say: Callable[[str], None]) -> Start:

@@ -165,6 +165,14 @@ def test_a_missing_logger_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         event_logs([name], tmp_path)
 
 
+@pytest.mark.parametrize("name", ["visualdl", "tensorboard"])
+def test_an_unwritable_folder_of_event_files_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file/logs", Path("/proc/logs")):
+        with pytest.raises(ConfigurationError, match=f"logging_dir {folder} cannot be written"):
+            event_logs([name], folder)
+
+
 def run(output_dir: Path, first: Start, *extra: object, total_steps: int = 6, disable_tqdm: bool = True) -> None:
     callbacks = default_callbacks(output_dir, logging_dir=output_dir / "logs", report_to=[], disable_tqdm=disable_tqdm)
     trainer = fake_trainer(

@@ -157,8 +157,21 @@ def test_resume_true_starts_afresh_where_there_is_nothing(tmp_path: Path) -> Non
 
 def test_resume_true_does_not_overwrite_a_finished_model(tmp_path: Path) -> None:
     write_files_into(tmp_path, write)
+    said: list[str] = []
     with pytest.raises(CheckpointError, match="already holds a trained model"):
-        start_in(tmp_path, resume_from_checkpoint=True)
+        start_in(tmp_path, said, resume_from_checkpoint=True)
+    assert not any("starting afresh" in line for line in said)
+
+
+def test_results_of_a_superseded_run_go_with_it(output_dir: Path) -> None:
+    results = [output_dir / name for name in ("train_results.json", "eval_results.json", "loss.png")]
+    for path in (*results, output_dir / "notes.txt"):
+        path.write_text("old")
+    resumed = start_in(output_dir, resume_from_checkpoint=str(output_dir / "checkpoint-1"), overwrite_output_dir=True)
+    remove_superseded(output_dir, resumed, [].append)
+    assert all(path.exists() for path in results)
+    remove_superseded(output_dir, start_in(output_dir, overwrite_output_dir=True), [].append)
+    assert sorted(path.name for path in output_dir.iterdir()) == [".erniekit.lock", "notes.txt"]
 
 
 def test_resume_from_an_older_one_must_allow_the_newer_to_go(output_dir: Path) -> None:

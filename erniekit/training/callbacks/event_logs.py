@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,9 +45,23 @@ def event_logs(report_to: Sequence[str], logging_dir: Path) -> list[EventLog]:
     """A callback for each of `report_to` ("visualdl", "tensorboard"). The packages are imported only when asked for.
 
     Raises:
-        ConfigurationError: a package is not installed.
+        ConfigurationError: a package is not installed, or `logging_dir` cannot be written.
     """
+    if report_to:
+        _check_writable(logging_dir)
     return [EventLog(_open_writer(name, logging_dir)) for name in report_to]
+
+
+def _check_writable(logging_dir: Path) -> None:
+    try:
+        logging_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=logging_dir):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"logging_dir {logging_dir} cannot be written: {error.strerror}\n"
+            "  Write another logging_dir, or report_to: none"
+        ) from None
 
 
 def _open_writer(name: str, logging_dir: Path) -> EventWriter:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from erniekit.training.callbacks.log_file import LOG_FILE, read_log
 
+LOSS_CURVE_FILE = "loss.png"
+
 
 class LossCurve:
     """Draws the curve of the whole run, including the part before a resume."""
@@ -14,7 +16,7 @@ class LossCurve:
         self._output_dir = output_dir
 
     def on_train_end(self, _result: object) -> None:
-        draw_loss_curve(self._output_dir / LOG_FILE, self._output_dir / "loss.png")
+        draw_loss_curve(self._output_dir / LOG_FILE, self._output_dir / LOSS_CURVE_FILE)
 
 
 def draw_loss_curve(log: Path, picture: Path) -> None:

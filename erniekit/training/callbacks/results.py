@@ -8,6 +8,8 @@ from typing import Any
 
 from erniekit.training.json_file import write_json
 
+RESULT_FILES = EVALUATION_FILE, TRAINING_FILE = "eval_results.json", "train_results.json"
+
 
 class Results:
     """Keeps the latest evaluation and the result of the run."""
@@ -16,7 +18,7 @@ class Results:
         self._output_dir = output_dir
 
     def on_evaluate(self, record: Mapping[str, Any]) -> None:
-        write_json(self._output_dir / "eval_results.json", record)
+        write_json(self._output_dir / EVALUATION_FILE, record)
 
     def on_train_end(self, result: Any) -> None:
-        write_json(self._output_dir / "train_results.json", result.record())
+        write_json(self._output_dir / TRAINING_FILE, result.record())
