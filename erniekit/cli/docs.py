@@ -13,7 +13,7 @@ def run(arguments: list[str]) -> int:
     """Write the pages, or with --check list those that are out of date and return 1.
 
     Raises:
-        ConfigurationError: a page would replace a file that somebody else wrote.
+        ConfigurationError: a page would replace a file that somebody else wrote, or the folder cannot be written.
     """
     parser = argparse.ArgumentParser(
         prog="erniekit docs",
@@ -33,21 +33,32 @@ def run(arguments: list[str]) -> int:
         for name in stale:
             print(f"{options.output / name} is out of date; run `erniekit docs`", file=sys.stderr)
         return 1 if stale else 0
-    options.output.mkdir(parents=True, exist_ok=True)
-    changed = _stale(options.output, wanted)
-    foreign = [name for name in changed if _exists(options.output / name) and not _is_generated(options.output / name)]
+    try:
+        changed = _write(options.output, wanted)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{options.output}: cannot be written: {error.strerror}; name a folder with --output"
+        ) from None
+    print(f"{options.output}: {len(wanted)} files, {changed} changed")
+    return 0
+
+
+def _write(folder: Path, wanted: dict[str, str]) -> int:
+    """Bring the folder up to date; returns how many files changed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    changed = _stale(folder, wanted)
+    foreign = [name for name in changed if _exists(folder / name) and not _is_generated(folder / name)]
     if foreign:
         raise ConfigurationError(
-            f"{options.output}: {', '.join(foreign)}: not written by `erniekit docs`, so not replaced\n"
+            f"{folder}: {', '.join(foreign)}: not written by `erniekit docs`, so not replaced\n"
             "  Move or remove what you do not need, or name another folder with --output."
         )
     for name in changed:
         if name in wanted:
-            (options.output / name).write_text(wanted[name], encoding="utf-8")
+            (folder / name).write_text(wanted[name], encoding="utf-8")
         else:
-            (options.output / name).unlink()
-    print(f"{options.output}: {len(wanted)} files, {len(changed)} changed")
-    return 0
+            (folder / name).unlink()
+    return len(changed)
 
 
 def _stale(folder: Path, wanted: dict[str, str]) -> list[str]:

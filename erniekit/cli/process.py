@@ -56,13 +56,13 @@ def standard_streams(*, output_may_fail: bool) -> Iterator[Output | None]:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # what is not UTF-8 is refused where it is used
-    stdout, stderr = sys.stdout, sys.stderr
-    output = None
-    if stdout is sys.__stdout__:
-        output = Output(stdout.fileno(), raises=not output_may_fail)
+    stdout, stderr, output = sys.stdout, sys.stderr, None
+    own_output, own_errors = sys.__stdout__, sys.__stderr__
+    if own_output is not None and stdout is own_output:
+        output = Output(own_output.fileno(), raises=not output_may_fail)
         sys.stdout = _text(output, stdout)
-    if stderr is sys.__stderr__:
-        sys.stderr = _text(Output(stderr.fileno(), raises=False), stderr)
+    if own_errors is not None and stderr is own_errors:
+        sys.stderr = _text(Output(own_errors.fileno(), raises=False), stderr)
     try:
         yield output
     finally:

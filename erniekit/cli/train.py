@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from erniekit.cli.overrides import parse_with_overrides
 from erniekit.environment import import_paddle
 from erniekit.parameters import Config
 
@@ -23,7 +24,7 @@ def run(arguments: list[str]) -> int:
         action="store_true",
         help="check the configuration: overfit one sample of the data in under a minute, and write nothing",
     )
-    options = parser.parse_intermixed_args(arguments)
+    options = parse_with_overrides(parser, arguments)
     config = Config.load(options.config, options.overrides, verb="train")
     import_paddle()
     if options.try_one_sample:

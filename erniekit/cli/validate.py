@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from erniekit.cli.overrides import parse_with_overrides
 from erniekit.errors import UserError
 from erniekit.parameters import Config
 from erniekit.parameters.schema import PARAMETERS, SECTIONS
 from erniekit.parameters.values import shown
-from erniekit.runners.checks import check_positions
+from erniekit.runners.checks import check_paths, check_positions
 
 if TYPE_CHECKING:
     from erniekit.model.configuration import ModelConfig
@@ -35,7 +36,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument(
         "--verb", default="train", choices=("train", "preview", "chat", "generate"), help="check for this verb"
     )
-    options = parser.parse_intermixed_args(arguments)
+    options = parse_with_overrides(parser, arguments)
     overrides = [word for word in options.words if "=" in word and not Path(word).exists()]
     files = [word for word in options.words if word not in overrides]
     if not files:
@@ -52,6 +53,7 @@ def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> i
     try:
         config = Config.load(file, overrides, verb=options.verb)
         if options.verb in ("train", "preview"):
+            check_paths(config)
             _check_positions(config)
         data = "\n\n" + _data_summary(config) if options.data else ""  # first: it also counts the steps
         print(report(config, with_defaults=options.all) + data)
@@ -97,6 +99,8 @@ def derived_numbers(config: Config) -> list[tuple[str, ...]]:
 
 
 def _steps(config: Config) -> str:
+    if not config.basic.do_train:
+        return "none: do_train is false"
     if config.training.max_steps > 0:
         return f"{config.training.max_steps:,}"
     from erniekit.runners.known_steps import known_steps

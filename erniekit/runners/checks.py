@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from erniekit.environment import available_memory
@@ -11,6 +12,30 @@ from erniekit.parameters import Config
 if TYPE_CHECKING:
     from erniekit.data.tokenizer import Tokenizer
     from erniekit.model.configuration import ModelConfig
+
+
+def check_paths(config: Config) -> None:
+    """Raise ConfigurationError where the run would read a folder or a file that is not there."""
+    training, evaluation, checkpoint = config.training, config.evaluation, config.checkpoint
+    periodic = evaluation.evaluation_strategy != "no" or not config.basic.do_train
+    read: dict[str, tuple[str, ...]] = {"model_name_or_path": (config.basic.model_name_or_path,)}
+    if config.basic.do_train or config.verb == "preview":
+        read["train_dataset_path"] = training.train_dataset_path
+    if config.verb == "train" and config.basic.do_eval and periodic:
+        read["eval_dataset_path"] = evaluation.eval_dataset_path
+    if config.verb == "train":
+        read["init_from_checkpoint"] = (checkpoint.init_from_checkpoint,)
+        if isinstance(checkpoint.resume_from_checkpoint, str):
+            read["resume_from_checkpoint"] = (checkpoint.resume_from_checkpoint,)
+    lines = [
+        f"{config.origin(name)}: `{name}`: {path} does not exist"
+        for name, paths in read.items()
+        for path in filter(None, paths)
+        if not Path(path).expanduser().exists()
+    ]
+    if lines:
+        lines[-1] += f"\n  Paths count from the folder you are in: {Path.cwd()}"
+        raise ConfigurationError("\n".join(lines))
 
 
 def check_positions(config: Config, model_config: ModelConfig) -> None:

@@ -33,16 +33,18 @@ def preview(config: Config, *, rows: int = 1, documents: int = 8, color: bool = 
 
 
 def data_summary(config: Config) -> str:
-    """Counts of every data file, packing, and the exact number of steps.
+    """Counts of every data file that the configuration reads, packing, and the exact number of steps.
 
     Raises:
         UserError: the tokenizer or the data cannot be used.
     """
     tokenizer, template = open_tokenizer(config)
-    dataset = training_dataset(config, tokenizer, template)
-    plan = training_plan(config, dataset)
-    count_steps(config, plan)
-    blocks = [str(dataset.report), plan.describe(config.training.max_steps, config.training.num_train_epochs)]
+    blocks = []
+    if config.basic.do_train or config.verb == "preview":
+        dataset = training_dataset(config, tokenizer, template)
+        plan = training_plan(config, dataset)
+        count_steps(config, plan)
+        blocks += [str(dataset.report), plan.describe(config.training.max_steps, config.training.num_train_epochs)]
     if config.basic.do_eval and config.evaluation.eval_dataset_path:
         held_out = evaluation_dataset(config, tokenizer, template)
         batches = evaluation_plan(config, held_out).steps_in_epoch(0)

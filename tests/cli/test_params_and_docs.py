@@ -80,3 +80,9 @@ def test_docs_leaves_the_files_of_others_alone(tmp_path: Path, capsys: pytest.Ca
     assert "index.md: not written by `erniekit docs`" in capsys.readouterr().err
     assert (tmp_path / "index.md").read_text(encoding="utf-8") == "my own index"
     assert not (tmp_path / "sft.md").exists()  # nothing is written where something is refused
+
+
+@pytest.mark.parametrize("folder", ["/dev/null", "/dev/null/docs", "/proc/erniekit"])
+def test_docs_that_cannot_be_written_are_one_line(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["docs", "--output", folder]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {folder}: cannot be written: ")

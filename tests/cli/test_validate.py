@@ -12,6 +12,7 @@ from erniekit.parameters import Config
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "examples" / "configs" / "quickstart" / "sft.yaml")
+DATA = str(ROOT / "examples" / "data" / "sft-eval.jsonl")
 TINY = str(ROOT / "examples" / "models" / "tiny-ernie")
 
 
@@ -23,7 +24,7 @@ def _write(path: Path, text: str) -> str:
 def test_good_file_shows_values_origins_and_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = _write(
         tmp_path / "sft.yaml",
-        f"model_name_or_path: {TINY}\noutput_dir: out\ntrain_dataset_path: t.jsonl\nmax_seq_len: 512\n"
+        f"model_name_or_path: {TINY}\noutput_dir: out\ntrain_dataset_path: {DATA}\nmax_seq_len: 512\n"
         "batch_size: 2\ngradient_accumulation_steps: 4\ncompute_type: bf16\n",
     )
     assert main(["validate", file, "max_steps=1200"]) == 0
@@ -112,8 +113,71 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_positions_that_the_model_does_not_have_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = _write(tmp_path / "a.yaml", f"model_name_or_path: {TINY}\noutput_dir: o\ntrain_dataset_path: t\n")
+    file = _write(tmp_path / "a.yaml", f"model_name_or_path: {TINY}\noutput_dir: o\ntrain_dataset_path: {DATA}\n")
     assert main(["validate", file, "max_seq_len=4096"]) == 0
     assert main(["validate", file, "max_seq_len=4097"]) == 2
     error = capsys.readouterr().err
     assert "max_seq_len 4,097 (command line)" in error and "max_position_embeddings 4,096" in error
+
+
+def test_what_is_not_there_is_named_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = _write(
+        tmp_path / "a.yaml",
+        f"model_name_or_path: {TINY}/absent\noutput_dir: o\ntrain_dataset_path: {DATA}, t.jsonl\n"
+        "do_eval: true\neval_dataset_path: e.jsonl\n",
+    )
+    assert main(["validate", file, "resume_from_checkpoint=checkpoint-9"]) == 2
+    error = capsys.readouterr().err
+    for line in (
+        f"a.yaml:1: `model_name_or_path`: {TINY}/absent does not exist",
+        "a.yaml:3: `train_dataset_path`: t.jsonl does not exist",
+        "a.yaml:5: `eval_dataset_path`: e.jsonl does not exist",
+        "command line: `resume_from_checkpoint`: checkpoint-9 does not exist",
+    ):
+        assert line in error
+    assert f"{DATA} does not" not in error
+    there = [f"model_name_or_path={TINY}", f"train_dataset_path={DATA}", "max_seq_len=512"]
+    assert main(["validate", file, *there, "do_eval=false"]) == 0
+    assert main(["validate", file, *there, "--verb", "preview"]) == 0
+    assert main(["validate", file, *there]) == 2
+
+
+def test_an_evaluation_on_its_own_reads_no_training_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = _write(
+        tmp_path / "a.yaml",
+        f"model_name_or_path: {TINY}\noutput_dir: o\ndo_train: false\ndo_eval: true\neval_dataset_path: {DATA}\n"
+        f"data_cache_dir: {tmp_path}\nmax_seq_len: 512\n",
+    )
+    assert main(["validate", file, "--data"]) == 0
+    text = capsys.readouterr().out
+    assert "none: do_train is false" in text and "evaluation: " in text and "in total" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--learning_rate", "1e-4"], "learning_rate=1e-4"),
+        (["--learning-rate=1e-4"], "learning_rate=1e-4"),
+        (["--do_eval"], "do_eval=VALUE"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["train", "preview", "validate"])
+def test_a_parameter_written_as_an_option_is_explained(
+    verb: str, words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, QUICKSTART, *words]) == 2
+    error = capsys.readouterr().err
+    assert f"unrecognized arguments: {words[0]}" in error
+    assert error.endswith(f"; parameters are written name=value: {hint}\n")
+
+
+def test_an_unknown_option_is_not_taken_for_a_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", QUICKSTART, "--fast"]) == 2
+    assert capsys.readouterr().err.endswith("unrecognized arguments: --fast\n")
+
+
+@pytest.mark.parametrize("option", ["--rows", "--documents"])
+@pytest.mark.parametrize("count", ["-1", "0", "many"])
+def test_preview_shows_at_least_one(option: str, count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preview", QUICKSTART, option, count]) == 2
+    assert f"expected an integer of at least 1, got {count}" in capsys.readouterr().err
