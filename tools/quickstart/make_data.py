@@ -74,7 +74,7 @@ def sorting(draw: random.Random) -> Question:
 
 
 def counting(draw: random.Random) -> Question:
-    start, step = draw.randint(40, 349), draw.choice((1, 2, 10))
+    start, step = draw.randint(50, 449), draw.choice((1, 10))
     direction = draw.choice((1, -1))
     numbers = [start + direction * step * index for index in range(5)]
     word = "up" if direction > 0 else "down"
