@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from erniekit.cli.process import TERMINATED, Terminated, sigterm_raises, standard_streams
+from erniekit.cli.process import TERMINATED, Terminated, signals_raise, standard_streams
 from erniekit.errors import UserError
 
 VERBS = {
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verb = _verb(words[0]) if words else "help"
     with standard_streams(output_may_fail=verb == "train") as output:  # a run outlives the reader of its progress
         try:
-            with sigterm_raises():
+            with signals_raise():
                 code = _run(verb, words[1:])
                 sys.stdout.flush()
         except OSError as error:

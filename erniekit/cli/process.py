@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import io
 import os
 import signal
@@ -17,6 +18,9 @@ TERMINATED = 128 + signal.SIGTERM
 
 class Terminated(SystemExit):
     """SIGTERM arrived. As a SystemExit it ends a forked child quietly, too."""
+
+
+_RAISED_BY = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
 
 
 class Output(io.FileIO):
@@ -83,8 +87,11 @@ def _text(output: Output, like: Any) -> io.TextIOWrapper:
 
 
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Have SIGTERM raise Terminated, so that files are closed and locks released. A handler of others is kept."""
+def signals_raise() -> Iterator[None]:
+    """Have SIGTERM raise Terminated, so that files are closed and locks released. A handler of others is kept.
+
+    What SIGTERM or Ctrl-C raises inside a destructor, Python reports and drops; such a signal comes again.
+    """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -93,8 +100,18 @@ def sigterm_raises() -> Iterator[None]:
     def terminate(_number: int, _frame: FrameType | None) -> None:
         raise Terminated(TERMINATED)
 
+    def repeat(dropped: Any) -> None:
+        number = _RAISED_BY.get(dropped.exc_type)
+        if number is None:
+            report(dropped)
+        else:
+            threading.Timer(0.02, _thread.interrupt_main, [number]).start()  # when the destructor is over
+
+    report = sys.unraisablehook
     signal.signal(signal.SIGTERM, terminate)
+    sys.unraisablehook = repeat
     try:
         yield
     finally:
+        sys.unraisablehook = report
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -54,6 +54,16 @@ def test_a_signal_during_the_import_of_paddle_waits_for_its_end(
     assert (result.returncode, result.stdout, result.stderr) == (code, "loaded whole\n", f"{told}\n")
 
 
+@pytest.mark.parametrize(("number", "code", "told"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+def test_a_signal_that_a_destructor_swallows_comes_again(number: str, code: int, told: str) -> None:
+    body = (
+        f"type('Closing', (), {{'__del__': lambda self: os.kill(os.getpid(), signal.{number})}})()\n"
+        "    print('swallowed', flush=True); threading.Event().wait(20); print('went on')"
+    )
+    result = run_verb("version", f"import threading; {body}")
+    assert (result.returncode, result.stdout, result.stderr) == (code, "swallowed\n", f"{told}\n")
+
+
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("words", ["params", "version", "train --help", "help"])
 def test_a_full_disk_under_stdout_is_one_line(words: str) -> None:
