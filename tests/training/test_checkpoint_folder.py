@@ -7,6 +7,7 @@ import io
 import json
 import multiprocessing
 import os
+import pathlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -160,8 +161,12 @@ class CrashingDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done = 0
         self.crash_at = -1
+        accessor = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10's pathlib keeps its own references
         for name in self.OPERATIONS:
-            monkeypatch.setattr(os, name, self._counted(getattr(os, name)))
+            counted = self._counted(getattr(os, name))
+            monkeypatch.setattr(os, name, counted)
+            if hasattr(accessor, name):
+                monkeypatch.setattr(accessor, name, staticmethod(counted))
         opened = io.open
 
         def counted_open(file: object, mode: str = "r", *arguments: object, **options: object) -> object:
@@ -170,6 +175,8 @@ class CrashingDisk:
             return opened(file, mode, *arguments, **options)
 
         monkeypatch.setattr(io, "open", counted_open)
+        if accessor is not None:
+            monkeypatch.setattr(accessor, "open", staticmethod(counted_open))
 
     def _counted(self, operation: Callable[..., object]) -> Callable[..., object]:
         def counted(*arguments: object, **options: object) -> object:
