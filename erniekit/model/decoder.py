@@ -16,6 +16,7 @@ from paddle import nn
 
 from erniekit.model.activation import swiglu
 from erniekit.model.configuration import ModelConfig
+from erniekit.model.linear import ZEROS, Linear
 from erniekit.model.norm import RMSNorm
 from erniekit.model.randomness import Randomness, Site, dropout
 from erniekit.model.rotary import RotaryTables, rotary_tables, rotate
@@ -50,7 +51,7 @@ class Embedding(nn.Layer):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.weight = self.create_parameter([config.vocab_size, config.hidden_size], default_initializer=_ZEROS)
+        self.weight = self.create_parameter([config.vocab_size, config.hidden_size], default_initializer=ZEROS)
 
     def forward(self, input_ids_BS: paddle.Tensor) -> paddle.Tensor:
         return F.embedding(input_ids_BS, self.weight)
@@ -63,10 +64,10 @@ class SelfAttention(nn.Layer):
         super().__init__()
         self.layer, self.head_dim = layer, config.head_dim
         queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        self.q_proj = _linear(config.hidden_size, queries, config.use_bias)
-        self.k_proj = _linear(config.hidden_size, keys, config.use_bias)
-        self.v_proj = _linear(config.hidden_size, keys, config.use_bias)
-        self.o_proj = _linear(queries, config.hidden_size, config.use_bias)
+        self.q_proj = Linear(config.hidden_size, queries, config.use_bias)
+        self.k_proj = Linear(config.hidden_size, keys, config.use_bias)
+        self.v_proj = Linear(config.hidden_size, keys, config.use_bias)
+        self.o_proj = Linear(queries, config.hidden_size, config.use_bias)
 
     def forward(self, x_BSH: paddle.Tensor, context: BatchContext, dropout: float, key: Sequence[int]) -> paddle.Tensor:
         batch, length, _ = x_BSH.shape
@@ -84,9 +85,9 @@ class MLP(nn.Layer):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = _linear(config.hidden_size, config.intermediate_size, config.use_bias)
-        self.up_proj = _linear(config.hidden_size, config.intermediate_size, config.use_bias)
-        self.down_proj = _linear(config.intermediate_size, config.hidden_size, config.use_bias)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, config.use_bias)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, config.use_bias)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.use_bias)
 
     def forward(self, x_BSH: paddle.Tensor) -> paddle.Tensor:
         return self.down_proj(swiglu(self.gate_proj(x_BSH), self.up_proj(x_BSH)))
@@ -131,7 +132,7 @@ class Head(nn.Layer):
         if config.tie_word_embeddings:
             self._owner = [embedding]  # in a list, so that Paddle does not register it a second time
         else:
-            self.weight = self.create_parameter([config.vocab_size, config.hidden_size], default_initializer=_ZEROS)
+            self.weight = self.create_parameter([config.vocab_size, config.hidden_size], default_initializer=ZEROS)
             self._owner = [self]
 
     @property
@@ -207,11 +208,3 @@ class Decoder(nn.Layer):
         for layer in self.layers:
             hidden_BSH = layer(hidden_BSH, context)
         return self.norm(hidden_BSH)
-
-
-_ZEROS = nn.initializer.Constant(0.0)  # weights are always set by the builder; drawing random ones here is wasted
-
-
-def _linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
-    zeros = paddle.ParamAttr(initializer=_ZEROS)
-    return nn.Linear(inputs, outputs, weight_attr=zeros, bias_attr=zeros if bias else False)
