@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,22 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items() if name != "BF16"}
+_BITS = {name: 8 * dtype.itemsize for name, dtype in _DTYPES.items()} | {
+    "C64": 64, "U64": 64, "U32": 32, "U16": 16,
+    "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
+_BLOCK = 4 << 20  # bytes of a tensor that are in memory at once where it is only copied
+
+
+class StoredTensor(NamedTuple):
+    """What the header of a file says of a tensor; `dtype` is the format's name for it, such as "BF16"."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _BITS[self.dtype] // 8
 
 
 class SafetensorsFile:
@@ -60,12 +76,32 @@ class SafetensorsFile:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._entries[name]["shape"])
 
+    def stored(self, name: str) -> StoredTensor:
+        return StoredTensor(self._entries[name]["dtype"], self.shape(name))
+
+    def blocks(self, name: str) -> Iterator[bytes]:
+        """One tensor's bytes as they are stored, whatever its type, a few MB at a time."""
+        start, stop = (self._data_start + offset for offset in self._entries[name]["data_offsets"])
+        with self.path.open("rb") as file:
+            file.seek(start)
+            while start < stop:
+                block = file.read(min(_BLOCK, stop - start))
+                if not block:
+                    raise ModelFileError(f"{self.path}: {name}: the file ends early; it was cut while being read")
+                start += len(block)
+                yield block
+
     def read(self, name: str) -> np.ndarray:
         """One tensor's values; bfloat16 comes as float32 (exact), everything else in its own type.
 
         The array may be a read-only view of the file.
+
+        Raises:
+            ModelFileError: the tensor has a type that NumPy cannot hold, such as an 8-bit float.
         """
         entry = self._entries[name]
+        if entry["dtype"] not in _DTYPES:
+            raise ModelFileError(f"{self.path}: {name}: values of type {entry['dtype']} cannot be computed with")
         start, stop = (self._data_start + offset for offset in entry["data_offsets"])
         values = np.frombuffer(self._bytes[start:stop], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
         if entry["dtype"] == "BF16":
@@ -75,7 +111,7 @@ class SafetensorsFile:
     def _check(self, name: str, entry: Any, data_size: int) -> None:
         try:
             dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-            fits = stop - start == math.prod(shape) * _DTYPES[dtype].itemsize and 0 <= start <= stop <= data_size
+            fits = 8 * (stop - start) == math.prod(shape) * _BITS[dtype] and 0 <= start <= stop <= data_size
         except (KeyError, TypeError, ValueError):
             raise ModelFileError(f"{self.path}: {name}: the header entry {entry!r} cannot be read") from None
         if not fits:
@@ -104,16 +140,39 @@ def write_safetensors(
     Arrays of any memory layout are stored in C order. Nothing is synced to disk here.
     """
     stored = np.dtype(dtype).newbyteorder("<")
-    header: dict[str, Any] = {"__metadata__": dict(metadata or {})} if metadata else {}
+
+    def contents() -> Iterator[tuple[str, Iterable[Any]]]:
+        for (expected, shape), (name, values) in zip(shapes.items(), tensors, strict=True):
+            assert name == expected and values.shape == shape, (name, expected, values.shape, shape)
+            yield name, [np.ascontiguousarray(values, stored).data]
+
+    write_stored(
+        path, {name: StoredTensor(_NAMES[stored], shape) for name, shape in shapes.items()}, contents(), metadata
+    )
+
+
+def write_stored(
+    path: Path,
+    tensors: Mapping[str, StoredTensor],
+    contents: Iterable[tuple[str, Iterable[Any]]],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write tensors of any types from their bytes, in the order of `tensors`.
+
+    Args:
+        contents: yields in that same order each tensor's name and its bytes, in blocks that make up its size.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
-    for name, shape in shapes.items():
-        size = math.prod(shape) * stored.itemsize
-        header[name] = {"dtype": _NAMES[stored], "shape": list(shape), "data_offsets": [offset, offset + size]}
+    for name, (dtype, shape) in tensors.items():
+        size = tensors[name].nbytes
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data starts at a multiple of 8
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for (expected, shape), (name, values) in zip(shapes.items(), tensors, strict=True):
-            assert name == expected and values.shape == shape, (name, expected, values.shape, shape)
-            file.write(np.ascontiguousarray(values, stored).data)
+        for expected, (name, blocks) in zip(tensors, contents, strict=True):
+            assert name == expected, (name, expected)
+            written = sum(file.write(block) for block in blocks)
+            assert written == tensors[name].nbytes, (name, written, tensors[name])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,11 @@ from erniekit.errors import ModelFileError
 from erniekit.model.configuration import CONFIG_FILE
 from erniekit.model.decoder import Decoder
 from erniekit.model.model_folder import refuse_half_written
-from erniekit.model.safetensors_file import SafetensorsFile, write_safetensors
+from erniekit.model.safetensors_file import SafetensorsFile, StoredTensor
+from erniekit.model.shards import listed, open_weight_files, write_weight_files
 
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_SHARD_BYTES = 5 * 10**9
-_SHOWN_PROBLEMS = 20
 
 
 def named_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
@@ -51,7 +49,7 @@ def load_weights(decoder: Decoder, folder: Path | str) -> None:
     """
     folder = Path(folder)
     refuse_half_written(folder)
-    files = _locate(folder)
+    files = open_weight_files(folder)
     shapes = decoder.config.weight_shapes()
     tied_head = decoder.config.tie_word_embeddings and "lm_head.weight" in files
     problems = [f"{name}: missing" for name in shapes if name not in files]
@@ -67,7 +65,7 @@ def load_weights(decoder: Decoder, folder: Path | str) -> None:
             'set "tie_word_embeddings": false'
         )
     if problems:
-        raise ModelFileError(_listed(f"{folder}: the weights do not fit {CONFIG_FILE}:", problems))
+        raise ModelFileError(listed(f"{folder}: the weights do not fit {CONFIG_FILE}:", problems))
     for name, parameter in named_weights(decoder).items():
         values = files[name].read(name)
         if is_transposed(name):
@@ -82,25 +80,10 @@ def save_weights(decoder: Decoder, folder: Path | str, max_shard_bytes: int = MA
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    shapes = decoder.config.weight_shapes()
     weights = named_weights(decoder)
-    shards = _shards(shapes, max_shard_bytes)
-    written = []
-    for number, names in enumerate(shards, start=1):
-        file_name = WEIGHTS_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        path = folder / file_name
-        write_safetensors(path, {name: shapes[name] for name in names}, _stored(weights, names), {"format": "pt"})
-        written.append(path)
-    if len(shards) > 1:
-        index = {
-            "metadata": {"total_size": 4 * decoder.config.parameter_count()},
-            "weight_map": {name: path.name for path, names in zip(written, shards, strict=True) for name in names},
-        }
-        written.append(_write_json(folder / INDEX_FILE, index))
-    for path in [folder / WEIGHTS_FILE, folder / INDEX_FILE, *folder.glob("model-*-of-*.safetensors")]:
-        if path not in written:
-            path.unlink(missing_ok=True)  # of an earlier save that was cut differently; it would be loaded instead
-    return written
+    tensors = {name: StoredTensor("F32", shape) for name, shape in decoder.config.weight_shapes().items()}
+    contents = ((name, [_stored(name, weights[name])]) for name in tensors)
+    return write_weight_files(folder, tensors, contents, max_shard_bytes, {"format": "pt"})
 
 
 def save_model_folder(
@@ -123,55 +106,13 @@ def save_model_folder(
     return written
 
 
-def _locate(folder: Path) -> dict[str, SafetensorsFile]:
-    """Every stored tensor's name and the open file that holds it."""
-    index_path = folder / INDEX_FILE
-    if (folder / WEIGHTS_FILE).is_file():
-        file = SafetensorsFile(folder / WEIGHTS_FILE)
-        return dict.fromkeys(file.names(), file)
-    if not index_path.is_file():
-        raise ModelFileError(f"{folder}: neither {WEIGHTS_FILE} nor {INDEX_FILE} is there")
-    try:
-        weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
-        shard_names = sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelFileError(f"{index_path}: cannot be read as an index of shards: {error!r}") from None
-    outside = [name for name in shard_names if Path(name).name != name]
-    missing = [name for name in shard_names if name not in outside and not (folder / name).is_file()]
-    if outside or missing:
-        problems = [f"{name}: not a plain file name" for name in outside] + [
-            f"{name}: no such file" for name in missing
-        ]
-        raise ModelFileError(_listed(f"{index_path}: shards cannot be opened:", problems))
-    shards = {name: SafetensorsFile(folder / name) for name in shard_names}
-    absent = [f"{name}: not in {shard}" for name, shard in weight_map.items() if name not in shards[shard].names()]
-    if absent:
-        raise ModelFileError(_listed(f"{index_path}: the index does not fit its shards:", absent))
-    return {name: shards[shard] for name, shard in weight_map.items()}
-
-
 def _equal(files: dict[str, SafetensorsFile], first: str, second: str) -> bool:
     return np.array_equal(files[first].read(first), files[second].read(second))
 
 
-def _shards(shapes: dict[str, tuple[int, ...]], max_shard_bytes: int) -> list[list[str]]:
-    """Names in order, cut before the tensor that would make a shard too large; a tensor is never cut."""
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name, shape in shapes.items():
-        tensor_bytes = 4 * int(np.prod(shape))
-        if shards[-1] and size + tensor_bytes > max_shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += tensor_bytes
-    return shards
-
-
-def _stored(weights: dict[str, paddle.Tensor], names: list[str]) -> Iterator[tuple[str, np.ndarray]]:
-    for name in names:
-        values = weights[name].astype("float32").numpy()
-        yield name, values.T if is_transposed(name) else values
+def _stored(name: str, weight: paddle.Tensor) -> memoryview:
+    values = weight.astype("float32").numpy()
+    return np.ascontiguousarray(values.T if is_transposed(name) else values).data
 
 
 def _numpy_dtype(parameter: paddle.Tensor) -> type:
@@ -181,10 +122,3 @@ def _numpy_dtype(parameter: paddle.Tensor) -> type:
 def _write_json(path: Path, content: Mapping[str, object]) -> Path:
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return path
-
-
-def _listed(title: str, problems: list[str]) -> str:
-    shown = [f"  {problem}" for problem in problems[:_SHOWN_PROBLEMS]]
-    if len(problems) > _SHOWN_PROBLEMS:
-        shown.append(f"  ... and {len(problems) - _SHOWN_PROBLEMS} more")
-    return "\n".join([title, *shown])

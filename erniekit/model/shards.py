@@ -1,0 +1,116 @@
+"""The weight files of a model folder: one safetensors file, or shards with an index. Needs no Paddle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from erniekit.errors import ModelFileError
+from erniekit.model.safetensors_file import SafetensorsFile, StoredTensor, write_stored
+
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+SHARD_FILES = "model-*-of-*.safetensors"
+_SHOWN_PROBLEMS = 20
+
+
+def open_weight_files(folder: Path) -> dict[str, SafetensorsFile]:
+    """Every stored tensor's name, in the order of the files, and the open file that holds it.
+
+    Raises:
+        ModelFileError: there are no weights, a shard is missing, or a file is damaged.
+    """
+    index_path = folder / INDEX_FILE
+    if (folder / WEIGHTS_FILE).is_file():
+        file = SafetensorsFile(folder / WEIGHTS_FILE)
+        return dict.fromkeys(file.names(), file)
+    if not index_path.is_file():
+        raise ModelFileError(f"{folder}: neither {WEIGHTS_FILE} nor {INDEX_FILE} is there")
+    try:
+        weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
+        shard_names = sorted(set(weight_map.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFileError(f"{index_path}: cannot be read as an index of shards: {error!r}") from None
+    outside = [name for name in shard_names if Path(name).name != name]
+    missing = [name for name in shard_names if name not in outside and not (folder / name).is_file()]
+    if outside or missing:
+        problems = [f"{name}: not a plain file name" for name in outside] + [
+            f"{name}: no such file" for name in missing
+        ]
+        raise ModelFileError(listed(f"{index_path}: shards cannot be opened:", problems))
+    shards = {name: SafetensorsFile(folder / name) for name in shard_names}
+    absent = [f"{name}: not in {shard}" for name, shard in weight_map.items() if name not in shards[shard].names()]
+    if absent:
+        raise ModelFileError(listed(f"{index_path}: the index does not fit its shards:", absent))
+    return {name: shards[shard] for name, shard in weight_map.items()}
+
+
+def write_weight_files(
+    folder: Path,
+    tensors: Mapping[str, StoredTensor],
+    contents: Iterable[tuple[str, Iterable[Any]]],
+    max_shard_bytes: int,
+    metadata: Mapping[str, str] | None = None,
+    index_metadata: Mapping[str, Any] | None = None,
+) -> list[Path]:
+    """Write `model.safetensors`, or shards of at most `max_shard_bytes` of tensors (or one larger tensor) and an index.
+
+    One tensor at a time is in memory. Weight files of an earlier write into the folder are replaced.
+
+    Args:
+        contents: each tensor's name and its bytes, in blocks; in the order of `tensors`.
+        index_metadata: further entries of the index beside `total_size`.
+
+    Returns:
+        The files written.
+    """
+    shards = cut({name: tensor.nbytes for name, tensor in tensors.items()}, max_shard_bytes)
+    remaining = iter(contents)
+    written = []
+    for number, names in enumerate(shards, start=1):
+        file_name = WEIGHTS_FILE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        path = folder / file_name
+        write_stored(path, {name: tensors[name] for name in names}, islice(remaining, len(names)), metadata)
+        written.append(path)
+    if len(shards) > 1:
+        total = sum(tensor.nbytes for tensor in tensors.values())
+        index = {
+            "metadata": {**(index_metadata or {}), "total_size": total},
+            "weight_map": {name: path.name for path, names in zip(written, shards, strict=True) for name in names},
+        }
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        written.append(folder / INDEX_FILE)
+    for path in weight_files(folder):
+        if path not in written:
+            path.unlink()  # of an earlier save that was cut differently; it would be loaded instead
+    return written
+
+
+def weight_files(folder: Path) -> Iterator[Path]:
+    """The files in `folder` that loading would take weights from."""
+    candidates = [folder / WEIGHTS_FILE, folder / INDEX_FILE, *sorted(folder.glob(SHARD_FILES))]
+    yield from (path for path in candidates if path.is_file())
+
+
+def cut(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
+    """Names in order, cut before the tensor that would make a shard too large; a tensor is never cut."""
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if shards[-1] and filled + size > max_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    return shards
+
+
+def listed(title: str, problems: list[str]) -> str:
+    """A title and a line for each problem, up to twenty."""
+    shown = [f"  {problem}" for problem in problems[:_SHOWN_PROBLEMS]]
+    if len(problems) > _SHOWN_PROBLEMS:
+        shown.append(f"  ... and {len(problems) - _SHOWN_PROBLEMS} more")
+    return "\n".join([title, *shown])
