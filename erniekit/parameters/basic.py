@@ -29,7 +29,7 @@ class BasicParameters:
         "",
         "The folder of the model: `config.json`, the weights in safetensors files (not needed when "
         "`continue_training` is false) and the tokenizer's files. The same folder supplies model and tokenizer.",
-        required_for=("train", "eval", "preview", "export"),
+        required_for=("train", "eval", "preview"),
         verbs=ALL_VERBS,
         example="models/ERNIE-4.5-0.3B",
     )
@@ -46,8 +46,9 @@ class BasicParameters:
         False,
         "Allow a new run to write into an `output_dir` that is not empty. When false such a run is refused, so "
         "that an earlier result cannot be lost by repeating a command; resuming with `resume_from_checkpoint` is "
-        "always allowed.",
-        verbs=("train", "export"),
+        "always allowed. `erniekit export` and `split` ask for it, too, where their folder is not empty: files "
+        "with the names they write are replaced, others stay.",
+        verbs=("train", "export", "split"),
     )
     continue_training: bool = parameter(
         True,

@@ -106,13 +106,12 @@ class CheckpointParameters:
         "The largest size of one safetensors file; larger models are written as several files with an index.",
         above=0.0,
         unit="GB (10^9 bytes)",
-        verbs=("train", "export"),
+        verbs=("train", "export", "split"),
     )
     hf_hub_id: str = parameter(
         "",
-        "The repository on the Hugging Face Hub that an exported model is uploaded to. Empty uploads nothing.",
-        available=("",),
-        coming="uploads to the Hugging Face Hub",
+        "The repository on the Hugging Face Hub that an exported model is uploaded to, as `erniekit export --push` "
+        "does. Empty uploads nothing.",
         verbs=("export",),
         example="me/my-model",
     )

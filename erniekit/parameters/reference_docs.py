@@ -25,7 +25,7 @@ the file, and the file overrides the defaults. All problems are reported at once
 
 "Not available yet" marks values whose machinery this version does not have. They are refused, never ignored. What a
 user sets without any effect (on this machine, at this stage, beside these other values) is reported when a run starts.
-The verbs `eval`, `export` and `server` come later; their parameters are declared already.
+The verbs `eval` and `server` come later; their parameters are declared already.
 """
 
 

@@ -125,7 +125,7 @@ def _refuse_or_report(draft: Draft, parameter: Parameter) -> None:
     name = parameter.name
     if not draft.differs(name):
         return
-    if _serves(draft.verb) not in parameter.verbs:
+    if not _serves(draft, name) & set(parameter.verbs):
         draft.no_effect(name, f"with `erniekit {draft.verb}`; it serves {', '.join(parameter.verbs)}")
     elif draft["stage"] not in parameter.stages and "stage" not in draft.broken:
         draft.no_effect(name, f"with stage {draft['stage']}")
@@ -143,6 +143,8 @@ def _refuse_or_report(draft: Draft, parameter: Parameter) -> None:
         )
 
 
-def _serves(verb: str) -> str:
-    """`erniekit preview` looks at a training configuration, so what only training uses is no surprise there."""
-    return "train" if verb == "preview" else verb
+def _serves(draft: Draft, name: str) -> set[str]:
+    """`preview` and `export` are given training configurations, so what only training uses is no surprise there."""
+    if draft.verb == "export" and draft.origins[name] != "command line":
+        return {"export", "train"}
+    return {"train"} if draft.verb == "preview" else {draft.verb}

@@ -18,7 +18,7 @@ from erniekit.parameters.reference_docs import example_line
 from erniekit.parameters.schema import ALIASES, PARAMETERS, RULES, SECTIONS
 from tests.parameters.samples import another_value, fulfil, load, problems, unavailable_value
 
-VERBS = {"train", "eval", "preview", "chat", "generate", "export", "server"}
+VERBS = {"train", "eval", "preview", "chat", "generate", "export", "split", "server"}
 DEFAULTS = {name: parameter.default for name, parameter in PARAMETERS.items()}
 
 
