@@ -6,10 +6,12 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
+from erniekit.model.autograd import apply
+
 
 def swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
     """silu(gate) * up, elementwise, for two tensors of one shape."""
-    return _SwiGLU.apply(gate, up)
+    return apply(_SwiGLU, gate, up)
 
 
 class _SwiGLU(PyLayer):

@@ -6,6 +6,8 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
+from erniekit.model.autograd import apply
+
 
 class RMSNorm(nn.Layer):
     """y = weight * x / sqrt(mean(x^2) + epsilon), over the last axis."""
@@ -21,7 +23,7 @@ class RMSNorm(nn.Layer):
 
 def rms_norm(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float) -> paddle.Tensor:
     """RMSNorm of x [..., H] with weight [H]; the gradient keeps x and one number per row."""
-    return _RMSNormFunction.apply(x, weight, epsilon)
+    return apply(_RMSNormFunction, x, weight, epsilon)
 
 
 class _RMSNormFunction(PyLayer):

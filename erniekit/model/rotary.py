@@ -13,6 +13,8 @@ import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
+from erniekit.model.autograd import apply
+
 
 class RotaryTables(NamedTuple):
     """Cosines and sines, float32 [T, N, D], both members of a pair holding the pair's value.
@@ -35,7 +37,7 @@ def rotary_tables(position_ids: paddle.Tensor, heads: int, head_dim: int, theta:
 
 def rotate(x_TND: paddle.Tensor, tables: RotaryTables) -> paddle.Tensor:
     """Turn the pairs of every head."""
-    return _Rotate.apply(x_TND, tables)
+    return apply(_Rotate, x_TND, tables)
 
 
 class _Rotate(PyLayer):
@@ -64,9 +66,19 @@ def _as(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
     return x if x.dtype == dtype else x.astype(dtype)
 
 
-@lru_cache(maxsize=8)
 def _quarter_turn(size: int, dtype: paddle.dtype) -> paddle.Tensor:
-    """R [D, D] with (x R)[2i] = -x[2i + 1] and (x R)[2i + 1] = x[2i]."""
+    """R [D, D] with (x R)[2i] = -x[2i + 1] and (x R)[2i + 1] = x[2i]; kept, unless it is part of a recorded program."""
+    if paddle.in_dynamic_mode():
+        return _kept_quarter_turn(size, dtype)
+    return _make_quarter_turn(size, dtype)
+
+
+@lru_cache(maxsize=8)
+def _kept_quarter_turn(size: int, dtype: paddle.dtype) -> paddle.Tensor:
+    return _make_quarter_turn(size, dtype)
+
+
+def _make_quarter_turn(size: int, dtype: paddle.dtype) -> paddle.Tensor:
     matrix = np.zeros((size, size), np.float32)
     even = np.arange(0, size, 2)
     matrix[even + 1, even] = -1.0
