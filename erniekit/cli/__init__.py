@@ -19,6 +19,7 @@ VERBS = {
     "preview": "show the first samples as the model will see them",
     "chat": "talk to a model",
     "generate": "answer prompts with a model",
+    "export": "write a trained model as a folder that others can load",
     "split": "cut a model's weights into other shards",
     "params": "explain a parameter, or search for one",
     "docs": "write the reference of all parameters",

@@ -1,0 +1,36 @@
+"""`erniekit export CONFIG|FOLDER --output DIR`: a trained model as a folder that others can load."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from erniekit.cli.overrides import parse_with_overrides
+from erniekit.environment import import_paddle
+from erniekit.parameters import Config
+
+FORMATS = ("hf",)
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def run(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="erniekit export",
+        description="Write a trained model as a folder that others can load, with a card that says what it is. "
+        "Adapters are merged into their base model.",
+        epilog="Example: erniekit export examples/configs/quickstart/sft.yaml --output my-model max_shard_size=2",
+    )
+    parser.add_argument("model", type=Path, help="the configuration of a run, its output_dir, or a checkpoint")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="name=value", help="parameters: max_shard_size, overwrite_output_dir, ..."
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights; default the type that the base is stored in")
+    options = parse_with_overrides(parser, arguments)
+    named = options.model.expanduser()
+    config = Config.load(named if named.is_file() else None, options.overrides, verb="export")
+    import_paddle()
+    from erniekit.runners.export import export_model
+
+    export_model(named, options.output.expanduser(), config, dtype=options.dtype)
+    return 0

@@ -1,0 +1,113 @@
+"""The README.md of an exported model: what it is, what it was made from, how, and how well. Needs no Paddle."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from erniekit import __version__
+
+MODEL_CARD_FILE = "README.md"
+_LICENCE_KEYS = ("license", "license_name", "license_link")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_DATA_PARAMETERS = ("train_dataset_path", "eval_dataset_path")
+
+
+def model_card(
+    *,
+    name: str,
+    base: str,
+    base_folder: Path | None,
+    is_adapter_merged: bool,
+    parameters: Mapping[str, Any],
+    results: Mapping[str, Any],
+    facts: Mapping[str, str],
+) -> str:
+    """The text of the card; its YAML front matter is what the Hugging Face Hub reads.
+
+    Args:
+        base: path or hub id of the model that was trained; "" where that is unknown.
+        base_folder: where its own card may be, whose licence holds for what was made from it.
+        parameters: of the run.
+        results: its figures.
+        facts: of the files, such as their type and how far their logits are from the trained model's.
+    """
+    licence = _licence(base_folder)
+    front: dict[str, Any] = {
+        **licence,
+        **({"base_model": base} if _is_hub_id(base) else {}),
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["erniekit", *(["lora"] if is_adapter_merged else []), *_stage_tags(parameters)],
+    }
+    made_from = f"`{base}`" if base else "a model that is not recorded"
+    how = "by low-rank adapters, which are merged into the weights here" if is_adapter_merged else "in full"
+    start = "random weights in the shape of " if parameters.get("continue_training") is False else ""
+    blocks = [
+        "---\n" + yaml.safe_dump(front, sort_keys=False, allow_unicode=True) + "---",
+        f"# {name}",
+        f"Trained {how} from {start}{made_from}, and exported with ERNIEKit {__version__}.",
+    ]
+    if licence["license"] == "unknown":
+        blocks.append("The base model's folder names no licence. Write the one that holds for it into the lines above.")
+    blocks += _section("Files", _table(facts))
+    blocks += _section("Data", _data(parameters))
+    blocks += _section("Results", _table({key: _number(value) for key, value in results.items()}))
+    if parameters:
+        text = yaml.safe_dump(dict(parameters), sort_keys=False, allow_unicode=True).rstrip()
+        blocks += _section("Parameters", f"All parameters of the run, defaults included:\n\n```yaml\n{text}\n```")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _licence(base_folder: Path | None) -> dict[str, str]:
+    """The licence fields of the base model's card."""
+    found = _front_matter(base_folder / MODEL_CARD_FILE) if base_folder else {}
+    fields = {key: str(found[key]) for key in _LICENCE_KEYS if found.get(key)}
+    return {"license": "unknown", **fields}
+
+
+def _front_matter(path: Path) -> Mapping[str, Any]:
+    """What stands between the first two `---` lines of a card; empty where that cannot be read."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        end = lines.index("---", 1) if lines[:1] == ["---"] else 0
+        values = yaml.safe_load("\n".join(lines[1:end]))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _is_hub_id(base: str) -> bool:
+    return bool(_HUB_ID.fullmatch(base)) and not Path(base).exists()
+
+
+def _stage_tags(parameters: Mapping[str, Any]) -> list[str]:
+    stage = parameters.get("stage")
+    return [str(stage).lower()] if stage else []
+
+
+def _data(parameters: Mapping[str, Any]) -> str:
+    lines = []
+    for name in _DATA_PARAMETERS:
+        for path in parameters.get(name) or ():
+            lines.append(f"- `{name}`: `{path}`")
+    return "\n".join(lines)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    if not rows:
+        return ""
+    cells = [f"| {key} | {str(value).replace('|', chr(92) + '|')} |" for key, value in rows.items()]
+    return "\n".join(["| | |", "|---|---|", *cells])
+
+
+def _section(title: str, text: str) -> list[str]:
+    return [f"## {title}", text] if text else []
