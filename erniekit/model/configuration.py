@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from erniekit.errors import ModelFileError
+from erniekit.model.families import ALWAYS, FAMILIES, Family, family_of, unavailable_values
+from erniekit.model.rope_scaling import rope_scaling_problems
+from erniekit.model.weight_shapes import weight_shapes
 
 CONFIG_FILE = "config.json"
-MODEL_TYPES = ("ernie4_5",)
-
-# Keys that would change the computation; only the value that changes nothing is available.
-_NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
-    "rope_scaling": (None,),
-    "compression_ratio": (1, 1.0),
-    "moe_num_experts": (None, 0),
-    "num_nextn_predict_layers": (None, 0),
-    "scale_qk_coeff": (1, 1.0),
-}
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """An ERNIE-4.5 dense decoder. Field names are those of `config.json`.
+    """A decoder of one of the families of `families.py`. Field names are those of `config.json`.
 
     `other_keys` holds every key this project does not use, so that a saved model folder loses nothing.
     """
@@ -39,12 +32,39 @@ class ModelConfig:
     head_dim: int
     max_position_embeddings: int = 131072
     rope_theta: float = 500000.0
+    rope_scaling: dict[str, Any] | None = field(default=None, hash=False)
     rms_norm_eps: float = 1e-5
     initializer_range: float = 0.02
-    use_bias: bool = False
+    use_bias: bool = False  # ERNIE-4.5: of all linears
+    attention_bias: bool = False  # Llama, Qwen3
+    mlp_bias: bool = False  # Llama
     tie_word_embeddings: bool = True
+    moe_num_experts: int = 0
+    moe_k: int = 0
+    moe_intermediate_size: int = 0
+    moe_num_shared_experts: int = 0
+    moe_layer_start_index: int = 0
+    moe_layer_end_index: int = -1  # inclusive; -1: the last layer
+    moe_layer_interval: int = 1
+    moe_norm_min: float = 1e-12
+    num_nextn_predict_layers: int = 0
     model_type: str = "ernie4_5"
     other_keys: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.model_type]
+
+    def has_bias(self, linear: str) -> bool:
+        """Whether the linear with this last part of its name, such as "q_proj", has a bias."""
+        key = self.family.biases.get(linear)
+        return key is not None and (key == ALWAYS or getattr(self, key))
+
+    def is_moe_layer(self, layer: int) -> bool:
+        """Whether this layer, counted from 0, has experts in place of its MLP."""
+        last = self.num_hidden_layers - 1 if self.moe_layer_end_index == -1 else self.moe_layer_end_index
+        in_range = self.moe_layer_start_index <= layer <= last
+        return self.moe_num_experts > 0 and in_range and (layer + 1) % self.moe_layer_interval == 0
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> ModelConfig:
@@ -64,111 +84,105 @@ class ModelConfig:
     def from_json(cls, values: dict[str, Any], where: str = CONFIG_FILE) -> ModelConfig:
         """The configuration that the keys of a `config.json` describe; `where` heads the error message.
 
-        `head_dim` defaults to hidden_size / num_attention_heads, `num_key_value_heads` to num_attention_heads.
+        Absent keys have the family's defaults; `num_key_value_heads` is num_attention_heads then.
         """
-        model_type = values.get("model_type")
-        if model_type not in MODEL_TYPES:
-            known = ", ".join(MODEL_TYPES)
-            raise ModelFileError(f"{where}: model_type {model_type!r} is not available yet; available: {known}")
+        family = family_of(values.get("model_type"), where)
         problems: list[str] = []
-        known_values = _known_values(values, problems)
-        for key, neutral in _NEUTRAL_VALUES.items():
-            if key in values and values[key] not in neutral:
-                problems.append(f"{key}: {values[key]!r} is not available yet; only {neutral[-1]!r} is")
+        known_values = _known_values(family, values, problems)
+        problems += unavailable_values(family, values)
         if not problems:
             problems = _inconsistencies(known_values)
         if problems:
             raise ModelFileError(f"{where} cannot be used:\n" + "\n".join(f"  {problem}" for problem in problems))
-        other_keys = {key: value for key, value in values.items() if key not in known_values}
+        other_keys = {key: value for key, value in values.items() if key not in _fields_of(family)}
         return cls(**known_values, other_keys=other_keys)
 
     def to_json(self) -> dict[str, Any]:
         """Every key of `config.json`, those this project does not use included."""
-        own = {name: getattr(self, name) for name in _FIELD_TYPES}
-        defaults = {"architectures": ["Ernie4_5ForCausalLM"], "hidden_act": "silu"}
-        return {**defaults, **self.other_keys, **own, "torch_dtype": "float32"}
+        own = {name: getattr(self, name) for name in _fields_of(self.family)}
+        defaults = {"hidden_act": "silu"}
+        architectures = [self.family.architecture]
+        return {**defaults, **self.other_keys, **own, "architectures": architectures, "torch_dtype": "float32"}
 
     def parameter_count(self) -> int:
         """The number of weights; tied embeddings count once."""
-        total = 0
-        for shape in self.weight_shapes().values():
-            size = 1
-            for length in shape:
-                size *= length
-            total += size
-        return total
+        return sum(math.prod(shape) for shape in self.weight_shapes().values())
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Every weight's Hugging Face name and shape (linear weights are [out, in]), in the order of the decoder."""
-        hidden, inner = self.hidden_size, self.intermediate_size
-        query, key_value = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
-        linears = {
-            "self_attn.q_proj": (query, hidden),
-            "self_attn.k_proj": (key_value, hidden),
-            "self_attn.v_proj": (key_value, hidden),
-            "self_attn.o_proj": (hidden, query),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-        }
-        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
-        for layer in range(self.num_hidden_layers):
-            prefix = f"model.layers.{layer}."
-            shapes[prefix + "input_layernorm.weight"] = (hidden,)
-            for name, shape in linears.items():
-                shapes[f"{prefix}{name}.weight"] = shape
-                if self.use_bias:
-                    shapes[f"{prefix}{name}.bias"] = shape[:1]
-            shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        shapes["model.norm.weight"] = (hidden,)
-        if not self.tie_word_embeddings:
-            shapes["lm_head.weight"] = (self.vocab_size, hidden)
-        return shapes
+        return weight_shapes(self)
 
 
-_FIELD_TYPES: dict[str, type] = {
-    "vocab_size": int,
-    "hidden_size": int,
-    "intermediate_size": int,
-    "num_hidden_layers": int,
-    "num_attention_heads": int,
-    "num_key_value_heads": int,
-    "head_dim": int,
-    "max_position_embeddings": int,
-    "rope_theta": float,
-    "rms_norm_eps": float,
-    "initializer_range": float,
-    "use_bias": bool,
-    "tie_word_embeddings": bool,
-    "model_type": str,
+class _Key(NamedTuple):
+    """What is asked of a key's value. `minimum` is None where any value of the type will do."""
+
+    kind: type
+    minimum: float | None = None
+    required: bool = False
+
+
+_POSITIVE = 1e-300  # the smallest value that "positive" lets through, for numbers that need not be whole
+_KEYS: dict[str, _Key] = {
+    "vocab_size": _Key(int, 1, required=True),
+    "hidden_size": _Key(int, 1, required=True),
+    "intermediate_size": _Key(int, 1, required=True),
+    "num_hidden_layers": _Key(int, 1, required=True),
+    "num_attention_heads": _Key(int, 1, required=True),
+    "num_key_value_heads": _Key(int, 1),
+    "head_dim": _Key(int, 1),
+    "max_position_embeddings": _Key(int, 1),
+    "rope_theta": _Key(float, _POSITIVE),
+    "rope_scaling": _Key(dict),
+    "rms_norm_eps": _Key(float, _POSITIVE),
+    "initializer_range": _Key(float, _POSITIVE),
+    "tie_word_embeddings": _Key(bool),
+    "model_type": _Key(str),
+    "use_bias": _Key(bool),
+    "attention_bias": _Key(bool),
+    "mlp_bias": _Key(bool),
+    "moe_num_experts": _Key(int, 1),
+    "moe_k": _Key(int, 1),
+    "moe_intermediate_size": _Key(int, 1),
+    "moe_num_shared_experts": _Key(int, 0),
+    "moe_layer_start_index": _Key(int, 0),
+    "moe_layer_end_index": _Key(int, -1),
+    "moe_layer_interval": _Key(int, 1),
+    "moe_norm_min": _Key(float, 0),
+    "num_nextn_predict_layers": _Key(int, 0),
 }
-_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_FAMILY_FIELDS = {name for family in FAMILIES.values() for name in family.own_fields}
 
 
-def _known_values(values: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """The fields of ModelConfig among `values`, with their types checked and the derived defaults filled in."""
-    known: dict[str, Any] = {}
-    for name, kind in _FIELD_TYPES.items():
-        value = values.get(name)
+def _fields_of(family: Family) -> list[str]:
+    return [name for name in _KEYS if name not in _FAMILY_FIELDS or name in family.own_fields]
+
+
+def _known_values(family: Family, values: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """The fields of ModelConfig among `values`, with their types checked and the defaults filled in."""
+    known: dict[str, Any] = dict(family.defaults)
+    for name in _fields_of(family):
+        key = _KEYS[name]
+        value: Any = values.get(name)
         if value is None:
-            if name in _REQUIRED:
+            if key.required:
                 problems.append(f"{name}: missing")
             continue
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if key.kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
-        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-            problems.append(f"{name}: expected {kind.__name__}, got {value!r}")
-        elif isinstance(value, (int, float)) and kind is not bool and value <= 0:
-            problems.append(f"{name}: must be positive, got {value!r}")
+        if not isinstance(value, key.kind) or (key.kind is not bool and isinstance(value, bool)):
+            problems.append(f"{name}: expected {key.kind.__name__}, got {value!r}")
+        elif key.minimum is not None and not value >= key.minimum:
+            wanted = "positive" if key.minimum in (1, _POSITIVE) else f"at least {key.minimum:g}"
+            problems.append(f"{name}: must be {wanted}, got {value!r}")
         else:
             known[name] = value
     if not problems:
         heads = known["num_attention_heads"]
         known.setdefault("num_key_value_heads", heads)
         if "head_dim" not in known:
-            if known["hidden_size"] % heads:
+            if family.head_dim is None and known["hidden_size"] % heads:
                 problems.append(f"hidden_size {known['hidden_size']} is not a multiple of num_attention_heads {heads}")
-            known["head_dim"] = known["hidden_size"] // heads
+            known["head_dim"] = family.head_dim or known["hidden_size"] // heads
     return known
 
 
@@ -181,4 +195,6 @@ def _inconsistencies(known: dict[str, Any]) -> list[str]:
         )
     if known["head_dim"] % 2:
         problems.append(f"head_dim {known['head_dim']} is odd; rotary position embeddings turn pairs")
-    return problems
+    if known.get("moe_k", 0) > known.get("moe_num_experts", 0):
+        problems.append(f"moe_k {known['moe_k']} is more than moe_num_experts {known['moe_num_experts']}")
+    return problems + rope_scaling_problems(known.get("rope_scaling"))
