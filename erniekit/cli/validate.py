@@ -125,10 +125,13 @@ def _model_numbers(config: Config) -> list[tuple[str, ...]]:
     model = _model_config(config)
     if isinstance(model, str):
         return [("parameters", f"unknown: {model}"), ("memory", "unknown without the model's shape")]
+    layers = model.num_hidden_layers
+    recomputed = max(0, layers - config.memory.no_recompute_layers) if config.memory.recompute else 0
     memory = training_memory(
         model,
         batch_size=config.training.per_device_train_batch_size,
         max_seq_len=config.training.max_seq_len,
+        recomputed_layers=recomputed,
         fused_head=config.memory.use_fused_head_and_loss_fn,
         dense_mask=config.uses_dense_mask,
     )

@@ -238,20 +238,20 @@ class _BlockAttention(PyLayer):
                 probabilities = probabilities * stream.next(probabilities.shape, probabilities.dtype)
             out_tiles[block.query_tile] = paddle.matmul(probabilities, _join(v_tiles, block))
         out = work.from_query_tiles(out_tiles)
-        ctx.save_for_backward(q, k, v, out)
-        ctx.work, ctx.kept, ctx.dropout, ctx.key = work, kept, dropout, key
+        ctx.save_for_backward(q, k, v, out, *kept)  # all of them there, where recomputation can take them away
+        ctx.work, ctx.dropout, ctx.key = work, dropout, key
         return out
 
     @staticmethod
     def backward(ctx, grad_out):  # type: ignore[no-untyped-def]
-        q, k, v, out = ctx.saved_tensor()
+        q, k, v, out, *probabilities_kept = ctx.saved_tensor()
         work = ctx.work
         q_tiles = work.query_tiles(q, scale=True)
         k_tiles, v_tiles = work.key_tiles(k), work.key_tiles(v)
         grad_tiles = work.query_tiles(grad_out)
         row_sums = work.row_sums(grad_out, out)
         stream = MaskStream(ctx.key, ctx.dropout) if ctx.dropout else None
-        kept = iter(ctx.kept)
+        kept = iter(probabilities_kept)
         dq_tiles = list[paddle.Tensor | None]([None] * len(q_tiles))
         dk_tiles = list[paddle.Tensor | None]([None] * len(k_tiles))
         dv_tiles = list[paddle.Tensor | None]([None] * len(k_tiles))
@@ -270,7 +270,6 @@ class _BlockAttention(PyLayer):
             d_scores = d_scores.subtract_(row_sum).multiply_(probabilities)
             dq_tiles[block.query_tile] = paddle.matmul(d_scores, _join(k_tiles, block))
             work.accumulate(dk_tiles, block, paddle.matmul(d_scores, q_tiles[block.query_tile], transpose_x=True))
-        ctx.kept = []
         return (
             work.from_query_tiles(dq_tiles, scale=True),
             work.from_key_tiles(dk_tiles),

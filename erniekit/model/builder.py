@@ -11,6 +11,7 @@ from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.host_memory import keep_freed_memory
 from erniekit.model.initialization import initialize_weights
+from erniekit.model.recompute import Recompute
 from erniekit.model.weights import load_weights
 
 
@@ -22,6 +23,7 @@ def build_model(
     rank: int = 0,
     hidden_dropout: float = 0.0,
     attention_dropout: float = 0.0,
+    recompute: Recompute | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Decoder:
     """Describe the layers, create them, then fill them.
@@ -31,6 +33,7 @@ def build_model(
         rank: this process's data rank, which its dropout masks depend on.
         hidden_dropout: probability for the outputs of attention and MLP, before they join the residual stream.
         attention_dropout: probability for attention probabilities.
+        recompute: which layers keep only their input in training; None: every layer keeps its activations.
         log: receives one line for each technique applied.
 
     Raises:
@@ -50,4 +53,9 @@ def build_model(
         log(f"weights: {weights}")
     if hidden_dropout or attention_dropout:
         log(f"dropout: {hidden_dropout} on hidden states, {attention_dropout} on attention probabilities")
+    if recompute is not None:
+        decoder.recompute = recompute
+        count = max(0, model_config.num_hidden_layers - recompute.first_layer)
+        mechanism = "PyLayer" if recompute.use_reentrant else "hooks"
+        log(f"recompute: {count} of {model_config.num_hidden_layers} layers, by {mechanism}")
     return decoder

@@ -19,6 +19,7 @@ from erniekit.model.configuration import ModelConfig
 from erniekit.model.linear import ZEROS, Linear
 from erniekit.model.norm import RMSNorm
 from erniekit.model.randomness import Randomness, Site, dropout
+from erniekit.model.recompute import Recompute
 from erniekit.model.rotary import RotaryTables, rotary_tables, rotate
 
 
@@ -166,6 +167,7 @@ class Decoder(nn.Layer):
         ]
         norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.stages = nn.LayerList([embedding, *layers, norm, Head(config, embedding)])
+        self.recompute: Recompute | None = None
 
     @property
     def embedding(self) -> Embedding:
@@ -206,5 +208,5 @@ class Decoder(nn.Layer):
         context = BatchContext(query_rotation, key_rotation, plan)
         hidden_BSH = self.embedding(input_ids_BS)
         for layer in self.layers:
-            hidden_BSH = layer(hidden_BSH, context)
+            hidden_BSH = self.recompute(layer, hidden_BSH, context) if self.recompute else layer(hidden_BSH, context)
         return self.norm(hidden_BSH)

@@ -16,7 +16,7 @@ def training_memory(
     batch_size: int,
     max_seq_len: int,
     trainable: int | None = None,
-    recompute: bool = False,
+    recomputed_layers: int = 0,
     fused_head: bool = False,
     dense_mask: bool = False,
     bytes_per_value: int = _FLOAT32,
@@ -26,7 +26,7 @@ def training_memory(
     Args:
         batch_size: rows (packs) in a micro-batch.
         trainable: how many parameters are trained; default all.
-        recompute: layers keep only their input and compute the rest again in backward.
+        recomputed_layers: how many layers keep only their input and compute the rest again in backward.
         fused_head: the logits are never whole (`use_fused_head_and_loss_fn`).
         dense_mask: FlashMask is switched off, so a B x S x S mask and whole score matrices exist.
         bytes_per_value: of weights and activations; gradients and optimizer states count as float32.
@@ -37,7 +37,8 @@ def training_memory(
     hidden, layers = model_config.hidden_size, model_config.num_hidden_layers
     layer = _layer_values(model_config, batch_size, max_seq_len, dense_mask)
     # One layer's values exist a second time as gradients while it is in backward.
-    kept = layers * tokens * hidden + 2 * layer if recompute else (layers + 1) * layer
+    recomputed = min(recomputed_layers, layers)
+    kept = recomputed * tokens * hidden + (layers - recomputed + (2 if recomputed else 1)) * layer
     heads = model_config.num_attention_heads + model_config.num_key_value_heads
     shared = 3 * tokens * hidden + 2 * tokens * heads * model_config.head_dim  # embedding, final norm; rotary tables
     memory = {

@@ -38,6 +38,7 @@ class _RMSNormFunction(PyLayer):
         rows = x.reshape([-1, x.shape[-1]])
         inverse_rms = paddle.rsqrt(_row_mean(rows * rows) + epsilon)
         ctx.save_for_backward(rows, weight, inverse_rms)
+        ctx.trains_weight = not weight.stop_gradient  # what comes back under recomputation no longer tells
         return (rows * inverse_rms).multiply_(weight).reshape(x.shape)
 
     @staticmethod
@@ -45,7 +46,7 @@ class _RMSNormFunction(PyLayer):
         rows, weight, inverse_rms = ctx.saved_tensor()
         grad_rows = grad.reshape(rows.shape)
         grad_weight = None
-        if not weight.stop_gradient:
+        if ctx.trains_weight:
             grad_weight = paddle.matmul(inverse_rms, grad_rows * rows, transpose_x=True).reshape(weight.shape)
         scaled = grad_rows * weight
         projection = _row_mean(scaled * rows) * inverse_rms.pow(3)

@@ -34,9 +34,7 @@ class MemoryParameters:
     recompute: bool = parameter(
         False,
         "Keep only the input of each layer in the forward pass and compute the rest again in the backward pass. It "
-        "saves most of the activation memory for about a third more computation.",
-        available=(False,),
-        coming="recomputation",
+        "saves most of the activation memory for about a third more computation. Losses and gradients stay the same.",
         example=True,
     )
     recompute_granularity: str = parameter(
@@ -44,6 +42,8 @@ class MemoryParameters:
         "How much of a layer is computed again: all of it (`full`), the attention block (`full_attn`), or the "
         "attention product alone (`core_attn`).",
         choices=("full", "full_attn", "core_attn"),
+        available=("full",),
+        coming="recomputation of parts of a layer",
         needs=when("recompute"),
     )
     recompute_use_reentrant: bool = parameter(

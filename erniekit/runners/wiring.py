@@ -20,6 +20,7 @@ from erniekit.runners.known_steps import cache_folder, remember_steps
 if TYPE_CHECKING:
     from erniekit.model.configuration import ModelConfig
     from erniekit.model.decoder import Decoder
+    from erniekit.model.recompute import Recompute
     from erniekit.training.objectives import Objective
 
 Say = Callable[[str], None]
@@ -212,8 +213,18 @@ def open_model(config: Config, weights: Path | None, say: Say = print) -> Decode
         seed=config.training.seed,
         hidden_dropout=config.basic.hidden_dropout_prob,
         attention_dropout=config.basic.attention_probs_dropout_prob,
+        recompute=_recompute(config),
         log=say,
     )
+
+
+def _recompute(config: Config) -> Recompute | None:
+    from erniekit.model.recompute import Recompute
+
+    section = config.memory
+    if not section.recompute:
+        return None
+    return Recompute(section.recompute_use_reentrant, section.no_recompute_layers)
 
 
 def read_model_config(config: Config) -> ModelConfig:

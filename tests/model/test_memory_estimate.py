@@ -71,7 +71,7 @@ def test_parts_add_up_and_follow_what_they_should():
     assert base["parameters"] == base["gradients"] == base["optimizer"] // 2 == 4 * config.parameter_count()
     assert memory(trainable=1000)["gradients"] == 4000
     assert memory(batch_size=4)["activations"] > 1.5 * base["activations"]
-    assert memory(recompute=True)["activations"] < 0.7 * base["activations"]
+    assert memory(recomputed_layers=100)["activations"] < 0.7 * base["activations"]
     assert memory(fused_head=True)["logits"] < base["logits"]
     assert memory(dense_mask=True)["attention_mask"] == attention.dense_mask_bytes(2, 1024)
     assert memory(dense_mask=True)["activations"] > base["activations"]

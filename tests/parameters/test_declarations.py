@@ -91,7 +91,7 @@ def test_schema_is_valid_json_schema() -> None:
 @parameters_where(lambda parameter: parameter.available is not None)
 def test_value_that_is_not_available_is_refused(parameter: Parameter) -> None:
     assert parameter.available is not None
-    values = {parameter.name: unavailable_value(parameter)}
+    values = {need.name: fulfil(need) for need in parameter.needs} | {parameter.name: unavailable_value(parameter)}
     assert list(structural_problems({name: parameter.read(value) for name, value in values.items()})) == []
     text = problems(parameter.verbs[0], **values)
     assert f"`{parameter.name}`" in text

@@ -106,6 +106,10 @@ SEEN_ELSEWHERE: dict[str, str] = {
     "init_from_checkpoint": "test_training_continues_from_the_saved_model",
     "mix_strategy": "test_mix_strategies_decide_the_epoch",
     "over_length_policy": "test_over_length_policy",
+    **dict.fromkeys(
+        ("recompute", "recompute_use_reentrant", "no_recompute_layers"),
+        "test_recomputation_keeps_the_losses_to_the_bit",
+    ),
     "sequence_parallel": "parameters/test_config.py::test_changes_are_told_only_for_what_the_user_set",
     "use_sp_callback": "parameters/test_config.py::test_value_without_effect_is_reported",
     **dict.fromkeys(
@@ -152,6 +156,19 @@ def test_batch_shape_does_not_change_the_losses(train: Train) -> None:
     four_rows = train(per_device_train_batch_size=4)
     four_times = train(per_device_train_batch_size=1, gradient_accumulation_steps=4)
     np.testing.assert_allclose(four_times.losses, four_rows.losses, rtol=2e-5)
+
+
+def test_recomputation_keeps_the_losses_to_the_bit(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
+    plain = train(**values).losses
+    seen = _record_argument("erniekit.model.recompute.recompute", "kwargs", monkeypatch)
+    for reentrant in (False, True):
+        run = train(**values, recompute=True, recompute_use_reentrant=reentrant, no_recompute_layers=1)
+        assert run.losses == plain
+        assert "recompute: 1 of 2 layers" in run.said
+        assert len(seen) == len(plain)  # one layer of the two, one micro-batch a step
+        assert {call["use_reentrant"] for call in seen} == {reentrant}
+        seen.clear()
 
 
 def test_a_dense_mask_is_announced_with_its_size_and_must_fit(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
