@@ -29,9 +29,8 @@ class RotaryTables(NamedTuple):
 def rotary_tables(position_ids: paddle.Tensor, heads: int, head_dim: int, theta: float) -> RotaryTables:
     """The tables of T = position_ids.size tokens and N = `heads` heads; computed once per batch."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
-    inverse_frequencies = paddle.to_tensor((theta**-exponents).astype(np.float32))
-    angles = position_ids.reshape([-1, 1]).astype("float32") * inverse_frequencies
-    pairs = paddle.repeat_interleave(angles, 2, axis=-1).unsqueeze(1)
+    inverse_frequencies = paddle.to_tensor(np.repeat((theta**-exponents).astype(np.float32), 2))
+    pairs = (position_ids.reshape([-1, 1]).astype("float32") * inverse_frequencies).unsqueeze(1)
     return RotaryTables(*(paddle.tile(table, [1, heads, 1]) for table in (paddle.cos(pairs), paddle.sin(pairs))))
 
 

@@ -66,9 +66,7 @@ def export_model(named: Path, target: Path, config: Config, *, dtype: str | None
     def write(folder: Path) -> None:
         written = write_weights(folder, weights, types, limit)
         size = sum(path.stat().st_size for path in written)
-        say(
-            f"weights: {len(types):,} tensors, {size / 1e9:.3g} GB, {len(written)} file{'s' if len(written) > 1 else ''}"
-        )
+        say(f"weights: {len(types):,} tensors, {size / 1e9:.3g} GB, files: {len(written)}")
         _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), "torch_dtype": _TYPE_NAMES[chosen]})
         _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model.folder, weights.config))
         for source in tokenizer.files:
