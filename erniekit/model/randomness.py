@@ -19,6 +19,7 @@ class Site(IntEnum):
     ATTENTION_PROBABILITIES = 0
     ATTENTION_OUTPUT = 1
     MLP_OUTPUT = 2
+    ADAPTER_INPUT = 3  # the layer of its key is a hash of the linear layer's path
 
 
 class Randomness:

@@ -25,11 +25,15 @@ MAX_SHARD_BYTES = 5 * 10**9
 
 
 def named_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
-    """Every weight under its Hugging Face name, in the decoder's layout, in a fixed order; a tied head appears once."""
+    """Every weight under its Hugging Face name, in the decoder's layout, in a fixed order; a tied head appears once.
+
+    Adapters are not among them.
+    """
     return {
         prefix + name: parameter
         for prefix, stage in decoder.named_stages()
         for name, parameter in stage.named_parameters()
+        if ".adapter." not in name
     }
 
 

@@ -1,0 +1,203 @@
+"""Low-rank adapters beside the frozen linear layers of a decoder: LoRA, rsLoRA, DoRA, with PiSSA's start or not."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+from erniekit.model.adapter_files import StoredAdapters, read_adapters, write_adapters
+from erniekit.model.decoder import Decoder
+from erniekit.model.linear import ZEROS, Linear
+from erniekit.model.lora_settings import PISSA, LoraSettings, select_targets
+from erniekit.model.low_rank import Factors, initial_factors, principal_factors
+from erniekit.model.randomness import Randomness, Site, dropout
+from erniekit.model.weights import named_weights
+
+_SAMPLES = 64  # values of every weight that a fingerprint looks at
+
+
+class LowRankAdapter(nn.Layer):
+    """Adds scaling * dropout(x) A B to the output of its linear layer.
+
+    With DoRA, output o becomes magnitude[o] * (x W' )[o] / ||W'[:, o]||, where W' = W + scaling * A B; the norm counts
+    as a constant in the backward pass (section 4.3 of the paper). Dropout acts on the adapter's branch alone.
+    """
+
+    def __init__(self, linear: Linear, path: str, factors: Factors, settings: LoraSettings, base: Base) -> None:
+        super().__init__()
+        self.settings, self.base, self.start = settings, base, factors.start
+        self.scaling = settings.scaling_of(path)
+        self._randomness, self._place = base.randomness, zlib.crc32(path.encode())
+        self.lora_A = self._parameter(factors.A)
+        self.lora_B = self._parameter(factors.B)
+        self.lora_magnitude_vector = None
+        if settings.dora:
+            with paddle.no_grad():
+                self._weight_square = linear.weight.square().sum(0)
+                if factors.magnitude is None:
+                    self.lora_magnitude_vector = self._parameter(self.column_norms(linear.weight).numpy())
+                else:
+                    self.lora_magnitude_vector = self._parameter(factors.magnitude)
+
+    def forward(self, x: paddle.Tensor, output: paddle.Tensor, linear: Linear) -> paddle.Tensor:
+        probability = self.settings.dropout * self._randomness.dropout_scale if self.training else 0.0
+        x = dropout(x, probability, self._randomness.key(self._place, Site.ADAPTER_INPUT))
+        update = F.linear(F.linear(x, self.lora_A) * self.scaling, self.lora_B)
+        if self.lora_magnitude_vector is None:
+            return output + update
+        with paddle.no_grad():
+            norms = self.column_norms(linear.weight)
+        if linear.bias is None:
+            return (output + update) * (self.lora_magnitude_vector / norms)
+        return (output - linear.bias + update) * (self.lora_magnitude_vector / norms) + linear.bias
+
+    def column_norms(self, weight: paddle.Tensor) -> paddle.Tensor:
+        """||W + scaling * A B|| of every output, [out], without the product: its squares from A'W, A'A and B."""
+        a, b, s = self.lora_A, self.lora_B, self.scaling
+        crossed = (paddle.matmul(a, weight, transpose_x=True) * b).sum(0)
+        own = (paddle.matmul(paddle.matmul(a, a, transpose_x=True), b) * b).sum(0)
+        return (self._weight_square + 2 * s * crossed + s * s * own).clip(min=1e-20).sqrt()
+
+    def effective_weight(self, weight: paddle.Tensor) -> paddle.Tensor:
+        """The weight [in, out] with which the linear layer alone computes the same."""
+        with paddle.no_grad():
+            merged = weight + self.scaling * paddle.matmul(self.lora_A, self.lora_B)
+            if self.lora_magnitude_vector is None:
+                return merged
+            return merged * (self.lora_magnitude_vector / merged.square().sum(0).sqrt())
+
+    def factors(self) -> Factors:
+        """What is stored of the adapter."""
+        magnitude = None if self.lora_magnitude_vector is None else self.lora_magnitude_vector.numpy()
+        return Factors(self.lora_A.numpy(), self.lora_B.numpy(), magnitude, self.start)
+
+    def _parameter(self, values: np.ndarray) -> paddle.Tensor:
+        parameter = self.create_parameter(list(values.shape), default_initializer=ZEROS)
+        parameter.set_value(np.ascontiguousarray(values, np.float32))
+        return parameter
+
+
+class Base(NamedTuple):
+    """What all adapters of a decoder share beside their settings."""
+
+    randomness: Randomness
+    fingerprint: str  # of the weights that the adapters belong to (`weights_fingerprint`)
+
+
+def add_adapters(decoder: Decoder, settings: LoraSettings, *, seed: int) -> None:
+    """Freeze the decoder and put new adapters beside its linear layers.
+
+    Raises:
+        ConfigurationError: a pattern names no layer, or PiSSA is asked for more singular values than there are.
+    """
+    base = freeze(decoder)
+    linears = named_linears(decoder)
+    for path in select_targets(linears, settings.target_modules):
+        linear, rank = linears[path], settings.rank_of(path)
+        if settings.init == PISSA:
+            factors = principal_factors(path, linear.weight.numpy(), rank, settings.scaling_of(path))
+        else:
+            factors = initial_factors(path, tuple(linear.weight.shape), rank, seed)
+        attach(linear, path, factors, settings, base)
+
+
+def freeze(decoder: Decoder) -> Base:
+    """Make every weight of the decoder constant; called before anything of it changes."""
+    fingerprint = weights_fingerprint(decoder)
+    for parameter in decoder.parameters():
+        parameter.stop_gradient = True
+    return Base(decoder.randomness, fingerprint)
+
+
+def attach(linear: Linear, path: str, factors: Factors, settings: LoraSettings, base: Base) -> None:
+    """Put an adapter beside a frozen linear layer; what PiSSA has moved into it leaves the weight."""
+    if factors.start is not None:
+        a, b = (paddle.to_tensor(np.ascontiguousarray(values, np.float32)) for values in factors.start)
+        with paddle.no_grad():
+            linear.weight.set_value(linear.weight - settings.scaling_of(path) * paddle.matmul(a, b))
+    linear.adapter = LowRankAdapter(linear, path, factors, settings, base)
+
+
+def named_linears(decoder: Decoder) -> dict[str, Linear]:
+    """Every linear layer that may have an adapter, by its Hugging Face path, in the decoder's order."""
+    return {
+        prefix + name: layer
+        for prefix, stage in decoder.named_stages()
+        for name, layer in stage.named_sublayers()
+        if isinstance(layer, Linear)
+    }
+
+
+def named_adapters(decoder: Decoder) -> dict[str, LowRankAdapter]:
+    """The adapter of every linear layer that has one, by the layer's path."""
+    return {
+        path: linear.adapter
+        for path, linear in named_linears(decoder).items()
+        if isinstance(linear.adapter, LowRankAdapter)
+    }
+
+
+def named_adapter_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
+    """The adapters' parameters as `<path>.lora_A`, `<path>.lora_B` and `<path>.lora_magnitude_vector`."""
+    return {
+        f"{path}.{name}": parameter
+        for path, adapter in named_adapters(decoder).items()
+        for name, parameter in adapter.named_parameters()
+    }
+
+
+def trained_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
+    """What training changes, by name: the adapters' parameters, or all weights where there is no adapter."""
+    return named_adapter_weights(decoder) or named_weights(decoder)
+
+
+def weights_fingerprint(decoder: Decoder) -> str:
+    """A short hash of names, shapes and 64 values of each weight, spread over it; the same for any file layout."""
+    digest = hashlib.sha256()
+    for name, values in _samples(decoder):
+        digest.update(f"{name} {values.size} ".encode())
+        digest.update(values.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _samples(decoder: Decoder) -> Iterator[tuple[str, np.ndarray]]:
+    for name, weight in named_weights(decoder).items():
+        flat = weight.flatten()
+        places = np.linspace(0, flat.shape[0] - 1, min(_SAMPLES, flat.shape[0])).astype(np.int64)
+        yield f"{name} {weight.shape}", paddle.gather(flat, paddle.to_tensor(places)).astype("float32").numpy()
+
+
+def load_adapters(decoder: Decoder, folder: Path | str) -> StoredAdapters:
+    """Freeze the decoder and put the adapters of `folder` beside its linear layers.
+
+    Returns:
+        What was read; compare its `base_fingerprint` with that of `freeze`, or see `belongs_to_another_base`.
+
+    Raises:
+        ModelFileError: see `adapter_files.read_adapters`.
+    """
+    stored = read_adapters(folder, decoder.config.weight_shapes())
+    base = freeze(decoder)
+    linears = named_linears(decoder)
+    for path in stored.factors:
+        weight = linears[path].weight.numpy()
+        attach(linears[path], path, stored.complete(path, weight), stored.settings, base)
+    return stored
+
+
+def save_adapters(decoder: Decoder, folder: Path | str, base_model: str) -> list[Path]:
+    """Write the decoder's adapters as PEFT does; see `adapter_files.write_adapters`."""
+    adapters = named_adapters(decoder)
+    first = next(iter(adapters.values()))
+    stored = StoredAdapters(
+        first.settings, {path: adapter.factors() for path, adapter in adapters.items()}, first.base.fingerprint
+    )
+    return write_adapters(folder, stored, decoder.config.weight_shapes(), base_model)

@@ -1,0 +1,140 @@
+"""What low-rank adapters are made of, and which linear layers get one. Needs neither Paddle nor NumPy."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from erniekit.errors import ConfigurationError
+
+KAIMING, PISSA = "kaiming", "pissa"
+REGULAR_EXPRESSION = "re:"  # marks a pattern that is one
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """The update of a linear layer is scaling * A B, with A [in, r] and B [r, out].
+
+    Attributes:
+        alpha: the scaling is alpha / r, or alpha / sqrt(r) with `rslora`.
+        dropout: probability for entries of the adapter's input.
+        dora: learn the length of every output's weight apart from its direction (DoRA, arXiv 2402.09353).
+        init: "kaiming" (A uniform, B zero), or "pissa": both from the weight's largest singular values, which
+            leave the frozen weight (PiSSA, arXiv 2404.02948).
+        target_modules: patterns of the layers to adapt; none means all (see `select_targets`).
+        rank_pattern, alpha_pattern: other ranks and alphas of single layers, as PEFT writes them.
+    """
+
+    rank: int
+    alpha: float
+    rslora: bool = False
+    dropout: float = 0.0
+    dora: bool = False
+    init: str = KAIMING
+    target_modules: tuple[str, ...] = ()
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+
+    def rank_of(self, path: str) -> int:
+        return _by_pattern(self.rank_pattern, path, self.rank)
+
+    def alpha_of(self, path: str) -> float:
+        return _by_pattern(self.alpha_pattern, path, self.alpha)
+
+    def scaling_of(self, path: str) -> float:
+        """The factor on A B of the layer with this path."""
+        rank = self.rank_of(path)
+        return self.alpha_of(path) / (math.sqrt(rank) if self.rslora else rank)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "target_modules": list(self.target_modules)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> LoraSettings:
+        return cls(**{**values, "target_modules": tuple(values["target_modules"])})
+
+    def __str__(self) -> str:
+        scale = f"alpha {self.alpha:g} / {'sqrt(r)' if self.rslora else 'r'}"
+        kind = "DoRA" if self.dora else "LoRA"
+        more = [f"dropout {self.dropout:g}"] if self.dropout else []
+        more += ["PiSSA"] if self.init == PISSA else []
+        return ", ".join([f"{kind}, rank {self.rank}, {scale}", *more])
+
+
+def select_targets(paths: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """The linear layers among `paths` that the patterns name, in the order of `paths`; all of them without a pattern.
+
+    A pattern is the last words of a path (`q_proj`, `self_attn.q_proj`), a path with wildcards
+    (`model.layers.[0-3].*`), or `re:` and a regular expression for a whole path.
+
+    Raises:
+        ConfigurationError: a pattern names none of them.
+    """
+    paths, patterns = list(paths), list(patterns)
+    if not patterns:
+        return paths
+    unused = [pattern for pattern in patterns if not any(matches(pattern, path) for path in paths)]
+    if unused:
+        raise ConfigurationError(
+            f"lora_target_modules: {', '.join(map(repr, unused))} names no linear layer of this model.\n"
+            f"  There are: {', '.join(_shapes_of_paths(paths))}"
+        )
+    return [path for path in paths if any(matches(pattern, path) for pattern in patterns)]
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a pattern of `lora_target_modules` names the layer with this path."""
+    if pattern.startswith(REGULAR_EXPRESSION):
+        return re.fullmatch(pattern[len(REGULAR_EXPRESSION) :], path) is not None
+    if set(pattern) & set("*?["):
+        return fnmatchcase(path, pattern)
+    return f".{path}".endswith(f".{pattern}")
+
+
+def invalid_pattern(pattern: str) -> str:
+    """What is wrong with a pattern, in words; empty for nothing."""
+    if not pattern:
+        return "is empty"
+    if pattern.startswith(REGULAR_EXPRESSION):
+        try:
+            re.compile(pattern[len(REGULAR_EXPRESSION) :])
+        except re.error as error:
+            return f"is not a regular expression: {error}"
+    return ""
+
+
+def linear_shapes(weight_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:
+    """The path of every linear layer that can have an adapter, and its (out, in), from the weights of a model."""
+    suffix = "_proj.weight"
+    return {
+        name.removesuffix(".weight"): (shape[0], shape[1])
+        for name, shape in weight_shapes.items()
+        if name.endswith(suffix) and len(shape) == 2
+    }
+
+
+def adapter_parameter_count(weight_shapes: Mapping[str, tuple[int, ...]], settings: LoraSettings) -> int:
+    """How many parameters the adapters of a model with these weights have."""
+    linears = linear_shapes(weight_shapes)
+    total = 0
+    for path in select_targets(linears, settings.target_modules):
+        outputs, inputs = linears[path]
+        total += settings.rank_of(path) * (inputs + outputs) + (outputs if settings.dora else 0)
+    return total
+
+
+def _by_pattern(patterns: Mapping[str, Any], path: str, default: Any) -> Any:
+    """PEFT's rule: the first key that, as a regular expression, matches the end of the path at a dot."""
+    for key, value in patterns.items():
+        if re.match(rf"(.*\.)?({key})$", path):
+            return value
+    return default
+
+
+def _shapes_of_paths(paths: Iterable[str]) -> list[str]:
+    """Paths with their numbers replaced by `*`, each once."""
+    return list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", path) for path in paths))

@@ -1,0 +1,20 @@
+"""Adapters and frozen weights made one: the same model without adapters, computed in float32."""
+
+from __future__ import annotations
+
+from erniekit.model.decoder import Decoder
+from erniekit.model.lora import named_adapters, named_linears
+
+
+def merge_adapters(decoder: Decoder) -> None:
+    """Put every adapter's update into its weight, in place, and remove the adapter; all weights can be trained again.
+
+    For files instead of a decoder, tensor by tensor: `adapter_files.read_adapters` and `low_rank.merged_weight`.
+    """
+    linears = named_linears(decoder)
+    for path, adapter in named_adapters(decoder).items():
+        linear = linears[path]
+        linear.weight.set_value(adapter.effective_weight(linear.weight))
+        linear.adapter = None
+    for parameter in decoder.parameters():
+        parameter.stop_gradient = False
