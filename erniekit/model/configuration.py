@@ -171,7 +171,7 @@ def _known_values(family: Family, values: dict[str, Any], problems: list[str]) -
             value = float(value)
         if not isinstance(value, key.kind) or (key.kind is not bool and isinstance(value, bool)):
             problems.append(f"{name}: expected {key.kind.__name__}, got {value!r}")
-        elif key.minimum is not None and not value >= key.minimum:
+        elif _is_below(value, key.minimum):
             wanted = "positive" if key.minimum in (1, _POSITIVE) else f"at least {key.minimum:g}"
             problems.append(f"{name}: must be {wanted}, got {value!r}")
         else:
@@ -184,6 +184,10 @@ def _known_values(family: Family, values: dict[str, Any], problems: list[str]) -
                 problems.append(f"hidden_size {known['hidden_size']} is not a multiple of num_attention_heads {heads}")
             known["head_dim"] = family.head_dim or known["hidden_size"] // heads
     return known
+
+
+def _is_below(value: Any, minimum: float | None) -> bool:
+    return minimum is not None and not value >= minimum  # so that not-a-number is refused as well
 
 
 def _inconsistencies(known: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The ERNIE-4.5 dense decoder: an ordered list of stages (embedding, N layers, final norm, head).
+"""The decoder of every family: an ordered list of stages (embedding, N layers, final norm, head).
 
 Shapes: B batch, S tokens, H hidden size, N query heads, K key heads, D head size. Parameter names inside a stage are
 Hugging Face's; `Decoder.named_stages` gives each stage's prefix.
@@ -20,6 +20,7 @@ from erniekit.model.linear import ZEROS, Linear
 from erniekit.model.norm import RMSNorm
 from erniekit.model.randomness import Randomness, Site, dropout
 from erniekit.model.recompute import Recompute
+from erniekit.model.rope_scaling import rotary_frequencies
 from erniekit.model.rotary import RotaryTables, rotary_tables, rotate
 
 
@@ -59,23 +60,29 @@ class Embedding(nn.Layer):
 
 
 class SelfAttention(nn.Layer):
-    """Grouped-query attention with rotary position embeddings."""
+    """Grouped-query attention with rotary position embeddings, in some families with normalised queries and keys."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.head_dim = layer, config.head_dim
         queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        self.q_proj = Linear(config.hidden_size, queries, config.use_bias)
-        self.k_proj = Linear(config.hidden_size, keys, config.use_bias)
-        self.v_proj = Linear(config.hidden_size, keys, config.use_bias)
-        self.o_proj = Linear(queries, config.hidden_size, config.use_bias)
+        self.q_proj = Linear(config.hidden_size, queries, config.has_bias("q_proj"))
+        self.k_proj = Linear(config.hidden_size, keys, config.has_bias("k_proj"))
+        self.v_proj = Linear(config.hidden_size, keys, config.has_bias("v_proj"))
+        self.o_proj = Linear(queries, config.hidden_size, config.has_bias("o_proj"))
+        qk_norm = config.family.qk_norm
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
 
     def forward(self, x_BSH: paddle.Tensor, context: BatchContext, dropout: float, key: Sequence[int]) -> paddle.Tensor:
         batch, length, _ = x_BSH.shape
         by_token = [batch * length, -1, self.head_dim]
         heads = [batch, length, -1, self.head_dim]
-        q = rotate(self.q_proj(x_BSH).reshape(by_token), context.query_rotation).reshape(heads)
-        k = rotate(self.k_proj(x_BSH).reshape(by_token), context.key_rotation).reshape(heads)
+        q, k = self.q_proj(x_BSH).reshape(by_token), self.k_proj(x_BSH).reshape(by_token)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q = rotate(q, context.query_rotation).reshape(heads)
+        k = rotate(k, context.key_rotation).reshape(heads)
         v = self.v_proj(x_BSH).reshape(heads)
         out = context.plan.attend(q, k, v, layer=self.layer, dropout=dropout, key=key)
         return self.o_proj(out.reshape([batch, length, -1]))
@@ -86,9 +93,9 @@ class MLP(nn.Layer):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, config.use_bias)
-        self.up_proj = Linear(config.hidden_size, config.intermediate_size, config.use_bias)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.use_bias)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, config.has_bias("gate_proj"))
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, config.has_bias("up_proj"))
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.has_bias("down_proj"))
 
     def forward(self, x_BSH: paddle.Tensor) -> paddle.Tensor:
         return self.down_proj(swiglu(self.gate_proj(x_BSH), self.up_proj(x_BSH)))
@@ -160,6 +167,7 @@ class Decoder(nn.Layer):
         super().__init__()
         self.config = config
         self.randomness = Randomness(seed, rank)
+        self.frequencies = rotary_frequencies(config)
         embedding = Embedding(config)
         layers = [
             DecoderLayer(config, layer, self.randomness, hidden_dropout, attention_dropout)
@@ -202,7 +210,7 @@ class Decoder(nn.Layer):
             plan: an `AttentionPlan` of the batch, or a `generation.KeyValueCache`.
         """
         query_rotation, key_rotation = (
-            rotary_tables(position_ids_BS, heads, self.config.head_dim, self.config.rope_theta)
+            rotary_tables(position_ids_BS, heads, self.frequencies, interleaved=self.config.family.rotary_interleaved)
             for heads in (self.config.num_attention_heads, self.config.num_key_value_heads)
         )
         context = BatchContext(query_rotation, key_rotation, plan)

@@ -1,6 +1,7 @@
-"""Rotary position embeddings (Su et al., 2021, arXiv:2104.09864) in ERNIE-4.5's interleaved form.
+"""Rotary position embeddings (Su et al., 2021, arXiv:2104.09864) in both published forms.
 
-Channels 2i and 2i + 1 of a head form a pair that is turned by the angle position * theta^(-2i / D).
+The two channels of a pair are turned by the angle position * frequency (see `rope_scaling`). ERNIE-4.5 pairs channels
+2i and 2i + 1 of a head (interleaved); Llama and Qwen pair i and i + D / 2.
 Angles, cosines and sines are float32 whatever the model's precision, as in the published models.
 """
 
@@ -14,6 +15,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from erniekit.model.autograd import apply
+from erniekit.model.rope_scaling import Frequencies
 
 
 class RotaryTables(NamedTuple):
@@ -24,14 +26,21 @@ class RotaryTables(NamedTuple):
 
     cos: paddle.Tensor
     sin: paddle.Tensor
+    interleaved: bool
 
 
-def rotary_tables(position_ids: paddle.Tensor, heads: int, head_dim: int, theta: float) -> RotaryTables:
+def rotary_tables(
+    position_ids: paddle.Tensor, heads: int, frequencies: Frequencies, *, interleaved: bool
+) -> RotaryTables:
     """The tables of T = position_ids.size tokens and N = `heads` heads; computed once per batch."""
-    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
-    inverse_frequencies = paddle.to_tensor(np.repeat((theta**-exponents).astype(np.float32), 2))
-    pairs = (position_ids.reshape([-1, 1]).astype("float32") * inverse_frequencies).unsqueeze(1)
-    return RotaryTables(*(paddle.tile(table, [1, heads, 1]) for table in (paddle.cos(pairs), paddle.sin(pairs))))
+    # Repeated before they meet the positions: ONNX has no operation for it.
+    per_pair = np.array(frequencies.per_pair, np.float32)
+    per_channel = np.repeat(per_pair, 2) if interleaved else np.tile(per_pair, 2)
+    angles = position_ids.reshape([-1, 1, 1]).astype("float32") * paddle.to_tensor(per_channel)
+    cos, sin = (paddle.tile(table, [1, heads, 1]) for table in (paddle.cos(angles), paddle.sin(angles)))
+    if frequencies.magnitude != 1.0:
+        cos, sin = cos * frequencies.magnitude, sin * frequencies.magnitude
+    return RotaryTables(cos, sin, interleaved)
 
 
 def rotate(x_TND: paddle.Tensor, tables: RotaryTables) -> paddle.Tensor:
@@ -48,16 +57,16 @@ class _Rotate(PyLayer):
     @staticmethod
     def forward(ctx, x, tables):  # type: ignore[no-untyped-def]
         ctx.tables, dtype = tables, x.dtype
-        cos, sin = tables
+        cos, sin, interleaved = tables
         x = _as(x, cos.dtype)
-        turned = paddle.matmul(x, _quarter_turn(x.shape[-1], x.dtype))
+        turned = paddle.matmul(x, _quarter_turn(x.shape[-1], interleaved, x.dtype))
         return _as((x * cos).add_(turned * sin), dtype)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        (cos, sin), dtype = ctx.tables, grad.dtype
+        (cos, sin, interleaved), dtype = ctx.tables, grad.dtype
         grad = _as(grad, cos.dtype)
-        turned = paddle.matmul(grad * sin, _quarter_turn(grad.shape[-1], grad.dtype), transpose_y=True)
+        turned = paddle.matmul(grad * sin, _quarter_turn(grad.shape[-1], interleaved, grad.dtype), transpose_y=True)
         return _as((grad * cos).add_(turned), dtype)
 
 
@@ -65,21 +74,22 @@ def _as(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
     return x if x.dtype == dtype else x.astype(dtype)
 
 
-def _quarter_turn(size: int, dtype: paddle.dtype) -> paddle.Tensor:
-    """R [D, D] with (x R)[2i] = -x[2i + 1] and (x R)[2i + 1] = x[2i]; kept, unless it is part of a recorded program."""
+def _quarter_turn(size: int, interleaved: bool, dtype: paddle.dtype) -> paddle.Tensor:
+    """R [D, D] with (x R)[a] = -x[b] and (x R)[b] = x[a] for every pair (a, b); kept outside of programs."""
     if paddle.in_dynamic_mode():
-        return _kept_quarter_turn(size, dtype)
-    return _make_quarter_turn(size, dtype)
+        return _kept_quarter_turn(size, interleaved, dtype)
+    return _make_quarter_turn(size, interleaved, dtype)
 
 
 @lru_cache(maxsize=8)
-def _kept_quarter_turn(size: int, dtype: paddle.dtype) -> paddle.Tensor:
-    return _make_quarter_turn(size, dtype)
+def _kept_quarter_turn(size: int, interleaved: bool, dtype: paddle.dtype) -> paddle.Tensor:
+    return _make_quarter_turn(size, interleaved, dtype)
 
 
-def _make_quarter_turn(size: int, dtype: paddle.dtype) -> paddle.Tensor:
+def _make_quarter_turn(size: int, interleaved: bool, dtype: paddle.dtype) -> paddle.Tensor:
     matrix = np.zeros((size, size), np.float32)
-    even = np.arange(0, size, 2)
-    matrix[even + 1, even] = -1.0
-    matrix[even, even + 1] = 1.0
+    pair = np.arange(size // 2)
+    first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + size // 2)
+    matrix[second, first] = -1.0
+    matrix[first, second] = 1.0
     return paddle.to_tensor(matrix).astype(dtype)

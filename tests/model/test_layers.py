@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import paddle
 import pytest
 
 from erniekit.model.activation import swiglu
 from erniekit.model.norm import rms_norm
+from erniekit.model.rope_scaling import Frequencies
 from erniekit.model.rotary import RotaryTables, rotary_tables, rotate
 
 RNG = np.random.default_rng(0)
@@ -18,16 +21,23 @@ def doubles(*shape):
     return RNG.standard_normal(shape)
 
 
-def turned_in_complex_numbers(x):
+def plain_frequencies(theta, head_dim):
+    return Frequencies(tuple(theta ** -(np.arange(0, head_dim, 2) / head_dim)), 1.0)
+
+
+def turned_in_complex_numbers(x, interleaved=True):
     """Each pair of channels as one complex number, multiplied by exp(i angle)."""
     angles = np.array([0, 1, 2, 0, 1])[:, None] * 10000.0 ** (-np.arange(0, 6, 2) / 6)
-    turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)[:, None]
-    return np.stack([turned.real, turned.imag], -1).reshape(x.shape)
+    first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :3], x[..., 3:])
+    turned = (first + 1j * second) * np.exp(1j * angles)[:, None]
+    if interleaved:
+        return np.stack([turned.real, turned.imag], -1).reshape(x.shape)
+    return np.concatenate([turned.real, turned.imag], -1)
 
 
-def rotate_in_double_precision(x):
-    tables = rotary_tables(POSITIONS, heads=2, head_dim=6, theta=10000.0)
-    return rotate(x, RotaryTables(*(table.astype("float64") for table in tables)))
+def rotate_in_double_precision(x, interleaved=True):
+    tables = rotary_tables(POSITIONS, 2, plain_frequencies(10000.0, 6), interleaved=interleaved)
+    return rotate(x, RotaryTables(tables.cos.astype("float64"), tables.sin.astype("float64"), interleaved))
 
 
 def sigmoid(x):
@@ -42,6 +52,11 @@ CASES = {
     ),
     "swiglu": (swiglu, lambda g, u: g * sigmoid(g) * u, (doubles(4, 5) * 3, doubles(4, 5))),
     "rotate": (rotate_in_double_precision, turned_in_complex_numbers, (doubles(5, 2, 6),)),
+    "rotate halves": (
+        partial(rotate_in_double_precision, interleaved=False),
+        partial(turned_in_complex_numbers, interleaved=False),
+        (doubles(5, 2, 6),),
+    ),
 }
 
 
@@ -75,7 +90,7 @@ def test_a_frozen_norm_weight_gets_no_gradient():
 
 
 def test_angles_are_float32_products_as_in_the_published_models():
-    tables = rotary_tables(paddle.to_tensor([[100_003]]), heads=3, head_dim=8, theta=500000.0)
+    tables = rotary_tables(paddle.to_tensor([[100_003]]), 3, plain_frequencies(500000.0, 8), interleaved=True)
     frequencies = (500000.0 ** -(np.arange(0, 8, 2) / 8)).astype(np.float32)
     angles = np.repeat(np.float32(100_003) * frequencies, 2)
     for head in range(3):

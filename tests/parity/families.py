@@ -1,0 +1,75 @@
+"""Random transformers models of every family, for the parity tests and for recording vectors."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+
+VOCABULARY = 61
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_SCALING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+# Every case: family and what differs from `random_model`'s shape.
+CASES = {
+    "llama: grouped queries, untied": ("llama", {}),
+    "llama: tied, one key head": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "llama: biases, own head size": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 18}),
+    "llama: Llama 3's scaling": ("llama", {"rope_scaling": LLAMA3_SCALING, "rope_theta": 500000.0}),
+    "llama: linear scaling": ("llama", {"rope_scaling": {"type": "linear", "factor": 3.0}}),
+    "llama: yarn": ("llama", {"rope_scaling": YARN_SCALING, "max_position_embeddings": 256}),
+    "qwen2: grouped queries, untied": ("qwen2", {}),
+    "qwen2: tied, all key heads, other theta": (
+        "qwen2",
+        {"tie_word_embeddings": True, "num_key_value_heads": 4, "rope_theta": 1e6},
+    ),
+    "qwen2: yarn without original length": (
+        "qwen2",
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16, "beta_slow": 2}},
+    ),
+    "qwen3: own head size": ("qwen3", {"head_dim": 18}),
+    "qwen3: tied, bias, other epsilon": (
+        "qwen3",
+        {"tie_word_embeddings": True, "attention_bias": True, "head_dim": 8, "rms_norm_eps": 1e-3},
+    ),
+    "ernie4_5: linear scaling": ("ernie4_5", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "head_dim": 8}),
+}
+CLASSES = {
+    "ernie4_5": (transformers.Ernie4_5Config, transformers.Ernie4_5ForCausalLM),
+    "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig, transformers.Ernie4_5_MoeForCausalLM),
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+}
+
+
+def random_model(family, seed=0, **shape):
+    """A transformers model whose weights are large enough, and whose norms uneven enough, for errors to show."""
+    values = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "pad_token_id": None,
+        **shape,
+    }
+    torch.manual_seed(seed)
+    config_class, model_class = CLASSES[family]
+    model = model_class(config_class(**values))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.uniform_(0.4, 1.8)
+            elif name.endswith("bias"):
+                parameter.normal_(0.0, 0.3)
+            else:
+                parameter.normal_(0.0, 0.25)
+    return model.eval()

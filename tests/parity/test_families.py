@@ -1,0 +1,104 @@
+"""Llama, Qwen2 and Qwen3 against transformers: logits, gradients, files and greedy generation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import paddle  # noqa: E402
+
+from erniekit.model.builder import build_model  # noqa: E402
+from erniekit.model.configuration import ModelConfig  # noqa: E402
+from erniekit.model.generation import generate  # noqa: E402
+from erniekit.model.head import token_loss  # noqa: E402
+from erniekit.model.rope_scaling import rotary_frequencies  # noqa: E402
+from erniekit.model.sampling import Sampling  # noqa: E402
+from erniekit.model.weights import is_transposed, named_weights, save_model_folder  # noqa: E402
+
+from .families import CASES, CLASSES, VOCABULARY, random_model  # noqa: E402
+from .test_decoder import our_hidden, ours_from  # noqa: E402
+
+pytestmark = pytest.mark.parity
+every_case = pytest.mark.parametrize(("family", "shape"), CASES.values(), ids=CASES.keys())
+
+
+@every_case
+def test_logits_and_gradients_agree(family, shape, tmp_path):
+    theirs = random_model(family, **shape)
+    ours = ours_from(theirs, tmp_path)
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, VOCABULARY, (1, 150))
+    labels = np.where(rng.random((1, 150)) < 0.3, -100, rng.integers(0, VOCABULARY, (1, 150)))
+
+    their_logits = theirs(input_ids=torch.tensor(ids)).logits
+    torch.nn.functional.cross_entropy(their_logits[0], torch.tensor(labels[0]), reduction="sum").backward()
+    hidden = our_hidden(ours, ids[0], [150])
+    our_logits = ours.head(hidden).numpy()
+    token_loss(ours, hidden, paddle.to_tensor(labels)).loss_sum.backward()
+
+    assert np.std(our_logits) > 1.0
+    np.testing.assert_allclose(our_logits, their_logits.detach().numpy(), atol=1e-4)
+    their_gradients = {name: parameter.grad.numpy() for name, parameter in theirs.named_parameters()}
+    our_weights = named_weights(ours)
+    assert set(our_weights) == set(their_gradients) == set(ours.config.weight_shapes())
+    for name, parameter in our_weights.items():
+        ours_grad = parameter.grad.numpy().T if is_transposed(name) else parameter.grad.numpy()
+        scale = np.abs(their_gradients[name]).max()
+        assert scale > 1e-4, name
+        assert np.abs(ours_grad - their_gradients[name]).max() < 1e-3 * scale, name
+
+
+@every_case
+def test_what_we_save_loads_in_transformers(family, shape, tmp_path):
+    random_model(family, **shape).config.save_pretrained(tmp_path)
+    ours = build_model(ModelConfig.from_folder(tmp_path), None, seed=5)
+    save_model_folder(ours, tmp_path / "ours", max_shard_bytes=12_000)
+    theirs, info = CLASSES[family][1].from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info.values())
+    by_type = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert type(by_type) is type(theirs)
+    ids = np.random.default_rng(4).integers(0, VOCABULARY, (1, 40))
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor(ids)).logits.numpy()
+    np.testing.assert_allclose(ours.head(our_hidden(ours, ids[0], [40])).numpy(), expected, atol=1e-5)
+
+
+@every_case
+def test_greedy_answers_agree(family, shape, tmp_path):
+    theirs = random_model(family, **shape)
+    ours = ours_from(theirs, tmp_path)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, VOCABULARY, length).tolist() for length in (1, 7, 30)]
+    settings = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    expected = [theirs.generate(torch.tensor([prompt]), **settings)[0, len(prompt) :].tolist() for prompt in prompts]
+    assert len(set(map(tuple, expected))) == 3
+    assert generate(ours, prompts, Sampling(max_new_tokens=30)) == expected
+
+
+@every_case
+def test_frequencies_agree(family, shape, tmp_path):
+    config = random_model(family, **shape).config
+    config.save_pretrained(tmp_path)
+    ours = rotary_frequencies(ModelConfig.from_folder(tmp_path))
+    kind = (config.rope_scaling or {}).get("rope_type", "default")
+    expected, magnitude = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](config, "cpu")
+    np.testing.assert_allclose(ours.per_pair, expected.numpy(), rtol=1e-6)
+    assert ours.magnitude == pytest.approx(magnitude, rel=1e-6)
+
+
+@pytest.mark.parametrize("family", CLASSES)
+def test_absent_keys_have_their_defaults(family):
+    theirs = CLASSES[family][0]().to_dict()
+    needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    ours = ModelConfig.from_json({"model_type": family, **{key: theirs[key] for key in needed}})
+    names = ["rope_theta", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings", "initializer_range"]
+    names += [name for name in ours.family.own_fields if name in theirs and name != "moe_layer_end_index"]
+    assert {name: getattr(ours, name) for name in names} == {name: theirs[name] for name in names}
+    assert [ours.is_moe_layer(layer) for layer in (0, 1, ours.num_hidden_layers - 1)].count(True) == (
+        2 if family == "ernie4_5_moe" else 0
+    )
+    if family not in ("ernie4_5", "ernie4_5_moe"):  # theirs says 128; Paddle's ERNIE folders leave the key out
+        assert ours.head_dim == theirs.get("head_dim", ours.hidden_size // ours.num_attention_heads)
