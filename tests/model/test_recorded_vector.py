@@ -1,4 +1,4 @@
-"""The decoder against logits, loss and gradients recorded from transformers (tests/parity/record_decoder.py)."""
+"""The decoder against logits, loss and gradients recorded from transformers (tests/parity/record_*.py)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from erniekit.model.weights import is_transposed, named_weights
 
 from .tiny import pack
 
-VECTOR = Path(__file__).parent / "decoder_vector.npz"
+HERE = Path(__file__).parent
+VECTORS = [HERE / "decoder_vector.npz", *sorted(HERE.glob("family_*.npz"))]
 
 
-def test_the_decoder_reproduces_the_recorded_run(tmp_path):
-    vector = np.load(VECTOR, allow_pickle=False)
+@pytest.mark.parametrize("path", VECTORS, ids=lambda path: path.stem)
+def test_the_decoder_reproduces_the_recorded_run(path, tmp_path):
+    vector = np.load(path, allow_pickle=False)
     weights = {name.removeprefix("weight/"): vector[name] for name in vector if name.startswith("weight/")}
     shapes = {name: values.shape for name, values in weights.items()}
     write_safetensors(tmp_path / "model.safetensors", shapes, weights.items())
