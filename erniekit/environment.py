@@ -17,6 +17,7 @@ from contextlib import contextmanager, redirect_stderr
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 from erniekit import __version__
 from erniekit.errors import UserError
@@ -120,6 +121,25 @@ def import_paddle() -> None:
             "  on a CPU:  pip install 'erniekit[cpu]'   (paddlepaddle 3.3.1)\n"
             "  on a GPU:  see README.md, 'On a GPU' (paddlepaddle-gpu comes from Paddle's own index)"
         ) from None
+
+
+def import_paddlenlp(reason: str) -> ModuleType:
+    """Import paddlenlp with the CPU set-up applied. It takes 5 to 10 s, so a line on standard error says why.
+
+    Raises:
+        UserError: no paddlenlp, or no Paddle, is installed.
+    """
+    if "paddlenlp" not in sys.modules:
+        print(f"{reason}: importing paddlenlp for its tokenizers, which takes several seconds", file=sys.stderr)
+    import_paddle()
+    try:
+        with _signals_held_back(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about its own dependencies
+            import paddlenlp
+            import paddlenlp.transformers
+    except ImportError as error:
+        raise UserError(f"{reason}: this needs paddlenlp 3.0.0b4, which cannot be imported: {error}") from None
+    return paddlenlp
 
 
 @contextmanager

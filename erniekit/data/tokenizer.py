@@ -1,4 +1,4 @@
-"""A model folder's tokenizer: text to token ids and back. A thin wrapper of the `tokenizers` library."""
+"""A model folder's tokenizer: text to token ids and back, whatever kind of files it is made of."""
 
 from __future__ import annotations
 
@@ -7,16 +7,42 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
-from tokenizers import Tokenizer as Backend
-
+from erniekit.data.tokenizer_files import (
+    CONFIG_FILE,
+    SENTENCEPIECE_FILES,
+    TOKENIZER_FILE,
+    TOKENIZER_FILES,
+    VOCABULARY_FILES,
+    chat_template_of,
+    read_json,
+    read_settings,
+    special_tokens,
+)
 from erniekit.errors import ModelFileError
 
-TOKENIZER_FILE = "tokenizer.json"
-CONFIG_FILE = "tokenizer_config.json"
-SPECIAL_TOKENS_FILE = "special_tokens_map.json"
-SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
-TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+
+class Backend(Protocol):
+    """A library that knows a vocabulary and the added tokens around it.
+
+    Attributes:
+        size: the largest token id + 1.
+        control_tokens: see Tokenizer.
+        files: the files that decide which ids a text gets; their contents make the fingerprint.
+        default_tokens: named tokens that hold where the folder names none.
+    """
+
+    size: int
+    control_tokens: frozenset[str]
+    files: tuple[Path, ...]
+    default_tokens: dict[str, str]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
+
+    def token_id(self, token: str) -> int | None: ...
 
 
 class Tokenizer:
@@ -33,24 +59,12 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        path = folder / TOKENIZER_FILE
-        try:
-            definition = path.read_bytes()
-            self._backend = Backend.from_buffer(definition)
-        except OSError as error:
-            raise ModelFileError(_missing_tokenizer(folder, error)) from None
-        except Exception as error:  # the library raises bare Exceptions from its Rust side
-            raise ModelFileError(f"{path}: not a tokenizer that the tokenizers library can read: {error}") from None
-        # a saved tokenizer may carry the truncation and padding of whoever saved it
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        config = _read_json(folder / CONFIG_FILE)
-        self.special_tokens = _special_tokens({**_read_json(folder / SPECIAL_TOKENS_FILE), **config})
-        vocabulary = self._backend.get_vocab(with_added_tokens=True)
-        self._check_special_tokens(folder, vocabulary)
-        self.vocab_size = max(vocabulary.values()) + 1
-        added = self._backend.get_added_tokens_decoder().values()
-        self.control_tokens = frozenset(token.content for token in added if token.special)
+        settings = read_settings(folder)
+        self._backend = _backend(folder, settings)
+        self.special_tokens = {**self._backend.default_tokens, **special_tokens(settings)}
+        self._check_special_tokens(folder)
+        self.vocab_size = self._backend.size
+        self.control_tokens = self._backend.control_tokens
         # longest first, so that a token is named whole where another one is its beginning
         ordered = sorted(self.control_tokens, key=len, reverse=True)
         self._control_pattern = re.compile("|".join(re.escape(token) for token in ordered)) if ordered else None
@@ -61,25 +75,26 @@ class Tokenizer:
         self.eos_id = eos_id
         pad_ids = (self._named_id(name) for name in ("pad_token", "unk_token"))
         self.pad_id = next((token for token in pad_ids if token is not None), eos_id)
-        self.chat_template, self.template_path = _chat_template(folder, config)
-        names = (TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, *TEMPLATE_FILES, *SENTENCEPIECE_FILES)
-        self.files = tuple(folder / name for name in names if (folder / name).is_file())
-        named = json.dumps(self.special_tokens, sort_keys=True).encode()
-        self.fingerprint = hashlib.blake2b(definition + named, digest_size=16).hexdigest()
+        self.chat_template, self.template_path = chat_template_of(folder, read_json(folder / CONFIG_FILE))
+        self.files = tuple(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
+        digest = hashlib.blake2b(digest_size=16)
+        for path in self._backend.files:
+            digest.update(path.read_bytes())
+        digest.update(json.dumps(self.special_tokens, sort_keys=True).encode())
+        self.fingerprint = digest.hexdigest()
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text on its own; uses several threads (TOKENIZERS_PARALLELISM=false: one)."""
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        """The ids of each text on its own."""
+        return self._backend.encode_batch(texts)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self._backend.decode(ids, skip_special_tokens)
 
     def token_id(self, token: str) -> int | None:
-        return self._backend.token_to_id(token)
+        return self._backend.token_id(token)
 
     def find_control_token(self, text: str) -> str | None:
         """The first control token that stands written out in a text, or None."""
@@ -88,18 +103,20 @@ class Tokenizer:
 
     def _named_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
-        return None if text is None else self._backend.token_to_id(text)
+        return None if text is None else self._backend.token_id(text)
 
-    def _check_special_tokens(self, folder: Path, vocabulary: dict[str, int]) -> None:
+    def _check_special_tokens(self, folder: Path) -> None:
         for name, text in self.special_tokens.items():
-            if text not in vocabulary:
-                raise ModelFileError(
-                    f"{folder / CONFIG_FILE}: {name} is {text!r}, which {TOKENIZER_FILE} does not hold"
-                )
+            if self._backend.token_id(text) is None:
+                vocabulary = self._backend.files[0].name
+                raise ModelFileError(f"{folder / CONFIG_FILE}: {name} is {text!r}, which {vocabulary} does not hold")
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """The tokenizer of a model folder.
+
+    tokenizer.json is read by the `tokenizers` library, a SentencePiece model by `sentencepiece`, and every other
+    vocabulary by paddlenlp, whose import takes seconds.
 
     Raises:
         ModelFileError: a file is missing or does not fit the others; says which.
@@ -107,56 +124,20 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     return Tokenizer(Path(folder))
 
 
-def _missing_tokenizer(folder: Path, error: OSError) -> str:
+def _backend(folder: Path, settings: dict[str, Any]) -> Backend:
+    """The backend of the files that are there; each library is imported only for its own kind."""
     if not folder.is_dir():
-        return f"{folder}: no such model folder"
-    present = [name for name in SENTENCEPIECE_FILES if (folder / name).is_file()]
-    if present:
-        return (
-            f"{folder}: holds only a SentencePiece tokenizer ({present[0]}); reading those is not available yet. "
-            f"Convert it to {TOKENIZER_FILE} (transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...))"
-        )
-    return f"{folder / TOKENIZER_FILE}: {error.strerror or error}; a model folder needs its tokenizer"
+        raise ModelFileError(f"{folder}: no such model folder")
+    if not (folder / TOKENIZER_FILE).is_file():
+        model_file = next((name for name in SENTENCEPIECE_FILES if (folder / name).is_file()), None)
+        if model_file is not None:
+            from erniekit.data.sentencepiece_backend import SentencePieceBackend
 
+            return SentencePieceBackend(folder, model_file, settings)
+        if any((folder / name).is_file() for name in VOCABULARY_FILES):
+            from erniekit.data.paddlenlp_backend import PaddlenlpBackend
 
-def _read_json(path: Path) -> dict:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelFileError(f"{path}: expected a JSON object: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
+            return PaddlenlpBackend(folder, settings)
+    from erniekit.data.tokenizers_backend import TokenizersBackend
 
-
-def _special_tokens(config: dict) -> dict[str, str]:
-    """`bos_token: "<s>"` and `bos_token: {"content": "<s>", ...}` both occur."""
-    tokens = {}
-    for name, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            tokens[name] = text
-    return tokens
-
-
-def _chat_template(folder: Path, config: dict) -> tuple[str | None, Path | None]:
-    """The jinja text and its file; a file of its own comes before the tokenizer's configuration."""
-    own_file, json_file = (folder / name for name in TEMPLATE_FILES)
-    if own_file.is_file():
-        return own_file.read_text(encoding="utf-8"), own_file
-    if json_file.is_file():
-        return _named_template(_read_json(json_file).get("chat_template"), json_file), json_file
-    template = _named_template(config.get("chat_template"), folder / CONFIG_FILE)
-    return template, None if template is None else folder / CONFIG_FILE
-
-
-def _named_template(value: object, path: Path) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        templates = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
-        if isinstance(templates.get("default"), str):
-            return templates["default"]
-    raise ModelFileError(f"{path}: chat_template: expected a string, or a list that holds a template named 'default'")
+    return TokenizersBackend(folder)

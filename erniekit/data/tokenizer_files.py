@@ -1,0 +1,140 @@
+"""What a model folder says about its tokenizer, beside the vocabulary itself. Imports neither Paddle nor NumPy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from erniekit.errors import ModelFileError
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+ADDED_TOKENS_FILE = "added_tokens.json"
+SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
+VOCABULARY_FILES = ("vocab.json", "merges.txt", "vocab.txt")
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+TOKENIZER_FILES = (
+    TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, *TEMPLATE_FILES, ADDED_TOKENS_FILE, *SENTENCEPIECE_FILES,
+    *VOCABULARY_FILES,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that is found in a text before the vocabulary is asked.
+
+    Attributes:
+        special: steers the model; left out of decoded answers.
+        lstrip, rstrip: it swallows the white space on that side.
+        single_word: it counts only between spaces.
+    """
+
+    content: str
+    id: int
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; {} where there is no such file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"{path}: expected a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The tokenizer's configuration, over what only special_tokens_map.json says."""
+    return {**read_json(folder / SPECIAL_TOKENS_FILE), **read_json(folder / CONFIG_FILE)}
+
+
+def special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    """Name -> text of `bos_token`, `eos_token`, ...; the value is a string, or an object with the string inside."""
+    named = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
+    return {name: text for name, text in named.items() if text is not None}
+
+
+def added_tokens(folder: Path, settings: dict[str, Any], base_id: Callable[[str], int | None]) -> dict[str, AddedToken]:
+    """The added tokens of a folder without tokenizer.json, by text, as transformers' slow tokenizers find them.
+
+    Ids come from `added_tokens_decoder` of the configuration, else from added_tokens.json, else from the vocabulary.
+
+    Args:
+        base_id: the id of a token of the vocabulary.
+
+    Raises:
+        ModelFileError: a file is malformed, or a named token has no id anywhere.
+    """
+    values = [*(settings[name] for name in special_tokens(settings)), *_listed(folder, settings)]
+    special: dict[str, Any] = {text: value for value in values if (text := _content(value)) is not None}
+    found: dict[str, AddedToken] = {}
+    try:
+        for key, value in (settings.get("added_tokens_decoder") or {}).items():
+            found[value["content"]] = _added(value, int(key), bool(value.get("special")) or value["content"] in special)
+        if not found:
+            for text, number in read_json(folder / ADDED_TOKENS_FILE).items():
+                found[text] = _added(special.get(text, text), int(number), text in special)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelFileError(f"{folder}: added tokens: expected text, id and flags of each: {error!r}") from None
+    for text, value in special.items():
+        number = found[text].id if text in found else base_id(text)
+        if number is None:
+            raise ModelFileError(
+                f"{folder / CONFIG_FILE}: the special token {text!r} is neither in the vocabulary nor in "
+                f"added_tokens_decoder or {ADDED_TOKENS_FILE}"
+            )
+        found.setdefault(text, _added(value, number, True))
+    return found
+
+
+def chat_template_of(folder: Path, config: dict[str, Any]) -> tuple[str | None, Path | None]:
+    """The jinja text and its file; a file of its own comes before the tokenizer's configuration."""
+    own_file, json_file = (folder / name for name in TEMPLATE_FILES)
+    if own_file.is_file():
+        return own_file.read_text(encoding="utf-8"), own_file
+    if json_file.is_file():
+        return _named_template(read_json(json_file).get("chat_template"), json_file), json_file
+    template = _named_template(config.get("chat_template"), folder / CONFIG_FILE)
+    return template, None if template is None else folder / CONFIG_FILE
+
+
+def _listed(folder: Path, settings: dict[str, Any]) -> list[Any]:
+    listed = settings.get("additional_special_tokens") or []
+    extra = settings.get("extra_special_tokens") or {}
+    if not isinstance(listed, list) or not isinstance(extra, dict):
+        raise ModelFileError(f"{folder / CONFIG_FILE}: additional_special_tokens: expected a list of tokens")
+    return [*listed, *extra.values()]
+
+
+def _content(value: object) -> str | None:
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _added(value: Any, number: int, special: bool) -> AddedToken:
+    flags = value if isinstance(value, dict) else {}
+    content = _content(value)
+    assert content is not None
+    sides = {name: bool(flags.get(name)) for name in ("lstrip", "rstrip", "single_word")}
+    return AddedToken(content, number, special, **sides)
+
+
+def _named_template(value: object, path: Path) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        templates = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
+        if isinstance(templates.get("default"), str):
+            return templates["default"]
+    raise ModelFileError(f"{path}: chat_template: expected a string, or a list that holds a template named 'default'")
