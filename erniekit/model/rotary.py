@@ -37,7 +37,8 @@ def rotary_tables(
     per_pair = np.array(frequencies.per_pair, np.float32)
     per_channel = np.repeat(per_pair, 2) if interleaved else np.tile(per_pair, 2)
     angles = position_ids.reshape([-1, 1, 1]).astype("float32") * paddle.to_tensor(per_channel)
-    cos, sin = (paddle.tile(table, [1, heads, 1]) for table in (paddle.cos(angles), paddle.sin(angles)))
+    angles = paddle.tile(angles, [1, heads, 1])  # not later: in saved programs oneDNN's sine read what the cosine wrote
+    cos, sin = paddle.cos(angles), paddle.sin(angles)
     if frequencies.magnitude != 1.0:
         cos, sin = cos * frequencies.magnitude, sin * frequencies.magnitude
     return RotaryTables(cos, sin, interleaved)
