@@ -120,15 +120,21 @@ def _model_config(config: Config) -> ModelConfig | str:
 
 
 def _model_numbers(config: Config) -> list[tuple[str, ...]]:
+    from erniekit.model.lora_settings import adapter_parameter_count
     from erniekit.model.memory_estimate import training_memory
+    from erniekit.runners.adapters import lora_settings
 
     model = _model_config(config)
     if isinstance(model, str):
         return [("parameters", f"unknown: {model}"), ("memory", "unknown without the model's shape")]
     layers = model.num_hidden_layers
     recomputed = max(0, layers - config.memory.no_recompute_layers) if config.memory.recompute else 0
+    trained = model.parameter_count()
+    if config.lora.lora:
+        trained = adapter_parameter_count(model.weight_shapes(), lora_settings(config))
     memory = training_memory(
         model,
+        trainable=trained,
         batch_size=config.training.per_device_train_batch_size,
         max_seq_len=config.training.max_seq_len,
         recomputed_layers=recomputed,
@@ -137,7 +143,7 @@ def _model_numbers(config: Config) -> list[tuple[str, ...]]:
     )
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.items() if size and name != "total")
     return [
-        ("parameters", f"{model.parameter_count():,}"),
+        ("parameters", f"{model.parameter_count():,}" + (f", {trained:,} trained" if config.lora.lora else "")),
         ("memory", f"about {_size(memory['total'])} for full packs: {parts.replace('_', ' ')}"),
     ]
 

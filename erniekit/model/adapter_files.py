@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +83,7 @@ def read_adapters(folder: Path | str, weight_shapes: WeightShapes) -> StoredAdap
     own = _own_metadata(file)
     if own is None:
         return StoredAdapters(settings, factors)
-    stored, fingerprint = own
+    stored, fingerprint = replace(own[0], target_modules=settings.target_modules), own[1]
     if stored.init == PISSA:
         factors = {path: _split_start(each) for path, each in factors.items()}
     return StoredAdapters(stored, factors, fingerprint)
@@ -109,7 +109,7 @@ def write_adapters(
     tensors = {
         name: values for path, factors in adapters.factors.items() for name, values in _peft_tensors(path, factors)
     }
-    own = {"settings": settings.to_json(), "base_fingerprint": adapters.base_fingerprint}
+    own = {"settings": replace(settings, target_modules=()).to_json(), "base_fingerprint": adapters.base_fingerprint}
     metadata = {"format": "pt", _METADATA: json.dumps(own)}
     weights_path = folder / ADAPTER_WEIGHTS_FILE
     shapes = {name: values.shape for name, values in tensors.items()}

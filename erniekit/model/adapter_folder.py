@@ -95,10 +95,15 @@ def peft_config(
 
 def target_names(targets: Sequence[str], linears: Sequence[str]) -> list[str]:
     """The last words of the targets' paths where those name exactly the targets, otherwise whole paths."""
-    words = {path.rpartition(".")[2] for path in targets}
-    if {path for path in linears if path.rpartition(".")[2] in words} == set(targets):
-        return sorted(words)
-    return sorted(targets)
+    words = {_last_word(path) for path in targets}
+    named = {path for path in linears if _last_word(path) in words}
+    return sorted(words if named == set(targets) else targets)
+
+
+def _last_word(path: str) -> str:
+    """Of a path that ends with a number, all of it."""
+    word = path.rpartition(".")[2]
+    return path if word.isdigit() else word
 
 
 def settings_from_peft(folder: Path, linears: Sequence[str]) -> LoraSettings:

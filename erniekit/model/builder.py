@@ -11,6 +11,8 @@ from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.host_memory import keep_freed_memory
 from erniekit.model.initialization import initialize_weights
+from erniekit.model.lora import add_adapters, describe_adapters, load_adapters
+from erniekit.model.lora_settings import LoraSettings
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import load_weights
 
@@ -23,6 +25,8 @@ def build_model(
     rank: int = 0,
     hidden_dropout: float = 0.0,
     attention_dropout: float = 0.0,
+    lora: LoraSettings | None = None,
+    adapters: Path | str | None = None,
     recompute: Recompute | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Decoder:
@@ -33,11 +37,14 @@ def build_model(
         rank: this process's data rank, which its dropout masks depend on.
         hidden_dropout: probability for the outputs of attention and MLP, before they join the residual stream.
         attention_dropout: probability for attention probabilities.
+        lora: freeze the weights and train new adapters of this kind; beside `adapters` only its dropout counts.
+        adapters: a folder of adapters to load, PEFT's or paddlenlp's.
         recompute: which layers keep only their input in training; None: every layer keeps its activations.
         log: receives one line for each technique applied.
 
     Raises:
-        ModelFileError: the weights are missing, damaged or do not fit `model_config`.
+        ModelFileError: the weights or adapters are missing, damaged or do not fit `model_config`.
+        ConfigurationError: `lora` asks for layers or singular values that the model does not have.
     """
     if paddle.get_device() == "cpu" and keep_freed_memory():
         log("host memory: freed blocks are kept for the next step")
@@ -53,6 +60,14 @@ def build_model(
         log(f"weights: {weights}")
     if hidden_dropout or attention_dropout:
         log(f"dropout: {hidden_dropout} on hidden states, {attention_dropout} on attention probabilities")
+    if adapters is not None:
+        own_base = load_adapters(decoder, adapters, dropout=lora.dropout if lora else 0.0)
+        log(f"adapters: {adapters}, {describe_adapters(decoder)}")
+        if not own_base:
+            log(f"warning: the adapters in {adapters} were trained beside other weights than these")
+    elif lora is not None:
+        add_adapters(decoder, lora, seed=seed)
+        log(f"adapters: new, {describe_adapters(decoder)}")
     if recompute is not None:
         decoder.recompute = recompute
         count = max(0, model_config.num_hidden_layers - recompute.first_layer)

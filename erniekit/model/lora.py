@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -159,6 +160,20 @@ def trained_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
     return named_adapter_weights(decoder) or named_weights(decoder)
 
 
+def describe_adapters(decoder: Decoder) -> str:
+    """Kind, number of layers and of parameters, in words."""
+    adapters = named_adapters(decoder)
+    count = sum(parameter.size for parameter in named_adapter_weights(decoder).values())
+    settings = next(iter(adapters.values())).settings
+    return f"{settings}, on {len(adapters)} linear layers, {count:,} parameters"
+
+
+def base_fingerprint(decoder: Decoder) -> str:
+    """Of the frozen weights beside the decoder's adapters; "" without adapters."""
+    first = next(iter(named_adapters(decoder).values()), None)
+    return first.base.fingerprint if first else ""
+
+
 def weights_fingerprint(decoder: Decoder) -> str:
     """A short hash of names, shapes and 64 values of each weight, spread over it; the same for any file layout."""
     digest = hashlib.sha256()
@@ -175,11 +190,14 @@ def _samples(decoder: Decoder) -> Iterator[tuple[str, np.ndarray]]:
         yield f"{name} {weight.shape}", paddle.gather(flat, paddle.to_tensor(places)).astype("float32").numpy()
 
 
-def load_adapters(decoder: Decoder, folder: Path | str) -> StoredAdapters:
+def load_adapters(decoder: Decoder, folder: Path | str, *, dropout: float = 0.0) -> bool:
     """Freeze the decoder and put the adapters of `folder` beside its linear layers.
 
+    Args:
+        dropout: of the adapters in further training.
+
     Returns:
-        What was read; compare its `base_fingerprint` with that of `freeze`, or see `belongs_to_another_base`.
+        Whether the decoder's weights are those that the adapters were trained beside, or that is unknown.
 
     Raises:
         ModelFileError: see `adapter_files.read_adapters`.
@@ -187,10 +205,11 @@ def load_adapters(decoder: Decoder, folder: Path | str) -> StoredAdapters:
     stored = read_adapters(folder, decoder.config.weight_shapes())
     base = freeze(decoder)
     linears = named_linears(decoder)
+    settings = replace(stored.settings, dropout=dropout)
     for path in stored.factors:
         weight = linears[path].weight.numpy()
-        attach(linears[path], path, stored.complete(path, weight), stored.settings, base)
-    return stored
+        attach(linears[path], path, stored.complete(path, weight), settings, base)
+    return stored.base_fingerprint in ("", base.fingerprint)
 
 
 def save_adapters(decoder: Decoder, folder: Path | str, base_model: str) -> list[Path]:

@@ -95,25 +95,12 @@ def matches(pattern: str, path: str) -> bool:
     return f".{path}".endswith(f".{pattern}")
 
 
-def invalid_pattern(pattern: str) -> str:
-    """What is wrong with a pattern, in words; empty for nothing."""
-    if not pattern:
-        return "is empty"
-    if pattern.startswith(REGULAR_EXPRESSION):
-        try:
-            re.compile(pattern[len(REGULAR_EXPRESSION) :])
-        except re.error as error:
-            return f"is not a regular expression: {error}"
-    return ""
-
-
 def linear_shapes(weight_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:
     """The path of every linear layer that can have an adapter, and its (out, in), from the weights of a model."""
-    suffix = "_proj.weight"
     return {
         name.removesuffix(".weight"): (shape[0], shape[1])
         for name, shape in weight_shapes.items()
-        if name.endswith(suffix) and len(shape) == 2
+        if re.search(r"_proj(\.\d+)?\.weight$", name)
     }
 
 

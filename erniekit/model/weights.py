@@ -101,10 +101,16 @@ def save_model_folder(
     written = save_weights(decoder, folder, max_shard_bytes)
     config: dict[str, object] = decoder.config.to_json()
     written.append(_write_json(folder / CONFIG_FILE, config))
+    return written + save_companions(decoder, folder, tokenizer_files)
+
+
+def save_companions(decoder: Decoder, folder: Path, tokenizer_files: Iterable[Path]) -> list[Path]:
+    """Write what answering needs beside weights or adapters: the ids of special tokens, and the tokenizer's files."""
+    config: dict[str, object] = decoder.config.to_json()
     token_ids: dict[str, object] = {
         name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config
     }
-    written.append(_write_json(folder / GENERATION_CONFIG_FILE, token_ids))
+    written = [_write_json(folder / GENERATION_CONFIG_FILE, token_ids)]
     for source in tokenizer_files:
         written.append(Path(shutil.copyfile(source, folder / Path(source).name)))
     return written

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from erniekit.parameters.declaration import parameter, rule, section, shorthand, when
 from erniekit.parameters.draft import Draft
-from erniekit.parameters.values import shown
+from erniekit.parameters.values import TEXTS, shown
 
 
 @dataclass(frozen=True)
@@ -15,9 +16,8 @@ class LoraParameters:
 
     lora: bool = parameter(
         False,
-        "Train low-rank adapters and keep the weights of the model frozen.",
-        available=(False,),
-        coming="LoRA",
+        "Train low-rank adapters and keep the weights of the model frozen. `output_dir` then holds the adapters, in "
+        "PEFT's format, without the model.",
         example=True,
     )
     lora_rank: int = parameter(
@@ -44,7 +44,8 @@ class LoraParameters:
     )
     lora_plus_scale: float = parameter(
         1.0,
-        "LoRA+: train the factor B with this multiple of the learning rate. Between 4 and 16 often learns faster.",
+        "LoRA+: train the factor B with this multiple of the learning rate, which comes on top of "
+        "`layerwise_lr_decay_bound`. Between 4 and 16 often learns faster.",
         above=0.0,
         needs=when("lora"),
         example=4.0,
@@ -54,9 +55,43 @@ class LoraParameters:
         "A preset: `rslora`, alpha 4 and `lora_plus_scale` 4. It learns more and may forget more.",
         needs=when("lora"),
     )
+    lora_target_modules: tuple[str, ...] = parameter(
+        (),
+        "The linear layers that get an adapter; empty means all of attention, MLP and experts. Each word is the end of "
+        "a layer's name (`q_proj`, `self_attn.o_proj`), a whole name with wildcards (`model.layers.[0-3].*`), or `re:` "
+        "and a regular expression for a whole name. Embedding, head and routers have none.",
+        kind=TEXTS,
+        needs=when("lora"),
+        example="q_proj,v_proj",
+    )
+    lora_dropout: float = parameter(
+        0.0,
+        "The probability with which an entry of an adapter's input is dropped in training. The path through the frozen "
+        "weight is not affected. It grows with `dropout_warmup_steps` as other dropout does.",
+        minimum=0.0,
+        below=1.0,
+        needs=when("lora"),
+        example=0.05,
+    )
+    dora: bool = parameter(
+        False,
+        "DoRA: learn the length of every output's weights apart from their direction, which the adapter changes. It "
+        "often helps at low ranks, and takes about half as long again.",
+        needs=when("lora"),
+    )
+    lora_init: str = parameter(
+        "kaiming",
+        "How new adapters begin: with no effect (`kaiming`: A random, B zero), or with the largest singular values of "
+        "the weight, which leave the frozen weight for the run (`pissa`). Adapters that began with `pissa` are saved "
+        "as the difference from that, with twice the rank, and fit the original model.",
+        choices=("kaiming", "pissa"),
+        needs=when("lora"),
+        example="pissa",
+    )
     lora_path: str = parameter(
         "",
-        "A folder of adapters to start from; empty starts from new ones.",
+        "A folder of adapters to start from, in PEFT's or paddlenlp's format; empty starts from new ones. Rank, alpha "
+        "and the like then come from the folder, and other values in the configuration are errors.",
         needs=when("lora"),
         verbs=("train", "eval", "chat", "generate", "export"),
         example="output/lora",
@@ -81,6 +116,34 @@ def preset_is_not_contradicted(draft: Draft) -> None:
         draft.change(name, value, "rslora_plus is true")
 
 
+@rule("lora_target_modules", "lora")
+def patterns_can_be_read(draft: Draft) -> None:
+    """Every word of `lora_target_modules` is a name, a name with wildcards, or `re:` and a regular expression."""
+    for pattern in draft["lora_target_modules"]:
+        if not pattern.strip():
+            draft.problem("lora_target_modules", "contains an empty name", "remove it")
+        elif pattern.startswith("re:"):
+            try:
+                re.compile(pattern[3:])
+            except re.error as error:
+                draft.problem("lora_target_modules", f"{shown(pattern)} is not a regular expression: {error}")
+
+
+@rule("lora", "lora_path", "init_from_checkpoint", "continue_training")
+def adapters_have_a_base(draft: Draft) -> None:
+    """Adapters are trained beside weights that were trained before."""
+    if draft.verb != "train" or not draft["lora"]:
+        return
+    if draft["lora_path"] and draft["init_from_checkpoint"]:
+        draft.problem("lora_path", "adapters come from one place, and init_from_checkpoint names another", "remove one")
+    if not draft["continue_training"] and not draft["init_from_checkpoint"]:
+        draft.problem(
+            "lora",
+            "adapters beside random weights would be of no use, for those are not saved with them",
+            "write `continue_training: true`, or `lora: false` to train all weights",
+        )
+
+
 SECTION = section(
     LoraParameters,
     key="lora",
@@ -94,5 +157,5 @@ SECTION = section(
             {"LoRA": {"lora": True}, "Full": {"lora": False}},
         ),
     ),
-    rules=(alpha_is_positive, preset_is_not_contradicted),
+    rules=(alpha_is_positive, preset_is_not_contradicted, patterns_can_be_read, adapters_have_a_base),
 )

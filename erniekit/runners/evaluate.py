@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from erniekit.parameters import Config
+from erniekit.runners.adapters import adapter_plan
 from erniekit.runners.checks import check_vocabulary
 from erniekit.runners.wiring import (
     Say,
@@ -34,8 +35,9 @@ def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
         say(line)
     select_device(config, say)
     tokenizer, template = open_tokenizer(config)
-    check_vocabulary(read_model_config(config), tokenizer)
-    weights = first_weights(config)
+    model_config = read_model_config(config)
+    check_vocabulary(model_config, tokenizer)
+    weights, adapters = first_weights(config), adapter_plan(config, model_config)
     if weights is not None:
         refuse_damaged(weights)
     output_dir = Path(config.basic.output_dir).expanduser()
@@ -43,7 +45,7 @@ def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
         dataset = evaluation_dataset(config, tokenizer, template)
         say(str(dataset.report))
         announce_dense_mask(config, [(dataset, config.evaluation.per_device_eval_batch_size)], say)
-        model = open_model(config, weights, say)
+        model = open_model(config, weights, say, adapters=adapters)
         result = evaluate(
             model,
             evaluation_plan(config, dataset),

@@ -12,9 +12,11 @@ from erniekit.data.prefetch import prefetch
 from erniekit.environment import cpu_settings, package_versions
 from erniekit.errors import ModelFileError
 from erniekit.model.decoder import Decoder
-from erniekit.model.weights import GENERATION_CONFIG_FILE, named_weights, save_model_folder
+from erniekit.model.lora import base_fingerprint, save_adapters, trained_weights
+from erniekit.model.weights import GENERATION_CONFIG_FILE, save_companions, save_model_folder
 from erniekit.parameters import Config
 from erniekit.parameters.training import peak_not_reached
+from erniekit.runners.adapters import adapter_plan, base_name, first_adapters
 from erniekit.runners.checks import check_vocabulary
 from erniekit.runners.wiring import (
     Say,
@@ -66,7 +68,7 @@ def run_sft(config: Config, say: Say = print) -> TrainResult:
         resume_from_checkpoint=config.checkpoint.resume_from_checkpoint,
         overwrite_output_dir=config.basic.overwrite_output_dir,
         model_folder=model_folder(config),
-        weights_from=first_weights(config),
+        weights_from=first_adapters(config) or first_weights(config),
         say=say,
     ) as start:
         callbacks = default_callbacks(
@@ -90,8 +92,10 @@ def run_sft(config: Config, say: Say = print) -> TrainResult:
             batches.append((held_out, config.evaluation.per_device_eval_batch_size))
         announce_dense_mask(config, batches, say)
 
-        model = open_model(config, start.checkpoint or first_weights(config), say)
-        parameters = named_weights(model)
+        adapters = adapter_plan(config, model_config, start.checkpoint)
+        weights = first_weights(config) if adapters or not start.checkpoint else start.checkpoint
+        model = open_model(config, weights, say, adapters=adapters)
+        parameters = trained_weights(model)
         say(describe_decay(parameters, config.training.weight_decay))
         trainer = Trainer(
             model=model,
@@ -107,6 +111,7 @@ def run_sft(config: Config, say: Say = print) -> TrainResult:
                 batches={name: config[name] for name in BATCH_PARAMETERS} | {"plan_version": PLAN_VERSION},
                 cpu_settings=cpu_settings(),
                 versions=package_versions(),
+                base_weights=base_fingerprint(model),
             ),
             resolved_config=config.resolved(),
             write_model=lambda folder: _write_model(model, folder, tokenizer.files, generation, config),
@@ -142,8 +147,12 @@ def _generation_settings(folder: Path) -> Mapping[str, Any]:
 def _write_model(
     model: Decoder, folder: Path, tokenizer_files: Iterable[Path], generation: Mapping[str, Any], config: Config
 ) -> None:
-    limit = int(config.checkpoint.max_shard_size * 10**9)
-    save_model_folder(model, folder, tokenizer_files, max_shard_bytes=limit)
+    if config.lora.lora:
+        save_adapters(model, folder, base_name(config))
+        save_companions(model, folder, tokenizer_files)
+    else:
+        limit = int(config.checkpoint.max_shard_size * 10**9)
+        save_model_folder(model, folder, tokenizer_files, max_shard_bytes=limit)
     path = folder / GENERATION_CONFIG_FILE
     merged = {**json.loads(path.read_text(encoding="utf-8")), **generation}
     path.write_text(json.dumps(merged, indent=2, sort_keys=True) + "\n", encoding="utf-8")

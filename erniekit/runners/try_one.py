@@ -11,8 +11,9 @@ from erniekit.data.records import read_records
 from erniekit.data.template import Sample, Template, TemplateRefusedError, encode_sample, encode_text
 from erniekit.data.tokenizer import Tokenizer
 from erniekit.errors import DataError
-from erniekit.model.weights import named_weights
+from erniekit.model.lora import trained_weights
 from erniekit.parameters import Config
+from erniekit.runners.adapters import adapter_plan
 from erniekit.runners.checks import check_vocabulary
 from erniekit.runners.wiring import (
     Say,
@@ -53,9 +54,9 @@ def try_one_sample(config: Config, say: Say = print) -> bool:
     check_vocabulary(model_config, tokenizer)
     place, sample = first_sample(config, tokenizer, template, say)
     weights = first_weights(config)
-    model = open_model(config, weights, say)
+    model = open_model(config, weights, say, adapters=adapter_plan(config, model_config))
     model.train()
-    parameters = named_weights(model)
+    parameters = trained_weights(model)
     optimizer = build_optimizer(parameters, optimizer_settings_from(config, model_config.num_hidden_layers))
     trained = list(trainable_parameters(parameters).values())
     batch = collate([[sample]], [[0]], tokenizer.pad_id)

@@ -12,9 +12,13 @@ from erniekit.data.sources import Source
 from erniekit.data.template import Template, chat_template
 from erniekit.data.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ModelFileError
+from erniekit.model.adapter_folder import base_model_of, is_adapter_folder
 from erniekit.parameters import Config
 from erniekit.parameters.sft import SftParameters
+from erniekit.runners.adapters import AdapterPlan, starts_from_adapters
 from erniekit.runners.checks import check_dense_mask, check_positions
+from erniekit.runners.hub_cache import chosen_hub
+from erniekit.runners.hubs import find_model_folder
 from erniekit.runners.known_steps import cache_folder, remember_steps
 
 if TYPE_CHECKING:
@@ -53,19 +57,16 @@ def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
     return tokenizer, None if config.basic.stage == "PT" else chat_template(tokenizer)
 
 
-def model_folder(config: Config) -> Path:
-    """The local folder of `model_name_or_path`.
+def model_folder(config: Config, *, weights: bool = False) -> Path:
+    """The local folder of `model_name_or_path`; where a hub is chosen, the model is fetched.
+
+    Args:
+        weights: whether the weights are wanted, too; otherwise a hub is asked for the small files only.
 
     Raises:
-        ModelFileError: there is no such folder.
+        ModelFileError: there is no such folder or model.
     """
-    folder = Path(config.basic.model_name_or_path).expanduser()
-    if not folder.is_dir():
-        raise ModelFileError(
-            f"model_name_or_path: {folder} is not a folder here ({folder.absolute()}).\n"
-            "  Write the path of a folder that holds config.json, tokenizer.json and *.safetensors."
-        )
-    return folder
+    return find_model_folder(config.basic.model_name_or_path, chosen_hub(config), weights=weights)
 
 
 def training_sources(config: Config) -> list[Source]:
@@ -190,11 +191,11 @@ def first_weights(config: Config) -> Path | None:
     Raises:
         ModelFileError: the model's folder holds no weights.
     """
-    if config.checkpoint.init_from_checkpoint:
+    if config.checkpoint.init_from_checkpoint and not starts_from_adapters(config):
         return Path(config.checkpoint.init_from_checkpoint).expanduser()
     if not config.basic.continue_training:
         return None
-    folder = model_folder(config)
+    folder = model_folder(config, weights=True)
     if not any(folder.glob("*.safetensors")):
         raise ModelFileError(
             f"model_name_or_path: {folder} holds no *.safetensors weights to continue from.\n"
@@ -203,8 +204,14 @@ def first_weights(config: Config) -> Path | None:
     return folder
 
 
-def open_model(config: Config, weights: Path | None, say: Say = print) -> Decoder:
-    """Build the model of `model_name_or_path` for training, with the weights of a folder or random ones."""
+def open_model(
+    config: Config, weights: Path | None, say: Say = print, *, adapters: AdapterPlan | None = None
+) -> Decoder:
+    """Build the model of `model_name_or_path` for training, with the weights of a folder or random ones.
+
+    Args:
+        adapters: what is trained beside frozen weights; None: all weights are trained.
+    """
     from erniekit.model.builder import build_model
 
     return build_model(
@@ -213,6 +220,8 @@ def open_model(config: Config, weights: Path | None, say: Say = print) -> Decode
         seed=config.training.seed,
         hidden_dropout=config.basic.hidden_dropout_prob,
         attention_dropout=config.basic.attention_probs_dropout_prob,
+        lora=adapters.settings if adapters else None,
+        adapters=adapters.folder if adapters else None,
         recompute=_recompute(config),
         log=say,
     )
@@ -236,6 +245,12 @@ def read_model_config(config: Config) -> ModelConfig:
     """
     from erniekit.model.configuration import ModelConfig
 
-    model_config = ModelConfig.from_folder(model_folder(config))
+    folder = model_folder(config)
+    if is_adapter_folder(folder):
+        raise ModelFileError(
+            f"model_name_or_path: {folder} holds adapters; write their base model, {base_model_of(folder)}, as "
+            f"model_name_or_path, and lora: true with lora_path: {folder}"
+        )
+    model_config = ModelConfig.from_folder(folder)
     check_positions(config, model_config)
     return model_config

@@ -26,8 +26,11 @@ from erniekit.model.model_folder import MANIFEST, PUBLISHING, is_half_written
 
 _WRITING, _DELETING = ".writing-", ".deleting-"
 _LOCK = ".erniekit.lock"
-_SIGNS_OF_A_MODEL = ("config.json", "*.safetensors")
-_LOADED = ("config.json", "model*.safetensors", "model.safetensors.index.json")  # what loading would take
+_SIGNS_OF_A_MODEL = ("config.json", "adapter_config.json", "*.safetensors")
+_LOADED = (  # what loading would take
+    "config.json", "model*.safetensors", "model.safetensors.index.json", "adapter_config.json",
+    "adapter_model.safetensors",
+)  # fmt: skip
 
 Files = dict[str, dict[str, Any]]  # name in the folder -> size and sha256
 

@@ -27,19 +27,23 @@ class OptimizerSettings:
     epsilon: float = 1e-8
     layerwise_lr_decay_bound: float = 1.0
     num_layers: int = 0  # only read when the bound is below 1
+    lora_plus_scale: float = 1.0
 
 
 def build_optimizer(parameters: Mapping[str, Tensor], settings: OptimizerSettings) -> AdamW:
     """AdamW over the trainable ones of `parameters` (structured name -> parameter).
 
     Matrices decay; norms and biases (tensors with one dimension) do not. With a layerwise bound below 1, the learning
-    rate of every parameter is multiplied by `layer_multiplier`. The state is created here rather than at the first
+    rate of every parameter is multiplied by `layer_multiplier`; that of the factor B of an adapter by `lora_plus_scale`
+    as well (LoRA+, Hayou et al., 2024, arXiv 2402.12354). The state is created here rather than at the first
     update, so that it can be saved and loaded at any time, and memory runs out at the start if at all.
     """
     trainable = trainable_parameters(parameters)
     for name, parameter in trainable.items():
         depth = layer_depth(name, settings.num_layers)
         multiplier = layer_multiplier(depth, settings.num_layers, settings.layerwise_lr_decay_bound)
+        if name.endswith(".lora_B"):
+            multiplier *= settings.lora_plus_scale
         parameter.optimize_attr["learning_rate"] = multiplier
     decaying = {parameter.name for parameter in trainable.values() if parameter.ndim > 1}
     optimizer = AdamW(

@@ -12,13 +12,14 @@ from erniekit.errors import CheckpointError
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """Seed, data and batches decide which samples step k sees; the rest decides the last bits."""
+    """Seed, data and batches decide which samples step k sees; the rest, the base aside, decides the last bits."""
 
     seed: int
     data_fingerprint: str
     batches: Mapping[str, Any]  # parameter name -> value, of every parameter that shapes the batches
     cpu_settings: Mapping[str, str]
     versions: Mapping[str, str]  # package -> version
+    base_weights: str = ""  # fingerprint of the frozen weights beside adapters
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -38,8 +39,15 @@ def check_identity(stored: RunIdentity, own: RunIdentity, folder: Path) -> list[
         Warnings: differences that change rounding, and another NumPy, which may change the order of samples.
 
     Raises:
-        CheckpointError: the samples of the remaining steps would not be those of the interrupted run.
+        CheckpointError: the frozen weights, or the samples of the remaining steps, are not the interrupted run's.
     """
+    if stored.base_weights != own.base_weights:
+        raise CheckpointError(
+            f"cannot resume from {folder}: its adapters were trained beside other weights than those of this run's "
+            f"base model (fingerprint was {stored.base_weights or 'none'}, is {own.base_weights or 'none'}).\n"
+            "  Put the old base model back (model_name_or_path, or init_from_checkpoint), or start a new run from the "
+            f"adapters: lora_path: {folder}, with another output_dir."
+        )
     differences = [] if stored.seed == own.seed else [f"seed was {stored.seed}, is {own.seed}"]
     if stored.data_fingerprint != own.data_fingerprint:
         differences.append(

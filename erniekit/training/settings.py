@@ -102,4 +102,5 @@ def optimizer_settings_from(config: Config, num_layers: int) -> OptimizerSetting
         epsilon=value("adam_epsilon"),
         layerwise_lr_decay_bound=value("layerwise_lr_decay_bound"),
         num_layers=num_layers,
+        lora_plus_scale=value("lora_plus_scale") if value("lora") else 1.0,
     )

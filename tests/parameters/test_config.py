@@ -110,7 +110,7 @@ def test_override_by_alias_beats_the_file_without_conflict(tmp_path: Path) -> No
     [
         ("compute_type", "bf61", "expected fp32, bf16, fp16, fp8, wint8, wint4/8, got bf61; did you mean `bf16`?"),
         ("compute_type", 8, "got 8"),
-        ("fine_tuning", "Lora", "`lora` (from `fine_tuning`): true is not available yet, it needs LoRA"),
+        ("fine_tuning", "Lor", "expected LoRA, Full, got Lor; did you mean `LoRA`?"),
         ("compute_type", "fp8", "`weight_quantize_algo` (from `compute_type`): fp8_linear is not available yet"),
         ("compute_type", "wint8", "weight_only_int8 is not available yet"),
         ("compute_type", "wint4/8", "weight_only_mix is not available yet"),

@@ -17,7 +17,7 @@ UNDOCUMENTED = (
     "num_nextn_predict_layers", "buffer_size", "max_shard_size", "hf_hub_id", "max_model_len", "port",
     "max_new_tokens", "top_p", "temperature", "use_attn_mask_start_row_indices", "resume_from_checkpoint",
     "overwrite_output_dir", "device", "max_grad_norm", "report_to", "normalize_logps", "dpop_lambda",
-    "lora_path", "ckpt_quant_stage", "hadamard_block_size", "quant_input_grad", "quant_weight_grad",
+    "lora_path", "lora_target_modules", "lora_dropout", "dora", "lora_init", "ckpt_quant_stage", "hadamard_block_size", "quant_input_grad", "quant_weight_grad",
     "actscale_moving_rate", "fp8_format_type", "multi_token_pred_lambda", "no_recompute_layers",
     "moe_aux_loss_lambda", "moe_z_loss_lambda", "moe_orthogonal_loss_lambda", "fuse_rms_norm", "fuse_swiglu",
     "logging_strategy", "init_from_checkpoint", "fp16", "over_length_policy", "decay_steps", "wsd_decay_type",

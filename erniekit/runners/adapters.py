@@ -1,0 +1,176 @@
+"""What a run trains beside frozen weights: the adapters that a configuration asks for, and where they come from.
+
+Needs no Paddle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError
+from erniekit.model.adapter_folder import base_model_of, is_adapter_folder
+from erniekit.model.lora_settings import LoraSettings, linear_shapes, select_targets
+from erniekit.parameters import Config
+
+if TYPE_CHECKING:
+    from erniekit.model.configuration import ModelConfig
+
+
+@dataclass(frozen=True)
+class AdapterPlan:
+    """What becomes of the adapters in a run.
+
+    Attributes:
+        settings: how they compute.
+        folder: where they come from; None for new ones.
+    """
+
+    settings: LoraSettings
+    folder: Path | None
+
+
+def adapter_plan(config: Config, model_config: ModelConfig, checkpoint: Path | None = None) -> AdapterPlan | None:
+    """The adapters that the run trains, or None where it trains all weights.
+
+    Args:
+        checkpoint: what the run resumes from.
+
+    Raises:
+        ConfigurationError: parameters contradict the adapters they start from, or fit no layer of the model.
+        CheckpointError: the checkpoint holds a whole model where adapters are trained, or the other way round.
+        ModelFileError: a folder of adapters is missing or damaged.
+    """
+    if checkpoint is not None and is_adapter_folder(checkpoint) != config.lora.lora:
+        held, trained = ("adapters", "all weights") if not config.lora.lora else ("a whole model", "adapters")
+        raise CheckpointError(
+            f"cannot resume from {checkpoint}: it holds {held}, and this run trains {trained}.\n"
+            f"  Write lora: {str(not config.lora.lora).lower()} as the run that wrote it had, or choose another "
+            "output_dir."
+        )
+    if not config.lora.lora:
+        return None
+    first = first_adapters(config)
+    folder = checkpoint or first
+    settings = lora_settings(config)
+    if folder is None:
+        select_targets(linear_shapes(model_config.weight_shapes()), settings.target_modules)
+        return AdapterPlan(settings, None)
+    stored = _stored_settings(folder, model_config)
+    _check_agreement(config, stored, model_config, folder, everything=checkpoint is not None and first is None)
+    return AdapterPlan(replace(stored, dropout=settings.dropout), folder)
+
+
+def first_adapters(config: Config) -> Path | None:
+    """The folder of adapters that a fresh run starts from; None for new ones, or none at all.
+
+    Raises:
+        ModelFileError: there is no such folder, or it holds no adapters.
+    """
+    if starts_from_adapters(config):
+        return Path(config.checkpoint.init_from_checkpoint).expanduser()
+    if not (config.lora.lora and config.lora.lora_path):
+        return None
+    folder = Path(config.lora.lora_path).expanduser()
+    if not is_adapter_folder(folder):
+        what = "is no folder of adapters: it has no adapter_config.json" if folder.is_dir() else "is not a folder here"
+        raise ModelFileError(f"lora_path: {folder} {what}")
+    return folder
+
+
+def starts_from_adapters(config: Config) -> bool:
+    """Whether init_from_checkpoint names adapters, so that the weights beside them come from the model's own folder.
+
+    Raises:
+        ConfigurationError: it does, but all weights are to be trained.
+    """
+    folder = config.checkpoint.init_from_checkpoint
+    if not folder or not is_adapter_folder(Path(folder).expanduser()):
+        return False
+    if not config.lora.lora:
+        raise ConfigurationError(
+            f"{config.origin('init_from_checkpoint')}: `init_from_checkpoint`: {folder} holds adapters, and lora is "
+            "false.\n  Write lora: true to train them on, or merge them first (erniekit export) to train all weights."
+        )
+    return True
+
+
+def lora_settings(config: Config) -> LoraSettings:
+    """What the parameters of section 2.2 say; alpha -1 is 2 x rank, or 4 with rsLoRA."""
+    section = config.lora
+    usual = 4.0 if section.rslora else 2.0 * section.lora_rank
+    return LoraSettings(
+        rank=section.lora_rank,
+        alpha=usual if section.lora_alpha == -1 else section.lora_alpha,
+        rslora=section.rslora,
+        dropout=section.lora_dropout,
+        dora=section.dora,
+        init=section.lora_init,
+        target_modules=tuple(section.lora_target_modules),
+    )
+
+
+def base_name(config: Config) -> str:
+    """What adapters of this run name as their base: the folder of the frozen weights, or the hub's id of the model."""
+    own = config.checkpoint.init_from_checkpoint if not starts_from_adapters(config) else ""
+    name = own or config.basic.model_name_or_path
+    folder = Path(name).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else name
+
+
+def base_folder(adapters: Path) -> Path:
+    """The local folder of the model that a folder of adapters belongs to.
+
+    Raises:
+        ModelFileError: the adapters name no base, or it is not here.
+    """
+    from erniekit.runners.wiring import model_folder
+
+    name = base_model_of(adapters)
+    if name is None:
+        raise ModelFileError(f"{adapters}: the adapters do not name their base model (base_model_name_or_path)")
+    try:
+        return model_folder(Config.from_mapping({"model_name_or_path": name}, verb="generate"))
+    except ModelFileError as error:
+        raise ModelFileError(f"{adapters}: the base model of these adapters is not here.\n  {error}") from None
+
+
+def _stored_settings(folder: Path, model_config: ModelConfig) -> LoraSettings:
+    from erniekit.model.adapter_files import read_adapters
+
+    return read_adapters(folder, model_config.weight_shapes()).settings
+
+
+def _check_agreement(
+    config: Config, stored: LoraSettings, model_config: ModelConfig, folder: Path, *, everything: bool
+) -> None:
+    """Raise ConfigurationError where parameters are not those of the adapters in `folder`.
+
+    Args:
+        everything: also compare what the user has not written.
+    """
+    own = lora_settings(config)
+    paths = list(linear_shapes(model_config.weight_shapes()))
+    compared: dict[str, tuple[Any, Any]] = {
+        "lora_rank": (own.rank, stored.rank),
+        "lora_alpha": (own.alpha, stored.alpha),
+        "rslora": (own.rslora, stored.rslora),
+        "dora": (own.dora, stored.dora),
+        "lora_init": (own.init, stored.init),
+        "lora_target_modules": (
+            set(select_targets(paths, own.target_modules)),
+            set(stored.target_modules),
+        ),
+    }
+    lines = []
+    for name, (wanted, found) in compared.items():
+        if wanted != found and (everything or not config.origin(name).startswith("default")):
+            shown = "other layers" if name == "lora_target_modules" else f"{found}, not {wanted}"
+            lines.append(f"{config.origin(name)}: `{name}`: the adapters in {folder} have {shown}")
+    if lines:
+        raise ConfigurationError(
+            "\n".join(lines) + "\n  Remove these parameters, or give them the values of the adapters."
+            if not everything
+            else "\n".join(lines) + "\n  Put the old values back to resume, or choose another output_dir."
+        )
