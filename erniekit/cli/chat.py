@@ -20,7 +20,7 @@ def run(arguments: list[str]) -> int:
     select_device(parameters)
     from erniekit.runners.generate import ChatModel, Dialogue, sampling_from
 
-    model = ChatModel.load(options.model)
+    model = ChatModel.load(options.model, adapters=options.lora_path)
     sampling = sampling_from(parameters.generation, parameters.training.seed)
     limit = parameters.generation.max_model_len
     interactive = sys.stdin.isatty()

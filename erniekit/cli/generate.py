@@ -36,7 +36,7 @@ def run(arguments: list[str]) -> int:
     select_device(parameters)
     from erniekit.runners.generate import ChatModel, sampling_from
 
-    model = ChatModel.load(options.model)
+    model = ChatModel.load(options.model, adapters=options.lora_path)
     sampling = sampling_from(parameters.generation, parameters.training.seed)
     answers = model.answer(options.prompt, sampling, system=options.system, raw=options.raw)
     for prompt, answer in zip(options.prompt, answers, strict=True):
@@ -49,6 +49,9 @@ def run(arguments: list[str]) -> int:
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that `generate` and `chat` share; defaults and bounds are those of the schema."""
     parser.add_argument("model", type=Path, help="a model folder, an output_dir or a checkpoint")
+    parser.add_argument(
+        "--lora-path", type=Path, metavar="FOLDER", help="adapters for the model, PEFT's or paddlenlp's"
+    )
     parser.add_argument("--system", default="", help="system text that goes before the dialogue")
     parser.add_argument("--seed", default="42", help="seed of sampling (default 42)")
     parser.add_argument("--device", default="auto", help="auto, cpu, gpu or gpu:N (default auto)")

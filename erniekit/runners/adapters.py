@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError
 from erniekit.model.adapter_folder import base_model_of, is_adapter_folder
 from erniekit.model.lora_settings import LoraSettings, linear_shapes, select_targets
@@ -120,7 +122,7 @@ def base_name(config: Config) -> str:
 
 
 def base_folder(adapters: Path) -> Path:
-    """The local folder of the model that a folder of adapters belongs to.
+    """The local folder of the model that a folder of adapters belongs to, fetched from a hub where it names one.
 
     Raises:
         ModelFileError: the adapters name no base, or it is not here.
@@ -130,10 +132,19 @@ def base_folder(adapters: Path) -> Path:
     name = base_model_of(adapters)
     if name is None:
         raise ModelFileError(f"{adapters}: the adapters do not name their base model (base_model_name_or_path)")
+    hub = {} if Path(name).expanduser().exists() else _hub_of(adapters)
     try:
-        return model_folder(Config.from_mapping({"model_name_or_path": name}, verb="generate"))
+        return model_folder(Config.from_mapping({"model_name_or_path": name, **hub}, verb="generate"), weights=True)
     except ModelFileError as error:
         raise ModelFileError(f"{adapters}: the base model of these adapters is not here.\n  {error}") from None
+
+
+def _hub_of(adapters: Path) -> dict[str, bool]:
+    """The parameter that names the hub of the base model: the run's own, or Hugging Face, which PEFT means."""
+    path = adapters / "training_config.yaml"
+    stored = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    own = [name for name in ("from_aistudio", "from_modelscope") if stored.get(name)]
+    return {own[0] if own else "from_hf_hub": True}
 
 
 def _stored_settings(folder: Path, model_config: ModelConfig) -> LoraSettings:

@@ -9,13 +9,16 @@ from pathlib import Path
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
 from erniekit.data.template import Template, chat_template, encode_prompt
 from erniekit.data.tokenizer import Tokenizer, load_tokenizer
+from erniekit.data.tokenizer_files import TOKENIZER_FILES
 from erniekit.errors import DataError, ModelFileError
+from erniekit.model.adapter_folder import ADAPTER_CONFIG_FILE, is_adapter_folder
 from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.generation import check_prompt, generate, length_limit, stream
 from erniekit.model.sampling import Sampling
 from erniekit.parameters.generation import GenerationParameters
+from erniekit.runners.adapters import base_folder
 
 ROWS_AT_ONCE = 64  # prompts that are answered together: bounds the memory of keys and values
 
@@ -42,11 +45,16 @@ class ChatModel:
     template: Template
 
     @classmethod
-    def load(cls, folder: Path, *, random_weights: bool = False, seed: int = 42) -> ChatModel:
-        """Open a model folder, an `output_dir` or a checkpoint.
+    def load(
+        cls, folder: Path, *, adapters: Path | None = None, random_weights: bool = False, seed: int = 42
+    ) -> ChatModel:
+        """Open a model folder, an `output_dir` or a checkpoint; of adapters, together with the model they belong to.
+
+        Args:
+            adapters: a folder of adapters for the model in `folder`.
 
         Raises:
-            ModelFileError: the folder or one of its files is missing or damaged.
+            ModelFileError: a folder or one of its files is missing or damaged.
         """
         if folder.is_file():
             raise ModelFileError(
@@ -57,15 +65,19 @@ class ChatModel:
             raise ModelFileError(
                 f"{folder}: there is no such folder; name a model folder, an output_dir or a checkpoint"
             )
+        if adapters is None and is_adapter_folder(folder):
+            folder, adapters = base_folder(folder), folder
         if not (folder / "config.json").is_file():
             checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
             hint = f" Its newest checkpoint is {checkpoints[-1]}." if checkpoints else ""
             raise ModelFileError(f"{folder}: there is no config.json, so this is not a model folder.{hint}")
-        tokenizer = load_tokenizer(folder)
+        if adapters is not None and not is_adapter_folder(adapters):
+            raise ModelFileError(f"{adapters}: there are no adapters (no {ADAPTER_CONFIG_FILE}) in it")
+        has_tokenizer = adapters is not None and any((adapters / name).is_file() for name in TOKENIZER_FILES)
+        tokenizer = load_tokenizer(adapters if adapters and has_tokenizer else folder)
         weights = None if random_weights else folder
-        return cls(
-            build_model(ModelConfig.from_folder(folder), weights, seed=seed), tokenizer, chat_template(tokenizer)
-        )
+        decoder = build_model(ModelConfig.from_folder(folder), weights, adapters=adapters, seed=seed)
+        return cls(decoder, tokenizer, chat_template(tokenizer))
 
     def answer(self, prompts: Sequence[str], sampling: Sampling, *, system: str = "", raw: bool = False) -> list[str]:
         """One answer for each prompt; what is sampled for one depends on its place in the list, not on the others.
