@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from erniekit.cli.overrides import parse_with_overrides
 from erniekit.environment import import_paddle
 from erniekit.parameters import Config
 
-FORMATS = ("hf",)
+FORMATS = ("hf", "inference", "onnx")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -25,12 +26,24 @@ def run(arguments: list[str]) -> int:
         "overrides", nargs="*", metavar="name=value", help="parameters: max_shard_size, overwrite_output_dir, ..."
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the weights; default the type that the base is stored in")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="hf",
+        help="hf: safetensors for transformers and erniekit (default); inference: a program of Paddle's inference "
+        "engine; onnx",
+    )
+    parser.add_argument("--dtype", choices=DTYPES, help="of hf's weights; default the type that the base is stored in")
+    parser.add_argument("--push", metavar="REPO", help="upload the folder to this repository of the Hugging Face Hub")
     options = parse_with_overrides(parser, arguments)
+    if options.format != "hf" and options.dtype not in (None, "float32"):
+        parser.error(f"--format {options.format} computes in float32; drop --dtype {options.dtype}")
     named = options.model.expanduser()
-    config = Config.load(named if named.is_file() else None, options.overrides, verb="export")
+    pushed = [f"hf_hub_id={options.push}"] if options.push else []
+    config = Config.load(named if named.is_file() else None, [*options.overrides, *pushed], verb="export")
+    os.environ.setdefault("GLOG_minloglevel", "2")  # recording a program makes Paddle report steps of its own work
     import_paddle()
     from erniekit.runners.export import export_model
 
-    export_model(named, options.output.expanduser(), config, dtype=options.dtype)
+    export_model(named, options.output.expanduser(), config, form=options.format, dtype=options.dtype)
     return 0

@@ -1,220 +1,198 @@
-"""Exporting a trained model as a folder that others load: Hugging Face's files, written tensor by tensor."""
+"""Exporting a trained model as a folder that others load: Hugging Face's files, or a saved program.
+
+Weights stream from the trained files to the new ones, so that a tensor at a time is in memory. What was written is
+loaded back and compared with the trained model on a few prompts, before the folder gets its name.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from erniekit.data.tokenizer import Tokenizer, load_tokenizer
-from erniekit.errors import ModelFileError, UserError
+from erniekit.data.tokenizer_files import TOKENIZER_FILES
+from erniekit.errors import ModelFileError
+from erniekit.model.adapter_folder import ADAPTER_CONFIG_FILE, read_json_object
 from erniekit.model.builder import build_model
 from erniekit.model.configuration import CONFIG_FILE, ModelConfig
+from erniekit.model.decoder import Decoder
 from erniekit.model.device import use_device
-from erniekit.model.precision import STORED_TYPES, to_stored
-from erniekit.model.safetensors_file import StoredTensor
-from erniekit.model.shards import listed, open_weight_files, weight_files, write_weight_files
+from erniekit.model.lora import load_adapters
+from erniekit.model.merge import merge_adapters
 from erniekit.parameters import Config
-from erniekit.runners.logit_difference import fits_in_memory, logit_difference
+from erniekit.runners.hub_upload import check_upload, upload
+from erniekit.runners.logit_difference import PROMPTS, compare, encode, fits_in_memory, prompt_logits
 from erniekit.runners.model_card import MODEL_CARD_FILE, model_card
+from erniekit.runners.onnx_export import check_onnx_packages, write_onnx
+from erniekit.runners.program_export import write_program
 from erniekit.runners.publish import check_target, publish
 from erniekit.runners.trained_model import TrainedModel, find_trained_model
-from erniekit.runners.wiring import Say, model_folder
+from erniekit.runners.trained_weights import (
+    TYPE_NAMES,
+    open_trained_weights,
+    reference_types,
+    stored_types,
+    write_weights,
+)
+from erniekit.runners.wiring import Say
 
 GENERATION_CONFIG_FILE = "generation_config.json"
-_PIECE = 1 << 20  # values that are rounded at once
-_TYPE_NAMES = {stored: name for name, stored in STORED_TYPES.items()}
+HUGGING_FACE, INFERENCE, ONNX = FORMATS = "hf", "inference", "onnx"
+
+Facts = Mapping[str, str]  # of the files written, for the card
 
 
-def export_model(named: Path, target: Path, config: Config, *, dtype: str | None = None, say: Say = print) -> None:
-    """Write the trained model that `named` means to the folder `target`, in the form that `transformers` loads.
-
-    Weights stream from the trained files to the new ones, so that a tensor at a time is in memory. Afterwards the
-    model is loaded from both, one after the other, to measure how far their logits are apart.
+def export_model(
+    named: Path, target: Path, config: Config, *, form: str = HUGGING_FACE, dtype: str | None = None, say: Say = print
+) -> None:
+    """Write the trained model that `named` means to the folder `target`; adapters are merged into their base.
 
     Args:
         named: a configuration file of a run, its `output_dir`, or a checkpoint; full weights or adapters.
-        dtype: "float32", "bfloat16" or "float16"; None for the type that the base model is stored in.
+        form: "hf" for what `transformers` and this project load, "inference" for a program of Paddle's inference
+            engine, "onnx" for ONNX.
+        dtype: "float32", "bfloat16" or "float16"; None for the type that the base model is stored in. Programs
+            compute in float32.
 
     Raises:
-        UserError: there is no complete model, the target is not empty, or a file is damaged.
+        UserError: there is no complete model, the target is not empty, a file is damaged, the disk is full, or what
+            was written computes something else than the trained model.
     """
     for line in config.messages:
         say(line)
-    use_device(config.basic.device)
+    repository = config.checkpoint.hf_hub_id
     model = find_trained_model(named, config)
-    base = _base_folder(model)
-    sources = [folder for folder in (model.folder, base) if folder]
+    sources = [folder for folder in (model.folder, model.base) if folder]
     check_target(target, sources, overwrite=config.basic.overwrite_output_dir)
-    weights = open_trained_weights(model, base)
-    reference, reference_types = _reference_types(model, base)
-    types = stored_types(list(weights.shapes), reference_types, dtype)
-    chosen = Counter(types.values()).most_common(1)[0][0]
-    say(
-        f"dtype: {_TYPE_NAMES[chosen]}, "
-        + ("as asked for" if dtype else f"as {reference} is stored; --dtype chooses another")
-    )
-    tokenizer = load_tokenizer(model.folder)
-    limit = int(config.checkpoint.max_shard_size * 10**9)
+    if form == ONNX:
+        check_onnx_packages()
+    if repository:
+        check_upload(repository)
+    use_device(config.basic.device)
+    tokenizer_folder = next((folder for folder in sources if _has_tokenizer(folder)), model.folder)
+    tokenizer = load_tokenizer(tokenizer_folder)
 
     def write(folder: Path) -> None:
-        written = write_weights(folder, weights, types, limit)
-        size = sum(path.stat().st_size for path in written)
-        say(f"weights: {len(types):,} tensors, {size / 1e9:.3g} GB, files: {len(written)}")
-        _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), "torch_dtype": _TYPE_NAMES[chosen]})
-        _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model.folder, weights.config))
+        if form == HUGGING_FACE:
+            facts = _write_hugging_face(folder, model, tokenizer, config, dtype, say)
+        else:
+            facts = _write_program(folder, model, tokenizer, form, say)
         for source in tokenizer.files:
             shutil.copyfile(source, folder / source.name)
-        difference = _measure(model, weights.config, folder, tokenizer)
-        say(f"logits beside the trained model's: {difference}")
-        (folder / MODEL_CARD_FILE).write_text(
-            model_card(
-                name=target.resolve().name,
-                base=_base_name(model),
-                base_folder=base,
-                is_adapter_merged=model.base is not None,
-                parameters=model.parameters,
-                results=model.results,
-                facts={**_facts(weights.config, types), "logits beside the trained model's": difference},
-            ),
-            encoding="utf-8",
+        card = model_card(
+            name=target.resolve().name,
+            base=model.base_name,
+            base_folder=model.base,
+            is_adapter_merged=model.is_adapter,
+            parameters=model.parameters,
+            results=model.results,
+            facts=facts,
         )
+        (folder / MODEL_CARD_FILE).write_text(card, encoding="utf-8")
 
     publish(target, write)
     say(f"{target}: complete")
+    if repository:
+        upload(target, repository, say)
 
 
-@dataclass(frozen=True)
-class TrainedWeights:
-    """Trained weights on disk.
-
-    Attributes:
-        config: the model's shape.
-        shapes: every tensor's Hugging Face name and shape.
-        read: yields every tensor in that order, float32, linears as [out, in].
-    """
-
-    config: ModelConfig
-    shapes: Mapping[str, tuple[int, ...]]
-    read: Callable[[], Iterator[tuple[str, np.ndarray]]]
-
-
-def open_trained_weights(model: TrainedModel, base: Path | None) -> TrainedWeights:
-    """The weights of a trained model, adapters merged; nothing but headers is read yet.
+def open_trained_decoder(model: TrainedModel, model_config: ModelConfig) -> Decoder:
+    """The trained model in memory, with its adapters beside the weights.
 
     Raises:
-        ModelFileError: files are missing or damaged, or do not fit `config.json`.
+        ModelFileError: the adapters belong to another base.
     """
-    if model.base is not None:
-        raise ModelFileError(f"{model.folder}: merging adapters is not available yet")
-    config = ModelConfig.from_folder(model.folder)
-    files, shapes = open_weight_files(model.folder), config.weight_shapes()
-    problems = [f"{name}: missing" for name in shapes if name not in files]
-    problems += [
-        f"{name}: shape {list(files[name].shape(name))}, expected {list(shape)}"
-        for name, shape in shapes.items()
-        if name in files and files[name].shape(name) != shape
-    ]
-    if problems:
-        raise ModelFileError(listed(f"{model.folder}: the weights do not fit {CONFIG_FILE}:", problems))
-    return TrainedWeights(config, shapes, lambda: ((name, files[name].read(name)) for name in shapes))
-
-
-def stored_types(names: Sequence[str], reference: Mapping[str, str], dtype: str | None) -> dict[str, str]:
-    """The type each tensor is written in, as safetensors names it.
-
-    Args:
-        reference: the types in which the base model stores its tensors.
-        dtype: what the user asks for; None: each tensor as its base has it, new ones as most of the base.
-    """
-    known = {name: stored for name, stored in reference.items() if stored in _TYPE_NAMES}
-    most = Counter(known.values()).most_common(1)
-    usual = STORED_TYPES[dtype] if dtype else most[0][0] if most else "F32"
-    return {name: "F32" if _is_router(name) else usual if dtype else known.get(name, usual) for name in names}
-
-
-def write_weights(folder: Path, weights: TrainedWeights, types: Mapping[str, str], max_shard_bytes: int) -> list[Path]:
-    """Round every tensor once to its type and write it; a tensor at a time is in memory."""
-    tensors = {name: StoredTensor(types[name], shape) for name, shape in weights.shapes.items()}
-    contents = ((name, _rounded(name, values, types[name])) for name, values in weights.read())
-    return write_weight_files(folder, tensors, contents, max_shard_bytes, {"format": "pt"})
-
-
-def _rounded(name: str, values: np.ndarray, stored: str) -> Iterator[memoryview]:
-    """A tensor's bytes, piece by piece, for rounding takes room beside the values."""
-    flat = values.reshape(-1)
-    for start in range(0, flat.size, _PIECE):
-        yield to_stored(name, flat[start : start + _PIECE], stored).data
-
-
-def _is_router(name: str) -> bool:
-    """Routers decide by small differences between their scores, so `transformers` keeps them in float32, too."""
-    return not {"gate", "moe_statics"}.isdisjoint(name.split("."))
-
-
-def _base_folder(model: TrainedModel) -> Path | None:
-    """The folder of the model that was trained, where it is still there; of adapters it must be."""
-    name = _base_name(model)
-    if not name:
-        return None
-    try:
-        return model_folder(Config.from_mapping({"model_name_or_path": name}, verb="export"))
-    except UserError:
-        if model.base is not None:
-            raise
-        return None
-
-
-def _base_name(model: TrainedModel) -> str:
-    return model.base or str(model.parameters.get("model_name_or_path") or "")
-
-
-def _reference_types(model: TrainedModel, base: Path | None) -> tuple[Path, dict[str, str]]:
-    """The base and the types in which it stores its tensors, or, where it has none, the same of the trained model."""
-    for folder in filter(None, (base, model.folder)):
-        if any(weight_files(folder)):
-            return folder, {name: file.stored(name).dtype for name, file in open_weight_files(folder).items()}
-    return model.folder, {}
-
-
-def _generation_config(folder: Path, config: ModelConfig) -> dict[str, Any]:
-    path = folder / GENERATION_CONFIG_FILE
-    own = config.to_json()
-    ids: dict[str, Any] = {name: own[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in own}
-    if not path.is_file():
-        return ids
-    try:
-        return {**ids, **json.loads(path.read_text(encoding="utf-8"))}
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelFileError(f"{path}: cannot be read as a JSON object: {error}") from None
-
-
-def _measure(model: TrainedModel, config: ModelConfig, exported: Path, tokenizer: Tokenizer) -> str:
-    """How far the model in the files just written is from the trained one, in words."""
-    if not fits_in_memory(config):
-        return f"not measured: {4e-9 * config.parameter_count():.3g} GB of float32 weights do not fit into memory"
-    return str(
-        logit_difference(
-            lambda: build_model(config, model.folder),
-            lambda: build_model(ModelConfig.from_folder(exported), exported),
-            tokenizer,
+    decoder = build_model(model_config, model.model_folder)
+    if model.is_adapter and not load_adapters(decoder, model.folder):
+        raise ModelFileError(
+            f"{model.folder}: these adapters were trained beside other weights than those in {model.model_folder}.\n"
+            "  Write the folder of their own base model as base_model_name_or_path into "
+            f"{model.folder / ADAPTER_CONFIG_FILE}."
         )
-    )
+    return decoder
 
 
-def _facts(config: ModelConfig, types: Mapping[str, str]) -> dict[str, str]:
-    counts = Counter(_TYPE_NAMES[stored] for stored in types.values())
+def _write_hugging_face(
+    folder: Path, model: TrainedModel, tokenizer: Tokenizer, config: Config, dtype: str | None, say: Say
+) -> Facts:
+    weights = open_trained_weights(model)
+    reference, types_there = reference_types(model)
+    types = stored_types(list(weights.shapes), types_there, dtype)
+    counts = Counter(TYPE_NAMES[stored] for stored in types.values())
+    usual = counts.most_common(1)[0][0]
+    reason = "as asked for" if dtype else f"as {reference} is stored; --dtype chooses another"
+    say(f"dtype: {usual}, {reason}")
+    measure = _measure_beside(model, weights.config, tokenizer)
+    written = write_weights(folder, weights, types, int(config.checkpoint.max_shard_size * 10**9))
+    size = sum(path.stat().st_size for path in written)
+    say(f"weights: {len(types):,} tensors, {size / 1e9:.3g} GB, files: {len(written)}")
+    _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), "torch_dtype": usual})
+    _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, weights.config))
+    difference = measure(folder)
+    say(f"logits beside the trained model's: {difference}")
     return {
-        "model type": config.model_type,
-        "parameters": f"{config.parameter_count():,}",
+        **_shape_facts(weights.config),
         "stored as": ", ".join(f"{name} ({count:,} tensors)" for name, count in counts.most_common()),
+        "logits beside the trained model's": difference,
     }
+
+
+def _measure_beside(model: TrainedModel, model_config: ModelConfig, tokenizer: Tokenizer) -> Callable[[Path], str]:
+    """Compute the trained model's logits; the result says how far those of an exported folder are from them.
+
+    Raises:
+        ModelFileError: the adapters belong to another base.
+    """
+    if not fits_in_memory(model_config):
+        size = 4e-9 * model_config.parameter_count()
+        return lambda folder: f"not measured: {size:.3g} GB of float32 weights do not fit into memory"
+    prompts = [encode(tokenizer, text) for text in PROMPTS]
+    expected = prompt_logits(open_trained_decoder(model, model_config), prompts)
+
+    def measure(folder: Path) -> str:
+        exported = build_model(ModelConfig.from_folder(folder), folder)
+        return str(compare(expected, prompt_logits(exported, prompts)))
+
+    return measure
+
+
+def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form: str, say: Say) -> Facts:
+    model_config = ModelConfig.from_folder(model.model_folder)
+    decoder = open_trained_decoder(model, model_config)
+    prompts = [encode(tokenizer, text) for text in PROMPTS]
+    expected = prompt_logits(decoder, prompts)
+    if model.is_adapter:
+        merge_adapters(decoder)
+    write_files = write_onnx if form == ONNX else write_program
+    difference = write_files(decoder, folder, prompts, expected)
+    say(f"logits beside the trained model's: {difference}")
+    _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, model_config))
+    return {
+        **_shape_facts(model_config),
+        "form": "ONNX" if form == ONNX else "Paddle inference program",
+        "logits beside the trained model's": str(difference),
+    }
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def _generation_config(model: TrainedModel, config: ModelConfig) -> dict[str, Any]:
+    path = model.file(GENERATION_CONFIG_FILE)
+    stored = config.to_json()
+    ids: dict[str, Any] = {
+        name: stored[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in stored
+    }
+    return ids if path is None else {**ids, **read_json_object(path)}
+
+
+def _shape_facts(model_config: ModelConfig) -> Facts:
+    return {"model type": model_config.model_type, "parameters": f"{model_config.parameter_count():,}"}
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

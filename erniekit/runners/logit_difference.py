@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,16 +37,6 @@ class LogitDifference:
             f"largest difference {self.largest:.3g} (logits up to {self.largest_logit:.3g}), the same most likely "
             f"token at {self.same_choice} of {self.positions} positions of {len(PROMPTS)} prompts"
         )
-
-
-def logit_difference(
-    trained: Callable[[], Decoder], exported: Callable[[], Decoder], tokenizer: Tokenizer
-) -> LogitDifference:
-    """Compare two models on `PROMPTS`; one at a time is in memory."""
-    prompts = [encode(tokenizer, text) for text in PROMPTS]
-    expected = _logits(trained, prompts)
-    found = _logits(exported, prompts)
-    return compare(expected, found)
 
 
 def compare(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> LogitDifference:
@@ -84,7 +74,3 @@ def prompt_logits(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> list[np
         hidden = decoder(paddle.to_tensor([tokens]), positions, plan)
         logits.append(decoder.head(hidden).astype("float32").numpy()[0])
     return logits
-
-
-def _logits(build: Callable[[], Decoder], prompts: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    return prompt_logits(build(), prompts)

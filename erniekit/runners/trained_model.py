@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,16 +9,23 @@ from typing import Any
 
 import yaml
 
-from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError
+from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError, UserError
+from erniekit.model.adapter_folder import (
+    ADAPTER_CONFIG_FILE,
+    base_model_of,
+    is_adapter_folder,
+    read_json_object,
+)
 from erniekit.model.configuration import CONFIG_FILE
 from erniekit.model.model_folder import refuse_half_written
 from erniekit.parameters import Config
+from erniekit.runners.adapters import base_folder
+from erniekit.runners.wiring import model_folder
 from erniekit.training.callbacks.results import RESULT_FILES
 from erniekit.training.checkpoint_folder import checkpoint_folders, problems
 
 PARAMETERS_FILE = "training_config.yaml"
 STATE_FILE = "trainer_state.json"
-ADAPTER_CONFIG_FILE = "adapter_config.json"
 MAX_RESULT_BYTES = 1 << 20
 
 
@@ -29,15 +35,32 @@ class TrainedModel:
 
     Attributes:
         folder: holds the weights, or the adapters.
-        base: the base model's folder, or None where the folder holds a whole model.
+        is_adapter: which of the two.
+        base: the folder of the model that was trained; None where it is unknown, or no longer there.
+        base_name: what the run or the adapters call it: a path or a hub's id; "" where that is unknown.
         parameters: of the run that made it, by name; empty where that is unknown.
         results: figures of that run, by name.
     """
 
     folder: Path
-    base: str | None
+    is_adapter: bool
+    base: Path | None
+    base_name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model_folder(self) -> Path:
+        """Where `config.json` and whole weights are."""
+        if not self.is_adapter:
+            return self.folder
+        assert self.base is not None, "find_trained_model has found it"
+        return self.base
+
+    def file(self, name: str) -> Path | None:
+        """The first of the trained folder and its base that has this file."""
+        folders = [self.folder, self.base] if self.base else [self.folder]
+        return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
 def find_trained_model(named: Path, config: Config) -> TrainedModel:
@@ -45,7 +68,7 @@ def find_trained_model(named: Path, config: Config) -> TrainedModel:
 
     Raises:
         ConfigurationError: the run has not been trained, or there is no such file or folder.
-        ModelFileError, CheckpointError: the folder holds no complete model.
+        ModelFileError, CheckpointError: the folder holds no complete model, or the base of adapters is not here.
     """
     if named.is_file():
         if not config.basic.output_dir:
@@ -56,18 +79,26 @@ def find_trained_model(named: Path, config: Config) -> TrainedModel:
     else:
         raise ConfigurationError(f"{named}: there is no such file or folder")
     _check_complete(folder, named)
-    adapter = folder / ADAPTER_CONFIG_FILE
-    return TrainedModel(
-        folder=folder,
-        base=_base_of(adapter) if adapter.is_file() else None,
-        parameters=_parameters(folder),
-        results=_results(folder),
-    )
+    parameters = _parameters(folder)
+    start = str(parameters.get("model_name_or_path") or "")
+    if is_adapter_folder(folder):
+        base = base_folder(folder)
+        return TrainedModel(folder, True, base, start or str(base_model_of(folder)), parameters, _results(folder))
+    return TrainedModel(folder, False, _folder_if_here(start), start, parameters, _results(folder))
+
+
+def _folder_if_here(name: str) -> Path | None:
+    if not name:
+        return None
+    try:
+        return model_folder(Config.from_mapping({"model_name_or_path": name}, verb="export"))
+    except UserError:
+        return None
 
 
 def _check_complete(folder: Path, named: Path) -> None:
     refuse_half_written(folder)
-    if not any((folder / name).is_file() for name in (CONFIG_FILE, ADAPTER_CONFIG_FILE)):
+    if not (folder / CONFIG_FILE).is_file() and not is_adapter_folder(folder):
         checkpoints = [path for path in checkpoint_folders(folder) if not problems(path, hashes=False)]
         if checkpoints:
             raise CheckpointError(
@@ -79,18 +110,11 @@ def _check_complete(folder: Path, named: Path) -> None:
                 f"{named}: this run has not been trained: {folder} holds no model.\n"
                 f"  Train it first: erniekit train {named}"
             )
-        raise ModelFileError(f"{folder}: neither {CONFIG_FILE} nor {ADAPTER_CONFIG_FILE}, so this is no model folder")
+        raise ModelFileError(f"{folder}: neither {CONFIG_FILE} nor {ADAPTER_CONFIG_FILE}: this is no model folder")
     manifest = problems(folder, hashes=True)
     damaged = [line for line in manifest if ".safetensors" in line]
     if damaged:
         raise CheckpointError(f"{folder}: the weights are not those that were written: {'; '.join(damaged[:5])}")
-
-
-def _base_of(adapter_config: Path) -> str:
-    base = _read_json(adapter_config).get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
-        raise ModelFileError(f"{adapter_config}: base_model_name_or_path is missing: it names the adapters' base model")
-    return base
 
 
 def _parameters(folder: Path) -> Mapping[str, Any]:
@@ -109,19 +133,9 @@ def _results(folder: Path) -> Mapping[str, Any]:
     results: dict[str, Any] = {}
     state = folder / STATE_FILE
     if state.is_file():
-        stored = _read_json(state)
+        stored = read_json_object(state)
         return {name: stored[name] for name in ("step", "epoch", "best_eval_loss") if stored.get(name) is not None}
     for name in RESULT_FILES:
         if (folder / name).is_file() and (folder / name).stat().st_size < MAX_RESULT_BYTES:
-            results |= _read_json(folder / name)
+            results |= read_json_object(folder / name)
     return results
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelFileError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ModelFileError(f"{path}: expected a JSON object")
-    return values
