@@ -56,8 +56,8 @@ def build_model(
         initialize_weights(decoder, seed)
         log(f"weights: random, seed {seed}, standard deviation {model_config.initializer_range}")
     else:
-        load_weights(decoder, weights)
-        log(f"weights: {weights}")
+        layout = load_weights(decoder, weights)
+        log(f"weights: {weights} ({layout})")
     if hidden_dropout or attention_dropout:
         log(f"dropout: {hidden_dropout} on hidden states, {attention_dropout} on attention probabilities")
     if adapters is not None:

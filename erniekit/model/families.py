@@ -30,6 +30,11 @@ _NEUTRAL_FOR_QWEN: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (False,),
     "layer_types": (None, "full_attention"),  # of a list, every entry
 }
+_NEUTRAL_FOR_PADDLENLP: dict[str, tuple[Any, ...]] = {
+    "alibi": (False,),
+    "rope_scaling_type": (None,),
+    "use_long_sequence_strategies": (False,),
+}
 _NEUTRAL_FOR_MOE: dict[str, tuple[Any, ...]] = {
     "moe_gate_act": ("softmax",),
     "moe_norm_gate_logits": (True,),
@@ -133,14 +138,14 @@ _FAMILIES = (
             "rms_norm_eps": 1e-6,
             "tie_word_embeddings": False,
         },
-        neutral={"alibi": (False,), "use_long_sequence_strategies": (False,)},
+        neutral=_NEUTRAL_FOR_PADDLENLP,
     ),
     Family(
         "qwen2",
         "Qwen2ForCausalLM",
         biases=dict.fromkeys(("q_proj", "k_proj", "v_proj"), ALWAYS),
         defaults=_QWEN_DEFAULTS,
-        neutral={**_NEUTRAL_FOR_QWEN, "use_long_sequence_strategies": (False,)},
+        neutral={**_NEUTRAL_FOR_QWEN, **_NEUTRAL_FOR_PADDLENLP},
     ),
     Family(
         "qwen3",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
 import numpy as np
 
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.weights import is_transposed, named_weights
+
+_NORM = re.compile(r"norm(\.\d+)?\.weight$")
 
 
 def initialize_weights(decoder: Decoder, seed: int) -> None:
@@ -21,9 +24,9 @@ def initialize_weights(decoder: Decoder, seed: int) -> None:
 
 def initial_weight(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -> np.ndarray:
     """The initial value of the weight with this Hugging Face name and shape, float32."""
-    if name.endswith("norm.weight"):
+    if _NORM.search(name):
         return np.ones(shape, np.float32)
-    if name.endswith(".bias"):
+    if name.endswith("bias"):  # a router's correction bias, too
         return np.zeros(shape, np.float32)
     digest = hashlib.sha256(name.encode()).digest()
     generator = np.random.Generator(np.random.PCG64([seed, int.from_bytes(digest[:8], "little")]))

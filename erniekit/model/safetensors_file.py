@@ -35,7 +35,8 @@ _BITS = {name: 8 * dtype.itemsize for name, dtype in _DTYPES.items()} | {
     "C64": 64, "U64": 64, "U32": 32, "U16": 16,
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
-_BLOCK = 4 << 20  # bytes of a tensor that are in memory at once where it is only copied
+_LFS_POINTER = b"version https://git-lfs"
+_BLOCK = 4 << 20  # bytes of a tensor that are in memory at once where it need not be whole
 
 
 class StoredTensor(NamedTuple):
@@ -50,7 +51,10 @@ class StoredTensor(NamedTuple):
 
 
 class SafetensorsFile:
-    """One open file: names and shapes at once, values on demand from a memory map."""
+    """One file: names and shapes at once, values on demand.
+
+    Values are read, not mapped: touched pages of a mapping would count as memory of the process.
+    """
 
     def __init__(self, path: Path | str) -> None:
         """Raises ModelFileError if the file is missing, truncated or not safetensors."""
@@ -61,14 +65,13 @@ class SafetensorsFile:
         with self.path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, _HEADER_LIMIT):
-                raise ModelFileError(f"{self.path}: not a safetensors file, or truncated ({size} bytes)")
+                raise ModelFileError(_not_safetensors(self.path, size))
             header = _parse_header(self.path, file.read(length))
         self._data_start = 8 + length
         self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
         self._entries: dict[str, dict[str, Any]] = header
         for name, entry in header.items():
             self._check(name, entry, size - self._data_start)
-        self._bytes = np.memmap(self.path, np.uint8, "r") if size > self._data_start else np.zeros(size, np.uint8)
 
     def names(self) -> list[str]:
         return list(self._entries)
@@ -94,19 +97,37 @@ class SafetensorsFile:
     def read(self, name: str) -> np.ndarray:
         """One tensor's values; bfloat16 comes as float32 (exact), everything else in its own type.
 
-        The array may be a read-only view of the file.
-
         Raises:
             ModelFileError: the tensor has a type that NumPy cannot hold, such as an 8-bit float.
         """
+        shape = self.shape(name)
+        return self._values(name, 0, math.prod(shape)).reshape(shape)
+
+    def row_blocks(self, name: str) -> Iterator[tuple[slice, np.ndarray]]:
+        """One tensor's values like `read`, a few MB at a time: which rows they are, and the rows."""
+        stored = self.stored(name)
+        rows, *inner = stored.shape
+        width = math.prod(inner)
+        step = max(1, _BLOCK // max(1, stored.nbytes // max(1, rows)))
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            yield slice(start, stop), self._values(name, start * width, stop * width).reshape(stop - start, *inner)
+
+    def _values(self, name: str, start: int, stop: int) -> np.ndarray:
+        """The tensor's values number `start` to `stop`, flat."""
         entry = self._entries[name]
         if entry["dtype"] not in _DTYPES:
             raise ModelFileError(f"{self.path}: {name}: values of type {entry['dtype']} cannot be computed with")
-        start, stop = (self._data_start + offset for offset in entry["data_offsets"])
-        values = np.frombuffer(self._bytes[start:stop], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
-        if entry["dtype"] == "BF16":
-            return (values.astype(np.uint32) << 16).view(np.float32)
-        return values
+        dtype = _DTYPES[entry["dtype"]]
+        offset = self._data_start + entry["data_offsets"][0] + start * dtype.itemsize
+        values = np.fromfile(self.path, dtype, stop - start, offset=offset)
+        if values.size < stop - start:
+            raise ModelFileError(f"{self.path}: {name}: the file ends early; it was cut while being read")
+        if entry["dtype"] != "BF16":
+            return values
+        wide = values.astype(np.uint32)
+        wide <<= 16
+        return wide.view(np.float32)
 
     def _check(self, name: str, entry: Any, data_size: int) -> None:
         try:
@@ -116,6 +137,16 @@ class SafetensorsFile:
             raise ModelFileError(f"{self.path}: {name}: the header entry {entry!r} cannot be read") from None
         if not fits:
             raise ModelFileError(f"{self.path}: {name}: the byte range does not fit the shape or the file; truncated?")
+
+
+def _not_safetensors(path: Path, size: int) -> str:
+    with path.open("rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            return (
+                f"{path} is a git-lfs pointer ({size} bytes), not the file itself.\n"
+                f"  Run `git lfs install && git lfs pull` in {path.parent}, or download the file."
+            )
+    return f"{path}: not a safetensors file, or truncated ({size} bytes)"
 
 
 def _parse_header(path: Path, text: bytes) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,11 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 SHARD_FILES = "model-*-of-*.safetensors"
 _SHOWN_PROBLEMS = 20
+PICKLE_CONVERTER = (
+    'python -c "import sys; from paddlenlp.transformers import AutoModelForCausalLM; '
+    'AutoModelForCausalLM.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2], safe_serialization=True)" '
+    "{source} {target}"
+)
 
 
 def open_weight_files(folder: Path) -> dict[str, SafetensorsFile]:
@@ -28,7 +34,7 @@ def open_weight_files(folder: Path) -> dict[str, SafetensorsFile]:
         file = SafetensorsFile(folder / WEIGHTS_FILE)
         return dict.fromkeys(file.names(), file)
     if not index_path.is_file():
-        raise ModelFileError(f"{folder}: neither {WEIGHTS_FILE} nor {INDEX_FILE} is there")
+        raise ModelFileError(_no_weights(folder))
     try:
         weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
         shard_names = sorted(set(weight_map.values()))
@@ -46,6 +52,25 @@ def open_weight_files(folder: Path) -> dict[str, SafetensorsFile]:
     if absent:
         raise ModelFileError(listed(f"{index_path}: the index does not fit its shards:", absent))
     return {name: shards[shard] for name, shard in weight_map.items()}
+
+
+def _no_weights(folder: Path) -> str:
+    """What to do about a folder without safetensors, whose weights may be pickled."""
+    if any(folder.glob("*.pdparams")):
+        target = folder.with_name(f"{folder.name}-safetensors")
+        return (
+            f"{folder}: the weights are pickled (.pdparams), and reading a pickle can run any program hidden in it.\n"
+            "  If you trust their source, convert them where paddlenlp is installed, then use the new folder:\n"
+            f"    {PICKLE_CONVERTER.format(source=shlex.quote(str(folder)), target=shlex.quote(str(target)))}\n"
+            f"  and copy the tokenizer's files into {target}."
+        )
+    if any(folder.glob("pytorch_model*.bin")):
+        return (
+            f"{folder}: the weights are pickled (pytorch_model.bin), and reading a pickle can run any program hidden "
+            "in it.\n  If you trust their source, save the model again with transformers: "
+            "model.save_pretrained(folder, safe_serialization=True)"
+        )
+    return f"{folder}: neither {WEIGHTS_FILE} nor {INDEX_FILE} is there"
 
 
 def write_weight_files(

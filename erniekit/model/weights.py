@@ -1,4 +1,4 @@
-"""Weights in and out: safetensors in Hugging Face names and layout, one file or sharded with an index.
+"""Weights in and out: safetensors, one file or sharded with an index; read in any layout, written in Hugging Face's.
 
 Hugging Face stores linear weights as [out, in], Paddle computes with [in, out]; they are transposed on the way.
 """
@@ -6,6 +6,7 @@ Hugging Face stores linear weights as [out, in], Paddle computes with [in, out];
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from erniekit.errors import ModelFileError
 from erniekit.model.configuration import CONFIG_FILE
 from erniekit.model.decoder import Decoder
-from erniekit.model.model_folder import refuse_half_written
-from erniekit.model.safetensors_file import SafetensorsFile, StoredTensor
-from erniekit.model.shards import listed, open_weight_files, write_weight_files
+from erniekit.model.safetensors_file import StoredTensor
+from erniekit.model.shards import write_weight_files
+from erniekit.model.weight_layouts import open_weights
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_SHARD_BYTES = 5 * 10**9
+_TRANSPOSED = re.compile(r"_proj(\.\d+)?\.weight$")  # of every `Linear`
 
 
 def named_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
@@ -39,42 +40,26 @@ def named_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
 
 def is_transposed(name: str) -> bool:
     """Whether the decoder keeps this weight as the transpose of Hugging Face's."""
-    return name.endswith("_proj.weight")
+    return _TRANSPOSED.search(name) is not None
 
 
-def load_weights(decoder: Decoder, folder: Path | str) -> None:
-    """Fill the decoder from `model.safetensors`, or from the shards that its index lists, tensor by tensor.
+@paddle.no_grad()
+def load_weights(decoder: Decoder, folder: Path | str) -> str:
+    """Fill the decoder from a folder's safetensors files, a few MB at a time; returns in words which layout they have.
 
     bfloat16 and float16 files become the decoder's own precision.
 
     Raises:
-        ModelFileError: a file is missing or damaged, the folder was left half-written, or tensors are missing, unknown
-            or of another shape (all listed).
+        ModelFileError: a file is missing or damaged, the folder was left half-written, the layout cannot be told, or
+            tensors are missing, unknown or of another shape (all listed).
     """
-    folder = Path(folder)
-    refuse_half_written(folder)
-    files = open_weight_files(folder)
-    shapes = decoder.config.weight_shapes()
-    tied_head = decoder.config.tie_word_embeddings and "lm_head.weight" in files
-    problems = [f"{name}: missing" for name in shapes if name not in files]
-    for name, file in files.items():
-        if name in shapes:
-            if file.shape(name) != shapes[name]:
-                problems.append(f"{name}: shape {list(file.shape(name))}, expected {list(shapes[name])}")
-        elif not (name == "lm_head.weight" and tied_head):
-            problems.append(f"{name}: the model has no such weight ({file.path.name})")
-    if tied_head and not problems and not _equal(files, "lm_head.weight", "model.embed_tokens.weight"):
-        problems.append(
-            "lm_head.weight: differs from model.embed_tokens.weight, but config.json ties them; "
-            'set "tie_word_embeddings": false'
-        )
-    if problems:
-        raise ModelFileError(listed(f"{folder}: the weights do not fit {CONFIG_FILE}:", problems))
+    stored = open_weights(decoder.config, folder)
     for name, parameter in named_weights(decoder).items():
-        values = files[name].read(name)
-        if is_transposed(name):
-            values = values.T
-        parameter.set_value(np.ascontiguousarray(values, np.float32).astype(_numpy_dtype(parameter), copy=False))
+        turned = stored.is_transposed(name) != is_transposed(name)
+        for rows, values in stored.row_blocks(name):
+            block = paddle.to_tensor(np.ascontiguousarray(values.T if turned else values)).astype(parameter.dtype)
+            parameter[(slice(None), rows) if turned else rows] = block
+    return str(stored.layout)
 
 
 def save_weights(decoder: Decoder, folder: Path | str, max_shard_bytes: int = MAX_SHARD_BYTES) -> list[Path]:
@@ -116,17 +101,9 @@ def save_companions(decoder: Decoder, folder: Path, tokenizer_files: Iterable[Pa
     return written
 
 
-def _equal(files: dict[str, SafetensorsFile], first: str, second: str) -> bool:
-    return np.array_equal(files[first].read(first), files[second].read(second))
-
-
 def _stored(name: str, weight: paddle.Tensor) -> memoryview:
     values = weight.astype("float32").numpy()
     return np.ascontiguousarray(values.T if is_transposed(name) else values).data
-
-
-def _numpy_dtype(parameter: paddle.Tensor) -> type:
-    return np.float64 if parameter.dtype == paddle.float64 else np.float32
 
 
 def _write_json(path: Path, content: Mapping[str, object]) -> Path:
