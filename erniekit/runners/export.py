@@ -120,7 +120,7 @@ def _write_hugging_face(
     folder: Path, model: TrainedModel, tokenizer: Tokenizer, config: Config, dtype: str | None, say: Say
 ) -> Facts:
     weights = open_trained_weights(model)
-    reference, types_there = reference_types(model)
+    reference, types_there = reference_types(model, weights.config)
     types = stored_types(list(weights.shapes), types_there, dtype)
     counts = Counter(TYPE_NAMES[stored] for stored in types.values())
     usual = counts.most_common(1)[0][0]

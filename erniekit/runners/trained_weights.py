@@ -11,10 +11,11 @@ import numpy as np
 
 from erniekit.errors import ModelFileError
 from erniekit.model.adapter_files import read_adapters
-from erniekit.model.configuration import CONFIG_FILE, ModelConfig
+from erniekit.model.configuration import ModelConfig
 from erniekit.model.precision import STORED_TYPES, to_stored
 from erniekit.model.safetensors_file import StoredTensor
-from erniekit.model.shards import listed, open_weight_files, weight_files, write_weight_files
+from erniekit.model.shards import weight_files, write_weight_files
+from erniekit.model.weight_layouts import open_weights
 from erniekit.runners.trained_model import TrainedModel
 
 TYPE_NAMES = {stored: name for name, stored in STORED_TYPES.items()}
@@ -28,7 +29,7 @@ class TrainedWeights:
     Attributes:
         config: the model's shape.
         shapes: every tensor's Hugging Face name and shape.
-        read: yields every tensor in that order, float32, linears as [out, in].
+        read: yields every tensor in that order; float32 where anything was computed, linears as [out, in].
     """
 
     config: ModelConfig
@@ -42,21 +43,12 @@ def open_trained_weights(model: TrainedModel) -> TrainedWeights:
     Raises:
         ModelFileError: files are missing or damaged, or do not fit `config.json`.
     """
-    folder = model.model_folder
-    config = ModelConfig.from_folder(folder)
-    files, shapes = open_weight_files(folder), config.weight_shapes()
-    problems = [f"{name}: missing" for name in shapes if name not in files]
-    problems += [
-        f"{name}: shape {list(files[name].shape(name))}, expected {list(shape)}"
-        for name, shape in shapes.items()
-        if name in files and files[name].shape(name) != shape
-    ]
-    if problems:
-        raise ModelFileError(listed(f"{folder}: the weights do not fit {CONFIG_FILE}:", problems))
+    config = ModelConfig.from_folder(model.model_folder)
+    shapes, stored = config.weight_shapes(), open_weights(config, model.model_folder)
     if not model.is_adapter:
-        return TrainedWeights(config, shapes, lambda: ((name, files[name].read(name)) for name in shapes))
+        return TrainedWeights(config, shapes, lambda: ((name, stored.read(name)) for name in shapes))
     merge = read_adapters(model.folder, shapes).merge
-    return TrainedWeights(config, shapes, lambda: ((name, merge(name, files[name].read(name))) for name in shapes))
+    return TrainedWeights(config, shapes, lambda: ((name, merge(name, stored.read(name))) for name in shapes))
 
 
 def stored_types(names: Sequence[str], reference: Mapping[str, str], dtype: str | None) -> dict[str, str]:
@@ -91,9 +83,14 @@ def _is_router(name: str) -> bool:
     return not {"gate", "moe_statics"}.isdisjoint(name.split("."))
 
 
-def reference_types(model: TrainedModel) -> tuple[Path, dict[str, str]]:
-    """The base and the types in which it stores its tensors, or, where it has none, the same of the trained model."""
-    for folder in filter(None, (model.base, model.folder)):
-        if any(weight_files(folder)):
-            return folder, {name: file.stored(name).dtype for name, file in open_weight_files(folder).items()}
-    return model.folder, {}
+def reference_types(model: TrainedModel, config: ModelConfig) -> tuple[Path, dict[str, str]]:
+    """The base and the types in which it stores its weights, or, where it has none, the same of the trained model."""
+    if model.base is not None and any(weight_files(model.base)):
+        try:
+            stored = open_weights(config, model.base)
+            return model.base, {name: stored.dtype(name) for name in config.weight_shapes()}
+        except ModelFileError:  # the folder has changed since; a model that was trained in full does not need it
+            if model.is_adapter:
+                raise
+    stored = open_weights(config, model.folder)
+    return model.folder, {name: stored.dtype(name) for name in config.weight_shapes()}
