@@ -17,6 +17,8 @@ REQUIREMENTS = [
     "jsonschema>=4.23",
     "safetensors>=0.4.5,<0.8",  # 0.8.0 scrambles non-contiguous arrays on save
     "tokenizers>=0.21.4,<0.22",
+    "sentencepiece>=0.2",  # tokenizer.model; paddlenlp brings it anyway
+    "huggingface_hub>=0.30,<1",  # from_hf_hub; tokenizers and paddlenlp bring it anyway
     "jinja2>=3.1",
     "rich>=13",  # the live progress display; 70 ms to import, imported only by training
     "visualdl==2.5.3",
@@ -47,6 +49,8 @@ setup(
         # Not on PyPI, which stops at 2.6.2: README.md names Paddle's own index.
         "gpu": ["paddlepaddle-gpu>=3.3.1"],
         "dev": ["pytest>=8", "hypothesis>=6.100", "ruff==0.17.5", "mypy==2.4.1", "types-PyYAML", "types-jsonschema"],
+        # from_modelscope: 0.3 MB, and of what it needs only cryptography is not here anyway
+        "modelscope": ["modelscope-hub>=0.5.1,<0.6"],
         # The oracles. Any recent CPU build of torch will do; a plain install may bring gigabytes of CUDA packages.
         "parity": ["torch==2.13.0", "transformers==4.55.4", "trl==0.21.0", "peft==0.17.1"],
     },

@@ -13,7 +13,7 @@ from erniekit.environment import cpu_settings, import_paddle
 
 PACKAGES = (
     "paddlepaddle", "paddlepaddle-gpu", "paddlenlp", "numpy", "safetensors", "tokenizers", "visualdl", "tensorboardX",
-    "transformers", "torch",
+    "sentencepiece", "huggingface_hub", "aistudio-sdk", "modelscope-hub", "transformers", "torch",
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from erniekit.parameters import Config
 from erniekit.parameters.schema import PARAMETERS, SECTIONS
 from erniekit.parameters.values import shown
 from erniekit.runners.checks import check_paths, check_positions
+from erniekit.runners.hub_cache import local_model_folder
 
 if TYPE_CHECKING:
     from erniekit.model.configuration import ModelConfig
@@ -114,7 +115,10 @@ def _model_config(config: Config) -> ModelConfig | str:
     from erniekit.model.configuration import ModelConfig
 
     try:
-        return ModelConfig.from_folder(Path(config.basic.model_name_or_path).expanduser())
+        folder = local_model_folder(config)
+        if folder is None:
+            return f"{config.basic.model_name_or_path} is not here yet; training fetches it"
+        return ModelConfig.from_folder(folder)
     except UserError as error:
         return str(error)
 

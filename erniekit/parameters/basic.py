@@ -28,7 +28,9 @@ class BasicParameters:
     model_name_or_path: str = parameter(
         "",
         "The folder of the model: `config.json`, the weights in safetensors files (not needed when "
-        "`continue_training` is false) and the tokenizer's files. The same folder supplies model and tokenizer.",
+        "`continue_training` is false) and the tokenizer's files. The same folder supplies model and tokenizer. With "
+        "`from_hf_hub`, `from_aistudio` or `from_modelscope`, a model's name on that hub: `organisation/name`, or "
+        "`organisation/name@revision` for a branch, a tag or a commit. A folder that exists is taken first.",
         required_for=("train", "eval", "preview"),
         verbs=ALL_VERBS,
         example="models/ERNIE-4.5-0.3B",
@@ -170,25 +172,26 @@ class BasicParameters:
     )
     from_hf_hub: bool = parameter(
         False,
-        "Fetch `model_name_or_path` from the Hugging Face Hub when it is not a local folder.",
-        available=(False,),
-        coming="downloads from model hubs",
+        "Fetch `model_name_or_path` from the Hugging Face Hub when it is not a local folder: configuration, "
+        "tokenizer and safetensors, never code or pickles. Its library keeps files where `HF_HOME` or "
+        "`HF_HUB_CACHE` says; a model that is there needs no network (`HF_HUB_OFFLINE=1` asks for none). Private "
+        "models need `HF_TOKEN`.",
         excludes=("from_aistudio", "from_modelscope"),
         verbs=ALL_VERBS,
     )
     from_aistudio: bool = parameter(
         False,
-        "Fetch `model_name_or_path` from Baidu AI Studio when it is not a local folder.",
-        available=(False,),
-        coming="downloads from model hubs",
+        "Fetch `model_name_or_path` from Baidu AI Studio when it is not a local folder: configuration, tokenizer "
+        "and safetensors, never code or pickles. Its library keeps files where `AISTUDIO_CACHE_HOME` says; private "
+        "models need `AISTUDIO_ACCESS_TOKEN`.",
         excludes=("from_hf_hub", "from_modelscope"),
         verbs=ALL_VERBS,
     )
     from_modelscope: bool = parameter(
         False,
-        "Fetch `model_name_or_path` from ModelScope when it is not a local folder.",
-        available=(False,),
-        coming="downloads from model hubs",
+        "Fetch `model_name_or_path` from ModelScope when it is not a local folder: configuration, tokenizer and "
+        "safetensors, never code or pickles. Its library is an extra, `pip install 'erniekit[modelscope]'`, and "
+        "keeps files where `MODELSCOPE_CACHE` says; private models need `MODELSCOPE_API_TOKEN`.",
         excludes=("from_hf_hub", "from_aistudio"),
         verbs=ALL_VERBS,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from erniekit.environment import available_memory
 from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.parameters import Config
+from erniekit.runners.hub_cache import chosen_hub, hub_hint, local_model_folder
 
 if TYPE_CHECKING:
     from erniekit.data.tokenizer import Tokenizer
@@ -15,10 +16,17 @@ if TYPE_CHECKING:
 
 
 def check_paths(config: Config) -> None:
-    """Raise ConfigurationError where the run would read a folder or a file that is not there."""
+    """Raise ConfigurationError where the run would read a folder or a file that is not there.
+
+    A model of a hub need not be there yet; ModelFileError is raised where its name can be none.
+    """
     training, evaluation, checkpoint = config.training, config.evaluation, config.checkpoint
     periodic = evaluation.evaluation_strategy != "no" or not config.basic.do_train
-    read: dict[str, tuple[str, ...]] = {"model_name_or_path": (config.basic.model_name_or_path,)}
+    read: dict[str, tuple[str, ...]] = {}
+    if chosen_hub(config) is None:
+        read["model_name_or_path"] = (config.basic.model_name_or_path,)
+    else:
+        local_model_folder(config)  # raises for a name that no hub could know; the model itself may be fetched later
     if config.basic.do_train or config.verb == "preview":
         read["train_dataset_path"] = training.train_dataset_path
     if config.verb == "train" and config.basic.do_eval and periodic:
@@ -28,7 +36,7 @@ def check_paths(config: Config) -> None:
         if isinstance(checkpoint.resume_from_checkpoint, str):
             read["resume_from_checkpoint"] = (checkpoint.resume_from_checkpoint,)
     lines = [
-        f"{config.origin(name)}: `{name}`: {path} does not exist"
+        f"{config.origin(name)}: `{name}`: {path} does not exist" + hub_hint(path) * (name == "model_name_or_path")
         for name, paths in read.items()
         for path in filter(None, paths)
         if not Path(path).expanduser().exists()

@@ -12,16 +12,15 @@ import os
 from pathlib import Path
 
 from erniekit.data.plan_version import PLAN_VERSION
+from erniekit.data.tokenizer_files import TOKENIZER_FILES
 from erniekit.parameters import Config
+from erniekit.runners.hub_cache import local_model_folder
 
 PLAN_PARAMETERS = (
     "stage", "model_name_or_path", "train_dataset_path", "train_dataset_type", "train_dataset_prob", "mix_strategy",
     "num_samples_each_epoch", "over_length_policy", "max_seq_len", "packing", "greedy_intokens", "buffer_size",
     "random_shuffle", "seed", "per_device_train_batch_size", "gradient_accumulation_steps", "max_steps",
     "num_train_epochs",
-)  # fmt: skip
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 
 
@@ -53,8 +52,8 @@ def known_steps(config: Config) -> int | None:
 
 def _path(config: Config) -> Path:
     files = [Path(path).expanduser() for path in config.training.train_dataset_path]
-    model = Path(config.basic.model_name_or_path).expanduser()
-    files += [model / name for name in TOKENIZER_FILES]
+    model = local_model_folder(config)
+    files += [model / name for name in TOKENIZER_FILES] if model is not None else []
     stamps = [(str(path.resolve()), *_stamp(path)) for path in files]
     values = [config[name] for name in PLAN_PARAMETERS]
     key = hashlib.blake2b(repr((PLAN_VERSION, stamps, values)).encode(), digest_size=16).hexdigest()

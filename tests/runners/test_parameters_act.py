@@ -113,6 +113,10 @@ SEEN_ELSEWHERE: dict[str, str] = {
     "sequence_parallel": "parameters/test_config.py::test_changes_are_told_only_for_what_the_user_set",
     "use_sp_callback": "parameters/test_config.py::test_value_without_effect_is_reported",
     **dict.fromkeys(
+        ("from_hf_hub", "from_aistudio", "from_modelscope"),
+        "runners/test_hubs.py::test_each_parameter_makes_preview_and_train_use_its_hub",
+    ),
+    **dict.fromkeys(
         ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "max_model_len"),
         "runners/test_generate.py::test_each_parameter_of_generation_changes_the_answer",
     ),
