@@ -31,6 +31,7 @@ _QKV = "qkv_proj"
 _GATE_UP = ("up_gate_proj", "gate_up_fused_proj")
 _LINEAR = re.compile(r"(_proj(\.\d+)?|\.mlp\.gate)\.weight$")
 _FUSED_PART = re.compile(r"(?P<path>.*\.)(?P<linear>[qkv]_proj|gate_proj|up_proj)\.(?P<kind>weight|bias)$")
+_CORRECTION = re.compile(r"\.e_score_correction_bias$")
 _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")  # stored by older programs; follows from the configuration
 
 
@@ -70,7 +71,7 @@ class Place(NamedTuple):
         outputs: the tensor's outputs that belong to this weight; None means all.
     """
 
-    stored: str
+    stored: str  # "" where no file holds the weight, and its values are zero
     shape: tuple[int, ...]
     transposed: bool
     outputs: np.ndarray | None
@@ -85,7 +86,7 @@ class StoredWeights:
     def dtype(self, name: str) -> str:
         """The type in which this weight is stored, such as "BF16"."""
         stored = self._places[name].stored
-        return self._files[stored].stored(stored).dtype
+        return self._files[stored].stored(stored).dtype if stored else "F32"
 
     def is_transposed(self, name: str) -> bool:
         """Whether `row_blocks` yields rows of the transpose of what Hugging Face stores."""
@@ -97,6 +98,9 @@ class StoredWeights:
         bfloat16 comes as float32, everything else in its own type.
         """
         place = self._places[name]
+        if not place.stored:
+            yield slice(0, place.shape[0]), np.zeros(place.shape, np.float32)
+            return
         blocks = self._files[place.stored].row_blocks(place.stored)
         for rows, values in blocks:
             if place.outputs is None:
@@ -112,6 +116,8 @@ class StoredWeights:
     def read(self, name: str) -> np.ndarray:
         """One whole weight as Hugging Face stores it (linears [out, in]); its type as from `row_blocks`."""
         place = self._places[name]
+        if not place.stored:
+            return np.zeros(place.shape, np.float32)
         values = self._files[place.stored].read(place.stored)
         if place.outputs is not None:
             values = values[..., place.outputs]
@@ -132,6 +138,9 @@ def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
     formats = {file.metadata.get("format", "") for file in files.values()}
     layout = find_layout(config, shapes, formats, where=str(folder))
     places = weight_places(config, layout)
+    if not config.other_keys.get("moe_use_aux_free", True):  # such routers may be stored without their correction
+        unstored = {name for name, place in places.items() if _CORRECTION.search(name) and place.stored not in shapes}
+        places |= {name: places[name]._replace(stored="") for name in unstored}
     problems = _misfits(config, places, shapes, files)
     if not problems and config.tie_word_embeddings and HEAD in shapes:
         problems = _untied_head(files[HEAD], files[places[EMBEDDING].stored], places[EMBEDDING].stored)
@@ -233,7 +242,7 @@ def _misfits(
     shapes: Mapping[str, tuple[int, ...]],
     files: Mapping[str, SafetensorsFile],
 ) -> list[str]:
-    expected = {place.stored: place.shape for place in places.values()}
+    expected = {place.stored: place.shape for place in places.values() if place.stored}
     if config.tie_word_embeddings and HEAD in shapes:
         expected[HEAD] = expected[places[EMBEDDING].stored]  # a stored copy
     problems = [f"{name}: missing" for name in expected if name not in shapes]
