@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from erniekit.cli.generate import add_model_arguments, generation_parameters, select_device
+from erniekit.cli.generate import add_model_arguments, generation_parameters, model_folder, select_device
 from erniekit.errors import DataError
 from erniekit.terminal import printable
 
@@ -20,7 +20,7 @@ def run(arguments: list[str]) -> int:
     select_device(parameters)
     from erniekit.runners.generate import ChatModel, Dialogue, sampling_from
 
-    model = ChatModel.load(options.model, adapters=options.lora_path)
+    model = ChatModel.load(model_folder(options, parameters), adapters=options.lora_path)
     sampling = sampling_from(parameters.generation, parameters.training.seed)
     limit = parameters.generation.max_model_len
     interactive = sys.stdin.isatty()

@@ -8,6 +8,8 @@ from pathlib import Path
 from erniekit.environment import import_paddle
 from erniekit.parameters import Config
 from erniekit.parameters.generation import GenerationParameters
+from erniekit.runners.hub_cache import HUBS, chosen_hub
+from erniekit.runners.hubs import find_model_folder
 from erniekit.terminal import printable
 
 HELP = {
@@ -36,7 +38,7 @@ def run(arguments: list[str]) -> int:
     select_device(parameters)
     from erniekit.runners.generate import ChatModel, sampling_from
 
-    model = ChatModel.load(options.model, adapters=options.lora_path)
+    model = ChatModel.load(model_folder(options, parameters), adapters=options.lora_path)
     sampling = sampling_from(parameters.generation, parameters.training.seed)
     answers = model.answer(options.prompt, sampling, system=options.system, raw=options.raw)
     for prompt, answer in zip(options.prompt, answers, strict=True):
@@ -48,7 +50,12 @@ def run(arguments: list[str]) -> int:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that `generate` and `chat` share; defaults and bounds are those of the schema."""
-    parser.add_argument("model", type=Path, help="a model folder, an output_dir or a checkpoint")
+    parser.add_argument("model", type=Path, help="a model folder, an output_dir, a checkpoint, or a model of a hub")
+    hubs = parser.add_mutually_exclusive_group()
+    for hub in HUBS:
+        hubs.add_argument(
+            f"--{hub.parameter.replace('_', '-')}", action="store_true", help=f"fetch the model from {hub.title}"
+        )
     parser.add_argument(
         "--lora-path", type=Path, metavar="FOLDER", help="adapters for the model, PEFT's or paddlenlp's"
     )
@@ -66,7 +73,14 @@ def generation_parameters(options: argparse.Namespace) -> Config:
     """The options, checked as the parameters that they are."""
     names = (*HELP, "seed", "device")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    given |= {hub.parameter: "true" for hub in HUBS if getattr(options, hub.parameter)}
     return Config.load(None, [f"{name}={value}" for name, value in given.items()], verb="generate")
+
+
+def model_folder(options: argparse.Namespace, parameters: Config) -> Path:
+    """The folder of MODEL, fetched where a hub is chosen."""
+    hub = chosen_hub(parameters)
+    return options.model if hub is None else find_model_folder(str(options.model), hub, parameter="MODEL")
 
 
 def select_device(parameters: Config) -> None:

@@ -63,7 +63,8 @@ class ChatModel:
             )
         if not folder.is_dir():
             raise ModelFileError(
-                f"{folder}: there is no such folder; name a model folder, an output_dir or a checkpoint"
+                f"{folder}: there is no such folder; name a model folder, an output_dir or a checkpoint, or a model of "
+                "a hub with --from-hf-hub, --from-aistudio or --from-modelscope"
             )
         if adapters is None and is_adapter_folder(folder):
             folder, adapters = base_folder(folder), folder

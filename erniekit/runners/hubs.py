@@ -48,7 +48,7 @@ class _NotFetchedError(Exception):
 
 
 def find_model_folder(
-    name: str, hub: Hub | None, *, weights: bool = True, parameter: str = "model_name_or_path", say: Say = print
+    name: str, hub: Hub | None, *, weights: bool = True, parameter: str = "model_name_or_path", say: Say | None = None
 ) -> Path:
     """The local folder of a model that is named by a path or, where a hub is chosen, by its name there.
 
@@ -57,11 +57,12 @@ def find_model_folder(
     Args:
         weights: whether the weights are wanted, too.
         parameter: what the name was given for, for messages.
-        say: is told once where the files come from.
+        say: is told once where the files come from; default lines on standard error, as answers go to the other.
 
     Raises:
         ModelFileError: there is no such folder or model; says what to download and where to put it.
     """
+    say = say or _say_on_standard_error
     folder = Path(name).expanduser()
     if folder.is_dir():
         if hub is not None:
@@ -101,6 +102,10 @@ def _fetched(model: HubModel, weights: bool, parameter: str, say: Say) -> Path:
     return folder
 
 
+def _say_on_standard_error(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
 def _say_once(line: str, say: Say) -> None:
     if line not in _told:
         _told.add(line)
@@ -120,7 +125,7 @@ def _what_to_do(model: HubModel, parameter: str, reason: str) -> str:
         "\n    config.json (of an adapter adapter_config.json) and generation_config.json,"
         "\n    tokenizer.json or tokenizer.model, tokenizer_config.json, special_tokens_map.json, chat_template.jinja,"
         "\n    model.safetensors, or model.safetensors.index.json with all the *.safetensors it names"
-        f"\n  as far as they are there, bring {folder} here and write {parameter}: {folder}"
+        f"\n  as far as they are there, bring that folder here and use it as {parameter}."
     )
 
 

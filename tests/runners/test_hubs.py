@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -132,7 +133,7 @@ def test_without_a_network_the_error_says_what_to_download_and_where_to_put_it(h
     text = str(caught.value)
     assert f"model_name_or_path: {REPO} (revision {hub.revision}) cannot be fetched from {hub.title}" in text
     assert f"download from {hub.page.format(repo=REPO)} into models/tiny.model" in text
-    assert "model_name_or_path: models/tiny.model" in text
+    assert "use it as model_name_or_path" in text
     for name in ("config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "model.safetensors"):
         assert name in text
 
@@ -184,6 +185,25 @@ def test_gated_repositories_and_offline_mode_are_told(server, monkeypatch):
     with pytest.raises(ModelFileError, match="HF_HUB_OFFLINE forbids"):
         find_model_folder(REPO, HUGGING_FACE, say=lambda line: None)
     assert len(server.requests) == asked
+
+
+def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch):
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hubs, "TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        point_at(f"http://127.0.0.1:{silent.getsockname()[1]}", monkeypatch)
+        with pytest.raises(ModelFileError, match="it did not answer within"):
+            find_model_folder(REPO, HUGGING_FACE, say=lambda line: None)
+
+
+def test_a_cache_that_cannot_be_written_is_named(server, monkeypatch, tmp_path):
+    pytest.importorskip("huggingface_hub")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ModelFileError, match=rf"cannot be fetched .*{tmp_path}/file"):
+        find_model_folder(REPO, HUGGING_FACE, say=lambda line: None)
+    full = hubs._clause(OSError(errno.ENOSPC, "No space left on device"), HUGGING_FACE)
+    assert full == f"no space is left for its cache {tmp_path}/file"
 
 
 def test_an_incomplete_cached_copy_is_not_taken_for_the_model(monkeypatch, tmp_path):
@@ -290,7 +310,7 @@ def test_each_parameter_makes_preview_and_train_use_its_hub(hub, server, tiny_mo
     server.repositories["our-group/tiny"] = {"main": files, "master": files}
     config = make_config(model_name_or_path="our-group/tiny", max_steps=1, **{hub.parameter: True})
     assert "packs" in preview(config)
-    assert f"model: our-group/tiny (revision {hub.revision}" in capsys.readouterr().out
+    assert f"model: our-group/tiny (revision {hub.revision}" in capsys.readouterr().err
     run_sft(config, say=lambda line: None)
     output = Path(config.basic.output_dir)
     assert (output / "model.safetensors").is_file()
@@ -299,3 +319,21 @@ def test_each_parameter_makes_preview_and_train_use_its_hub(hub, server, tiny_mo
     with pytest.raises(ModelFileError, match="cannot be fetched"):  # there are no weights to continue from
         run_sft(make_config(model_name_or_path="our-group/tiny", overwrite_output_dir=True, continue_training=True,
                             **{hub.parameter: True}), say=lambda line: None)  # fmt: skip
+
+
+def test_generate_fetches_its_model_and_prints_only_the_answer(server, tiny_model, train, capsys):
+    pytest.importorskip("huggingface_hub")
+    output = train(max_steps=1).output
+    files = {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
+    server.repositories["our-group/trained"] = {"main": files}
+    words = ["--prompt", "What is 2 + 3?", "--temperature", "0", "--max-new-tokens", "4"]
+    capsys.readouterr()
+    assert main(["generate", str(output), *words]) == 0
+    answer = capsys.readouterr().out
+    assert main(["generate", "our-group/trained", "--from-hf-hub", *words]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == answer
+    assert f"model: our-group/trained (revision main, commit {COMMIT}) from the Hugging Face Hub" in printed.err
+    assert "training_log.jsonl" not in server.downloaded()
+    assert main(["generate", "our-group/trained", *words]) == 2
+    assert "--from-hf-hub" in capsys.readouterr().err
