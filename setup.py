@@ -51,6 +51,8 @@ setup(
         "dev": ["pytest>=8", "hypothesis>=6.100", "ruff==0.17.5", "mypy==2.4.1", "types-PyYAML", "types-jsonschema"],
         # from_modelscope: 0.3 MB, and of what it needs only cryptography is not here anyway
         "modelscope": ["modelscope-hub>=0.5.1,<0.6"],
+        # `erniekit export --format onnx`; paddlenlp brings paddle2onnx, and onnxruntime checks what it wrote
+        "onnx": ["paddle2onnx==2.1.0", "onnxruntime>=1.20"],
         # The oracles. Any recent CPU build of torch will do; a plain install may bring gigabytes of CUDA packages.
         "parity": ["torch==2.13.0", "transformers==4.55.4", "trl==0.21.0", "peft==0.17.1"],
     },
