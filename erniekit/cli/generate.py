@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from erniekit.environment import import_paddle
@@ -29,12 +30,26 @@ def run(arguments: list[str]) -> int:
         epilog='Example: erniekit generate output/quickstart/sft --prompt "What is 2 + 3?" --temperature 0',
     )
     add_model_arguments(parser)
-    parser.add_argument("--prompt", action="append", required=True, help="a user's message; may be given several times")
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--prompt", action="append", help="a user's message; may be given several times")
+    asked.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="a prompt on each line; or .jsonl with records of the formats messages, erniekit or alpaca",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="where the answers to --prompts go, as JSON lines; default: shown"
+    )
     parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
     options = parser.parse_args(arguments)
     if options.raw and options.system:
         parser.error("--raw continues the text without the chat template, which --system is part of; drop one of them")
+    if options.output and not options.prompts:
+        parser.error("--output keeps the answers to --prompts FILE; with --prompt they are shown")
     parameters = generation_parameters(options)
+    if options.prompts:
+        return _answer_file(options, parameters)
     select_device(parameters)
     from erniekit.runners.generate import ChatModel, sampling_from
 
@@ -45,6 +60,29 @@ def run(arguments: list[str]) -> int:
         if len(answers) > 1:
             print(f"> {printable(prompt)}")
         print(printable(answer))
+    return 0
+
+
+def _answer_file(options: argparse.Namespace, parameters: Config) -> int:
+    from erniekit.data.prompts import read_prompts
+
+    prompts = read_prompts(options.prompts.expanduser())
+    select_device(parameters)
+    from erniekit.runners.answer_file import answer_records, check_output, encode_prompts, write_record, write_records
+    from erniekit.runners.generate import ChatModel, sampling_from
+
+    if options.output:
+        check_output(options.output)
+    model = ChatModel.load(options.model, adapters=options.lora_path)
+    sampling = sampling_from(parameters.generation, parameters.training.seed)
+    encoded = encode_prompts(model, prompts, options.prompts, sampling, system=options.system, raw=options.raw)
+    records = answer_records(model, prompts, encoded, sampling, lambda line: print(line, file=sys.stderr))
+    if options.output:
+        write_records(records, options.output)
+        print(f"{options.output}: {len(prompts):,} answers")
+    else:
+        for record in records:
+            write_record(record, sys.stdout)
     return 0
 
 

@@ -22,8 +22,8 @@ from erniekit.data.problems import RecordProblem, shorten
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class _MalformedError(Exception):
-    """Raised while one record is parsed; becomes a RecordProblem with file and line."""
+class MalformedError(Exception):
+    """Raised while one record is parsed (by one of PARSERS); becomes a RecordProblem with file and line."""
 
     def __init__(self, field: str, expected: str, got: str) -> None:
         super().__init__(field)
@@ -43,7 +43,7 @@ def read_records(
         kind: one of KINDS.
         unused: counts the fields that are not used.
     """
-    parse = _PARSERS[kind]
+    parse = PARSERS[kind]
     name = str(path)
     for item in read_json_values(path):
         if isinstance(item, RecordProblem):
@@ -52,9 +52,9 @@ def read_records(
         line, value = item
         try:
             if not isinstance(value, dict):
-                raise _MalformedError("record", "a JSON object", shorten(value))
+                raise MalformedError("record", "a JSON object", shorten(value))
             record = parse(value)
-        except _MalformedError as error:
+        except MalformedError as error:
             yield RecordProblem(name, line, error.field, error.expected, error.got)
             continue
         if unused is not None:
@@ -66,14 +66,14 @@ def _erniekit(record: dict) -> Conversation:
     questions = _texts(record, "src")
     answers = _texts(record, "tgt")
     if len(questions) != len(answers):
-        raise _MalformedError("tgt", f"as many items as src ({len(questions)})", f"{len(answers)}")
+        raise MalformedError("tgt", f"as many items as src ({len(questions)})", f"{len(answers)}")
     labels = record.get("label")
     if labels is None:
         labels = [1] * len(answers)
     elif not isinstance(labels, list):
         labels = [labels]
     if len(labels) != len(answers):
-        raise _MalformedError("label", f"one 0 or 1 for each tgt ({len(answers)})", f"{len(labels)} of them")
+        raise MalformedError("label", f"one 0 or 1 for each tgt ({len(answers)})", f"{len(labels)} of them")
     trained = [_flag(label, "label") for label in labels]
     system = _optional_text(record, "system")
     if _flag(record.get("is_system", 0), "is_system"):
@@ -82,11 +82,11 @@ def _erniekit(record: dict) -> Conversation:
             system = questions[0]
         questions, answers, trained = questions[1:], answers[1:], trained[1:]
         if not questions:
-            raise _MalformedError("src", "an exchange after the system text (is_system is 1)", "only the system text")
+            raise MalformedError("src", "an exchange after the system text (is_system is 1)", "only the system text")
     for name, texts in (("src", questions), ("tgt", answers)):
         for number, text in enumerate(texts):
             if not text:
-                raise _MalformedError(f"{name}[{number}]", "a text", "an empty string")
+                raise MalformedError(f"{name}[{number}]", "a text", "an empty string")
     return _conversation(zip(questions, answers, trained, strict=True), system, "label")
 
 
@@ -95,36 +95,36 @@ def _alpaca(record: dict) -> Conversation:
     addition = _optional_text(record, "input")
     question = "\n".join(part for part in (question, addition) if part)
     if not question:
-        raise _MalformedError("instruction", "a text", "an empty string")
+        raise MalformedError("instruction", "a text", "an empty string")
     answer = _text(record.get("output"), "output")
     if not answer:
-        raise _MalformedError("output", "a text", "an empty string")
+        raise MalformedError("output", "a text", "an empty string")
     history = record.get("history")
     if history is None:
         history = []
     if not isinstance(history, list):
-        raise _MalformedError("history", "a list of [question, answer] pairs", shorten(history))
+        raise MalformedError("history", "a list of [question, answer] pairs", shorten(history))
     exchanges = []
     for number, pair in enumerate(history):
         name = f"history[{number}]"
         if not isinstance(pair, list) or len(pair) != 2:
-            raise _MalformedError(name, "a pair [question, answer]", shorten(pair))
+            raise MalformedError(name, "a pair [question, answer]", shorten(pair))
         exchanges.append((_text(pair[0], f"{name}[0]"), _text(pair[1], f"{name}[1]"), True))
         if not all(exchanges[-1][:2]):
-            raise _MalformedError(name, "two texts", "an empty string")
+            raise MalformedError(name, "two texts", "an empty string")
     return _conversation([*exchanges, (question, answer, True)], _optional_text(record, "system"), "output")
 
 
 def _messages(record: dict) -> Conversation:
     messages = record.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise _MalformedError("messages", "a list of messages", _describe(messages))
+        raise MalformedError("messages", "a list of messages", _describe(messages))
     system = ""
     turns: list[Turn] = []
     for number, message in enumerate(messages):
         name = f"messages[{number}]"
         if not isinstance(message, dict):
-            raise _MalformedError(name, "an object with role and content", shorten(message))
+            raise MalformedError(name, "an object with role and content", shorten(message))
         role = message.get("role")
         content = _text(message.get("content"), f"{name}.content")
         if role == "system" and number == 0:
@@ -133,18 +133,18 @@ def _messages(record: dict) -> Conversation:
         expected = USER if len(turns) % 2 == 0 else ASSISTANT
         if role != expected:
             first = "system or " if number == 0 else ""
-            raise _MalformedError(f"{name}.role", f"{first}{expected}", _describe(role))
+            raise MalformedError(f"{name}.role", f"{first}{expected}", _describe(role))
         if not content:
-            raise _MalformedError(f"{name}.content", "a text", "an empty string")
+            raise MalformedError(f"{name}.content", "a text", "an empty string")
         turns.append(Turn(role, content, role == ASSISTANT and _message_is_trained(message, name)))
     if not turns or turns[-1].role != ASSISTANT:
-        raise _MalformedError("messages", "the last message to be the assistant's", _describe(messages[-1].get("role")))
+        raise MalformedError("messages", "the last message to be the assistant's", _describe(messages[-1].get("role")))
     return _with_target(Conversation(tuple(turns), system), "messages")
 
 
 def _message_is_trained(message: dict, name: str) -> bool:
     if "label" in message and "weight" in message:
-        raise _MalformedError(name, "either label or weight", "both")
+        raise MalformedError(name, "either label or weight", "both")
     key = "weight" if "weight" in message else "label"
     return _flag(message.get(key, 1), f"{name}.{key}")
 
@@ -156,7 +156,7 @@ def _plain_text(record: dict) -> PlainText:
         parts = [parts]
     text = "\n".join(_text(part, name, strip=False) for part in parts)
     if not text.strip():
-        raise _MalformedError(name, "a text", "an empty string")
+        raise MalformedError(name, "a text", "an empty string")
     return PlainText(text)
 
 
@@ -169,7 +169,7 @@ def _conversation(exchanges: Iterable[tuple[str, str, bool]], system: str, label
 
 def _with_target(conversation: Conversation, field: str) -> Conversation:
     if not any(turn.trained for turn in conversation.turns):
-        raise _MalformedError(field, "at least one assistant turn with label 1", "none: nothing would be trained")
+        raise MalformedError(field, "at least one assistant turn with label 1", "none: nothing would be trained")
     return conversation
 
 
@@ -178,7 +178,7 @@ def _texts(record: dict, name: str) -> list[str]:
     if isinstance(value, str):
         return [_text(value, name)]
     if not isinstance(value, list) or not value:
-        raise _MalformedError(name, "a string or a list of strings", _describe(value))
+        raise MalformedError(name, "a string or a list of strings", _describe(value))
     return [_text(item, f"{name}[{number}]") for number, item in enumerate(value)]
 
 
@@ -190,15 +190,15 @@ def _optional_text(record: dict, name: str) -> str:
 def _text(value: object, name: str, strip: bool = True) -> str:
     """A string that UTF-8 can hold. White space around a turn is dropped, as upstream does: templates bring theirs."""
     if not isinstance(value, str):
-        raise _MalformedError(name, "a string", _describe(value))
+        raise MalformedError(name, "a string", _describe(value))
     if not value.isascii() and (match := _LONE_SURROGATE.search(value)):
-        raise _MalformedError(name, "Unicode text", f"half of a surrogate pair at character {match.start():,}")
+        raise MalformedError(name, "Unicode text", f"half of a surrogate pair at character {match.start():,}")
     return value.strip() if strip else value
 
 
 def _flag(value: object, name: str) -> bool:
     if value not in (0, 1):  # true, false, 0.0 and 1.0 are equal to these
-        raise _MalformedError(name, "0 or 1", shorten(value))
+        raise MalformedError(name, "0 or 1", shorten(value))
     return bool(value)
 
 
@@ -206,10 +206,10 @@ def _describe(value: object) -> str:
     return "nothing" if value is None else shorten(value)
 
 
-_PARSERS: dict[str, Callable[[dict], Conversation | PlainText]] = {
+PARSERS: dict[str, Callable[[dict], Conversation | PlainText]] = {
     "erniekit": _erniekit,
     "alpaca": _alpaca,
     "messages": _messages,
     "text": _plain_text,
 }
-KINDS = tuple(_PARSERS)
+KINDS = tuple(PARSERS)

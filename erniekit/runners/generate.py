@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -90,11 +90,27 @@ class ChatModel:
             UserError: a prompt is empty, too long, no UTF-8, or contains a control token of the model.
         """
         encoded = [
-            self.tokenizer.encode(self._checked(prompt))
-            if raw
-            else self.encode(Conversation((Turn(USER, prompt),), system))
+            self.encode_text(prompt) if raw else self.encode(Conversation((Turn(USER, prompt),), system))
             for prompt in prompts
         ]
+        return self.answer_encoded(encoded, sampling, range(len(encoded)))
+
+    def answer_encoded(
+        self,
+        encoded: Sequence[Sequence[int]],
+        sampling: Sampling,
+        streams: Sequence[int],
+        tell: Callable[[int], None] = lambda done: None,
+    ) -> list[str]:
+        """One answer for each prompt of token ids, computed in batches of similar length.
+
+        Args:
+            streams: the number of each prompt's stream of random draws.
+            tell: called after every batch with how many prompts are answered.
+
+        Raises:
+            UserError: a prompt is empty or too long.
+        """
         for number, tokens in enumerate(encoded, start=1):
             check_prompt(self.decoder, tokens, sampling, number)
         by_length = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
@@ -102,10 +118,15 @@ class ChatModel:
         answers = [""] * len(encoded)
         for start in range(0, len(by_length), ROWS_AT_ONCE):
             rows = by_length[start : start + ROWS_AT_ONCE]
-            answered = generate(self.decoder, [encoded[row] for row in rows], sampling, streams=rows)
-            for row, tokens in zip(rows, answered, strict=True):
+            prompts, numbers = [encoded[row] for row in rows], [streams[row] for row in rows]
+            for row, tokens in zip(rows, generate(self.decoder, prompts, sampling, streams=numbers), strict=True):
                 answers[row] = self.tokenizer.decode(tokens)
+            tell(start + len(rows))
         return answers
+
+    def encode_text(self, text: str) -> list[int]:
+        """The token ids of a text as it is. Raises DataError where it is no UTF-8 or contains a control token."""
+        return self.tokenizer.encode(self._checked(text))
 
     def encode(self, conversation: Conversation) -> list[int]:
         """The token ids of a dialogue up to and with the header of the answer to come."""
