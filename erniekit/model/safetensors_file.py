@@ -36,7 +36,7 @@ _BITS = {name: 8 * dtype.itemsize for name, dtype in _DTYPES.items()} | {
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
 _LFS_POINTER = b"version https://git-lfs"
-_BLOCK = 4 << 20  # bytes of a tensor that are in memory at once where it need not be whole
+_BLOCK = 1 << 20  # bytes of a tensor that are in memory at once where it need not be whole
 
 
 class StoredTensor(NamedTuple):
