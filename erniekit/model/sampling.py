@@ -32,15 +32,20 @@ def random_stream(sampling: Sampling, number: int) -> np.random.Generator:
 
 def choose(logits_V: np.ndarray, seen: Sequence[int], sampling: Sampling, generator: np.random.Generator) -> int:
     """The next token id for one row, given the tokens of its prompt and answer so far."""
-    logits = logits_V.astype(np.float64)
-    if sampling.repetition_penalty != 1.0 and len(seen):
-        ids = np.unique(np.asarray(seen))
-        penalty = sampling.repetition_penalty
-        logits[ids] = np.where(logits[ids] > 0, logits[ids] / penalty, logits[ids] * penalty)
+    logits = penalise(logits_V, seen, sampling.repetition_penalty)
     if sampling.temperature == 0.0:
         return int(logits.argmax())
     probabilities = token_probabilities(logits, sampling)
     return int(generator.choice(len(probabilities), p=probabilities))
+
+
+def penalise(logits_V: np.ndarray, seen: Sequence[int], penalty: float) -> np.ndarray:
+    """Logits, float64, of which those of the tokens in `seen` are made less likely (each once) by a penalty above 1."""
+    logits = logits_V.astype(np.float64)
+    if penalty != 1.0 and len(seen):
+        ids = np.unique(np.asarray(seen))
+        logits[ids] = np.where(logits[ids] > 0, logits[ids] / penalty, logits[ids] * penalty)
+    return logits
 
 
 def token_probabilities(logits_V: np.ndarray, sampling: Sampling) -> np.ndarray:
@@ -51,9 +56,10 @@ def token_probabilities(logits_V: np.ndarray, sampling: Sampling) -> np.ndarray:
         scaled[sampling.top_k :] = -np.inf
     sorted_probabilities = np.exp(scaled)
     sorted_probabilities /= sorted_probabilities.sum()
-    # A token stays if those before it do not reach top_p yet, so the first one always stays.
-    before = np.cumsum(sorted_probabilities) - sorted_probabilities
-    sorted_probabilities[before >= sampling.top_p] = 0.0
+    if sampling.top_p < 1.0:
+        # A token stays if those before it do not reach top_p yet, so the first one always stays.
+        before = np.cumsum(sorted_probabilities) - sorted_probabilities
+        sorted_probabilities[before >= sampling.top_p] = 0.0
     probabilities = np.empty_like(sorted_probabilities)
     probabilities[likely_first] = sorted_probabilities / sorted_probabilities.sum()
     return probabilities
