@@ -7,8 +7,8 @@ while transformers keeps the space. And it knows neither ERNIE-4.5's class nor t
 What is around the model follows transformers' LlamaTokenizer, ids and all. `legacy` (the default, and ERNIE's way)
 encodes each stretch between added tokens as a text of its own, so a model with a dummy prefix adds one to each;
 `legacy: false` adds one to the beginning of the text only. In our dialogues each segment is such a text, as upstream
-tokenises them. Decoding differs from transformers' beside added tokens, where that inserts spaces: here it is the
-inverse of encoding.
+tokenises them. Decoding is the inverse of encoding; transformers' adds spaces beside added tokens and drops one at
+the beginning.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class SentencePieceBackend:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         pieces = self._model.get_piece_size()
-        known = [number for number in ids if number < pieces or number in self._verbatim]
+        # an unknown character stands inside a stretch: taken out here, it does not end one
+        hidden = self._model.unk_id() if skip_special_tokens else None
+        known = [number for number in ids if number != hidden and (number < pieces or number in self._verbatim)]
         text = self._added.decode(known, skip_special_tokens, self._model.decode, self._verbatim)
         begins_with_text = bool(known) and known[0] not in self._verbatim
         return text[1:] if self._adds_prefix and begins_with_text and text.startswith(" ") else text

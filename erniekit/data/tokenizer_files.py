@@ -125,7 +125,8 @@ def _content(value: object) -> str | None:
 def _added(value: Any, number: int, special: bool) -> AddedToken:
     flags = value if isinstance(value, dict) else {}
     content = _content(value)
-    assert content is not None
+    if content is None:
+        raise ValueError(f"no text for {number}")
     sides = {name: bool(flags.get(name)) for name in ("lstrip", "rstrip", "single_word")}
     return AddedToken(content, number, special, **sides)
 
