@@ -4,6 +4,7 @@ described, and must come back under their Hugging Face names."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -273,3 +274,15 @@ def test_the_layout_is_described():
     config = tiny_config()
     layout = find_layout(config, config.weight_shapes(), {"pt"}, where="here")
     assert str(layout) == "Hugging Face layout"
+
+
+@pytest.mark.parametrize("case", ["grouped", "ungrouped"])
+def test_ernies_own_files_give_its_own_logits(case, tmp_path):
+    """Files and logits of paddleformers 0.1.6, recorded by tests/parity/record_paddle_ernie.py."""
+    vector = np.load(Path(__file__).parent / "paddle_ernie.npz", allow_pickle=False)
+    prefix = f"{case}/stored/"
+    write(tmp_path, {name.removeprefix(prefix): vector[name] for name in vector if name.startswith(prefix)})
+    (tmp_path / "config.json").write_bytes(vector[f"{case}/config"].tobytes())
+    decoder = build_model(ModelConfig.from_folder(tmp_path), tmp_path)
+    assert vector[f"{case}/logits"].std() > 0.5
+    np.testing.assert_allclose(logits_of(decoder, vector["ids"]), vector[f"{case}/logits"], atol=1e-4)
