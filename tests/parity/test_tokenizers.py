@@ -70,7 +70,8 @@ def test_ids_and_texts_equal_those_of_transformers(both, kind, legacy, prefix):
         ids = ours.encode(text)
         assert ids == theirs.encode(text, add_special_tokens=False), text
         # beside special tokens transformers adds spaces, and at the beginning it drops one that was there
-        if not any(token in text for token in theirs.all_special_tokens) and text[:1] not in (" ", "▁"):
+        special = any(token in text for token in theirs.all_special_tokens) or ours.token_id("<unk>") in ids
+        if not special and text[:1] not in (" ", "▁"):
             assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
     assert ours.encode_batch(TEXTS) == [ours.encode(text) for text in TEXTS]
 
