@@ -22,7 +22,7 @@ CASES = {
     "llama: biases, own head size": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 18}),
     "llama: Llama 3's scaling": ("llama", {"rope_scaling": LLAMA3_SCALING, "rope_theta": 500000.0}),
     "llama: linear scaling": ("llama", {"rope_scaling": {"type": "linear", "factor": 3.0}}),
-    "llama: yarn": ("llama", {"rope_scaling": YARN_SCALING, "max_position_embeddings": 256}),
+    "llama: yarn, whose factor gives way to the lengths": ("llama", {"rope_scaling": YARN_SCALING}),
     "qwen2: grouped queries, untied": ("qwen2", {}),
     "qwen2: tied, all key heads, other theta": (
         "qwen2",

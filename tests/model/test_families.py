@@ -1,0 +1,166 @@
+"""The families' tables and the frequencies of rotary embeddings, without any model."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from erniekit.errors import ModelFileError
+from erniekit.model.configuration import ModelConfig
+from erniekit.model.families import FAMILIES
+from erniekit.model.rope_scaling import rotary_frequencies
+
+from .tiny import CONFIG, tiny_config, tiny_model
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@st.composite
+def config_files(draw):
+    """A `config.json` of any family, with any of its optional keys left out."""
+    heads = draw(st.integers(1, 4))
+    values = {
+        "model_type": draw(st.sampled_from(sorted(FAMILIES))),
+        "vocab_size": draw(st.integers(1, 99)),
+        "hidden_size": 8 * heads * draw(st.integers(1, 3)),
+        "intermediate_size": draw(st.integers(1, 50)),
+        "num_hidden_layers": draw(st.integers(1, 5)),
+        "num_attention_heads": heads,
+    }
+    optional = {
+        "num_key_value_heads": st.sampled_from([size for size in range(1, heads + 1) if heads % size == 0]),
+        "head_dim": st.sampled_from([2, 6, 128]),
+        "rope_theta": st.floats(1.5, 1e7),
+        "rms_norm_eps": st.floats(1e-8, 1e-2),
+        "tie_word_embeddings": st.booleans(),
+        "attention_bias": st.booleans(),
+        "mlp_bias": st.booleans(),
+        "moe_num_experts": st.integers(7, 20),
+        "moe_k": st.integers(1, 7),
+        "moe_layer_start_index": st.integers(0, 5),
+        "moe_layer_end_index": st.integers(-1, 5),
+        "moe_layer_interval": st.integers(1, 3),
+        "num_nextn_predict_layers": st.integers(0, 2),
+        "rope_scaling": st.sampled_from([None, LLAMA3, {"type": "linear", "factor": 2}]),
+        "a_key_of_tomorrow": st.lists(st.integers()),
+    }
+    if values["model_type"] == "ernie4_5":  # these are refused there
+        optional = {key: value for key, value in optional.items() if not key.startswith(("moe_num", "num_nextn"))}
+    for key, value in optional.items():
+        if draw(st.booleans()):
+            values[key] = draw(value)
+    return values
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(config_files())
+def test_what_is_read_is_written_and_read_again(values):
+    config = ModelConfig.from_json(values)
+    written = config.to_json()
+    again = ModelConfig.from_json(written)
+    assert again == config and again.to_json() == written
+    assert {key: written[key] for key in values} == values  # nothing that was asked for is lost or changed
+    assert written["architectures"] == [config.family.architecture]
+    assert again.weight_shapes() == config.weight_shapes()
+    assert config.parameter_count() == sum(math.prod(shape) for shape in config.weight_shapes().values())
+    hash(config)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(config_files())
+def test_layers_have_experts_where_the_interval_says(values):
+    config = ModelConfig.from_json({**values, "model_type": "ernie4_5_moe"})
+    last = config.moe_layer_end_index if config.moe_layer_end_index >= 0 else config.num_hidden_layers - 1
+    for layer in range(config.num_hidden_layers):
+        expected = config.moe_layer_start_index <= layer <= last and (layer + 1) % config.moe_layer_interval == 0
+        assert (f"model.layers.{layer}.mlp.gate.weight" in config.weight_shapes()) == expected
+        assert (f"model.layers.{layer}.mlp.down_proj.weight" in config.weight_shapes()) != expected
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "biased"),
+    [
+        ("ernie4_5", {}, set()),
+        ("ernie4_5", {"use_bias": True}, {"q", "k", "v", "o", "gate", "up", "down"}),
+        ("llama", {}, set()),
+        ("llama", {"attention_bias": True}, {"q", "k", "v", "o"}),
+        ("llama", {"mlp_bias": True}, {"gate", "up", "down"}),
+        ("qwen2", {}, {"q", "k", "v"}),
+        ("qwen3", {}, set()),
+        ("qwen3", {"attention_bias": True}, {"q", "k", "v", "o"}),
+    ],
+)
+def test_the_decoder_has_the_weights_that_are_listed(family, changes, biased):
+    decoder = tiny_model(model_type=family, head_dim=4, **changes)
+    names = [prefix + name for prefix, stage in decoder.named_stages() for name, _ in stage.named_parameters()]
+    listed = decoder.config.weight_shapes()
+    assert sorted(names) == sorted(listed)
+    assert {name.split(".")[-2].removesuffix("_proj") for name in listed if name.endswith(".bias")} == biased
+    assert any("q_norm" in name for name in listed) == (family == "qwen3")
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window: True is not available yet; only False is"),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: "),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act: 'gelu' is not available yet; only 'silu' is"),
+        ("llama", {"alibi": True}, "alibi: True is not available yet"),
+        ("llama", {"rope_scaling_type": "ntk"}, "rope_scaling_type: 'ntk' is not available yet"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config: "),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not available yet"),
+        ("ernie4_5_moe", {"moe_gate_act": "sigmoid"}, "moe_gate_act: 'sigmoid' is not available yet; only 'softmax'"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias: True is not available yet"),
+        ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 5}, "moe_k 5 is more than moe_num_experts 4"),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not available yet"),
+        ("llama", {"rope_scaling": {**LLAMA3, "factor": 0}}, "factor must be a positive number for llama3, got 0"),
+        ("llama", {"rope_scaling": {**LLAMA3, "high_freq_factor": 1}}, "high_freq_factor must be more than"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": "32"}}, "beta_fast must be"),
+    ],
+)
+def test_what_would_compute_something_else_is_refused(family, change, message):
+    with pytest.raises(ModelFileError) as error:
+        tiny_config(model_type=family, **change)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("change", [{"layer_types": ["full_attention"] * 2}, {"sliding_window": 4096}])
+def test_neutral_values_are_accepted(change):
+    assert tiny_config(model_type="qwen2", use_sliding_window=False, **change).model_type == "qwen2"
+
+
+def frequencies(**changes):
+    return rotary_frequencies(ModelConfig.from_json({**CONFIG, "model_type": "llama", "head_dim": 64, **changes}))
+
+
+def test_llama3_keeps_fast_pairs_and_stretches_slow_ones():
+    plain, scaled = (np.array(frequencies(rope_scaling=scaling).per_pair) for scaling in (None, LLAMA3))
+    wavelength = 2 * np.pi / plain
+    np.testing.assert_array_equal(scaled[wavelength < 8192 / 4], plain[wavelength < 8192 / 4])
+    np.testing.assert_allclose(scaled[wavelength > 8192], plain[wavelength > 8192] / 8, rtol=1e-12)
+    between = (wavelength > 8192 / 4) & (wavelength < 8192)
+    assert between.any() and ((scaled < plain) & (scaled > plain / 8))[between].all()
+    assert (np.diff(scaled) < 0).all()
+
+
+def test_linear_scaling_divides_and_yarn_grows_the_scores():
+    plain = np.array(frequencies().per_pair)
+    np.testing.assert_allclose(frequencies(rope_scaling={"type": "linear", "factor": 4}).per_pair, plain / 4)
+    yarn = frequencies(
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096},
+        max_position_embeddings=16384,
+    )
+    assert yarn.magnitude == pytest.approx(0.1 * math.log(4) + 1)
+    np.testing.assert_allclose(yarn.per_pair[0], plain[0])
+    np.testing.assert_allclose(yarn.per_pair[-1], plain[-1] / 4)
+    assert frequencies(rope_scaling={"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.7}).magnitude == 0.7
