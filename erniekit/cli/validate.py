@@ -126,16 +126,16 @@ def _model_config(config: Config) -> ModelConfig | str:
 def _model_numbers(config: Config) -> list[tuple[str, ...]]:
     from erniekit.model.lora_settings import adapter_parameter_count
     from erniekit.model.memory_estimate import training_memory
-    from erniekit.runners.adapters import lora_settings
+    from erniekit.runners.adapters import adapter_plan
 
     model = _model_config(config)
     if isinstance(model, str):
         return [("parameters", f"unknown: {model}"), ("memory", "unknown without the model's shape")]
     layers = model.num_hidden_layers
     recomputed = max(0, layers - config.memory.no_recompute_layers) if config.memory.recompute else 0
-    trained = model.parameter_count()
-    if config.lora.lora:
-        trained = adapter_parameter_count(model.weight_shapes(), lora_settings(config))
+    adapters = adapter_plan(config, model)
+    shapes = model.weight_shapes()
+    trained = adapter_parameter_count(shapes, adapters.settings) if adapters else model.parameter_count()
     memory = training_memory(
         model,
         trainable=trained,
@@ -147,7 +147,7 @@ def _model_numbers(config: Config) -> list[tuple[str, ...]]:
     )
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.items() if size and name != "total")
     return [
-        ("parameters", f"{model.parameter_count():,}" + (f", {trained:,} trained" if config.lora.lora else "")),
+        ("parameters", f"{model.parameter_count():,}" + (f", {trained:,} trained" if adapters else "")),
         ("memory", f"about {_size(memory['total'])} for full packs: {parts.replace('_', ' ')}"),
     ]
 

@@ -6,7 +6,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
-from erniekit.model.autograd import apply
+from erniekit.model.autograd import apply, given, needed
 
 
 def swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
@@ -23,6 +23,7 @@ class _SwiGLU(PyLayer):
     @staticmethod
     def forward(ctx, gate, up):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(gate, up)
+        ctx.wanted = needed(gate, up)
         return F.sigmoid(gate).multiply_(gate).multiply_(up)
 
     @staticmethod
@@ -33,4 +34,4 @@ class _SwiGLU(PyLayer):
         grad_up = grad * silu
         # s (1 + gate (1 - s)) = s + silu - s silu
         slope = (silu - sigmoid * silu).add_(sigmoid)
-        return slope.multiply_(up).multiply_(grad), grad_up
+        return given((slope.multiply_(up).multiply_(grad), grad_up), ctx.wanted)

@@ -16,6 +16,7 @@ import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
 from erniekit.model.attention_plan import Block, Blocks, masked_region, plan_blocks
+from erniekit.model.autograd import given, needed
 from erniekit.model.device import has_flashmask_kernel
 from erniekit.model.randomness import MaskStream
 
@@ -228,7 +229,8 @@ class _BlockAttention(PyLayer):
         q_tiles = work.query_tiles(q, scale=True)
         k_tiles, v_tiles = work.key_tiles(k), work.key_tiles(v)
         stream = MaskStream(key, dropout) if dropout else None
-        keep = not q.stop_gradient and work.score_count() <= KEEP_SCORES_UP_TO
+        ctx.wanted = needed(q, k, v)
+        keep = any(ctx.wanted) and work.score_count() <= KEEP_SCORES_UP_TO
         out_tiles, kept = list[paddle.Tensor | None]([None] * len(q_tiles)), []
         for block, mask in work:
             probabilities = work.probabilities(block, mask, q_tiles, k_tiles)
@@ -270,11 +272,12 @@ class _BlockAttention(PyLayer):
             d_scores = d_scores.subtract_(row_sum).multiply_(probabilities)
             dq_tiles[block.query_tile] = paddle.matmul(d_scores, _join(k_tiles, block))
             work.accumulate(dk_tiles, block, paddle.matmul(d_scores, q_tiles[block.query_tile], transpose_x=True))
-        return (
+        gradients = (
             work.from_query_tiles(dq_tiles, scale=True),
             work.from_key_tiles(dk_tiles),
             work.from_key_tiles(dv_tiles),
         )
+        return given(gradients, ctx.wanted)
 
 
 class _Work:

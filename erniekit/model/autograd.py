@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import paddle
 from paddle.autograd import PyLayer
+
+
+def needed(*inputs: paddle.Tensor) -> tuple[bool, ...]:
+    """Which inputs want a gradient; asked in forward, for what recomputation brings back no longer tells."""
+    return tuple(not tensor.stop_gradient for tensor in inputs)
+
+
+def given(gradients: Sequence[paddle.Tensor], wanted: Sequence[bool]) -> tuple[paddle.Tensor | None, ...]:
+    """The gradients of a backward pass, None where Paddle insists on none (beside frozen weights)."""
+    return tuple(gradient if want else None for gradient, want in zip(gradients, wanted, strict=True))
 
 
 class _NoGradient:

@@ -31,6 +31,19 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_base(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with random weights, as adapters need one."""
+    from erniekit.model.builder import build_model
+    from erniekit.model.configuration import ModelConfig
+    from erniekit.model.weights import save_model_folder
+
+    folder = tmp_path_factory.mktemp("base")
+    tokenizer_files = [tiny_model / "tokenizer.json", tiny_model / "tokenizer_config.json"]
+    save_model_folder(build_model(ModelConfig.from_folder(tiny_model), None, seed=3), folder, tokenizer_files)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first sixty records of the shipped training file."""
     path = tmp_path_factory.mktemp("data") / "train.jsonl"

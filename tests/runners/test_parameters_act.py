@@ -117,6 +117,22 @@ SEEN_ELSEWHERE: dict[str, str] = {
         "runners/test_hubs.py::test_each_parameter_makes_preview_and_train_use_its_hub",
     ),
     **dict.fromkeys(
+        (
+            "lora_rank",
+            "lora_alpha",
+            "rslora",
+            "rslora_plus",
+            "lora_plus_scale",
+            "lora_target_modules",
+            "lora_dropout",
+            "dora",
+            "lora_init",
+        ),
+        "runners/test_lora.py::test_each_parameter_of_lora_changes_the_losses",
+    ),
+    "lora": "runners/test_lora.py::test_the_output_folder_holds_the_adapters_alone",
+    "lora_path": "runners/test_lora.py::test_training_goes_on_from_adapters",
+    **dict.fromkeys(
         ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "max_model_len"),
         "runners/test_generate.py::test_each_parameter_of_generation_changes_the_answer",
     ),
