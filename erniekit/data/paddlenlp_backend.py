@@ -15,6 +15,7 @@ from erniekit.data.tokenizer_files import CONFIG_FILE, TOKENIZER_FILES, added_to
 from erniekit.environment import import_paddlenlp
 from erniekit.errors import ModelFileError
 
+CACHED_WORDS = 200_000  # byte-pair tokenizers of paddlenlp keep every word they ever split
 OTHER_NAMES = {"GPT2Tokenizer": "GPTTokenizer"}  # transformers' name -> paddlenlp's
 CLASS_OF_MODEL = {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "gpt2": "GPTTokenizer"}
 
@@ -57,6 +58,8 @@ class PaddlenlpBackend:
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         tokenizer = self._tokenizer
+        if len(getattr(tokenizer, "cache", ())) > CACHED_WORDS:
+            tokenizer.cache.clear()
         return [tokenizer.convert_tokens_to_ids(tokenizer.tokenize(text, split_special_tokens=True)) for text in texts]
 
     def _decode(self, ids: list[int]) -> str:

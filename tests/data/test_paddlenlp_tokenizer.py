@@ -67,3 +67,14 @@ def test_paddlenlp_is_imported_only_for_such_a_folder_and_says_why(tmp_path, tok
         [sys.executable, "-c", program, str(tokenizer_folder), str(folder)], capture_output=True, text=True, check=True
     )
     assert f"{folder} has no tokenizer.json: importing paddlenlp for its tokenizers" in run.stderr
+
+
+def test_the_words_it_has_seen_do_not_fill_the_memory(tmp_path, monkeypatch):
+    from erniekit.data import paddlenlp_backend
+
+    monkeypatch.setattr(paddlenlp_backend, "CACHED_WORDS", 50)
+    tokenizer = load_tokenizer(write_byte_pairs(tmp_path, "Qwen2Tokenizer"))
+    texts = [f"word{chr(97 + number % 26)}{chr(97 + number // 26)}" for number in range(400)]
+    together = [tokenizer.encode(text) for text in texts]
+    assert len(tokenizer._backend._tokenizer.cache) <= 51
+    assert together == tokenizer.encode_batch(texts)
