@@ -106,12 +106,17 @@ class SafetensorsFile:
     def row_blocks(self, name: str) -> Iterator[tuple[slice, np.ndarray]]:
         """One tensor's values like `read`, a few MB at a time: which rows they are, and the rows."""
         stored = self.stored(name)
-        rows, *inner = stored.shape
+        count = stored.shape[0]
+        step = max(1, _BLOCK // max(1, stored.nbytes // max(1, count)))
+        for start in range(0, count, step):
+            stop = min(start + step, count)
+            yield slice(start, stop), self.rows(name, start, stop)
+
+    def rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Some rows of one tensor like `read`."""
+        inner = self.shape(name)[1:]
         width = math.prod(inner)
-        step = max(1, _BLOCK // max(1, stored.nbytes // max(1, rows)))
-        for start in range(0, rows, step):
-            stop = min(start + step, rows)
-            yield slice(start, stop), self._values(name, start * width, stop * width).reshape(stop - start, *inner)
+        return self._values(name, start * width, stop * width).reshape(stop - start, *inner)
 
     def _values(self, name: str, start: int, stop: int) -> np.ndarray:
         """The tensor's values number `start` to `stop`, flat."""

@@ -48,7 +48,8 @@ def open_weight_files(folder: Path) -> dict[str, SafetensorsFile]:
         ]
         raise ModelFileError(listed(f"{index_path}: shards cannot be opened:", problems))
     shards = {name: SafetensorsFile(folder / name) for name in shard_names}
-    absent = [f"{name}: not in {shard}" for name, shard in weight_map.items() if name not in shards[shard].names()]
+    held = {shard: set(file.names()) for shard, file in shards.items()}
+    absent = [f"{name}: not in {shard}" for name, shard in weight_map.items() if name not in held[shard]]
     if absent:
         raise ModelFileError(listed(f"{index_path}: the index does not fit its shards:", absent))
     return {name: shards[shard] for name, shard in weight_map.items()}

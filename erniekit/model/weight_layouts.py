@@ -161,7 +161,7 @@ def find_layout(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], form
     """
     prefix = next((prefix for prefix in _PADDLE_PREFIXES if f"{prefix}embed_tokens.weight" in shapes), "model.")
     is_paddle = prefix != "model."
-    linears = {name.rsplit(".", 2)[-2] for name in shapes}
+    linears = {part for name in shapes for part in name.split(".")[-2:-1]}
     gate_up = next((name for name in _GATE_UP if name in linears), "")
     qkv = ""
     if _QKV in linears:
@@ -256,7 +256,7 @@ def _misfits(
 
 def _untied_head(head: SafetensorsFile, embedding: SafetensorsFile, embedding_name: str) -> list[str]:
     """A problem if the two stored tensors differ."""
-    pairs = zip(head.row_blocks(HEAD), embedding.row_blocks(embedding_name), strict=False)
-    if all(np.array_equal(first, second) for (_, first), (_, second) in pairs):
+    blocks = embedding.row_blocks(embedding_name)
+    if all(np.array_equal(values, head.rows(HEAD, rows.start, rows.stop)) for rows, values in blocks):
         return []
     return [f'{HEAD}: differs from {embedding_name}, but {CONFIG_FILE} ties them; set "tie_word_embeddings": false']

@@ -197,6 +197,28 @@ def test_a_misfit_is_told_in_the_names_of_the_file(tmp_path):
         assert line in str(error.value)
 
 
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_tied_head_may_be_stored_in_another_type(changed, tmp_path):
+    config = tiny_config()
+    weights = random_weights(config)
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].astype(np.float16)
+    head = weights["model.embed_tokens.weight"].astype(np.float32)
+    head[-1, -1] += changed
+    write(tmp_path, {**weights, "lm_head.weight": head})
+    if changed:
+        with pytest.raises(ModelFileError, match="tie_word_embeddings"):
+            open_weights(config, tmp_path)
+    else:
+        open_weights(config, tmp_path)
+
+
+def test_names_without_any_structure_are_listed(tmp_path):
+    config = tiny_config()
+    write(tmp_path, {**random_weights(config), "weight": np.zeros(1, np.float32)})
+    with pytest.raises(ModelFileError, match=r"\n  weight: the model has no such weight"):
+        open_weights(config, tmp_path)
+
+
 def test_stored_rotary_frequencies_are_passed_over(tmp_path):
     config = tiny_config(model_type="llama")
     weights = random_weights(config)
