@@ -36,7 +36,8 @@ class _RMSNormFunction(PyLayer):
     @staticmethod
     def forward(ctx, x, weight, epsilon):  # type: ignore[no-untyped-def]
         rows = x.reshape([-1, x.shape[-1]])
-        inverse_rms = paddle.rsqrt(_row_mean(rows * rows) + epsilon)
+        # A tensor: Paddle's optimisation of saved programs takes adding a number below 1e-5 for adding nothing.
+        inverse_rms = paddle.rsqrt(_row_mean(rows * rows) + paddle.full([1], epsilon, rows.dtype))
         ctx.save_for_backward(rows, weight, inverse_rms)
         ctx.trains_weight = not weight.stop_gradient  # what comes back under recomputation no longer tells
         return (rows * inverse_rms).multiply_(weight).reshape(x.shape)
