@@ -34,6 +34,16 @@ class Batch:
     token_count: int
     target_count: int
 
+    @property
+    def document_ends(self) -> np.ndarray:
+        """int32[B, S]: the index just after each position's document; in the padding the start of the padding."""
+        return self.startend_row_indices[:, 0, :, 0]
+
+    @property
+    def is_token(self) -> np.ndarray:
+        """bool[B, S]: false in the padding."""
+        return self.document_ends > np.arange(self.input_ids.shape[1])
+
 
 def collate(rows: Sequence[Sequence[Sample]], indices: Sequence[Sequence[int]], pad_id: int) -> Batch:
     """Lay the documents of each row end to end.

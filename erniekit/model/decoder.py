@@ -6,46 +6,23 @@ Hugging Face's; `Decoder.named_stages` gives each stage's prefix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator
 
 import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
-from erniekit.model.activation import swiglu
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.linear import ZEROS, Linear
+from erniekit.model.decoder_layer import Attends, BatchContext, DecoderLayer
+from erniekit.model.expert_balance import BalanceSettings, ExpertBalance
+from erniekit.model.experts import MoE
+from erniekit.model.linear import ZEROS
+from erniekit.model.mtp import MultiTokenPrediction
 from erniekit.model.norm import RMSNorm
-from erniekit.model.randomness import Randomness, Site, dropout
+from erniekit.model.randomness import Randomness
 from erniekit.model.recompute import Recompute
 from erniekit.model.rope_scaling import rotary_frequencies
-from erniekit.model.rotary import RotaryTables, rotary_tables, rotate
-
-
-class Attends(Protocol):
-    """What a layer needs from an attention plan or a key-value cache."""
-
-    def attend(
-        self,
-        q_BSHD: paddle.Tensor,
-        k_BSKD: paddle.Tensor,
-        v_BSKD: paddle.Tensor,
-        *,
-        layer: int,
-        dropout: float,
-        key: Sequence[int],
-    ) -> paddle.Tensor: ...
-
-
-@dataclass(frozen=True)
-class BatchContext:
-    """What all layers share while they compute one batch."""
-
-    query_rotation: RotaryTables
-    key_rotation: RotaryTables
-    plan: Attends
+from erniekit.model.rotary import rotary_tables
 
 
 class Embedding(nn.Layer):
@@ -57,79 +34,6 @@ class Embedding(nn.Layer):
 
     def forward(self, input_ids_BS: paddle.Tensor) -> paddle.Tensor:
         return F.embedding(input_ids_BS, self.weight)
-
-
-class SelfAttention(nn.Layer):
-    """Grouped-query attention with rotary position embeddings, in some families with normalised queries and keys."""
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.layer, self.head_dim = layer, config.head_dim
-        queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        self.q_proj = Linear(config.hidden_size, queries, config.has_bias("q_proj"))
-        self.k_proj = Linear(config.hidden_size, keys, config.has_bias("k_proj"))
-        self.v_proj = Linear(config.hidden_size, keys, config.has_bias("v_proj"))
-        self.o_proj = Linear(queries, config.hidden_size, config.has_bias("o_proj"))
-        qk_norm = config.family.qk_norm
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
-
-    def forward(self, x_BSH: paddle.Tensor, context: BatchContext, dropout: float, key: Sequence[int]) -> paddle.Tensor:
-        batch, length, _ = x_BSH.shape
-        by_token = [batch * length, -1, self.head_dim]
-        heads = [batch, length, -1, self.head_dim]
-        q, k = self.q_proj(x_BSH).reshape(by_token), self.k_proj(x_BSH).reshape(by_token)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q = rotate(q, context.query_rotation).reshape(heads)
-        k = rotate(k, context.key_rotation).reshape(heads)
-        v = self.v_proj(x_BSH).reshape(heads)
-        out = context.plan.attend(q, k, v, layer=self.layer, dropout=dropout, key=key)
-        return self.o_proj(out.reshape([batch, length, -1]))
-
-
-class MLP(nn.Layer):
-    """down(silu(gate x) * up x)."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, config.has_bias("gate_proj"))
-        self.up_proj = Linear(config.hidden_size, config.intermediate_size, config.has_bias("up_proj"))
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.has_bias("down_proj"))
-
-    def forward(self, x_BSH: paddle.Tensor) -> paddle.Tensor:
-        return self.down_proj(swiglu(self.gate_proj(x_BSH), self.up_proj(x_BSH)))
-
-
-class DecoderLayer(nn.Layer):
-    """Pre-norm residual block; hidden dropout acts on both branches just before they are added."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        randomness: Randomness,
-        hidden_dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.layer, self.randomness = layer, randomness
-        self.hidden_dropout, self.attention_dropout = hidden_dropout, attention_dropout
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = SelfAttention(config, layer)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
-
-    def forward(self, x_BSH: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
-        scale = self.randomness.dropout_scale if self.training else 0.0
-        hidden_dropout = self.hidden_dropout * scale
-
-        key = self.randomness.key(self.layer, Site.ATTENTION_PROBABILITIES)
-        branch = self.self_attn(self.input_layernorm(x_BSH), context, self.attention_dropout * scale, key)
-        x_BSH = x_BSH + dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.ATTENTION_OUTPUT))
-
-        branch = self.mlp(self.post_attention_layernorm(x_BSH))
-        return x_BSH + dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.MLP_OUTPUT))
 
 
 class Head(nn.Layer):
@@ -163,16 +67,32 @@ class Decoder(nn.Layer):
         rank: int = 0,
         hidden_dropout: float = 0.0,
         attention_dropout: float = 0.0,
+        balance: BalanceSettings | None = None,
     ) -> None:
         super().__init__()
         self.config = config
         self.randomness = Randomness(seed, rank)
+        self.balance = ExpertBalance(balance or BalanceSettings())
         self.frequencies = rotary_frequencies(config)
         embedding = Embedding(config)
-        layers = [
-            DecoderLayer(config, layer, self.randomness, hidden_dropout, attention_dropout)
-            for layer in range(config.num_hidden_layers)
-        ]
+
+        def decoder_layer(number: int, moe: bool) -> DecoderLayer:
+            return DecoderLayer(
+                config,
+                number,
+                self.randomness,
+                self.balance,
+                moe=moe,
+                hidden_dropout=hidden_dropout,
+                attention_dropout=attention_dropout,
+            )
+
+        layers = [decoder_layer(number, config.is_moe_layer(number)) for number in range(config.num_hidden_layers)]
+        # The block of depth d is made as layer d is; its number goes on from theirs, so that its draws are its own.
+        self.mtp = nn.LayerList(
+            MultiTokenPrediction(config, decoder_layer(config.num_hidden_layers + depth, config.is_moe_layer(depth)))
+            for depth in range(config.num_nextn_predict_layers)
+        )
         norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.stages = nn.LayerList([embedding, *layers, norm, Head(config, embedding)])
         self.recompute: Recompute | None = None
@@ -199,22 +119,76 @@ class Decoder(nn.Layer):
         for number, layer in enumerate(self.layers):
             yield f"model.layers.{number}.", layer
         yield "model.norm.", self.norm
+        for depth, prediction in enumerate(self.mtp):
+            yield f"model.mtp_block.{depth}.", prediction.block
+            yield f"model.mtp_emb_norm.{depth}.", prediction.emb_norm
+            yield f"model.mtp_hidden_norm.{depth}.", prediction.hidden_norm
+            yield f"model.mtp_linear_proj.{depth}.", prediction.linear_proj
         yield "lm_head.", self.head
 
-    def forward(self, input_ids_BS: paddle.Tensor, position_ids_BS: paddle.Tensor, plan: Attends) -> paddle.Tensor:
+    def begin_micro_batch(self, *, step: int, micro_batch: int, dropout_scale: float = 1.0, share: float = 1.0) -> None:
+        """Tell the model its place in the run; `share` is this micro-batch's part of the units of the step."""
+        self.randomness.set(step=step, micro_batch=micro_batch, dropout_scale=dropout_scale)
+        self.balance.begin_micro_batch(micro_batch, share)
+
+    def end_step(self) -> None:
+        """After the optimizer's update: what follows the step but no gradient."""
+        blocks = [*self.layers, *(prediction.block for prediction in self.mtp)]
+        self.balance.end_step(layer.mlp.router for layer in blocks if isinstance(layer.mlp, MoE))
+
+    def forward(
+        self,
+        input_ids_BS: paddle.Tensor,
+        position_ids_BS: paddle.Tensor,
+        plan: Attends,
+        is_token_BS: paddle.Tensor | None = None,
+    ) -> paddle.Tensor:
         """Hidden states [B, S, H] after the final norm; `head.token_loss` or `decoder.head` goes on from there.
 
         Args:
             input_ids_BS: int64 token ids.
             position_ids_BS: int64 positions, restarting at 0 in every document.
             plan: an `AttentionPlan` of the batch, or a `generation.KeyValueCache`.
+            is_token_BS: 1.0 for tokens and 0.0 for padding, for the losses of routers; None: there is no padding.
         """
+        context = self._context(position_ids_BS, plan, is_token_BS)
+        return self.norm(self._through_layers(input_ids_BS, context))
+
+    def predict_ahead(
+        self,
+        input_ids_BS: paddle.Tensor,
+        position_ids_BS: paddle.Tensor,
+        plan: Attends,
+        ahead_ids: list[paddle.Tensor],
+        is_token_BS: paddle.Tensor | None = None,
+    ) -> list[paddle.Tensor]:
+        """What `forward` gives, then the same of each multi-token prediction: [B, S, H] each.
+
+        Args:
+            ahead_ids: for depth d from 1 the ids [B, S] of the tokens d places further on (`mtp.ahead`). The states
+                of depth d at position i predict the token d + 1 places after it.
+        """
+        context = self._context(position_ids_BS, plan, is_token_BS)
+        states = [self._through_layers(input_ids_BS, context)]
+        for prediction, ids_BS in zip(self.mtp, ahead_ids, strict=True):
+            joined_BSH = prediction.join(self.embedding(ids_BS), states[-1])
+            states.append(self._through(prediction.block, joined_BSH, context))
+        return [self.norm(hidden_BSH) for hidden_BSH in states]
+
+    def _context(
+        self, position_ids_BS: paddle.Tensor, plan: Attends, is_token_BS: paddle.Tensor | None
+    ) -> BatchContext:
         query_rotation, key_rotation = (
             rotary_tables(position_ids_BS, heads, self.frequencies, interleaved=self.config.family.rotary_interleaved)
             for heads in (self.config.num_attention_heads, self.config.num_key_value_heads)
         )
-        context = BatchContext(query_rotation, key_rotation, plan)
+        return BatchContext(query_rotation, key_rotation, plan, is_token_BS)
+
+    def _through_layers(self, input_ids_BS: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
         hidden_BSH = self.embedding(input_ids_BS)
         for layer in self.layers:
-            hidden_BSH = self.recompute(layer, hidden_BSH, context) if self.recompute else layer(hidden_BSH, context)
-        return self.norm(hidden_BSH)
+            hidden_BSH = self._through(layer, hidden_BSH, context)
+        return hidden_BSH
+
+    def _through(self, layer: DecoderLayer, hidden_BSH: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
+        return self.recompute(layer, hidden_BSH, context) if self.recompute else layer(hidden_BSH, context)

@@ -13,7 +13,7 @@ import paddle
 from paddle.distributed.fleet.utils import recompute
 
 if TYPE_CHECKING:
-    from erniekit.model.decoder import BatchContext, DecoderLayer
+    from erniekit.model.decoder_layer import BatchContext, DecoderLayer
 
 
 @dataclass(frozen=True)

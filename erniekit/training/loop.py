@@ -78,7 +78,7 @@ class TrainResult:
 class Trainer:
     """A run from its parts. Generic over model, data plan and objective; `runners/` choose them."""
 
-    model: Layer  # offers .randomness.set(step=, micro_batch=, dropout_scale=)
+    model: Layer  # offers .begin_micro_batch(step=, micro_batch=, dropout_scale=, share=) and .end_step()
     parameters: Mapping[str, Tensor]  # by Hugging Face name
     optimizer: AdamW
     schedule: Schedule

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import paddle
 from paddle import Tensor
-from paddle.nn import Layer
 
 from erniekit.model.attention import AttentionPlan
-from erniekit.model.head import token_loss
+from erniekit.model.decoder import Decoder
+from erniekit.model.head import NO_TARGET, TokenLoss, token_loss
+from erniekit.model.mtp import ahead
 
 
 class MicroLoss(NamedTuple):
@@ -25,26 +27,59 @@ class MicroLoss(NamedTuple):
 class Objective:
     """A loss and the unit it is averaged over."""
 
-    loss: Callable[[Layer, Any], MicroLoss]  # (model, batch)
+    loss: Callable[[Any, Any], MicroLoss]  # (model, batch)
     units: Callable[[Any], int]  # how many units a batch holds, known without running the model
     unit: str  # "target tokens", "pairs": for messages
     perplexity: bool = False  # whether exp(loss) means something
 
 
-def supervised(*, fused_head: bool = False, sparse_head: bool = False, dense_mask: bool = False) -> Objective:
+def supervised(
+    *,
+    fused_head: bool = False,
+    sparse_head: bool = False,
+    dense_mask: bool = False,
+    multi_token_pred_lambda: float = 0.0,
+) -> Objective:
     """Negative log-likelihood of the target tokens, for SFT and pre-training.
+
+    Multi-token prediction layers, where the model has them, learn beside it; `loss_sum` has their gradient and not
+    their value, so that losses of different models compare.
 
     Args:
         fused_head: head and loss in chunks, so that the logits of a long pack never exist whole.
         sparse_head: the head is computed only where there is a label.
         dense_mask: attention with a dense mask made from the FlashMask indices.
+        multi_token_pred_lambda: the weight of the mean over the depths of their summed losses.
     """
 
-    def loss(decoder: Layer, batch: Any) -> MicroLoss:
+    def loss(decoder: Decoder, batch: Any) -> MicroLoss:
         plan = AttentionPlan.build(batch.startend_row_indices, causal=True, dense=dense_mask)
-        hidden_BSH = decoder(paddle.to_tensor(batch.input_ids), paddle.to_tensor(batch.position_ids), plan)
-        labels_BS = paddle.to_tensor(batch.labels)
-        result = token_loss(decoder, hidden_BSH, labels_BS, fused=fused_head, sparse=sparse_head)
-        return MicroLoss(result.loss_sum, {"token_accuracy": result.correct_count})
+        inputs = paddle.to_tensor(batch.input_ids), paddle.to_tensor(batch.position_ids), plan
+        is_token_BS = None if batch.is_token.all() else paddle.to_tensor(batch.is_token.astype(np.float32))
+
+        def head_loss(hidden_BSH: Tensor, labels_BS: np.ndarray) -> TokenLoss:
+            labels = paddle.to_tensor(labels_BS)
+            return token_loss(decoder, hidden_BSH, labels, fused=fused_head, sparse=sparse_head)
+
+        if not (decoder.training and decoder.mtp):
+            result = head_loss(decoder(*inputs, is_token_BS), batch.labels)
+            sums = {"token_accuracy": result.correct_count}
+            loss_sum = result.loss_sum
+        else:
+            depths = range(1, len(decoder.mtp) + 1)
+            ids = [paddle.to_tensor(ahead(batch.input_ids, batch.document_ends, depth, fill=0)) for depth in depths]
+            hidden, *further = decoder.predict_ahead(*inputs, ids, is_token_BS)
+            result = head_loss(hidden, batch.labels)
+            predicted = [
+                head_loss(states, ahead(batch.labels, batch.document_ends, depth, fill=NO_TARGET)).loss_sum
+                for depth, states in zip(depths, further, strict=True)
+            ]
+            mtp_sum = paddle.add_n(predicted) / len(predicted)
+            sums = {"token_accuracy": result.correct_count, "mtp_loss": mtp_sum.detach()}
+            loss_sum = result.loss_sum + multi_token_pred_lambda * (mtp_sum - mtp_sum.detach())
+        if decoder.training:
+            figures = decoder.balance.figures()
+            sums |= {name: figure * batch.target_count for name, figure in figures.items()}  # shown per target token
+        return MicroLoss(loss_sum, sums)
 
     return Objective(loss, units=lambda batch: batch.target_count, unit="target tokens", perplexity=True)

@@ -74,7 +74,8 @@ def train_step(
         return StepResult(Totals(tokens=tokens), learning_rate, 0.0, updated=False)
 
     def backward(index: int) -> MicroLoss:
-        model.randomness.set(step=step, micro_batch=index, dropout_scale=dropout_scale)
+        share = objective.units(batches[index]) / units
+        model.begin_micro_batch(step=step, micro_batch=index, dropout_scale=dropout_scale, share=share)
         part = objective.loss(model, batches[index])
         (part.loss_sum / units).backward()
         return MicroLoss(part.loss_sum.detach(), {name: value.detach() for name, value in part.sums.items()})
@@ -89,6 +90,7 @@ def train_step(
     clip_by_norm(parameters, norm, max_grad_norm)
     optimizer.set_lr(learning_rate)
     optimizer.step()
+    model.end_step()
     optimizer.clear_grad(set_to_zero=not release_grads)
 
     over_ranks = sum_over_ranks(np.array([loss_sums.sum(), tokens, *sums.values()], dtype=np.float64))

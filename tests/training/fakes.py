@@ -114,6 +114,13 @@ class FakeModel(paddle.nn.Layer):
         scale = paddle.rsqrt((hidden * hidden).mean(-1, keepdim=True) + 1e-6)
         return F.linear(hidden * scale * weight["model.norm.weight"], weight["lm_head.weight"])
 
+    def begin_micro_batch(self, *, step: int, micro_batch: int, dropout_scale: float, share: float) -> None:
+        self.randomness.set(step=step, micro_batch=micro_batch, dropout_scale=dropout_scale)
+        self.shares = [*(self.shares if micro_batch else []), share]
+
+    def end_step(self) -> None:
+        self.shares_of_step = tuple(self.shares)
+
     def save(self, folder: Path) -> None:
         save_file({name: tensor.numpy() for name, tensor in self.named.items()}, folder / "model.safetensors")
 

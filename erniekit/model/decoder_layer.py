@@ -1,0 +1,111 @@
+"""One layer of the decoder: attention, then an MLP or a layer of experts, each added to the residual stream.
+
+Shapes: B batch, S tokens, H hidden size, N query heads, K key heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import paddle
+from paddle import nn
+
+from erniekit.model.configuration import ModelConfig
+from erniekit.model.expert_balance import ExpertBalance
+from erniekit.model.experts import MoE
+from erniekit.model.linear import Linear
+from erniekit.model.mlp import MLP
+from erniekit.model.norm import RMSNorm
+from erniekit.model.randomness import Randomness, Site, dropout
+from erniekit.model.rotary import RotaryTables, rotate
+
+
+class Attends(Protocol):
+    """What a layer needs from an attention plan or a key-value cache."""
+
+    def attend(
+        self,
+        q_BSHD: paddle.Tensor,
+        k_BSKD: paddle.Tensor,
+        v_BSKD: paddle.Tensor,
+        *,
+        layer: int,
+        dropout: float,
+        key: Sequence[int],
+    ) -> paddle.Tensor: ...
+
+
+@dataclass(frozen=True)
+class BatchContext:
+    """What all layers share while they compute one batch."""
+
+    query_rotation: RotaryTables
+    key_rotation: RotaryTables
+    plan: Attends
+    is_token: paddle.Tensor | None  # [B, S], 1.0 for tokens, 0.0 for padding; None: there is no padding
+
+
+class SelfAttention(nn.Layer):
+    """Grouped-query attention with rotary position embeddings, in some families with normalised queries and keys."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.head_dim = layer, config.head_dim
+        queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        self.q_proj = Linear(config.hidden_size, queries, config.has_bias("q_proj"))
+        self.k_proj = Linear(config.hidden_size, keys, config.has_bias("k_proj"))
+        self.v_proj = Linear(config.hidden_size, keys, config.has_bias("v_proj"))
+        self.o_proj = Linear(queries, config.hidden_size, config.has_bias("o_proj"))
+        qk_norm = config.family.qk_norm
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
+
+    def forward(self, x_BSH: paddle.Tensor, context: BatchContext, dropout: float, key: Sequence[int]) -> paddle.Tensor:
+        batch, length, _ = x_BSH.shape
+        by_token = [batch * length, -1, self.head_dim]
+        heads = [batch, length, -1, self.head_dim]
+        q, k = self.q_proj(x_BSH).reshape(by_token), self.k_proj(x_BSH).reshape(by_token)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q = rotate(q, context.query_rotation).reshape(heads)
+        k = rotate(k, context.key_rotation).reshape(heads)
+        v = self.v_proj(x_BSH).reshape(heads)
+        out = context.plan.attend(q, k, v, layer=self.layer, dropout=dropout, key=key)
+        return self.o_proj(out.reshape([batch, length, -1]))
+
+
+class DecoderLayer(nn.Layer):
+    """Pre-norm residual block; hidden dropout acts on both branches just before they are added."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        randomness: Randomness,
+        balance: ExpertBalance,
+        *,
+        moe: bool,
+        hidden_dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.layer, self.randomness = layer, randomness
+        self.hidden_dropout, self.attention_dropout = hidden_dropout, attention_dropout
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = SelfAttention(config, layer)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MoE(config, layer, balance) if moe else MLP(config, config.intermediate_size)
+
+    def forward(self, x_BSH: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
+        scale = self.randomness.dropout_scale if self.training else 0.0
+        hidden_dropout = self.hidden_dropout * scale
+
+        key = self.randomness.key(self.layer, Site.ATTENTION_PROBABILITIES)
+        branch = self.self_attn(self.input_layernorm(x_BSH), context, self.attention_dropout * scale, key)
+        x_BSH = x_BSH + dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.ATTENTION_OUTPUT))
+
+        normalised = self.post_attention_layernorm(x_BSH)
+        branch = self.mlp(normalised, context.is_token) if isinstance(self.mlp, MoE) else self.mlp(normalised)
+        return x_BSH + dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.MLP_OUTPUT))

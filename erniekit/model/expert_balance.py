@@ -1,0 +1,70 @@
+"""What routers share: the weights of their losses, the place in the step, and what they report of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import paddle
+
+if TYPE_CHECKING:
+    from erniekit.model.router import Router
+
+
+@dataclass(frozen=True)
+class BalanceSettings:
+    """Names are those of the parameters, without `moe_`."""
+
+    aux_loss_lambda: float = 0.0
+    z_loss_lambda: float = 0.0
+    orthogonal_loss_lambda: float = 0.0
+    router_bias_update_rate: float = 0.0
+
+
+class ExpertBalance:
+    """One object for all routers of a model; the loop moves it on with `begin_micro_batch` and `end_step`.
+
+    A recomputed layer reports twice. Reports are kept by their place, so the second one takes the place of the first.
+    """
+
+    def __init__(self, settings: BalanceSettings) -> None:
+        self.settings = settings
+        self.share = 1.0  # of the units of the step in this micro-batch; the step's router loss is the weighted mean
+        self._micro_batch = 0
+        self._losses: dict[tuple[int, str], paddle.Tensor] = {}
+        self._loads: dict[tuple[int, int], np.ndarray] = {}
+
+    def begin_micro_batch(self, micro_batch: int, share: float) -> None:
+        self._micro_batch, self.share = micro_batch, share
+        self._losses.clear()
+
+    def report(self, layer: int, losses: dict[str, paddle.Tensor], load_E: np.ndarray) -> None:
+        """Note a router's losses and how many tokens each of its experts received."""
+        for name, loss in losses.items():
+            self._losses[layer, name] = loss.detach()
+        if self.settings.router_bias_update_rate:
+            self._loads[self._micro_batch, layer] = load_E
+
+    def figures(self) -> dict[str, paddle.Tensor]:
+        """Each loss of this micro-batch by name, without its weight, averaged over the layers; 0-d."""
+        names = dict.fromkeys(name for _, name in self._losses)
+        by_name = {name: [loss for (_, own), loss in self._losses.items() if own == name] for name in names}
+        return {name: paddle.stack(losses).mean() for name, losses in by_name.items()}
+
+    def end_step(self, routers: Iterable[Router]) -> None:
+        """Raise the correction bias of experts with less than the mean load of the step, lower that of the others.
+
+        bias += rate * sign(mean load - load); Wang et al., 2024, arXiv:2408.15664, algorithm 1. Frozen routers keep
+        theirs.
+        """
+        rate = self.settings.router_bias_update_rate
+        for router in routers if rate else ():
+            loads = [load for (_, layer), load in self._loads.items() if layer == router.layer]
+            if loads and not router.gate.weight.stop_gradient:
+                load_E = np.sum(loads, axis=0)
+                step = rate * np.sign(load_E.mean() - load_E)
+                bias = router.moe_statics.e_score_correction_bias
+                bias.set_value(bias + paddle.to_tensor(step[None].astype(np.float32)))
+        self._loads.clear()

@@ -1,0 +1,44 @@
+"""Multi-token prediction: further layers that predict the tokens after the next (DeepSeek-V3, 2024, arXiv:2412.19437,
+section 2.2), as ERNIE-4.5 has them.
+
+Depth d from 1 reads, at position i, the state of depth d - 1 there and the embedding of token i + d, and predicts token
+i + d + 1. Embedding, final norm and head are the model's own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from erniekit.model.configuration import ModelConfig
+from erniekit.model.decoder_layer import DecoderLayer
+from erniekit.model.linear import Linear
+from erniekit.model.norm import RMSNorm
+
+
+class MultiTokenPrediction(nn.Layer):
+    """One depth: what joins state and embedding, and the decoder layer that goes on from there."""
+
+    def __init__(self, config: ModelConfig, block: DecoderLayer) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.block = block
+        self.emb_norm, self.hidden_norm = RMSNorm(hidden, config.rms_norm_eps), RMSNorm(hidden, config.rms_norm_eps)
+        self.linear_proj = Linear(2 * hidden, hidden)
+
+    def join(self, embedding_BSH: paddle.Tensor, hidden_BSH: paddle.Tensor) -> paddle.Tensor:
+        """[norm(embedding); norm(hidden)] W: the input [B, S, H] of `block`. Hidden states before the final norm."""
+        both = paddle.concat([self.emb_norm(embedding_BSH), self.hidden_norm(hidden_BSH)], axis=-1)
+        return self.linear_proj(both)
+
+
+def ahead(values_BS: np.ndarray, document_ends_BS: np.ndarray, places: int, fill: int) -> np.ndarray:
+    """Each position's value `places` further on in the same document, `fill` where the document has ended.
+
+    document_ends_BS: for each position the index in its row just after its document (for padding, at most its own).
+    """
+    positions = np.arange(values_BS.shape[1])
+    shifted = np.full_like(values_BS, fill)
+    shifted[:, :-places] = values_BS[:, places:]
+    return np.where(positions + places < document_ends_BS, shifted, fill)
