@@ -47,17 +47,19 @@ def is_adapter_folder(folder: Path | str) -> bool:
 def base_model_of(folder: Path | str) -> str | None:
     """The base model that the adapters in `folder` name: a hub's id, or a folder; None where they name none.
 
-    A relative path counts from where the command runs, or else from the adapters' own folder.
+    A relative path counts from where the command runs, or else from the adapters' own folder. A revision is appended to
+    a hub's id, "organisation/name@revision".
     """
     folder = Path(folder)
     name = ADAPTER_CONFIG_FILE if (folder / ADAPTER_CONFIG_FILE).is_file() else PADDLENLP_CONFIG_FILE
-    base = read_json_object(folder / name).get("base_model_name_or_path")
+    config = read_json_object(folder / name)
+    base, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not isinstance(base, str) or not base:
         return None
     for candidate in (Path(base).expanduser(), folder / base):
         if candidate.is_dir():
             return str(candidate)
-    return base
+    return f"{base}@{revision}" if isinstance(revision, str) and revision else base
 
 
 def peft_config(
@@ -66,15 +68,16 @@ def peft_config(
     """`adapter_config.json` for adapters on `targets`, among all linear layers of the model.
 
     Args:
-        base: what the adapters belong to, a folder or a hub's id.
+        base: what the adapters belong to, a folder or a hub's id, which may end with "@revision".
         rank_factor: how many times larger the stored factors are than those in training; the scaling stays.
     """
     growth = rank_factor**0.5 if settings.rslora else rank_factor
+    name, _, revision = (base, "", "") if Path(base).is_absolute() else base.partition("@")
     return {
         **_NEUTRAL,
         "alpha_pattern": {key: _number(alpha * growth) for key, alpha in settings.alpha_pattern.items()},
         "auto_mapping": None,
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": name,
         "exclude_modules": None,
         "inference_mode": True,
         "init_lora_weights": True,
@@ -85,7 +88,7 @@ def peft_config(
         "peft_type": "LORA",
         "r": settings.rank * rank_factor,
         "rank_pattern": {key: rank * rank_factor for key, rank in settings.rank_pattern.items()},
-        "revision": None,
+        "revision": revision or None,
         "target_modules": target_names(targets, linears),
         "task_type": "CAUSAL_LM",
         "use_dora": settings.dora,

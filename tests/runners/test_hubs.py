@@ -337,3 +337,20 @@ def test_generate_fetches_its_model_and_prints_only_the_answer(server, tiny_mode
     assert "training_log.jsonl" not in server.downloaded()
     assert main(["generate", "our-group/trained", *words]) == 2
     assert "--from-hf-hub" in capsys.readouterr().err
+
+
+def test_adapters_name_their_base_and_its_revision_as_peft_does(server, train):
+    pytest.importorskip("huggingface_hub")
+    from erniekit.runners.generate import ChatModel
+
+    base = train(max_steps=1).output
+    files = {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()}
+    server.repositories["our-group/base"] = {OLDER: files}
+    name = f"our-group/base@{OLDER}"
+    run = train(model_name_or_path=name, from_hf_hub=True, lora=True, continue_training=True, max_steps=1)
+    written = json.loads((run.output / "adapter_config.json").read_text())
+    assert (written["base_model_name_or_path"], written["revision"]) == ("our-group/base", OLDER)
+    hubs._found.clear()
+    server.requests.clear()
+    assert ChatModel.load(run.output).decoder
+    assert f"GET /api/models/our-group/base/revision/{OLDER}" in server.requests
