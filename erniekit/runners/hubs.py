@@ -2,7 +2,7 @@
 
 Only what a model needs is fetched: configurations, the tokenizer's files, chat templates and safetensors; never code
 and never pickles. Weights are fetched when they are wanted, so a preview of the data does not wait for them. A process
-asks for a model's revision once and keeps to the commit it got.
+asks for a model once; on the Hugging Face Hub its weights are of the same commit as its other files.
 """
 
 from __future__ import annotations
