@@ -146,7 +146,7 @@ def open_program(folder: Path) -> Step:
     """A saved program, ready to be called, through Paddle's own inference engine.
 
     Raises:
-        ModelFileError: `folder` holds no saved program.
+        ModelFileError: `folder` holds no saved program, or half of one.
     """
     from paddle import inference
 
@@ -156,7 +156,11 @@ def open_program(folder: Path) -> Step:
     names = ProgramDescription.read(folder).input_names()
     settings = inference.Config(str(program), str(parameters))
     settings.disable_glog_info()
-    predictor = inference.create_predictor(settings)
+    try:
+        predictor = inference.create_predictor(settings)
+    except (RuntimeError, ValueError) as error:  # saving does not notice a full disk
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise ModelFileError(f"{folder}: the program cannot be opened; is the disk full? ({reason})") from None
 
     def step(arrays: Arrays) -> list[np.ndarray]:
         for name, values in zip(names, arrays, strict=True):

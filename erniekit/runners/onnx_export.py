@@ -18,6 +18,7 @@ from erniekit.model.static_inference import (
     Arrays,
     ProgramDescription,
     Step,
+    open_program,
     save_program,
 )
 from erniekit.runners.logit_difference import LogitDifference
@@ -61,6 +62,7 @@ def write_onnx(
     description = ProgramDescription.of(decoder.config)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         save_program(decoder, Path(name))
+        open_program(Path(name))  # refuses what a full disk has cut off
         program, parameters = Path(name, PROGRAM_FILE), Path(name, PARAMETERS_FILE)
         paddle2onnx.export(str(program), str(parameters), str(folder / ONNX_FILE), opset_version=OPSET, verbose=False)
     if not (folder / ONNX_FILE).is_file():

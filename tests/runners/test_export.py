@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,6 +212,18 @@ def test_a_program_that_computes_something_else_is_not_exported(
     with pytest.raises(UserError, match="does not compute"):
         export(full, tmp_path / "program", form="inference")
     assert not (tmp_path / "program").exists() and not list(tmp_path.glob(".writing*"))
+
+
+@pytest.mark.parametrize("form", ["hf", "inference"])
+def test_a_full_disk_is_told_and_leaves_nothing(full: Path, tmp_path: Path, form: str) -> None:
+    """Files may not grow beyond 50 kB, which the system reports as it does a full disk."""
+    program = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)); "
+    program += "from erniekit.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = ["export", str(full), "--output", str(tmp_path / "exported"), "--format", form]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "File too large" in done.stderr or "is the disk full?" in done.stderr
+    assert not (tmp_path / "exported").exists() and not list(tmp_path.glob(".writing*"))
 
 
 def test_missing_packages_are_named(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
