@@ -19,7 +19,7 @@ from erniekit.model.configuration import ModelConfig
 from erniekit.model.safetensors_file import SafetensorsFile
 from erniekit.model.shards import weight_files
 from erniekit.model.weight_layouts import find_layout, open_weights
-from erniekit.model.weights import load_weights, save_weights
+from erniekit.model.weights import load_weights, named_weights, save_weights
 
 from .tiny import logits_of, tiny_config, tiny_model
 
@@ -132,6 +132,21 @@ def test_the_decoder_is_filled_from_paddles_layout(fused, key_heads, tmp_path):
     np.testing.assert_array_equal(logits_of(again, [1, 2, 3]), logits_of(decoder, [1, 2, 3]))
     (line,) = [line for line in lines if line.startswith("weights: ")]
     assert "ernie.* names, linears [in, out]" in line and ("fused qkv_proj and up_gate_proj" in line) == fused
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_experts_and_further_predictions_are_filled_from_paddles_layout(fused, tmp_path):
+    decoder = tiny_model(
+        model_type="ernie4_5_moe", **MOE, num_hidden_layers=3, moe_layer_start_index=1, num_nextn_predict_layers=1
+    )
+    save_weights(decoder, tmp_path)
+    hf = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    assert any("mtp_linear_proj" in name for name in hf) and any(".experts.2." in name for name in hf)
+    (tmp_path / "paddle").mkdir()
+    write(tmp_path / "paddle", in_paddle_layout(decoder.config, hf, "ernie", fused), {"format": "np"})
+    again = build_model(decoder.config, tmp_path / "paddle")
+    for (name, ours), theirs in zip(named_weights(decoder).items(), named_weights(again).values(), strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy(), err_msg=name)
 
 
 def test_long_tensors_are_read_in_blocks(tmp_path, monkeypatch):

@@ -37,6 +37,17 @@ CASES = {
         "qwen3",
         {"tie_word_embeddings": True, "attention_bias": True, "head_dim": 8, "rms_norm_eps": 1e-3},
     ),
+    "ernie4_5_moe: shared and routed experts": (
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 5,
+            "moe_k": 2,
+            "moe_intermediate_size": 12,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "num_hidden_layers": 3,
+        },
+    ),
     "ernie4_5: linear scaling": ("ernie4_5", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "head_dim": 8}),
 }
 CLASSES = {
