@@ -79,6 +79,8 @@ def random_model(family, seed=0, **shape):
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
                 parameter.uniform_(0.4, 1.8)
+            elif name.endswith("e_score_correction_bias"):
+                parameter.normal_(0.0, 0.05)  # more would leave experts without any token
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
             else:
