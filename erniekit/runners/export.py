@@ -26,7 +26,7 @@ from erniekit.model.merge import merge_adapters
 from erniekit.parameters import Config
 from erniekit.runners.hub_upload import check_upload, upload
 from erniekit.runners.logit_difference import PROMPTS, compare, encode, fits_in_memory, prompt_logits
-from erniekit.runners.model_card import MODEL_CARD_FILE, model_card
+from erniekit.runners.model_card import MODEL_CARD_FILE, USE_PROGRAM, USE_WEIGHTS, model_card
 from erniekit.runners.onnx_export import check_onnx_packages, write_onnx
 from erniekit.runners.program_export import write_program
 from erniekit.runners.publish import check_target, publish
@@ -42,6 +42,12 @@ from erniekit.runners.wiring import Say
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 HUGGING_FACE, INFERENCE, ONNX = FORMATS = "hf", "inference", "onnx"
+
+_USE = {
+    HUGGING_FACE: USE_WEIGHTS,
+    INFERENCE: USE_PROGRAM.replace("OPENING", "from erniekit.model.static_inference import open_program as open_it"),
+    ONNX: USE_PROGRAM.replace("OPENING", "from erniekit.runners.onnx_export import open_onnx as open_it"),
+}
 
 Facts = Mapping[str, str]  # of the files written, for the card
 
@@ -91,6 +97,7 @@ def export_model(
             parameters=model.parameters,
             results=model.results,
             facts=facts,
+            use=_USE[form],
         )
         (folder / MODEL_CARD_FILE).write_text(card, encoding="utf-8")
 

@@ -14,6 +14,39 @@ from erniekit import __version__
 MODEL_CARD_FILE = "README.md"
 _LICENCE_KEYS = ("license", "license_name", "license_link")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+USE_WEIGHTS = """\
+```sh
+erniekit chat FOLDER
+```
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("FOLDER", torch_dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+```"""
+USE_PROGRAM = """\
+One program serves prefill and decoding, with a key-value cache; `inference_config.json` lists its inputs in order.
+B rows, S new tokens behind P cached ones (P may be 0), V the vocabulary, K key heads of size D:
+
+| input | type | shape | |
+|---|---|---|---|
+| `input_ids` | int64 | [B, S] | the new tokens |
+| `position_ids` | int64 | [B, S] | their places in the text, from 0 |
+| `attention_mask` | int64 | [B, P + S] | 1 for tokens, 0 for padding; cached ones first |
+| `last_positions` | int64 | [B] | which of the S tokens each row's logits are wanted for |
+| `past_key_<layer>`, `past_value_<layer>` | float32 | [B, K, P, D] | what the previous call gave |
+
+Outputs: logits [B, V], then key and value of every layer [B, K, P + S, D], the past of the next call. In Python:
+
+```python
+from pathlib import Path
+OPENING
+from erniekit.model.static_inference import ProgramDescription, generate_greedily
+
+folder = Path("FOLDER")
+answers = generate_greedily(open_it(folder), ProgramDescription.read(folder), prompts_as_token_ids, max_new_tokens=100)
+```"""
 _DATA_PARAMETERS = ("train_dataset_path", "eval_dataset_path")
 
 
@@ -26,6 +59,7 @@ def model_card(
     parameters: Mapping[str, Any],
     results: Mapping[str, Any],
     facts: Mapping[str, str],
+    use: str,
 ) -> str:
     """The text of the card; its YAML front matter is what the Hugging Face Hub reads.
 
@@ -35,6 +69,7 @@ def model_card(
         parameters: of the run.
         results: its figures.
         facts: of the files, such as their type and how far their logits are from the trained model's.
+        use: how the files are used; Markdown.
     """
     licence = _licence(base_folder)
     front: dict[str, Any] = {
@@ -54,6 +89,7 @@ def model_card(
     ]
     if licence["license"] == "unknown":
         blocks.append("The base model's folder names no licence. Write the one that holds for it into the lines above.")
+    blocks += _section("Use", use)
     blocks += _section("Files", _table(facts))
     blocks += _section("Data", _data(parameters))
     blocks += _section("Results", _table({key: _number(value) for key, value in results.items()}))

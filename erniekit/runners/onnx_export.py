@@ -74,8 +74,12 @@ def write_onnx(
 def open_onnx(folder: Path) -> Step:
     """An exported ONNX model, ready to be called, on the CPU."""
     import onnxruntime
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidProtobuf
 
-    session = onnxruntime.InferenceSession(str(folder / ONNX_FILE), providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(str(folder / ONNX_FILE), providers=["CPUExecutionProvider"])
+    except (Fail, InvalidProtobuf) as error:
+        raise ModelFileError(f"{folder / ONNX_FILE}: cannot be opened; is the disk full? ({error})") from None
     names = ProgramDescription.read(folder).input_names()
 
     def step(arrays: Arrays) -> list[np.ndarray]:

@@ -341,3 +341,23 @@ def test_the_verb(full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main([*words, "--push", "nonsense"]) == 2
     assert main([*words, "learning_rate=x"]) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_cards_recipe_for_a_program_runs(full: Path, tmp_path: Path) -> None:
+    target = tmp_path / "program"
+    export(full, target, form="inference")
+    card = (target / "README.md").read_text(encoding="utf-8")
+    recipe = card.split("## Use")[1].split("```python\n")[1].split("```")[0].replace("FOLDER", str(target))
+    program = f"prompts_as_token_ids = {PROMPTS}\n{recipe}\nprint(answers)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == generate(load(full), PROMPTS, Sampling(max_new_tokens=100))
+
+
+def test_a_hubs_id_becomes_the_base_of_the_card(full: Path, tmp_path: Path) -> None:
+    path = full / "training_config.yaml"
+    path.write_text(path.read_text() + "\nmodel_name_or_path: someone/some-model\n")
+    model = find_trained_model(full, Config.load(None, verb="export"))
+    assert model.base is None and model.base_name == "someone/some-model"
+    export(full, tmp_path / "exported")
+    front = yaml.safe_load((tmp_path / "exported/README.md").read_text().split("---\n")[1])
+    assert front["base_model"] == "someone/some-model" and front["license"] == "unknown"
