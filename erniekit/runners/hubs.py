@@ -35,7 +35,8 @@ from erniekit.runners.hub_cache import (
 )
 
 Say = Callable[[str], None]
-TIMEOUT_S = 10.0  # to hear from a hub at all
+TIMEOUT_S = 10.0  # to hear from a hub at all; ModelScope's library tries for about a minute
+STALLED_S = 60.0  # between two pieces of a file
 COMMIT = re.compile(r"[0-9a-f]{40}")
 IN_FOLDERS = "*/*"  # files of other formats; a model's own lie at the top
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "lora_model_state.safetensors")
@@ -186,7 +187,10 @@ def _from_model_scope(model: HubModel, weights: bool, first: Path | None) -> Pat
 def _from_ai_studio(model: HubModel, weights: bool, first: Path | None) -> Path:
     """File by file: AI Studio's library lists no repository, so every file that a model may have is asked for."""
     from aistudio_sdk.hub import Hub as Client
+    from aistudio_sdk.requests import hub as transport
 
+    transport.CONNECTION_TIMEOUT = TIMEOUT_S  # instead of 30 s
+    transport.CONNECTION_TIMEOUT_DOWNLOAD = STALLED_S  # instead of an hour
     client, folder = Client(), model.hub.snapshots(model)[0]
 
     def fetch(name: str) -> bool:

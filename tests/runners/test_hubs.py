@@ -187,13 +187,14 @@ def test_gated_repositories_and_offline_mode_are_told(server, monkeypatch):
     assert len(server.requests) == asked
 
 
-def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch):
-    pytest.importorskip("huggingface_hub")
+@pytest.mark.parametrize("hub", [HUGGING_FACE, AI_STUDIO], ids=lambda hub: hub.parameter)
+def test_a_hub_that_does_not_answer_is_not_waited_for(hub, monkeypatch):
+    library_of(hub)
     monkeypatch.setattr(hubs, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         point_at(f"http://127.0.0.1:{silent.getsockname()[1]}", monkeypatch)
         with pytest.raises(ModelFileError, match="it did not answer within"):
-            find_model_folder(REPO, HUGGING_FACE, say=lambda line: None)
+            find_model_folder(REPO, hub, say=lambda line: None)
 
 
 def test_a_cache_that_cannot_be_written_is_named(server, monkeypatch, tmp_path):
