@@ -174,6 +174,8 @@ def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form
     expected = prompt_logits(decoder, prompts)
     if model.is_adapter:
         merge_adapters(decoder)
+    if any(map(model_config.is_moe_layer, range(model_config.num_hidden_layers))):
+        say("mixture of experts: a program computes every expert for every token, because groups have no fixed size")
     write_files = write_onnx if form == ONNX else write_program
     difference = write_files(decoder, folder, prompts, expected)
     say(f"logits beside the trained model's: {difference}")

@@ -26,6 +26,7 @@ from .families import CASES, random_model  # noqa: E402
 pytestmark = pytest.mark.parity
 TOKENIZER = Path(__file__).parents[2] / "examples/models/tiny-ernie"
 VOCABULARY = 512
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def export(named, target, *overrides, **options):
@@ -50,7 +51,7 @@ def test_what_we_merge_is_what_peft_merges(family, shape, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TOKENIZER / name, tmp_path / "base")
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", torch_dtype=torch.float32)
-    settings = peft.LoraConfig(r=3, lora_alpha=5, target_modules="all-linear", task_type="CAUSAL_LM")
+    settings = peft.LoraConfig(r=3, lora_alpha=5, target_modules=LINEARS, task_type="CAUSAL_LM")
     adapted = peft.get_peft_model(base, settings)
     torch.manual_seed(1)
     with torch.no_grad():
