@@ -115,7 +115,7 @@ def _say_once(line: str, say: Say) -> None:
 
 def _what_to_do(model: HubModel, parameter: str, reason: str) -> str:
     folder = f"models/{model.repo.split('/')[1]}"
-    partly = [path for path in model.hub.snapshots(model) if path.is_dir()]
+    partly = [path for path in model.hub.snapshots(model) if path.is_dir() and any(path.iterdir())]
     lacking = [
         f"\n  The cached copy in {path} lacks {', '.join(missing_files(path, weights=True))}." for path in partly
     ]
@@ -271,7 +271,7 @@ def _clause(error: Exception, hub: Hub) -> str:
         return f"its cache {hub.cache()} cannot be written"
     name, text = type(error).__name__, " ".join(str(error).split())
     if "Timeout" in name:
-        return f"it did not answer within {TIMEOUT_S:.0f} s ({name})"
+        return f"it did not answer in time ({name})"
     if "Connection" in name or "Network" in name or "Proxy" in name:
         return f"there is no connection to it ({name})"
     return f"{name}: {text[:200]}"
