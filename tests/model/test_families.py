@@ -87,6 +87,27 @@ def test_layers_have_experts_where_the_interval_says(values):
         assert (f"model.layers.{layer}.mlp.down_proj.weight" in config.weight_shapes()) != expected
 
 
+PUBLISHED = {
+    "Qwen2.5-0.5B": (494_032_768, "qwen2", (151936, 896, 4864, 24, 14, 2), {}),
+    "Qwen3-0.6B": (596_049_920, "qwen3", (151936, 1024, 3072, 28, 16, 8), {}),
+    "Llama-3.2-1B": (1_235_814_400, "llama", (128256, 2048, 8192, 16, 32, 8), {}),
+    "ERNIE-4.5-21B-A3B, without its prediction layer": (
+        21_825_437_888,
+        "ernie4_5_moe",
+        (103424, 2560, 12288, 28, 20, 4),
+        {"moe_num_experts": 64},
+    ),
+}
+
+
+@pytest.mark.parametrize(("count", "family", "sizes", "more"), PUBLISHED.values(), ids=PUBLISHED.keys())
+def test_published_models_have_their_published_sizes(count, family, sizes, more):
+    keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    values = dict(zip((*keys, "num_key_value_heads"), sizes, strict=True))
+    config = ModelConfig.from_json({"model_type": family, "tie_word_embeddings": True, **values, **more})
+    assert config.parameter_count() == count
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "biased"),
     [
