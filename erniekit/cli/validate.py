@@ -35,7 +35,10 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--all", action="store_true", help="show the parameters that keep their defaults, too")
     parser.add_argument("--data", action="store_true", help="read the data: exact steps and how well it packs")
     parser.add_argument(
-        "--verb", default="train", choices=("train", "preview", "chat", "generate"), help="check for this verb"
+        "--verb",
+        default="train",
+        choices=("train", "preview", "chat", "generate", "export"),
+        help="check for this verb",
     )
     options = parse_with_overrides(parser, arguments)
     overrides = [word for word in options.words if "=" in word and not Path(word).exists()]

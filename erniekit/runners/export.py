@@ -74,6 +74,8 @@ def export_model(
     model = find_trained_model(named, config)
     sources = [folder for folder in (model.folder, model.base) if folder]
     check_target(target, sources, overwrite=config.basic.overwrite_output_dir)
+    if target.is_dir() and any(target.iterdir()):
+        say(f"overwrite_output_dir ({config.origin('overwrite_output_dir')}): replacing the model in {target}")
     if form == ONNX:
         check_onnx_packages()
     if repository:

@@ -270,7 +270,7 @@ def test_an_output_that_is_not_empty_is_refused(full: Path, tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"not empty \(mine.txt\)"):
         export(full, target)
     assert [path.name for path in target.iterdir()] == ["mine.txt"]
-    export(full, target, ("overwrite_output_dir=true",))
+    assert "overwrite_output_dir (command line): replacing" in export(full, target, ("overwrite_output_dir=true",))
     assert (target / "mine.txt").read_text() == "mine" and problems(target, hashes=True) == []
     for wrong in (full, full.parent):
         before = sorted(full.rglob("*"))
