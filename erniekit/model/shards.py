@@ -16,8 +16,8 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 SHARD_FILES = "model-*-of-*.safetensors"
 _SHOWN_PROBLEMS = 20
-PICKLE_CONVERTER = (
-    'python -c "import sys; from paddlenlp.transformers import AutoModelForCausalLM; '
+_PICKLE_CONVERTER = (
+    'python -c "import sys; from {library}.transformers import AutoModelForCausalLM; '
     'AutoModelForCausalLM.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2], safe_serialization=True)" '
     "{source} {target}"
 )
@@ -59,10 +59,13 @@ def _no_weights(folder: Path) -> str:
     """What to do about a folder without safetensors, whose weights may be pickled."""
     if any(folder.glob("*.pdparams")):
         target = folder.with_name(f"{folder.name}-safetensors")
+        library = "paddleformers" if _is_ernie(folder) else "paddlenlp"
+        paths = {"source": shlex.quote(str(folder)), "target": shlex.quote(str(target))}
+        command = _PICKLE_CONVERTER.format(library=library, **paths)
         return (
             f"{folder}: the weights are pickled (.pdparams), and reading a pickle can run any program hidden in it.\n"
-            "  If you trust their source, convert them where paddlenlp is installed, then use the new folder:\n"
-            f"    {PICKLE_CONVERTER.format(source=shlex.quote(str(folder)), target=shlex.quote(str(target)))}\n"
+            f"  If you trust their source, convert them where {library} is installed, then use the new folder:\n"
+            f"    {command}\n"
             f"  and copy the tokenizer's files into {target}."
         )
     if any(folder.glob("pytorch_model*.bin")):
@@ -72,6 +75,15 @@ def _no_weights(folder: Path) -> str:
             "model.save_pretrained(folder, safe_serialization=True)"
         )
     return f"{folder}: neither {WEIGHTS_FILE} nor {INDEX_FILE} is there"
+
+
+def _is_ernie(folder: Path) -> bool:
+    """Whether the model is one that paddlenlp does not know and paddleformers does."""
+    try:
+        model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return str(model_type).startswith("ernie4_5")
 
 
 def write_weight_files(

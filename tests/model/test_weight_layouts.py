@@ -296,10 +296,15 @@ def test_a_truncated_shard_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "advice"),
-    [("model_state.pdparams", "paddlenlp"), ("pytorch_model.bin", "safe_serialization=True")],
+    ("file", "model_type", "advice"),
+    [
+        ("model_state.pdparams", "qwen2", "from paddlenlp.transformers import"),
+        ("model_state-00001-of-00002.pdparams", "ernie4_5_moe", "from paddleformers.transformers import"),
+        ("pytorch_model.bin", "llama", "safe_serialization=True"),
+    ],
 )
-def test_pickled_weights_are_refused_with_a_way_out(file, advice, tmp_path):
+def test_pickled_weights_are_refused_with_a_way_out(file, model_type, advice, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     (tmp_path / file).write_bytes(b"\x80\x02}q\x00.")
     assert not list(weight_files(tmp_path))
     with pytest.raises(ModelFileError, match="pickle") as error:
