@@ -11,6 +11,8 @@ pytest.importorskip("transformers")
 from erniekit.model.generation import generate  # noqa: E402
 from erniekit.model.sampling import Sampling  # noqa: E402
 
+from .families import CASES, CLASSES  # noqa: E402
+from .families import random_model as random_family_model  # noqa: E402
 from .test_decoder import VOCABULARY, ours_from, random_model  # noqa: E402
 
 pytestmark = pytest.mark.parity
@@ -36,3 +38,23 @@ def test_greedy_answers_agree(penalty, tmp_path):
     assert len(set(map(tuple, expected))) == 3
     sampling = Sampling(max_new_tokens=40, repetition_penalty=penalty)
     assert generate(ours, prompts, sampling) == expected
+
+
+@pytest.mark.parametrize("family", CLASSES)
+def test_every_family_agrees_with_a_repetition_penalty_and_a_stop_token(family, tmp_path):
+    shapes = dict(CASES.values())
+    theirs = random_family_model(family, **shapes[family])
+    ours = ours_from(theirs, tmp_path)
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(3, VOCABULARY, length).tolist() for length in (2, 11, 25)]
+
+    def expected(**settings):
+        settings = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0, "repetition_penalty": 1.4, **settings}
+        return [theirs.generate(torch.tensor([prompt]), **settings)[0, len(prompt) :].tolist() for prompt in prompts]
+
+    free = expected(eos_token_id=None)
+    assert generate(ours, prompts, Sampling(max_new_tokens=30, repetition_penalty=1.4)) == free
+    stop = free[1][9]
+    sampling = Sampling(max_new_tokens=30, repetition_penalty=1.4, stop_token_ids=(stop,))
+    cut = [answer[: answer.index(stop)] if stop in answer else answer for answer in expected(eos_token_id=stop)]
+    assert generate(ours, prompts, sampling) == cut != free
