@@ -72,9 +72,10 @@ def model_card(
         use: how the files are used; Markdown.
     """
     licence = _licence(base_folder)
+    from_hub = parameters.get("from_hf_hub") or (is_adapter_merged and not parameters)  # PEFT's folders hold ids
     front: dict[str, Any] = {
         **licence,
-        **({"base_model": base} if _is_hub_id(base) else {}),
+        **({"base_model": base} if from_hub and _is_hub_id(base) else {}),
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["erniekit", *(["lora"] if is_adapter_merged else []), *_stage_tags(parameters)],

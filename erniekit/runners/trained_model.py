@@ -20,13 +20,14 @@ from erniekit.model.configuration import CONFIG_FILE
 from erniekit.model.model_folder import refuse_half_written
 from erniekit.parameters import Config
 from erniekit.runners.adapters import base_folder
-from erniekit.runners.wiring import model_folder
+from erniekit.runners.hub_cache import local_model_folder
 from erniekit.training.callbacks.results import RESULT_FILES
 from erniekit.training.checkpoint_folder import checkpoint_folders, problems
 
 PARAMETERS_FILE = "training_config.yaml"
 STATE_FILE = "trainer_state.json"
 MAX_RESULT_BYTES = 1 << 20
+_WHERE_MODELS_COME_FROM = ("model_name_or_path", "from_hf_hub", "from_aistudio", "from_modelscope")
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,19 @@ def find_trained_model(named: Path, config: Config) -> TrainedModel:
     if is_adapter_folder(folder):
         base = base_folder(folder)
         return TrainedModel(folder, True, base, start or str(base_model_of(folder)), parameters, _results(folder))
-    return TrainedModel(folder, False, _folder_if_here(start), start, parameters, _results(folder))
+    return TrainedModel(folder, False, _folder_if_here(parameters), start, parameters, _results(folder))
 
 
-def _folder_if_here(name: str) -> Path | None:
-    if not name:
+def _folder_if_here(parameters: Mapping[str, Any]) -> Path | None:
+    """The folder of the model that a run started from; nothing is fetched for it."""
+    known = {name: parameters[name] for name in _WHERE_MODELS_COME_FROM if parameters.get(name)}
+    if "model_name_or_path" not in known:
         return None
     try:
-        return model_folder(Config.from_mapping({"model_name_or_path": name}, verb="export"))
+        folder = local_model_folder(Config.from_mapping(known, verb="export"))
     except UserError:
         return None
+    return folder if folder is not None and folder.is_dir() else None
 
 
 def _check_complete(folder: Path, named: Path) -> None:

@@ -353,9 +353,10 @@ def test_the_cards_recipe_for_a_program_runs(full: Path, tmp_path: Path) -> None
     assert json.loads(done.stdout.splitlines()[-1]) == generate(load(full), PROMPTS, Sampling(max_new_tokens=100))
 
 
-def test_a_hubs_id_becomes_the_base_of_the_card(full: Path, tmp_path: Path) -> None:
+def test_a_hubs_id_becomes_the_base_of_the_card(full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = full / "training_config.yaml"
-    path.write_text(path.read_text() + "\nmodel_name_or_path: someone/some-model\n")
+    path.write_text(path.read_text() + "\nmodel_name_or_path: someone/some-model\nfrom_hf_hub: true\n")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     model = find_trained_model(full, Config.load(None, verb="export"))
     assert model.base is None and model.base_name == "someone/some-model"
     export(full, tmp_path / "exported")
