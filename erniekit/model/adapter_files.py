@@ -133,14 +133,13 @@ def _read_factors(
 ) -> dict[str, Factors]:
     names = {_own_name(name): name for name in file.names()}
     expected = expected_shapes(settings, linears)
-    problems = [f"{name}: missing" for name in expected if name not in names]
+    problems = [] if expected else ["target_modules names no linear layer of the model"]
+    problems += [f"{name}: missing" for name in expected if name not in names]
     for own, stored in names.items():
         if own not in expected:
             problems.append(f"{stored}: {_why_unknown(own, linears)}")
         elif file.shape(stored) != expected[own]:
             problems.append(f"{stored}: shape {list(file.shape(stored))}, expected {list(expected[own])}")
-    if not expected:
-        problems.append(f"{ADAPTER_CONFIG_FILE}: target_modules names no linear layer of the model")
     if problems:
         title = f"{file.path}: the adapters do not fit {folder / ADAPTER_CONFIG_FILE} and the base model:"
         raise ModelFileError(listed(title, problems))

@@ -15,6 +15,7 @@ from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError
 from erniekit.model.safetensors_file import SafetensorsFile
 
 Train = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
 
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "lora_rank": ({"lora_rank": 2}, {"lora_rank": 4, "lora_alpha": 8}),
@@ -261,3 +262,28 @@ def test_validate_counts_what_is_trained(
     count = sum(int(np.prod(stored.shape(name))) for name in stored.names())
     assert f"{count:,} trained" in numbers["parameters"]
     assert f"{count:,} parameters" in run.said
+
+
+def test_the_quickstart_trains_adapters_beside_a_model_of_its_kind(tmp_path: Path) -> None:
+    from erniekit.model.builder import build_model
+    from erniekit.model.configuration import ModelConfig
+    from erniekit.model.weights import save_model_folder
+    from erniekit.parameters import Config
+    from erniekit.runners.sft import run_sft
+
+    shipped = ROOT / "examples/models/tiny-ernie"
+    tokenizer_files = [shipped / "tokenizer.json", shipped / "tokenizer_config.json"]
+    save_model_folder(build_model(ModelConfig.from_folder(shipped), None), tmp_path / "base", tokenizer_files)
+    changes = {
+        "model_name_or_path": tmp_path / "base",
+        "output_dir": tmp_path / "lora",
+        "data_cache_dir": tmp_path / "cache",
+        "train_dataset_path": ROOT / "examples/data/sft-eval.jsonl",
+        "eval_dataset_path": ROOT / "examples/data/sft-eval.jsonl",
+        "max_steps": 2,
+        "max_evaluate_steps": 1,
+    }
+    file = ROOT / "examples/configs/quickstart/lora.yaml"
+    config = Config.load(file, [f"{name}={value}" for name, value in changes.items()], verb="train")
+    assert run_sft(config, say=lambda line: None).step == 2
+    assert (tmp_path / "lora/adapter_model.safetensors").is_file()
