@@ -9,6 +9,7 @@ import paddle
 
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder
+from erniekit.model.expert_balance import BalanceSettings
 from erniekit.model.host_memory import keep_freed_memory
 from erniekit.model.initialization import initialize_weights
 from erniekit.model.lora import add_adapters, describe_adapters, load_adapters
@@ -27,6 +28,7 @@ def build_model(
     attention_dropout: float = 0.0,
     lora: LoraSettings | None = None,
     adapters: Path | str | None = None,
+    balance: BalanceSettings | None = None,
     recompute: Recompute | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Decoder:
@@ -39,6 +41,7 @@ def build_model(
         attention_dropout: probability for attention probabilities.
         lora: freeze the weights and train new adapters of this kind; beside `adapters` only its dropout counts.
         adapters: a folder of adapters to load, PEFT's or paddlenlp's.
+        balance: the losses and the bias updates of routers, where the model has experts; None: none of them.
         recompute: which layers keep only their input in training; None: every layer keeps its activations.
         log: receives one line for each technique applied.
 
@@ -49,7 +52,12 @@ def build_model(
     if paddle.get_device() == "cpu" and keep_freed_memory():
         log("host memory: freed blocks are kept for the next step")
     decoder = Decoder(
-        model_config, seed=seed, rank=rank, hidden_dropout=hidden_dropout, attention_dropout=attention_dropout
+        model_config,
+        seed=seed,
+        rank=rank,
+        hidden_dropout=hidden_dropout,
+        attention_dropout=attention_dropout,
+        balance=balance,
     )
     log(f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")
     if weights is None:

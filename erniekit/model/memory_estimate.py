@@ -34,11 +34,14 @@ def training_memory(
     parameters = model_config.parameter_count()
     trainable = parameters if trainable is None else trainable
     tokens = batch_size * max_seq_len
-    hidden, layers = model_config.hidden_size, model_config.num_hidden_layers
-    layer = _layer_values(model_config, batch_size, max_seq_len, dense_mask)
+    hidden = model_config.hidden_size
+    moe = [model_config.is_moe_layer(number) for number in range(model_config.num_hidden_layers)]
+    moe += [model_config.is_moe_layer(depth) for depth in range(model_config.num_nextn_predict_layers)]
+    values = [_layer_values(model_config, is_moe, batch_size, max_seq_len, dense_mask) for is_moe in moe]
+    layers, layer = len(values), max(values)
     # One layer's values exist a second time as gradients while it is in backward.
     recomputed = min(recomputed_layers, layers)
-    kept = recomputed * tokens * hidden + (layers - recomputed + (2 if recomputed else 1)) * layer
+    kept = recomputed * tokens * hidden + sum(values[: layers - recomputed]) + (2 if recomputed else 1) * layer
     heads = model_config.num_attention_heads + model_config.num_key_value_heads
     shared = 3 * tokens * hidden + 2 * tokens * heads * model_config.head_dim  # embedding, final norm; rotary tables
     memory = {
@@ -52,18 +55,26 @@ def training_memory(
     return {**memory, "total": sum(memory.values())}
 
 
-def _layer_values(config: ModelConfig, batch_size: int, max_seq_len: int, dense_mask: bool) -> int:
+def _layer_values(config: ModelConfig, moe: bool, batch_size: int, max_seq_len: int, dense_mask: bool) -> int:
     """Numbers one decoder layer keeps between forward and backward."""
     queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     per_token = (
         4 * config.hidden_size  # the two residual streams and the two normalised inputs
         + 2 * queries  # queries and attention's output
         + 2 * keys
-        + 3 * config.intermediate_size  # gate, up, and their product
+        + (_expert_values(config) if moe else 3 * config.intermediate_size)  # gate, up, and their product
     )
     square = config.num_attention_heads * batch_size * max_seq_len * max_seq_len
     scores = square if dense_mask else min(square // 2, KEPT_SCORES)
     return batch_size * max_seq_len * per_token + scores
+
+
+def _expert_values(config: ModelConfig) -> int:
+    """Per token: inputs and outputs of its experts, side by side and in order, what they keep, and the router's."""
+    experts = config.moe_k + config.moe_num_shared_experts
+    return (
+        3 * config.moe_k * config.hidden_size + 3 * experts * config.moe_intermediate_size + 3 * config.moe_num_experts
+    )
 
 
 def _logit_values(config: ModelConfig, tokens: int, fused_head: bool, trainable: int) -> int:

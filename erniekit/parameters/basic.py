@@ -115,12 +115,13 @@ class BasicParameters:
     )
     num_nextn_predict_layers: int = parameter(
         0,
-        "How many of the model's multi-token prediction layers are loaded and trained beside the main head. Each "
-        "predicts one token further ahead; 0 leaves them out.",
+        "How many of the model's multi-token prediction layers are loaded and trained beside the main head, and saved "
+        "with it. Each predicts one token further ahead. 0 leaves them out, of the saved model too: they would no "
+        "longer fit what was trained.",
         minimum=0,
-        available=(0,),
-        coming="multi-token prediction",
-        verbs=("train", "export"),
+        unit="layers",
+        verbs=("train",),
+        example=1,
     )
     device: str = parameter(
         "auto",

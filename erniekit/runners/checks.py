@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,40 @@ def check_positions(config: Config, model_config: ModelConfig) -> None:
             f"max_seq_len {wanted:,} ({config.origin('max_seq_len')}) exceeds the model's max_position_embeddings "
             f"{limit:,}: it has never seen such positions.\n  Write max_seq_len: {limit} or less."
         )
+
+
+def with_predictions(model_config: ModelConfig, config: Config) -> ModelConfig:
+    """The model with as many multi-token prediction layers as `num_nextn_predict_layers` asks for.
+
+    Raises:
+        ConfigurationError: the model has fewer, or, where weights are drawn at random, its family has none.
+    """
+    wanted, stored = config.basic.num_nextn_predict_layers, model_config.num_nextn_predict_layers
+    limit = stored
+    if not config.basic.continue_training and "num_nextn_predict_layers" in model_config.family.own_fields:
+        limit = wanted
+    if wanted > limit:
+        raise ConfigurationError(
+            f"num_nextn_predict_layers {wanted} ({config.origin('num_nextn_predict_layers')}): the model has {stored} "
+            f"multi-token prediction layers.\n  Write num_nextn_predict_layers: {stored}."
+        )
+    return replace(model_config, num_nextn_predict_layers=wanted)
+
+
+def what_the_model_lacks(config: Config, model_config: ModelConfig, folder: Path) -> list[str]:
+    """Lines for what was asked of experts the model does not have, and for the parts of it that the run leaves out."""
+    lines = []
+    if not model_config.moe_num_experts:
+        names = [name for name in config.moe.__dataclass_fields__ if name.startswith("moe_") and config.is_set(name)]
+        lines += [f"`{name}: {config[name]}` has no effect: {model_config.model_type} has no experts" for name in names]
+    wanted = model_config.num_nextn_predict_layers
+    left_out = type(model_config).from_folder(folder).num_nextn_predict_layers - wanted
+    if left_out > 0:
+        lines.append(
+            f"num_nextn_predict_layers is {wanted}: {left_out} of the model's multi-token prediction layers "
+            f"{'is' if left_out == 1 else 'are'} left out, of training and of the saved model"
+        )
+    return lines
 
 
 def check_vocabulary(model_config: ModelConfig, tokenizer: Tokenizer) -> None:

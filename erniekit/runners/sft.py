@@ -17,7 +17,7 @@ from erniekit.model.weights import GENERATION_CONFIG_FILE, save_companions, save
 from erniekit.parameters import Config
 from erniekit.parameters.training import peak_not_reached
 from erniekit.runners.adapters import adapter_plan, base_name, first_adapters
-from erniekit.runners.checks import check_vocabulary
+from erniekit.runners.checks import check_vocabulary, what_the_model_lacks
 from erniekit.runners.wiring import (
     Say,
     announce_dense_mask,
@@ -60,6 +60,8 @@ def run_sft(config: Config, say: Say = print) -> TrainResult:
     model_config = read_model_config(config)
     tokenizer, template = open_tokenizer(config)
     check_vocabulary(model_config, tokenizer)
+    for line in what_the_model_lacks(config, model_config, model_folder(config)):
+        say(line)
     generation = _generation_settings(model_folder(config))
     output_dir = Path(config.basic.output_dir).expanduser()
 

@@ -14,10 +14,11 @@ from erniekit.errors import DataError
 from erniekit.model.lora import trained_weights
 from erniekit.parameters import Config
 from erniekit.runners.adapters import adapter_plan
-from erniekit.runners.checks import check_vocabulary
+from erniekit.runners.checks import check_vocabulary, what_the_model_lacks
 from erniekit.runners.wiring import (
     Say,
     first_weights,
+    model_folder,
     objective_from,
     open_model,
     open_tokenizer,
@@ -52,6 +53,8 @@ def try_one_sample(config: Config, say: Say = print) -> bool:
     model_config = read_model_config(config)
     tokenizer, template = open_tokenizer(config)
     check_vocabulary(model_config, tokenizer)
+    for line in what_the_model_lacks(config, model_config, model_folder(config)):
+        say(line)
     place, sample = first_sample(config, tokenizer, template, say)
     weights = first_weights(config)
     model = open_model(config, weights, say, adapters=adapter_plan(config, model_config))

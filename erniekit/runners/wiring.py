@@ -16,7 +16,7 @@ from erniekit.model.adapter_folder import base_model_of, is_adapter_folder
 from erniekit.parameters import Config
 from erniekit.parameters.sft import SftParameters
 from erniekit.runners.adapters import AdapterPlan, starts_from_adapters
-from erniekit.runners.checks import check_dense_mask, check_positions
+from erniekit.runners.checks import check_dense_mask, check_positions, with_predictions
 from erniekit.runners.hub_cache import chosen_hub
 from erniekit.runners.hubs import find_model_folder
 from erniekit.runners.known_steps import cache_folder, remember_steps
@@ -24,6 +24,7 @@ from erniekit.runners.known_steps import cache_folder, remember_steps
 if TYPE_CHECKING:
     from erniekit.model.configuration import ModelConfig
     from erniekit.model.decoder import Decoder
+    from erniekit.model.expert_balance import BalanceSettings
     from erniekit.model.recompute import Recompute
     from erniekit.training.objectives import Objective
 
@@ -182,6 +183,7 @@ def objective_from(config: Config) -> Objective:
         fused_head=config.memory.use_fused_head_and_loss_fn,
         sparse_head=config.memory.use_sparse_head_and_loss_fn,
         dense_mask=config.uses_dense_mask,
+        multi_token_pred_lambda=config.moe.multi_token_pred_lambda,
     )
 
 
@@ -222,8 +224,21 @@ def open_model(
         attention_dropout=config.basic.attention_probs_dropout_prob,
         lora=adapters.settings if adapters else None,
         adapters=adapters.folder if adapters else None,
+        balance=_balance(config),
         recompute=_recompute(config),
         log=say,
+    )
+
+
+def _balance(config: Config) -> BalanceSettings:
+    from erniekit.model.expert_balance import BalanceSettings
+
+    section = config.moe
+    return BalanceSettings(
+        aux_loss_lambda=section.moe_aux_loss_lambda,
+        z_loss_lambda=section.moe_z_loss_lambda,
+        orthogonal_loss_lambda=section.moe_orthogonal_loss_lambda,
+        router_bias_update_rate=section.moe_router_bias_update_rate,
     )
 
 
@@ -253,4 +268,4 @@ def read_model_config(config: Config) -> ModelConfig:
         )
     model_config = ModelConfig.from_folder(folder)
     check_positions(config, model_config)
-    return model_config
+    return with_predictions(model_config, config)

@@ -48,6 +48,30 @@ CASES = {
             "num_hidden_layers": 3,
         },
     ),
+    "ernie4_5_moe: no shared experts, every layer": (
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 4,
+            "moe_k": 3,
+            "moe_intermediate_size": 12,
+            "moe_num_shared_experts": 0,
+            "moe_layer_start_index": 0,
+            "moe_norm_min": 0.95,
+        },
+    ),
+    "ernie4_5_moe: every other layer, up to the third, untied": (
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 3,
+            "moe_k": 2,
+            "moe_intermediate_size": 12,
+            "moe_layer_start_index": 0,
+            "moe_layer_end_index": 2,
+            "moe_layer_interval": 2,
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": False,
+        },
+    ),
     "ernie4_5: linear scaling": ("ernie4_5", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "head_dim": 8}),
 }
 CLASSES = {

@@ -44,6 +44,18 @@ def tiny_base(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="session")
+def moe_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with experts in its second layer, and one layer of multi-token prediction."""
+    folder = tmp_path_factory.mktemp("moe")
+    shutil.copytree(tiny_model, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24}
+    config |= {"moe_num_shared_experts": 1, "moe_layer_start_index": 1, "num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first sixty records of the shipped training file."""
     path = tmp_path_factory.mktemp("data") / "train.jsonl"

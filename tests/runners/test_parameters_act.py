@@ -110,6 +110,17 @@ SEEN_ELSEWHERE: dict[str, str] = {
         ("recompute", "recompute_use_reentrant", "no_recompute_layers"),
         "test_recomputation_keeps_the_losses_to_the_bit",
     ),
+    **dict.fromkeys(
+        (
+            "moe_aux_loss_lambda",
+            "moe_z_loss_lambda",
+            "moe_orthogonal_loss_lambda",
+            "moe_router_bias_update_rate",
+            "num_nextn_predict_layers",
+            "multi_token_pred_lambda",
+        ),
+        "runners/test_experts.py::test_each_parameter_of_experts_and_predictions_changes_the_losses",
+    ),
     "sequence_parallel": "parameters/test_config.py::test_changes_are_told_only_for_what_the_user_set",
     "use_sp_callback": "parameters/test_config.py::test_value_without_effect_is_reported",
     **dict.fromkeys(

@@ -1,0 +1,95 @@
+"""Runs with experts and multi-token prediction: every parameter acts, layouts agree, nothing is left out silently."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from erniekit.errors import ConfigurationError
+from erniekit.model.configuration import ModelConfig
+from erniekit.model.safetensors_file import SafetensorsFile
+
+Train = Callable[..., Any]
+# Router losses are off: they are means over micro-batches of different size, so that layouts could not agree.
+WITHOUT_LOSSES = {"moe_aux_loss_lambda": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("values", "base"),
+    [
+        ({"moe_aux_loss_lambda": 1.0}, {}),
+        ({"moe_z_loss_lambda": 1.0}, {}),
+        ({"moe_orthogonal_loss_lambda": 1.0}, {}),
+        ({"moe_router_bias_update_rate": 0.05}, {}),
+        ({"num_nextn_predict_layers": 1}, {}),
+        ({"multi_token_pred_lambda": 3.0}, {"num_nextn_predict_layers": 1}),
+    ],
+    ids=lambda values: next(iter(values), ""),
+)
+def test_each_parameter_of_experts_and_predictions_changes_the_losses(
+    train: Train, moe_model: Path, values: dict[str, Any], base: dict[str, Any]
+) -> None:
+    plain = train(model_name_or_path=str(moe_model), **base)
+    other = train(model_name_or_path=str(moe_model), **{**base, **values})
+    assert other.losses[0] == pytest.approx(plain.losses[0], rel=1e-6)  # the loss shown is that of the target tokens
+    assert other.losses != plain.losses
+
+
+def test_losses_of_routers_and_predictions_are_shown(train: Train, moe_model: Path) -> None:
+    run = train(model_name_or_path=str(moe_model), num_nextn_predict_layers=1, moe_z_loss_lambda=0.1)
+    lines = [json.loads(line) for line in (run.output / "training_log.jsonl").read_text().splitlines()]
+    shown = [line for line in lines if "router_aux_loss" in line]
+    assert len(shown) == 4
+    assert all(1.0 < line["router_aux_loss"] < 4.0 and line["router_z_loss"] > 0 for line in shown)
+    assert all(0.5 * line["loss"] < line["mtp_loss"] < 2 * line["loss"] for line in shown[:1])
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_batch_shape_does_not_change_the_losses(train: Train, moe_model: Path, recompute: bool) -> None:
+    values = {"model_name_or_path": str(moe_model), "num_nextn_predict_layers": 1, "recompute": recompute}
+    values |= WITHOUT_LOSSES
+    four_rows = train(**values, per_device_train_batch_size=4)
+    four_times = train(**values, per_device_train_batch_size=1, gradient_accumulation_steps=4)
+    np.testing.assert_allclose(four_times.losses, four_rows.losses, rtol=2e-5)
+
+
+def test_predictions_that_a_run_leaves_out_are_told_and_not_saved(train: Train, moe_model: Path) -> None:
+    run = train(model_name_or_path=str(moe_model))
+    assert "1 of the model's multi-token prediction layers is left out" in run.said
+    assert ModelConfig.from_folder(run.output).num_nextn_predict_layers == 0
+    run = train(model_name_or_path=str(moe_model), num_nextn_predict_layers=1)
+    assert "left out" not in run.said
+    assert ModelConfig.from_folder(run.output).num_nextn_predict_layers == 1
+    assert any(".mtp_block.0." in name for name in SafetensorsFile(run.output / "model.safetensors").names())
+
+
+def test_predictions_that_the_model_does_not_have_are_refused(train: Train, tiny_model: Path, moe_model: Path) -> None:
+    with pytest.raises(ConfigurationError, match="the model has 0 multi-token prediction layers"):
+        train(model_name_or_path=str(tiny_model), num_nextn_predict_layers=1)
+    trained = train(model_name_or_path=str(moe_model), num_nextn_predict_layers=1).output
+    saved = trained.rename(trained.with_name("saved"))
+    with pytest.raises(ConfigurationError, match="the model has 1 multi-token"):
+        train(model_name_or_path=str(saved), continue_training=True, num_nextn_predict_layers=2)
+
+
+def test_a_model_without_experts_has_no_use_for_their_losses(train: Train) -> None:
+    assert "`moe_z_loss_lambda: 0.1` has no effect: ernie4_5 has no experts" in train(moe_z_loss_lambda=0.1).said
+    assert "moe_" not in train().said
+
+
+def test_adapters_leave_routers_as_they_are(train: Train, moe_model: Path) -> None:
+    """With adapters the bias update has nothing to update; the experts have adapters of their own."""
+    base = train(model_name_or_path=str(moe_model)).output
+    base = base.rename(base.with_name("base"))
+    values = {"model_name_or_path": str(base), "continue_training": True, "lora": True, "lora_rank": 4}
+    plain = train(**values)
+    biased = train(**values, moe_router_bias_update_rate=0.05)
+    assert biased.losses == plain.losses
+    names = SafetensorsFile(plain.output / "adapter_model.safetensors").names()
+    assert any(".mlp.experts.0.up_proj.lora_A" in name for name in names)
+    assert not any(".mlp.gate." in name for name in names)
