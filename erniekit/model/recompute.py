@@ -31,8 +31,9 @@ class Recompute:
         """`layer(x_BSH, context)`; in training, for layers from `first_layer` on, without keeping what is inside."""
         if not layer.training or not paddle.is_grad_enabled() or layer.layer < self.first_layer:
             return layer(x_BSH, context)
-        if self.use_reentrant and x_BSH.stop_gradient:
-            # The PyLayer gives no gradient to the parameters inside (adapters) unless its input asks for one.
+        if x_BSH.stop_gradient:
+            # The PyLayer gives no gradient to the parameters inside (adapters) unless its input asks for one; the hooks
+            # do, and yet warn that there was nothing to compute again.
             x_BSH = x_BSH.detach()
             x_BSH.stop_gradient = False
         # Paddle's own random state needs no care: nothing here draws from it without seeding it first.
