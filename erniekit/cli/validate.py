@@ -127,7 +127,7 @@ def _model_config(config: Config) -> ModelConfig | str:
 
 
 def _model_numbers(config: Config) -> list[tuple[str, ...]]:
-    from erniekit.model.lora_settings import adapter_parameter_count
+    from erniekit.model.adapters.settings import adapter_parameter_count
     from erniekit.model.memory_estimate import training_memory
     from erniekit.runners.adapters import adapter_plan
 

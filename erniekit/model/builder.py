@@ -7,13 +7,13 @@ from pathlib import Path
 
 import paddle
 
+from erniekit.model.adapters.lora import add_adapters, describe_adapters, load_adapters
+from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder
-from erniekit.model.expert_balance import BalanceSettings
 from erniekit.model.host_memory import keep_freed_memory
 from erniekit.model.initialization import initialize_weights
-from erniekit.model.lora import add_adapters, describe_adapters, load_adapters
-from erniekit.model.lora_settings import LoraSettings
+from erniekit.model.moe.balance import BalanceSettings
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import load_weights
 

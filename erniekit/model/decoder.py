@@ -14,9 +14,9 @@ from paddle import nn
 
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder_layer import Attends, BatchContext, DecoderLayer
-from erniekit.model.expert_balance import BalanceSettings, ExpertBalance
-from erniekit.model.experts import MoE
 from erniekit.model.linear import ZEROS
+from erniekit.model.moe.balance import BalanceSettings, ExpertBalance
+from erniekit.model.moe.experts import MoE
 from erniekit.model.mtp import MultiTokenPrediction
 from erniekit.model.norm import RMSNorm
 from erniekit.model.randomness import Randomness

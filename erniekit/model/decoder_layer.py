@@ -13,10 +13,10 @@ import paddle
 from paddle import nn
 
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.expert_balance import ExpertBalance
-from erniekit.model.experts import MoE
 from erniekit.model.linear import Linear
 from erniekit.model.mlp import MLP
+from erniekit.model.moe.balance import ExpertBalance
+from erniekit.model.moe.experts import MoE
 from erniekit.model.norm import RMSNorm
 from erniekit.model.randomness import Randomness, Site, dropout
 from erniekit.model.rotary import RotaryTables, rotate

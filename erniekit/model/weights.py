@@ -16,9 +16,9 @@ import paddle
 
 from erniekit.model.configuration import CONFIG_FILE
 from erniekit.model.decoder import Decoder
-from erniekit.model.safetensors_file import StoredTensor
-from erniekit.model.shards import write_weight_files
-from erniekit.model.weight_layouts import open_weights
+from erniekit.model.storage.safetensors_file import StoredTensor
+from erniekit.model.storage.shards import write_weight_files
+from erniekit.model.storage.weight_layouts import open_weights
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_SHARD_BYTES = 5 * 10**9

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError
-from erniekit.model.adapter_folder import base_model_of, is_adapter_folder
-from erniekit.model.lora_settings import LoraSettings, linear_shapes, select_targets
+from erniekit.model.adapters.folder import base_model_of, is_adapter_folder
+from erniekit.model.adapters.settings import LoraSettings, linear_shapes, select_targets
 from erniekit.parameters import Config
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _hub_of(adapters: Path) -> dict[str, bool]:
 
 
 def _stored_settings(folder: Path, model_config: ModelConfig) -> LoraSettings:
-    from erniekit.model.adapter_files import read_adapters
+    from erniekit.model.adapters.files import read_adapters
 
     return read_adapters(folder, model_config.weight_shapes()).settings
 

@@ -16,13 +16,13 @@ from typing import Any
 from erniekit.data.tokenizer import Tokenizer, load_tokenizer
 from erniekit.data.tokenizer_files import TOKENIZER_FILES
 from erniekit.errors import ModelFileError
-from erniekit.model.adapter_folder import ADAPTER_CONFIG_FILE, read_json_object
+from erniekit.model.adapters.folder import ADAPTER_CONFIG_FILE, read_json_object
+from erniekit.model.adapters.lora import load_adapters
+from erniekit.model.adapters.merge import merge_adapters
 from erniekit.model.builder import build_model
 from erniekit.model.configuration import CONFIG_FILE, ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.device import use_device
-from erniekit.model.lora import load_adapters
-from erniekit.model.merge import merge_adapters
 from erniekit.parameters import Config
 from erniekit.runners.hub_upload import check_upload, upload
 from erniekit.runners.logit_difference import PROMPTS, compare, encode, fits_in_memory, prompt_logits

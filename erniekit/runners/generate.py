@@ -11,7 +11,7 @@ from erniekit.data.template import Template, chat_template, encode_prompt
 from erniekit.data.tokenizer import Tokenizer, load_tokenizer
 from erniekit.data.tokenizer_files import TOKENIZER_FILES
 from erniekit.errors import DataError, ModelFileError
-from erniekit.model.adapter_folder import ADAPTER_CONFIG_FILE, is_adapter_folder
+from erniekit.model.adapters.folder import ADAPTER_CONFIG_FILE, is_adapter_folder
 from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from erniekit.errors import ConfigurationError
-from erniekit.model.model_folder import refuse_half_written
+from erniekit.model.storage.model_folder import refuse_half_written
 from erniekit.training.checkpoint_folder import (
     holds_foreign_model,
     remove_model,

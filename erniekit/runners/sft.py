@@ -11,8 +11,8 @@ from erniekit.data.plan_version import PLAN_VERSION
 from erniekit.data.prefetch import prefetch
 from erniekit.environment import cpu_settings, package_versions
 from erniekit.errors import ModelFileError
+from erniekit.model.adapters.lora import base_fingerprint, save_adapters, trained_weights
 from erniekit.model.decoder import Decoder
-from erniekit.model.lora import base_fingerprint, save_adapters, trained_weights
 from erniekit.model.weights import GENERATION_CONFIG_FILE, save_companions, save_model_folder
 from erniekit.parameters import Config
 from erniekit.parameters.training import peak_not_reached

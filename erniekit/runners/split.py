@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.errors import ConfigurationError
-from erniekit.model.model_folder import MANIFEST, PUBLISHING
-from erniekit.model.shards import INDEX_FILE, SHARD_FILES, WEIGHTS_FILE, open_weight_files, write_weight_files
+from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING
+from erniekit.model.storage.shards import INDEX_FILE, SHARD_FILES, WEIGHTS_FILE, open_weight_files, write_weight_files
 from erniekit.runners.publish import check_model_folder, check_target, publish
 from erniekit.training.checkpoint_folder import refuse_damaged
 

@@ -10,14 +10,14 @@ from typing import Any
 import yaml
 
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError, UserError
-from erniekit.model.adapter_folder import (
+from erniekit.model.adapters.folder import (
     ADAPTER_CONFIG_FILE,
     base_model_of,
     is_adapter_folder,
     read_json_object,
 )
 from erniekit.model.configuration import CONFIG_FILE
-from erniekit.model.model_folder import refuse_half_written
+from erniekit.model.storage.model_folder import refuse_half_written
 from erniekit.parameters import Config
 from erniekit.runners.adapters import base_folder
 from erniekit.runners.hub_cache import local_model_folder

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from erniekit.errors import ModelFileError
-from erniekit.model.adapter_files import read_adapters
+from erniekit.model.adapters.files import read_adapters
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.precision import STORED_TYPES, to_stored
-from erniekit.model.safetensors_file import StoredTensor
-from erniekit.model.shards import weight_files, write_weight_files
-from erniekit.model.weight_layouts import open_weights
+from erniekit.model.storage.precision import STORED_TYPES, to_stored
+from erniekit.model.storage.safetensors_file import StoredTensor
+from erniekit.model.storage.shards import weight_files, write_weight_files
+from erniekit.model.storage.weight_layouts import open_weights
 from erniekit.runners.trained_model import TrainedModel
 
 TYPE_NAMES = {stored: name for name, stored in STORED_TYPES.items()}

@@ -11,7 +11,7 @@ from erniekit.data.records import read_records
 from erniekit.data.template import Sample, Template, TemplateRefusedError, encode_sample, encode_text
 from erniekit.data.tokenizer import Tokenizer
 from erniekit.errors import DataError
-from erniekit.model.lora import trained_weights
+from erniekit.model.adapters.lora import trained_weights
 from erniekit.parameters import Config
 from erniekit.runners.adapters import adapter_plan
 from erniekit.runners.checks import check_vocabulary, what_the_model_lacks

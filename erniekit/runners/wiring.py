@@ -12,7 +12,7 @@ from erniekit.data.sources import Source
 from erniekit.data.template import Template, chat_template
 from erniekit.data.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ModelFileError
-from erniekit.model.adapter_folder import base_model_of, is_adapter_folder
+from erniekit.model.adapters.folder import base_model_of, is_adapter_folder
 from erniekit.parameters import Config
 from erniekit.parameters.sft import SftParameters
 from erniekit.runners.adapters import AdapterPlan, starts_from_adapters
@@ -24,7 +24,7 @@ from erniekit.runners.known_steps import cache_folder, remember_steps
 if TYPE_CHECKING:
     from erniekit.model.configuration import ModelConfig
     from erniekit.model.decoder import Decoder
-    from erniekit.model.expert_balance import BalanceSettings
+    from erniekit.model.moe.balance import BalanceSettings
     from erniekit.model.recompute import Recompute
     from erniekit.training.objectives import Objective
 
@@ -231,7 +231,7 @@ def open_model(
 
 
 def _balance(config: Config) -> BalanceSettings:
-    from erniekit.model.expert_balance import BalanceSettings
+    from erniekit.model.moe.balance import BalanceSettings
 
     section = config.moe
     return BalanceSettings(

@@ -22,7 +22,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from erniekit.errors import CheckpointError
-from erniekit.model.model_folder import MANIFEST, PUBLISHING, is_half_written
+from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING, is_half_written
 
 _WRITING, _DELETING = ".writing-", ".deleting-"
 _LOCK = ".erniekit.lock"

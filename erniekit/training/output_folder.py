@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from erniekit.errors import CheckpointError
-from erniekit.model.model_folder import refuse_half_written
+from erniekit.model.storage.model_folder import refuse_half_written
 from erniekit.training.callbacks.loss_curve import LOSS_CURVE_FILE
 from erniekit.training.callbacks.results import RESULT_FILES
 from erniekit.training.checkpoint_folder import (

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.precision import to_stored
-from erniekit.model.safetensors_file import StoredTensor
-from erniekit.model.shards import write_weight_files
+from erniekit.model.storage.precision import to_stored
+from erniekit.model.storage.safetensors_file import StoredTensor
+from erniekit.model.storage.shards import write_weight_files
 
 pytestmark = pytest.mark.slow
 

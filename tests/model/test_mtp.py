@@ -13,7 +13,7 @@ from erniekit.model.configuration import ModelConfig
 from erniekit.model.mtp import ahead
 from erniekit.model.weights import named_weights, save_model_folder
 
-from .test_experts import MOE
+from .moe.test_experts import MOE
 from .tiny import pack, tiny_config, tiny_model
 
 TWO = {**MOE, "moe_layer_start_index": 1, "num_nextn_predict_layers": 2}

@@ -12,7 +12,7 @@ import pytest
 from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.head import token_loss
-from erniekit.model.safetensors_file import write_safetensors
+from erniekit.model.storage.safetensors_file import write_safetensors
 from erniekit.model.weights import is_transposed, named_weights
 
 from .tiny import pack

@@ -9,7 +9,7 @@ import safetensors.numpy
 from erniekit.errors import ModelFileError
 from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.model_folder import MANIFEST, PUBLISHING
+from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING
 from erniekit.model.weights import load_weights, named_weights, save_model_folder, save_weights
 
 from .tiny import logits_of, tiny_config, tiny_model

@@ -1,4 +1,4 @@
-"""Record tests/model/paddle_ernie.npz: tiny ERNIE-4.5 files of paddleformers 0.1.6, the model of ERNIEKit 1.0.1.
+"""Record tests/model/storage/paddle_ernie.npz: tiny ERNIE-4.5 files of paddleformers 0.1.6, the model of ERNIEKit 1.0.1.
 
     pip install paddleformers==0.1.6        # in an environment of its own, with Paddle 3.3.1
     python -m tests.parity.record_paddle_ernie
@@ -21,7 +21,7 @@ import paddleformers.transformers.ernie4_5.modeling as theirs
 import safetensors.numpy
 from paddleformers.transformers import Ernie4_5Config, Ernie4_5ForCausalLM
 
-TARGET = Path(__file__).parents[1] / "model" / "paddle_ernie.npz"
+TARGET = Path(__file__).parents[1] / "model" / "storage" / "paddle_ernie.npz"
 BASE = {
     "vocab_size": 13,
     "hidden_size": 8,

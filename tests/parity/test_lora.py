@@ -16,16 +16,16 @@ peft = pytest.importorskip("peft")
 
 import paddle  # noqa: E402
 
-from erniekit.model.adapter_files import read_adapters  # noqa: E402
-from erniekit.model.head import token_loss  # noqa: E402
-from erniekit.model.lora import (  # noqa: E402
+from erniekit.model.adapters.files import read_adapters  # noqa: E402
+from erniekit.model.adapters.lora import (  # noqa: E402
     add_adapters,
     load_adapters,
     named_adapter_weights,
     save_adapters,
 )
-from erniekit.model.lora_settings import LoraSettings  # noqa: E402
-from erniekit.model.merge import merge_adapters  # noqa: E402
+from erniekit.model.adapters.merge import merge_adapters  # noqa: E402
+from erniekit.model.adapters.settings import LoraSettings  # noqa: E402
+from erniekit.model.head import token_loss  # noqa: E402
 from erniekit.model.weights import is_transposed, named_weights  # noqa: E402
 
 from .test_decoder import VOCABULARY, our_hidden, ours_from, random_model  # noqa: E402

@@ -13,7 +13,7 @@ import paddle  # noqa: E402
 from erniekit.data.batches import Batch  # noqa: E402
 from erniekit.model.builder import build_model  # noqa: E402
 from erniekit.model.configuration import ModelConfig  # noqa: E402
-from erniekit.model.router_losses import balance_loss  # noqa: E402
+from erniekit.model.moe.router_losses import balance_loss  # noqa: E402
 from erniekit.model.weights import is_transposed, named_weights, save_model_folder  # noqa: E402
 from erniekit.training.objectives import supervised  # noqa: E402
 

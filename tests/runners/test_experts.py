@@ -12,7 +12,7 @@ import pytest
 
 from erniekit.errors import ConfigurationError
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.safetensors_file import SafetensorsFile
+from erniekit.model.storage.safetensors_file import SafetensorsFile
 
 Train = Callable[..., Any]
 # Router losses are off: they are means over micro-batches of different size, so that layouts could not agree.

@@ -20,10 +20,10 @@ from erniekit.errors import CheckpointError, UserError
 from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.generation import generate
-from erniekit.model.precision import round_to_bfloat16
 from erniekit.model.sampling import Sampling
-from erniekit.model.shards import open_weight_files
 from erniekit.model.static_inference import ProgramDescription, generate_greedily, open_program
+from erniekit.model.storage.precision import round_to_bfloat16
+from erniekit.model.storage.shards import open_weight_files
 from erniekit.model.weights import named_weights
 from erniekit.parameters import Config
 from erniekit.runners.export import export_model, open_trained_decoder

@@ -11,7 +11,7 @@ import safetensors.numpy
 
 from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.weight_layouts import open_weights
+from erniekit.model.storage.weight_layouts import open_weights
 
 LLAMA3 = {
     "rope_type": "llama3",

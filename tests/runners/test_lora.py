@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError
-from erniekit.model.safetensors_file import SafetensorsFile
+from erniekit.model.storage.safetensors_file import SafetensorsFile
 
 Train = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
@@ -216,7 +216,7 @@ def test_evaluation_and_try_see_the_adapters(
 def test_answers_come_from_base_and_adapters(
     kind: str, train_adapters: Train, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from erniekit.model.merge import merge_adapters
+    from erniekit.model.adapters.merge import merge_adapters
     from erniekit.model.sampling import Sampling
     from erniekit.runners.generate import ChatModel
 

@@ -13,8 +13,8 @@ from safetensors import safe_open
 
 from erniekit.cli import main
 from erniekit.errors import CheckpointError, UserError
-from erniekit.model import safetensors_file
-from erniekit.model.safetensors_file import StoredTensor, write_stored
+from erniekit.model.storage import safetensors_file
+from erniekit.model.storage.safetensors_file import StoredTensor, write_stored
 from erniekit.runners.split import split_model
 from erniekit.training.checkpoint_folder import problems
 
@@ -53,7 +53,7 @@ def source(tmp_path: Path) -> Path:
 
 def stored(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """What the folder holds, by our reader."""
-    from erniekit.model.shards import open_weight_files
+    from erniekit.model.storage.shards import open_weight_files
 
     return {name: (*file.stored(name), b"".join(file.blocks(name))) for name, file in open_weight_files(folder).items()}
 

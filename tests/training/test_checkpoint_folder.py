@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from erniekit.errors import CheckpointError
-from erniekit.model.model_folder import PUBLISHING, is_half_written
+from erniekit.model.storage.model_folder import PUBLISHING, is_half_written
 from erniekit.training import checkpoint_folder
 from erniekit.training.checkpoint_folder import (
     MANIFEST,

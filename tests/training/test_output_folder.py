@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from erniekit.errors import CheckpointError, ModelFileError
-from erniekit.model.model_folder import MANIFEST, PUBLISHING
+from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING
 from erniekit.training.checkpoint_folder import write_files_into, write_folder
 from erniekit.training.output_folder import Start, open_output_folder, remove_superseded
 

@@ -37,13 +37,13 @@ def write_model(folder: Path, layers: int, hidden: int) -> int:
     """A base model and its adapters, from random numbers, tensor by tensor; returns the number of parameters."""
     import numpy as np
 
-    from erniekit.model.adapter_files import StoredAdapters, write_adapters
+    from erniekit.model.adapters.files import StoredAdapters, write_adapters
+    from erniekit.model.adapters.low_rank import Factors
+    from erniekit.model.adapters.settings import LoraSettings, linear_shapes
     from erniekit.model.configuration import ModelConfig
-    from erniekit.model.lora_settings import LoraSettings, linear_shapes
-    from erniekit.model.low_rank import Factors
-    from erniekit.model.precision import to_stored
-    from erniekit.model.safetensors_file import StoredTensor
-    from erniekit.model.shards import write_weight_files
+    from erniekit.model.storage.precision import to_stored
+    from erniekit.model.storage.safetensors_file import StoredTensor
+    from erniekit.model.storage.shards import write_weight_files
 
     config = ModelConfig.from_json(
         {
@@ -100,9 +100,9 @@ def task(name: str, folder: Path) -> Callable[[], Any]:
 
         return lambda: split_model(folder / "exported", folder / "split", 10**8, say=quiet)
     import_paddle()
+    from erniekit.model.adapters.merge import merge_adapters
     from erniekit.model.builder import build_model
     from erniekit.model.configuration import ModelConfig
-    from erniekit.model.merge import merge_adapters
     from erniekit.parameters import Config
     from erniekit.runners.export import export_model
     from erniekit.runners.trained_model import find_trained_model

@@ -32,8 +32,8 @@ def ours(settings: dict[str, object], x: np.ndarray) -> tuple[dict[str, Step], d
     import paddle
 
     from erniekit.model.configuration import ModelConfig
-    from erniekit.model.expert_balance import BalanceSettings, ExpertBalance
-    from erniekit.model.experts import MoE
+    from erniekit.model.moe.balance import BalanceSettings, ExpertBalance
+    from erniekit.model.moe.experts import MoE
     from erniekit.model.weights import is_transposed
 
     layer = MoE(ModelConfig.from_json(settings), 0, ExpertBalance(BalanceSettings()))

@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.errors import ConfigurationError
-from erniekit.model.head import token_loss
-from erniekit.model.linear import Linear
-from erniekit.model.lora import (
+from erniekit.model.adapters.lora import (
     Base,
     add_adapters,
     attach,
@@ -21,20 +19,22 @@ from erniekit.model.lora import (
     trained_weights,
     weights_fingerprint,
 )
-from erniekit.model.lora_settings import (
+from erniekit.model.adapters.low_rank import Factors, initial_factors, merged_weight, principal_factors
+from erniekit.model.adapters.merge import merge_adapters
+from erniekit.model.adapters.settings import (
     LoraSettings,
     adapter_parameter_count,
     linear_shapes,
     matches,
     select_targets,
 )
-from erniekit.model.low_rank import Factors, initial_factors, merged_weight, principal_factors
-from erniekit.model.merge import merge_adapters
+from erniekit.model.head import token_loss
+from erniekit.model.linear import Linear
 from erniekit.model.randomness import Randomness
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
 
-from .tiny import logits_of, pack, tiny_config, tiny_model
+from ..tiny import logits_of, pack, tiny_config, tiny_model
 
 IDS = np.arange(24) % 53
 LABELS = (np.arange(24) * 7 + 1) % 53

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from erniekit.model.adapters.lora import named_adapters, named_linears
 from erniekit.model.decoder import Decoder
-from erniekit.model.lora import named_adapters, named_linears
 
 
 def merge_adapters(decoder: Decoder) -> None:
     """Put every adapter's update into its weight, in place, and remove the adapter; all weights can be trained again.
 
-    For files instead of a decoder, tensor by tensor: `adapter_files.read_adapters` and `low_rank.merged_weight`.
+    For files instead of a decoder, tensor by tensor: `files.read_adapters` and `low_rank.merged_weight`.
     """
     linears = named_linears(decoder)
     for path, adapter in named_adapters(decoder).items():

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from erniekit.errors import ModelFileError
-from erniekit.model.adapter_folder import ADAPTER_CONFIG_FILE, PADDLENLP_CONFIG_FILE, read_json_object
-from erniekit.model.lora_settings import LoraSettings
-from erniekit.model.low_rank import Factors
-from erniekit.model.safetensors_file import SafetensorsFile
-from erniekit.model.shards import listed
+from erniekit.model.adapters.folder import ADAPTER_CONFIG_FILE, PADDLENLP_CONFIG_FILE, read_json_object
+from erniekit.model.adapters.low_rank import Factors
+from erniekit.model.adapters.settings import LoraSettings
+from erniekit.model.storage.safetensors_file import SafetensorsFile
+from erniekit.model.storage.shards import listed
 
 WEIGHTS_FILE = "peft_model.safetensors"
 _PICKLED = "lora_model_state.pdparams"

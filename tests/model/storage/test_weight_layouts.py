@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from erniekit.errors import ModelFileError
 from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.safetensors_file import SafetensorsFile
-from erniekit.model.shards import weight_files
-from erniekit.model.weight_layouts import find_layout, open_weights
+from erniekit.model.storage.safetensors_file import SafetensorsFile
+from erniekit.model.storage.shards import weight_files
+from erniekit.model.storage.weight_layouts import find_layout, open_weights
 from erniekit.model.weights import load_weights, named_weights, save_weights
 
-from .tiny import logits_of, tiny_config, tiny_model
+from ..tiny import logits_of, tiny_config, tiny_model
 
 LINEARS = ("_proj.weight", "mlp.gate.weight", "mtp_linear_proj.0.weight")
 MOE = {"moe_num_experts": 3, "moe_k": 2, "moe_intermediate_size": 6, "moe_num_shared_experts": 2}
@@ -150,7 +150,7 @@ def test_experts_and_further_predictions_are_filled_from_paddles_layout(fused, t
 
 
 def test_long_tensors_are_read_in_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr("erniekit.model.safetensors_file._BLOCK", 256)
+    monkeypatch.setattr("erniekit.model.storage.safetensors_file._BLOCK", 256)
     decoder = tiny_model(use_bias=True)
     save_weights(decoder, tmp_path)
     hf = safetensors.numpy.load_file(tmp_path / "model.safetensors")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.errors import ModelFileError
-from erniekit.model.safetensors_file import SafetensorsFile, StoredTensor, write_stored
+from erniekit.model.storage.safetensors_file import SafetensorsFile, StoredTensor, write_stored
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

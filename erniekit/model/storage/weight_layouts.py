@@ -20,9 +20,9 @@ import numpy as np
 
 from erniekit.errors import ModelFileError
 from erniekit.model.configuration import CONFIG_FILE, ModelConfig
-from erniekit.model.model_folder import refuse_half_written
-from erniekit.model.safetensors_file import SafetensorsFile
-from erniekit.model.shards import listed, open_weight_files
+from erniekit.model.storage.model_folder import refuse_half_written
+from erniekit.model.storage.safetensors_file import SafetensorsFile
+from erniekit.model.storage.shards import listed, open_weight_files
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _PADDLE_PREFIXES = ("ernie.", "llama.", "qwen2.")

@@ -11,9 +11,9 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.expert_balance import ExpertBalance
 from erniekit.model.mlp import MLP
-from erniekit.model.router import Gate, GateStatistics, Router, Routes
+from erniekit.model.moe.balance import ExpertBalance
+from erniekit.model.moe.router import Gate, GateStatistics, Router, Routes
 
 
 class MoE(nn.Layer):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.errors import ModelFileError
-from erniekit.model.lora_settings import KAIMING, PISSA, REGULAR_EXPRESSION, LoraSettings, matches
+from erniekit.model.adapters.settings import KAIMING, PISSA, REGULAR_EXPRESSION, LoraSettings, matches
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 PADDLENLP_CONFIG_FILE = "lora_config.json"

@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 
 if TYPE_CHECKING:
-    from erniekit.model.router import Router
+    from erniekit.model.moe.router import Router
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from erniekit.errors import ModelFileError
-from erniekit.model.precision import round_to_bfloat16, to_stored
+from erniekit.model.storage.precision import round_to_bfloat16, to_stored
 
 
 def widened(bits: np.ndarray) -> np.ndarray:

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from erniekit.errors import ModelFileError
-from erniekit.model.adapter_folder import ADAPTER_CONFIG_FILE, peft_config, settings_from_peft
-from erniekit.model.lora_settings import PISSA, LoraSettings, linear_shapes
-from erniekit.model.low_rank import Factors, merged_weight, principal_factors
-from erniekit.model.paddlenlp_adapters import is_paddlenlp_folder, read_paddlenlp
-from erniekit.model.safetensors_file import SafetensorsFile, write_safetensors
-from erniekit.model.shards import listed
+from erniekit.model.adapters.folder import ADAPTER_CONFIG_FILE, peft_config, settings_from_peft
+from erniekit.model.adapters.low_rank import Factors, merged_weight, principal_factors
+from erniekit.model.adapters.paddlenlp import is_paddlenlp_folder, read_paddlenlp
+from erniekit.model.adapters.settings import PISSA, LoraSettings, linear_shapes
+from erniekit.model.storage.safetensors_file import SafetensorsFile, write_safetensors
+from erniekit.model.storage.shards import listed
 
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"

@@ -14,11 +14,11 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
-from erniekit.model.adapter_files import StoredAdapters, read_adapters, write_adapters
+from erniekit.model.adapters.files import StoredAdapters, read_adapters, write_adapters
+from erniekit.model.adapters.low_rank import Factors, initial_factors, principal_factors
+from erniekit.model.adapters.settings import PISSA, LoraSettings, select_targets
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import ZEROS, Linear
-from erniekit.model.lora_settings import PISSA, LoraSettings, select_targets
-from erniekit.model.low_rank import Factors, initial_factors, principal_factors
 from erniekit.model.randomness import Randomness, Site, dropout
 from erniekit.model.weights import named_weights
 
@@ -200,7 +200,7 @@ def load_adapters(decoder: Decoder, folder: Path | str, *, dropout: float = 0.0)
         Whether the decoder's weights are those that the adapters were trained beside, or that is unknown.
 
     Raises:
-        ModelFileError: see `adapter_files.read_adapters`.
+        ModelFileError: see `files.read_adapters`.
     """
     stored = read_adapters(folder, decoder.config.weight_shapes())
     base = freeze(decoder)
@@ -213,7 +213,7 @@ def load_adapters(decoder: Decoder, folder: Path | str, *, dropout: float = 0.0)
 
 
 def save_adapters(decoder: Decoder, folder: Path | str, base_model: str) -> list[Path]:
-    """Write the decoder's adapters as PEFT does; see `adapter_files.write_adapters`."""
+    """Write the decoder's adapters as PEFT does; see `files.write_adapters`."""
     adapters = named_adapters(decoder)
     first = next(iter(adapters.values()))
     stored = StoredAdapters(

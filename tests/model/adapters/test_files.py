@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from erniekit.errors import ModelFileError
-from erniekit.model.adapter_files import read_adapters
-from erniekit.model.adapter_folder import base_model_of, is_adapter_folder, target_names
-from erniekit.model.lora import load_adapters, named_adapter_weights, named_linears, save_adapters
-from erniekit.model.lora_settings import LoraSettings
-from erniekit.model.safetensors_file import SafetensorsFile, write_safetensors
+from erniekit.model.adapters.files import read_adapters
+from erniekit.model.adapters.folder import base_model_of, is_adapter_folder, target_names
+from erniekit.model.adapters.lora import load_adapters, named_adapter_weights, named_linears, save_adapters
+from erniekit.model.adapters.settings import LoraSettings
+from erniekit.model.storage.safetensors_file import SafetensorsFile, write_safetensors
 
+from ..tiny import logits_of, tiny_config, tiny_model
 from .test_lora import IDS, KINDS, with_adapters
-from .tiny import logits_of, tiny_config, tiny_model
 
 SHAPES = tiny_config().weight_shapes()
 PREFIX = "base_model.model.model.layers.0.self_attn.q_proj"

@@ -13,9 +13,9 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.expert_balance import ExpertBalance
 from erniekit.model.linear import ZEROS
-from erniekit.model.router_losses import add_gradient, balance_loss, orthogonal_loss, z_loss
+from erniekit.model.moe.balance import ExpertBalance
+from erniekit.model.moe.router_losses import add_gradient, balance_loss, orthogonal_loss, z_loss
 
 
 class Routes(NamedTuple):

@@ -6,14 +6,14 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit.model.expert_balance import BalanceSettings, ExpertBalance
-from erniekit.model.experts import MoE
 from erniekit.model.head import token_loss
 from erniekit.model.mlp import MLP
+from erniekit.model.moe.balance import BalanceSettings, ExpertBalance
+from erniekit.model.moe.experts import MoE
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
 
-from .tiny import logits_of, pack, tiny_config, tiny_model
+from ..tiny import logits_of, pack, tiny_config, tiny_model
 
 MOE = {
     "model_type": "ernie4_5_moe",

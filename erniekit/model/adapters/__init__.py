@@ -1,0 +1,1 @@
+"""Adapters: small trained updates beside frozen weights, and the folders that hold them."""
