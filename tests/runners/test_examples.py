@@ -1,0 +1,48 @@
+"""Every shipped configuration trains: two steps on a tiny model in place of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from erniekit.model.builder import build_model
+from erniekit.model.configuration import ModelConfig
+from erniekit.model.weights import save_model_folder
+from erniekit.parameters import Config
+from erniekit.runners.sft import run_sft
+
+EXAMPLES = sorted(Path("examples/configs").glob("*/*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def base(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model folder with weights."""
+    folder = tmp_path_factory.mktemp("base")
+    tokenizer_files = [tiny_model / name for name in ("tokenizer.json", "tokenizer_config.json")]
+    save_model_folder(build_model(ModelConfig.from_folder(tiny_model), None, seed=1), folder, tokenizer_files)
+    return folder
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_it_trains(path: Path, base: Path, tmp_path: Path) -> None:
+    overrides = {
+        "model_name_or_path": base,
+        "from_hf_hub": "false",
+        "output_dir": tmp_path / "run",
+        "data_cache_dir": tmp_path / "cache",
+        "max_steps": 2,
+        "warmup_steps": 0,
+        "lr_scheduler_type": "constant",
+        "max_seq_len": 128,
+        "do_eval": "false",
+        "report_to": "none",
+    }
+    config = Config.load(path, overrides=[f"{name}={value}" for name, value in overrides.items()], verb="train")
+    assert run_sft(config, say=lambda line: None).step == 2
+    weights = "adapter_model.safetensors" if config.lora.lora else "model.safetensors"
+    assert (tmp_path / "run" / weights).is_file()
+
+
+def test_there_are_examples() -> None:
+    assert {path.parent.name for path in EXAMPLES} >= {"quickstart", "ernie-4.5-0.3b", "qwen3-0.6b", "llama-3.2-1b"}
