@@ -1,4 +1,4 @@
-"""Record tests/model/storage/paddle_ernie.npz: tiny ERNIE-4.5 files of paddleformers 0.1.6, the model of ERNIEKit 1.0.1.
+"""Record tests/model/storage/paddle_ernie.npz: tiny ERNIE-4.5 files of paddleformers 0.1.6 (ERNIEKit 1.0.1).
 
     pip install paddleformers==0.1.6        # in an environment of its own, with Paddle 3.3.1
     python -m tests.parity.record_paddle_ernie
