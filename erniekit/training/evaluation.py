@@ -61,11 +61,11 @@ def evaluate(
     totals, run = Totals(), 0
     was_training = model.training
     model.eval()
+    read = min(available, max_batches) if max_batches > 0 else available
     with paddle.no_grad():
-        for batch in _batches(plan, available):
-            if 0 < max_batches <= run:
-                break
-            part = objective.loss(model, batch)
+        loss = objective.loss_for(model, _batches(plan, read))
+        for batch in _batches(plan, read):
+            part = loss(model, batch)
             loss_sum = float(part.loss_sum)
             if not math.isfinite(loss_sum):
                 samples = ", ".join(describe_sample(sample) for row in batch.samples for sample in row)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,14 +23,34 @@ class MicroLoss(NamedTuple):
     sums: Mapping[str, Tensor]  # further figures, 0-d, summed over the same units; shown as sum / units
 
 
+LossOfBatch = Callable[[Any, Any], MicroLoss]  # (model, batch)
+
+
 @dataclass(frozen=True)
 class Objective:
-    """A loss and the unit it is averaged over."""
+    """A loss and the unit it is averaged over.
 
-    loss: Callable[[Any, Any], MicroLoss]  # (model, batch)
-    units: Callable[[Any], int]  # how many units a batch holds, known without running the model
-    unit: str  # "target tokens", "pairs": for messages
-    perplexity: bool = False  # whether exp(loss) means something
+    Attributes:
+        loss: of one micro-batch.
+        units: how many units a batch holds, known without running the model.
+        unit: "target tokens", "pairs": for messages.
+        perplexity: whether exp(loss) means something.
+        loss_of_step: for a loss that depends on more than its micro-batch: gives the loss to use with all the batches
+            of a step, or of an evaluation (which are read one at a time). Called without gradients.
+    """
+
+    loss: LossOfBatch
+    units: Callable[[Any], int]
+    unit: str
+    perplexity: bool = False
+    loss_of_step: Callable[[Any, Iterable[Any]], LossOfBatch] | None = None
+
+    def loss_for(self, model: Any, batches: Iterable[Any]) -> LossOfBatch:
+        """The loss to use with each of `batches`, which together are one step or one evaluation."""
+        if self.loss_of_step is None:
+            return self.loss
+        with paddle.no_grad():
+            return self.loss_of_step(model, batches)
 
 
 def supervised(

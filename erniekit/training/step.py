@@ -73,10 +73,12 @@ def train_step(
     if units == 0:
         return StepResult(Totals(tokens=tokens), learning_rate, 0.0, updated=False)
 
+    loss = objective.loss_for(model, batches)
+
     def backward(index: int) -> MicroLoss:
         share = objective.units(batches[index]) / units
         model.begin_micro_batch(step=step, micro_batch=index, dropout_scale=dropout_scale, share=share)
-        part = objective.loss(model, batches[index])
+        part = loss(model, batches[index])
         (part.loss_sum / units).backward()
         return MicroLoss(part.loss_sum.detach(), {name: value.detach() for name, value in part.sums.items()})
 
