@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +18,8 @@ from erniekit.training.checkpoint_folder import newest_complete, remove_leftover
 
 KILLS = 20
 MAX_STEPS = 100  # so many that twenty kills come before the end
+SHIPPED = Path("examples/models/tiny-ernie")
+Parameters = Mapping[str, Any]
 
 # `erniekit train` that also prints a line at every operation on its output folder, so that a kill can fall into saving.
 PROGRAM = """
@@ -31,7 +37,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def command(output_dir: Path) -> list[str]:
+def command(output_dir: Path, parameters: Parameters) -> list[str]:
     settings = {
         "output_dir": output_dir,
         "data_cache_dir": output_dir.parent / "cache",
@@ -51,15 +57,16 @@ def command(output_dir: Path) -> list[str]:
         "report_to": "none",
         "overwrite_output_dir": "false",
         "resume_from_checkpoint": "true",
+        **parameters,
     }
     overrides = [f"{name}={value}" for name, value in settings.items()]
     return [sys.executable, "-c", PROGRAM, "train", "examples/configs/quickstart/sft.yaml", *overrides]
 
 
-def run_and_kill(output_dir: Path, after_lines: int) -> bool:
+def run_and_kill(output_dir: Path, after_lines: int, parameters: Parameters) -> bool:
     """Start the run and kill it when it has printed so many lines of progress. Whether it was still running."""
     process = subprocess.Popen(
-        command(output_dir), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+        command(output_dir, parameters), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
     )
     assert process.stdout is not None
     seen, lines = 0, []
@@ -86,22 +93,66 @@ def comparable_log(output_dir: Path) -> list[dict]:
     ]
 
 
-@pytest.mark.slow
-def test_twenty_kills_and_the_same_model_in_the_end(tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert not run_and_kill(whole, after_lines=-1)
+def kill_and_compare(folder: Path, kills: int, parameters: Parameters, weights: str = "model.safetensors") -> int:
+    """Compare a run with one that is killed so many times: the log and the weights, to the bit.
+
+    Returns:
+        How many kills fell into saving.
+    """
+    whole, killed = folder / "whole", folder / "killed"
+    assert not run_and_kill(whole, -1, parameters)
     moments = random.Random(20)
     newest_step = during_save = 0
-    for _ in range(KILLS):
-        assert run_and_kill(killed, after_lines=moments.randint(1, 60)), "the run came to its end before all kills"
+    for _ in range(kills):
+        assert run_and_kill(killed, moments.randint(1, 60), parameters), "the run came to its end before all kills"
         during_save += bool(half_written(killed))
         newest, skipped = newest_complete(killed)
         assert skipped == []
         assert step_of(newest) >= newest_step if newest else newest_step == 0
         newest_step = step_of(newest) if newest else 0
     assert newest_step > 0
-    assert during_save >= 3
-    assert not run_and_kill(killed, after_lines=-1)
+    assert not run_and_kill(killed, -1, parameters)
     assert remove_leftovers(killed) == []
     assert comparable_log(killed) == comparable_log(whole)
-    assert (killed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert (killed / weights).read_bytes() == (whole / weights).read_bytes()
+    return during_save
+
+
+@pytest.mark.slow
+def test_twenty_kills_and_the_same_model_in_the_end(tmp_path: Path) -> None:
+    assert kill_and_compare(tmp_path, KILLS, {}) >= 3
+
+
+def base_of_adapters(folder: Path) -> Parameters:
+    """Adapters with everything that is drawn or stored beside the factors."""
+    from erniekit.model.builder import build_model
+    from erniekit.model.configuration import ModelConfig
+    from erniekit.model.weights import save_model_folder
+
+    tokenizer_files = [SHIPPED / "tokenizer.json", SHIPPED / "tokenizer_config.json"]
+    save_model_folder(build_model(ModelConfig.from_folder(SHIPPED), None, seed=3), folder, tokenizer_files)
+    values = {"lora": "true", "lora_dropout": 0.1, "dora": "true", "lora_init": "pissa", "lora_plus_scale": 4}
+    return {**values, "model_name_or_path": folder, "continue_training": "true", "recompute": "true"}
+
+
+def experts(folder: Path) -> Parameters:
+    """Experts whose correction bias moves at every step, and a prediction layer."""
+    shutil.copytree(SHIPPED, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 48}
+    config |= {"moe_num_shared_experts": 1, "moe_layer_start_index": 1, "num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    values = {"moe_router_bias_update_rate": 0.01, "moe_aux_loss_lambda": 0.01, "num_nextn_predict_layers": 1}
+    return {**values, "model_name_or_path": folder, "recompute": "true"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("prepare", "weights"),
+    [(base_of_adapters, "adapter_model.safetensors"), (experts, "model.safetensors")],
+    ids=["adapters", "experts"],
+)
+def test_kills_of_runs_with_more_to_remember(
+    prepare: Callable[[Path], Parameters], weights: str, tmp_path: Path
+) -> None:
+    kill_and_compare(tmp_path, 4, {**prepare(tmp_path / "model"), "max_steps": 24}, weights)
