@@ -3,6 +3,7 @@
 checkpoint-{step}/
   (model files)              written by the caller: config.json, model*.safetensors, tokenizer; loadable like any model
   optimizer*.safetensors     AdamW's state as `<parameter>/<kind>`; absent with ignore_save_lr_and_optim
+  beside_model*.safetensors  what the objective needs beside the model: the reference of a preference loss, or absent
   trainer_state.json         integers and running sums: where the run stands
   run_identity.json          what must be the same for the run to continue bit for bit
   training_config.yaml       the resolved configuration
@@ -21,11 +22,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from paddle import Tensor
 from paddle.optimizer import AdamW
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from erniekit.errors import CheckpointError
 from erniekit.training.checkpoint_folder import checkpoint_name, problems, write_folder
@@ -62,6 +64,7 @@ def save_checkpoint(
     write_model: Callable[[Path], None],
     optimizer: AdamW | None,
     parameters: Mapping[str, Tensor],
+    beside_model: Mapping[str, Tensor] = {},
 ) -> Path:
     """Write `checkpoint-{step}`, all or nothing. `optimizer` None leaves its state out.
 
@@ -76,6 +79,7 @@ def save_checkpoint(
         write_model(folder)
         if optimizer is not None:
             _write_tensors(folder, "optimizer", optimizer_state(optimizer, parameters))
+        _write_tensors(folder, "beside_model", beside_model)
         (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
         (folder / IDENTITY_FILE).write_text(json.dumps(identity.to_json(), indent=1), encoding="utf-8")
         write_config(folder, resolved_config)
@@ -121,6 +125,14 @@ def load_optimizer(folder: Path, optimizer: AdamW, parameters: Mapping[str, Tens
         opened = [stack.enter_context(safe_open(file, framework="numpy")) for file in files]
         home = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (not a dictionary)
         load_optimizer_state(optimizer, parameters, home, lambda name: home[name].get_tensor(name))
+
+
+def load_beside_model(folder: Path) -> dict[str, np.ndarray]:
+    """What was given to `save_checkpoint` as `beside_model`, read one file after another."""
+    tensors: dict[str, np.ndarray] = {}
+    for file in sorted(folder.glob("beside_model*.safetensors")):
+        tensors |= load_file(file)
+    return tensors
 
 
 def write_config(folder: Path, resolved_config: Mapping[str, Any]) -> None:

@@ -88,7 +88,10 @@ class Trainer:
     identity: RunIdentity
     resolved_config: Mapping[str, Any]
     write_model: Callable[[Path], None]  # puts model and tokenizer files into a folder
+    beside_model: Callable[[], Mapping[str, Tensor]] = dict  # what else a checkpoint must hold for the run to continue
+    after_update: Callable[[int], None] = lambda step: None  # called with the finished steps, before anything is saved
     evaluation_plan: Plan | None = None
+    evaluation_objective: Objective | None = None  # default: `objective`
     callbacks: Sequence[object] = ()
     read: ReadSteps | None = None  # default: plan.micro_batches, when its step comes
     describe_sample: Callable[[int], str] = str  # index in the training data -> "file.jsonl:17"
@@ -133,7 +136,7 @@ class Trainer:
         result = evaluate(
             self.model,
             self.evaluation_plan,
-            self.objective,
+            self.evaluation_objective or self.objective,
             max_batches=self.settings.max_evaluate_steps,
             describe_sample=self.describe_evaluation_sample,
         )
@@ -208,6 +211,7 @@ class Trainer:
             return due(strategy, every, state.step, epoch_ended=epoch_ended, last=state.step == settings.total_steps)
 
         if result.updated:
+            self.after_update(state.step)
             notify(self.callbacks, "on_step", self._record(result.totals, result))
         if happens(settings.logging_strategy, settings.logging_steps) and state.since_log.units:
             notify(self.callbacks, "on_log", self._record(state.since_log, result))
@@ -241,6 +245,7 @@ class Trainer:
             write_model=self.write_model,
             optimizer=None if settings.ignore_save_lr_and_optim else self.optimizer,
             parameters=self.parameters,
+            beside_model=self.beside_model(),
         )
         prune(settings.output_dir, settings.save_total_limit, keep={folder})
         self._saved_step = state.step
