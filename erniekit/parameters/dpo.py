@@ -72,6 +72,16 @@ class DpoParameters:
         False,
         "Train without a reference model: its log-probabilities count as equal for both answers.",
     )
+    reference_model: str = parameter(
+        "auto",
+        "Where the reference's log-probabilities come from; all ways give the same. `adapters`: from the model with "
+        "its adapters put aside, for LoRA. `copy`: from a frozen copy, which takes the memory of the weights again. "
+        "`precomputed`: every pair is measured once before the first step and kept on disk. `auto`: `adapters` with "
+        "LoRA; otherwise `precomputed`, or `copy` with `ref_model_update_steps`.",
+        choices=("auto", "adapters", "copy", "precomputed"),
+        verbs=("train",),
+        example="copy",
+    )
     ref_model_update_steps: int = parameter(
         -1,
         "Copy the trained model into the reference every so many optimizer steps. -1 never does.",
@@ -106,11 +116,31 @@ def some_loss_remains(draft: Draft) -> None:
         draft.problem("pref_loss_ratio", "both loss weights are 0", "give one of them a positive value")
 
 
+@rule("reference_model", "lora", "ref_model_update_steps", "stage")
+def reference_fits_the_training(draft: Draft) -> None:
+    """`reference_model`: `adapters` needs LoRA, `copy` is for all weights, `precomputed` is never updated."""
+    way = draft["reference_model"]
+    if draft["stage"] != "DPO":
+        return
+    if way == "adapters" and not draft["lora"]:
+        draft.problem("reference_model", "there are no adapters to put aside without `lora`", "write `auto`")
+    if way == "copy" and draft["lora"]:
+        draft.problem(
+            "reference_model", "beside adapters the weights are the reference, without a copy", "write `adapters`"
+        )
+    if way == "precomputed" and draft["ref_model_update_steps"] > 0:
+        draft.problem(
+            "reference_model",
+            "what is measured once cannot follow `ref_model_update_steps`",
+            f"write `{'adapters' if draft['lora'] else 'copy'}`",
+        )
+
+
 SECTION = section(
     DpoParameters,
     key="dpo",
     title="2.3 DPO",
     verbs=("train", "eval"),
     stages=("DPO",),
-    rules=(prompt_leaves_space, reference_update_not_zero, some_loss_remains),
+    rules=(prompt_leaves_space, reference_update_not_zero, some_loss_remains, reference_fits_the_training),
 )
