@@ -34,7 +34,7 @@ def named_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
         prefix + name: parameter
         for prefix, stage in decoder.named_stages()
         for name, parameter in stage.named_parameters()
-        if ".adapter." not in name
+        if ".adapter." not in f".{name}"
     }
 
 

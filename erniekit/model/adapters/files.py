@@ -21,6 +21,7 @@ from erniekit.model.adapters.paddlenlp import is_paddlenlp_folder, read_paddlenl
 from erniekit.model.adapters.settings import PISSA, LoraSettings, linear_shapes
 from erniekit.model.storage.safetensors_file import SafetensorsFile, write_safetensors
 from erniekit.model.storage.shards import listed
+from erniekit.model.storage.weight_layouts import of_prediction
 
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"
@@ -68,6 +69,8 @@ class StoredAdapters:
 
 def read_adapters(folder: Path | str, weight_shapes: WeightShapes) -> StoredAdapters:
     """The adapters that PEFT, paddlenlp or this project wrote into `folder`, for a model with these weights.
+
+    Those of multi-token prediction layers that the model does without are left out, as such layers' weights are.
 
     Raises:
         ModelFileError: a file is missing or damaged, the adapters compute something that is not available here, or
@@ -137,7 +140,8 @@ def _read_factors(
     problems += [f"{name}: missing" for name in expected if name not in names]
     for own, stored in names.items():
         if own not in expected:
-            problems.append(f"{stored}: {_why_unknown(own, linears)}")
+            if not of_prediction(own) or own.rpartition(".")[0] in linears:
+                problems.append(f"{stored}: {_why_unknown(own, linears)}")
         elif file.shape(stored) != expected[own]:
             problems.append(f"{stored}: shape {list(file.shape(stored))}, expected {list(expected[own])}")
     if problems:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -130,9 +131,9 @@ def attach(linear: Linear, path: str, factors: Factors, settings: LoraSettings, 
 def named_linears(decoder: Decoder) -> dict[str, Linear]:
     """Every linear layer that may have an adapter, by its Hugging Face path, in the decoder's order."""
     return {
-        prefix + name: layer
+        (prefix + name).removesuffix("."): layer
         for prefix, stage in decoder.named_stages()
-        for name, layer in stage.named_sublayers()
+        for name, layer in stage.named_sublayers(include_self=True)  # a stage may be a linear layer itself
         if isinstance(layer, Linear)
     }
 
@@ -153,6 +154,20 @@ def named_adapter_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
         for path, adapter in named_adapters(decoder).items()
         for name, parameter in adapter.named_parameters()
     }
+
+
+@contextmanager
+def without_adapters(decoder: Decoder) -> Iterator[None]:
+    """Inside, the decoder computes as if it had no adapters."""
+    adapters = named_adapters(decoder)
+    linears = named_linears(decoder)
+    for path in adapters:
+        linears[path].adapter = None
+    try:
+        yield
+    finally:
+        for path, adapter in adapters.items():
+            linears[path].adapter = adapter
 
 
 def trained_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:

@@ -32,7 +32,7 @@ _GATE_UP = ("up_gate_proj", "gate_up_fused_proj")
 _LINEAR = re.compile(r"(_proj(\.\d+)?|\.mlp\.gate)\.weight$")
 _FUSED_PART = re.compile(r"(?P<path>.*\.)(?P<linear>[qkv]_proj|gate_proj|up_proj)\.(?P<kind>weight|bias)$")
 _CORRECTION = re.compile(r"\.e_score_correction_bias$")
-_PREDICTION = re.compile(r"\.mtp_(block|emb_norm|hidden_norm|linear_proj)\.")  # may be left out of a run
+_PREDICTION = re.compile(r"\.mtp_(block|emb_norm|hidden_norm|linear_proj)\.")
 _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")  # stored by older programs; follows from the configuration
 
 
@@ -248,11 +248,16 @@ def _misfits(
         expected[HEAD] = expected[places[EMBEDDING].stored]  # a stored copy
     problems = [f"{name}: missing" for name in expected if name not in shapes]
     for name, shape in shapes.items():
-        if name not in expected and not _PREDICTION.search(name):
+        if name not in expected and not of_prediction(name):
             problems.append(f"{name}: the model has no such weight ({files[name].path.name})")
         elif name in expected and shape != expected[name]:
             problems.append(f"{name}: shape {list(shape)}, expected {list(expected[name])}")
     return problems
+
+
+def of_prediction(name: str) -> bool:
+    """Whether this weight, or adapter, is part of a multi-token prediction layer, which a run may leave out."""
+    return _PREDICTION.search(name) is not None
 
 
 def _untied_head(head: SafetensorsFile, embedding: SafetensorsFile, embedding_name: str) -> list[str]:

@@ -255,6 +255,20 @@ def test_counting_needs_no_model(settings_):
     assert list(linear_shapes(shapes)) == list(named_linears(model))
 
 
+def test_the_layer_that_joins_state_and_embedding_has_an_adapter_too():
+    """It is a stage of its own, not a layer inside one."""
+    shape = {"model_type": "ernie4_5_moe", "moe_num_experts": 3, "moe_k": 2, "moe_intermediate_size": 8}
+    shape |= {"num_nextn_predict_layers": 2}
+    weights = list(named_weights(tiny_model(**shape)))
+    model = with_adapters(LoraSettings(4, 8.0), **shape)
+    assert list(named_weights(model)) == weights
+    shapes = tiny_config(**shape).weight_shapes()
+    assert set(linear_shapes(shapes)) == set(named_linears(model)) == set(named_adapters(model))
+    assert "model.mtp_linear_proj.1" in named_adapters(model)
+    count = sum(parameter.size for parameter in named_adapter_weights(model).values())
+    assert adapter_parameter_count(shapes, LoraSettings(4, 8.0)) == count
+
+
 def test_scaling():
     assert LoraSettings(8, 16.0).scaling_of("a") == 2.0
     assert LoraSettings(16, 4.0, rslora=True).scaling_of("a") == 1.0
