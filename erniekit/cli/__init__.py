@@ -15,6 +15,7 @@ from erniekit.errors import UserError
 
 VERBS = {
     "train": "train a model as a configuration file says",
+    "dpo": "train a model on pairs of a preferred and a rejected answer",
     "validate": "check configuration files and show what they come to, without running anything",
     "preview": "show the first samples as the model will see them",
     "chat": "talk to a model",
@@ -39,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     verb = _verb(words[0]) if words else "help"
-    with standard_streams(output_may_fail=verb == "train") as output:  # a run outlives the reader of its progress
+    with standard_streams(
+        output_may_fail=verb in ("train", "dpo")
+    ) as output:  # a run outlives the reader of its progress
         try:
             with signals_raise():
                 code = _run(verb, words[1:])

@@ -11,11 +11,18 @@ from erniekit.parameters import Config
 
 
 def run(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="erniekit train",
-        description="Fine-tune a model as a YAML (or JSON) file says.",
-        epilog="Example: erniekit train examples/configs/quickstart/sft.yaml max_steps=20 learning_rate=1e-3",
+    parser = train_parser(
+        "train",
+        "Fine-tune a model as a YAML (or JSON) file says.",
+        "Example: erniekit train examples/configs/quickstart/sft.yaml max_steps=20 learning_rate=1e-3",
     )
+    options = parse_with_overrides(parser, arguments)
+    return train(Config.load(options.config, options.overrides, verb="train"), try_one=options.try_one_sample)
+
+
+def train_parser(verb: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """The words of a verb that trains."""
+    parser = argparse.ArgumentParser(prog=f"erniekit {verb}", description=description, epilog=epilog)
     parser.add_argument("config", type=Path, help="YAML or JSON file of parameters")
     parser.add_argument("overrides", nargs="*", metavar="name=value", help="parameters that override the file")
     parser.add_argument(
@@ -24,10 +31,13 @@ def run(arguments: list[str]) -> int:
         action="store_true",
         help="check the configuration: overfit one sample of the data in under a minute, and write nothing",
     )
-    options = parse_with_overrides(parser, arguments)
-    config = Config.load(options.config, options.overrides, verb="train")
+    return parser
+
+
+def train(config: Config, *, try_one: bool) -> int:
+    """Run what the configuration says, and give the exit code."""
     import_paddle()
-    if options.try_one_sample:
+    if try_one:
         from erniekit.runners.try_one import try_one_sample
 
         return 0 if try_one_sample(config) else 1
@@ -36,6 +46,6 @@ def run(arguments: list[str]) -> int:
 
         run_evaluation(config)
         return 0
-    from erniekit.runners.sft import run_sft
+    from erniekit.runners.train import run_training
 
-    return run_sft(config).exit_code
+    return run_training(config).exit_code

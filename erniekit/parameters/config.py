@@ -62,13 +62,21 @@ class Config:
     origins: Mapping[str, str]
 
     @classmethod
-    def load(cls, path: str | Path | None, overrides: Sequence[str] = (), *, verb: str = "train") -> Config:
+    def load(
+        cls,
+        path: str | Path | None,
+        overrides: Sequence[str] = (),
+        *,
+        verb: str = "train",
+        implied: Mapping[str, Any] | None = None,
+    ) -> Config:
         """Read a YAML or JSON file and `name=value` words, which take precedence.
 
         Args:
             path: the file; None for the overrides alone.
             overrides: words of the command line.
             verb: the verb that will use it; decides what is required.
+            implied: what the command itself says, such as `stage: DPO`; the file and the words may say otherwise.
 
         Raises:
             ConfigurationError: everything that is wrong, one line each with file:line.
@@ -76,7 +84,8 @@ class Config:
         file = None if path is None else Path(path)
         entries, problems = read_file(file) if file else ([], [])
         words, word_problems = read_overrides(overrides)
-        return cls._finish([entries, words], [*problems, *word_problems], verb, file)
+        beneath = [Entry(name, value, Place("the command")) for name, value in (implied or {}).items()]
+        return cls._finish([beneath, entries, words], [*problems, *word_problems], verb, file)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], overrides: Sequence[str] = (), *, verb: str = "train") -> Config:

@@ -95,14 +95,14 @@ def train(make_config: Callable[..., Config], tmp_path: Path) -> Callable[..., A
     """Train with the given parameters; returns what a run leaves, for comparisons."""
     from types import SimpleNamespace
 
-    from erniekit.runners.sft import run_sft
+    from erniekit.runners.train import run_training
 
     def run(**parameters: Any) -> Any:
         lines: list[str] = []
         config = make_config(**parameters)
         if not config.checkpoint.resume_from_checkpoint:
             shutil.rmtree(config.basic.output_dir, ignore_errors=True)
-        result = run_sft(config, say=lines.append)
+        result = run_training(config, say=lines.append)
         output = Path(config.basic.output_dir)
         log = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
         return SimpleNamespace(

@@ -10,7 +10,7 @@ from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.weights import save_model_folder
 from erniekit.parameters import Config
-from erniekit.runners.sft import run_sft
+from erniekit.runners.train import run_training
 
 EXAMPLES = sorted(Path("examples/configs").glob("*/*.yaml"))
 
@@ -39,7 +39,7 @@ def test_it_trains(path: Path, base: Path, tmp_path: Path) -> None:
         "report_to": "none",
     }
     config = Config.load(path, overrides=[f"{name}={value}" for name, value in overrides.items()], verb="train")
-    assert run_sft(config, say=lambda line: None).step == 2
+    assert run_training(config, say=lambda line: None).step == 2
     weights = "adapter_model.safetensors" if config.lora.lora else "model.safetensors"
     assert (tmp_path / "run" / weights).is_file()
 

@@ -306,20 +306,20 @@ def test_train_without_a_network_ends_with_an_explanation_and_no_traceback(tmp_p
 def test_each_parameter_makes_preview_and_train_use_its_hub(hub, server, tiny_model, make_config, capsys):
     library_of(hub)
     from erniekit.runners.preview import preview
-    from erniekit.runners.sft import run_sft
+    from erniekit.runners.train import run_training
 
     files = {path.name: path.read_bytes() for path in tiny_model.iterdir()}
     server.repositories["our-group/tiny"] = {"main": files, "master": files}
     config = make_config(model_name_or_path="our-group/tiny", max_steps=1, **{hub.parameter: True})
     assert "packs" in preview(config)
     assert f"model: our-group/tiny (revision {hub.revision}" in capsys.readouterr().err
-    run_sft(config, say=lambda line: None)
+    run_training(config, say=lambda line: None)
     output = Path(config.basic.output_dir)
     assert (output / "model.safetensors").is_file()
     assert (output / "tokenizer.json").read_bytes() == files["tokenizer.json"]
     assert not (output / "tokenizer.json").is_symlink()
     with pytest.raises(ModelFileError, match="cannot be fetched"):  # there are no weights to continue from
-        run_sft(make_config(model_name_or_path="our-group/tiny", overwrite_output_dir=True, continue_training=True,
+        run_training(make_config(model_name_or_path="our-group/tiny", overwrite_output_dir=True, continue_training=True,
                             **{hub.parameter: True}), say=lambda line: None)  # fmt: skip
 
 

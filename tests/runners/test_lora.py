@@ -269,7 +269,7 @@ def test_the_quickstart_trains_adapters_beside_a_model_of_its_kind(tmp_path: Pat
     from erniekit.model.configuration import ModelConfig
     from erniekit.model.weights import save_model_folder
     from erniekit.parameters import Config
-    from erniekit.runners.sft import run_sft
+    from erniekit.runners.train import run_training
 
     shipped = ROOT / "examples/models/tiny-ernie"
     tokenizer_files = [shipped / "tokenizer.json", shipped / "tokenizer_config.json"]
@@ -285,5 +285,5 @@ def test_the_quickstart_trains_adapters_beside_a_model_of_its_kind(tmp_path: Pat
     }
     file = ROOT / "examples/configs/quickstart/lora.yaml"
     config = Config.load(file, [f"{name}={value}" for name, value in changes.items()], verb="train")
-    assert run_sft(config, say=lambda line: None).step == 2
+    assert run_training(config, say=lambda line: None).step == 2
     assert (tmp_path / "lora/adapter_model.safetensors").is_file()

@@ -64,7 +64,7 @@ KEEPS_LOSSES: dict[str, tuple[Any, str, str, Any]] = {
     "use_flash_attention": (False, "erniekit.model.attention.AttentionPlan.build", "dense", True),
     "use_sparse_flash_attn": (False, "erniekit.model.attention.AttentionPlan.build", "dense", True),
     "use_attn_mask_startend_row_indices": (False, "erniekit.model.attention.AttentionPlan.build", "dense", True),
-    "dataloader_num_workers": (0, "erniekit.runners.sft.prefetch", "workers", 0),
+    "dataloader_num_workers": (0, "erniekit.runners.train.prefetch", "workers", 0),
     "release_grads": (True, "paddle.optimizer.AdamW.clear_grad", "set_to_zero", False),
 }
 
@@ -276,12 +276,12 @@ def test_the_output_folder_holds_what_a_user_expects(train: Train) -> None:
 
 
 def test_overwriting_must_be_asked_for(train: Train, make_config: Callable[..., Any]) -> None:
-    from erniekit.runners.sft import run_sft
+    from erniekit.runners.train import run_training
 
     train(save_strategy="steps", save_steps=2)
     with pytest.raises(UserError, match="overwrite_output_dir"):
-        run_sft(make_config(), say=lambda line: None)
-    run_sft(make_config(overwrite_output_dir=True), say=lambda line: None)
+        run_training(make_config(), say=lambda line: None)
+    run_training(make_config(overwrite_output_dir=True), say=lambda line: None)
 
 
 def test_do_train_false_only_evaluates(make_config: Callable[..., Any], records: Path, train: Train) -> None:
@@ -411,7 +411,7 @@ def test_weights_are_sharded(train: Train) -> None:
 
 
 def test_a_gigabyte_has_ten_to_the_ninth_bytes(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = _record_argument("erniekit.runners.sft.save_model_folder", "max_shard_bytes", monkeypatch)
+    limits = _record_argument("erniekit.runners.train.save_model_folder", "max_shard_bytes", monkeypatch)
     train(max_shard_size=2.5)
     assert set(limits) == {2_500_000_000}
 

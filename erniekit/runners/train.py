@@ -48,7 +48,7 @@ BATCH_PARAMETERS = (
 )  # fmt: skip
 
 
-def run_sft(config: Config, say: Say = print) -> TrainResult:
+def run_training(config: Config, say: Say = print) -> TrainResult:
     """Train as `config` says and leave the model, its results and its logs in `output_dir`.
 
     Raises:

@@ -1,0 +1,24 @@
+"""`erniekit dpo CONFIG [name=value ...]`: `erniekit train` with `stage: DPO`."""
+
+from __future__ import annotations
+
+from erniekit.cli.overrides import parse_with_overrides
+from erniekit.cli.train import train, train_parser
+from erniekit.errors import ConfigurationError
+from erniekit.parameters import Config
+
+
+def run(arguments: list[str]) -> int:
+    parser = train_parser(
+        "dpo",
+        "Train a model on pairs of a preferred and a rejected answer: `erniekit train` with stage: DPO.",
+        "Example: erniekit dpo examples/configs/quickstart/dpo.yaml beta=0.2",
+    )
+    options = parse_with_overrides(parser, arguments)
+    config = Config.load(options.config, options.overrides, verb="train", implied={"stage": "DPO"})
+    if config.basic.stage != "DPO":
+        raise ConfigurationError(
+            f"{config.origin('stage')}: `stage`: {config.basic.stage} is not what `erniekit dpo` trains\n"
+            "  Use `erniekit train`, or write stage: DPO."
+        )
+    return train(config, try_one=options.try_one_sample)

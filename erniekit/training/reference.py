@@ -1,0 +1,167 @@
+"""The reference of a preference loss: the model as it was at the start of the run, or when it was last updated.
+
+Three ways to the same log-probabilities:
+
+| | memory | time |
+|---|---|---|
+| `AdaptersAside` | none, or that of the adapters | a forward pass with every batch |
+| `FrozenCopy` | that of the weights | a forward pass with every batch |
+| `Precomputed` | 8 bytes a pair | a forward pass for every pair, once |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import paddle
+from paddle import Tensor
+
+from erniekit.model.adapters.lora import named_adapter_weights, without_adapters
+from erniekit.model.decoder import Decoder
+from erniekit.model.weights import named_weights
+
+# (model, batch) -> the summed log-probabilities of the chosen and the rejected answers, fp32[pairs] each
+MeasureAnswers = Callable[[Decoder, Any], tuple[Tensor, Tensor]]
+
+
+class Reference(Protocol):
+    """What a preference loss asks of its reference, and a run of it."""
+
+    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """The summed log-probabilities of the batch's chosen and rejected answers, fp32[pairs] each, as constants."""
+        ...
+
+    def update(self) -> None:
+        """Become the model as it is now."""
+        ...
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What a checkpoint must hold, beside the model, for a resumed run to have the same reference."""
+        ...
+
+
+class AdaptersAside:
+    """The trained model itself, with its adapters put aside or replaced by earlier ones for the moment.
+
+    Args:
+        adapters: the reference's adapters, where they are not without effect.
+    """
+
+    def __init__(self, model: Decoder, measure: MeasureAnswers, adapters: Mapping[str, Tensor] | None = None) -> None:
+        self._model, self._measure, self._adapters = model, measure, adapters
+
+    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
+        if self._adapters is None:
+            with without_adapters(self._model), measuring(self._model):
+                return self._measure(self._model, batch)
+        trained = named_adapter_weights(self._model)
+        present = copies(trained)
+        with measuring(self._model):
+            set_values(trained, self._adapters)
+            try:
+                return self._measure(self._model, batch)
+            finally:
+                set_values(trained, present)
+
+    def update(self) -> None:
+        self._adapters = copies(named_adapter_weights(self._model))
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        return self._adapters or {}
+
+
+class FrozenCopy:
+    """A second model that is not trained.
+
+    Args:
+        updated: whether the run calls `update`; otherwise checkpoints need not hold the copy, for it is the model that
+            the run starts from.
+    """
+
+    def __init__(self, copy: Decoder, model: Decoder, measure: MeasureAnswers, *, updated: bool) -> None:
+        self._copy, self._model, self._measure, self._updated = copy, model, measure, updated
+        copy.eval()
+        for parameter in copy.parameters():
+            parameter.stop_gradient = True
+
+    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
+        with paddle.no_grad():
+            return self._measure(self._copy, batch)
+
+    def update(self) -> None:
+        set_values(named_weights(self._copy), named_weights(self._model))
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        return named_weights(self._copy) if self._updated else {}
+
+
+class Precomputed:
+    """Log-probabilities that were measured before the run.
+
+    Args:
+        table: fp32[samples, 2], chosen and rejected; a row for every pair of the dataset, NaN where it is not needed.
+    """
+
+    def __init__(self, table: np.ndarray) -> None:
+        self.table = table
+
+    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
+        values = self.table[_samples(batch)]
+        assert not np.isnan(values).any(), "a pair was not measured before the run"
+        return paddle.to_tensor(values[:, 0]), paddle.to_tensor(values[:, 1])
+
+    def update(self) -> None:
+        raise AssertionError("a table of log-probabilities cannot follow the model")
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        return {}
+
+
+def measure_missing(table: np.ndarray, batches: Iterable[Any], model: Decoder, measure: MeasureAnswers) -> int:
+    """Fill the rows of `table` (see `Precomputed`) that `batches` need and that are NaN.
+
+    Returns:
+        How many pairs were measured.
+    """
+    count = 0
+    with measuring(model):
+        for batch in batches:
+            samples = _samples(batch)
+            missing = np.isnan(table[samples]).any(axis=1)
+            if missing.any():
+                measured = np.stack([values.numpy() for values in measure(model, batch)], axis=1)
+                table[samples[missing]] = measured[missing]
+                count += len(np.unique(samples[missing]))
+    return count
+
+
+@contextmanager
+def measuring(model: Decoder) -> Iterator[None]:
+    """Without gradients and dropout; the model's mode is put back afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        with paddle.no_grad():
+            yield
+    finally:
+        if was_training:
+            model.train()
+
+
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Constant copies, by the same names."""
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def set_values(tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    """Give every tensor the value of its name."""
+    for name, tensor in tensors.items():
+        tensor.set_value(values[name])
+
+
+def _samples(batch: Any) -> np.ndarray:
+    """The dataset's index of every pair, int64[pairs]."""
+    return np.array([sample for row in batch.samples for sample in row], dtype=np.int64)
