@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from erniekit.parameters.declaration import parameter, rule, section, shorthand, when
 from erniekit.parameters.draft import Draft
-from erniekit.parameters.values import TEXTS, shown
+from erniekit.parameters.values import WORDS, shown
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,11 @@ class LoraParameters:
         (),
         "The linear layers that get an adapter; empty means all of attention, MLP and experts. Each word is the end of "
         "a layer's name (`q_proj`, `self_attn.o_proj`), a whole name with wildcards (`model.layers.[0-3].*`), or `re:` "
-        "and a regular expression for a whole name. Embedding, head and routers have none.",
-        kind=TEXTS,
+        "and a regular expression for a whole name; one with spaces or commas stands in a YAML list. Embedding, head "
+        "and routers have none.",
+        kind=WORDS,
         needs=when("lora"),
-        example="q_proj,v_proj",
+        example="q_proj v_proj",
     )
     lora_dropout: float = parameter(
         0.0,

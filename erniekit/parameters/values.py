@@ -83,7 +83,9 @@ def _as_it_is(raw: Any) -> Any:
 
 
 def _read_words(raw: Any) -> Any:
-    return raw.split() if isinstance(raw, str) else raw
+    if isinstance(raw, str):
+        return re.split(r"\s*,\s*|\s+", raw.strip()) if raw.strip() else []
+    return raw
 
 
 def _split_at_commas(raw: Any) -> Any:
@@ -130,7 +132,7 @@ NUMBER = Kind("number", "a finite number", read_number, {"type": "number"}, (_NU
 TEXT = Kind("text", "a text (put numbers and dates in quotes)", _as_it_is, {"type": "string"})
 WORDS = Kind(
     "list of words",
-    "words, either a YAML list or one text with spaces between them",
+    "words, either a YAML list or one text with spaces or commas between them",
     _read_words,
     {"type": "array", "items": {"type": "string", "minLength": 1}, "uniqueItems": True},
     ({"type": "string"},),
