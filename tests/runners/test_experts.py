@@ -122,3 +122,27 @@ def test_adapters_of_a_run_with_predictions_resume_and_serve(
         )
         result = run_evaluation(config, say=lambda line: None)
         assert result.loss == pytest.approx(whole.result.evaluation.loss, rel=1e-6)
+
+
+def test_evaluation_moves_no_bias_and_counts_in_no_loss(train: Train, moe_model: Path, records: Path) -> None:
+    values = {"model_name_or_path": str(moe_model), "moe_router_bias_update_rate": 0.05, "num_nextn_predict_layers": 1}
+    held_out = {"do_eval": True, "eval_dataset_path": str(records), "eval_steps": 1, "max_evaluate_steps": 2}
+    plain = train(**values)
+    weights = (plain.output / "model.safetensors").read_bytes()
+    evaluated = train(**values, **held_out)
+    assert evaluated.result.evaluation is not None
+    assert (evaluated.output / "model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize("kind", [{}, {"dora": True, "lora_init": "pissa"}], ids=["LoRA", "PiSSA and DoRA"])
+def test_recomputation_beside_experts_changes_no_bit_of_the_adapters(
+    kind: dict[str, Any], train: Train, moe_model: Path, tmp_path: Path
+) -> None:
+    base = train(model_name_or_path=str(moe_model), num_nextn_predict_layers=1, output_dir=str(tmp_path / "base"))
+    values = {"model_name_or_path": str(base.output), "continue_training": True, "num_nextn_predict_layers": 1}
+    values |= {"lora": True, "lora_dropout": 0.2, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    values |= {"moe_aux_loss_lambda": 0.1, "moe_z_loss_lambda": 0.1, "gradient_accumulation_steps": 2, **kind}
+    plain = (train(**values).output / "adapter_model.safetensors").read_bytes()
+    for reentrant in (False, True):
+        again = train(**values, recompute=True, recompute_use_reentrant=reentrant)
+        assert (again.output / "adapter_model.safetensors").read_bytes() == plain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from erniekit.model.adapters.lora import named_adapters, named_linears
 from erniekit.model.decoder import Decoder
+from erniekit.model.moe.router import GateStatistics
 
 
 def merge_adapters(decoder: Decoder) -> None:
@@ -16,5 +17,6 @@ def merge_adapters(decoder: Decoder) -> None:
         linear = linears[path]
         linear.weight.set_value(adapter.effective_weight(linear.weight))
         linear.adapter = None
-    for parameter in decoder.parameters():
-        parameter.stop_gradient = False
+    for layer in decoder.sublayers():
+        for parameter in layer.parameters(include_sublayers=False):
+            parameter.stop_gradient = isinstance(layer, GateStatistics)  # which no gradient ever reaches

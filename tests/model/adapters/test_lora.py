@@ -269,6 +269,15 @@ def test_the_layer_that_joins_state_and_embedding_has_an_adapter_too():
     assert adapter_parameter_count(shapes, LoraSettings(4, 8.0)) == count
 
 
+def test_merging_leaves_what_was_trained_before_and_no_more():
+    shape = {"model_type": "ernie4_5_moe", "moe_num_experts": 3, "moe_k": 2, "moe_intermediate_size": 8}
+    trained = {name: not weight.stop_gradient for name, weight in named_weights(tiny_model(**shape)).items()}
+    model = with_adapters(LoraSettings(4, 8.0), **shape)
+    merge_adapters(model)
+    assert {name: not weight.stop_gradient for name, weight in named_weights(model).items()} == trained
+    assert not all(trained.values()) and not named_adapters(model)
+
+
 def test_scaling():
     assert LoraSettings(8, 16.0).scaling_of("a") == 2.0
     assert LoraSettings(16, 4.0, rslora=True).scaling_of("a") == 1.0

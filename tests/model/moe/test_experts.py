@@ -139,6 +139,51 @@ def test_recomputation_changes_nothing(use_reentrant):
         np.testing.assert_array_equal(own[name], gradient, err_msg=name)
 
 
+def test_joined_losses_are_one_weighted_sum_over_the_micro_batches_of_a_step(monkeypatch):
+    """Against the same losses added to the loss itself, with the learning of predictions beside them."""
+    from erniekit.model.moe import router
+    from erniekit.training.objectives import supervised
+
+    batches = [random_batch([9, 14], 26, seed=1), random_batch([5], 30, seed=2), random_batch([20, 3], 26, seed=3)]
+    units = sum(batch.target_count for batch in batches)
+    objective = supervised(multi_token_pred_lambda=0.5)
+
+    kept: list = []
+
+    def summed(model):
+        model.train()
+        for number, batch in enumerate(batches):
+            model.begin_micro_batch(step=0, micro_batch=number, share=batch.target_count / units)
+            loss = objective.loss(model, batch).loss_sum / units
+            for own in kept:
+                loss = loss + own
+            kept.clear()
+            loss.backward()
+        return {name: p.grad.numpy() for name, p in named_weights(model).items() if p.grad is not None}
+
+    joined = summed(moe_model(SETTINGS, num_nextn_predict_layers=1))
+    without = summed(moe_model(num_nextn_predict_layers=1))
+    monkeypatch.setattr(router, "add_gradient", lambda value, loss, scale: kept.append(loss * scale) or value)
+    expected = summed(moe_model(SETTINGS, num_nextn_predict_layers=1))
+    assert joined.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert np.abs(joined[name] - gradient).max() <= 1e-5 * np.abs(gradient).max() + 1e-7, name
+    gates = [name for name in joined if name.endswith("mlp.gate.weight")]
+    assert len(gates) == 3 and all(np.abs(joined[name] - without[name]).max() > 1e-4 for name in gates)
+
+
+def random_batch(lengths, size, seed):
+    """One row of documents and padding, with a label at every token."""
+    from erniekit.data.batches import Batch
+
+    rng, tokens = np.random.default_rng(seed), sum(lengths)
+    positions = np.concatenate([*(np.arange(length) for length in lengths), np.zeros(size - tokens, np.int64)])
+    ends = np.concatenate([np.repeat(np.cumsum(lengths), lengths), np.full(size - tokens, tokens)])
+    labels = np.where(np.arange(size) < tokens, rng.integers(1, 53, size), -100)
+    indices = ends.astype(np.int32)[None, None, :, None]
+    return Batch(rng.integers(1, 53, (1, size)), positions[None], labels[None], indices, ((0,),), tokens, tokens)
+
+
 def test_biases_move_towards_experts_with_less_than_the_mean_load():
     model = moe_model(BalanceSettings(router_bias_update_rate=0.01))
     model.train()
