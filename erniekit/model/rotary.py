@@ -93,4 +93,6 @@ def _make_quarter_turn(size: int, interleaved: bool, dtype: paddle.dtype) -> pad
     first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + size // 2)
     matrix[second, first] = -1.0
     matrix[first, second] = 1.0
-    return paddle.to_tensor(matrix).astype(dtype)
+    turn = paddle.to_tensor(matrix)
+    # not in one expression: paddlenlp exchanges `to_tensor`, and on a call to that, a program being saved waits for itself
+    return turn.astype(dtype)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -97,3 +100,24 @@ def test_folders_without_a_program_are_refused(tmp_path: Path) -> None:
     (tmp_path / "inference_config.json").write_text("{}")
     with pytest.raises(ModelFileError, match="not the description of a saved program"):
         ProgramDescription.read(tmp_path)
+
+
+def test_a_program_is_saved_beside_paddlenlp(tmp_path):
+    """paddlenlp exchanges paddle.to_tensor for a function of its own, at which Paddle's recording waited for itself."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, paddle\n"
+        "from pathlib import Path\n"
+        "given = paddle.to_tensor\n"
+        "def to_tensor(*values, **options):\n"
+        "    return given(*values, **options)\n"
+        "paddle.to_tensor = to_tensor\n"
+        "from erniekit.model.static_inference import save_program\n"
+        "from tests.model.tiny import tiny_model\n"
+        "save_program(tiny_model(), Path(sys.argv[1]))\n"
+    )
+    root = Path(__file__).parents[2]
+    subprocess.run(
+        [sys.executable, program, tmp_path], check=True, timeout=120, env={**os.environ, "PYTHONPATH": str(root)}
+    )
+    assert open_program(tmp_path)
