@@ -94,5 +94,5 @@ def _make_quarter_turn(size: int, interleaved: bool, dtype: paddle.dtype) -> pad
     matrix[second, first] = -1.0
     matrix[first, second] = 1.0
     turn = paddle.to_tensor(matrix)
-    # not in one expression: paddlenlp exchanges `to_tensor`, and on a call to that, a program being saved waits for itself
+    # in two steps: paddlenlp exchanges `to_tensor`, and on what follows its call, saving a program waits for itself
     return turn.astype(dtype)
