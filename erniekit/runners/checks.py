@@ -76,11 +76,15 @@ def with_predictions(model_config: ModelConfig, config: Config) -> ModelConfig:
 
 
 def what_the_model_lacks(config: Config, model_config: ModelConfig, folder: Path) -> list[str]:
-    """Lines for what was asked of experts the model does not have, and for the parts of it that the run leaves out."""
+    """Lines for what was asked of experts the model does not have or of routers that are not trained, and for the parts
+    of the model that the run leaves out."""
     lines = []
     if not model_config.moe_num_experts:
         names = [name for name in config.moe.__dataclass_fields__ if name.startswith("moe_") and config.is_set(name)]
         lines += [f"`{name}: {config[name]}` has no effect: {model_config.model_type} has no experts" for name in names]
+    elif config.lora.lora:
+        names = [name for name in ("moe_orthogonal_loss_lambda", "moe_router_bias_update_rate") if config[name]]
+        lines += [f"`{name}: {config[name]}` has no effect: adapters leave routers as they are" for name in names]
     wanted = model_config.num_nextn_predict_layers
     left_out = type(model_config).from_folder(folder).num_nextn_predict_layers - wanted
     if left_out > 0:

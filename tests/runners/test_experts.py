@@ -90,38 +90,44 @@ def test_adapters_leave_routers_as_they_are(train: Train, moe_model: Path) -> No
     plain = train(**values)
     biased = train(**values, moe_router_bias_update_rate=0.05)
     assert biased.losses == plain.losses
+    assert "`moe_router_bias_update_rate: 0.05` has no effect: adapters leave routers" in biased.said
+    assert "has no effect: adapters" not in plain.said
     names = SafetensorsFile(plain.output / "adapter_model.safetensors").names()
     assert any(".mlp.experts.0.up_proj.lora_A" in name for name in names)
     assert not any(".mlp.gate." in name for name in names)
 
 
-def test_adapters_of_a_run_with_predictions_resume_and_serve(
-    train: Train, moe_model: Path, records: Path, make_config: Callable[..., Any], tmp_path: Path
+@pytest.mark.parametrize("trained", [0, 1])
+def test_adapters_serve_whether_their_run_had_the_predictions_or_not(
+    trained: int, train: Train, moe_model: Path, records: Path, make_config: Callable[..., Any], tmp_path: Path
 ) -> None:
-    from erniekit.model.sampling import Sampling
+    from erniekit.model.adapters.lora import named_adapters
     from erniekit.runners.evaluate import run_evaluation
     from erniekit.runners.generate import ChatModel
 
     base = train(model_name_or_path=str(moe_model), num_nextn_predict_layers=1, output_dir=str(tmp_path / "base"))
     values = {"model_name_or_path": str(base.output), "continue_training": True, "lora": True, "lora_dropout": 0.1}
-    options = {**values, "num_nextn_predict_layers": 1, "save_strategy": "steps", "save_steps": 2}
+    options = {**values, "num_nextn_predict_layers": trained, "save_strategy": "steps", "save_steps": 2}
     held_out = {"do_eval": True, "eval_dataset_path": str(records), "eval_steps": 4, "max_evaluate_steps": -1}
     whole = train(**options, **held_out)
     names = SafetensorsFile(whole.output / "adapter_model.safetensors").names()
-    assert any(".mtp_linear_proj.0.lora_A" in name for name in names)
+    assert any(".mtp_linear_proj.0.lora_A" in name for name in names) == bool(trained)
     resumed = train(
         **options, output_dir=str(tmp_path / "resumed"), resume_from_checkpoint=str(whole.output / "checkpoint-2")
     )
     assert resumed.losses == whole.losses[2:]
     weights = "adapter_model.safetensors"
     assert (resumed.output / weights).read_bytes() == (whole.output / weights).read_bytes()
-    assert ChatModel.load(whole.output).answer(["What is 2 + 3?"], Sampling(max_new_tokens=4, temperature=0.0))
+    assert ModelConfig.from_folder(base.output).num_nextn_predict_layers == 1
+    assert len(named_adapters(ChatModel.load(whole.output).decoder)) * 2 == len(names)
     for depths in (0, 1):
+        lines: list[str] = []
         config = make_config(
             **values, **held_out, num_nextn_predict_layers=depths, do_train=False, lora_path=str(whole.output)
         )
-        result = run_evaluation(config, say=lambda line: None)
+        result = run_evaluation(config, say=lines.append)
         assert result.loss == pytest.approx(whole.result.evaluation.loss, rel=1e-6)
+        assert not any("other weights" in line for line in lines)
 
 
 def test_evaluation_moves_no_bias_and_counts_in_no_loss(train: Train, moe_model: Path, records: Path) -> None:

@@ -70,7 +70,8 @@ class StoredAdapters:
 def read_adapters(folder: Path | str, weight_shapes: WeightShapes) -> StoredAdapters:
     """The adapters that PEFT, paddlenlp or this project wrote into `folder`, for a model with these weights.
 
-    Those of multi-token prediction layers that the model does without are left out, as such layers' weights are.
+    Multi-token prediction layers of the model may be without adapters, for a run may leave them out, as transformers
+    does. Adapters of such layers that the model does without are left out.
 
     Raises:
         ModelFileError: a file is missing or damaged, the adapters compute something that is not available here, or
@@ -82,6 +83,7 @@ def read_adapters(folder: Path | str, weight_shapes: WeightShapes) -> StoredAdap
         return StoredAdapters(*read_paddlenlp(folder, linears))
     settings = settings_from_peft(folder, list(linears))
     file = _open(folder)
+    settings = _without_missing_predictions(settings, file)
     factors = _read_factors(file, folder, settings, linears)
     own = _own_metadata(file)
     if own is None:
@@ -129,6 +131,12 @@ def _open(folder: Path) -> SafetensorsFile:
             f"PeftModel.from_pretrained(base, {str(folder)!r}).save_pretrained({str(folder)!r})"
         )
     return SafetensorsFile(path)
+
+
+def _without_missing_predictions(settings: LoraSettings, file: SafetensorsFile) -> LoraSettings:
+    stored = {_own_name(name).rpartition(".")[0] for name in file.names()}
+    targets = tuple(path for path in settings.target_modules if path in stored or not of_prediction(path))
+    return replace(settings, target_modules=targets)
 
 
 def _read_factors(

@@ -21,6 +21,7 @@ from erniekit.model.adapters.settings import PISSA, LoraSettings, select_targets
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import ZEROS, Linear
 from erniekit.model.randomness import Randomness, Site, dropout
+from erniekit.model.storage.weight_layouts import of_prediction
 from erniekit.model.weights import named_weights
 
 _SAMPLES = 64  # values of every weight that a fingerprint looks at
@@ -190,7 +191,8 @@ def base_fingerprint(decoder: Decoder) -> str:
 
 
 def weights_fingerprint(decoder: Decoder) -> str:
-    """A short hash of names, shapes and 64 values of each weight, spread over it; the same for any file layout."""
+    """A short hash of names, shapes and 64 values of each weight, spread over it; the same for any file layout, and
+    whether a run has the model's multi-token prediction layers or leaves them out."""
     digest = hashlib.sha256()
     for name, values in _samples(decoder):
         digest.update(f"{name} {values.size} ".encode())
@@ -200,6 +202,8 @@ def weights_fingerprint(decoder: Decoder) -> str:
 
 def _samples(decoder: Decoder) -> Iterator[tuple[str, np.ndarray]]:
     for name, weight in named_weights(decoder).items():
+        if of_prediction(name):
+            continue
         flat = weight.flatten()
         places = np.linspace(0, flat.shape[0] - 1, min(_SAMPLES, flat.shape[0])).astype(np.int64)
         yield f"{name} {weight.shape}", paddle.gather(flat, paddle.to_tensor(places)).astype("float32").numpy()
