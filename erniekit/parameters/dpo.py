@@ -72,6 +72,12 @@ class DpoParameters:
         False,
         "Train without a reference model: its log-probabilities count as equal for both answers.",
     )
+    ref_model_name_or_path: str = parameter(
+        "",
+        "A model to take as the reference, a folder or a name on the hub as `model_name_or_path` is; it must read the "
+        "same tokens. Empty takes the model that the run starts from.",
+        example="output/sft",
+    )
     reference_model: str = parameter(
         "auto",
         "Where the reference's log-probabilities come from; all ways give the same. `adapters`: from the model with "
@@ -116,23 +122,31 @@ def some_loss_remains(draft: Draft) -> None:
         draft.problem("pref_loss_ratio", "both loss weights are 0", "give one of them a positive value")
 
 
-@rule("reference_model", "lora", "ref_model_update_steps", "stage")
+@rule("reference_model", "lora", "ref_model_update_steps", "ref_model_name_or_path", "stage")
 def reference_fits_the_training(draft: Draft) -> None:
     """`reference_model`: `adapters` needs LoRA, `copy` is for all weights, `precomputed` is never updated."""
-    way = draft["reference_model"]
+    way, other = draft["reference_model"], draft["ref_model_name_or_path"]
     if draft["stage"] != "DPO":
         return
     if way == "adapters" and not draft["lora"]:
         draft.problem("reference_model", "there are no adapters to put aside without `lora`", "write `auto`")
-    if way == "copy" and draft["lora"]:
+    if way == "adapters" and other:
+        draft.problem("reference_model", "with `ref_model_name_or_path` the reference is another model", "write `auto`")
+    if way == "copy" and draft["lora"] and not other:
         draft.problem(
             "reference_model", "beside adapters the weights are the reference, without a copy", "write `adapters`"
         )
-    if way == "precomputed" and draft["ref_model_update_steps"] > 0:
+    if draft["ref_model_update_steps"] <= 0:
+        return
+    if way == "precomputed":
         draft.problem(
             "reference_model",
             "what is measured once cannot follow `ref_model_update_steps`",
             f"write `{'adapters' if draft['lora'] else 'copy'}`",
+        )
+    if other:
+        draft.problem(
+            "ref_model_update_steps", "a reference of its own is not updated", "remove it or `ref_model_name_or_path`"
         )
 
 

@@ -97,6 +97,15 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
         adapters = adapter_plan(config, model_config, start.checkpoint)
         weights = first_weights(config) if adapters or not start.checkpoint else start.checkpoint
         model = open_model(config, weights, say, adapters=adapters)
+        held_out_plan = None if held_out is None else evaluation_plan(config, held_out)
+        if config.basic.stage == "DPO":
+            from erniekit.runners.dpo import preference_objectives
+
+            objective, evaluation_objective = preference_objectives(
+                config, model, (plan, total_steps), held_out_plan, start.checkpoint, say
+            )
+        else:
+            objective = evaluation_objective = objective_from(config)
         parameters = trained_weights(model)
         say(describe_decay(parameters, config.training.weight_decay))
         trainer = Trainer(
@@ -105,7 +114,8 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
             optimizer=build_optimizer(parameters, optimizer_settings_from(config, model_config.num_hidden_layers)),
             schedule=schedule,
             plan=plan,
-            objective=objective_from(config),
+            objective=objective,
+            evaluation_objective=evaluation_objective,
             settings=settings_from(config, total_steps),
             identity=RunIdentity(
                 seed=config.training.seed,
@@ -117,7 +127,7 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
             ),
             resolved_config=config.resolved(),
             write_model=lambda folder: _write_model(model, folder, tokenizer.files, generation, config),
-            evaluation_plan=None if held_out is None else evaluation_plan(config, held_out),
+            evaluation_plan=held_out_plan,
             callbacks=callbacks,
             read=lambda first, stop: prefetch(plan, first, config.acceleration.dataloader_num_workers, stop),
             describe_sample=dataset.location,

@@ -179,12 +179,16 @@ def objective_from(config: Config) -> Objective:
     """The supervised loss with the head and the attention that the configuration asks for."""
     from erniekit.training.objectives import supervised
 
-    return supervised(
-        fused_head=config.memory.use_fused_head_and_loss_fn,
-        sparse_head=config.memory.use_sparse_head_and_loss_fn,
-        dense_mask=config.uses_dense_mask,
-        multi_token_pred_lambda=config.moe.multi_token_pred_lambda,
-    )
+    return supervised(**head_settings(config), multi_token_pred_lambda=config.moe.multi_token_pred_lambda)
+
+
+def head_settings(config: Config) -> dict[str, bool]:
+    """How an objective computes head and attention."""
+    return {
+        "fused_head": config.memory.use_fused_head_and_loss_fn,
+        "sparse_head": config.memory.use_sparse_head_and_loss_fn,
+        "dense_mask": config.uses_dense_mask,
+    }
 
 
 def first_weights(config: Config) -> Path | None:

@@ -88,8 +88,6 @@ class Trainer:
     identity: RunIdentity
     resolved_config: Mapping[str, Any]
     write_model: Callable[[Path], None]  # puts model and tokenizer files into a folder
-    beside_model: Callable[[], Mapping[str, Tensor]] = dict  # what else a checkpoint must hold for the run to continue
-    after_update: Callable[[int], None] = lambda step: None  # called with the finished steps, before anything is saved
     evaluation_plan: Plan | None = None
     evaluation_objective: Objective | None = None  # default: `objective`
     callbacks: Sequence[object] = ()
@@ -211,7 +209,7 @@ class Trainer:
             return due(strategy, every, state.step, epoch_ended=epoch_ended, last=state.step == settings.total_steps)
 
         if result.updated:
-            self.after_update(state.step)
+            self.objective.after_update(state.step)
             notify(self.callbacks, "on_step", self._record(result.totals, result))
         if happens(settings.logging_strategy, settings.logging_steps) and state.since_log.units:
             notify(self.callbacks, "on_log", self._record(state.since_log, result))
@@ -245,7 +243,7 @@ class Trainer:
             write_model=self.write_model,
             optimizer=None if settings.ignore_save_lr_and_optim else self.optimizer,
             parameters=self.parameters,
-            beside_model=self.beside_model(),
+            beside_model=self.objective.beside_model(),
         )
         prune(settings.output_dir, settings.save_total_limit, keep={folder})
         self._saved_step = state.step

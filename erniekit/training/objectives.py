@@ -37,6 +37,8 @@ class Objective:
         perplexity: whether exp(loss) means something.
         loss_of_step: for a loss that depends on more than its micro-batch: gives the loss to use with all the batches
             of a step, or of an evaluation (which are read one at a time). Called without gradients.
+        after_update: called with the number of finished steps, before anything is saved.
+        beside_model: what a checkpoint must hold for the loss of a resumed run to be the same.
     """
 
     loss: LossOfBatch
@@ -44,6 +46,8 @@ class Objective:
     unit: str
     perplexity: bool = False
     loss_of_step: Callable[[Any, Iterable[Any]], LossOfBatch] | None = None
+    after_update: Callable[[int], None] = lambda step: None
+    beside_model: Callable[[], Mapping[str, Tensor]] = dict
 
     def loss_for(self, model: Any, batches: Iterable[Any]) -> LossOfBatch:
         """The loss to use with each of `batches`, which together are one step or one evaluation."""

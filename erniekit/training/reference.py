@@ -120,6 +120,11 @@ class Precomputed:
         return {}
 
 
+def is_missing(table: np.ndarray, batches: Iterable[Any]) -> bool:
+    """Whether `batches` need a row of `table` (see `Precomputed`) that is NaN."""
+    return any(np.isnan(table[_samples(batch)]).any() for batch in batches)
+
+
 def measure_missing(table: np.ndarray, batches: Iterable[Any], model: Decoder, measure: MeasureAnswers) -> int:
     """Fill the rows of `table` (see `Precomputed`) that `batches` need and that are NaN.
 

@@ -1,0 +1,245 @@
+"""What preference training adds to a run: its objective, and the reference that it is measured against."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import Tensor
+
+from erniekit.data.batches import Batch
+from erniekit.data.dataset import Dataset
+from erniekit.data.plan import StepPlan
+from erniekit.errors import ModelFileError
+from erniekit.model.adapters.folder import is_adapter_folder
+from erniekit.model.adapters.lora import named_adapter_weights
+from erniekit.model.adapters.settings import PISSA
+from erniekit.model.builder import build_model
+from erniekit.model.configuration import ModelConfig
+from erniekit.model.decoder import Decoder
+from erniekit.model.weights import named_weights
+from erniekit.parameters import Config
+from erniekit.runners.adapters import adapter_plan, first_adapters
+from erniekit.runners.hub_cache import chosen_hub
+from erniekit.runners.hubs import find_model_folder
+from erniekit.runners.known_steps import cache_folder
+from erniekit.runners.reference_cache import read_table, table_path, write_table
+from erniekit.runners.wiring import (
+    Say,
+    first_weights,
+    head_settings,
+    open_model,
+    preference_settings,
+    read_model_config,
+)
+from erniekit.training.checkpoint import load_beside_model, load_state
+from erniekit.training.objectives import Objective
+from erniekit.training.preference import answer_log_probabilities, preference
+from erniekit.training.preference_losses import needs_reference
+from erniekit.training.reference import (
+    AdaptersAside,
+    FrozenCopy,
+    Precomputed,
+    Reference,
+    copies,
+    is_missing,
+    measure_missing,
+    set_values,
+)
+
+TRAINING, EVALUATION = "training", "evaluation"
+_SAY_EVERY_S = 20.0
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs that a run reads, and how: `batches` gives every batch that the run will see."""
+
+    dataset: Dataset
+    batches: Callable[[], Iterable[Batch]]
+
+
+def preference_objectives(
+    config: Config,
+    model: Decoder,
+    training: tuple[StepPlan, int],
+    evaluation: StepPlan | None,
+    checkpoint: Path | None,
+    say: Say = print,
+) -> tuple[Objective, Objective]:
+    """The objectives of training and of evaluation in a run that trains `model`, with their reference.
+
+    The reference is the model that the run starts from, also where it resumes, or `ref_model_name_or_path`.
+
+    Args:
+        training: the plan of the run and its number of steps.
+        evaluation: the plan of every evaluation in the run.
+        checkpoint: what the run resumes from; `model` has its weights.
+
+    Raises:
+        ModelFileError: the reference's folder cannot be used.
+    """
+    way, fresh = reference_way(config), checkpoint is None
+    kept = load_beside_model(checkpoint) if checkpoint else {}
+    if way == "precomputed":
+        read = _pairs_read(config, training, evaluation, load_state(checkpoint).step if checkpoint else 0)
+        tables = _precomputed(config, model, read, kept, fresh=fresh, say=say)
+        objective = replace(
+            _against(config, tables[TRAINING]),
+            beside_model=lambda: {name: paddle.to_tensor(item.table) for name, item in tables.items()},
+        )
+        return objective, _against(config, tables.get(EVALUATION))
+    if way == "none":
+        return _against(config, None), _against(config, None)
+    reference: Reference
+    if way == "adapters":
+        reference = _adapters_aside(config, model, kept, fresh=fresh, say=say)
+    else:
+        reference = _frozen_copy(config, model, kept, say)
+
+    def after_update(step: int) -> None:
+        every = config.dpo.ref_model_update_steps
+        if every > 0 and step % every == 0:
+            reference.update()
+
+    objective = replace(_against(config, reference), beside_model=reference.tensors, after_update=after_update)
+    return objective, objective
+
+
+def _pairs_read(
+    config: Config, training: tuple[StepPlan, int], evaluation: StepPlan | None, first_step: int
+) -> dict[str, Pairs]:
+    plan, total_steps = training
+
+    def batches(plan: StepPlan, first: int, stop: int) -> Callable[[], Iterable[Batch]]:
+        return lambda: chain.from_iterable(plan.micro_batches(step) for step in range(first, stop))
+
+    read = {TRAINING: Pairs(plan.dataset, batches(plan, first_step, total_steps))}
+    if evaluation is not None:
+        available, limit = evaluation.steps_in_epoch(0), config.evaluation.max_evaluate_steps
+        read[EVALUATION] = Pairs(
+            evaluation.dataset, batches(evaluation, 0, min(limit, available) if limit > 0 else available)
+        )
+    return read
+
+
+def reference_way(config: Config) -> str:
+    """`adapters`, `copy` or `precomputed`, as `reference_model` says; `none` for losses without a reference."""
+    section = config.dpo
+    if not needs_reference(preference_settings(config)):
+        return "none"
+    if section.reference_model != "auto":
+        return section.reference_model
+    if config.lora.lora and not section.ref_model_name_or_path:
+        return "adapters"
+    return "copy" if section.ref_model_update_steps > 0 else "precomputed"
+
+
+def _against(config: Config, reference: Reference | None) -> Objective:
+    return preference(preference_settings(config), reference, **head_settings(config))
+
+
+def open_reference_model(config: Config, say: Say = print) -> Decoder:
+    """A model with the weights of the reference: `ref_model_name_or_path`, or what a fresh run would start from.
+
+    Raises:
+        ModelFileError: the folder cannot be used.
+    """
+    name = config.dpo.ref_model_name_or_path
+    if not name:
+        return open_model(
+            config, first_weights(config), _silent, adapters=adapter_plan(config, read_model_config(config))
+        )
+    folder = find_model_folder(name, chosen_hub(config), weights=True)
+    if is_adapter_folder(folder):
+        raise ModelFileError(
+            f"ref_model_name_or_path: {folder} holds adapters.\n"
+            f"  Merge them into their base first: erniekit export {folder} --output DIR"
+        )
+    own, other = read_model_config(config), ModelConfig.from_folder(folder)
+    if own.vocab_size != other.vocab_size:
+        raise ModelFileError(
+            f"ref_model_name_or_path: {folder} has a vocabulary of {other.vocab_size:,}, the trained model one of "
+            f"{own.vocab_size:,}: they read different tokens\n  Write a reference with the trained model's tokenizer."
+        )
+    say(f"reference: {folder}")
+    return build_model(other, folder)
+
+
+def measure_with(config: Config) -> Callable[[Decoder, Any], tuple[Tensor, Tensor]]:
+    """What takes the log-probabilities of a batch's answers as the objective does."""
+    heads = head_settings(config)
+
+    def measure(decoder: Decoder, batch: Any) -> tuple[Tensor, Tensor]:
+        answers = answer_log_probabilities(decoder, batch, **heads)
+        return answers.chosen, answers.rejected
+
+    return measure
+
+
+def _adapters_aside(
+    config: Config, model: Decoder, kept: Mapping[str, np.ndarray], *, fresh: bool, say: Say
+) -> AdaptersAside:
+    """New adapters are without effect, unless PiSSA has moved a part of the weights into them."""
+    adapters = {name: paddle.to_tensor(values) for name, values in kept.items()}
+    if fresh and (first_adapters(config) is not None or config.lora.lora_init == PISSA):
+        adapters = copies(named_adapter_weights(model))
+    what = "the adapters that the run started from" if adapters else "its adapters put aside"
+    say(f"reference: the model with {what}")
+    return AdaptersAside(model, measure_with(config), adapters or None)
+
+
+def _frozen_copy(config: Config, model: Decoder, kept: Mapping[str, np.ndarray], say: Say) -> FrozenCopy:
+    copy = open_reference_model(config, say)
+    if kept:
+        set_values(named_weights(copy), kept)
+    say(f"reference: a frozen copy, {sum(weight.size for weight in named_weights(copy).values()):,} parameters")
+    return FrozenCopy(copy, model, measure_with(config), updated=config.dpo.ref_model_update_steps > 0)
+
+
+def _precomputed(
+    config: Config, model: Decoder, read: Mapping[str, Pairs], kept: Mapping[str, np.ndarray], *, fresh: bool, say: Say
+) -> dict[str, Precomputed]:
+    """Tables of what every pair of the run has under the reference: from the checkpoint, from disk, or measured now."""
+    measure = measure_with(config)
+    reference = model if fresh and not config.dpo.ref_model_name_or_path else None
+    tables = {}
+    for name, pairs in read.items():
+        table = np.full((len(pairs.dataset), 2), np.nan, np.float32)
+        if kept.get(name, np.empty(0)).shape == table.shape:
+            table = kept[name].copy()
+        if fresh or is_missing(table, pairs.batches()):
+            reference = reference or open_reference_model(config, say)
+            path = table_path(cache_folder(config), pairs.dataset, reference)
+            earlier = read_table(path, table.shape)
+            table = np.where(np.isnan(table), earlier, table)
+            started = time.monotonic()
+            count = measure_missing(table, _announced(pairs.batches(), name, say), reference, measure)
+            if count:
+                write_table(path, table, say)
+            seconds = (
+                f"{count:,} pairs measured in {time.monotonic() - started:.1f} s" if count else "nothing to measure"
+            )
+            say(f"reference: {name}: {seconds}, log-probabilities kept in {path}")
+        tables[name] = Precomputed(table)
+    return tables
+
+
+def _announced(batches: Iterable[Any], name: str, say: Say) -> Iterator[Any]:
+    """The batches, with a line now and then."""
+    due = time.monotonic() + _SAY_EVERY_S
+    for number, batch in enumerate(batches):
+        if time.monotonic() > due:
+            say(f"reference: {name}: {number:,} batches measured")
+            due = time.monotonic() + _SAY_EVERY_S
+        yield batch
+
+
+def _silent(line: str) -> None:
+    """For a second model, whose lines would repeat the first one's."""

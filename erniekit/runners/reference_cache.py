@@ -1,0 +1,48 @@
+"""Log-probabilities of pairs under a reference model, kept on disk: one array for a set of pairs and a model."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+
+from erniekit.data.dataset import Dataset
+from erniekit.model.adapters.lora import named_adapter_weights, weights_fingerprint
+from erniekit.model.decoder import Decoder
+from erniekit.runners.wiring import Say
+
+TABLE_VERSION = 1  # raise it where the same pairs and weights come to other log-probabilities
+
+
+def table_path(cache: Path, dataset: Dataset, model: Decoder) -> Path:
+    """Named by what the values depend on: the pairs, the weights and the adapters."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr((TABLE_VERSION, dataset.fingerprint, len(dataset), weights_fingerprint(model))).encode())
+    for name, weight in named_adapter_weights(model).items():
+        digest.update(name.encode())
+        digest.update(weight.numpy().tobytes())
+    return cache / "reference" / f"{digest.hexdigest()}.npy"
+
+
+def read_table(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """fp32 of `shape`, NaN where nothing is known; a file that cannot be used counts as none."""
+    try:
+        table = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        table = np.empty(0)
+    return table if table.shape == shape and table.dtype == np.float32 else np.full(shape, np.nan, np.float32)
+
+
+def write_table(path: Path, table: np.ndarray, say: Say) -> None:
+    """Replace the file as a whole. A disk that cannot be written is no reason to stop a run."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(aside, "wb") as file:
+            np.save(file, table, allow_pickle=False)
+        os.replace(aside, path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        say(f"warning: {path} cannot be written ({error.strerror}): the next run measures its reference again")
