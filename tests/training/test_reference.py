@@ -1,0 +1,188 @@
+"""A reference stays what the model was, however it is kept, and puts the model back as it found it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+
+from erniekit.model.adapters.lora import (
+    add_adapters,
+    load_adapters,
+    named_adapter_weights,
+    save_adapters,
+    trained_weights,
+)
+from erniekit.model.adapters.settings import LoraSettings
+from erniekit.model.weights import named_weights
+from erniekit.training.reference import (
+    AdaptersAside,
+    FrozenCopy,
+    Precomputed,
+    copies,
+    is_missing,
+    measure_missing,
+    set_values,
+)
+
+from ..model.tiny import pack, tiny_model
+
+KINDS = {
+    "LoRA": LoraSettings(4, 8.0),
+    "DoRA": LoraSettings(4, 8.0, dora=True),
+    "PiSSA": LoraSettings(4, 8.0, init="pissa"),
+}
+
+
+def batch(*samples):
+    return SimpleNamespace(samples=(tuple(samples),))
+
+
+def measure(decoder, batch):
+    """Two different sums of log-probabilities for each sample, of tokens that depend on its number."""
+    chosen, rejected = [], []
+    for sample in batch.samples[0]:
+        ids = (np.arange(8) * (3 + sample) + sample) % 53
+        log_probabilities = paddle.nn.functional.log_softmax(decoder.head(decoder(*pack(ids, [8]))))[0]
+        chosen.append(log_probabilities[:4].diagonal().sum())
+        rejected.append(log_probabilities[4:].diagonal().sum())
+    return paddle.stack(chosen), paddle.stack(rejected)
+
+
+def values(pair):
+    return np.stack([part.numpy() for part in pair])
+
+
+def stir(tensors, seed):
+    rng = np.random.default_rng(seed)
+    for tensor in tensors.values():
+        tensor.set_value(tensor.numpy() + rng.standard_normal(tensor.shape).astype(np.float32) * 0.1)
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_adapters_aside_give_the_model_as_it_was(settings):
+    model = tiny_model()
+    before = values(measure(model, batch(0, 1)))
+    add_adapters(model, settings, seed=3)
+    started = copies(named_adapter_weights(model)) if settings.init == "pissa" else None
+    reference = AdaptersAside(model, measure, started)
+    stir(trained_weights(model), 4)
+    model.train()
+    trained = values(measure(model, batch(0, 1)))
+
+    np.testing.assert_allclose(values(reference(batch(0, 1))), before, rtol=2e-5)
+    assert np.abs(trained - before).max() > 0.01  # the adapters do have an effect
+    np.testing.assert_array_equal(values(measure(model, batch(0, 1))), trained)
+    assert model.training
+
+
+def test_gradients_are_those_of_the_trained_adapters():
+    """The pass of the reference leaves no trace in the graph of the model's own."""
+
+    def gradients(with_reference):
+        model = tiny_model()
+        add_adapters(model, KINDS["LoRA"], seed=3)
+        stir(trained_weights(model), 4)
+        reference = AdaptersAside(model, measure, {name: 0 * w for name, w in named_adapter_weights(model).items()})
+        if with_reference:
+            assert all(part.stop_gradient for part in reference(batch(0)))
+        measure(model, batch(0))[0].sum().backward()
+        return [parameter.grad.numpy() for parameter in trained_weights(model).values()]
+
+    for with_reference, without in zip(gradients(True), gradients(False), strict=True):
+        np.testing.assert_array_equal(with_reference, without)
+
+
+def test_adapters_are_put_back_after_an_error():
+    model = tiny_model()
+    add_adapters(model, KINDS["LoRA"], seed=3)
+    stir(trained_weights(model), 4)
+    trained = values(measure(model, batch(0)))
+
+    def broken(decoder, batch):
+        raise KeyboardInterrupt
+
+    for adapters in (None, copies(named_adapter_weights(model))):
+        with pytest.raises(KeyboardInterrupt):
+            AdaptersAside(model, broken, adapters)(batch(0))
+        np.testing.assert_array_equal(values(measure(model, batch(0))), trained)
+
+
+@pytest.mark.parametrize("adapters", [True, False])
+def test_an_updated_reference_is_the_model_of_that_moment(adapters):
+    model = tiny_model()
+    if adapters:
+        add_adapters(model, KINDS["LoRA"], seed=3)
+        reference = AdaptersAside(model, measure)
+        assert not reference.tensors()  # the base model is its reference: nothing to keep
+    else:
+        reference = FrozenCopy(tiny_model(), model, measure, updated=True)
+    stir(trained_weights(model), 4)
+    then = values(measure(model, batch(0)))
+    assert not np.allclose(values(reference(batch(0))), then, rtol=1e-3)
+    reference.update()
+    kept = {name: tensor.numpy() for name, tensor in reference.tensors().items()}
+    stir(trained_weights(model), 5)
+    np.testing.assert_allclose(values(reference(batch(0))), then, rtol=1e-6)
+
+    # what a checkpoint keeps is enough to go on
+    if adapters:
+        resumed = AdaptersAside(model, measure, {name: paddle.to_tensor(value) for name, value in kept.items()})
+    else:
+        copy = tiny_model(seed=9)
+        set_values(named_weights(copy), kept)
+        resumed = FrozenCopy(copy, model, measure, updated=True)
+    np.testing.assert_array_equal(values(resumed(batch(0))), values(reference(batch(0))))
+
+
+def test_a_copy_is_not_trained_and_is_kept_only_where_it_changes():
+    model = tiny_model()
+    copy = FrozenCopy(tiny_model(), model, measure, updated=False)
+    assert not copy.tensors()
+    before = values(copy(batch(0)))
+    stir(named_weights(model), 1)
+    assert all(part.stop_gradient for part in copy(batch(0)))
+    np.testing.assert_array_equal(values(copy(batch(0))), before)
+
+
+def test_pairs_are_measured_once():
+    model = tiny_model(hidden_dropout=0.5)
+    model.train()
+    table = np.full((5, 2), np.nan, np.float32)
+    calls = []
+
+    def counted(decoder, batch):
+        assert not decoder.training  # without dropout
+        calls.append(batch.samples[0])
+        return measure(decoder, batch)
+
+    batches = [batch(3, 1), batch(1, 3), batch(1, 4)]  # the same pairs again in another epoch
+    assert is_missing(table, batches)
+    assert measure_missing(table, batches, model, counted) == 3
+    assert calls == [(3, 1), (1, 4)]
+    assert not is_missing(table, batches)
+    assert is_missing(table, [batch(0)])
+    assert measure_missing(table, batches, model, counted) == 0
+    assert model.training
+
+    model.eval()
+    stored = Precomputed(table)
+    np.testing.assert_allclose(values(stored(batch(4, 1))), values(measure(model, batch(4, 1))), rtol=1e-6)
+    with pytest.raises(AssertionError, match="not measured"):
+        stored(batch(0))
+    assert not stored.tensors()
+
+
+def test_continued_adapters_are_their_own_reference(tmp_path):
+    first = tiny_model()
+    add_adapters(first, KINDS["LoRA"], seed=3)
+    stir(trained_weights(first), 4)
+    save_adapters(first, tmp_path, "base")
+    model = tiny_model()
+    load_adapters(model, tmp_path)
+    start = values(measure(model, batch(2)))
+    reference = AdaptersAside(model, measure, copies(named_adapter_weights(model)))
+    stir(trained_weights(model), 5)
+    np.testing.assert_array_equal(values(reference(batch(2))), start)
