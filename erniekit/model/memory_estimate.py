@@ -79,8 +79,9 @@ def _expert_values(config: ModelConfig) -> int:
 
 def _logit_values(config: ModelConfig, tokens: int, fused_head: bool, trainable: int) -> int:
     head = config.vocab_size * config.hidden_size
+    losses = 1 + config.num_nextn_predict_layers  # each keeps its own until backward begins
     if fused_head:
         chunk = min(max(CHUNK_LOGITS, head // 4), tokens * config.vocab_size)
         # The gradients of head and hidden states are made with the loss; a chunk's share of the former comes on top.
-        return chunk + tokens * config.hidden_size + (2 * head if trainable >= head else 0)
-    return 2 * tokens * config.vocab_size  # probabilities, and first the logits, then their gradient
+        return chunk + losses * tokens * config.hidden_size + ((losses + 1) * head if trainable >= head else 0)
+    return (losses + 1) * tokens * config.vocab_size  # probabilities, and first the logits, then their gradient

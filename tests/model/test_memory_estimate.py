@@ -77,6 +77,18 @@ def test_parts_add_up_and_follow_what_they_should():
     assert memory(dense_mask=True)["activations"] > base["activations"]
 
 
+def test_every_prediction_layer_has_logits_of_its_own():
+    moe = {"model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64}
+
+    def logits(depths, fused_head):
+        config = tiny_config(**SHAPE, **moe, num_nextn_predict_layers=depths)
+        return training_memory(config, batch_size=2, max_seq_len=1024, fused_head=fused_head)["logits"]
+
+    probabilities = 4 * 2 * 1024 * SHAPE["vocab_size"]
+    assert [logits(depths, False) for depths in (0, 1, 2)] == [2 * probabilities, 3 * probabilities, 4 * probabilities]
+    assert logits(0, True) < logits(1, True) < logits(1, False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "length", "fused", "dense"),
