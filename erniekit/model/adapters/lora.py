@@ -16,7 +16,7 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from erniekit.model.adapters.files import StoredAdapters, read_adapters, write_adapters
-from erniekit.model.adapters.low_rank import Factors, initial_factors, principal_factors
+from erniekit.model.adapters.low_rank import SHORTEST, Factors, initial_factors, principal_factors
 from erniekit.model.adapters.settings import PISSA, LoraSettings, select_targets
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import ZEROS, Linear
@@ -67,7 +67,7 @@ class LowRankAdapter(nn.Layer):
         a, b, s = self.lora_A, self.lora_B, self.scaling
         crossed = (paddle.matmul(a, weight, transpose_x=True) * b).sum(0)
         own = (paddle.matmul(paddle.matmul(a, a, transpose_x=True), b) * b).sum(0)
-        return (self._weight_square + 2 * s * crossed + s * s * own).clip(min=1e-20).sqrt()
+        return (self._weight_square + 2 * s * crossed + s * s * own).clip(min=SHORTEST**2).sqrt()
 
     def effective_weight(self, weight: paddle.Tensor) -> paddle.Tensor:
         """The weight [in, out] with which the linear layer alone computes the same."""
@@ -75,7 +75,7 @@ class LowRankAdapter(nn.Layer):
             merged = weight + self.scaling * paddle.matmul(self.lora_A, self.lora_B)
             if self.lora_magnitude_vector is None:
                 return merged
-            return merged * (self.lora_magnitude_vector / merged.square().sum(0).sqrt())
+            return merged * (self.lora_magnitude_vector / merged.square().sum(0).clip(min=SHORTEST**2).sqrt())
 
     def factors(self) -> Factors:
         """What is stored of the adapter."""

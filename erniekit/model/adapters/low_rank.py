@@ -12,6 +12,8 @@ import numpy as np
 
 from erniekit.errors import ConfigurationError
 
+SHORTEST = 1e-10  # DoRA counts no column of a weight as shorter, for one of zeros has no direction
+
 
 class Factors(NamedTuple):
     """One adapter.
@@ -70,5 +72,5 @@ def merged_weight(weight: np.ndarray, factors: Factors, scaling: float) -> np.nd
     if factors.start is not None:
         merged -= np.float32(scaling) * (factors.start[0] @ factors.start[1])
     if factors.magnitude is not None:
-        merged *= factors.magnitude / np.linalg.norm(merged, axis=0)
+        merged *= factors.magnitude / np.maximum(np.linalg.norm(merged, axis=0), SHORTEST)
     return merged

@@ -278,6 +278,23 @@ def test_merging_leaves_what_was_trained_before_and_no_more():
     assert not all(trained.values()) and not named_adapters(model)
 
 
+def test_dora_beside_an_output_without_weights():
+    """Pruned models have such; it stays at zero, in training and when it is merged."""
+    model = tiny_model()
+    linear = model.layers[0].mlp.up_proj
+    weight = linear.weight.numpy()
+    weight[:, 3] = 0.0
+    linear.weight.set_value(weight)
+    expected = logits_of(model, IDS)
+    add_adapters(model, KINDS["DoRA"], seed=1)
+    adapter, factors = linear.adapter, linear.adapter.factors()
+    np.testing.assert_allclose(logits_of(model, IDS), expected, atol=1e-4)
+    for merged in (adapter.effective_weight(linear.weight).numpy(), merged_weight(weight, factors, adapter.scaling)):
+        np.testing.assert_allclose(merged, weight, atol=1e-6)
+    merge_adapters(model)
+    np.testing.assert_allclose(logits_of(model, IDS), expected, atol=1e-4)
+
+
 def test_scaling():
     assert LoraSettings(8, 16.0).scaling_of("a") == 2.0
     assert LoraSettings(16, 4.0, rslora=True).scaling_of("a") == 1.0
