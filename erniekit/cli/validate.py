@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from erniekit.cli.overrides import parse_with_overrides
 from erniekit.errors import UserError
 from erniekit.parameters import Config
+from erniekit.parameters.dpo import reference_way
 from erniekit.parameters.schema import PARAMETERS, SECTIONS
 from erniekit.parameters.values import shown
 from erniekit.runners.checks import check_paths, check_positions
@@ -147,6 +148,7 @@ def _model_numbers(config: Config) -> list[tuple[str, ...]]:
         recomputed_layers=recomputed,
         fused_head=config.memory.use_fused_head_and_loss_fn,
         dense_mask=config.uses_dense_mask,
+        reference_copy=config.basic.stage == "DPO" and reference_way(config.dpo, lora=config.lora.lora) == "copy",
     )
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.items() if size and name != "total")
     return [

@@ -19,6 +19,7 @@ def training_memory(
     recomputed_layers: int = 0,
     fused_head: bool = False,
     dense_mask: bool = False,
+    reference_copy: bool = False,
     bytes_per_value: int = _FLOAT32,
 ) -> dict[str, int]:
     """Bytes by purpose for one device and one micro-batch of full rows; `total` is their sum.
@@ -29,6 +30,7 @@ def training_memory(
         recomputed_layers: how many layers keep only their input and compute the rest again in backward.
         fused_head: the logits are never whole (`use_fused_head_and_loss_fn`).
         dense_mask: FlashMask is switched off, so a B x S x S mask and whole score matrices exist.
+        reference_copy: a second, frozen model is there as well.
         bytes_per_value: of weights and activations; gradients and optimizer states count as float32.
     """
     parameters = model_config.parameter_count()
@@ -46,6 +48,7 @@ def training_memory(
     shared = 3 * tokens * hidden + 2 * tokens * heads * model_config.head_dim  # embedding, final norm; rotary tables
     memory = {
         "parameters": parameters * bytes_per_value,
+        "reference": parameters * bytes_per_value if reference_copy else 0,
         "gradients": trainable * _FLOAT32,
         "optimizer": trainable * _ADAM_MOMENTS * _FLOAT32,
         "activations": (kept + shared) * bytes_per_value,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from erniekit.parameters.declaration import parameter, rule, section, when
 from erniekit.parameters.draft import Draft
 
+LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo")
 SPACE_FOR_AN_ANSWER = 10  # tokens that a prompt always leaves to its answers, as upstream documents
 
 
@@ -95,6 +96,17 @@ class DpoParameters:
         unit="optimizer steps",
         example=500,
     )
+
+
+def reference_way(section: DpoParameters, *, lora: bool) -> str:
+    """`adapters`, `copy` or `precomputed`, as `reference_model` says; `none` for losses without a reference."""
+    if section.reference_free or section.loss_type in LOSSES_WITHOUT_REFERENCE:
+        return "none"
+    if section.reference_model != "auto":
+        return section.reference_model
+    if lora and not section.ref_model_name_or_path:
+        return "adapters"
+    return "copy" if section.ref_model_update_steps > 0 else "precomputed"
 
 
 @rule("stage", "max_prompt_len", "max_seq_len")

@@ -26,6 +26,8 @@ def check_paths(config: Config) -> None:
     read: dict[str, tuple[str, ...]] = {}
     if chosen_hub(config) is None:
         read["model_name_or_path"] = (config.basic.model_name_or_path,)
+        if config.basic.stage == "DPO":
+            read["ref_model_name_or_path"] = (config.dpo.ref_model_name_or_path,)
     else:
         local_model_folder(config)  # raises for a name that no hub could know; the model itself may be fetched later
     if config.basic.do_train or config.verb == "preview":

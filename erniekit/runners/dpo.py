@@ -25,6 +25,7 @@ from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.weights import named_weights
 from erniekit.parameters import Config
+from erniekit.parameters.dpo import reference_way
 from erniekit.runners.adapters import adapter_plan, first_adapters
 from erniekit.runners.hub_cache import chosen_hub
 from erniekit.runners.hubs import find_model_folder
@@ -41,7 +42,6 @@ from erniekit.runners.wiring import (
 from erniekit.training.checkpoint import load_beside_model, load_state
 from erniekit.training.objectives import Objective
 from erniekit.training.preference import answer_log_probabilities, preference
-from erniekit.training.preference_losses import needs_reference
 from erniekit.training.reference import (
     AdaptersAside,
     FrozenCopy,
@@ -85,7 +85,7 @@ def preference_objectives(
     Raises:
         ModelFileError: the reference's folder cannot be used.
     """
-    way, fresh = reference_way(config), checkpoint is None
+    way, fresh = reference_way(config.dpo, lora=config.lora.lora), checkpoint is None
     kept = load_beside_model(checkpoint) if checkpoint else {}
     if way == "precomputed":
         read = _pairs_read(config, training, evaluation, load_state(checkpoint).step if checkpoint else 0)
@@ -127,18 +127,6 @@ def _pairs_read(
             evaluation.dataset, batches(evaluation, 0, min(limit, available) if limit > 0 else available)
         )
     return read
-
-
-def reference_way(config: Config) -> str:
-    """`adapters`, `copy` or `precomputed`, as `reference_model` says; `none` for losses without a reference."""
-    section = config.dpo
-    if not needs_reference(preference_settings(config)):
-        return "none"
-    if section.reference_model != "auto":
-        return section.reference_model
-    if config.lora.lora and not section.ref_model_name_or_path:
-        return "adapters"
-    return "copy" if section.ref_model_update_steps > 0 else "precomputed"
 
 
 def _against(config: Config, reference: Reference | None) -> Objective:
