@@ -57,10 +57,10 @@ class LoraParameters:
     )
     lora_target_modules: tuple[str, ...] = parameter(
         (),
-        "The linear layers that get an adapter; empty means all of attention, MLP and experts. Each word is the end of "
-        "a layer's name (`q_proj`, `self_attn.o_proj`), a whole name with wildcards (`model.layers.[0-3].*`), or `re:` "
-        "and a regular expression for a whole name; one with spaces or commas stands in a YAML list. Embedding, head "
-        "and routers have none.",
+        "The linear layers that get an adapter; empty means all of attention, MLP and experts, and of the multi-token "
+        "prediction layers that the run trains. Each word is the end of a layer's name (`q_proj`, `self_attn.o_proj`), "
+        "a whole name with wildcards (`model.layers.[0-3].*`), or `re:` and a regular expression for a whole name; one "
+        "with spaces or commas stands in a YAML list. Embedding, head and routers have none.",
         kind=WORDS,
         needs=when("lora"),
         example="q_proj v_proj",
