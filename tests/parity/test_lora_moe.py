@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
 
 import paddle  # noqa: E402
 
@@ -120,6 +121,17 @@ def test_adapters_of_a_model_with_predictions_load_in_peft_without_those(tmp_pat
     assert "model.mtp_linear_proj.0" in paths
     theirs = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapters").eval()
     np.testing.assert_allclose(their_logits(theirs), our_logits(ours), atol=1e-4)
+
+
+def test_adapters_that_peft_writes_load_beside_predictions(tmp_path):
+    """peft has seen none of those, for transformers leaves them out."""
+    ours = build_with_predictions(random_model("ernie4_5_moe", **MOE, num_nextn_predict_layers=1), tmp_path / "theirs")
+    save_model_folder(ours, tmp_path / "base")
+    theirs = peft_model(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base"))
+    theirs.save_pretrained(tmp_path / "adapters")
+    assert load_adapters(ours, tmp_path / "adapters")
+    np.testing.assert_allclose(our_logits(ours), their_logits(theirs), atol=1e-4)
+    assert not any(".mtp_" in name for name in named_adapter_weights(ours))
 
 
 def test_adapters_on_routers_are_named_as_what_cannot_be_had(tmp_path):
