@@ -1,14 +1,15 @@
-"""From hidden states to the loss: summed cross entropy over target tokens, plain or fused in chunks."""
+"""From hidden states to the loss: summed cross entropy over target tokens, or the log-probability of each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
+from erniekit.model.autograd import given, needed
 from erniekit.model.decoder import Decoder
 
 NO_TARGET = -100
@@ -21,6 +22,14 @@ class TokenLoss(NamedTuple):
     loss_sum: paddle.Tensor  # natural log; carries the gradient
     target_count: paddle.Tensor  # int64
     correct_count: paddle.Tensor  # int64; targets whose logit is the largest
+
+
+class TokenLogProbabilities(NamedTuple):
+    """Of the T positions that have a label, in their order."""
+
+    values: paddle.Tensor  # fp32 [T], natural logarithm; carries the gradient
+    positions: paddle.Tensor  # int64 [T], into the B * S positions of the batch
+    is_correct: paddle.Tensor  # bool [T]; whether the label's logit is the largest
 
 
 def token_loss(
@@ -54,6 +63,40 @@ def token_loss(
     else:
         loss_sum, correct_count = _CrossEntropy.apply(decoder.head(hidden), labels)
     return TokenLoss(loss_sum, target_count, correct_count)
+
+
+def token_log_probabilities(
+    decoder: Decoder,
+    hidden_BSH: paddle.Tensor,
+    labels_BS: paddle.Tensor,
+    *,
+    fused: bool = False,
+    sparse: bool = False,
+) -> TokenLogProbabilities:
+    """log softmax(hidden W^T)[label] of every position whose label is not -100.
+
+    Args:
+        labels_BS: int64, already shifted: position i holds the token it should predict.
+        fused: chunk by chunk, so that the logits never exist whole; they are computed again in the backward pass,
+            which knows only then how much each token counts.
+        sparse: leave positions without a label out before the head.
+    """
+    hidden = hidden_BSH.reshape([-1, hidden_BSH.shape[-1]])
+    labels = labels_BS.reshape([-1])
+    positions = paddle.nonzero(labels != NO_TARGET).flatten()
+    if positions.shape[0] == 0:
+        return TokenLogProbabilities(hidden[:0, 0], positions, labels[:0] != NO_TARGET)
+    targets = paddle.gather(labels, positions)
+    if fused or sparse:
+        rows = paddle.gather(hidden, positions)
+        if fused:
+            values, is_correct = _FusedLogProbabilities.apply(rows, decoder.head.projection, targets)
+        else:
+            values, is_correct = _LogProbabilities.apply(decoder.head(rows), targets)
+        return TokenLogProbabilities(values, positions, is_correct)
+    everywhere = paddle.where(labels != NO_TARGET, labels, paddle.zeros_like(labels))
+    values, is_correct = _LogProbabilities.apply(decoder.head(hidden), everywhere)
+    return TokenLogProbabilities(paddle.gather(values, positions), positions, paddle.gather(is_correct, positions))
 
 
 def chunk_rows(vocabulary: int, hidden: int) -> int:
@@ -126,6 +169,69 @@ class _FusedHeadLoss(PyLayer):
             None if grad_hidden is None else grad_hidden.multiply_(grad),
             None if grad_projection is None else grad_projection.multiply_(grad),
         )
+
+
+class _LogProbabilities(PyLayer):
+    """Log-probabilities of the targets from whole logits [T, V]; the gradient of row t is g[t] (E - P)."""
+
+    @staticmethod
+    def forward(ctx, logits, targets):  # type: ignore[no-untyped-def]
+        losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax)
+        ctx.save_for_backward(probabilities, targets)
+        ctx.mark_non_differentiable(is_correct)
+        return -losses, is_correct
+
+    @staticmethod
+    def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
+        probabilities, targets = ctx.saved_tensor()
+        flat = (probabilities * -grad.unsqueeze(1)).reshape([-1])
+        flat.index_add_(_flat_positions(targets, probabilities.shape[1]), 0, grad)
+        return flat.reshape(probabilities.shape)
+
+
+class _FusedLogProbabilities(PyLayer):
+    """The same from hidden [T, H] and W [V, H], a chunk of rows at a time, twice.
+
+    With g the gradients of the rows and E the one-hot targets, dhidden = g (E - P) W = g W[targets] - (g P) W and
+    dW = (g (E - P))^T hidden, so E is never formed.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, projection, targets):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(hidden, projection, targets)
+        ctx.wanted = needed(hidden, projection)
+        values, is_correct = [], []
+        for rows in _chunks(hidden, projection):
+            logits = paddle.matmul(hidden[rows], projection, transpose_y=True)
+            losses, correct, _ = _row_losses(logits, targets[rows], F.softmax_)
+            values.append(-losses)
+            is_correct.append(correct)
+        correct_T = paddle.concat(is_correct)
+        ctx.mark_non_differentiable(correct_T)
+        return paddle.concat(values), correct_T
+
+    @staticmethod
+    def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
+        hidden, projection, targets = ctx.saved_tensor()
+        for_hidden, for_projection = ctx.wanted
+        grad_hidden = []
+        grad_projection = paddle.zeros_like(projection) if for_projection else None
+        for rows in _chunks(hidden, projection):
+            weights = grad[rows].unsqueeze(1)
+            logits = paddle.matmul(hidden[rows], projection, transpose_y=True)
+            weighted = F.softmax_(logits) * weights
+            if for_hidden:
+                grad_hidden.append(projection[targets[rows]] * weights - paddle.matmul(weighted, projection))
+            if grad_projection is not None:
+                grad_projection.subtract_(paddle.matmul(weighted, hidden[rows], transpose_x=True))
+                grad_projection.index_add_(targets[rows], 0, hidden[rows] * weights)
+        return given((paddle.concat(grad_hidden) if for_hidden else None, grad_projection), ctx.wanted)
+
+
+def _chunks(hidden_TH: paddle.Tensor, projection_VH: paddle.Tensor) -> Iterator[slice]:
+    chunk = chunk_rows(*projection_VH.shape)
+    for start in range(0, hidden_TH.shape[0], chunk):
+        yield slice(start, start + chunk)
 
 
 def _row_losses(

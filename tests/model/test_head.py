@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from erniekit.model import head as head_module
-from erniekit.model.head import token_loss
+from erniekit.model.head import token_log_probabilities, token_loss
 from erniekit.model.weights import named_weights
 
 from .tiny import pack, tiny_model
@@ -84,3 +84,75 @@ def test_a_frozen_head_still_passes_the_gradient_on():
     assert decoder.head.weight.grad is None
     name = "model.layers.0.mlp.up_proj.weight"
     np.testing.assert_allclose(named_weights(decoder)[name].grad.numpy(), expected[name], atol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("variant", VARIANTS, ids=["plain", "sparse", "fused", "both"])
+@pytest.mark.parametrize("chunk_logits", [53 * 7, 10**9])
+def test_log_probabilities_and_their_gradients(tied, variant, chunk_logits, monkeypatch):
+    """Against a softmax in float64; each token counts differently in the gradient."""
+    monkeypatch.setattr(head_module, "CHUNK_LOGITS", chunk_logits)
+    decoder = tiny_model(tie_word_embeddings=tied)
+    weights = np.random.default_rng(3).standard_normal(int((LABELS != -100).sum())).astype(np.float32)
+
+    def gradients(loss):
+        decoder.clear_gradients()
+        loss.backward()
+        return {name: weight.grad.numpy() for name, weight in named_weights(decoder).items()}
+
+    hidden = decoder(*pack(IDS, [15, 40]))
+    result = token_log_probabilities(decoder, hidden, paddle.to_tensor(LABELS[None]), **variant)
+    logits = decoder.head(decoder(*pack(IDS, [15, 40])))
+    targets = np.nonzero(LABELS != -100)[0]
+    exact = logits.numpy()[0, targets].astype(np.float64)
+    exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
+    np.testing.assert_array_equal(result.positions.numpy(), targets)
+    np.testing.assert_allclose(result.values.numpy(), exact[np.arange(len(targets)), LABELS[targets]], rtol=1e-5)
+    np.testing.assert_array_equal(result.is_correct.numpy(), exact.argmax(-1) == LABELS[targets])
+
+    own = gradients((result.values * paddle.to_tensor(weights)).sum())
+    plain = paddle.nn.functional.log_softmax(logits[0][paddle.to_tensor(targets)])
+    picked = paddle.take_along_axis(plain, paddle.to_tensor(LABELS[targets][:, None]), 1)[:, 0]
+    expected = gradients((picked * paddle.to_tensor(weights)).sum())
+    for name, gradient in own.items():
+        np.testing.assert_allclose(gradient, expected[name], atol=2e-5 * np.abs(expected[name]).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=["plain", "sparse", "fused", "both"])
+def test_log_probabilities_far_below_zero_are_exact(variant):
+    """Paddle's own cross entropy stops at -64 on a CPU."""
+    decoder = tiny_model()
+    hidden = paddle.full([1, 40, 16], 3000.0)
+    logits = decoder.head(hidden).numpy()[0].astype(np.float64)
+    values = token_log_probabilities(decoder, hidden, paddle.to_tensor(LABELS[None]), **variant).values.numpy()
+    targets = np.nonzero(LABELS != -100)[0]
+    peak = logits.max(-1)
+    expected = logits[targets, LABELS[targets]] - (peak + np.log(np.exp(logits - peak[:, None]).sum(-1)))[targets]
+    assert expected.min() < -1000
+    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "head"])
+def test_log_probabilities_beside_frozen_parts(frozen):
+    """Paddle wants no gradient from a PyLayer for what is constant."""
+    decoder = tiny_model(tie_word_embeddings=False)
+    hidden = decoder(*pack(IDS, [15, 40])).detach()
+    hidden.stop_gradient = frozen == "hidden"
+    decoder.head.projection.stop_gradient = frozen == "head"
+    grads = []
+    for variant in VARIANTS:
+        hidden.clear_gradient()
+        decoder.clear_gradients()
+        result = token_log_probabilities(decoder, hidden, paddle.to_tensor(LABELS[None]), **variant)
+        result.values.sum().backward()
+        grads.append((decoder.head.projection if frozen == "hidden" else hidden).grad.numpy())
+    for grad in grads[1:]:
+        np.testing.assert_allclose(grad, grads[0], atol=1e-5 * np.abs(grads[0]).max())
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=["plain", "sparse", "fused", "both"])
+def test_a_batch_without_labels_has_no_log_probabilities(variant):
+    decoder = tiny_model()
+    hidden = decoder(*pack(IDS, [15, 40]))
+    result = token_log_probabilities(decoder, hidden, paddle.full([1, 40], -100, "int64"), **variant)
+    assert result.values.shape == [0] and result.positions.shape == [0]
