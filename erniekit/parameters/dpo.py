@@ -8,6 +8,8 @@ from erniekit.parameters.declaration import parameter, rule, section, when
 from erniekit.parameters.draft import Draft
 
 LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo")
+SMOOTHED_LOSSES = ("sigmoid", "robust", "simpo")
+OFFSET_LOSSES = ("sigmoid", "robust")
 SPACE_FOR_AN_ANSWER = 10  # tokens that a prompt always leaves to its answers, as upstream documents
 
 
@@ -22,8 +24,12 @@ class DpoParameters:
     )
     loss_type: str = parameter(
         "sigmoid",
-        "The preference loss. `sigmoid` is DPO's own; the others are named after their papers.",
-        choices=("sigmoid", "ipo", "kto_pair", "hinge", "simpo", "orpo", "dpop", "sppo_hard", "nca_pair"),
+        "The preference loss. `sigmoid` is DPO's own, `robust` DPO for labels that may be exchanged, `hinge` SLiC's; "
+        "the others have the names of their papers. `simpo` and `orpo` take the mean log-probability over an answer's "
+        "tokens and need no reference; the others take the sum over its tokens, less the reference's. `orpo` brings "
+        "its SFT loss with it.",
+        choices=("sigmoid", "robust", "hinge", "ipo", "kto_pair", "simpo", "orpo", "dpop", "sppo_hard", "nca_pair"),
+        spellings={"or": "orpo"},
     )
     simpo_gamma: float = parameter(
         0.5,
@@ -33,8 +39,11 @@ class DpoParameters:
     offset_alpha: float = parameter(
         0.0,
         "Ask for a larger margin where the scores of two answers differ more: alpha / beta x log(score difference) is "
-        "subtracted from the preference logits. 0 asks for none.",
+        "subtracted from the preference logits of the `sigmoid` and `robust` losses. The scores are the two numbers of "
+        "`sort` in erniekit records, `score_chosen` and `score_rejected` in others; the preferred answer's must be the "
+        "higher one. 0 asks for none.",
         minimum=0.0,
+        example=1.0,
     )
     max_prompt_len: int = parameter(
         2048,
@@ -46,22 +55,24 @@ class DpoParameters:
     pref_loss_ratio: float = parameter(1.0, "The weight of the preference loss in the total.", minimum=0.0)
     sft_loss_ratio: float = parameter(
         0.0,
-        "The weight of an SFT loss on the preferred answers in the total. A little of it keeps their probability from "
-        "falling along with that of the rejected ones.",
+        "The weight of an SFT loss on the preferred answers in the total: the mean over the pairs of each answer's "
+        "mean negative log-likelihood. A little of it keeps their probability from falling along with that of the "
+        "rejected ones.",
         minimum=0.0,
         example=0.1,
     )
     label_smoothing: float = parameter(
         0.0,
-        "The assumed probability that the two answers of a pair are exchanged, for the sigmoid loss.",
+        "The assumed probability that the two answers of a pair are exchanged, for the `sigmoid`, `robust` and `simpo` "
+        "losses; `robust` needs it.",
         minimum=0.0,
         below=0.5,
         example=0.1,
     )
     normalize_logps: bool = parameter(
         False,
-        "Divide the log-probability of an answer by its length before the loss. The sigmoid loss of the DPO paper "
-        "does not.",
+        "Rescale each answer's log-probability to the mean length of the pair's two answers, so that the longer one "
+        "does not count for more. The papers of the losses do not.",
     )
     dpop_lambda: float = parameter(
         50.0,
@@ -134,6 +145,35 @@ def some_loss_remains(draft: Draft) -> None:
         draft.problem("pref_loss_ratio", "both loss weights are 0", "give one of them a positive value")
 
 
+@rule(
+    "loss_type", "label_smoothing", "offset_alpha", "normalize_logps", "reference_free", "stage",
+    "reference_model", "ref_model_name_or_path", "ref_model_update_steps",
+)  # fmt: skip
+def options_fit_the_loss(draft: Draft) -> None:
+    """Every loss takes the options of its paper only: smoothing, offsets, rescaled lengths, a reference or none."""
+    if draft["stage"] != "DPO":
+        return
+    loss = draft["loss_type"]
+    if draft["label_smoothing"] and loss not in SMOOTHED_LOSSES:
+        losses = ", ".join(SMOOTHED_LOSSES)
+        draft.problem("label_smoothing", f"the loss {loss} has none", f"remove it, or choose one of {losses}")
+    if loss == "robust" and not draft["label_smoothing"]:
+        draft.problem(
+            "loss_type", "`robust` corrects for exchanged labels", "give their share as `label_smoothing`, such as 0.1"
+        )
+    if draft["offset_alpha"] and loss not in OFFSET_LOSSES:
+        losses = ", ".join(OFFSET_LOSSES)
+        draft.problem("offset_alpha", f"the loss {loss} has no offset", f"remove it, or choose one of {losses}")
+    if draft["normalize_logps"] and loss in LOSSES_WITHOUT_REFERENCE:
+        draft.no_effect("normalize_logps", f"because {loss} takes means over tokens already")
+    if draft["reference_free"] and loss in LOSSES_WITHOUT_REFERENCE:
+        draft.no_effect("reference_free", f"because {loss} has no reference")
+    if draft["reference_free"] or loss in LOSSES_WITHOUT_REFERENCE:
+        for name in ("reference_model", "ref_model_name_or_path", "ref_model_update_steps"):
+            if draft.differs(name):
+                draft.no_effect(name, "because the loss has no reference")
+
+
 @rule("reference_model", "lora", "ref_model_update_steps", "ref_model_name_or_path", "stage")
 def reference_fits_the_training(draft: Draft) -> None:
     """`reference_model`: `adapters` needs LoRA, `copy` is for all weights, `precomputed` is never updated."""
@@ -168,5 +208,11 @@ SECTION = section(
     title="2.3 DPO",
     verbs=("train", "eval"),
     stages=("DPO",),
-    rules=(prompt_leaves_space, reference_update_not_zero, some_loss_remains, reference_fits_the_training),
+    rules=(
+        prompt_leaves_space,
+        reference_update_not_zero,
+        some_loss_remains,
+        options_fit_the_loss,
+        reference_fits_the_training,
+    ),
 )

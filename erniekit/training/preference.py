@@ -1,0 +1,139 @@
+"""The objective of preference training: from packed pairs to the loss of each pair and what is shown of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import paddle
+from paddle import Tensor
+
+from erniekit.model.attention import AttentionPlan
+from erniekit.model.decoder import Decoder
+from erniekit.model.head import token_log_probabilities
+from erniekit.training.objectives import LossOfBatch, MicroLoss, Objective
+from erniekit.training.preference_losses import LOSSES, Context, PreferenceSettings, needs_reference
+from erniekit.training.reference import Reference, measuring
+
+
+class AnswerLogProbabilities(NamedTuple):
+    """Of the P pairs of a batch: summed log-probabilities of the answers, and how many tokens they have; fp32[P]."""
+
+    chosen: Tensor
+    rejected: Tensor
+    chosen_lengths: Tensor
+    rejected_lengths: Tensor
+
+
+def answer_log_probabilities(
+    decoder: Decoder, batch: Any, *, fused_head: bool = False, sparse_head: bool = False, dense_mask: bool = False
+) -> AnswerLogProbabilities:
+    """The sums over each answer's labels. Multi-token prediction layers have no part in it."""
+    plan = AttentionPlan.build(batch.startend_row_indices, causal=True, dense=dense_mask)
+    is_token_BS = None if batch.is_token.all() else paddle.to_tensor(batch.is_token.astype(np.float32))
+    hidden_BSH = decoder(paddle.to_tensor(batch.input_ids), paddle.to_tensor(batch.position_ids), plan, is_token_BS)
+    if not batch.pairs.count:
+        nothing = hidden_BSH.sum() * paddle.zeros([0])  # still a function of the weights
+        return AnswerLogProbabilities(nothing, nothing, nothing.detach(), nothing.detach())
+    labels = paddle.to_tensor(batch.labels)
+    tokens = token_log_probabilities(decoder, hidden_BSH, labels, fused=fused_head, sparse=sparse_head)
+    answers = batch.pairs.answers[batch.pairs.answers >= 0]  # in the order of positions, as `tokens` are
+    # float64: a sum over thousands of tokens in float32 loses the digits that the loss is made of
+    sums = paddle.geometric.segment_sum(tokens.values.astype("float64"), paddle.to_tensor(answers)).astype("float32")
+    lengths = np.bincount(answers, minlength=2 * batch.pairs.count).astype(np.float32)
+    return AnswerLogProbabilities(
+        sums[0::2], sums[1::2], paddle.to_tensor(lengths[0::2]), paddle.to_tensor(lengths[1::2])
+    )
+
+
+def preference(
+    settings: PreferenceSettings,
+    reference: Reference | None = None,
+    *,
+    fused_head: bool = False,
+    sparse_head: bool = False,
+    dense_mask: bool = False,
+) -> Objective:
+    """A loss over pairs (`preference_losses`), averaged over the pairs of the step.
+
+    Its figures: `preference_loss`, `sft_loss` where it counts, `reward_chosen`, `reward_rejected`, `reward_margin`,
+    `reward_accuracy` (chosen above rejected), `logps_chosen`, `logps_rejected` (sums over an answer), and with a
+    reference `kl_to_reference`: the mean log-ratio of both answers, which estimates the divergence from the reference
+    as far as the answers are like the model's own.
+
+    Args:
+        reference: None counts its log-probabilities as 0.
+    """
+    loss_kind = LOSSES[settings.loss_type]
+    heads = {"fused_head": fused_head, "sparse_head": sparse_head, "dense_mask": dense_mask}
+    if not needs_reference(settings):
+        reference = None
+
+    def compared(decoder: Decoder, batch: Any) -> tuple[AnswerLogProbabilities, Tensor, Tensor, Tensor | None]:
+        """The answers, what the loss function takes of them, and the log-ratios as they are."""
+        constants = reference(batch) if reference else None  # first: it may borrow the model
+        answers = answer_log_probabilities(decoder, batch, **heads)
+        if loss_kind.of_means:
+            return answers, answers.chosen / answers.chosen_lengths, answers.rejected / answers.rejected_lengths, None
+        chosen, rejected = answers.chosen, answers.rejected
+        ratios = None
+        if constants:
+            chosen, rejected = chosen - constants[0], rejected - constants[1]
+            ratios = (chosen + rejected).detach() / 2
+        if settings.normalize_logps:
+            mean = (answers.chosen_lengths + answers.rejected_lengths) / 2
+            chosen, rejected = chosen * (mean / answers.chosen_lengths), rejected * (mean / answers.rejected_lengths)
+        return answers, chosen, rejected, ratios
+
+    def loss_with(kl_chosen: float, kl_rejected: float) -> LossOfBatch:
+        def loss(decoder: Decoder, batch: Any) -> MicroLoss:
+            answers, chosen, rejected, ratios = compared(decoder, batch)
+            context = Context(settings, _offsets(settings, batch), kl_chosen, kl_rejected)
+            preference_loss = loss_kind.function(chosen, rejected, context)
+            loss_sum = settings.pref_loss_ratio * preference_loss.sum()
+            sums = {"preference_loss": preference_loss.sum()}
+            sft_weight = settings.pref_loss_ratio * loss_kind.sft_weight + settings.sft_loss_ratio
+            if sft_weight:
+                sums["sft_loss"] = -(answers.chosen / answers.chosen_lengths).sum()
+                loss_sum = loss_sum + sft_weight * sums["sft_loss"]
+            chosen, rejected = settings.beta * chosen.detach(), settings.beta * rejected.detach()
+            sums |= {
+                "reward_chosen": chosen.sum(),
+                "reward_rejected": rejected.sum(),
+                "reward_margin": (chosen - rejected).sum(),
+                "reward_accuracy": (chosen > rejected).astype("float32").sum(),
+                "logps_chosen": answers.chosen.sum(),
+                "logps_rejected": answers.rejected.sum(),
+            }
+            if ratios is not None:
+                sums["kl_to_reference"] = ratios.sum()
+            if decoder.training:
+                figures = decoder.balance.figures()
+                sums |= {name: figure * batch.pairs.count for name, figure in figures.items()}  # shown per pair
+            return MicroLoss(loss_sum, sums)
+
+        return loss
+
+    def loss_of_step(decoder: Decoder, batches: Iterable[Any]) -> LossOfBatch:
+        chosen_sum, rejected_sum, pairs = 0.0, 0.0, 0
+        with measuring(decoder):
+            for batch in batches:
+                _, chosen, rejected, _ = compared(decoder, batch)
+                chosen_sum, rejected_sum = chosen_sum + float(chosen.sum()), rejected_sum + float(rejected.sum())
+                pairs += batch.pairs.count
+        return loss_with(max(0.0, chosen_sum / max(1, pairs)), max(0.0, rejected_sum / max(1, pairs)))
+
+    return Objective(
+        loss_with(0.0, 0.0),
+        units=lambda batch: batch.pairs.count,
+        unit="pairs",
+        loss_of_step=loss_of_step if loss_kind.over_step else None,
+    )
+
+
+def _offsets(settings: PreferenceSettings, batch: Any) -> Tensor | float:
+    if not settings.offset_alpha:
+        return 0.0
+    scale = settings.offset_alpha / settings.beta
+    return paddle.to_tensor((scale * np.log(batch.pairs.score_differences)).astype(np.float32))
