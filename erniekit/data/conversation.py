@@ -29,6 +29,21 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
+class Preference:
+    """A prompt, which ends with a user turn, and two ways in which the dialogue may go on from there.
+
+    Attributes:
+        chosen, rejected: turns that begin and end with the assistant's.
+        score_difference: the score of the chosen answer less that of the rejected one, where the record has scores.
+    """
+
+    prompt: Conversation
+    chosen: tuple[Turn, ...]
+    rejected: tuple[Turn, ...]
+    score_difference: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PlainText:
     """A document for stage PT; every token of it is a target."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from erniekit.data.fields import UnusedField, UnusedFields
+from erniekit.data.preference_records import PREFERENCE_KINDS
 from erniekit.data.problems import ProblemList, RecordProblem
 from erniekit.data.report import DatasetReport, SourceReport, length_percentiles
 from erniekit.data.sources import Source, check_probabilities
@@ -34,15 +35,23 @@ class Dataset:
         lengths: int32[n], positions of each sample.
         source_of: int16[n], index into `sources`.
         pad_id: what rows are filled up with.
+        pairs: whether the samples are a prompt with two answers each.
         report: counts of every source.
         fingerprint: changes with the content of any file, the tokenizer, the template, and the probabilities.
     """
 
     def __init__(
-        self, sources: Sequence[Source], arrays: Sequence[TokenArrays], *, pad_id: int, fingerprint: str
+        self,
+        sources: Sequence[Source],
+        arrays: Sequence[TokenArrays],
+        *,
+        pad_id: int,
+        fingerprint: str,
+        pairs: bool = False,
     ) -> None:
         self.sources = tuple(sources)
         self.pad_id = pad_id
+        self.pairs = pairs
         self.fingerprint = fingerprint
         self._arrays = tuple(arrays)
         counts = [len(part.lines) for part in arrays]
@@ -60,8 +69,7 @@ class Dataset:
     def sample(self, index: int) -> Sample:
         """The tokens and labels of a sample: views of the mapped files, not copies."""
         part, own = self._place(index)
-        start, end = int(part.offsets[own]), int(part.offsets[own + 1])
-        return Sample(part.input_ids[start:end], part.labels[start:end])
+        return part.sample(own)
 
     def location(self, index: int) -> str:
         """Where a sample comes from, as "file.jsonl:17"."""
@@ -102,6 +110,8 @@ def open_dataset(
     max_seq_len: int,
     over_length: str = "drop",
     cache_dir: str | Path,
+    max_prompt_len: int | None = None,
+    needs_scores: bool = False,
 ) -> Dataset:
     """Open the tokenised samples of all sources; what is not in the cache is tokenised now, one block at a time.
 
@@ -111,14 +121,16 @@ def open_dataset(
         over_length: what happens to longer dialogues: "drop" them, "truncate_turns" (oldest first; a dialogue whose
             last exchange is still too long is dropped), or "error". Plain texts are split in any case.
         cache_dir: a source's tokens lie in a folder here that is named by the file's content, its kind, the tokenizer,
-            the template, max_seq_len and over_length.
+            the template, max_seq_len and over_length, and for pairs max_prompt_len.
+        max_prompt_len: the longest prompt of a pair; the oldest turns of a longer one go. None: any that fits.
+        needs_scores: every pair must have scores, the chosen answer's the higher.
 
     Raises:
         DataError: any malformed record in any source (the first 20 are shown, all are counted), probabilities that
             cannot be used, no sample left to train on, or a cache folder that cannot be written.
     """
     check_probabilities([source.probability for source in sources])
-    settings = Settings(tokenizer, template, max_seq_len, over_length)
+    settings = Settings(tokenizer, template, max_seq_len, over_length, max_prompt_len, needs_scores)
     problems = ProblemList()
     arrays = []
     fingerprint = hashlib.blake2b(digest_size=8)
@@ -140,7 +152,8 @@ def open_dataset(
         except _SourceRejectedError:
             continue
     problems.raise_if_any()
-    dataset = Dataset(sources, arrays, pad_id=tokenizer.pad_id, fingerprint=fingerprint.hexdigest())
+    pairs = any(source.kind in PREFERENCE_KINDS for source in sources)
+    dataset = Dataset(sources, arrays, pad_id=tokenizer.pad_id, fingerprint=fingerprint.hexdigest(), pairs=pairs)
     for report in dataset.report.sources:
         if report.probability and not report.samples:
             raise DataError(
@@ -179,7 +192,7 @@ def _cache_key(source: Source, settings: Settings) -> str:
     with open(source.path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    digest.update(repr((SAMPLES_VERSION, source.kind, *settings.key)).encode())
+    digest.update(repr((SAMPLES_VERSION, source.kind, *settings.key(source.kind))).encode())
     return digest.hexdigest()
 
 

@@ -12,7 +12,13 @@ FIELDS = {
     "alpaca": frozenset({"instruction", "input", "output", "history", "system"}),
     "messages": frozenset({"messages"}),
     "text": frozenset({"text", "tgt"}),
+    "erniekit preferences": frozenset({"src", "tgt", "response", "sort", "system", "is_system"}),
+    "alpaca preferences": frozenset(
+        {"question", "instruction", "input", "chosen", "rejected", "system", "score_chosen", "score_rejected"}
+    ),
+    "messages preferences": frozenset({"prompt", "chosen", "rejected", "score_chosen", "score_rejected"}),
 }
+MESSAGE_LISTS = {"messages": ("messages",), "messages preferences": ("prompt", "chosen", "rejected")}
 MESSAGE_FIELDS = frozenset({"role", "content", "label", "weight"})
 IN_MESSAGES = "messages[]."  # before the name of a message's field
 MOST_NAMES = 100  # that are kept of one file, whose names may be data
@@ -45,8 +51,10 @@ class UnusedFields:
         """Count in one well-formed record."""
         if not record.keys() <= self._known:
             self._count(line, record.keys() - self._known)
-        if self._kind == "messages":
-            names = {name for message in record["messages"] for name in message.keys() - MESSAGE_FIELDS}
+        lists = MESSAGE_LISTS.get(self._kind, ())
+        messages = [message for name in lists if isinstance(record.get(name), list) for message in record[name]]
+        if messages:
+            names = {name for message in messages for name in message.keys() - MESSAGE_FIELDS}
             self._count(line, {IN_MESSAGES + name for name in names})
 
     def found(self) -> list[UnusedField]:

@@ -130,7 +130,7 @@ class StepPlan:
 
     def _collate(self, packs: list[np.ndarray]) -> Batch:
         rows = [[self.dataset.sample(int(index)) for index in pack] for pack in packs]
-        return collate(rows, [pack.tolist() for pack in packs], self.dataset.pad_id)
+        return collate(rows, [pack.tolist() for pack in packs], self.dataset.pad_id, pairs=self.dataset.pairs)
 
     def _locate(self, step: int) -> tuple[int, int]:
         """The epoch of a step, and the step's number in it. No epoch is counted that begins at the step or after it."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
 from erniekit.data.json_records import read_json_values
 from erniekit.data.problems import RecordProblem, shorten
-from erniekit.data.records import PARSERS, MalformedError
+from erniekit.data.record_values import MalformedError
+from erniekit.data.records import PARSERS
 from erniekit.errors import DataError
 
 JSON_SUFFIXES = (".jsonl", ".json")

@@ -1,5 +1,7 @@
 """Records of the four formats, turned into conversations or texts; docs/data.md describes the formats for users.
 
+Those of pairs, which stage DPO reads, are in preference_records.
+
 | kind | a record |
 |---|---|
 | erniekit | `src`, `tgt`: a string or a list of strings each; optional `system`, `label` (0 or 1 a turn), `is_system` |
@@ -10,29 +12,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from erniekit.data.conversation import ASSISTANT, USER, Conversation, PlainText, Turn
+from erniekit.data.conversation import ASSISTANT, USER, Conversation, PlainText, Preference, Turn
 from erniekit.data.fields import UnusedFields
 from erniekit.data.json_records import read_json_values
+from erniekit.data.messages import dialogue
+from erniekit.data.preference_records import PREFERENCE_PARSERS
 from erniekit.data.problems import RecordProblem, shorten
-
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-class MalformedError(Exception):
-    """Raised while one record is parsed (by one of PARSERS); becomes a RecordProblem with file and line."""
-
-    def __init__(self, field: str, expected: str, got: str) -> None:
-        super().__init__(field)
-        self.field, self.expected, self.got = field, expected, got
+from erniekit.data.record_values import MalformedError, described, flag_of, optional_text, text_of, texts_of
 
 
 def read_records(
     path: str | Path, kind: str, unused: UnusedFields | None = None
-) -> Iterator[tuple[int, Conversation | PlainText] | RecordProblem]:
+) -> Iterator[tuple[int, Record] | RecordProblem]:
     """Yield (line, record) for every record of a file, in file order, and a problem for each malformed one.
 
     Streams: one record at a time is in memory. Nothing is raised for what the file holds; a missing file, an empty one,
@@ -63,8 +57,8 @@ def read_records(
 
 
 def _erniekit(record: dict) -> Conversation:
-    questions = _texts(record, "src")
-    answers = _texts(record, "tgt")
+    questions = texts_of(record, "src")
+    answers = texts_of(record, "tgt")
     if len(questions) != len(answers):
         raise MalformedError("tgt", f"as many items as src ({len(questions)})", f"{len(answers)}")
     labels = record.get("label")
@@ -74,9 +68,9 @@ def _erniekit(record: dict) -> Conversation:
         labels = [labels]
     if len(labels) != len(answers):
         raise MalformedError("label", f"one 0 or 1 for each tgt ({len(answers)})", f"{len(labels)} of them")
-    trained = [_flag(label, "label") for label in labels]
-    system = _optional_text(record, "system")
-    if _flag(record.get("is_system", 0), "is_system"):
+    trained = [flag_of(label, "label") for label in labels]
+    system = optional_text(record, "system")
+    if flag_of(record.get("is_system", 0), "is_system"):
         # upstream's older way to give a system text: the first exchange holds it, and what stands in tgt[0] is unused
         if not system:
             system = questions[0]
@@ -91,12 +85,12 @@ def _erniekit(record: dict) -> Conversation:
 
 
 def _alpaca(record: dict) -> Conversation:
-    question = _text(record.get("instruction"), "instruction")
-    addition = _optional_text(record, "input")
+    question = text_of(record.get("instruction"), "instruction")
+    addition = optional_text(record, "input")
     question = "\n".join(part for part in (question, addition) if part)
     if not question:
         raise MalformedError("instruction", "a text", "an empty string")
-    answer = _text(record.get("output"), "output")
+    answer = text_of(record.get("output"), "output")
     if not answer:
         raise MalformedError("output", "a text", "an empty string")
     history = record.get("history")
@@ -109,44 +103,18 @@ def _alpaca(record: dict) -> Conversation:
         name = f"history[{number}]"
         if not isinstance(pair, list) or len(pair) != 2:
             raise MalformedError(name, "a pair [question, answer]", shorten(pair))
-        exchanges.append((_text(pair[0], f"{name}[0]"), _text(pair[1], f"{name}[1]"), True))
+        exchanges.append((text_of(pair[0], f"{name}[0]"), text_of(pair[1], f"{name}[1]"), True))
         if not all(exchanges[-1][:2]):
             raise MalformedError(name, "two texts", "an empty string")
-    return _conversation([*exchanges, (question, answer, True)], _optional_text(record, "system"), "output")
+    return _conversation([*exchanges, (question, answer, True)], optional_text(record, "system"), "output")
 
 
 def _messages(record: dict) -> Conversation:
-    messages = record.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise MalformedError("messages", "a list of messages", _describe(messages))
-    system = ""
-    turns: list[Turn] = []
-    for number, message in enumerate(messages):
-        name = f"messages[{number}]"
-        if not isinstance(message, dict):
-            raise MalformedError(name, "an object with role and content", shorten(message))
-        role = message.get("role")
-        content = _text(message.get("content"), f"{name}.content")
-        if role == "system" and number == 0:
-            system = content
-            continue
-        expected = USER if len(turns) % 2 == 0 else ASSISTANT
-        if role != expected:
-            first = "system or " if number == 0 else ""
-            raise MalformedError(f"{name}.role", f"{first}{expected}", _describe(role))
-        if not content:
-            raise MalformedError(f"{name}.content", "a text", "an empty string")
-        turns.append(Turn(role, content, role == ASSISTANT and _message_is_trained(message, name)))
+    system, turns = dialogue(record.get("messages"), "messages")
     if not turns or turns[-1].role != ASSISTANT:
-        raise MalformedError("messages", "the last message to be the assistant's", _describe(messages[-1].get("role")))
+        last = record["messages"][-1].get("role")
+        raise MalformedError("messages", "the last message to be the assistant's", described(last))
     return _with_target(Conversation(tuple(turns), system), "messages")
-
-
-def _message_is_trained(message: dict, name: str) -> bool:
-    if "label" in message and "weight" in message:
-        raise MalformedError(name, "either label or weight", "both")
-    key = "weight" if "weight" in message else "label"
-    return _flag(message.get(key, 1), f"{name}.{key}")
 
 
 def _plain_text(record: dict) -> PlainText:
@@ -154,7 +122,7 @@ def _plain_text(record: dict) -> PlainText:
     parts = record.get(name)
     if name == "text" or not isinstance(parts, list):
         parts = [parts]
-    text = "\n".join(_text(part, name, strip=False) for part in parts)
+    text = "\n".join(text_of(part, name, strip=False) for part in parts)
     if not text.strip():
         raise MalformedError(name, "a text", "an empty string")
     return PlainText(text)
@@ -173,43 +141,12 @@ def _with_target(conversation: Conversation, field: str) -> Conversation:
     return conversation
 
 
-def _texts(record: dict, name: str) -> list[str]:
-    value = record.get(name)
-    if isinstance(value, str):
-        return [_text(value, name)]
-    if not isinstance(value, list) or not value:
-        raise MalformedError(name, "a string or a list of strings", _describe(value))
-    return [_text(item, f"{name}[{number}]") for number, item in enumerate(value)]
-
-
-def _optional_text(record: dict, name: str) -> str:
-    value = record.get(name)
-    return "" if value is None else _text(value, name)
-
-
-def _text(value: object, name: str, strip: bool = True) -> str:
-    """A string that UTF-8 can hold. White space around a turn is dropped, as upstream does: templates bring theirs."""
-    if not isinstance(value, str):
-        raise MalformedError(name, "a string", _describe(value))
-    if not value.isascii() and (match := _LONE_SURROGATE.search(value)):
-        raise MalformedError(name, "Unicode text", f"half of a surrogate pair at character {match.start():,}")
-    return value.strip() if strip else value
-
-
-def _flag(value: object, name: str) -> bool:
-    if value not in (0, 1):  # true, false, 0.0 and 1.0 are equal to these
-        raise MalformedError(name, "0 or 1", shorten(value))
-    return bool(value)
-
-
-def _describe(value: object) -> str:
-    return "nothing" if value is None else shorten(value)
-
-
-PARSERS: dict[str, Callable[[dict], Conversation | PlainText]] = {
+Record = Conversation | PlainText | Preference
+PARSERS: dict[str, Callable[[dict], Record]] = {
     "erniekit": _erniekit,
     "alpaca": _alpaca,
     "messages": _messages,
     "text": _plain_text,
+    **PREFERENCE_PARSERS,
 }
 KINDS = tuple(PARSERS)

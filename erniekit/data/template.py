@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,16 +28,26 @@ class Segment:
     trained: bool
 
 
+class PairPlace(NamedTuple):
+    """Where in a sample the two answers of a pair begin, and their scores' difference (NaN where there is none)."""
+
+    chosen: int
+    rejected: int
+    score_difference: float
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One document. labels[i] is the token that position i should predict, or -100.
+    """One document, or a prompt with two answers. labels[i] is the token that position i should predict, or -100.
 
     Attributes:
         input_ids, labels: int32[n].
+        pair: None for a document.
     """
 
     input_ids: np.ndarray
     labels: np.ndarray
+    pair: PairPlace | None = None
 
 
 class TemplateRefusedError(DataError):
@@ -135,19 +145,28 @@ def encode_prompt(template: Template, tokenizer: Tokenizer, conversation: Conver
 
 def assemble(segments: Iterable[Segment], encoded: Sequence[Sequence[int]], template: Template) -> Sample:
     """Join encoded segments into a sample. Targets are marked by position, so a token's id never decides."""
+    tokens, targets = join(segments, encoded, template)
+    length = len(targets)  # up to and with the last target
+    while length and targets[length - 1] == IGNORED:
+        length -= 1
+    return Sample(np.array(tokens[: max(0, length - 1)], dtype=np.int32), np.array(targets[1:length], dtype=np.int32))
+
+
+def join(
+    segments: Iterable[Segment], encoded: Sequence[Sequence[int]], template: Template
+) -> tuple[list[int], list[int]]:
+    """The tokens of segments, and beside each token itself where it is a target (or `end_of_turn_target`), or -100."""
     tokens: list[int] = []
     targets: list[int] = []
-    length = 0  # up to and with the last target
     for segment, ids in zip(segments, encoded, strict=True):
         tokens += ids
         if segment.trained and ids:
             targets += ids
             if template.end_of_turn_target is not None:
                 targets[-1] = template.end_of_turn_target
-            length = len(tokens)
         else:
             targets += [IGNORED] * len(ids)
-    return Sample(np.array(tokens[: max(0, length - 1)], dtype=np.int32), np.array(targets[1:length], dtype=np.int32))
+    return tokens, targets
 
 
 def encode_text(ids: Sequence[int], eos_id: int) -> Sample:

@@ -14,18 +14,21 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from erniekit.data.template import Sample
+from erniekit.data.template import PairPlace, Sample
 from erniekit.errors import DataError
 
-FORMAT_VERSION = 2  # of the files and of the facts
+FORMAT_VERSION = 3  # of the files and of the facts
 MANIFEST = "manifest.json"
-ARRAYS = {"input_ids": "<i4", "labels": "<i4", "offsets": "<i8", "lines": "<i4"}
+ARRAYS = {
+    "input_ids": "<i4", "labels": "<i4", "offsets": "<i8", "lines": "<i4",
+    "chosen": "<i4", "rejected": "<i4", "score_differences": "<f4",
+}  # fmt: skip
 ABANDONED_AFTER_S = 3600.0  # a folder aside that nobody has written to for so long belongs to a process that died
 Facts = dict[str, Any]
 _CHECK_BLOCK = 1 << 24
@@ -41,6 +44,7 @@ class TokenArrays:
         offsets: int64[samples + 1]; sample i is [offsets[i], offsets[i + 1]).
         lines: int32[samples], where in the file the record of a sample begins.
         facts: what the builder noted about the file, as JSON holds it.
+        chosen, rejected, score_differences: of every pair its PairPlace; empty where the samples are documents.
     """
 
     input_ids: np.ndarray
@@ -48,6 +52,17 @@ class TokenArrays:
     offsets: np.ndarray
     lines: np.ndarray
     facts: Facts
+    chosen: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    rejected: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    score_differences: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+
+    def sample(self, index: int) -> Sample:
+        """The tokens and labels of a sample: views of the mapped files, not copies."""
+        start, end = int(self.offsets[index]), int(self.offsets[index + 1])
+        pair = None
+        if len(self.chosen):
+            pair = PairPlace(int(self.chosen[index]), int(self.rejected[index]), float(self.score_differences[index]))
+        return Sample(self.input_ids[start:end], self.labels[start:end], pair)
 
 
 class TokenWriter:
@@ -69,6 +84,12 @@ class TokenWriter:
         self._write("labels", np.concatenate([sample.labels for sample in samples]))
         self._write("offsets", ends)
         self._write("lines", lines)
+        places = [sample.pair for sample in samples if sample.pair is not None]
+        if places:
+            for name, values in zip(
+                ("chosen", "rejected", "score_differences"), zip(*places, strict=True), strict=True
+            ):
+                self._write(name, values)
 
     def finish(self, facts: Facts) -> None:
         """Sync the arrays, then write the manifest that makes the folder valid."""
@@ -88,7 +109,7 @@ class TokenWriter:
         for file in self._files.values():
             file.close()
 
-    def _write(self, name: str, values: Sequence[int] | np.ndarray) -> None:
+    def _write(self, name: str, values: Sequence[float] | np.ndarray) -> None:
         data = np.asarray(values).astype(ARRAYS[name]).tobytes()
         self._checksums[name] = zlib.crc32(data, self._checksums[name])
         self._files[name].write(data)

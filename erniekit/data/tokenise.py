@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from erniekit.data.conversation import Conversation, PlainText
+from erniekit.data.conversation import Conversation, PlainText, Preference
 from erniekit.data.fields import UnusedFields
+from erniekit.data.pairs import assemble_pair, render_pair
+from erniekit.data.preference_records import PREFERENCE_KINDS
 from erniekit.data.problems import ProblemList, RecordProblem
-from erniekit.data.records import read_records
+from erniekit.data.records import Record, read_records
 from erniekit.data.sources import Source
 from erniekit.data.template import Sample, Template, TemplateRefusedError, assemble, encode_sample, encode_text
 from erniekit.data.tokenizer import Tokenizer
@@ -19,7 +21,7 @@ OVER_LENGTH_POLICIES = ("drop", "truncate_turns", "error")
 BLOCK_RECORDS = 1000
 BLOCK_CHARACTERS = 2_000_000  # while a block is encoded, each of its tokens weighs about a hundred bytes
 
-Numbered = tuple[int, Conversation | PlainText]  # with the line in the file
+Numbered = tuple[int, Record]  # with the line in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +32,18 @@ class Settings:
     template: Template | None
     max_seq_len: int
     over_length: str
+    max_prompt_len: int | None = None
+    needs_scores: bool = False
 
     def __post_init__(self) -> None:
         if self.over_length not in OVER_LENGTH_POLICIES:
             raise DataError(f"over_length {self.over_length!r}: expected one of {', '.join(OVER_LENGTH_POLICIES)}")
 
-    @property
-    def key(self) -> tuple:
+    def key(self, kind: str) -> tuple:
+        """Stands for everything here that decides the samples of a source of this kind."""
         template = self.template.fingerprint if self.template else None
-        return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length
+        of_pairs = (self.max_prompt_len, self.needs_scores) if kind in PREFERENCE_KINDS else ()
+        return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *of_pairs
 
 
 @dataclass(slots=True)
@@ -61,7 +66,7 @@ def tokenise(
     for block in _blocks(source, settings.tokenizer, counts, unused, problems):
         samples: list[Sample] = []
         lines: list[int] = []
-        encode = _encode_texts if source.kind == "text" else _encode_conversations
+        encode = _ENCODERS.get(source.kind, _encode_conversations)
         for line, sample in encode(block, source, settings, counts, problems):
             samples.append(sample)
             lines.append(line)
@@ -96,9 +101,12 @@ def _blocks(
         yield block
 
 
-def _texts(record: Conversation | PlainText) -> list[tuple[str, str]]:
+def _texts(record: Record) -> list[tuple[str, str]]:
     if isinstance(record, PlainText):
         return [("text", record.text)]
+    if isinstance(record, Preference):
+        answers = (("chosen", record.chosen), ("rejected", record.rejected))
+        return _texts(record.prompt) + [(name, turn.content) for name, turns in answers for turn in turns]
     turns = [(f"{turn.role} turn {1 + number // 2}", turn.content) for number, turn in enumerate(record.turns)]
     return [("system", record.system), *turns]
 
@@ -148,6 +156,91 @@ def _encode_conversations(
             counts.dropped += shorter is None
             if shorter is not None:
                 yield line, shorter
+
+
+def _encode_preferences(
+    block: list[Numbered], source: Source, settings: Settings, counts: Counts, problems: ProblemList
+) -> Iterator[tuple[int, Sample]]:
+    assert settings.template is not None
+    rendered = []
+    for line, record in block:
+        assert isinstance(record, Preference)
+        if settings.needs_scores and not (record.score_difference or 0) > 0:
+            expected = "scores of which the chosen answer's is the higher (offset_alpha needs them)"
+            got = "none" if record.score_difference is None else f"a difference of {record.score_difference:g}"
+            problems.add(RecordProblem(str(source.path), line, "score_chosen", expected, got))
+            continue
+        try:
+            rendered.append((line, record, render_pair(settings.template, record)))
+        except TemplateRefusedError as error:
+            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(error)))
+    encoded = iter(settings.tokenizer.encode_batch([part.text for _, _, pair in rendered for part in pair.segments]))
+    for line, record, pair in rendered:
+        ids = [next(encoded) for _ in pair.segments]
+        sample, prompt = assemble_pair(pair, ids, settings.template, record.score_difference)
+        fitted = (
+            sample if _pair_fits(sample, prompt, settings) else _pair_without_oldest_turns(record, prompt, settings)
+        )
+        counts.truncated += fitted is not None and fitted is not sample
+        if fitted is not None:
+            yield line, fitted
+        elif settings.over_length == "error":
+            problems.add(_too_long(source, line, sample, prompt, settings))
+        else:
+            counts.dropped += 1
+
+
+def _pair_fits(sample: Sample, prompt: int, settings: Settings) -> bool:
+    return prompt <= (settings.max_prompt_len or prompt) and len(sample.input_ids) <= settings.max_seq_len
+
+
+def _pair_without_oldest_turns(record: Preference, prompt: int, settings: Settings) -> Sample | None:
+    """The pair with as few of the prompt's oldest exchanges gone as makes it fit; None where that is not allowed, or
+    not enough.
+
+    A prompt longer than max_prompt_len loses turns whatever the policy for long samples is.
+    """
+    assert settings.template is not None
+    template, tokenizer = settings.template, settings.tokenizer
+    prompt_too_long = settings.max_prompt_len is not None and prompt > settings.max_prompt_len
+    if not prompt_too_long and settings.over_length != "truncate_turns":
+        return None
+
+    def without(exchanges: int) -> tuple[Sample, int]:
+        shorter = replace(record, prompt=record.prompt.without_oldest(exchanges))
+        pair = render_pair(template, shorter)
+        encoded = tokenizer.encode_batch([part.text for part in pair.segments])
+        return assemble_pair(pair, encoded, template, record.score_difference)
+
+    def fits(exchanges: int) -> bool:
+        sample, length = without(exchanges)
+        if settings.over_length == "truncate_turns":
+            return _pair_fits(sample, length, settings)
+        return length <= (settings.max_prompt_len or length)
+
+    exchanges = len(record.prompt.turns) // 2 + 1  # the last question has to stay
+    fewest = bisect_left(range(exchanges), True, lo=1, hi=exchanges, key=fits)
+    if fewest == exchanges:
+        return None
+    shorter, length = without(fewest)
+    return shorter if _pair_fits(shorter, length, settings) else None
+
+
+def _too_long(source: Source, line: int, sample: Sample, prompt: int, settings: Settings) -> RecordProblem:
+    limit = settings.max_prompt_len
+    if limit is not None and prompt > limit:
+        return RecordProblem(
+            str(source.path),
+            line,
+            "prompt",
+            f"at most {limit:,} tokens (max_prompt_len) in its last turn",
+            f"{prompt:,}",
+        )
+    expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len) in prompt and answers"
+    return RecordProblem(str(source.path), line, "length", expected, f"{len(sample.input_ids):,}")
+
+
+_ENCODERS = {"text": _encode_texts, **dict.fromkeys(PREFERENCE_KINDS, _encode_preferences)}
 
 
 def _without_tokens(source: Source, line: int, field: str, expected: str) -> RecordProblem:

@@ -21,8 +21,6 @@ class BasicParameters:
         "turns of conversations; DPO trains on pairs of a preferred and a rejected answer. The stage decides which "
         "data formats are read, which loss is used and which default learning rate applies.",
         choices=("PT", "SFT", "DPO"),
-        available=("SFT", "PT"),
-        coming="preference training",
         verbs=("train", "eval", "preview"),
     )
     model_name_or_path: str = parameter(

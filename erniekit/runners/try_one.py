@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from erniekit.data.batches import collate
-from erniekit.data.conversation import Conversation
+from erniekit.data.conversation import PlainText, Preference
+from erniekit.data.pairs import encode_pair
 from erniekit.data.problems import RecordProblem
 from erniekit.data.records import read_records
 from erniekit.data.template import Sample, Template, TemplateRefusedError, encode_sample, encode_text
@@ -112,10 +113,13 @@ def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None
             if isinstance(item, RecordProblem):
                 raise DataError(str(item))
             line, record = item
-            if isinstance(record, Conversation):
+            if not isinstance(record, PlainText):
                 assert template is not None
                 try:
-                    sample = encode_sample(template, tokenizer, record)
+                    if isinstance(record, Preference):
+                        sample = encode_pair(template, tokenizer, record)
+                    else:
+                        sample = encode_sample(template, tokenizer, record)
                 except TemplateRefusedError as error:
                     raise DataError(f"{source.path}:{line}: {error}") from None
             else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from erniekit.data.dataset import Dataset, open_dataset
 from erniekit.data.plan import StepPlan
+from erniekit.data.preference_records import preference_kind
 from erniekit.data.sources import Source
 from erniekit.data.template import Template, chat_template
 from erniekit.data.tokenizer import Tokenizer, load_tokenizer
@@ -75,18 +76,22 @@ def model_folder(config: Config, *, weights: bool = False) -> Path:
 def training_sources(config: Config) -> list[Source]:
     """The training files."""
     section = config.training
-    return _sources(section.train_dataset_path, section.train_dataset_type, section.train_dataset_prob)
+    return _sources(config, section.train_dataset_path, section.train_dataset_type, section.train_dataset_prob)
 
 
 def evaluation_sources(config: Config) -> list[Source]:
     """The held-out files."""
     section = config.evaluation
-    return _sources(section.eval_dataset_path, section.eval_dataset_type, section.eval_dataset_prob)
+    return _sources(config, section.eval_dataset_path, section.eval_dataset_type, section.eval_dataset_prob)
 
 
-def _sources(paths: tuple[str, ...], kinds: tuple[str, ...], probabilities: tuple[float, ...]) -> list[Source]:
+def _sources(
+    config: Config, paths: tuple[str, ...], kinds: tuple[str, ...], probabilities: tuple[float, ...]
+) -> list[Source]:
     if not paths:  # formats and probabilities then have their one default each
         return []
+    if config.basic.stage == "DPO":
+        kinds = tuple(preference_kind(kind) for kind in kinds)
     return [
         Source(Path(path).expanduser(), kind, probability)
         for path, kind, probability in zip(paths, kinds, probabilities, strict=True)
@@ -111,6 +116,8 @@ def _dataset(config: Config, tokenizer: Tokenizer, template: Template | None, so
         max_seq_len=config.training.max_seq_len,
         over_length=config.sft.over_length_policy,
         cache_dir=cache_folder(config),
+        max_prompt_len=config.dpo.max_prompt_len,
+        needs_scores=config.dpo.offset_alpha > 0,
     )
 
 

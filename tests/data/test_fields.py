@@ -36,7 +36,18 @@ RECORDS = {
     "alpaca": {"instruction": "q", "input": "i", "output": "a", "history": [], "system": "s"},
     "messages": {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 1}]},
     "text": {"tgt": "a"},
-}
+    "erniekit preferences": {
+        "src": ["s", "q"], "tgt": [""], "response": ["a", "b"], "sort": [1, 0], "system": "", "is_system": 1,
+    },
+    "alpaca preferences": {
+        "instruction": "q", "input": "i", "chosen": "a", "rejected": "b", "system": "s", "score_chosen": 2,
+        "score_rejected": 1,
+    },
+    "messages preferences": {
+        "prompt": [{"role": "user", "content": "q"}], "chosen": "a",
+        "rejected": [{"role": "assistant", "content": "b", "weight": 1}], "score_chosen": 2, "score_rejected": 1,
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)

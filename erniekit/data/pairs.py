@@ -1,0 +1,84 @@
+"""A prompt with its two answers as one sample, so that the prompt is read once.
+
+With prompt tokens p[0..n-1], chosen c[0..a-1] and rejected r[0..b-1] a sample is
+
+    input_ids  p[0..n-2]  p[n-1] c[0..a-2]  p[n-1] r[0..b-2]
+    labels     -100 ..    c[0..a-1]         r[0..b-1]
+
+The prompt's last token stands in both branches, because it has to predict two different tokens. Positions go on from
+the prompt in both (`batches.collate`), and neither branch sees the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from erniekit.data.conversation import ASSISTANT, Conversation, Preference
+from erniekit.data.template import IGNORED, PairPlace, Sample, Segment, Template, join
+from erniekit.data.tokenizer import Tokenizer
+
+
+class Answer(NamedTuple):
+    """Tokens of an answer, and beside each the target it is, or -100 (turns of the user in it)."""
+
+    tokens: Sequence[int]
+    targets: Sequence[int]
+
+
+class RenderedPair(NamedTuple):
+    """Segments of the prompt, up to the header of the answer, and of both answers."""
+
+    prompt: list[Segment]
+    chosen: list[Segment]
+    rejected: list[Segment]
+
+    @property
+    def segments(self) -> list[Segment]:
+        return [*self.prompt, *self.chosen, *self.rejected]
+
+
+def render_pair(template: Template, preference: Preference) -> RenderedPair:
+    """The text of a pair, rendered as the two dialogues that it stands for."""
+    shared = 1 + 2 * sum(turn.role == ASSISTANT for turn in preference.prompt.turns)
+    chosen, rejected = (
+        template.render(Conversation(preference.prompt.turns + answer, preference.prompt.system))
+        for answer in (preference.chosen, preference.rejected)
+    )
+    assert chosen[:shared] == rejected[:shared], "a template rendered one prompt in two ways"
+    return RenderedPair(chosen[:shared], chosen[shared:], rejected[shared:])
+
+
+def assemble_pair(
+    rendered: RenderedPair, encoded: Sequence[Sequence[int]], template: Template, score_difference: float | None
+) -> tuple[Sample, int]:
+    """The sample of a rendered pair, whose segments are encoded in their order, and the tokens of its prompt."""
+    first, second = len(rendered.prompt), len(rendered.prompt) + len(rendered.chosen)
+    prompt = [token for ids in encoded[:first] for token in ids]
+    chosen = Answer(*join(rendered.chosen, encoded[first:second], template))
+    rejected = Answer(*join(rendered.rejected, encoded[second:], template))
+    return join_pair(prompt, chosen, rejected, score_difference), len(prompt)
+
+
+def encode_pair(template: Template, tokenizer: Tokenizer, preference: Preference) -> Sample:
+    """One pair as a sample, as `template.encode_sample` does it for a dialogue."""
+    pair = render_pair(template, preference)
+    encoded = tokenizer.encode_batch([segment.text for segment in pair.segments])
+    return assemble_pair(pair, encoded, template, preference.score_difference)[0]
+
+
+def join_pair(prompt: Sequence[int], chosen: Answer, rejected: Answer, score_difference: float | None = None) -> Sample:
+    """The sample of a pair of n, a and b tokens; n - 1 + a + b positions."""
+    *before, last = prompt
+    input_ids = [*before, last, *chosen.tokens[:-1], last, *rejected.tokens[:-1]]
+    labels = [IGNORED] * len(before) + [*chosen.targets, *rejected.targets]
+    start = len(before)
+    difference = math.nan if score_difference is None else score_difference
+    return Sample(
+        np.array(input_ids, np.int32),
+        np.array(labels, np.int32),
+        PairPlace(start, start + len(chosen.tokens), difference),
+    )

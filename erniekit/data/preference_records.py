@@ -1,0 +1,181 @@
+"""Records of a prompt with a preferred and a rejected answer, for stage DPO; docs/data.md describes them for users.
+
+erniekit: `src`, `tgt` (one shorter), `response`: two answers, each a text or a list of turns, `sort`: two numbers, the
+preferred answer's the higher; optional `system`, `is_system`.
+alpaca: `question` (or `instruction` and `input`), `chosen`, `rejected`; optional `system` and scores.
+messages: `prompt`, `chosen`, `rejected`: texts or lists of messages; or whole dialogues as `chosen` and `rejected`;
+optional scores. Scores are `score_chosen` and `score_rejected`.
+
+The kinds are called "... preferences" here, for the stage decides that a file is read as pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from erniekit.data.conversation import ASSISTANT, USER, Conversation, Preference, Turn
+from erniekit.data.messages import dialogue
+from erniekit.data.problems import shorten
+from erniekit.data.record_values import MalformedError, described, flag_of, optional_text, text_of, texts_of
+
+
+def preference_kind(kind: str) -> str:
+    """What a format is called where its records are pairs."""
+    return f"{kind} preferences"
+
+
+def _erniekit(record: dict) -> Preference:
+    questions = texts_of(record, "src")
+    answers = texts_of(record, "tgt") if record.get("tgt") not in (None, [], "") else []
+    if len(questions) != len(answers) + 1:
+        raise MalformedError("tgt", f"one item fewer than src ({len(questions) - 1})", f"{len(answers)}")
+    system = optional_text(record, "system")
+    if flag_of(record.get("is_system", 0), "is_system"):
+        system = system or questions[0]
+        questions, answers = questions[1:], answers[1:]
+        if not questions:
+            raise MalformedError("src", "an exchange after the system text (is_system is 1)", "only the system text")
+    for name, texts in (("src", questions), ("tgt", answers)):
+        for number, text in enumerate(texts):
+            if not text:
+                raise MalformedError(f"{name}[{number}]", "a text", "an empty string")
+    turns = [Turn(USER, questions[0])]
+    for answer, question in zip(answers, questions[1:], strict=True):
+        turns += [Turn(ASSISTANT, answer), Turn(USER, question)]
+    responses = record.get("response")
+    if not isinstance(responses, list) or len(responses) != 2:
+        got = f"{len(responses)} of them" if isinstance(responses, list) else described(responses)
+        raise MalformedError("response", "a list of two answers", got)
+    first, second = (_response(response, f"response[{number}]") for number, response in enumerate(responses))
+    scores = record.get("sort")
+    if not isinstance(scores, list) or len(scores) != 2:
+        raise MalformedError("sort", "two numbers, the preferred answer's the higher", described(scores))
+    ranks = [_number(score, f"sort[{number}]") for number, score in enumerate(scores)]
+    if ranks[0] == ranks[1]:
+        raise MalformedError("sort", "two different numbers", shorten(scores))
+    chosen, rejected = (first, second) if ranks[0] > ranks[1] else (second, first)
+    return _pair(Conversation(tuple(turns), system), chosen, rejected, abs(ranks[0] - ranks[1]), "response")
+
+
+def _response(response: object, name: str) -> list[Turn]:
+    """Assistant, user, assistant, ..."""
+    parts = response if isinstance(response, list) else [response]
+    if len(parts) % 2 == 0:
+        raise MalformedError(name, "an odd number of turns, the assistant's first and last", f"{len(parts)}")
+    texts = [text_of(part, f"{name}[{number}]") for number, part in enumerate(parts)]
+    for number, text in enumerate(texts):
+        if not text:
+            raise MalformedError(f"{name}[{number}]", "a text", "an empty string")
+    return [Turn(USER, text) if number % 2 else Turn(ASSISTANT, text, True) for number, text in enumerate(texts)]
+
+
+def _alpaca(record: dict) -> Preference:
+    name = "question" if "question" in record else "instruction"
+    parts = [text_of(record.get(name), name), optional_text(record, "input")]
+    question = "\n".join(part for part in parts if part)
+    if not question:
+        raise MalformedError(name, "a text", "an empty string")
+    chosen, rejected = (_response(record.get(field), field) for field in ("chosen", "rejected"))
+    prompt = Conversation((Turn(USER, question),), optional_text(record, "system"))
+    return _pair(prompt, chosen, rejected, _score_difference(record), "rejected")
+
+
+def _messages(record: dict) -> Preference:
+    if record.get("prompt") is None:
+        return _whole_dialogues(record)
+    prompt = record["prompt"]
+    if isinstance(prompt, str):
+        system, turns = "", [Turn(USER, text_of(prompt, "prompt"))]
+        if not turns[0].content:
+            raise MalformedError("prompt", "a text", "an empty string")
+    else:
+        system, turns = dialogue(prompt, "prompt")
+    if not turns or turns[-1].role != USER:
+        raise MalformedError("prompt", "the last message to be the user's", described(prompt[-1].get("role")))
+    chosen, rejected = (_answer(record.get(field), field) for field in ("chosen", "rejected"))
+    return _pair(_read_only(turns, system), chosen, rejected, _score_difference(record), "rejected")
+
+
+def _answer(value: object, name: str) -> list[Turn]:
+    """A text, or messages that begin and end with the assistant's."""
+    if isinstance(value, str):
+        return _response(value, name)
+    if not isinstance(value, list) or not value:
+        raise MalformedError(name, "a text or a list of messages", described(value))
+    # read as a dialogue whose first question is the prompt's
+    try:
+        system, turns = dialogue([{"role": USER, "content": "-"}, *value], name)
+    except MalformedError as error:
+        raise MalformedError(_one_less(error.field, name), error.expected, error.got) from None
+    del system
+    if turns[-1].role != ASSISTANT:
+        raise MalformedError(name, "the last message to be the assistant's", described(value[-1].get("role")))
+    return turns[1:]
+
+
+def _one_less(place: str, name: str) -> str:
+    """ "chosen[3].role" as the user counts, who has not written the first message."""
+    head, _, tail = place.removeprefix(f"{name}[").partition("]")
+    return f"{name}[{int(head) - 1}]{tail}" if place.startswith(f"{name}[") else place
+
+
+def _whole_dialogues(record: dict) -> Preference:
+    """The prompt is what both have in common, up to the last common message of the user."""
+    (system, chosen), (other_system, rejected) = (dialogue(record.get(name), name) for name in ("chosen", "rejected"))
+    common = 0
+    if system == other_system:
+        for one, other in zip(chosen, rejected, strict=False):
+            if (one.role, one.content) != (other.role, other.content):
+                break
+            common += 1
+    common -= common % 2 == 0 and common > 0  # it ends with a question
+    if not common:
+        raise MalformedError(
+            "rejected", "to begin as chosen does, with the same system text and question", "no common prompt"
+        )
+    for name, turns in (("chosen", chosen), ("rejected", rejected)):
+        if turns[-1].role != ASSISTANT:
+            raise MalformedError(name, "the last message to be the assistant's", described(turns[-1].role))
+    prompt = _read_only(chosen[:common], system)
+    return _pair(prompt, chosen[common:], rejected[common:], _score_difference(record), "rejected")
+
+
+def _read_only(turns: Sequence[Turn], system: str) -> Conversation:
+    return Conversation(tuple(Turn(turn.role, turn.content) for turn in turns), system)
+
+
+def _pair(
+    prompt: Conversation, chosen: Sequence[Turn], rejected: Sequence[Turn], difference: float | None, name: str
+) -> Preference:
+    for field, answer in (("chosen", chosen), ("rejected", rejected)):
+        if not any(turn.trained for turn in answer):
+            raise MalformedError(field, "an answer with a trained turn", "none")
+    if [(turn.role, turn.content) for turn in chosen] == [(turn.role, turn.content) for turn in rejected]:
+        raise MalformedError(name, "two different answers", "the same twice")
+    return Preference(prompt, tuple(chosen), tuple(rejected), difference)
+
+
+def _score_difference(record: dict) -> float | None:
+    names = ("score_chosen", "score_rejected")
+    given = [name for name in names if record.get(name) is not None]
+    if not given:
+        return None
+    if len(given) == 1:
+        raise MalformedError(next(name for name in names if name not in given), "a number beside the other", "nothing")
+    chosen, rejected = (_number(record[name], name) for name in names)
+    return chosen - rejected
+
+
+def _number(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise MalformedError(name, "a number", described(value))
+    return float(value)
+
+
+PREFERENCE_PARSERS: dict[str, Callable[[dict], Preference]] = {
+    preference_kind("erniekit"): _erniekit,
+    preference_kind("alpaca"): _alpaca,
+    preference_kind("messages"): _messages,
+}
+PREFERENCE_KINDS = tuple(PREFERENCE_PARSERS)

@@ -1,0 +1,50 @@
+"""Values of one record's fields, checked as they are taken out of it."""
+
+from __future__ import annotations
+
+import re
+
+from erniekit.data.problems import shorten
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class MalformedError(Exception):
+    """Raised while one record is parsed (by one of PARSERS); becomes a RecordProblem with file and line."""
+
+    def __init__(self, field: str, expected: str, got: str) -> None:
+        super().__init__(field)
+        self.field, self.expected, self.got = field, expected, got
+
+
+def texts_of(record: dict, name: str) -> list[str]:
+    value = record.get(name)
+    if isinstance(value, str):
+        return [text_of(value, name)]
+    if not isinstance(value, list) or not value:
+        raise MalformedError(name, "a string or a list of strings", described(value))
+    return [text_of(item, f"{name}[{number}]") for number, item in enumerate(value)]
+
+
+def optional_text(record: dict, name: str) -> str:
+    value = record.get(name)
+    return "" if value is None else text_of(value, name)
+
+
+def text_of(value: object, name: str, strip: bool = True) -> str:
+    """A string that UTF-8 can hold. White space around a turn is dropped, as upstream does: templates bring theirs."""
+    if not isinstance(value, str):
+        raise MalformedError(name, "a string", described(value))
+    if not value.isascii() and (match := _LONE_SURROGATE.search(value)):
+        raise MalformedError(name, "Unicode text", f"half of a surrogate pair at character {match.start():,}")
+    return value.strip() if strip else value
+
+
+def flag_of(value: object, name: str) -> bool:
+    if value not in (0, 1):  # true, false, 0.0 and 1.0 are equal to these
+        raise MalformedError(name, "0 or 1", shorten(value))
+    return bool(value)
+
+
+def described(value: object) -> str:
+    return "nothing" if value is None else shorten(value)
