@@ -27,20 +27,32 @@ def render_batch(
     """
     lines = ["trained text is green, what is only read is dim" if color else "[[trained text]], what is only read"]
     for row in range(min(rows, len(batch.input_ids))):
-        spans = list(_documents(batch, row))
+        spans = list(_documents(batch, row) if batch.pairs is None else _pairs(batch, row, dataset))
         filled = spans[-1][1] if spans else 0
         padding = batch.input_ids.shape[1] - filled
-        heading = f"row {row}: {len(spans)} documents, {filled:,} positions" + (
+        what = "documents" if batch.pairs is None else "pairs"
+        heading = f"row {row}: {len(spans)} {what}, {filled:,} positions" + (
             f", {padding:,} padding" if padding else ""
         )
         lines += ["", _styled(heading, HEADING, color)]
         for number, (start, end) in enumerate(spans[:documents]):
             targets = int((batch.labels[row, start:end] != IGNORED).sum())
-            place = dataset.location(batch.samples[row][number])
-            heading = f"--- document {number}: {place}, positions {start:,}-{end - 1:,}, {targets:,} targets"
-            lines += [_styled(heading, HEADING, color), _document(batch, tokenizer, row, start, end, color)]
+            index = batch.samples[row][number]
+            place = dataset.location(index)
+            heading = f"--- {what[:-1]} {number}: {place}, positions {start:,}-{end - 1:,}, {targets:,} targets"
+            lines.append(_styled(heading, HEADING, color))
+            pair = dataset.sample(index).pair
+            if pair is None:
+                lines.append(_document(batch, tokenizer, row, start, end, color))
+                continue
+            chosen, rejected = start + pair.chosen, start + pair.rejected
+            prompt = batch.input_ids[row, start : chosen + 1].tolist()
+            lines.append(_styled(printable(tokenizer.decode(prompt, skip_special_tokens=False)), READ, color))
+            for name, first, last in (("chosen", chosen, rejected), ("rejected", rejected, end)):
+                answer = _document(batch, tokenizer, row, first, last, color, beginning=False)
+                lines.append(_styled(f"{name}: ", HEADING, color) + answer)
         if len(spans) > documents:
-            lines.append(_styled(f"--- and {len(spans) - documents} more documents", HEADING, color))
+            lines.append(_styled(f"--- and {len(spans) - documents} more {what}", HEADING, color))
     return "\n".join(lines)
 
 
@@ -53,9 +65,20 @@ def _documents(batch: Batch, row: int) -> Iterator[tuple[int, int]]:
         start = int(ends[start])
 
 
-def _document(batch: Batch, tokenizer: Tokenizer, row: int, start: int, end: int, color: bool) -> str:
+def _pairs(batch: Batch, row: int, dataset: Dataset) -> Iterator[tuple[int, int]]:
+    """First position and end of each pair."""
+    start = 0
+    for index in batch.samples[row]:
+        end = start + int(dataset.lengths[index])
+        yield start, end
+        start = end
+
+
+def _document(
+    batch: Batch, tokenizer: Tokenizer, row: int, start: int, end: int, color: bool, *, beginning: bool = True
+) -> str:
     parts = []
-    for trained, tokens in groupby(_tokens(batch, row, start, end), key=lambda pair: pair[0]):
+    for trained, tokens in groupby(_tokens(batch, row, start, end, beginning), key=lambda pair: pair[0]):
         text = printable(tokenizer.decode([token for _, token in tokens], skip_special_tokens=False))
         if color:
             parts.append(_styled(text, TRAINED if trained else READ, color))
@@ -64,9 +87,13 @@ def _document(batch: Batch, tokenizer: Tokenizer, row: int, start: int, end: int
     return "".join(parts)
 
 
-def _tokens(batch: Batch, row: int, start: int, end: int) -> Iterator[tuple[bool, int]]:
-    """(trained, token id) in reading order: each position's label, and the next token where it is not the same."""
-    yield False, int(batch.input_ids[row, start])
+def _tokens(batch: Batch, row: int, start: int, end: int, beginning: bool) -> Iterator[tuple[bool, int]]:
+    """(trained, token id) in reading order: each position's label, and the next token where it is not the same.
+
+    `beginning`: with the first token, for which there is no label.
+    """
+    if beginning:
+        yield False, int(batch.input_ids[row, start])
     for position in range(start, end):
         label = int(batch.labels[row, position])
         following = int(batch.input_ids[row, position + 1]) if position + 1 < end else None

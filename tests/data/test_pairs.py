@@ -1,0 +1,261 @@
+"""A prompt packed once with two answers: where everything lies, who sees whom, and what becomes of long pairs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from erniekit.data.batches import collate
+from erniekit.data.conversation import ASSISTANT, USER, Conversation, Preference, Turn
+from erniekit.data.dataset import open_dataset
+from erniekit.data.pairs import Answer, encode_pair, join_pair
+from erniekit.data.plan import StepPlan
+from erniekit.data.preview import render_batch
+from erniekit.data.template import IGNORED, encode_sample
+from erniekit.errors import DataError
+
+PAD = 0
+
+
+def answer(tokens):
+    return Answer(tokens, tokens)
+
+
+def pair(prompt=(1, 2, 3), chosen=(4, 5), rejected=(6, 7, 8), difference=None):
+    return join_pair(list(prompt), answer(list(chosen)), answer(list(rejected)), difference)
+
+
+def test_the_layout():
+    sample = pair()
+    assert sample.input_ids.tolist() == [1, 2, 3, 4, 3, 6, 7]
+    assert sample.labels.tolist() == [-100, -100, 4, 5, 6, 7, 8]
+    assert sample.pair[:2] == (2, 4) and math.isnan(sample.pair.score_difference)
+    batch = collate([[sample], [pair((9,), (1,), (2,), 3.0), pair()]], [[7], [8, 9]], PAD, pairs=True)
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 2, 3, 4, 0, 0], [0, 0, 0, 1, 2, 3, 2, 3, 4]]
+    assert batch.document_ends.tolist() == [[7, 7, 4, 4, 7, 7, 7, 7, 7], [1, 2, 9, 9, 6, 6, 9, 9, 9]]
+    assert batch.pairs.answers.tolist() == [[-1, -1, 0, 0, 1, 1, 1, -1, -1], [2, 3, -1, -1, 4, 4, 5, 5, 5]]
+    assert batch.pairs.count == 3
+    np.testing.assert_array_equal(batch.pairs.score_differences, np.array([np.nan, 3.0, np.nan], np.float32))
+    assert (batch.token_count, batch.target_count) == (16, 12)
+
+
+def test_a_batch_of_padding_has_no_pairs():
+    batch = collate([[]], [[]], PAD, pairs=True)
+    assert batch.pairs.count == 0 and (batch.pairs.answers == -1).all()
+    assert collate([[]], [[]], PAD).pairs is None
+
+
+def test_turns_of_the_user_in_an_answer_are_no_targets():
+    sample = join_pair([1], Answer([2, 3, 4], [2, IGNORED, 4]), answer([5]))
+    batch = collate([[sample]], [[0]], PAD, pairs=True)
+    assert batch.labels.tolist() == [[2, -100, 4, 5]]
+    assert batch.pairs.answers.tolist() == [[0, -1, 0, 1]]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4)), max_size=3),
+        min_size=1,
+        max_size=2,
+    )
+)
+def test_each_answer_sees_its_prompt_and_itself_alone(rows):
+    """The mask by its definition, from who belongs to whom, against the indices; and the tokens along each branch."""
+    samples, number = [], 10
+    for row in rows:
+        samples.append([])
+        for lengths in row:
+            parts = []
+            for length in lengths:
+                parts.append(list(range(number, number + length)))
+                number += length
+            samples[-1].append((parts, pair(*parts)))
+    batch = collate(
+        [[sample for _, sample in row] for row in samples], [range(len(row)) for row in samples], PAD, pairs=True
+    )
+    for number, row in enumerate(samples):
+        owner = []  # (pair, branch) of every position: branch 0 is the prompt's
+        for index, (parts, _) in enumerate(row):
+            prompt, chosen, rejected = (len(part) for part in parts)
+            owner += [(index, 0)] * (prompt - 1) + [(index, 1)] * chosen + [(index, 2)] * rejected
+        size = batch.input_ids.shape[1]
+        starts = batch.startend_row_indices[number, 0, :, 0]
+        for query in range(size):
+            seen = [key for key in range(query + 1) if query < starts[key]]
+            if query >= len(owner):
+                assert not seen
+                continue
+            mine, branch = owner[query]
+            expected = [key for key in range(query + 1) if owner[key][0] == mine and owner[key][1] in (0, branch)]
+            assert seen == expected
+            # along a branch the model reads the dialogue that it stands for, position by position
+            parts = row[mine][0]
+            dialogue = parts[0] + (parts[branch] if branch else [])
+            assert batch.input_ids[number, seen].tolist() == dialogue[: len(seen)]
+            assert batch.position_ids[number, seen].tolist() == list(range(len(seen)))
+            if batch.labels[number, query] != IGNORED:
+                assert batch.labels[number, query] == dialogue[len(seen)]
+    assert (batch.pairs.answers >= 0).sum() == batch.target_count
+
+
+def preference(prompt=("q",), chosen=("good",), rejected=("bad",), system=""):
+    def turns(texts, first):
+        roles = (USER, ASSISTANT) if first == USER else (ASSISTANT, USER)
+        return tuple(
+            Turn(roles[i % 2], text, first == ASSISTANT and roles[i % 2] == ASSISTANT) for i, text in enumerate(texts)
+        )
+
+    return Preference(Conversation(turns(prompt, USER), system), turns(chosen, ASSISTANT), turns(rejected, ASSISTANT))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        preference(),
+        preference(("How many?", "six apples", "And when?"), ("On Friday.",), ("No.",), "Be brief."),
+        preference(("q",), ("one", "go on", "two"), ("three",)),
+    ],
+)
+def test_branches_are_the_tokens_of_the_dialogues(tokenizer, template, record):
+    """What is read and predicted along a branch is what supervised training has of the same dialogue."""
+    sample = encode_pair(template, tokenizer, record)
+    chosen_start, rejected_start, _ = sample.pair
+    for turns, branch in (
+        (record.chosen, slice(chosen_start, rejected_start)),
+        (record.rejected, slice(rejected_start, None)),
+    ):
+        prompt = tuple(Turn(turn.role, turn.content) for turn in record.prompt.turns)
+        document = encode_sample(template, tokenizer, Conversation(prompt + turns, record.prompt.system))
+        shared = slice(0, chosen_start)
+        read = np.concatenate([sample.input_ids[shared], sample.input_ids[branch]])
+        labels = np.concatenate([sample.labels[shared], sample.labels[branch]])
+        np.testing.assert_array_equal(read, document.input_ids)
+        np.testing.assert_array_equal(labels, document.labels)
+
+
+RECORD = {"src": ["Count from one to ten."], "tgt": [], "response": [["one two"], ["ten"]], "sort": [1, 0]}
+LONG = {
+    "src": ["The river runs past the old mill and under the bridge."] * 3,
+    "tgt": ["Winter days are short."] * 2,
+    "response": [["six apples"], ["days"]],
+    "sort": [1, 0],
+}
+
+
+@pytest.fixture
+def open_pairs(make_source, tokenizer, template, tmp_path):
+    def open_(records, kind="erniekit", **options):
+        source = make_source(records, f"{kind} preferences")
+        return open_dataset(
+            [source], tokenizer, template, cache_dir=tmp_path / "cache", **{"max_seq_len": 512, **options}
+        )
+
+    return open_
+
+
+def test_a_dataset_of_pairs_comes_back_from_its_cache(open_pairs, monkeypatch):
+    first = open_pairs([RECORD, {**LONG, "sort": [0, 4]}])
+    monkeypatch.setattr("erniekit.data.dataset.tokenise", None)  # the second time nothing is tokenised
+    again = open_pairs([RECORD, {**LONG, "sort": [0, 4]}])
+    assert again.pairs and len(again) == 2 and again.fingerprint == first.fingerprint
+    for number in range(2):
+        one, other = first.sample(number), again.sample(number)
+        np.testing.assert_array_equal(one.input_ids, other.input_ids)
+        assert one.pair == other.pair
+    assert again.sample(1).pair.score_difference == 4.0
+    assert again.lengths.tolist() == [len(again.sample(number).input_ids) for number in range(2)]
+    assert again.report.sources[0].targets == sum(int((again.sample(i).labels != IGNORED).sum()) for i in range(2))
+
+
+def test_other_prompt_limits_are_other_data(open_pairs):
+    prints = {open_pairs([RECORD, LONG], max_prompt_len=length).fingerprint for length in (None, 100, 200)}
+    assert len(prints) == 3
+
+
+def test_long_prompts_lose_their_oldest_turns(open_pairs):
+    whole = open_pairs([LONG])
+    prompt = whole.sample(0).pair.chosen + 1
+    shorter = open_pairs([LONG], max_prompt_len=prompt - 1)
+    assert shorter.report.sources[0].truncated == 1 and shorter.report.sources[0].dropped == 0
+    assert "shortened by their oldest turns" in str(shorter.report)
+    removed = len(whole.sample(0).input_ids) - len(shorter.sample(0).input_ids)
+    assert 0 < removed < prompt
+    kept = shorter.sample(0).pair.chosen + 1
+    one = open_pairs([LONG], max_prompt_len=kept - 1)  # down to the last question
+    assert one.sample(0).pair.chosen < kept - 1
+    answers = [sample.labels[sample.labels != IGNORED].tolist() for sample in (whole.sample(0), one.sample(0))]
+    assert answers[0] == answers[1]
+    last = one.sample(0).pair.chosen + 1
+    with pytest.raises(DataError, match="none of its 1 records fits"):
+        open_pairs([LONG], max_prompt_len=last - 1)
+    dropped = open_pairs([LONG, RECORD], max_prompt_len=last - 1)
+    assert dropped.report.sources[0].dropped == 1 and len(dropped) == 1
+    with pytest.raises(DataError, match=r"data.jsonl:1: prompt: expected at most .* \(max_prompt_len\)"):
+        open_pairs([LONG, RECORD], max_prompt_len=last - 1, over_length="error")
+
+
+def test_long_pairs_follow_the_policy(open_pairs):
+    length = len(open_pairs([LONG]).sample(0).input_ids)
+    assert open_pairs([LONG, RECORD], max_seq_len=length - 1).report.sources[0].dropped == 1
+    shorter = open_pairs([LONG, RECORD], max_seq_len=length - 1, over_length="truncate_turns")
+    assert shorter.report.sources[0].truncated == 1 and len(shorter) == 2
+    assert shorter.lengths.max() < length
+    with pytest.raises(DataError, match=r"data.jsonl:1: length: expected at most .* in prompt and answers"):
+        open_pairs([LONG, RECORD], max_seq_len=length - 1, over_length="error")
+
+
+def test_scores_are_asked_for_where_the_loss_needs_them(open_pairs):
+    records = [{"question": "q", "chosen": "a", "rejected": "b", **more} for more in (
+        {"score_chosen": 2, "score_rejected": 1}, {}, {"score_chosen": 1, "score_rejected": 1},
+    )]  # fmt: skip
+    assert len(open_pairs(records, "alpaca")) == 3
+    with pytest.raises(DataError) as raised:
+        open_pairs(records, "alpaca", needs_scores=True)
+    text = str(raised.value)
+    assert "data.jsonl:2: score_chosen" in text and "got none" in text
+    assert "data.jsonl:3: score_chosen" in text and "a difference of 0" in text
+
+
+def test_control_tokens_in_answers_are_problems(open_pairs):
+    with pytest.raises(DataError, match=r"data.jsonl:2: rejected: .*control tokens"):
+        open_pairs([RECORD, {**RECORD, "response": [["a"], ["b</s>"]]}])
+
+
+def test_a_plan_packs_pairs_whole_and_every_pair_once(open_pairs):
+    records = [{**RECORD, "src": [f"Count {number} apples and {'days ' * (number % 5)}"]} for number in range(40)]
+    dataset = open_pairs(records)
+    plan = StepPlan(
+        dataset, max_seq_len=128, packing=True, greedy=True, window=1000, batch_size=2, accumulation=2,
+        data_rank=1, data_world=2,
+    )  # fmt: skip
+    counts = []
+    for step in range(plan.steps_in_epoch(0)):
+        for rank in range(2):
+            plan._data_rank = rank
+            for batch in plan.micro_batches(step):
+                assert batch.input_ids.shape[1] <= 128
+                assert batch.pairs.count == sum(len(row) for row in batch.samples)
+                counts += [sample for row in batch.samples for sample in row]
+    assert sorted(counts) == list(range(40))
+
+
+def test_the_preview_shows_both_answers(open_pairs, tokenizer):
+    dataset = open_pairs([RECORD, LONG])
+    plan = StepPlan(
+        dataset, max_seq_len=512, packing=True, greedy=True, window=10, batch_size=1, accumulation=1, shuffle=False
+    )
+    text = render_batch(plan.micro_batches(0)[0], tokenizer, dataset)
+    assert "2 pairs" in text
+    assert "data.jsonl:1" in text and "data.jsonl:2" in text
+    shown = next(part for part in text.split("--- ") if "data.jsonl:1" in part)
+    prompt, chosen, rejected = (
+        shown.index("Count from one"),
+        shown.index("chosen: [[one two"),
+        shown.index("rejected: [[ten"),
+    )
+    assert prompt < chosen < rejected

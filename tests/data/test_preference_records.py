@@ -1,0 +1,148 @@
+"""Pairs of every format, and what is said of those that cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from erniekit.data.conversation import ASSISTANT, USER
+from erniekit.data.problems import RecordProblem
+from erniekit.data.records import read_records
+
+
+@pytest.fixture
+def read(write_jsonl):
+    def read(record, kind):
+        path = write_jsonl([record])
+        (item,) = read_records(path, f"{kind} preferences")
+        return item if isinstance(item, RecordProblem) else item[1]
+
+    return read
+
+
+def message(role, content, **more):
+    return {"role": role, "content": content, **more}
+
+
+def shown(turns):
+    return [(turn.role, turn.content, turn.trained) for turn in turns]
+
+
+ERNIEKIT = {"src": ["q"], "tgt": [], "response": [["good"], ["bad"]], "sort": [1, 0]}
+MESSAGES = {"prompt": [message("user", "q")], "chosen": [message("assistant", "good")], "rejected": "bad"}
+ALPACA = {"question": "q", "chosen": "good", "rejected": "bad"}
+
+
+@pytest.mark.parametrize(
+    ("record", "kind"),
+    [
+        (ERNIEKIT, "erniekit"),
+        ({**ERNIEKIT, "src": "q", "tgt": None, "response": ["good", "bad"], "sort": [0.5, -0.5]}, "erniekit"),
+        ({**ERNIEKIT, "response": [["bad"], ["good"]], "sort": [0, 1]}, "erniekit"),
+        (ALPACA, "alpaca"),
+        ({"instruction": "q", "chosen": "good", "rejected": "bad"}, "alpaca"),
+        (MESSAGES, "messages"),
+        ({**MESSAGES, "prompt": "q", "chosen": "good"}, "messages"),
+        (
+            {
+                "chosen": [message("user", "q"), message("assistant", "good")],
+                "rejected": [message("user", "q"), message("assistant", "bad")],
+            },
+            "messages",
+        ),
+    ],
+)
+def test_a_single_turn_reads_alike_in_every_format(read, record, kind):
+    pair = read(record, kind)
+    assert shown(pair.prompt.turns) == [(USER, "q", False)]
+    assert pair.prompt.system == ""
+    assert shown(pair.chosen) == [(ASSISTANT, "good", True)]
+    assert shown(pair.rejected) == [(ASSISTANT, "bad", True)]
+
+
+def test_earlier_turns_and_systems_belong_to_the_prompt(read):
+    long = {"src": ["q1", "q2"], "tgt": ["a1"], "response": [["good"], ["bad"]], "sort": [3, 1], "system": "s"}
+    pair = read(long, "erniekit")
+    assert shown(pair.prompt.turns) == [(USER, "q1", False), (ASSISTANT, "a1", False), (USER, "q2", False)]
+    assert (pair.prompt.system, pair.score_difference) == ("s", 2.0)
+    older = {**long, "src": ["s", "q1", "q2"], "tgt": ["", "a1"], "is_system": 1, "system": None}
+    assert read(older, "erniekit") == pair
+    prompt = [message("system", "s"), message("user", "q1"), message("assistant", "a1"), message("user", "q2")]
+    scores = {"score_chosen": 3, "score_rejected": 1}
+    assert read({"prompt": prompt, "chosen": "good", "rejected": "bad", **scores}, "messages") == pair
+    whole = {name: [*prompt, message("assistant", name)] for name in ("chosen", "rejected")}
+    assert read(whole, "messages").prompt == pair.prompt
+    assert read({**ALPACA, "input": "more", "system": "s"}, "alpaca").prompt.turns[0].content == "q\nmore"
+
+
+def test_answers_may_have_several_turns(read):
+    pair = read({**ERNIEKIT, "response": [["a", "u", "b"], ["c"]]}, "erniekit")
+    assert shown(pair.chosen) == [(ASSISTANT, "a", True), (USER, "u", False), (ASSISTANT, "b", True)]
+    chosen = [message("assistant", "a", weight=0), message("user", "u"), message("assistant", "b")]
+    assert [turn.trained for turn in read({**MESSAGES, "chosen": chosen}, "messages").chosen] == [False, False, True]
+    # where whole dialogues go apart at a question, the last common question is the prompt's
+    begin = [message("user", "q"), message("assistant", "same")]
+    ends = {
+        name: [*begin, message("user", f"asks {name}"), message("assistant", name)] for name in ("chosen", "rejected")
+    }
+    pair = read(ends, "messages")
+    assert shown(pair.prompt.turns) == [(USER, "q", False)]
+    assert [turn.content for turn in pair.chosen] == ["same", "asks chosen", "chosen"]
+
+
+@pytest.mark.parametrize(
+    ("record", "kind", "field", "expected"),
+    [
+        ({**ERNIEKIT, "tgt": ["a"]}, "erniekit", "tgt", "one item fewer than src"),
+        ({**ERNIEKIT, "src": []}, "erniekit", "src", "a string or a list"),
+        ({**ERNIEKIT, "src": [" "]}, "erniekit", "src[0]", "a text"),
+        ({**ERNIEKIT, "response": ["a"]}, "erniekit", "response", "a list of two answers"),
+        ({"src": "q", "sort": [1, 0]}, "erniekit", "response", "a list of two answers"),
+        ({**ERNIEKIT, "response": [["a"], ["a "]]}, "erniekit", "response", "two different answers"),
+        ({**ERNIEKIT, "response": [["a"], [""]]}, "erniekit", "response[1][0]", "a text"),
+        ({**ERNIEKIT, "response": [["a", "u"], ["b"]]}, "erniekit", "response[0]", "an odd number of turns"),
+        ({**ERNIEKIT, "response": [[], ["b"]]}, "erniekit", "response[0]", "an odd number of turns"),
+        ({**ERNIEKIT, "sort": [1, 1]}, "erniekit", "sort", "two different numbers"),
+        ({**ERNIEKIT, "sort": [1]}, "erniekit", "sort", "two numbers"),
+        ({**ERNIEKIT, "sort": [1, True]}, "erniekit", "sort[1]", "a number"),
+        ({**ERNIEKIT, "sort": None}, "erniekit", "sort", "two numbers"),
+        ({**ALPACA, "chosen": ""}, "alpaca", "chosen[0]", "a text"),
+        ({"question": "q", "chosen": "a"}, "alpaca", "rejected[0]", "a string"),
+        ({**ALPACA, "question": ""}, "alpaca", "question", "a text"),
+        ({**ALPACA, "rejected": "good"}, "alpaca", "rejected", "two different answers"),
+        ({**ALPACA, "score_chosen": 1}, "alpaca", "score_rejected", "a number beside the other"),
+        ({**ALPACA, "score_chosen": "1", "score_rejected": 0}, "alpaca", "score_chosen", "a number"),
+        ({**MESSAGES, "prompt": []}, "messages", "prompt", "a list of messages"),
+        ({**MESSAGES, "prompt": [message("system", "s")]}, "messages", "prompt", "the last message to be the user's"),
+        ({**MESSAGES, "prompt": "  "}, "messages", "prompt", "a text"),
+        ({**MESSAGES, "rejected": []}, "messages", "rejected", "a text or a list of messages"),
+        ({**MESSAGES, "rejected": [message("user", "x")]}, "messages", "rejected[0].role", "assistant"),
+        (
+            {**MESSAGES, "rejected": [message("assistant", "x"), message("user", "y")]},
+            "messages", "rejected", "the last message to be the assistant's",
+        ),
+        (
+            {**MESSAGES, "chosen": [message("assistant", "x", weight=0)]},
+            "messages", "chosen", "an answer with a trained turn",
+        ),
+        (
+            {
+                "chosen": [message("user", "q"), message("assistant", "a")],
+                "rejected": [message("user", "other"), message("assistant", "b")],
+            },
+            "messages", "rejected", "to begin as chosen does",
+        ),
+        (
+            {
+                "chosen": [message("user", "q"), message("assistant", "a")],
+                "rejected": [message("user", "q")],
+            },
+            "messages", "rejected", "the last message to be the assistant's",
+        ),
+        ({"chosen": [], "rejected": []}, "messages", "chosen", "a list of messages"),
+    ],
+)  # fmt: skip
+def test_bad_pairs_are_told_with_their_place(read, record, kind, field, expected):
+    problem = read(record, kind)
+    assert isinstance(problem, RecordProblem), problem
+    assert (problem.line, problem.field) == (1, field)
+    assert expected in problem.expected
