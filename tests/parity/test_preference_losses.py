@@ -1,0 +1,92 @@
+"""Preference losses, their gradients and log-probabilities beside trl 0.21 and transformers."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+trl = pytest.importorskip("trl")
+
+from erniekit.data.batches import collate  # noqa: E402
+from erniekit.data.pairs import Answer, join_pair  # noqa: E402
+from erniekit.model.weights import save_model_folder  # noqa: E402
+from erniekit.training.preference import answer_log_probabilities  # noqa: E402
+from erniekit.training.preference_losses import LOSSES  # noqa: E402
+
+from ..model.tiny import tiny_model  # noqa: E402
+from ..training.test_recorded_preferences import CASES, LOG_PROBABILITIES, RECORDED, ours  # noqa: E402
+
+pytestmark = pytest.mark.parity
+
+
+def theirs(name, beta, smoothing):
+    """Losses and gradients of trl for the chosen and rejected log-probabilities."""
+    chosen, rejected, ref_chosen, ref_rejected = (torch.tensor(row, dtype=torch.float32) for row in LOG_PROBABILITIES)
+    chosen.requires_grad_(), rejected.requires_grad_()
+    fake = SimpleNamespace(
+        accelerator=SimpleNamespace(device="cpu"), reference_free=False, f_divergence_type="reverse_kl",
+        beta=beta, label_smoothing=smoothing, loss_type=name, simpo_gamma=0.7,
+    )  # fmt: skip
+    if name == "simpo":
+        losses = trl.CPOTrainer.cpo_loss(fake, chosen, rejected)[0]
+    elif name == "orpo":
+        losses = -trl.ORPOTrainer.odds_ratio_loss(fake, chosen, rejected)[0]
+    else:
+        losses = trl.DPOTrainer.dpo_loss(fake, chosen, rejected, ref_chosen, ref_rejected, name)[0]
+    losses.sum().backward()
+    return [losses.detach().numpy(), chosen.grad.numpy(), rejected.grad.numpy()]
+
+
+@pytest.mark.parametrize(("name", "beta", "smoothing"), CASES)
+def test_values_and_gradients_are_those_of_trl(name, beta, smoothing):
+    for own, other in zip(ours(name, beta, smoothing), theirs(name, beta, smoothing), strict=True):
+        np.testing.assert_allclose(own, other, rtol=2e-5, atol=1e-6)
+
+
+def test_the_recorded_values_are_those_of_trl():
+    """`python -m tests.parity.test_preference_losses` records them anew."""
+    for case, recorded in json.loads(RECORDED.read_text())["cases"].items():
+        name, beta, smoothing = case.split()
+        for values, other in zip(recorded, theirs(name, float(beta), float(smoothing)), strict=True):
+            np.testing.assert_allclose(values, other, rtol=1e-6, atol=1e-7)
+
+
+def test_losses_without_a_counterpart_are_known():
+    """trl 0.21 has no kto_pair and no dpop any more, and takes IPO's log-probabilities as means over tokens."""
+    assert set(LOSSES) - {name for name, _, _ in CASES} == {"kto_pair", "dpop"}
+
+
+def test_log_probabilities_of_packed_pairs_are_those_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    decoder = tiny_model()
+    save_model_folder(decoder, tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    rng = np.random.default_rng(3)
+    tokens = [
+        [rng.integers(1, 53, length).tolist() for length in lengths] for lengths in [(9, 4, 6), (3, 11, 2), (1, 5, 5)]
+    ]
+    samples = [join_pair(prompt, Answer(a, a), Answer(b, b)) for prompt, a, b in tokens]
+    batch = collate([samples[:2], samples[2:]], [[0, 1], [2]], 0, pairs=True)
+    found = answer_log_probabilities(decoder, batch, fused_head=True)
+    for number, (prompt, *answers) in enumerate(tokens):
+        for answer, value in zip(answers, (found.chosen[number], found.rejected[number]), strict=True):
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+            logps = trl.trainer.utils.selective_log_softmax(logits, torch.tensor(answer))
+            assert float(value) == pytest.approx(float(logps.sum()), abs=1e-5 * len(answer))
+
+
+def record():
+    versions = {"trl": trl.__version__, "torch": torch.__version__}
+    cases = {
+        f"{name} {beta} {noise}": [part.tolist() for part in theirs(name, beta, noise)] for name, beta, noise in CASES
+    }
+    RECORDED.write_text(json.dumps({"versions": versions, "cases": cases}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    record()
