@@ -112,6 +112,14 @@ def preference_objectives(
     return objective, objective
 
 
+def keep_predictions(model: Decoder, say: Say = print) -> None:
+    """Freeze multi-token prediction layers, for which preferences are no loss: weight decay would wear them down."""
+    if model.mtp:
+        for parameter in model.mtp.parameters():
+            parameter.stop_gradient = True
+        say("multi-token prediction layers stay as they are: preference training has no loss for them")
+
+
 def _pairs_read(
     config: Config, training: tuple[StepPlan, int], evaluation: StepPlan | None, first_step: int
 ) -> dict[str, Pairs]:

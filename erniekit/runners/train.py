@@ -99,8 +99,9 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
         model = open_model(config, weights, say, adapters=adapters)
         held_out_plan = None if held_out is None else evaluation_plan(config, held_out)
         if config.basic.stage == "DPO":
-            from erniekit.runners.dpo import preference_objectives
+            from erniekit.runners.dpo import keep_predictions, preference_objectives
 
+            keep_predictions(model, say)
             objective, evaluation_objective = preference_objectives(
                 config, model, (plan, total_steps), held_out_plan, start.checkpoint, say
             )

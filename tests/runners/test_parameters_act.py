@@ -141,6 +141,25 @@ SEEN_ELSEWHERE: dict[str, str] = {
         ),
         "runners/test_lora.py::test_each_parameter_of_lora_changes_the_losses",
     ),
+    **dict.fromkeys(
+        (
+            "loss_type",
+            "beta",
+            "simpo_gamma",
+            "offset_alpha",
+            "max_prompt_len",
+            "pref_loss_ratio",
+            "sft_loss_ratio",
+            "label_smoothing",
+            "normalize_logps",
+            "dpop_lambda",
+            "reference_free",
+            "ref_model_update_steps",
+            "ref_model_name_or_path",
+        ),
+        "runners/test_dpo.py::test_each_parameter_of_preferences_changes_the_losses",
+    ),
+    "reference_model": "runners/test_dpo.py::test_the_reference_is_the_same_in_every_way",
     "lora": "runners/test_lora.py::test_the_output_folder_holds_the_adapters_alone",
     "lora_path": "runners/test_lora.py::test_training_goes_on_from_adapters",
     **dict.fromkeys(
@@ -463,7 +482,7 @@ def test_every_parameter_is_covered() -> None:
     for name, declared in PARAMETERS.items():
         refused_beyond_neutral = declared.available is not None  # tests/parameters: refused with a reason
         runs_today = {"train", "chat", "generate"}.intersection(declared.verbs)
-        reported = declared.gpu_only or not runs_today or declared.stages == ("DPO",)
+        reported = declared.gpu_only or not runs_today
         inactive = any(_never_holds(need) for need in declared.needs)  # reported: what it needs is refused
         if name not in covered and not (refused_beyond_neutral or reported or inactive):
             missing.append(name)
