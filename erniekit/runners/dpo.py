@@ -137,6 +137,13 @@ def _pairs_read(
     return read
 
 
+def objective_of_pair(config: Config, model: Decoder, batch: Batch) -> Objective:
+    """The preference loss on one batch alone, with `model` as it is now for its reference; keeps nothing on disk."""
+    table = np.full((1 + max(sample for row in batch.samples for sample in row), 2), np.nan, np.float32)
+    measure_missing(table, [batch], model, measure_with(config))
+    return _against(config, Precomputed(table))
+
+
 def _against(config: Config, reference: Reference | None) -> Objective:
     return preference(preference_settings(config), reference, **head_settings(config))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from erniekit.data.batches import collate
+from erniekit.data.batches import Batch, collate
 from erniekit.data.conversation import PlainText, Preference
 from erniekit.data.pairs import encode_pair
 from erniekit.data.problems import RecordProblem
@@ -13,6 +13,7 @@ from erniekit.data.template import Sample, Template, TemplateRefusedError, encod
 from erniekit.data.tokenizer import Tokenizer
 from erniekit.errors import DataError
 from erniekit.model.adapters.lora import trained_weights
+from erniekit.model.decoder import Decoder
 from erniekit.parameters import Config
 from erniekit.runners.adapters import adapter_plan
 from erniekit.runners.checks import check_vocabulary, what_the_model_lacks
@@ -27,17 +28,20 @@ from erniekit.runners.wiring import (
     select_device,
     training_sources,
 )
+from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import build_optimizer, trainable_parameters
 from erniekit.training.settings import optimizer_settings_from
 from erniekit.training.step import NotFiniteError, train_step
 
 SECONDS = 50.0
-GOAL = 0.1  # of the first loss
+GOAL, GOAL_OF_PAIRS = 0.1, 0.8  # of the first loss; preference losses have their minimum at many places
 LEARNING_RATE_FROM_WEIGHTS, LEARNING_RATE_FROM_SCRATCH = 1e-4, 1e-3
 
 
 def try_one_sample(config: Config, say: Say = print) -> bool:
     """Train on the first sample alone until its loss is a tenth of what it was, or a minute has passed.
+
+    A pair is learned when its chosen answer has the higher reward and the loss is four fifths of what it was.
 
     Everything that a run needs is exercised (files, template, model, loss, optimizer), nothing is written. The learning
     rate is constant and at least 1e-4 (1e-3 from random weights), because a handful of steps must show an effect.
@@ -63,16 +67,18 @@ def try_one_sample(config: Config, say: Say = print) -> bool:
     parameters = trained_weights(model)
     optimizer = build_optimizer(parameters, optimizer_settings_from(config, model_config.num_hidden_layers))
     trained = list(trainable_parameters(parameters).values())
-    batch = collate([[sample]], [[0]], tokenizer.pad_id)
+    batch = collate([[sample]], [[0]], tokenizer.pad_id, pairs=sample.pair is not None)
+    objective = _objective(config, model, batch)
     floor = LEARNING_RATE_FROM_SCRATCH if weights is None else LEARNING_RATE_FROM_WEIGHTS
     rate = max(config.training.learning_rate, floor)
+    goal = GOAL if sample.pair is None else GOAL_OF_PAIRS
     say(f"overfitting {place} ({batch.token_count} tokens, {batch.target_count} targets), learning rate {rate:g}")
 
     start, first, step = time.monotonic(), 0.0, 0
     while True:
         try:
             result = train_step(
-                model, trained, optimizer, objective_from(config), [batch],
+                model, trained, optimizer, objective, [batch],
                 step=step, learning_rate=rate, max_grad_norm=config.training.max_grad_norm,
             )  # fmt: skip
         except NotFiniteError as error:
@@ -81,7 +87,7 @@ def try_one_sample(config: Config, say: Say = print) -> bool:
         loss, seconds = result.totals.loss, time.monotonic() - start
         first = loss if step == 0 else first
         step += 1
-        reached = loss < GOAL * first
+        reached = loss < goal * first and result.totals.figures.get("reward_accuracy", 1.0) == 1.0
         if step == 1 or step % 10 == 0 or reached:
             say(f"step {step:>3}  loss {loss:.4f}  {seconds:.1f} s")
         if reached:
@@ -94,6 +100,14 @@ def try_one_sample(config: Config, say: Say = print) -> bool:
                 "A large model on a slow machine may only need more time."
             )
             return False
+
+
+def _objective(config: Config, model: Decoder, batch: Batch) -> Objective:
+    if batch.pairs is None:
+        return objective_from(config)
+    from erniekit.runners.dpo import objective_of_pair
+
+    return objective_of_pair(config, model, batch)
 
 
 def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None, say: Say) -> tuple[str, Sample]:

@@ -75,7 +75,7 @@ def test_a_run_shows_its_figures_and_leaves_a_model(prefer: Train, pairs: Path) 
     assert "eval_perplexity" not in held_out[0]
     assert (run.output / "model.safetensors").is_file()
     assert re.search(r"reference: training: \d+ pairs measured", run.said)
-    assert "reference: evaluation: 40 pairs measured" in run.said
+    assert re.search(r"reference: evaluation: \d+ pairs measured", run.said)
 
 
 def test_the_reference_is_the_same_in_every_way(prefer: Train, pairs: Path) -> None:
@@ -255,3 +255,17 @@ def test_the_verb_is_train_with_its_stage(
     assert "reward_margin" in capsys.readouterr().out
     assert main(["dpo", str(config), "stage=SFT"]) == 2
     assert "`erniekit train`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "orpo", "nca_pair"])
+def test_one_pair_can_be_tried(make_config: Any, tiny_base: Path, pairs: Path, tmp_path: Path, loss: str) -> None:
+    from erniekit.runners.try_one import try_one_sample
+
+    config = make_config(
+        stage="DPO", model_name_or_path=str(tiny_base), continue_training=True, train_dataset_path=str(pairs),
+        loss_type=loss,
+    )  # fmt: skip
+    lines: list[str] = []
+    assert try_one_sample(config, lines.append), lines
+    assert "pairs.jsonl:1" in "\n".join(lines)
+    assert not (tmp_path / "run").exists() and not (tmp_path / "cache").exists()
