@@ -156,9 +156,11 @@ def open_dataset(
     dataset = Dataset(sources, arrays, pad_id=tokenizer.pad_id, fingerprint=fingerprint.hexdigest(), pairs=pairs)
     for report in dataset.report.sources:
         if report.probability and not report.samples:
+            of_prompts = report.long_prompts == report.dropped
+            limit = f"max_prompt_len {max_prompt_len:,}" if of_prompts else f"max_seq_len {max_seq_len:,}"
             raise DataError(
-                f"{report.path}: none of its {report.read:,} records fits max_seq_len {max_seq_len:,}; "
-                "raise max_seq_len, or remove the file"
+                f"{report.path}: none of its {report.read:,} records fits {limit}; "
+                f"raise {limit.split()[0]}, or remove the file"
             )
     return dataset
 

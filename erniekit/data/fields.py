@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from erniekit.data.problems import field_name
 
+SCORES = ("score_chosen", "score_rejected")
 FIELDS = {
     "erniekit": frozenset({"src", "tgt", "system", "label", "is_system"}),
     "alpaca": frozenset({"instruction", "input", "output", "history", "system"}),
@@ -14,9 +15,9 @@ FIELDS = {
     "text": frozenset({"text", "tgt"}),
     "erniekit preferences": frozenset({"src", "tgt", "response", "sort", "system", "is_system"}),
     "alpaca preferences": frozenset(
-        {"question", "instruction", "input", "chosen", "rejected", "system", "score_chosen", "score_rejected"}
+        {"question", "instruction", "input", "history", "system", "chosen", "rejected", *SCORES}
     ),
-    "messages preferences": frozenset({"prompt", "chosen", "rejected", "score_chosen", "score_rejected"}),
+    "messages preferences": frozenset({"prompt", "chosen", "rejected", *SCORES}),
 }
 MESSAGE_LISTS = {"messages": ("messages",), "messages preferences": ("prompt", "chosen", "rejected")}
 MESSAGE_FIELDS = frozenset({"role", "content", "label", "weight"})

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from erniekit.data.conversation import ASSISTANT, Conversation, Preference
-from erniekit.data.template import IGNORED, PairPlace, Sample, Segment, Template, join
+from erniekit.data.record_values import MalformedError
+from erniekit.data.template import IGNORED, PairPlace, Sample, Segment, Template, after_last_target, join
 from erniekit.data.tokenizer import Tokenizer
 
 
@@ -55,12 +56,28 @@ def render_pair(template: Template, preference: Preference) -> RenderedPair:
 def assemble_pair(
     rendered: RenderedPair, encoded: Sequence[Sequence[int]], template: Template, score_difference: float | None
 ) -> tuple[Sample, int]:
-    """The sample of a rendered pair, whose segments are encoded in their order, and the tokens of its prompt."""
+    """The sample of a rendered pair, whose segments are encoded in their order, and the tokens of its prompt.
+
+    Raises:
+        MalformedError: the tokenizer leaves nothing of a part, or makes the same tokens of both answers.
+    """
     first, second = len(rendered.prompt), len(rendered.prompt) + len(rendered.chosen)
     prompt = [token for ids in encoded[:first] for token in ids]
-    chosen = Answer(*join(rendered.chosen, encoded[first:second], template))
-    rejected = Answer(*join(rendered.rejected, encoded[second:], template))
+    chosen = _answer(rendered.chosen, encoded[first:second], template)
+    rejected = _answer(rendered.rejected, encoded[second:], template)
+    for name, tokens in (("prompt", prompt), ("chosen", chosen.tokens), ("rejected", rejected.tokens)):
+        if not tokens:
+            raise MalformedError(name, "text that leaves a token", "none: the tokenizer drops every character")
+    if chosen.tokens == rejected.tokens:
+        raise MalformedError("rejected", "another answer than chosen", "the same tokens")
     return join_pair(prompt, chosen, rejected, score_difference), len(prompt)
+
+
+def _answer(segments: Sequence[Segment], encoded: Sequence[Sequence[int]], template: Template) -> Answer:
+    """An answer up to its last target: what comes after cannot change the loss."""
+    tokens, targets = join(segments, encoded, template)
+    end = after_last_target(targets)
+    return Answer(tokens[:end], targets[:end])
 
 
 def encode_pair(template: Template, tokenizer: Tokenizer, preference: Preference) -> Sample:

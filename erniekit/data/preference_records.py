@@ -2,22 +2,24 @@
 
 erniekit: `src`, `tgt` (one shorter), `response`: two answers, each a text or a list of turns, `sort`: two numbers, the
 preferred answer's the higher; optional `system`, `is_system`.
-alpaca: `question` (or `instruction` and `input`), `chosen`, `rejected`; optional `system` and scores.
-messages: `prompt`, `chosen`, `rejected`: texts or lists of messages; or whole dialogues as `chosen` and `rejected`;
-optional scores. Scores are `score_chosen` and `score_rejected`.
+alpaca: `question` (or `instruction`), `chosen`, `rejected`; optional `input`, `history`, `system` and scores.
+messages: `prompt`, `chosen`, `rejected`: texts or lists of messages; or whole dialogues as `chosen` and `rejected`,
+with or without a `prompt`; optional scores. Scores are `score_chosen` and `score_rejected`.
 
 The kinds are called "... preferences" here, for the stage decides that a file is read as pairs.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Preference, Turn
+from erniekit.data.fields import SCORES
 from erniekit.data.messages import dialogue
 from erniekit.data.problems import shorten
-from erniekit.data.record_values import MalformedError, described, flag_of, optional_text, text_of, texts_of
+from erniekit.data.record_values import MalformedError, described, flag_of, history_of, optional_text, text_of, texts_of
+
+LARGEST_SCORE = 1e30  # differences are kept in float32
 
 
 def preference_kind(kind: str) -> str:
@@ -60,7 +62,14 @@ def _erniekit(record: dict) -> Preference:
 
 def _response(response: object, name: str) -> list[Turn]:
     """Assistant, user, assistant, ..."""
-    parts = response if isinstance(response, list) else [response]
+    if isinstance(response, str):
+        text = text_of(response, name)
+        if not text:
+            raise MalformedError(name, "a text", "an empty string")
+        return [Turn(ASSISTANT, text, True)]
+    if not isinstance(response, list):
+        raise MalformedError(name, "an answer: a text, or a list of turns", described(response))
+    parts = response
     if len(parts) % 2 == 0:
         raise MalformedError(name, "an odd number of turns, the assistant's first and last", f"{len(parts)}")
     texts = [text_of(part, f"{name}[{number}]") for number, part in enumerate(parts)]
@@ -77,24 +86,41 @@ def _alpaca(record: dict) -> Preference:
     if not question:
         raise MalformedError(name, "a text", "an empty string")
     chosen, rejected = (_response(record.get(field), field) for field in ("chosen", "rejected"))
-    prompt = Conversation((Turn(USER, question),), optional_text(record, "system"))
+    turns = [turn for asked, told in history_of(record) for turn in (Turn(USER, asked), Turn(ASSISTANT, told))]
+    prompt = Conversation((*turns, Turn(USER, question)), optional_text(record, "system"))
     return _pair(prompt, chosen, rejected, _score_difference(record), "rejected")
 
 
 def _messages(record: dict) -> Preference:
-    if record.get("prompt") is None:
+    answers = [record.get(name) for name in ("chosen", "rejected")]
+    if record.get("prompt") is None or all(_is_whole_dialogue(answer) for answer in answers):
         return _whole_dialogues(record)
-    prompt = record["prompt"]
-    if isinstance(prompt, str):
-        system, turns = "", [Turn(USER, text_of(prompt, "prompt"))]
-        if not turns[0].content:
-            raise MalformedError("prompt", "a text", "an empty string")
-    else:
-        system, turns = dialogue(prompt, "prompt")
-    if not turns or turns[-1].role != USER:
-        raise MalformedError("prompt", "the last message to be the user's", described(prompt[-1].get("role")))
+    system, turns = _prompt(record["prompt"])
     chosen, rejected = (_answer(record.get(field), field) for field in ("chosen", "rejected"))
     return _pair(_read_only(turns, system), chosen, rejected, _score_difference(record), "rejected")
+
+
+def _is_whole_dialogue(answer: object) -> bool:
+    return (
+        isinstance(answer, list)
+        and len(answer) > 0
+        and isinstance(answer[0], dict)
+        and answer[0].get("role") in ("system", USER)
+    )
+
+
+def _prompt(prompt: object) -> tuple[str, list[Turn]]:
+    """Its system text, and turns that end with the user's."""
+    if isinstance(prompt, str):
+        text = text_of(prompt, "prompt")
+        if not text:
+            raise MalformedError("prompt", "a text", "an empty string")
+        return "", [Turn(USER, text)]
+    system, turns = dialogue(prompt, "prompt")
+    if not turns or turns[-1].role != USER:
+        role = turns[-1].role if turns else "system"
+        raise MalformedError("prompt", "the last message to be the user's", described(role))
+    return system, turns
 
 
 def _answer(value: object, name: str) -> list[Turn]:
@@ -121,14 +147,9 @@ def _one_less(place: str, name: str) -> str:
 
 
 def _whole_dialogues(record: dict) -> Preference:
-    """The prompt is what both have in common, up to the last common message of the user."""
+    """The prompt is what both have in common, up to the last common message of the user; or the one given."""
     (system, chosen), (other_system, rejected) = (dialogue(record.get(name), name) for name in ("chosen", "rejected"))
-    common = 0
-    if system == other_system:
-        for one, other in zip(chosen, rejected, strict=False):
-            if (one.role, one.content) != (other.role, other.content):
-                break
-            common += 1
+    common = _common(chosen, rejected) if system == other_system else 0
     common -= common % 2 == 0 and common > 0  # it ends with a question
     if not common:
         raise MalformedError(
@@ -137,8 +158,34 @@ def _whole_dialogues(record: dict) -> Preference:
     for name, turns in (("chosen", chosen), ("rejected", rejected)):
         if turns[-1].role != ASSISTANT:
             raise MalformedError(name, "the last message to be the assistant's", described(turns[-1].role))
+    if record.get("prompt") is not None:
+        common = _length_of_given_prompt(record["prompt"], system, chosen[:common])
     prompt = _read_only(chosen[:common], system)
     return _pair(prompt, chosen[common:], rejected[common:], _score_difference(record), "rejected")
+
+
+def _common(some: Sequence[Turn], others: Sequence[Turn]) -> int:
+    """How many turns both begin with."""
+    count = 0
+    for one, other in zip(some, others, strict=False):
+        if (one.role, one.content) != (other.role, other.content):
+            break
+        count += 1
+    return count
+
+
+def _length_of_given_prompt(prompt: object, system: str, common: Sequence[Turn]) -> int:
+    """The turns of a prompt that is written beside two whole dialogues, which have to begin with it.
+
+    A list is the prompt itself. A text is one of its questions, often the first, and leaves it as long as it can be.
+    """
+    own_system, turns = _prompt(prompt)
+    if isinstance(prompt, str):
+        if any(turn.role == USER and turn.content == turns[0].content for turn in common):
+            return len(common)
+    elif own_system in ("", system) and _common(turns, common) == len(turns):
+        return len(turns)
+    raise MalformedError("prompt", "what chosen and rejected begin with, or nothing", "something else")
 
 
 def _read_only(turns: Sequence[Turn], system: str) -> Conversation:
@@ -157,19 +204,20 @@ def _pair(
 
 
 def _score_difference(record: dict) -> float | None:
-    names = ("score_chosen", "score_rejected")
-    given = [name for name in names if record.get(name) is not None]
+    given = [name for name in SCORES if record.get(name) is not None]
     if not given:
         return None
     if len(given) == 1:
-        raise MalformedError(next(name for name in names if name not in given), "a number beside the other", "nothing")
-    chosen, rejected = (_number(record[name], name) for name in names)
+        raise MalformedError(next(name for name in SCORES if name not in given), "a number beside the other", "nothing")
+    chosen, rejected = (_number(record[name], name) for name in SCORES)
     return chosen - rejected
 
 
 def _number(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise MalformedError(name, "a number", described(value))
+    if not -LARGEST_SCORE <= value <= LARGEST_SCORE:  # NaN is not, either
+        raise MalformedError(name, f"a number of at most {LARGEST_SCORE:g}", described(value))
     return float(value)
 
 

@@ -48,3 +48,22 @@ def flag_of(value: object, name: str) -> bool:
 
 def described(value: object) -> str:
     return "nothing" if value is None else shorten(value)
+
+
+def history_of(record: dict) -> list[tuple[str, str]]:
+    """The earlier questions and answers of an alpaca record."""
+    history = record.get("history")
+    if history is None:
+        return []
+    if not isinstance(history, list):
+        raise MalformedError("history", "a list of [question, answer] pairs", shorten(history))
+    exchanges = []
+    for number, pair in enumerate(history):
+        name = f"history[{number}]"
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise MalformedError(name, "a pair [question, answer]", shorten(pair))
+        question, answer = text_of(pair[0], f"{name}[0]"), text_of(pair[1], f"{name}[1]")
+        if not (question and answer):
+            raise MalformedError(name, "two texts", "an empty string")
+        exchanges.append((question, answer))
+    return exchanges

@@ -21,7 +21,7 @@ from erniekit.data.json_records import read_json_values
 from erniekit.data.messages import dialogue
 from erniekit.data.preference_records import PREFERENCE_PARSERS
 from erniekit.data.problems import RecordProblem, shorten
-from erniekit.data.record_values import MalformedError, described, flag_of, optional_text, text_of, texts_of
+from erniekit.data.record_values import MalformedError, described, flag_of, history_of, optional_text, text_of, texts_of
 
 
 def read_records(
@@ -93,19 +93,7 @@ def _alpaca(record: dict) -> Conversation:
     answer = text_of(record.get("output"), "output")
     if not answer:
         raise MalformedError("output", "a text", "an empty string")
-    history = record.get("history")
-    if history is None:
-        history = []
-    if not isinstance(history, list):
-        raise MalformedError("history", "a list of [question, answer] pairs", shorten(history))
-    exchanges = []
-    for number, pair in enumerate(history):
-        name = f"history[{number}]"
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise MalformedError(name, "a pair [question, answer]", shorten(pair))
-        exchanges.append((text_of(pair[0], f"{name}[0]"), text_of(pair[1], f"{name}[1]"), True))
-        if not all(exchanges[-1][:2]):
-            raise MalformedError(name, "two texts", "an empty string")
+    exchanges = [(*exchange, True) for exchange in history_of(record)]
     return _conversation([*exchanges, (question, answer, True)], optional_text(record, "system"), "output")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from erniekit.data.fields import UnusedField, describe_unused
+from erniekit.data.preference_records import PREFERENCE_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +16,9 @@ class SourceReport:
 
     Attributes:
         read: records in the file.
-        dropped: records left out because they are longer than max_seq_len.
-        truncated: dialogues that lost their oldest turns for that reason.
+        dropped: records left out because they are longer than max_seq_len, or the next.
+        long_prompts: those among the dropped whose prompt exceeds max_prompt_len even without its older turns.
+        truncated: dialogues, or prompts of pairs, that lost their oldest turns for such a reason.
         split: plain texts cut into several samples for that reason.
         samples: what is there to train on.
         tokens, targets: positions, and those among them with a label.
@@ -30,6 +32,7 @@ class SourceReport:
     probability: float
     read: int
     dropped: int
+    long_prompts: int
     truncated: int
     split: int
     samples: int
@@ -77,7 +80,8 @@ def _describe(source: SourceReport) -> str:
     changes = [
         f"{count:,} {what}"
         for count, what in (
-            (source.dropped, "dropped (longer than max_seq_len)"),
+            (source.dropped - source.long_prompts, "dropped (longer than max_seq_len)"),
+            (source.long_prompts, "dropped (their last question is longer than max_prompt_len)"),
             (source.truncated, "shortened by their oldest turns"),
             (source.split, "split into several samples"),
         )
@@ -85,10 +89,11 @@ def _describe(source: SourceReport) -> str:
     ]
     middle, high, longest = source.lengths
     share = f", share {source.probability:.3g}" if source.probability != 1 else ""
+    samples = "pairs" if source.kind in PREFERENCE_KINDS else "samples"
     lines = [
         f"{source.path} ({source.kind}{share}): {source.read:,} records, {source.kept:,} kept"
         f"{''.join(f', {change}' for change in changes)}",
-        f"{source.samples:,} samples, {source.tokens:,} tokens of which {source.targets:,} are targets "
+        f"{source.samples:,} {samples}, {source.tokens:,} tokens of which {source.targets:,} are targets "
         f"({source.targets / max(1, source.tokens):.0%}); length p50 {middle:,}, p95 {high:,}, longest {longest:,}",
         *describe_unused(source.kind, source.unused_fields),
     ]

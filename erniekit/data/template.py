@@ -146,10 +146,16 @@ def encode_prompt(template: Template, tokenizer: Tokenizer, conversation: Conver
 def assemble(segments: Iterable[Segment], encoded: Sequence[Sequence[int]], template: Template) -> Sample:
     """Join encoded segments into a sample. Targets are marked by position, so a token's id never decides."""
     tokens, targets = join(segments, encoded, template)
-    length = len(targets)  # up to and with the last target
+    length = after_last_target(targets)
+    return Sample(np.array(tokens[: max(0, length - 1)], dtype=np.int32), np.array(targets[1:length], dtype=np.int32))
+
+
+def after_last_target(targets: Sequence[int]) -> int:
+    """The number of tokens up to and with the last target; 0 where there is none."""
+    length = len(targets)
     while length and targets[length - 1] == IGNORED:
         length -= 1
-    return Sample(np.array(tokens[: max(0, length - 1)], dtype=np.int32), np.array(targets[1:length], dtype=np.int32))
+    return length
 
 
 def join(

@@ -23,7 +23,7 @@ import numpy as np
 from erniekit.data.template import PairPlace, Sample
 from erniekit.errors import DataError
 
-FORMAT_VERSION = 3  # of the files and of the facts
+FORMAT_VERSION = 4  # of the files and of the facts
 MANIFEST = "manifest.json"
 ARRAYS = {
     "input_ids": "<i4", "labels": "<i4", "offsets": "<i8", "lines": "<i4",

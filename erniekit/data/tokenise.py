@@ -11,6 +11,7 @@ from erniekit.data.fields import UnusedFields
 from erniekit.data.pairs import assemble_pair, render_pair
 from erniekit.data.preference_records import PREFERENCE_KINDS
 from erniekit.data.problems import ProblemList, RecordProblem
+from erniekit.data.record_values import MalformedError
 from erniekit.data.records import Record, read_records
 from erniekit.data.sources import Source
 from erniekit.data.template import Sample, Template, TemplateRefusedError, assemble, encode_sample, encode_text
@@ -20,6 +21,7 @@ from erniekit.errors import DataError
 OVER_LENGTH_POLICIES = ("drop", "truncate_turns", "error")
 BLOCK_RECORDS = 1000
 BLOCK_CHARACTERS = 2_000_000  # while a block is encoded, each of its tokens weighs about a hundred bytes
+LEAST_SCORE_DIFFERENCE = 1e-30  # a smaller one is 0 in float32, and its logarithm infinite
 
 Numbered = tuple[int, Record]  # with the line in the file
 
@@ -52,6 +54,7 @@ class Counts:
 
     read: int = 0
     dropped: int = 0
+    long_prompts: int = 0
     truncated: int = 0
     split: int = 0
 
@@ -165,7 +168,7 @@ def _encode_preferences(
     rendered = []
     for line, record in block:
         assert isinstance(record, Preference)
-        if settings.needs_scores and not (record.score_difference or 0) > 0:
+        if settings.needs_scores and (record.score_difference or 0) < LEAST_SCORE_DIFFERENCE:
             expected = "scores of which the chosen answer's is the higher (offset_alpha needs them)"
             got = "none" if record.score_difference is None else f"a difference of {record.score_difference:g}"
             problems.add(RecordProblem(str(source.path), line, "score_chosen", expected, got))
@@ -177,34 +180,42 @@ def _encode_preferences(
     encoded = iter(settings.tokenizer.encode_batch([part.text for _, _, pair in rendered for part in pair.segments]))
     for line, record, pair in rendered:
         ids = [next(encoded) for _ in pair.segments]
-        sample, prompt = assemble_pair(pair, ids, settings.template, record.score_difference)
-        fitted = (
-            sample if _pair_fits(sample, prompt, settings) else _pair_without_oldest_turns(record, prompt, settings)
-        )
-        counts.truncated += fitted is not None and fitted is not sample
-        if fitted is not None:
-            yield line, fitted
+        try:
+            whole, prompt = assemble_pair(pair, ids, settings.template, record.score_difference)
+        except MalformedError as error:
+            problems.add(RecordProblem(str(source.path), line, error.field, error.expected, error.got))
+            continue
+        sample, prompt = _fitted(record, whole, prompt, settings)
+        if _fits(sample, prompt, settings):
+            counts.truncated += sample is not whole
+            yield line, sample
         elif settings.over_length == "error":
             problems.add(_too_long(source, line, sample, prompt, settings))
         else:
             counts.dropped += 1
+            counts.long_prompts += not _prompt_fits(prompt, settings)
 
 
-def _pair_fits(sample: Sample, prompt: int, settings: Settings) -> bool:
-    return prompt <= (settings.max_prompt_len or prompt) and len(sample.input_ids) <= settings.max_seq_len
+def _prompt_fits(prompt: int, settings: Settings) -> bool:
+    return settings.max_prompt_len is None or prompt <= settings.max_prompt_len
 
 
-def _pair_without_oldest_turns(record: Preference, prompt: int, settings: Settings) -> Sample | None:
-    """The pair with as few of the prompt's oldest exchanges gone as makes it fit; None where that is not allowed, or
-    not enough.
+def _fits(sample: Sample, prompt: int, settings: Settings) -> bool:
+    return _prompt_fits(prompt, settings) and len(sample.input_ids) <= settings.max_seq_len
 
-    A prompt longer than max_prompt_len loses turns whatever the policy for long samples is.
+
+def _fitted(record: Preference, sample: Sample, prompt: int, settings: Settings) -> tuple[Sample, int]:
+    """The pair, and the tokens of its prompt, with as few of the prompt's oldest exchanges gone as makes it fit.
+
+    A prompt longer than max_prompt_len loses turns whatever the policy for long samples is, a pair longer than
+    max_seq_len only where that is to truncate. The last question stays, so that a pair may still not fit.
     """
     assert settings.template is not None
     template, tokenizer = settings.template, settings.tokenizer
-    prompt_too_long = settings.max_prompt_len is not None and prompt > settings.max_prompt_len
-    if not prompt_too_long and settings.over_length != "truncate_turns":
-        return None
+    most = len(record.prompt.turns) // 2
+    fits = _fits if settings.over_length == "truncate_turns" else lambda _, prompt, of: _prompt_fits(prompt, of)
+    if not most or fits(sample, prompt, settings):
+        return sample, prompt
 
     def without(exchanges: int) -> tuple[Sample, int]:
         shorter = replace(record, prompt=record.prompt.without_oldest(exchanges))
@@ -212,31 +223,16 @@ def _pair_without_oldest_turns(record: Preference, prompt: int, settings: Settin
         encoded = tokenizer.encode_batch([part.text for part in pair.segments])
         return assemble_pair(pair, encoded, template, record.score_difference)
 
-    def fits(exchanges: int) -> bool:
-        sample, length = without(exchanges)
-        if settings.over_length == "truncate_turns":
-            return _pair_fits(sample, length, settings)
-        return length <= (settings.max_prompt_len or length)
-
-    exchanges = len(record.prompt.turns) // 2 + 1  # the last question has to stay
-    fewest = bisect_left(range(exchanges), True, lo=1, hi=exchanges, key=fits)
-    if fewest == exchanges:
-        return None
-    shorter, length = without(fewest)
-    return shorter if _pair_fits(shorter, length, settings) else None
+    # the more are gone, the shorter; where nothing fits, this is all that may go
+    return without(bisect_left(range(most), True, lo=1, key=lambda gone: fits(*without(gone), settings)))
 
 
 def _too_long(source: Source, line: int, sample: Sample, prompt: int, settings: Settings) -> RecordProblem:
-    limit = settings.max_prompt_len
-    if limit is not None and prompt > limit:
-        return RecordProblem(
-            str(source.path),
-            line,
-            "prompt",
-            f"at most {limit:,} tokens (max_prompt_len) in its last turn",
-            f"{prompt:,}",
-        )
-    expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len) in prompt and answers"
+    """What is too long about a pair that has lost the turns it may lose."""
+    if not _prompt_fits(prompt, settings):
+        expected = f"at most {settings.max_prompt_len:,} tokens (max_prompt_len) in system text and last question"
+        return RecordProblem(str(source.path), line, "prompt", expected, f"{prompt:,}")
+    expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len) in prompt and both answers"
     return RecordProblem(str(source.path), line, "length", expected, f"{len(sample.input_ids):,}")
 
 

@@ -191,21 +191,25 @@ def test_long_prompts_lose_their_oldest_turns(open_pairs):
     answers = [sample.labels[sample.labels != IGNORED].tolist() for sample in (whole.sample(0), one.sample(0))]
     assert answers[0] == answers[1]
     last = one.sample(0).pair.chosen + 1
-    with pytest.raises(DataError, match="none of its 1 records fits"):
+    with pytest.raises(DataError, match="none of its 1 records fits max_prompt_len .*; raise max_prompt_len"):
         open_pairs([LONG], max_prompt_len=last - 1)
     dropped = open_pairs([LONG, RECORD], max_prompt_len=last - 1)
-    assert dropped.report.sources[0].dropped == 1 and len(dropped) == 1
-    with pytest.raises(DataError, match=r"data.jsonl:1: prompt: expected at most .* \(max_prompt_len\)"):
+    report = dropped.report.sources[0]
+    assert (report.dropped, report.long_prompts, report.kept, len(dropped)) == (1, 1, 1, 1)
+    assert "1 kept, 1 dropped (their last question is longer than max_prompt_len)" in str(dropped.report)
+    with pytest.raises(DataError, match=rf"data.jsonl:1: prompt: .* \(max_prompt_len\) .*, got {last}\b"):
         open_pairs([LONG, RECORD], max_prompt_len=last - 1, over_length="error")
 
 
 def test_long_pairs_follow_the_policy(open_pairs):
     length = len(open_pairs([LONG]).sample(0).input_ids)
-    assert open_pairs([LONG, RECORD], max_seq_len=length - 1).report.sources[0].dropped == 1
+    dropped = open_pairs([LONG, RECORD], max_seq_len=length - 1)
+    assert (dropped.report.sources[0].dropped, dropped.report.sources[0].long_prompts) == (1, 0)
+    assert "1 dropped (longer than max_seq_len)" in str(dropped.report) and "1 pairs" in str(dropped.report)
     shorter = open_pairs([LONG, RECORD], max_seq_len=length - 1, over_length="truncate_turns")
     assert shorter.report.sources[0].truncated == 1 and len(shorter) == 2
     assert shorter.lengths.max() < length
-    with pytest.raises(DataError, match=r"data.jsonl:1: length: expected at most .* in prompt and answers"):
+    with pytest.raises(DataError, match=r"data.jsonl:1: length: expected at most .* in prompt and both answers"):
         open_pairs([LONG, RECORD], max_seq_len=length - 1, over_length="error")
 
 
