@@ -70,6 +70,7 @@ validate-examples: $(VENV)/.cpu ## validate every shipped configuration
 
 bench-torch: $(VENV)/.parity ## training speed beside torch and transformers
 	$(BIN)/python tools/bench/training_speed.py
+	$(BIN)/python tools/bench/dpo.py
 
 clean: ## remove the virtual environment and outputs
 	rm -rf $(VENV) output .pytest_cache .ruff_cache .mypy_cache .hypothesis
