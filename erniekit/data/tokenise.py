@@ -60,13 +60,19 @@ class Counts:
 
 
 def tokenise(
-    source: Source, settings: Settings, counts: Counts, unused: UnusedFields, problems: ProblemList
+    source: Source,
+    settings: Settings,
+    counts: Counts,
+    unused: UnusedFields,
+    problems: ProblemList,
+    *,
+    block_records: int = BLOCK_RECORDS,
 ) -> Iterator[tuple[list[Sample], list[int]]]:
     """Yield the samples of a source and the lines of their records, a block of records at a time, in file order.
 
     Malformed records are added to `problems` and yield nothing.
     """
-    for block in _blocks(source, settings.tokenizer, counts, unused, problems):
+    for block in _blocks(source, settings.tokenizer, counts, unused, problems, block_records):
         samples: list[Sample] = []
         lines: list[int] = []
         encode = _ENCODERS.get(source.kind, _encode_conversations)
@@ -77,7 +83,12 @@ def tokenise(
 
 
 def _blocks(
-    source: Source, tokenizer: Tokenizer, counts: Counts, unused: UnusedFields, problems: ProblemList
+    source: Source,
+    tokenizer: Tokenizer,
+    counts: Counts,
+    unused: UnusedFields,
+    problems: ProblemList,
+    block_records: int,
 ) -> Iterator[list[Numbered]]:
     """Records without control tokens in their texts, in blocks limited by number and by characters."""
     block: list[Numbered] = []
@@ -97,7 +108,7 @@ def _blocks(
             continue
         block.append(item)
         characters += sum(len(text) for _, text in named_texts)
-        if len(block) == BLOCK_RECORDS or characters >= BLOCK_CHARACTERS:
+        if len(block) == block_records or characters >= BLOCK_CHARACTERS:
             yield block
             block, characters = [], 0
     if block:

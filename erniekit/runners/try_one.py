@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 
 from erniekit.data.batches import Batch, collate
-from erniekit.data.conversation import PlainText, Preference
-from erniekit.data.pairs import encode_pair
-from erniekit.data.problems import RecordProblem
-from erniekit.data.records import read_records
-from erniekit.data.template import Sample, Template, TemplateRefusedError, encode_sample, encode_text
+from erniekit.data.fields import UnusedFields
+from erniekit.data.problems import ProblemList
+from erniekit.data.template import Sample, Template
+from erniekit.data.tokenise import Counts, Settings, tokenise
 from erniekit.data.tokenizer import Tokenizer
 from erniekit.errors import DataError
 from erniekit.model.adapters.lora import trained_weights
@@ -25,6 +24,7 @@ from erniekit.runners.wiring import (
     open_model,
     open_tokenizer,
     read_model_config,
+    sample_limits,
     select_device,
     training_sources,
 )
@@ -119,31 +119,20 @@ def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None
         DataError: a record before it is malformed, or none fits.
     """
     limit = config.training.max_seq_len
+    settings = Settings(tokenizer, template, **sample_limits(config))
     skipped = 0
     for source in training_sources(config):
         if source.probability == 0:
             continue
-        for item in read_records(source.path, source.kind):
-            if isinstance(item, RecordProblem):
-                raise DataError(str(item))
-            line, record = item
-            if not isinstance(record, PlainText):
-                assert template is not None
-                try:
-                    if isinstance(record, Preference):
-                        sample = encode_pair(template, tokenizer, record)
-                    else:
-                        sample = encode_sample(template, tokenizer, record)
-                except TemplateRefusedError as error:
-                    raise DataError(f"{source.path}:{line}: {error}") from None
-            else:
-                whole = encode_text(tokenizer.encode(record.text), tokenizer.eos_id)
-                sample = Sample(whole.input_ids[:limit], whole.labels[:limit])
-            if 0 < len(sample.input_ids) <= limit:
-                if skipped:
-                    say(f"skipped {skipped:,} records before it, longer than max_seq_len {limit:,}")
-                return f"{source.path}:{line}", sample
-            skipped += 1
+        problems, counts = ProblemList(), Counts()
+        for samples, lines in tokenise(source, settings, counts, UnusedFields(source.kind), problems, block_records=1):
+            problems.raise_if_any()
+            if samples:
+                if skipped + counts.dropped:
+                    say(f"skipped {skipped + counts.dropped:,} records before it, longer than max_seq_len {limit:,}")
+                return f"{source.path}:{lines[0]}", samples[0]
+        problems.raise_if_any()
+        skipped += counts.dropped
     if not skipped:
         raise DataError("train_dataset_path: no file is set, so there is no sample to try")
     raise DataError(f"train_dataset_path: none of {skipped:,} records fits max_seq_len {limit:,}; raise max_seq_len")

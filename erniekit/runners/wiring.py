@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from erniekit.data.dataset import Dataset, open_dataset
 from erniekit.data.plan import StepPlan
@@ -113,12 +113,19 @@ def _dataset(config: Config, tokenizer: Tokenizer, template: Template | None, so
         sources,
         tokenizer,
         template,
-        max_seq_len=config.training.max_seq_len,
-        over_length=config.sft.over_length_policy,
         cache_dir=cache_folder(config),
-        max_prompt_len=config.dpo.max_prompt_len,
-        needs_scores=config.dpo.offset_alpha > 0,
+        **sample_limits(config),
     )
+
+
+def sample_limits(config: Config) -> dict[str, Any]:
+    """What a record must keep to so as to become a sample; see `open_dataset`."""
+    return {
+        "max_seq_len": config.training.max_seq_len,
+        "over_length": config.sft.over_length_policy,
+        "max_prompt_len": config.dpo.max_prompt_len,
+        "needs_scores": config.dpo.offset_alpha > 0,
+    }
 
 
 def training_plan(config: Config, dataset: Dataset) -> StepPlan:
