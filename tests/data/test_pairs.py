@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from erniekit.data.batches import collate
@@ -15,8 +17,11 @@ from erniekit.data.dataset import open_dataset
 from erniekit.data.pairs import Answer, encode_pair, join_pair
 from erniekit.data.plan import StepPlan
 from erniekit.data.preview import render_batch
-from erniekit.data.template import IGNORED, encode_sample
+from erniekit.data.template import IGNORED, chat_template, encode_sample
+from erniekit.data.tokenizer import load_tokenizer
 from erniekit.errors import DataError
+
+from .conftest import write_tokenizer
 
 PAD = 0
 
@@ -119,6 +124,11 @@ def preference(prompt=("q",), chosen=("good",), rejected=("bad",), system=""):
         preference(),
         preference(("How many?", "six apples", "And when?"), ("On Friday.",), ("No.",), "Be brief."),
         preference(("q",), ("one", "go on", "two"), ("three",)),
+        # an answer whose last turns are only read ends with the last that is trained
+        replace(
+            preference(chosen=("one", "go on", "two")),
+            chosen=(Turn(ASSISTANT, "one", True), Turn(USER, "go on"), Turn(ASSISTANT, "two")),
+        ),
     ],
 )
 def test_branches_are_the_tokens_of_the_dialogues(tokenizer, template, record):
@@ -158,6 +168,17 @@ def open_pairs(make_source, tokenizer, template, tmp_path):
     return open_
 
 
+@pytest.fixture
+def write_tokenizer_with(tmp_path):
+    def write(normalizer):
+        folder = write_tokenizer(tmp_path / "tokenizer")
+        values = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        (folder / "tokenizer.json").write_text(json.dumps({**values, "normalizer": normalizer}), encoding="utf-8")
+        return load_tokenizer(folder)
+
+    return write
+
+
 def test_a_dataset_of_pairs_comes_back_from_its_cache(open_pairs, monkeypatch):
     first = open_pairs([RECORD, {**LONG, "sort": [0, 4]}])
     monkeypatch.setattr("erniekit.data.dataset.tokenise", None)  # the second time nothing is tokenised
@@ -191,7 +212,7 @@ def test_long_prompts_lose_their_oldest_turns(open_pairs):
     answers = [sample.labels[sample.labels != IGNORED].tolist() for sample in (whole.sample(0), one.sample(0))]
     assert answers[0] == answers[1]
     last = one.sample(0).pair.chosen + 1
-    with pytest.raises(DataError, match="none of its 1 records fits max_prompt_len .*; raise max_prompt_len"):
+    with pytest.raises(DataError, match=r"none of its 1 records fits max_prompt_len .*; raise max_prompt_len"):
         open_pairs([LONG], max_prompt_len=last - 1)
     dropped = open_pairs([LONG, RECORD], max_prompt_len=last - 1)
     report = dropped.report.sources[0]
@@ -223,6 +244,76 @@ def test_scores_are_asked_for_where_the_loss_needs_them(open_pairs):
     text = str(raised.value)
     assert "data.jsonl:2: score_chosen" in text and "got none" in text
     assert "data.jsonl:3: score_chosen" in text and "a difference of 0" in text
+
+
+def test_differences_that_float32_rounds_to_nothing_are_none(open_pairs):
+    tiny = {"question": "q", "chosen": "a", "rejected": "b", "score_chosen": 1e-50, "score_rejected": 0}
+    with pytest.raises(DataError, match="a difference of 1e-50"):
+        open_pairs([tiny], "alpaca", needs_scores=True)
+
+
+def test_all_problems_of_a_file_are_told_in_one_pass(open_pairs):
+    """Of reading, of texts and of encoding."""
+    records = [RECORD, {**RECORD, "sort": [1, 1]}, {**RECORD, "src": ["Count </s>"]}, {**RECORD, "response": ["a"]}]
+    with pytest.raises(DataError) as raised:
+        open_pairs([*records, LONG], max_seq_len=60, over_length="error")
+    text = str(raised.value)
+    for place in ("data.jsonl:2: sort", "data.jsonl:3: user turn 1", "data.jsonl:4: response", "data.jsonl:5: length"):
+        assert place in text
+    assert "4 problems" in text
+
+
+def test_answers_that_tokenise_alike_are_problems(write_tokenizer_with, make_source, tmp_path):
+    """The lower-casing normalizer of a tokenizer leaves no difference to prefer."""
+    lowering = write_tokenizer_with({"type": "Lowercase"})
+    source = make_source([RECORD, {**RECORD, "response": [["Ten"], ["ten"]]}], "erniekit preferences")
+    with pytest.raises(DataError, match=r"data.jsonl:2: rejected: expected another answer than chosen"):
+        open_dataset([source], lowering, chat_template(lowering), max_seq_len=512, cache_dir=tmp_path / "cache")
+
+
+def test_a_short_prompt_does_not_hide_a_long_answer(open_pairs):
+    """What is told is what is too long once the prompt has lost its oldest turns."""
+    answers = {**LONG, "response": [["days " * 200], ["six"]]}
+    last = open_pairs([{**LONG, "src": LONG["src"][:1], "tgt": []}]).sample(0).pair.chosen + 1
+    with pytest.raises(DataError, match=r"data.jsonl:1: length: expected at most 150 tokens .*max_seq_len"):
+        open_pairs([answers], max_prompt_len=last, max_seq_len=150, over_length="error")
+    dropped = open_pairs([answers, RECORD], max_prompt_len=last, max_seq_len=150).report.sources[0]
+    assert (dropped.dropped, dropped.long_prompts, dropped.truncated) == (1, 0, 0)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    questions=st.lists(st.sampled_from(["one", "two words", "three of the words"]), min_size=1, max_size=4),
+    max_prompt_len=st.integers(20, 90),
+    max_seq_len=st.integers(30, 120),
+    policy=st.sampled_from(["drop", "truncate_turns"]),
+)
+def test_as_few_turns_go_as_the_limits_ask(
+    questions, max_prompt_len, max_seq_len, policy, open_pairs, tokenizer, template
+):
+    """Against trying every number of removed exchanges in turn."""
+    record = {"src": questions, "tgt": questions[1:], "response": ["yes", "no, not at all"], "sort": [1, 0]}
+    candidates = []
+    for gone in range(len(questions)):
+        turns = [Turn(USER, questions[gone])]
+        for number in range(gone + 1, len(questions)):
+            turns += [Turn(ASSISTANT, questions[number]), Turn(USER, questions[number])]
+        pair = Preference(
+            Conversation(tuple(turns)), (Turn(ASSISTANT, "yes", True),), (Turn(ASSISTANT, "no, not at all", True),)
+        )
+        candidates.append(encode_pair(template, tokenizer, pair))
+    fitting = [sample for sample in candidates if sample.pair.chosen + 1 <= max_prompt_len]
+    if policy == "truncate_turns":
+        fitting = [sample for sample in fitting if len(sample.input_ids) <= max_seq_len]
+    expected = fitting[0] if fitting and len(fitting[0].input_ids) <= max_seq_len else None
+    filler = {"src": "q", "response": ["a", "b"], "sort": [1, 0]}
+    dataset = open_pairs([filler, record], max_prompt_len=max_prompt_len, max_seq_len=max_seq_len, over_length=policy)
+    report = dataset.report.sources[0]
+    assert report.dropped == (expected is None)
+    assert report.truncated == (expected is not None and expected is not candidates[0])
+    if expected is not None:
+        np.testing.assert_array_equal(dataset.sample(1).input_ids, expected.input_ids)
+        assert dataset.sample(1).pair[:2] == expected.pair[:2]
 
 
 def test_control_tokens_in_answers_are_problems(open_pairs):

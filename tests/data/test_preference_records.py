@@ -89,6 +89,32 @@ def test_answers_may_have_several_turns(read):
     assert [turn.content for turn in pair.chosen] == ["same", "asks chosen", "chosen"]
 
 
+QUESTION = message("user", "q")
+SHARED = [QUESTION, message("assistant", "a"), message("user", "r")]
+
+
+def dialogues(*prompt):
+    return {name: [*prompt, message("assistant", name)] for name in ("chosen", "rejected")}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "turns"),
+    [("q", 3), ("r", 3), (SHARED, 3), ([QUESTION], 1), ([message("system", "s"), *SHARED], 3)],
+)
+def test_a_prompt_may_stand_beside_whole_dialogues(read, prompt, turns):
+    """As many published sets have it: the first question as `prompt`, and everything in `chosen` and `rejected`."""
+    pair = read({"prompt": prompt, **dialogues(message("system", "s"), *SHARED)}, "messages")
+    assert (len(pair.prompt.turns), pair.prompt.system) == (turns, "s")
+    assert [turn.content for turn in pair.chosen] == [*(["a", "r"] if turns == 1 else []), "chosen"]
+    assert all(turn.trained == (turn.role == ASSISTANT) for turn in pair.chosen)
+
+
+def test_alpaca_histories_belong_to_the_prompt(read):
+    pair = read({**ALPACA, "history": [["h1", "a1"], ["h2", "a2"]]}, "alpaca")
+    assert [turn.content for turn in pair.prompt.turns] == ["h1", "a1", "h2", "a2", "q"]
+    assert not any(turn.trained for turn in pair.prompt.turns)
+
+
 @pytest.mark.parametrize(
     ("record", "kind", "field", "expected"),
     [
@@ -139,6 +165,16 @@ def test_answers_may_have_several_turns(read):
             "messages", "rejected", "the last message to be the assistant's",
         ),
         ({"chosen": [], "rejected": []}, "messages", "chosen", "a list of messages"),
+        ({"prompt": "other", **dialogues(*SHARED)}, "messages", "prompt", "what chosen and rejected begin with"),
+        ({"prompt": SHARED[::2][1:], **dialogues(*SHARED)}, "messages", "prompt", "what chosen and rejected begin"),
+        (
+            {"prompt": [message("system", "t"), *SHARED], **dialogues(*SHARED)},
+            "messages", "prompt", "what chosen and rejected begin with",
+        ),
+        ({**ALPACA, "history": [["h1"]]}, "alpaca", "history[0]", "a pair"),
+        ({**ALPACA, "chosen": 3}, "alpaca", "chosen", "an answer: a text, or a list of turns"),
+        ({**ERNIEKIT, "sort": [10**400, 0]}, "erniekit", "sort[0]", "a number of at most 1e+30"),
+        ({**ALPACA, "score_chosen": float("inf"), "score_rejected": 0}, "alpaca", "score_chosen", "a number of at"),
     ],
 )  # fmt: skip
 def test_bad_pairs_are_told_with_their_place(read, record, kind, field, expected):
