@@ -11,7 +11,8 @@ from erniekit.data.template import IGNORED
 from erniekit.data.tokenizer import Tokenizer
 from erniekit.terminal import printable
 
-TRAINED, READ, HEADING, RESET = "\x1b[1;32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
+TRAINED, REJECTED = "\x1b[1;32m", "\x1b[1;31m"  # green, red
+READ, HEADING, RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
 
 def render_batch(
@@ -19,41 +20,56 @@ def render_batch(
 ) -> str:
     """The first documents of the first rows.
 
-    Trained text is green, or stands in [[ ]] without colour. Where a label differs from the token that is read next,
-    both are shown, the label first: `[[</s>]]<|end_of_sentence|>`.
+    Trained text is green (of a rejected answer red), or stands in [[ ]] without colour. Where a label differs from the
+    token that is read next, both are shown, the label first: `[[</s>]]<|end_of_sentence|>`.
 
     Args:
         rows, documents: how many rows, and how many documents of each row, to show.
     """
-    lines = ["trained text is green, what is only read is dim" if color else "[[trained text]], what is only read"]
+    what = "documents" if batch.pairs is None else "pairs"
+    lines = [_legend(what, color)]
     for row in range(min(rows, len(batch.input_ids))):
         spans = list(_documents(batch, row) if batch.pairs is None else _pairs(batch, row, dataset))
         filled = spans[-1][1] if spans else 0
         padding = batch.input_ids.shape[1] - filled
-        what = "documents" if batch.pairs is None else "pairs"
         heading = f"row {row}: {len(spans)} {what}, {filled:,} positions" + (
             f", {padding:,} padding" if padding else ""
         )
         lines += ["", _styled(heading, HEADING, color)]
         for number, (start, end) in enumerate(spans[:documents]):
-            targets = int((batch.labels[row, start:end] != IGNORED).sum())
             index = batch.samples[row][number]
-            place = dataset.location(index)
-            heading = f"--- {what[:-1]} {number}: {place}, positions {start:,}-{end - 1:,}, {targets:,} targets"
-            lines.append(_styled(heading, HEADING, color))
             pair = dataset.sample(index).pair
+            parts = [slice(start, end)]
+            if pair is not None:
+                parts = [slice(start + pair.chosen, start + pair.rejected), slice(start + pair.rejected, end)]
+            targets = " + ".join(f"{int((batch.labels[row, part] != IGNORED).sum()):,}" for part in parts)
+            heading = f"--- {what[:-1]} {number}: {dataset.location(index)}, positions {start:,}-{end - 1:,}, {targets}"
+            lines.append(_styled(f"{heading} targets", HEADING, color))
             if pair is None:
                 lines.append(_document(batch, tokenizer, row, start, end, color))
-                continue
-            chosen, rejected = start + pair.chosen, start + pair.rejected
-            prompt = batch.input_ids[row, start : chosen + 1].tolist()
-            lines.append(_styled(printable(tokenizer.decode(prompt, skip_special_tokens=False)), READ, color))
-            for name, first, last in (("chosen", chosen, rejected), ("rejected", rejected, end)):
-                answer = _document(batch, tokenizer, row, first, last, color, beginning=False)
-                lines.append(_styled(f"{name}: ", HEADING, color) + answer)
+            else:
+                lines += _pair(batch, tokenizer, row, start, parts, color)
         if len(spans) > documents:
             lines.append(_styled(f"--- and {len(spans) - documents} more {what}", HEADING, color))
     return "\n".join(lines)
+
+
+def _legend(what: str, color: bool) -> str:
+    if not color:
+        return "[[trained text]], what is only read"
+    if what == "pairs":
+        return "chosen answers are green, rejected ones red, what is only read is dim"
+    return "trained text is green, what is only read is dim"
+
+
+def _pair(batch: Batch, tokenizer: Tokenizer, row: int, start: int, answers: list[slice], color: bool) -> list[str]:
+    """The prompt, as both answers read it, and each answer behind its name."""
+    prompt = batch.input_ids[row, start : answers[0].start + 1].tolist()
+    lines = [_styled(printable(tokenizer.decode(prompt, skip_special_tokens=False)), READ, color)]
+    for name, part, style in zip(("chosen", "rejected"), answers, (TRAINED, REJECTED), strict=True):
+        answer = _document(batch, tokenizer, row, part.start, part.stop, color, beginning=False, trained_style=style)
+        lines.append(_styled(f"{name}: ", HEADING, color) + answer)
+    return lines
 
 
 def _documents(batch: Batch, row: int) -> Iterator[tuple[int, int]]:
@@ -75,13 +91,21 @@ def _pairs(batch: Batch, row: int, dataset: Dataset) -> Iterator[tuple[int, int]
 
 
 def _document(
-    batch: Batch, tokenizer: Tokenizer, row: int, start: int, end: int, color: bool, *, beginning: bool = True
+    batch: Batch,
+    tokenizer: Tokenizer,
+    row: int,
+    start: int,
+    end: int,
+    color: bool,
+    *,
+    beginning: bool = True,
+    trained_style: str = TRAINED,
 ) -> str:
     parts = []
     for trained, tokens in groupby(_tokens(batch, row, start, end, beginning), key=lambda pair: pair[0]):
         text = printable(tokenizer.decode([token for _, token in tokens], skip_special_tokens=False))
         if color:
-            parts.append(_styled(text, TRAINED if trained else READ, color))
+            parts.append(_styled(text, trained_style if trained else READ, color))
         else:
             parts.append(f"[[{text}]]" if trained else text)
     return "".join(parts)

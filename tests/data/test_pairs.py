@@ -16,7 +16,7 @@ from erniekit.data.conversation import ASSISTANT, USER, Conversation, Preference
 from erniekit.data.dataset import open_dataset
 from erniekit.data.pairs import Answer, encode_pair, join_pair
 from erniekit.data.plan import StepPlan
-from erniekit.data.preview import render_batch
+from erniekit.data.preview import READ, REJECTED, RESET, TRAINED, render_batch
 from erniekit.data.template import IGNORED, chat_template, encode_sample
 from erniekit.data.tokenizer import load_tokenizer
 from erniekit.errors import DataError
@@ -339,18 +339,37 @@ def test_a_plan_packs_pairs_whole_and_every_pair_once(open_pairs):
     assert sorted(counts) == list(range(40))
 
 
-def test_the_preview_shows_both_answers(open_pairs, tokenizer):
-    dataset = open_pairs([RECORD, LONG])
+@pytest.fixture
+def previewed(open_pairs, tokenizer):
+    turns = {**RECORD, "response": [["one", "go on", "two"], ["ten"]]}
+    dataset = open_pairs([RECORD, LONG, turns])
     plan = StepPlan(
         dataset, max_seq_len=512, packing=True, greedy=True, window=10, batch_size=1, accumulation=1, shuffle=False
     )
-    text = render_batch(plan.micro_batches(0)[0], tokenizer, dataset)
-    assert "2 pairs" in text
-    assert "data.jsonl:1" in text and "data.jsonl:2" in text
-    shown = next(part for part in text.split("--- ") if "data.jsonl:1" in part)
-    prompt, chosen, rejected = (
-        shown.index("Count from one"),
-        shown.index("chosen: [[one two"),
-        shown.index("rejected: [[ten"),
-    )
-    assert prompt < chosen < rejected
+    text = {
+        color: render_batch(plan.micro_batches(0)[0], tokenizer, dataset, color=color).split("--- ")
+        for color in (False, True)
+    }
+    return lambda line, color: next(part for part in text[color] if f"data.jsonl:{line}," in part)
+
+
+def test_the_preview_shows_both_answers(previewed):
+    lines = previewed(1, False).splitlines()
+    assert lines[0].startswith("pair ") and lines[0].endswith(" targets") and " + " in lines[0]
+    assert lines[1:5] == [
+        "<|begin_of_sentence|>User: Count from one to ten.",
+        "Assistant: ",
+        "chosen: [[one two</s>]]",
+        "rejected: [[ten</s>]]",
+    ]
+    lines = previewed(3, False).splitlines()
+    assert lines[3:6] == [
+        "chosen: [[one</s>]]<|end_of_sentence|>User: go on", "Assistant: [[two</s>]]", "rejected: [[ten</s>]]",
+    ]  # fmt: skip
+
+
+def test_the_preview_shows_chosen_answers_green_and_rejected_ones_red(previewed):
+    shown = previewed(3, True)
+    assert f"{TRAINED}one</s>{RESET}{READ}<|end_of_sentence|>User: go on\nAssistant: {RESET}{TRAINED}two</s>" in shown
+    assert f"{REJECTED}ten</s>{RESET}" in shown
+    assert "[[" not in shown
