@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.parameters.declaration import Derived, parameter, rule, section, when
+from erniekit.parameters.declaration import Derived, parameter, renamed, rule, section, when
 from erniekit.parameters.draft import Draft
 from erniekit.parameters.sources import FORMATS, agree_on_sources, source_kinds
 from erniekit.parameters.values import NUMBERS, TEXTS
+
+OF_TARGETS = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
+OF_PAIRS = (
+    "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "eval_reward_chosen", "eval_preference_loss",
+    "eval_logps_chosen",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,88 @@ class EvaluationParameters:
         example=-1,
     )
 
+    metric_for_best_model: str = parameter(
+        "eval_loss",
+        "The figure of an evaluation that says how good the model is, for `load_best_model_at_end` and early stopping. "
+        f"{', '.join(OF_TARGETS)} for stages SFT and PT, {', '.join(OF_PAIRS)} for DPO; `eval_` may be left out.",
+        choices=tuple(dict.fromkeys((*OF_TARGETS, *OF_PAIRS))),
+        spellings={name.removeprefix("eval_"): name for name in (*OF_TARGETS, *OF_PAIRS)},
+        needs=when("do_eval"),
+        verbs=("train",),
+        example="eval_token_accuracy",
+    )
+    greater_is_better: bool = parameter(
+        Derived(
+            "true for accuracies, margins and rewards, false for losses and perplexity",
+            lambda draft: (_rises(draft["metric_for_best_model"]), f"for {draft['metric_for_best_model']}"),
+            False,
+        ),
+        "Whether a greater value of `metric_for_best_model` is a better one.",
+        needs=when("do_eval"),
+        verbs=("train",),
+    )
+    early_stopping_patience: int = parameter(
+        0,
+        "Stop when `metric_for_best_model` has not improved in this many evaluations in a row. 0 never does.",
+        minimum=0,
+        unit="evaluations",
+        needs=when("do_eval"),
+        verbs=("train",),
+        example=3,
+    )
+    early_stopping_threshold: float = parameter(
+        0.0,
+        "How much better than the best so far an evaluation must be to count as progress for "
+        "`early_stopping_patience`.",
+        minimum=0.0,
+        needs=when("do_eval"),
+        verbs=("train",),
+        example=0.001,
+    )
+    load_best_model_at_end: bool = parameter(
+        False,
+        "Leave the model of the best evaluation in `output_dir` instead of the last one. A checkpoint is then saved at "
+        "every evaluation that is the best so far, and the best one is never removed.",
+        needs=when("do_eval"),
+        verbs=("train",),
+    )
+
+
+def _rises(metric: str) -> bool:
+    return any(word in metric for word in ("accuracy", "margin", "reward_chosen", "logps_chosen"))
+
+
+@rule("metric_for_best_model", "stage", "do_eval")
+def the_metric_is_of_the_stage(draft: Draft) -> None:
+    """`metric_for_best_model` is a figure that evaluations of the stage have."""
+    figures = OF_PAIRS if draft["stage"] == "DPO" else OF_TARGETS
+    if draft["do_eval"] and draft["metric_for_best_model"] not in figures:
+        what = f"stage {draft['stage']} has no {draft['metric_for_best_model']}"
+        draft.problem("metric_for_best_model", what, f"write one of {', '.join(figures)}")
+
+
+@rule("load_best_model_at_end", "early_stopping_patience", "save_strategy", "evaluation_strategy", "do_eval")
+def the_best_model_is_kept(draft: Draft) -> None:
+    """`load_best_model_at_end` needs `save_strategy`; it and early stopping need evaluations during training."""
+    if not draft["do_eval"]:
+        return
+    if draft["load_best_model_at_end"] and draft["save_strategy"] == "no":
+        draft.problem(
+            "load_best_model_at_end", "nothing is saved with save_strategy no", "write `save_strategy: steps`"
+        )
+    for name in ("load_best_model_at_end", "early_stopping_patience"):
+        if draft[name] and draft["evaluation_strategy"] == "no":
+            draft.problem(
+                name, "nothing is evaluated with evaluation_strategy no", "write `evaluation_strategy: steps`"
+            )
+
+
+@rule("early_stopping_threshold", "early_stopping_patience", "do_eval")
+def a_threshold_needs_patience(draft: Draft) -> None:
+    """`early_stopping_threshold` has no effect without `early_stopping_patience`."""
+    if draft["do_eval"] and draft["early_stopping_threshold"] and not draft["early_stopping_patience"]:
+        draft.no_effect("early_stopping_threshold", "because early_stopping_patience is 0")
+
 
 @rule("do_eval", "eval_dataset_path", "evaluation_strategy", "do_train")
 def evaluation_needs_data(draft: Draft) -> None:
@@ -113,10 +201,14 @@ SECTION = section(
     key="evaluation",
     title="1.2 Evaluation",
     verbs=("train", "eval"),
+    aliases=(renamed("load_best", "load_best_model_at_end", "Another name of it."),),
     rules=(
         evaluation_needs_data,
         eval_steps_need_their_strategy,
         max_evaluate_steps_not_zero,
         evaluation_sources_agree,
+        the_metric_is_of_the_stage,
+        the_best_model_is_kept,
+        a_threshold_needs_patience,
     ),
 )

@@ -138,7 +138,7 @@ def _results(folder: Path) -> Mapping[str, Any]:
     state = folder / STATE_FILE
     if state.is_file():
         stored = read_json_object(state)
-        return {name: stored[name] for name in ("step", "epoch", "best_eval_loss") if stored.get(name) is not None}
+        return {name: stored[name] for name in ("step", "epoch") if stored.get(name) is not None}
     for name in RESULT_FILES:
         if (folder / name).is_file() and (folder / name).stat().st_size < MAX_RESULT_BYTES:
             results |= read_json_object(folder / name)

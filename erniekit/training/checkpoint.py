@@ -16,6 +16,7 @@ function of the step. No data state: the plan is a function of the step.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -30,7 +31,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from erniekit.errors import CheckpointError
-from erniekit.training.checkpoint_folder import checkpoint_name, problems, write_folder
+from erniekit.training.best_model import BestSoFar
+from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_name, problems, write_folder
 from erniekit.training.json_file import replace_text
 from erniekit.training.optimizer import load_optimizer_state, optimizer_state
 from erniekit.training.run_identity import RunIdentity
@@ -39,6 +41,9 @@ from erniekit.training.totals import Totals
 STATE_FILE = "trainer_state.json"
 IDENTITY_FILE = "run_identity.json"
 CONFIG_FILE = "training_config.yaml"
+_OF_THE_TRAINER = (
+    "optimizer*.safetensors", "beside_model*.safetensors", STATE_FILE, IDENTITY_FILE, CONFIG_FILE, MANIFEST,
+)  # fmt: skip
 _HOW_TO_START = {"resume_from_checkpoint", "init_from_checkpoint", "overwrite_output_dir"}
 _BYTES_A_FILE = 256 << 20  # safetensors copies what it writes: bounds the memory that saving takes beside training
 
@@ -51,8 +56,7 @@ class TrainerState:
     epoch: float = 0.0
     since_log: Totals = field(default_factory=Totals)
     whole_run: Totals = field(default_factory=Totals)
-    best_step: int | None = None  # the saved step with the lowest evaluation loss
-    best_eval_loss: float | None = None
+    best: BestSoFar = field(default_factory=BestSoFar)
 
 
 def save_checkpoint(
@@ -99,7 +103,9 @@ def load_state(folder: Path) -> TrainerState:
     stored = _read_json(folder / STATE_FILE)
     try:
         stored |= {name: Totals.from_json(stored[name]) for name in ("since_log", "whole_run")}
-        return TrainerState(**stored)
+        if "best_eval_loss" in stored:  # of versions that knew one metric and no patience
+            stored["best"] = {"step": stored.pop("best_step"), "value": stored.pop("best_eval_loss")}
+        return TrainerState(**{**stored, "best": BestSoFar(**stored["best"])})
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / STATE_FILE}: not a trainer state of this version ({error})") from None
 
@@ -146,6 +152,13 @@ def changed_parameters(folder: Path, resolved_config: Mapping[str, Any]) -> list
     own = yaml.safe_load(_config_text(resolved_config))  # as it would be stored: tuples become lists
     names = [name for name in own if name not in _HOW_TO_START and stored.get(name) != own[name]]
     return [f"{name} {stored.get(name)} -> {own[name]}" for name in names]
+
+
+def write_model_of(checkpoint: Path, folder: Path) -> None:
+    """Copy the model files of a checkpoint: everything but what resuming needs."""
+    for path in sorted(checkpoint.iterdir()):
+        if not any(path.match(pattern) for pattern in _OF_THE_TRAINER):
+            shutil.copyfile(path, folder / path.name)
 
 
 def _config_text(resolved_config: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from paddle.nn import Layer
 from paddle.optimizer import AdamW
 
 from erniekit.errors import TrainingError
+from erniekit.training.best_model import judge, out_of_patience
 from erniekit.training.callbacks import notify
 from erniekit.training.checkpoint import (
     TrainerState,
@@ -24,8 +26,9 @@ from erniekit.training.checkpoint import (
     load_state,
     save_checkpoint,
     write_config,
+    write_model_of,
 )
-from erniekit.training.checkpoint_folder import newest_complete, prune, write_files_into
+from erniekit.training.checkpoint_folder import checkpoint_name, newest_complete, problems, prune, write_files_into
 from erniekit.training.evaluation import EvaluationResult, evaluate
 from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import trainable_parameters
@@ -116,7 +119,7 @@ class Trainer:
                 notify(self.callbacks, "on_train_begin", self.state.step, self.settings.total_steps)
                 self.model.train()
                 self._run_steps(request)
-                finished = self.state.step >= self.settings.total_steps
+                finished = self._is_finished()
                 if finished:
                     self._save_final_model()
                 else:
@@ -156,10 +159,10 @@ class Trainer:
                 self.say("ignore_load_lr_and_optim: AdamW starts with fresh moments, which is not bit-exact")
             else:
                 load_optimizer(start.checkpoint, self.optimizer, self.parameters)
-            if self.state.step >= self.settings.total_steps:
-                self.say(
-                    f"the checkpoint is at step {self.state.step} of {self.settings.total_steps}: nothing to train"
-                )
+            if self._is_finished():
+                where = f"at step {self.state.step} of {self.settings.total_steps}"
+                early = ", where it stopped early" if self._stops_early() else ""
+                self.say(f"the checkpoint is {where}{early}: nothing to train")
         remove_superseded(self.settings.output_dir, start, self.say)
         write_config(self.settings.output_dir, self.resolved_config)
 
@@ -167,12 +170,12 @@ class Trainer:
         first, stop = self.state.step, self.settings.total_steps
         read = self.read or (lambda first, stop: (self.plan.micro_batches(step) for step in range(first, stop)))
         with closing(read(first, stop)) as steps:
-            while self.state.step < stop and request.signal is None:
+            while not self._is_finished() and request.signal is None:
                 started = time.perf_counter()
                 result = self._step(next(steps))
                 result.totals.seconds = time.perf_counter() - started  # waiting for data included
                 self._finish_step(result)
-        if request.signal is not None and self.state.step < stop:
+        if request.signal is not None and not self._is_finished():
             self.say(f"{request}: stopping after this step; once more to stop at once")
 
     def _step(self, batches: Sequence[Any]) -> StepResult:
@@ -214,11 +217,17 @@ class Trainer:
         if happens(settings.logging_strategy, settings.logging_steps) and state.since_log.units:
             notify(self.callbacks, "on_log", self._record(state.since_log, result))
             state.since_log = Totals()
-        evaluated = None
+        is_best = False
         if self.evaluation_plan is not None and happens(settings.evaluation_strategy, settings.eval_steps):
-            evaluated = self.evaluate()
-        if happens(settings.save_strategy, settings.save_steps):
-            self._save(evaluated)
+            is_best = judge(state.best, self.evaluate().record(), state.step, settings.best)
+            if self._stops_early():
+                self.say(
+                    f"stopping early: {settings.best.metric_for_best_model} has not improved for "
+                    f"{state.best.without_progress} evaluations; its best was {state.best.value:.4g} at step "
+                    f"{state.best.step}"
+                )
+        if happens(settings.save_strategy, settings.save_steps) or (is_best and settings.best.load_best_model_at_end):
+            self._save()
 
     def _record(self, totals: Totals, latest: StepResult) -> dict[str, Any]:
         return {
@@ -231,10 +240,20 @@ class Trainer:
             "tokens_per_second": round(totals.tokens_per_second, 1),
         }
 
-    def _save(self, evaluated: EvaluationResult | None) -> None:
+    def _is_finished(self) -> bool:
+        return self.state.step >= self.settings.total_steps or self._stops_early()
+
+    def _stops_early(self) -> bool:
+        return out_of_patience(self.state.best, self.settings.best)
+
+    def _best_folder(self) -> Path | None:
+        """The checkpoint of the best evaluation, where it was saved."""
+        step = self.state.best.step
+        folder = None if step is None else self.settings.output_dir / checkpoint_name(step)
+        return folder if folder is not None and not problems(folder, hashes=False) else None
+
+    def _save(self) -> None:
         settings, state = self.settings, self.state
-        if evaluated and (state.best_eval_loss is None or evaluated.loss < state.best_eval_loss):
-            state.best_step, state.best_eval_loss = state.step, evaluated.loss
         folder = save_checkpoint(
             settings.output_dir,
             state,
@@ -245,20 +264,27 @@ class Trainer:
             parameters=self.parameters,
             beside_model=self.objective.beside_model(),
         )
-        prune(settings.output_dir, settings.save_total_limit, keep={folder})
+        best = self._best_folder()
+        prune(settings.output_dir, settings.save_total_limit, keep={folder, best} if best else {folder})
         self._saved_step = state.step
         notify(self.callbacks, "on_save", folder)
 
     def _save_final_model(self) -> None:
-        write_files_into(self.settings.output_dir, self.write_model)
-        self.say(f"saved the model to {self.settings.output_dir}")
+        write, which = self.write_model, ""
+        best = self._best_folder() if self.settings.best.load_best_model_at_end else None
+        if best is not None and self.state.best.step != self.state.step:
+            write = partial(write_model_of, best)
+            metric = self.settings.best.metric_for_best_model
+            which = f" of step {self.state.best.step}, where {metric} was best ({self.state.best.value:.4g}),"
+        write_files_into(self.settings.output_dir, write)
+        self.say(f"saved the model{which} to {self.settings.output_dir}")
 
     def _save_where_it_stops(self) -> None:
         if self.settings.save_strategy == "no":
             self.say(f"stopped after step {self.state.step}; nothing was saved, because save_strategy is no")
             return
         if self._saved_step != self.state.step:
-            self._save(None)
+            self._save()
         self.say(f"stopped after step {self.state.step}; continue with resume_from_checkpoint=true")
 
     def _not_finite(self, error: NotFiniteError, batches: Sequence[Any]) -> TrainingError:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from erniekit.errors import ConfigurationError
 from erniekit.parameters import Config
+from erniekit.training.best_model import BestSettings
 from erniekit.training.optimizer import OptimizerSettings
 from erniekit.training.schedules import Schedule
 
@@ -26,6 +27,7 @@ class TrainingSettings:
     evaluation_strategy: str = "no"  # steps | epoch | no; "no" also stands for do_eval: false
     eval_steps: int = 0
     max_evaluate_steps: int = 0
+    best: BestSettings = field(default_factory=BestSettings)
     save_strategy: str = "no"  # steps | epoch | no
     save_steps: int = 0
     save_total_limit: int | None = None
@@ -58,6 +60,13 @@ def settings_from(config: Config, total_steps: int) -> TrainingSettings:
         evaluation_strategy=value("evaluation_strategy") if value("do_eval") else "no",
         eval_steps=value("eval_steps"),
         max_evaluate_steps=value("max_evaluate_steps"),
+        best=BestSettings(
+            metric_for_best_model=value("metric_for_best_model"),
+            greater_is_better=value("greater_is_better"),
+            patience=value("early_stopping_patience"),
+            threshold=value("early_stopping_threshold"),
+            load_best_model_at_end=value("load_best_model_at_end"),
+        ),
         save_strategy=value("save_strategy"),
         save_steps=value("save_steps"),
         save_total_limit=value("save_total_limit"),

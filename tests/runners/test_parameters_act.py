@@ -160,6 +160,16 @@ SEEN_ELSEWHERE: dict[str, str] = {
         "runners/test_dpo.py::test_each_parameter_of_preferences_changes_the_losses",
     ),
     "reference_model": "runners/test_dpo.py::test_the_reference_is_the_same_in_every_way",
+    **dict.fromkeys(
+        (
+            "metric_for_best_model",
+            "greater_is_better",
+            "early_stopping_patience",
+            "early_stopping_threshold",
+            "load_best_model_at_end",
+        ),
+        "test_the_best_evaluation_decides",
+    ),
     "lora": "runners/test_lora.py::test_the_output_folder_holds_the_adapters_alone",
     "lora_path": "runners/test_lora.py::test_training_goes_on_from_adapters",
     **dict.fromkeys(
@@ -473,6 +483,33 @@ def test_over_length_policy(train: Train, records: Path, tmp_path: Path) -> None
     assert "1 dropped" in train(**values, over_length_policy="drop").said
     with pytest.raises(UserError, match=r"long\.jsonl:61"):
         train(**values, over_length_policy="error")
+
+
+def test_the_best_evaluation_decides(train: Train, records: Path) -> None:
+    """At this learning rate the loss falls first and rises later; accuracy has its own best step."""
+    values = {
+        "do_eval": True, "eval_dataset_path": str(records), "eval_steps": 1, "max_evaluate_steps": -1, "max_steps": 6,
+        "save_strategy": "steps", "save_steps": 100, "lr_scheduler_type": "constant",
+    }  # fmt: skip
+
+    def steps(**changes: Any) -> tuple[int, int, str]:
+        run = train(**values, **changes)
+        kept = [int(path.name.split("-")[1]) for path in run.output.glob("checkpoint-*")]
+        return run.result.step, max(kept), run.said
+
+    assert steps()[0] == 6
+    lost, _, said = steps(early_stopping_patience=1, early_stopping_threshold=100.0)
+    assert lost == 2 and "stopping early: eval_loss" in said
+    # where a greater loss is taken for a better one, nothing improves while the model learns
+    assert steps(early_stopping_patience=2, greater_is_better=True)[0] == 3
+    first = train(**values, load_best=True, metric_for_best_model="loss", greater_is_better=True)
+    assert "saved the model of step 1, where eval_loss was best" in first.said
+    weights = (first.output / "model.safetensors").read_bytes()
+    assert weights == (first.output / "checkpoint-1" / "model.safetensors").read_bytes()
+    accuracy = train(**values, load_best=True, metric_for_best_model="token_accuracy", early_stopping_patience=50)
+    assert "metric_for_best_model" not in accuracy.said
+    state = json.loads((accuracy.output / "checkpoint-6" / "trainer_state.json").read_text())
+    assert 0 < state["best"]["value"] < 1
 
 
 def test_every_parameter_is_covered() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from erniekit.errors import CheckpointError
 from erniekit.training import checkpoint
+from erniekit.training.best_model import BestSoFar
 from erniekit.training.checkpoint import (
     TrainerState,
     changed_parameters,
@@ -30,8 +31,7 @@ STATE = TrainerState(
     epoch=1.25,
     since_log=Totals(0.1 + 0.2, 3.0, {"token_accuracy": 1 / 3}, 11, 0.5),
     whole_run=Totals(2 / 3, 30.0, {"token_accuracy": 7.0}, 110, 5.5),
-    best_step=5,
-    best_eval_loss=1 / 7,
+    best=BestSoFar(5, 1 / 7, 2),
 )
 CONFIG = {"learning_rate": 0.1, "amp_custom_white_list": ("matmul", "add"), "resume_from_checkpoint": None}
 
@@ -128,3 +128,13 @@ def test_only_json_yaml_and_safetensors(tmp_path: Path) -> None:
     assert {path.suffix for path in folder.iterdir()} == {".json", ".yaml", ".safetensors"}
     state = json.loads((folder / "trainer_state.json").read_text())
     assert "rng" not in json.dumps(state).lower()
+
+
+def test_states_of_the_version_with_one_metric_are_read(tmp_path):
+    folder, _ = save(tmp_path, FakeModel())
+    path = folder / "trainer_state.json"
+    state = json.loads(path.read_text())
+    state |= {"best_step": 5, "best_eval_loss": 1 / 7}
+    del state["best"]
+    path.write_text(json.dumps(state))
+    assert load_state(folder).best == BestSoFar(5, 1 / 7, 0)

@@ -12,14 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import load_file
 
 from erniekit.errors import CheckpointError, TrainingError
+from erniekit.training.best_model import BestSettings
 from erniekit.training.checkpoint_folder import checkpoint_folders, problems, step_of
+from erniekit.training.loop import Trainer
 from erniekit.training.output_folder import Start, open_output_folder
 from erniekit.training.schedules import learning_rate
 from erniekit.training.settings import due
 
 from .fakes import PADDING, FakeBatch, FakePlan, Recorder, fake_trainer, identity
+from .test_resume import KillAt, KilledError
 from .test_step import poisoned
 
 FRESH = Start(None)
@@ -121,24 +125,69 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "training_config.yaml").read_text()) == {"learning_rate": 0.05}
 
 
-def test_save_total_limit_keeps_the_newest_and_the_best_is_only_noted(tmp_path: Path) -> None:
-    losses = iter([3.0, 1.0, 2.0, 5.0, 4.0])
+def judged_trainer(folder: Path, losses: list[float], *, start: int = 0, **options: object) -> Trainer:
+    """A trainer that evaluates after every step, with these losses."""
+    given = iter(losses[start:])
     trainer = fake_trainer(
-        tmp_path,
-        total_steps=5,
-        evaluation_plan=EVALUATION,
-        evaluation_strategy="steps",
-        eval_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-        save_total_limit=2,
-    )
+        folder, total_steps=len(losses), evaluation_plan=EVALUATION, evaluation_strategy="steps", eval_steps=1,
+        **{"save_strategy": "steps", "save_steps": 1, **options},
+    )  # fmt: skip
     evaluate = trainer.evaluate
-    trainer.evaluate = lambda: replace(evaluate(), loss=next(losses))
-    trainer.fit(FRESH)
-    assert steps_of(tmp_path) == [4, 5]
+    trainer.evaluate = lambda: replace(evaluate(), loss=next(given))
+    return trainer
+
+
+def test_save_total_limit_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0, 4.0], save_total_limit=2).fit(FRESH)
+    assert steps_of(tmp_path) == [2, 5]
     state = json.loads((tmp_path / "checkpoint-5" / "trainer_state.json").read_text())
-    assert (state["best_step"], state["best_eval_loss"]) == (2, 1.0)
+    assert state["best"] == {"step": 2, "value": 1.0, "without_progress": 3}
+
+
+def test_the_best_model_is_what_is_left(tmp_path: Path) -> None:
+    said: list[str] = []
+    options = {"best": BestSettings(load_best_model_at_end=True), "save_steps": 100, "save_total_limit": 1}
+    trainer = judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0], **options)
+    trainer.say = said.append
+    after: dict[int, dict] = {}
+
+    class Watch:
+        def on_step(self, record: dict) -> None:
+            after[record["step"]] = {name: array.copy() for name, array in trainer.model.arrays().items()}
+
+    trainer.callbacks = [Watch()]
+    trainer.fit(FRESH)
+    assert steps_of(tmp_path) == [2, 4]  # saved because it was the best, and the last
+    left = load_file(tmp_path / "model.safetensors")
+    for name, array in after[2].items():
+        np.testing.assert_array_equal(left[name], array)
+    assert not (tmp_path / "optimizer.safetensors").exists()
+    assert problems(tmp_path, hashes=True) == []
+    assert "the model of step 2, where eval_loss was best (1)," in said[-1]
+
+
+def test_training_stops_when_nothing_improves(tmp_path: Path) -> None:
+    said: list[str] = []
+    losses = [3.0, 2.0, 1.99, 2.5, 2.6, 0.1, 0.1]
+    options = {"best": BestSettings(patience=3, threshold=0.1)}
+    trainer = judged_trainer(tmp_path / "a", losses, **options)
+    trainer.say = said.append
+    result = trainer.fit(FRESH)
+    assert result.step == 5 and result.stopped_by is None
+    assert "stopping early: eval_loss has not improved for 3 evaluations; its best was 1.99 at step 3" in said
+    assert (tmp_path / "a/model.safetensors").is_file()
+
+    # resumed in between it stops at the same step, and resumed afterwards at once
+    trainer = judged_trainer(tmp_path / "b", losses, **options)
+    trainer.callbacks = [KillAt(3)]
+    with pytest.raises(KilledError):
+        trainer.fit(FRESH)
+    resumed = judged_trainer(tmp_path / "b", losses, start=steps_of(tmp_path / "b")[-1], **options)
+    assert resumed.fit(Start(tmp_path / "b" / f"checkpoint-{steps_of(tmp_path / 'b')[-1]}")).step == 5
+    again = judged_trainer(tmp_path / "b", losses, start=5, **options)
+    again.say = said.append
+    assert again.fit(Start(tmp_path / "b" / "checkpoint-5")).step == 5
+    assert "where it stopped early: nothing to train" in said[-2]
 
 
 def test_the_checkpoint_resumed_from_stays_until_a_newer_one_is_complete(tmp_path: Path) -> None:

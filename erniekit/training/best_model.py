@@ -1,0 +1,68 @@
+"""Which evaluation was the best so far, and whether it is time to stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from erniekit.errors import TrainingError
+
+
+@dataclass(frozen=True)
+class BestSettings:
+    """Names are parameter names, `patience` and `threshold` without `early_stopping_`; see docs/parameters."""
+
+    metric_for_best_model: str = "eval_loss"
+    greater_is_better: bool = False
+    patience: int = 0  # evaluations without progress after which training stops; 0: never
+    threshold: float = 0.0
+    load_best_model_at_end: bool = False
+
+
+@dataclass
+class BestSoFar:
+    """Part of the trainer's state, so that a resumed run judges as the uninterrupted one.
+
+    Attributes:
+        step: of the best evaluation.
+        value: of its metric.
+        without_progress: evaluations since the metric last improved by more than the threshold.
+    """
+
+    step: int | None = None
+    value: float | None = None
+    without_progress: int = 0
+
+
+def judge(best: BestSoFar, record: Mapping[str, Any], step: int, settings: BestSettings) -> bool:
+    """Take an evaluation into account.
+
+    Args:
+        record: figures by name.
+
+    Returns:
+        Whether it is the best so far. Not a number never is.
+
+    Raises:
+        TrainingError: the record has no such figure.
+    """
+    name = settings.metric_for_best_model
+    if name not in record:
+        raise TrainingError(
+            f"metric_for_best_model: {name} is no figure of this evaluation; it has {', '.join(record)}"
+        )
+    value = float(record[name])
+    sign = 1.0 if settings.greater_is_better else -1.0
+    gain = math.inf if best.value is None else sign * (value - best.value)
+    best.without_progress = 0 if gain > settings.threshold else best.without_progress + 1
+    if not gain > 0:  # neither where it is NaN
+        return False
+    best.step, best.value = step, value
+    return True
+
+
+def out_of_patience(best: BestSoFar, settings: BestSettings) -> bool:
+    """Whether training should stop."""
+    return 0 < settings.patience <= best.without_progress

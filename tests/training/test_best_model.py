@@ -1,0 +1,48 @@
+"""Judging evaluations."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from erniekit.errors import TrainingError
+from erniekit.training.best_model import BestSettings, BestSoFar, judge, out_of_patience
+
+
+def run(values, **settings):
+    chosen = BestSettings(metric_for_best_model="eval_x", **settings)
+    best = BestSoFar()
+    judged = [judge(best, {"eval_x": value}, step, chosen) for step, value in enumerate(values, start=1)]
+    return best, judged, out_of_patience(best, chosen)
+
+
+def test_smaller_is_better():
+    best, judged, stop = run([3.0, 2.0, 2.5, 2.0, 1.0], patience=3)
+    assert judged == [True, True, False, False, True]
+    assert best == BestSoFar(5, 1.0, 0) and not stop
+
+
+def test_greater_is_better():
+    best, judged, _ = run([0.1, 0.3, 0.2], greater_is_better=True)
+    assert judged == [True, True, False] and best == BestSoFar(2, 0.3, 1)
+
+
+def test_progress_below_the_threshold_makes_the_best_and_wears_patience():
+    best, judged, stop = run([3.0, 2.95, 2.92], patience=2, threshold=0.1)
+    assert judged == [True, True, True] and best == BestSoFar(3, 2.92, 2) and stop
+
+
+def test_no_patience_never_stops():
+    assert not run([1.0] * 50)[2]
+
+
+@pytest.mark.parametrize("greater", [True, False])
+def test_not_a_number_is_never_the_best(greater):
+    best, judged, _ = run([1.0, math.nan, 1.0], greater_is_better=greater)
+    assert judged == [True, False, False] and best == BestSoFar(1, 1.0, 2)
+
+
+def test_a_figure_that_is_not_there_is_told():
+    with pytest.raises(TrainingError, match="eval_x is no figure of this evaluation; it has eval_loss"):
+        judge(BestSoFar(), {"eval_loss": 1.0}, 1, BestSettings(metric_for_best_model="eval_x"))
