@@ -209,7 +209,7 @@ class Trainer:
 
         def happens(strategy: str, every: int) -> bool:
             epoch_ended = math.floor(state.epoch) > math.floor(earlier_epoch)
-            return due(strategy, every, state.step, epoch_ended=epoch_ended, last=state.step == settings.total_steps)
+            return due(strategy, every, state.step, epoch_ended=epoch_ended, last=self._is_finished())
 
         if result.updated:
             self.objective.after_update(state.step)
