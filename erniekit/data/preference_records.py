@@ -27,7 +27,16 @@ def preference_kind(kind: str) -> str:
     return f"{kind} preferences"
 
 
+def _require(record: dict, *names: str) -> None:
+    """Told before anything else of a record: where they are missing it is likely to be no pair."""
+    for name in names:
+        if record.get(name) is None:
+            expected = "two answers" if name == "response" else "an answer"
+            raise MalformedError(name, f"{expected} (stage DPO reads pairs of answers)", "nothing")
+
+
 def _erniekit(record: dict) -> Preference:
+    _require(record, "response")
     questions = texts_of(record, "src")
     answers = texts_of(record, "tgt") if record.get("tgt") not in (None, [], "") else []
     if len(questions) != len(answers) + 1:
@@ -80,6 +89,7 @@ def _response(response: object, name: str) -> list[Turn]:
 
 
 def _alpaca(record: dict) -> Preference:
+    _require(record, "chosen", "rejected")
     name = "question" if "question" in record else "instruction"
     parts = [text_of(record.get(name), name), optional_text(record, "input")]
     question = "\n".join(part for part in parts if part)
@@ -92,6 +102,7 @@ def _alpaca(record: dict) -> Preference:
 
 
 def _messages(record: dict) -> Preference:
+    _require(record, "chosen", "rejected")
     answers = [record.get(name) for name in ("chosen", "rejected")]
     if record.get("prompt") is None or all(_is_whole_dialogue(answer) for answer in answers):
         return _whole_dialogues(record)
