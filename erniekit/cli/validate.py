@@ -97,6 +97,10 @@ def report(config: Config, *, with_defaults: bool = False) -> str:
 def derived_numbers(config: Config) -> list[tuple[str, ...]]:
     """What follows from the configuration without reading data: batch, steps, size of the model, memory."""
     training = config.training
+    if budget := config.acceleration.batch_tokens:
+        passes = training.gradient_accumulation_steps
+        batch = f"{passes} x samples of similar length, at most {passes * budget:,} tokens with padding"
+        return [("global batch", batch), ("steps", _steps(config)), *_model_numbers(config)]
     packs = training.per_device_train_batch_size * training.gradient_accumulation_steps
     rows = f"{packs} {'pack' if config.acceleration.packing else 'sample'}{'s' if packs > 1 else ''}"
     batch = f"{rows} of up to {training.max_seq_len:,} tokens, at most {packs * training.max_seq_len:,} tokens"

@@ -6,11 +6,13 @@ import math
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
+from functools import cached_property
 
 import numpy as np
 
 from erniekit.data.batches import Batch, collate
 from erniekit.data.dataset import Dataset
+from erniekit.data.length_groups import group_by_length
 from erniekit.data.mixing import epoch_order
 from erniekit.data.packing import Packs, join, pack_greedy, pack_none, pack_sequential
 from erniekit.data.seeds import Purpose, generator
@@ -31,8 +33,15 @@ class StepPlan:
     An epoch's samples come from mixing.epoch_order. They are packed in windows of at most `window` samples. Packing
     begins with the long ones, so the packs of a window are then shuffled, or put in the order of their first samples.
 
-    How many packs an epoch has depends on its order where samples are both shuffled and packed; such epochs are packed
-    to be counted. Otherwise all epochs have as many, and without shuffling they are one and the same.
+    With `batch_tokens`, samples of similar length share a micro-batch, each in a row of its own, and rows x longest row
+    is at most that many. A step then takes `accumulation * data_world` such micro-batches. They are grouped in the same
+    windows and put in order as packs are. Samples shorter than `shortest` or longer than `longest` are left out.
+
+    With `sorted_first`, the first epoch goes from the shortest sample to the longest: packs are filled in that order,
+    and groups stay in it. Later epochs are as without it.
+
+    How many packs an epoch has depends on its order where samples are both shuffled and packed (or grouped); such
+    epochs are packed to be counted. Otherwise all epochs have as many, and without shuffling they are one and the same.
 
     Changing any of this means raising plan_version.PLAN_VERSION.
     """
@@ -54,22 +63,32 @@ class StepPlan:
         strategy: str = "concat",
         num_samples_each_epoch: int = 6_000_000,
         repeat_samples: bool = False,
+        batch_tokens: int = 0,
+        max_batch_samples: int = 0,
+        shortest: int = 1,
+        longest: int | None = None,
+        sorted_first: bool = False,
     ) -> None:
+        assert not (packing and batch_tokens), "samples are packed or grouped"
         self.dataset = dataset
         self.max_seq_len = max_seq_len
         self._packing, self._greedy, self._window = packing, greedy, window
-        self._batch_size, self._data_rank, self._data_world = batch_size, data_rank, data_world
-        self.packs_per_step = batch_size * accumulation * data_world
+        self._batch_tokens, self._max_batch_samples = batch_tokens, max_batch_samples
+        self._shortest, self._longest = shortest, longest
+        self._batch_size = 1 if batch_tokens else batch_size  # a group is a whole micro-batch
+        self._data_rank, self._data_world = data_rank, data_world
+        self.packs_per_step = self._batch_size * accumulation * data_world
         self._seed, self._shuffle = seed, shuffle
         self._strategy, self._num_samples, self._repeat = strategy, num_samples_each_epoch, repeat_samples
-        self._same_count = not (packing and shuffle)
+        self._sorted_first = sorted_first
+        self._same_count = not ((packing or batch_tokens) and (shuffle or sorted_first))
         self._epochs: OrderedDict[int, Packs] = OrderedDict()
         self._first_steps = [0]  # of each epoch that had to be counted
         self._lock = threading.RLock()  # prefetching threads share the plan
 
     def packs(self, epoch: int) -> Packs:
-        """The packs of an epoch, as dataset indices. Built on first use; the last two epochs are kept."""
-        key = epoch if self._shuffle else 0
+        """The packs (or groups) of an epoch, as dataset indices. Built on first use; the last two epochs are kept."""
+        key = self._like(epoch)
         with self._lock:
             if key not in self._epochs:
                 self._epochs[key] = self._build(key)
@@ -91,7 +110,8 @@ class StepPlan:
             return max_steps
         if num_train_epochs > MOST_EPOCHS_COUNTED and not self._same_count:
             raise ConfigurationError(
-                f"num_train_epochs {num_train_epochs:,}: with packing and random_shuffle every epoch has to be packed "
+                f"num_train_epochs {num_train_epochs:,}: with packing (or batch_tokens) and random_shuffle (or "
+                "curriculum) every epoch has to be packed "
                 f"to know its steps, which is done for at most {MOST_EPOCHS_COUNTED:,}\n  Set max_steps instead."
             )
         return self._first_step(num_train_epochs)
@@ -115,20 +135,55 @@ class StepPlan:
         ]
         return batches + [self._collate([np.empty(0, np.int64)])] * (count - len(batches))
 
+    @cached_property
+    def left_out(self) -> tuple[int, int]:
+        """The samples of the data that are too short, and those that are too long, to take part."""
+        lengths = self.dataset.lengths
+        too_long = 0 if self._longest is None else int(np.count_nonzero(lengths > self._longest))
+        return int(np.count_nonzero(lengths < self._shortest)), too_long
+
     def describe(self, max_steps: int = -1, num_train_epochs: int = 1) -> str:
         """The packing of the first epoch and the exact number of steps, as printed before step 1."""
         packs = self.packs(0)
-        tokens = int(self.dataset.lengths[packs.members].sum())
-        filled = tokens / (len(packs) * self.max_seq_len)
+        lengths = self.dataset.lengths[packs.members]
+        tokens = int(lengths.sum())
         total = self.total_steps(max_steps, num_train_epochs)
-        method = "one sample each" if not self._packing else "greedy" if self._greedy else "in order"
-        return (
-            f"epoch 0: {len(packs.members):,} samples, {tokens:,} tokens in {len(packs):,} packs of at most "
-            f"{self.max_seq_len:,} ({method}), {filled:.1%} full\n"
-            f"steps: {self.packs_per_step:,} packs each, {self.steps_in_epoch(0):,} an epoch, {total:,} in total"
+        if self._batch_tokens:
+            unit = "batches"
+            positions = int((np.maximum.reduceat(lengths, packs.starts[:-1]) * np.diff(packs.starts)).sum())
+            limit, method = f"{self._batch_tokens:,} tokens", "of similar length"
+            filled = f"{1 - tokens / positions:.1%} padding"
+        else:
+            unit = "packs"
+            limit = f"{self.max_seq_len:,}"
+            greedy = self._greedy and not self._sorted_first
+            method = "one sample each" if not self._packing else "greedy" if greedy else "in order"
+            filled = f"{tokens / (len(packs) * self.max_seq_len):.1%} full"
+        method += ", short ones first" if self._sorted_first else ""
+        too_short, too_long = self.left_out
+        lines = [
+            f"left out: {too_short:,} samples shorter than {self._shortest:,}, {too_long:,} longer than {self._longest:,}"
+            if self._longest is not None
+            else f"left out: {too_short:,} samples shorter than {self._shortest:,}"
+        ]
+        return "\n".join(
+            [
+                *(lines if too_short or too_long else []),
+                f"epoch 0: {len(packs.members):,} samples, {tokens:,} tokens in {len(packs):,} {unit} of at most "
+                f"{limit} ({method}), {filled}",
+                f"steps: {self.packs_per_step:,} {unit} each, {self.steps_in_epoch(0):,} an epoch, {total:,} in total",
+            ]
         )
 
+    def _like(self, epoch: int) -> int:
+        """The first epoch that has the same packs."""
+        if self._shuffle:
+            return epoch
+        return min(epoch, 1) if self._sorted_first else 0
+
     def _collate(self, packs: list[np.ndarray]) -> Batch:
+        if self._batch_tokens:
+            packs = np.split(packs[0], range(1, len(packs[0])))  # each sample in a row of its own
         rows = [[self.dataset.sample(int(index)) for index in pack] for pack in packs]
         return collate(rows, [pack.tolist() for pack in packs], self.dataset.pad_id, pairs=self.dataset.pairs)
 
@@ -154,7 +209,7 @@ class StepPlan:
 
     def _count(self, epoch: int) -> int:
         """The packs of an epoch. Counting far ahead must not push out the epochs that are trained on first."""
-        if epoch in self._epochs or len(self._epochs) < EPOCHS_KEPT:
+        if self._like(epoch) in self._epochs or len(self._epochs) < EPOCHS_KEPT:
             return len(self.packs(epoch))
         return len(self._build(epoch))
 
@@ -164,9 +219,22 @@ class StepPlan:
             seed=self._seed, epoch=epoch, shuffle=self._shuffle, num_samples=self._num_samples,
             repeat=self._repeat,
         )  # fmt: skip
+        if any(self.left_out):
+            lengths = self.dataset.lengths[order]
+            order = order[(lengths >= self._shortest) & (lengths <= (self._longest or lengths))]
         if not len(order):
-            raise DataError("no sample to train on")
+            what = "; all are shorter than min_sample_len or longer than max_sample_len" if any(self.left_out) else ""
+            raise DataError(f"no sample to train on{what}")
         lengths = self.dataset.lengths[order]
+        if self._sorted_first and epoch == 0:
+            rising = np.argsort(lengths, kind="stable")
+            order, lengths = order[rising], lengths[rising]
+            if self._batch_tokens:
+                return group_by_length(lengths, self._batch_tokens, self._max_batch_samples).of(order)
+            packs = pack_sequential(lengths, self.max_seq_len) if self._packing else pack_none(lengths)
+            return packs.of(order)
+        if self._batch_tokens:
+            return join([self._window_packs(part, epoch, number) for number, part in enumerate(self._windows(order))])
         if not self._packing:
             return pack_none(lengths).of(order)
         if not self._greedy:
@@ -178,7 +246,11 @@ class StepPlan:
         return np.array_split(order, math.ceil(len(order) / self._window))
 
     def _window_packs(self, samples: np.ndarray, epoch: int, number: int) -> Packs:
-        packs = pack_greedy(self.dataset.lengths[samples], self.max_seq_len)
+        lengths = self.dataset.lengths[samples]
+        if self._batch_tokens:
+            packs = group_by_length(lengths, self._batch_tokens, self._max_batch_samples)
+        else:
+            packs = pack_greedy(lengths, self.max_seq_len)
         if self._shuffle:
             sequence = generator(Purpose.PACK_ORDER, self._seed, epoch, number).permutation(len(packs))
         else:

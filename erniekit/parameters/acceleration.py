@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.parameters.declaration import parameter, section, when
+from erniekit.parameters.declaration import Derived, parameter, rule, section, when
+from erniekit.parameters.draft import Draft
 from erniekit.parameters.values import FLAG
+
+
+def _packing(draft: Draft) -> tuple[bool, str]:
+    return (False, "because batch_tokens is set") if draft["batch_tokens"] else (True, "")
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class AccelerationParameters:
         False, "Compute the SwiGLU activation in one fused GPU kernel.", gpu_only=True, coming="fused GPU kernels"
     )
     packing: bool = parameter(
-        True,
+        Derived("`true`; `false` with `batch_tokens`", _packing, True),
         "Lay several samples end to end in one sequence of up to `max_seq_len` tokens, so that no computation is "
         "spent on padding. Samples of a pack never see each other and each counts its positions from 0. When false "
         "every sample is a sequence of its own, padded to the longest of its batch.",
@@ -57,9 +62,50 @@ class AccelerationParameters:
         "file closer.",
         minimum=1,
         unit="samples",
-        needs=when("greedy_intokens"),
+        needs=(when("greedy_intokens"), when("batch_tokens", above=0)),
         verbs=("train", "eval", "preview"),
         example=10_000,
+    )
+    batch_tokens: int = parameter(
+        0,
+        "With a value above 0, samples of similar length are batched instead of packed: every sample is a row of its "
+        "own, and a micro-batch takes as many rows as make rows x longest row at most this many tokens, padding "
+        "included. It takes the place of `packing`, `per_device_train_batch_size` and `per_device_eval_batch_size`; a "
+        "step still takes `gradient_accumulation_steps` micro-batches. Samples are grouped in windows of "
+        "`buffer_size`. For backends without FlashMask. 0 is off.",
+        minimum=0,
+        unit="tokens",
+        verbs=("train", "eval", "preview"),
+        example=8192,
+    )
+    max_batch_samples: int = parameter(
+        0,
+        "The most samples of a micro-batch made by `batch_tokens`, so that many short ones do not make a very tall "
+        "batch. 0 sets no limit.",
+        minimum=0,
+        unit="samples",
+        needs=when("batch_tokens", above=0),
+        verbs=("train", "eval", "preview"),
+        example=64,
+    )
+    min_sample_len: int = parameter(
+        1,
+        "Leave out samples of fewer tokens where `batch_tokens` makes the batches; how many is printed.",
+        minimum=1,
+        unit="tokens",
+        needs=when("batch_tokens", above=0),
+        verbs=("train", "eval", "preview"),
+        example=8,
+    )
+    max_sample_len: int | None = parameter(
+        None,
+        "Leave out samples of more tokens where `batch_tokens` makes the batches; how many is printed. `none` means "
+        "`max_seq_len`, to which `over_length_policy` applies.",
+        minimum=1,
+        unit="tokens",
+        needs=when("batch_tokens", above=0),
+        verbs=("train", "eval", "preview"),
+        example=2048,
     )
     dataloader_num_workers: int = parameter(
         1,
@@ -90,4 +136,30 @@ class AccelerationParameters:
     )
 
 
-SECTION = section(AccelerationParameters, key="acceleration", title="1.7 Acceleration", verbs=("train",))
+@rule("batch_tokens", "packing", "min_sample_len", "max_sample_len", "max_seq_len")
+def a_budget_holds_every_sample(draft: Draft) -> None:
+    """`batch_tokens` takes the place of `packing`, and holds at least the longest sample that may occur."""
+    budget = draft["batch_tokens"]
+    if not budget:
+        return
+    if draft["packing"]:
+        what = "samples are either packed or batched by length, and `packing` is true"
+        draft.problem("batch_tokens", what, "write `packing: false`, or leave out one of the two")
+    longest = draft["max_sample_len"] or draft["max_seq_len"]
+    if budget < min(longest, draft["max_seq_len"]):
+        name = "max_sample_len" if draft["max_sample_len"] else "max_seq_len"
+        draft.problem(
+            "batch_tokens", f"a sample of {longest:,} tokens (`{name}`) would exceed {budget:,}",
+            f"write at least {longest:,}, or `max_sample_len: {budget}`",
+        )  # fmt: skip
+    if draft["min_sample_len"] > longest:
+        draft.problem("min_sample_len", f"no sample can have {draft['min_sample_len']:,} to {longest:,} tokens")
+
+
+SECTION = section(
+    AccelerationParameters,
+    key="acceleration",
+    title="1.7 Acceleration",
+    verbs=("train",),
+    rules=(a_budget_holds_every_sample,),
+)

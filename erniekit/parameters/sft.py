@@ -48,6 +48,15 @@ class SftParameters:
         verbs=("train", "preview"),
         example=20_000,
     )
+    curriculum: str = parameter(
+        "none",
+        "`length` goes through the first epoch from the shortest sample to the longest (packs are filled in that "
+        "order, whatever `greedy_intokens` says); later epochs are as `random_shuffle` has them. `none` orders all "
+        "epochs alike.",
+        choices=("none", "length"),
+        verbs=("train", "preview"),
+        example="length",
+    )
     over_length_policy: str = parameter(
         "truncate_turns",
         "What happens to a conversation of more than `max_seq_len` tokens. `truncate_turns` removes its oldest "

@@ -89,6 +89,7 @@ class TrainingParameters:
         "optimizer step uses this x `gradient_accumulation_steps` x the number of data-parallel and sharding ranks.",
         minimum=1,
         unit="packs",
+        needs=when("batch_tokens", 0),
         example=2,
     )
     gradient_accumulation_steps: int = parameter(

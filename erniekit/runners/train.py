@@ -15,6 +15,7 @@ from erniekit.model.adapters.lora import base_fingerprint, save_adapters, traine
 from erniekit.model.decoder import Decoder
 from erniekit.model.weights import GENERATION_CONFIG_FILE, save_companions, save_model_folder
 from erniekit.parameters import Config
+from erniekit.parameters.schema import PARAMETERS
 from erniekit.parameters.training import peak_not_reached
 from erniekit.runners.adapters import adapter_plan, base_name, first_adapters
 from erniekit.runners.checks import check_vocabulary, what_the_model_lacks
@@ -46,6 +47,8 @@ BATCH_PARAMETERS = (
     "max_seq_len", "per_device_train_batch_size", "gradient_accumulation_steps", "packing", "greedy_intokens",
     "buffer_size", "random_shuffle", "mix_strategy", "num_samples_each_epoch",
 )  # fmt: skip
+# The same, added later: noted only where they are not their defaults, so that older checkpoints can be resumed from.
+LATER_BATCH_PARAMETERS = ("batch_tokens", "max_batch_samples", "min_sample_len", "max_sample_len", "curriculum")
 
 
 def run_training(config: Config, say: Say = print) -> TrainResult:
@@ -121,7 +124,7 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
             identity=RunIdentity(
                 seed=config.training.seed,
                 data_fingerprint=dataset.fingerprint,
-                batches={name: config[name] for name in BATCH_PARAMETERS} | {"plan_version": PLAN_VERSION},
+                batches=_batch_settings(config),
                 cpu_settings=cpu_settings(),
                 versions=package_versions(),
                 base_weights=base_fingerprint(model),
@@ -136,6 +139,11 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
             say=say,
         )
         return trainer.fit(start)
+
+
+def _batch_settings(config: Config) -> dict[str, Any]:
+    later = [name for name in LATER_BATCH_PARAMETERS if config[name] != PARAMETERS[name].default]
+    return {name: config[name] for name in (*BATCH_PARAMETERS, *later)} | {"plan_version": PLAN_VERSION}
 
 
 def evaluates(config: Config) -> bool:

@@ -143,7 +143,22 @@ def training_plan(config: Config, dataset: Dataset) -> StepPlan:
         strategy=config.sft.mix_strategy,
         num_samples_each_epoch=config.sft.num_samples_each_epoch,
         repeat_samples=config.sft.num_samples_each_epoch != SftParameters.num_samples_each_epoch,
+        sorted_first=config.sft.curriculum == "length",
+        **_length_groups(config),
     )
+
+
+def _length_groups(config: Config) -> dict[str, Any]:
+    """How samples of similar length share a micro-batch, where they do."""
+    section = config.acceleration
+    if not section.batch_tokens:
+        return {}
+    return {
+        "batch_tokens": section.batch_tokens,
+        "max_batch_samples": section.max_batch_samples,
+        "shortest": section.min_sample_len,
+        "longest": section.max_sample_len,
+    }
 
 
 def evaluation_plan(config: Config, dataset: Dataset) -> StepPlan:
@@ -159,6 +174,7 @@ def evaluation_plan(config: Config, dataset: Dataset) -> StepPlan:
         seed=config.training.seed,
         shuffle=False,
         strategy="concat",
+        **_length_groups(config),
     )
 
 
@@ -186,7 +202,13 @@ def announce_dense_mask(config: Config, datasets: Iterable[tuple[Dataset, int]],
         longest = dataset.lengths.sum() if config.acceleration.packing else dataset.lengths.max()
         return min(config.training.max_seq_len, int(longest))
 
-    size = max(dense_mask_bytes(rows, longest_row(dataset)) for dataset, rows in datasets)
+    budget = config.acceleration.batch_tokens  # rows x length <= budget, so the longest rows make the largest mask
+
+    def most_rows(rows: int, length: int) -> int:
+        return max(1, budget // length) if budget else rows
+
+    lengths = [(rows, longest_row(dataset)) for dataset, rows in datasets]
+    size = max(dense_mask_bytes(most_rows(rows, length), length) for rows, length in lengths)
     say(f"FlashMask is switched off: attention uses a dense mask of up to {size / 2**20:,.1f} MiB for each micro-batch")
     check_dense_mask(size, config.training.max_seq_len)
 

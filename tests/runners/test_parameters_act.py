@@ -507,7 +507,7 @@ def test_the_best_evaluation_decides(train: Train, records: Path) -> None:
     weights = (first.output / "model.safetensors").read_bytes()
     assert weights == (first.output / "checkpoint-1" / "model.safetensors").read_bytes()
     accuracy = train(**values, load_best=True, metric_for_best_model="token_accuracy", early_stopping_patience=50)
-    assert "metric_for_best_model" not in accuracy.said
+    assert "is read as eval_token_accuracy" in accuracy.said
     state = json.loads((accuracy.output / "checkpoint-6" / "trainer_state.json").read_text())
     assert 0 < state["best"]["value"] < 1
 
