@@ -43,12 +43,15 @@ class DpoParameters:
         "`sort` in erniekit records, `score_chosen` and `score_rejected` in others; the preferred answer's must be the "
         "higher one. 0 asks for none.",
         minimum=0.0,
+        verbs=("train", "eval", "preview"),
         example=1.0,
     )
     max_prompt_len: int = parameter(
         2048,
-        "The longest prompt, at most `max_seq_len` - 10. The oldest turns of a longer one are removed, and counted.",
+        "The longest prompt, at most `max_seq_len` - 10. The oldest turns of a longer one are removed, and counted; "
+        "its system text and last question stay. Where these alone are longer, the pair follows `over_length_policy`.",
         minimum=1,
+        verbs=("train", "eval", "preview"),
         unit="tokens",
         example=1024,
     )

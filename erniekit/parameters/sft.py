@@ -61,7 +61,8 @@ class SftParameters:
         "truncate_turns",
         "What happens to a conversation of more than `max_seq_len` tokens. `truncate_turns` removes its oldest "
         "turns until it fits, and drops it when even the last turn does not; `drop` leaves it out; `error` stops "
-        "with the file and line. The numbers of truncated and dropped samples are printed before the first step.",
+        "with the file and line. Of a pair, for stage DPO, it is the prompt that loses turns; an answer is never cut. "
+        "The numbers of truncated and dropped samples are printed before the first step.",
         choices=("drop", "truncate_turns", "error"),
         verbs=("train", "eval", "preview"),
     )

@@ -9,7 +9,8 @@ from erniekit.parameters.values import TEXTS, shown
 
 FORMATS = (
     "`erniekit` has `src` and `tgt`, `alpaca` has `instruction`, `input` and `output`, `messages` has OpenAI roles, "
-    "`text` is plain text for stage PT."
+    "`text` is plain text for stage PT. For stage DPO the records of a format are pairs: `erniekit` with `response` "
+    "and `sort`, `alpaca` with `question`, `messages` with `prompt`, the latter two with `chosen` and `rejected`."
 )
 
 
