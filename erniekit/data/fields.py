@@ -21,7 +21,8 @@ FIELDS = {
 }
 MESSAGE_LISTS = {"messages": ("messages",), "messages preferences": ("prompt", "chosen", "rejected")}
 MESSAGE_FIELDS = frozenset({"role", "content", "label", "weight"})
-IN_MESSAGES = "messages[]."  # before the name of a message's field
+# before the name of a message's field
+PREFIXES = tuple(f"{name}[]." for names in MESSAGE_LISTS.values() for name in names)
 MOST_NAMES = 100  # that are kept of one file, whose names may be data
 MOST_NAMES_TOLD = 10
 LONGEST_NAME = 100  # characters that are kept of a name
@@ -37,7 +38,7 @@ class UnusedField(NamedTuple):
 
     @property
     def shown_name(self) -> str:
-        prefix = IN_MESSAGES if self.name.startswith(IN_MESSAGES) else ""
+        prefix = _prefix(self.name)
         return prefix + field_name(self.name.removeprefix(prefix))
 
 
@@ -52,11 +53,11 @@ class UnusedFields:
         """Count in one well-formed record."""
         if not record.keys() <= self._known:
             self._count(line, record.keys() - self._known)
-        lists = MESSAGE_LISTS.get(self._kind, ())
-        messages = [message for name in lists if isinstance(record.get(name), list) for message in record[name]]
-        if messages:
-            names = {name for message in messages for name in message.keys() - MESSAGE_FIELDS}
-            self._count(line, {IN_MESSAGES + name for name in names})
+        for name in MESSAGE_LISTS.get(self._kind, ()):
+            messages = record.get(name)
+            if isinstance(messages, list):
+                names = {field for message in messages for field in message.keys() - MESSAGE_FIELDS}
+                self._count(line, {f"{name}[].{field}" for field in names})
 
     def found(self) -> list[UnusedField]:
         """The first MOST_NAMES of them, by line and name."""
@@ -92,6 +93,11 @@ def describe_unused(kind: str, fields: tuple[UnusedField, ...]) -> list[str]:
 
 def _meant(kind: str, name: str) -> str | None:
     """The field that the name is a misspelling of, where it is close to one."""
-    known, prefix = (MESSAGE_FIELDS, IN_MESSAGES) if name.startswith(IN_MESSAGES) else (FIELDS[kind], "")
+    prefix = _prefix(name)
+    known = MESSAGE_FIELDS if prefix else FIELDS[kind]
     close = get_close_matches(name.removeprefix(prefix).lower(), sorted(known), n=1, cutoff=CLOSE)
     return prefix + close[0] if close else None
+
+
+def _prefix(name: str) -> str:
+    return next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")

@@ -109,3 +109,18 @@ def test_names_that_are_data_do_not_fill_memory_or_report(unused_of):
 def test_a_name_that_no_encoding_holds_is_shown_escaped(unused_of):
     found = unused_of([json.dumps(exchange(**{"a\ud83d": 1}))])
     assert lines(found) == ["field not used: 'a\\ud83d' (1 record)"]
+
+
+def test_fields_of_a_pair_are_told_with_the_list_they_stand_in(unused_of):
+    kind = "messages preferences"
+    record = {
+        "prompt": [{"role": "user", "content": "q", "name": "n"}],
+        "chosen": [{"role": "assistant", "content": "a", "wieght": 1}],
+        "rejected": "b",
+        "score_choosen": 1,
+    }
+    assert lines(unused_of([record], kind), kind) == [
+        "field not used: chosen[].wieght (1 record, first at line 1): did you mean chosen[].weight?",
+        "field not used: score_choosen (1 record, first at line 1): did you mean score_chosen?",
+        "field not used: prompt[].name (1 record)",
+    ]
