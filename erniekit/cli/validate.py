@@ -131,6 +131,12 @@ def _model_config(config: Config) -> ModelConfig | str:
         return str(error)
 
 
+def _most_rows(config: Config) -> int:
+    """Rows of a micro-batch at full length; with a budget of tokens, as many as it holds."""
+    budget = config.acceleration.batch_tokens
+    return -(-budget // config.training.max_seq_len) if budget else config.training.per_device_train_batch_size
+
+
 def _model_numbers(config: Config) -> list[tuple[str, ...]]:
     from erniekit.model.adapters.settings import adapter_parameter_count
     from erniekit.model.memory_estimate import training_memory
@@ -147,7 +153,7 @@ def _model_numbers(config: Config) -> list[tuple[str, ...]]:
     memory = training_memory(
         model,
         trainable=trained,
-        batch_size=config.training.per_device_train_batch_size,
+        batch_size=_most_rows(config),
         max_seq_len=config.training.max_seq_len,
         recomputed_layers=recomputed,
         fused_head=config.memory.use_fused_head_and_loss_fn,

@@ -413,9 +413,24 @@ def test_a_warm_up_that_ends_within_the_run_needs_no_message() -> None:
     assert load(warmup_steps=10, max_steps=10).messages != ()
 
 
+def test_a_budget_of_tokens_takes_the_place_of_packing() -> None:
+    config = load(batch_tokens=8192, per_device_train_batch_size=3)
+    assert config.acceleration.packing is False
+    assert config.origin("packing") == "default because batch_tokens is set"
+    assert any("`per_device_train_batch_size`" in line and "batch_tokens" in line for line in config.messages)
+    with pytest.raises(ConfigurationError, match="either packed or batched by length"):
+        load(batch_tokens=8192, packing=True)
+    with pytest.raises(ConfigurationError, match=r"a sample of 8,192 tokens .* `max_sample_len: 4096`"):
+        load(batch_tokens=4096)
+    assert load(batch_tokens=4096, max_sample_len=4096).acceleration.max_sample_len == 4096
+    with pytest.raises(ConfigurationError, match="no sample can have 20 to 10 tokens"):
+        load(batch_tokens=8192, min_sample_len=20, max_sample_len=10)
+    assert load(max_batch_samples=3).messages[-1].endswith("has no effect because batch_tokens is 0")
+
+
 def test_needs_are_followed_to_their_end() -> None:
     config = load(packing=False)
-    assert unmet_needs(PARAMETERS["buffer_size"], config.resolved()) == [when("packing")]
+    assert unmet_needs(PARAMETERS["buffer_size"], config.resolved()) == [when("packing"), when("batch_tokens", above=0)]
     assert unmet_needs(PARAMETERS["buffer_size"], load().resolved()) == []
 
 

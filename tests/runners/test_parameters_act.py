@@ -53,6 +53,11 @@ CHANGES_LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "packing": ({"packing": False}, {}),
     "greedy_intokens": ({"greedy_intokens": False}, {}),
     "buffer_size": ({"buffer_size": 8}, {}),
+    "curriculum": ({"curriculum": "length"}, {}),
+    "batch_tokens": ({"batch_tokens": 256}, {"packing": False}),
+    "max_batch_samples": ({"max_batch_samples": 2}, {"batch_tokens": 256}),
+    "min_sample_len": ({"min_sample_len": 30}, {"batch_tokens": 256}),
+    "max_sample_len": ({"max_sample_len": 30}, {"batch_tokens": 256}),
     "num_samples_each_epoch": ({"mix_strategy": "random", "num_samples_each_epoch": 20}, {"mix_strategy": "random"}),
 }
 
