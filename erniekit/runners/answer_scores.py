@@ -1,0 +1,139 @@
+"""How close generated answers come to the expected ones: exact match, ROUGE and BLEU, as running sums."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from erniekit.errors import ConfigurationError
+
+ROUGE = ("rouge1", "rouge2", "rougeL")
+BLEU_ORDER = 4
+# Ideographs (with extensions and compatibility forms), kana and bopomofo: written without spaces between words.
+_WITHOUT_SPACES = (
+    "\u3005-\u3007\u3041-\u30ff\u3105-\u312f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+)
+_TOKEN = re.compile(f"[{_WITHOUT_SPACES}]|[^\\W_{_WITHOUT_SPACES}]+")
+
+
+@dataclass
+class BleuCounts:
+    """What corpus BLEU is computed from; sums over answers."""
+
+    matches: list[int] = field(default_factory=lambda: [0] * BLEU_ORDER)  # n-grams of the answers that are expected
+    ngrams: list[int] = field(default_factory=lambda: [0] * BLEU_ORDER)  # n-grams of the answers
+    answer_tokens: int = 0
+    expected_tokens: int = 0
+
+    def add(self, matches: Iterable[int], ngrams: Iterable[int], answer_tokens: int, expected_tokens: int) -> None:
+        self.matches = [mine + new for mine, new in zip(self.matches, matches, strict=True)]
+        self.ngrams = [mine + new for mine, new in zip(self.ngrams, ngrams, strict=True)]
+        self.answer_tokens += answer_tokens
+        self.expected_tokens += expected_tokens
+
+
+class AnswerScores:
+    """Scores of any number of answers in the memory of one.
+
+    - `exact_match`: the share of answers that equal the expected text, white space at both ends aside.
+    - `rouge1`, `rouge2`, `rougeL`: the mean F-measure (Lin, 2004) over answers, from 0 to 1, by `rouge-score`. Tokens
+      are lower-case words and numbers as there, and single characters where a script has no spaces between words.
+    - `bleu`: corpus BLEU (Papineni et al., 2002) from 0 to 100, by `sacrebleu` with its tokenizer `zh`, which gives
+      ASCII text (entities such as `&amp;` aside) the tokens of its default `13a`, and splits ideographs. Where no
+      answer is 4 tokens long, it goes up to the longest n-gram there is.
+
+    Raises:
+        ConfigurationError: a library is not installed.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sums = dict.fromkeys(("exact_match", *ROUGE), 0.0)
+        self._counts = BleuCounts()
+        self._rouge = _library("rouge_score.rouge_scorer").RougeScorer(list(ROUGE), tokenizer=_WordsAndCharacters())
+        self._bleu = _library("sacrebleu.metrics").BLEU(tokenize="zh", effective_order=True, max_ngram_order=BLEU_ORDER)
+
+    def add(self, expected: str, answer: str) -> dict[str, float]:
+        """Take an answer into account.
+
+        Returns:
+            The scores of this answer alone, under the names of `figures`.
+        """
+        scores = {"exact_match": float(answer.strip() == expected.strip())}
+        scores |= {name: score.fmeasure for name, score in self._rouge.score(expected, answer).items()}
+        for name, value in scores.items():
+            self._sums[name] += value
+        bleu = self._bleu.sentence_score(answer, [expected])
+        self._counts.add(bleu.counts, bleu.totals, bleu.sys_len, bleu.ref_len)
+        self.count += 1
+        _forget_texts(self._bleu.tokenizer)
+        return scores | {"bleu": bleu.score}
+
+    def include(self, other: AnswerScores) -> None:
+        """Take all answers of `other` into account, as if each had been added here."""
+        self.count += other.count
+        for name, value in other._sums.items():
+            self._sums[name] += value
+        counts = other._counts
+        self._counts.add(counts.matches, counts.ngrams, counts.answer_tokens, counts.expected_tokens)
+
+    def figures(self) -> dict[str, float]:
+        """The scores over all answers; empty where there is none."""
+        if not self.count:
+            return {}
+        counts = self._counts
+        bleu = self._bleu.compute_bleu(
+            list(counts.matches),
+            list(counts.ngrams),
+            counts.answer_tokens,
+            counts.expected_tokens,
+            smooth_method="exp",
+            effective_order=True,
+        )
+        return {name: value / self.count for name, value in self._sums.items()} | {"bleu": bleu.score}
+
+
+def total(parts: Mapping[str, AnswerScores]) -> AnswerScores:
+    """The scores over the answers of all sources."""
+    whole = AnswerScores()
+    for part in parts.values():
+        whole.include(part)
+    return whole
+
+
+def words_and_characters(text: str) -> list[str]:
+    """Lower-case words and numbers; in scripts without spaces between words, single characters.
+
+    On ASCII text these are the tokens of `rouge-score`, whose own tokenizer drops every other character.
+    """
+    return _TOKEN.findall(unicodedata.normalize("NFC", text).lower())
+
+
+class _WordsAndCharacters:
+    """The form in which `rouge-score` takes a tokenizer."""
+
+    def tokenize(self, text: str) -> list[str]:
+        return words_and_characters(text)
+
+
+def _forget_texts(tokenizer: Any) -> None:
+    """Empty sacrebleu's caches, which hold the last 65,536 texts of each of its tokenizers."""
+    for part in (tokenizer, *vars(tokenizer).values()):
+        clear = getattr(vars(type(part)).get("__call__"), "cache_clear", None)
+        if clear is not None:
+            clear()
+
+
+def _library(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"scoring generated answers needs the libraries rouge-score and sacrebleu ({error})\n"
+            "  Install them: pip install 'erniekit[metrics]'   (or: pip install rouge-score sacrebleu)"
+        ) from None
