@@ -43,6 +43,8 @@ class StepPlan:
     How many packs an epoch has depends on its order where samples are both shuffled and packed (or grouped); such
     epochs are packed to be counted. Otherwise all epochs have as many, and without shuffling they are one and the same.
 
+    With `source`, the samples of that one of the dataset's sources alone (see evaluation_plan).
+
     Changing any of this means raising plan_version.PLAN_VERSION.
     """
 
@@ -68,6 +70,7 @@ class StepPlan:
         shortest: int = 1,
         longest: int | None = None,
         sorted_first: bool = False,
+        source: int | None = None,
     ) -> None:
         assert not (packing and batch_tokens), "samples are packed or grouped"
         self.dataset = dataset
@@ -80,7 +83,7 @@ class StepPlan:
         self.packs_per_step = self._batch_size * accumulation * data_world
         self._seed, self._shuffle = seed, shuffle
         self._strategy, self._num_samples, self._repeat = strategy, num_samples_each_epoch, repeat_samples
-        self._sorted_first = sorted_first
+        self._sorted_first, self._source = sorted_first, source
         self._same_count = not ((packing or batch_tokens) and (shuffle or sorted_first))
         self._epochs: OrderedDict[int, Packs] = OrderedDict()
         self._first_steps = [0]  # of each epoch that had to be counted
@@ -219,6 +222,8 @@ class StepPlan:
             seed=self._seed, epoch=epoch, shuffle=self._shuffle, num_samples=self._num_samples,
             repeat=self._repeat,
         )  # fmt: skip
+        if self._source is not None:
+            order = order[self.dataset.source_of[order] == self._source]
         if any(self.left_out):
             lengths = self.dataset.lengths[order]
             order = order[(lengths >= self._shortest) & (lengths <= (self._longest or lengths))]

@@ -15,6 +15,7 @@ from paddle import Tensor
 
 from erniekit.data.batches import Batch
 from erniekit.data.dataset import Dataset
+from erniekit.data.evaluation_plan import EvaluationPlan
 from erniekit.data.plan import StepPlan
 from erniekit.errors import ModelFileError
 from erniekit.model.adapters.folder import is_adapter_folder
@@ -69,7 +70,7 @@ def preference_objectives(
     config: Config,
     model: Decoder,
     training: tuple[StepPlan, int],
-    evaluation: StepPlan | None,
+    evaluation: EvaluationPlan | None,
     checkpoint: Path | None,
     say: Say = print,
 ) -> tuple[Objective, Objective]:
@@ -121,11 +122,11 @@ def keep_predictions(model: Decoder, say: Say = print) -> None:
 
 
 def _pairs_read(
-    config: Config, training: tuple[StepPlan, int], evaluation: StepPlan | None, first_step: int
+    config: Config, training: tuple[StepPlan, int], evaluation: EvaluationPlan | None, first_step: int
 ) -> dict[str, Pairs]:
     plan, total_steps = training
 
-    def batches(plan: StepPlan, first: int, stop: int) -> Callable[[], Iterable[Batch]]:
+    def batches(plan: StepPlan | EvaluationPlan, first: int, stop: int) -> Callable[[], Iterable[Batch]]:
         return lambda: chain.from_iterable(plan.micro_batches(step) for step in range(first, stop))
 
     read = {TRAINING: Pairs(plan.dataset, batches(plan, first_step, total_steps))}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from erniekit.data.dataset import Dataset, open_dataset
+from erniekit.data.evaluation_plan import EvaluationPlan
 from erniekit.data.plan import StepPlan
 from erniekit.data.preference_records import preference_kind
 from erniekit.data.sources import Source
@@ -161,19 +162,15 @@ def _length_groups(config: Config) -> dict[str, Any]:
     }
 
 
-def evaluation_plan(config: Config, dataset: Dataset) -> StepPlan:
+def evaluation_plan(config: Config, dataset: Dataset) -> EvaluationPlan:
     """Every evaluation sample once, in the order of the files; sources of probability 0 are left out."""
-    return StepPlan(
+    return EvaluationPlan(
         dataset,
         max_seq_len=config.training.max_seq_len,
         packing=config.acceleration.packing,
         greedy=config.acceleration.greedy_intokens,
         window=config.acceleration.buffer_size,
         batch_size=config.evaluation.per_device_eval_batch_size,
-        accumulation=1,
-        seed=config.training.seed,
-        shuffle=False,
-        strategy="concat",
         **_length_groups(config),
     )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import paddle
@@ -13,7 +14,7 @@ from paddle.nn import Layer
 
 from erniekit.errors import TrainingError
 from erniekit.training.objectives import Objective
-from erniekit.training.plan import Plan
+from erniekit.training.plan import EvaluationPlan
 from erniekit.training.totals import Totals
 
 
@@ -29,6 +30,7 @@ class EvaluationResult:
     batches: int
     batches_available: int
     seconds: float
+    sources: Mapping[str, EvaluationResult] = field(default_factory=dict)  # of each source, where there are several
 
     def record(self) -> dict[str, Any]:
         """The figures under the names they have in logs and result files."""
@@ -38,10 +40,15 @@ class EvaluationResult:
         named |= {"eval_units": self.units, "eval_seconds": round(self.seconds, 3)}
         return {name: value for name, value in named.items() if value is not None}
 
+    def results(self) -> dict[str, Any]:
+        """`record()`, and where there are several sources `eval_sources` with the record of each under its name."""
+        sources = {name: result.record() for name, result in self.sources.items()}
+        return self.record() | ({"eval_sources": sources} if sources else {})
+
 
 def evaluate(
     model: Layer,
-    plan: Plan,
+    plan: EvaluationPlan,
     objective: Objective,
     *,
     max_batches: int = 0,
@@ -50,7 +57,7 @@ def evaluate(
     """Run the first epoch of `plan` without dropout and without gradients; the model's mode is put back afterwards.
 
     Args:
-        plan: without accumulation: every step is one micro-batch.
+        plan: every step is one micro-batch of one source.
         max_batches: stop after this many micro-batches; 0 or less runs all.
 
     Raises:
@@ -58,38 +65,68 @@ def evaluate(
     """
     started = time.perf_counter()
     available = plan.steps_in_epoch(0)
-    totals, run = Totals(), 0
+    read = min(available, max_batches) if max_batches > 0 else available
+    parts: dict[str, _Part] = {}
     was_training = model.training
     model.eval()
-    read = min(available, max_batches) if max_batches > 0 else available
     with paddle.no_grad():
-        loss = objective.loss_for(model, _batches(plan, read))
-        for batch in _batches(plan, read):
-            part = loss(model, batch)
-            loss_sum = float(part.loss_sum)
+        loss = objective.loss_for(model, (batch for _, batch in _batches(plan, read)))
+        for number, (source, batch) in enumerate(_batches(plan, read)):
+            part = parts.setdefault(source, _Part())
+            before = time.perf_counter()
+            micro_loss = loss(model, batch)
+            loss_sum = float(micro_loss.loss_sum)
             if not math.isfinite(loss_sum):
                 samples = ", ".join(describe_sample(sample) for row in batch.samples for sample in row)
-                raise TrainingError(f"the evaluation loss is not finite ({loss_sum}) in batch {run}, samples {samples}")
-            sums = {name: float(value) for name, value in part.sums.items()}
-            totals.add(Totals(loss_sum, objective.units(batch), sums, batch.token_count))
-            run += 1
+                raise TrainingError(
+                    f"the evaluation loss is not finite ({loss_sum}) in batch {number}, samples {samples}"
+                )
+            sums = {name: float(value) for name, value in micro_loss.sums.items()}
+            part.totals.add(Totals(loss_sum, objective.units(batch), sums, batch.token_count))
+            part.batches += 1
+            part.seconds += time.perf_counter() - before
     if was_training:
         model.train()
+    whole = Totals()
+    for part in parts.values():
+        whole.add(part.totals)
+    steps_of = Counter(plan.source_of(step) for step in range(available))
+    result = _result(whole, objective, read, available, time.perf_counter() - started)
+    if len(steps_of) < 2:
+        return result
+    sources = {
+        name: _result(part.totals, objective, part.batches, steps_of[name], part.seconds)
+        for name, part in parts.items()
+    }
+    return replace(result, sources=sources)
+
+
+@dataclass
+class _Part:
+    """What was run of one source."""
+
+    totals: Totals = field(default_factory=Totals)
+    batches: int = 0
+    seconds: float = 0.0
+
+
+def _result(totals: Totals, objective: Objective, batches: int, available: int, seconds: float) -> EvaluationResult:
     return EvaluationResult(
         loss=totals.loss,
         perplexity=_perplexity(totals.loss) if objective.perplexity else None,
         figures=totals.figures,
         units=int(totals.units),
         tokens=totals.tokens,
-        batches=run,
+        batches=batches,
         batches_available=available,
-        seconds=time.perf_counter() - started,
+        seconds=seconds,
     )
 
 
-def _batches(plan: Plan, steps: int) -> Iterator[Any]:
+def _batches(plan: EvaluationPlan, steps: int) -> Iterator[tuple[str, Any]]:
     for step in range(steps):
-        yield from plan.micro_batches(step)
+        for batch in plan.micro_batches(step):
+            yield plan.source_of(step), batch
 
 
 def _perplexity(loss: float) -> float:

@@ -11,16 +11,19 @@ from typing import Any
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a flat `content` as JSON and rename it into place."""
+    """Write `content`, numbers and words or mappings of them, as JSON and rename it into place."""
     replace_text(path, json.dumps(storable(content), indent=2, allow_nan=False) + "\n")
 
 
 def storable(content: Mapping[str, Any]) -> dict[str, Any]:
     """`content` with None in the place of NaN and infinities, which JSON does not know."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in content.items()
-    }
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return storable(value)
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {name: plain(value) for name, value in content.items()}
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -33,7 +33,7 @@ from erniekit.training.evaluation import EvaluationResult, evaluate
 from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import trainable_parameters
 from erniekit.training.output_folder import Start, remove_superseded
-from erniekit.training.plan import Plan
+from erniekit.training.plan import EvaluationPlan, Plan
 from erniekit.training.run_identity import RunIdentity, check_identity
 from erniekit.training.schedules import Schedule, dropout_scale, learning_rate
 from erniekit.training.settings import TrainingSettings, due
@@ -91,7 +91,7 @@ class Trainer:
     identity: RunIdentity
     resolved_config: Mapping[str, Any]
     write_model: Callable[[Path], None]  # puts model and tokenizer files into a folder
-    evaluation_plan: Plan | None = None
+    evaluation_plan: EvaluationPlan | None = None
     evaluation_objective: Objective | None = None  # default: `objective`
     callbacks: Sequence[object] = ()
     read: ReadSteps | None = None  # default: plan.micro_batches, when its step comes
@@ -143,7 +143,7 @@ class Trainer:
         )
         self.last_evaluation = result
         place = {"step": self.state.step, "epoch": round(self.state.epoch, 4)}
-        notify(self.callbacks, "on_evaluate", place | result.record())
+        notify(self.callbacks, "on_evaluate", place | result.results())
         return result
 
     def _begin(self, start: Start) -> None:

@@ -51,6 +51,9 @@ class FakePlan:
     def epoch_of(self, step: int) -> float:
         return step / self.steps_in_epoch(0)
 
+    def source_of(self, step: int) -> str:
+        return "held out"
+
     def micro_batches(self, step: int) -> list[FakeBatch]:
         epoch, place = divmod(step, self.steps_in_epoch(0))
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.sequences))

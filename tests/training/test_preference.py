@@ -152,6 +152,9 @@ class Plan:
     def micro_batches(self, step):
         return [self.batches[step]]
 
+    def source_of(self, step):
+        return "pairs"
+
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_evaluation_does_not_depend_on_the_batches(name):

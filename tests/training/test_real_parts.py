@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from erniekit.data.dataset import Dataset, open_dataset
+from erniekit.data.evaluation_plan import EvaluationPlan
 from erniekit.data.plan import StepPlan
 from erniekit.data.sources import Source
 from erniekit.data.template import chat_template
@@ -141,7 +142,9 @@ def make_trainer(output_dir: Path, dataset: Dataset, weights: Path | None, *call
         identity=identity(data_fingerprint=dataset.fingerprint),
         resolved_config={},
         write_model=lambda folder: save_model_folder(model, folder, []),
-        evaluation_plan=make_plan(dataset, packing=True, batch_size=3, accumulation=1),
+        evaluation_plan=EvaluationPlan(
+            dataset, max_seq_len=SEQUENCE, packing=True, greedy=True, window=1000, batch_size=3
+        ),
         callbacks=callbacks,
         say=lambda line: None,
     )

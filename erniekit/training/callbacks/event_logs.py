@@ -30,7 +30,8 @@ class EventLog:
         self._write("train", record)
 
     def on_evaluate(self, record: Mapping[str, Any]) -> None:
-        self._write("eval", {name.removeprefix("eval_"): value for name, value in record.items()})
+        figures = {name.removeprefix("eval_"): value for name, value in record.items() if name != "eval_sources"}
+        self._write("eval", figures)
 
     def close(self) -> None:
         self._writer.close()

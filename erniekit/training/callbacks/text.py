@@ -16,7 +16,9 @@ _SHOWN = {
     "eval_perplexity": ("perplexity", "{:.4g}"),
     "eval_token_accuracy": ("accuracy", "{:.1%}"),
 }
-_NOT_SHOWN = {"step", "epoch", "eval_batches", "eval_batches_available", "eval_units", "eval_seconds"}
+_NOT_SHOWN = {
+    "step", "epoch", "eval_batches", "eval_batches_available", "eval_units", "eval_seconds", "eval_sources",
+}  # fmt: skip
 
 
 def figures(record: Mapping[str, Any]) -> str:

@@ -1,0 +1,57 @@
+"""Every held-out sample once, file by file, so that each file has figures of its own."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+from erniekit.data.batches import Batch
+from erniekit.data.dataset import Dataset
+from erniekit.data.plan import StepPlan
+
+
+class EvaluationPlan:
+    """The plans of the files, one after another; no row holds samples of two files. A step is one micro-batch.
+
+    Attributes:
+        dataset: of all files.
+        sources: their names, in order; files without samples are left out.
+    """
+
+    def __init__(self, dataset: Dataset, **options: Any) -> None:
+        """`options` are those of StepPlan that say how samples share rows and batches."""
+        self.dataset = dataset
+        numbers = [number for number in range(len(dataset.sources)) if (dataset.source_of == number).any()]
+        self.sources = _names([str(dataset.sources[number].path) for number in numbers])
+        self._plans = [StepPlan(dataset, **options, accumulation=1, shuffle=False, source=number) for number in numbers]
+        self._first = [0]
+        for plan in self._plans:
+            self._first.append(self._first[-1] + plan.steps_in_epoch(0))
+
+    def steps_in_epoch(self, epoch: int) -> int:
+        del epoch
+        return self._first[-1]
+
+    def epoch_of(self, step: int) -> float:
+        return step / self._first[-1]
+
+    def micro_batches(self, step: int) -> list[Batch]:
+        place = self._place(step)
+        return self._plans[place].micro_batches(step - self._first[place])
+
+    def source_of(self, step: int) -> str:
+        """The file that a step reads."""
+        return self.sources[self._place(step)]
+
+    def _place(self, step: int) -> int:
+        return bisect_right(self._first, step) - 1
+
+
+def _names(paths: Sequence[str]) -> tuple[str, ...]:
+    """The paths; one that is given again has its number."""
+    names: list[str] = []
+    for path in paths:
+        count = sum(name == path or name.startswith(f"{path} (") for name in names)
+        names.append(f"{path} ({count + 1})" if count else path)
+    return tuple(names)
