@@ -19,7 +19,16 @@ import numpy as np
 
 from erniekit.data.conversation import ASSISTANT, Conversation, Preference
 from erniekit.data.record_values import MalformedError
-from erniekit.data.template import IGNORED, PairPlace, Sample, Segment, Template, after_last_target, join
+from erniekit.data.template import (
+    IGNORED,
+    PairPlace,
+    Sample,
+    Segment,
+    Template,
+    TemplateRefusedError,
+    after_last_target,
+    join,
+)
 from erniekit.data.tokenizer import Tokenizer
 
 
@@ -43,13 +52,18 @@ class RenderedPair(NamedTuple):
 
 
 def render_pair(template: Template, preference: Preference) -> RenderedPair:
-    """The text of a pair, rendered as the two dialogues that it stands for."""
+    """The text of a pair, rendered as the two dialogues that it stands for.
+
+    Raises:
+        TemplateRefusedError: the template refuses one of them, or does not begin both in the same way.
+    """
     shared = 1 + 2 * sum(turn.role == ASSISTANT for turn in preference.prompt.turns)
     chosen, rejected = (
         template.render(Conversation(preference.prompt.turns + answer, preference.prompt.system))
         for answer in (preference.chosen, preference.rejected)
     )
-    assert chosen[:shared] == rejected[:shared], "a template rendered one prompt in two ways"
+    if chosen[:shared] != rejected[:shared]:  # with another time in it, for example
+        raise TemplateRefusedError("chat_template: it renders the same prompt in two ways, one before each answer")
     return RenderedPair(chosen[:shared], chosen[shared:], rejected[shared:])
 
 

@@ -17,11 +17,12 @@ from erniekit.data.dataset import open_dataset
 from erniekit.data.pairs import Answer, encode_pair, join_pair
 from erniekit.data.plan import StepPlan
 from erniekit.data.preview import READ, REJECTED, RESET, TRAINED, render_batch
-from erniekit.data.template import IGNORED, chat_template, encode_sample
+from erniekit.data.template import IGNORED, chat_template, encode_prompt, encode_sample
 from erniekit.data.tokenizer import load_tokenizer
 from erniekit.errors import DataError
 
-from .conftest import write_tokenizer
+from .conftest import CONTROL_TOKENS, write_tokenizer
+from .test_jinja_template import TEMPLATES
 
 PAD = 0
 
@@ -118,23 +119,39 @@ def preference(prompt=("q",), chosen=("good",), rejected=("bad",), system=""):
     return Preference(Conversation(turns(prompt, USER), system), turns(chosen, ASSISTANT), turns(rejected, ASSISTANT))
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        preference(),
-        preference(("How many?", "six apples", "And when?"), ("On Friday.",), ("No.",), "Be brief."),
-        preference(("q",), ("one", "go on", "two"), ("three",)),
-        # an answer whose last turns are only read ends with the last that is trained
-        replace(
-            preference(chosen=("one", "go on", "two")),
-            chosen=(Turn(ASSISTANT, "one", True), Turn(USER, "go on"), Turn(ASSISTANT, "two")),
-        ),
-    ],
-)
-def test_branches_are_the_tokens_of_the_dialogues(tokenizer, template, record):
+RECORDS = [
+    preference(),
+    preference(("How many?", "six apples", "And when?"), ("On Friday.",), ("No.",), "Be brief."),
+    preference(("q",), ("one", "go on", "two"), ("three",)),
+    # an answer whose last turns are only read ends with the last that is trained
+    replace(
+        preference(chosen=("one", "go on", "two")),
+        chosen=(Turn(ASSISTANT, "one", True), Turn(USER, "go on"), Turn(ASSISTANT, "two")),
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=["ernie", *TEMPLATES])
+def own_template(request, tmp_path_factory):
+    """A tokenizer and its template: ERNIE-4.5's, or a jinja one."""
+    folder = write_tokenizer(
+        tmp_path_factory.mktemp("tokenizer"), (*CONTROL_TOKENS, "<|im_start|>", "<|im_end|>", "<|eot|>")
+    )
+    if request.param != "ernie":
+        (folder / "chat_template.jinja").write_text(TEMPLATES[request.param])
+    tokenizer = load_tokenizer(folder)
+    return tokenizer, chat_template(tokenizer)
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_branches_are_the_tokens_of_the_dialogues(own_template, record):
     """What is read and predicted along a branch is what supervised training has of the same dialogue."""
+    tokenizer, template = own_template
     sample = encode_pair(template, tokenizer, record)
     chosen_start, rejected_start, _ = sample.pair
+    dialogue = Conversation(record.prompt.turns, record.prompt.system)
+    assert sample.input_ids[: chosen_start + 1].tolist() == encode_prompt(template, tokenizer, dialogue)
+    assert sample.input_ids[rejected_start] == sample.input_ids[chosen_start]
     for turns, branch in (
         (record.chosen, slice(chosen_start, rejected_start)),
         (record.rejected, slice(rejected_start, None)),
@@ -269,6 +286,22 @@ def test_answers_that_tokenise_alike_are_problems(write_tokenizer_with, make_sou
     source = make_source([RECORD, {**RECORD, "response": [["Ten"], ["ten"]]}], "erniekit preferences")
     with pytest.raises(DataError, match=r"data.jsonl:2: rejected: expected another answer than chosen"):
         open_dataset([source], lowering, chat_template(lowering), max_seq_len=512, cache_dir=tmp_path / "cache")
+
+
+def test_a_template_that_begins_the_dialogues_of_a_pair_in_two_ways_is_told(tokenizer, template, make_source, tmp_path):
+    class Clock:
+        """As one that writes the time of rendering."""
+
+        stop_token_ids, end_of_turn_target, fingerprint = template.stop_token_ids, None, "clock"
+        seconds = 0
+
+        def render(self, conversation):
+            self.seconds += conversation.turns[0].content == "now"
+            return template.render(replace(conversation, system=f"{self.seconds} s"))
+
+    source = make_source([{**RECORD, "src": "q"}, {**RECORD, "src": "now"}], "erniekit preferences")
+    with pytest.raises(DataError, match=r"data.jsonl:2: record: .* in two ways"):
+        open_dataset([source], tokenizer, Clock(), max_seq_len=512, cache_dir=tmp_path / "cache")
 
 
 def test_a_short_prompt_does_not_hide_a_long_answer(open_pairs):
