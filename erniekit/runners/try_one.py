@@ -118,7 +118,9 @@ def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None
     Raises:
         DataError: a record before it is malformed, or none fits.
     """
-    limit = config.training.max_seq_len
+    limits = f"max_seq_len {config.training.max_seq_len:,}"
+    if config.basic.stage == "DPO":
+        limits += f" or max_prompt_len {config.dpo.max_prompt_len:,}"
     settings = Settings(tokenizer, template, **sample_limits(config))
     skipped = 0
     for source in training_sources(config):
@@ -129,13 +131,13 @@ def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None
             problems.raise_if_any()
             if samples:
                 if skipped + counts.dropped:
-                    say(f"skipped {skipped + counts.dropped:,} records before it, longer than max_seq_len {limit:,}")
+                    say(f"skipped {skipped + counts.dropped:,} records before it, longer than {limits}")
                 return f"{source.path}:{lines[0]}", samples[0]
         problems.raise_if_any()
         skipped += counts.dropped
     if not skipped:
         raise DataError("train_dataset_path: no file is set, so there is no sample to try")
-    raise DataError(f"train_dataset_path: none of {skipped:,} records fits max_seq_len {limit:,}; raise max_seq_len")
+    raise DataError(f"train_dataset_path: none of {skipped:,} records fits {limits}; raise it, or give shorter ones")
 
 
 def _not_finite_hint(finished_steps: int, random_weights: bool) -> str:
