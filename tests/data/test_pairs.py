@@ -16,6 +16,7 @@ from erniekit.data.conversation import ASSISTANT, USER, Conversation, Preference
 from erniekit.data.dataset import open_dataset
 from erniekit.data.pairs import Answer, encode_pair, join_pair
 from erniekit.data.plan import StepPlan
+from erniekit.data.prefetch import prefetch
 from erniekit.data.preview import READ, REJECTED, RESET, TRAINED, render_batch
 from erniekit.data.template import IGNORED, chat_template, encode_prompt, encode_sample
 from erniekit.data.tokenizer import load_tokenizer
@@ -370,6 +371,36 @@ def test_a_plan_packs_pairs_whole_and_every_pair_once(open_pairs):
                 assert batch.pairs.count == sum(len(row) for row in batch.samples)
                 counts += [sample for row in batch.samples for sample in row]
     assert sorted(counts) == list(range(40))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"packing": True, "greedy": True},
+        {"packing": True, "greedy": False},
+        {"packing": False, "greedy": False},
+        {"packing": False, "greedy": False, "batch_tokens": 300},
+    ],
+)
+def test_every_pair_comes_once_an_epoch_however_rows_are_made(open_pairs, options):
+    records = [{**RECORD, "src": [f"Count {number}{' words' * (number % 7)}"]} for number in range(30)]
+    dataset = open_pairs(records)
+    plan = StepPlan(dataset, max_seq_len=128, window=10, batch_size=3, accumulation=2, **options)
+    found = []
+    for batches in prefetch(plan, 0, 2, plan.steps_in_epoch(0)):
+        for batch in batches:
+            order = [sample for row in batch.samples for sample in row]
+            assert batch.pairs.count == len(order)
+            found += order
+            # the labels of answer 2 p are those of the chosen answer of the p-th sample of the batch
+            for number, index in enumerate(order):
+                sample = dataset.sample(index)
+                chosen, rejected, _ = sample.pair
+                answers = (sample.labels[chosen:rejected], sample.labels[rejected:])
+                for side, labels in enumerate(answers):
+                    placed = batch.labels[batch.pairs.answers == 2 * number + side]
+                    np.testing.assert_array_equal(placed, labels[labels != IGNORED])
+    assert sorted(found) == list(range(30))
 
 
 @pytest.fixture
