@@ -16,8 +16,10 @@ from erniekit.errors import UserError
 VERBS = {
     "train": "train a model as a configuration file says",
     "dpo": "train a model on pairs of a preferred and a rejected answer",
+    "eval": "measure how good a trained model is on held-out data",
     "validate": "check configuration files and show what they come to, without running anything",
     "preview": "show the first samples as the model will see them",
+    "pack": "tokenise and pack training data once, to be replayed by training",
     "chat": "talk to a model",
     "generate": "answer prompts with a model",
     "export": "write a trained model as a folder that others can load",

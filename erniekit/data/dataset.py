@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from erniekit.data.fields import UnusedField, UnusedFields
+from erniekit.data.packed import Maker, Packed, open_packed
 from erniekit.data.preference_records import PREFERENCE_KINDS
 from erniekit.data.problems import ProblemList, RecordProblem
 from erniekit.data.report import DatasetReport, SourceReport, length_percentiles
 from erniekit.data.sources import Source, check_probabilities
 from erniekit.data.template import IGNORED, Sample, Template
-from erniekit.data.token_cache import FORMAT_VERSION, Facts, TokenArrays, TokenWriter, open_or_build
+from erniekit.data.token_cache import FORMAT_VERSION, MANIFEST, Facts, TokenArrays, TokenWriter, open_or_build
 from erniekit.data.tokenise import Counts, Settings, tokenise
 from erniekit.data.tokenizer import Tokenizer
 from erniekit.errors import DataError
@@ -36,6 +37,7 @@ class Dataset:
         source_of: int16[n], index into `sources`.
         pad_id: what rows are filled up with.
         pairs: whether the samples are a prompt with two answers each.
+        packed: the rows, where the samples come from a pre-packed folder.
         report: counts of every source.
         fingerprint: changes with the content of any file, the tokenizer, the template, and the probabilities.
     """
@@ -48,10 +50,12 @@ class Dataset:
         pad_id: int,
         fingerprint: str,
         pairs: bool = False,
+        packed: Packed | None = None,
     ) -> None:
         self.sources = tuple(sources)
         self.pad_id = pad_id
         self.pairs = pairs
+        self.packed = packed
         self.fingerprint = fingerprint
         self._arrays = tuple(arrays)
         counts = [len(part.lines) for part in arrays]
@@ -73,8 +77,16 @@ class Dataset:
 
     def location(self, index: int) -> str:
         """Where a sample comes from, as "file.jsonl:17"."""
+        if self.packed is not None:
+            path = self.packed.files[self.packed.file_of[index]]
+        else:
+            path = str(self.sources[self.source_of[index]].path)
+        return f"{path}:{self.line(index)}"
+
+    def line(self, index: int) -> int:
+        """The line on which the record of a sample begins."""
         part, own = self._place(index)
-        return f"{self.sources[self.source_of[index]].path}:{part.lines[own]}"
+        return int(part.lines[own])
 
     @cached_property
     def report(self) -> DatasetReport:
@@ -163,6 +175,18 @@ def open_dataset(
                 f"raise {limit.split()[0]}, or remove the file"
             )
     return dataset
+
+
+def open_packed_dataset(folder: Path, maker: Maker, *, max_seq_len: int, pad_id: int) -> Dataset:
+    """The dataset of a folder that `erniekit pack` wrote.
+
+    Raises:
+        DataError: see packed.open_packed.
+    """
+    arrays, packed = open_packed(folder, maker, max_seq_len)
+    fingerprint = hashlib.blake2b((folder / MANIFEST).read_bytes(), digest_size=8).hexdigest()
+    source = Source(folder, "packed")
+    return Dataset([source], [arrays], pad_id=pad_id, fingerprint=fingerprint, pairs=maker.pairs, packed=packed)
 
 
 class _SourceRejectedError(Exception):

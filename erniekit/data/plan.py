@@ -43,6 +43,8 @@ class StepPlan:
     How many packs an epoch has depends on its order where samples are both shuffled and packed (or grouped); such
     epochs are packed to be counted. Otherwise all epochs have as many, and without shuffling they are one and the same.
 
+    With `packs`, every epoch consists of these, in this order.
+
     With `source`, the samples of that one of the dataset's sources alone (see evaluation_plan).
 
     Changing any of this means raising plan_version.PLAN_VERSION.
@@ -71,6 +73,7 @@ class StepPlan:
         longest: int | None = None,
         sorted_first: bool = False,
         source: int | None = None,
+        packs: Packs | None = None,
     ) -> None:
         assert not (packing and batch_tokens), "samples are packed or grouped"
         self.dataset = dataset
@@ -83,7 +86,7 @@ class StepPlan:
         self.packs_per_step = self._batch_size * accumulation * data_world
         self._seed, self._shuffle = seed, shuffle
         self._strategy, self._num_samples, self._repeat = strategy, num_samples_each_epoch, repeat_samples
-        self._sorted_first, self._source = sorted_first, source
+        self._sorted_first, self._source, self._given = sorted_first, source, packs
         self._same_count = not ((packing or batch_tokens) and (shuffle or sorted_first))
         self._epochs: OrderedDict[int, Packs] = OrderedDict()
         self._first_steps = [0]  # of each epoch that had to be counted
@@ -162,16 +165,14 @@ class StepPlan:
             greedy = self._greedy and not self._sorted_first
             method = "one sample each" if not self._packing else "greedy" if greedy else "in order"
             filled = f"{tokens / (len(packs) * self.max_seq_len):.1%} full"
+        method = "as they were packed" if self._given is not None else method
         method += ", short ones first" if self._sorted_first else ""
         too_short, too_long = self.left_out
-        lines = [
-            f"left out: {too_short:,} samples shorter than {self._shortest:,}, {too_long:,} longer than {self._longest:,}"
-            if self._longest is not None
-            else f"left out: {too_short:,} samples shorter than {self._shortest:,}"
-        ]
+        left_out = f"left out: {too_short:,} samples shorter than {self._shortest:,}"
+        left_out += f", {too_long:,} longer than {self._longest:,}" if self._longest is not None else ""
         return "\n".join(
             [
-                *(lines if too_short or too_long else []),
+                *([left_out] if too_short or too_long else []),
                 f"epoch 0: {len(packs.members):,} samples, {tokens:,} tokens in {len(packs):,} {unit} of at most "
                 f"{limit} ({method}), {filled}",
                 f"steps: {self.packs_per_step:,} {unit} each, {self.steps_in_epoch(0):,} an epoch, {total:,} in total",
@@ -217,6 +218,8 @@ class StepPlan:
         return len(self._build(epoch))
 
     def _build(self, epoch: int) -> Packs:
+        if self._given is not None:
+            return self._given
         order = epoch_order(
             self.dataset.source_of, self.dataset.probabilities, self._strategy,
             seed=self._seed, epoch=epoch, shuffle=self._shuffle, num_samples=self._num_samples,

@@ -151,6 +151,11 @@ def open_or_build(folder: Path, build: Callable[[TokenWriter], Facts]) -> TokenA
     return arrays
 
 
+def open_arrays(folder: Path) -> TokenArrays | None:
+    """The arrays of a folder that a TokenWriter finished; None where it is absent, incomplete or damaged."""
+    return _open_valid(folder)
+
+
 def _put_in_place(aside: Path, folder: Path) -> None:
     """Rename `aside` to `folder`; a damaged folder in the way is removed, a valid one (another process's) is kept."""
     for _ in range(_RENAME_ATTEMPTS):

@@ -14,11 +14,11 @@ FORMATS = (
 )
 
 
-def source_kinds() -> dict[str, Any]:
-    """The declaration of a list of data formats."""
+def source_kinds(*more: str) -> dict[str, Any]:
+    """The declaration of a list of data formats, with `more` of them."""
     return {
         "kind": TEXTS,
-        "choices": ("erniekit", "alpaca", "messages", "text"),
+        "choices": ("erniekit", "alpaca", "messages", "text", *more),
         "spellings": {"chatml": "messages", "openai": "messages"},
         "example": "erniekit,alpaca",
     }
@@ -42,6 +42,8 @@ def agree_on_sources(draft: Draft, split: str) -> None:
 
 def _fit_stage(draft: Draft, name: str) -> None:
     kinds = draft[name]
+    if "packed" in kinds:  # the folder itself says what it holds
+        return
     if draft["stage"] == "PT":
         plain = tuple("text" if kind == "erniekit" else kind for kind in kinds)
         draft.change(name, plain, "stage PT reads plain text")

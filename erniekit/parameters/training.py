@@ -39,8 +39,9 @@ class TrainingParameters:
     )
     train_dataset_type: tuple[str, ...] = parameter(
         ("erniekit",),
-        f"The format of each training file; one word may serve all. {FORMATS}",
-        **source_kinds(),
+        f"The format of each training file; one word may serve all. {FORMATS} `packed` is a folder that `erniekit "
+        "pack` wrote, and is then the only one; its rows are replayed in their order.",
+        **source_kinds("packed"),
         verbs=DATA_VERBS,
     )
     train_dataset_prob: tuple[float, ...] = parameter(
@@ -231,6 +232,24 @@ def training_sources_agree(draft: Draft) -> None:
     agree_on_sources(draft, "train")
 
 
+@rule("train_dataset_type", "train_dataset_path", "random_shuffle", "batch_tokens", "mix_strategy", "curriculum")
+def packed_data_is_replayed(draft: Draft) -> None:
+    """A folder of `train_dataset_type: packed` is the only training data, and is neither shuffled nor mixed."""
+    if "packed" not in draft["train_dataset_type"]:
+        return
+    if len(draft["train_dataset_path"]) > 1:
+        what = f"{len(draft['train_dataset_path'])} files beside a packed folder"
+        draft.problem("train_dataset_path", what, "pack them together with `erniekit pack`, and give that folder alone")
+    if draft.is_set("random_shuffle") and draft["random_shuffle"]:
+        what = "packed data is replayed in its order, and `train_dataset_type` is packed"
+        draft.problem("random_shuffle", what, "remove it, or train on the files it was packed from")
+    else:
+        draft.set_silently("random_shuffle", False)
+    for name in ("mix_strategy", "num_samples_each_epoch", "curriculum"):
+        if draft.differs(name):
+            draft.no_effect(name, "because train_dataset_type is packed: `erniekit pack` has decided it")
+
+
 @rule("max_steps")
 def max_steps_not_zero(draft: Draft) -> None:
     """`max_steps` is positive, or -1 for no limit."""
@@ -300,6 +319,7 @@ SECTION = section(
     rules=(
         training_needs_data,
         training_sources_agree,
+        packed_data_is_replayed,
         max_steps_not_zero,
         schedule_fits_the_run,
         warmup_ends_within_the_run,

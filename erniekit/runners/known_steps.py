@@ -53,6 +53,7 @@ def known_steps(config: Config) -> int | None:
 
 def _path(config: Config) -> Path:
     files = [Path(path).expanduser() for path in config.training.train_dataset_path]
+    files = [path / "manifest.json" if path.is_dir() else path for path in files]  # of a packed folder
     model = local_model_folder(config)
     files += [model / name for name in TOKENIZER_FILES] if model is not None else []
     stamps = [(str(path.resolve()), *_stamp(path)) for path in files]

@@ -26,6 +26,7 @@ from erniekit.runners.wiring import (
     read_model_config,
     sample_limits,
     select_device,
+    training_dataset,
     training_sources,
 )
 from erniekit.training.objectives import Objective
@@ -122,6 +123,9 @@ def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None
     if config.basic.stage == "DPO":
         limits += f" or max_prompt_len {config.dpo.max_prompt_len:,}"
     settings = Settings(tokenizer, template, **sample_limits(config))
+    if "packed" in config.training.train_dataset_type:
+        dataset = training_dataset(config, tokenizer, template)
+        return dataset.location(0), dataset.sample(0)
     skipped = 0
     for source in training_sources(config):
         if source.probability == 0:

@@ -7,8 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from erniekit.data.dataset import Dataset, open_dataset
+from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
 from erniekit.data.evaluation_plan import EvaluationPlan
+from erniekit.data.packed import Maker
 from erniekit.data.plan import StepPlan
 from erniekit.data.preference_records import preference_kind
 from erniekit.data.sources import Source
@@ -101,7 +102,19 @@ def _sources(
 
 def training_dataset(config: Config, tokenizer: Tokenizer, template: Template | None) -> Dataset:
     """The tokenised training data."""
+    if "packed" in config.training.train_dataset_type:
+        return open_packed_dataset(
+            Path(config.training.train_dataset_path[0]).expanduser(),
+            packed_maker(config, tokenizer, template),
+            max_seq_len=config.training.max_seq_len,
+            pad_id=tokenizer.pad_id,
+        )
     return _dataset(config, tokenizer, template, training_sources(config))
+
+
+def packed_maker(config: Config, tokenizer: Tokenizer, template: Template | None) -> Maker:
+    """What a pre-packed folder must have been made with, or is made with."""
+    return Maker(tokenizer.fingerprint, template.fingerprint if template else None, config.basic.stage == "DPO")
 
 
 def evaluation_dataset(config: Config, tokenizer: Tokenizer, template: Template | None) -> Dataset:
@@ -131,6 +144,19 @@ def sample_limits(config: Config) -> dict[str, Any]:
 
 def training_plan(config: Config, dataset: Dataset) -> StepPlan:
     """Which samples make which optimizer step."""
+    if dataset.packed is not None:
+        return StepPlan(
+            dataset,
+            max_seq_len=config.training.max_seq_len,
+            packing=False,
+            greedy=False,
+            window=1,
+            batch_size=config.training.per_device_train_batch_size,
+            accumulation=config.training.gradient_accumulation_steps,
+            shuffle=False,
+            packs=dataset.packed.packs,
+            batch_tokens=dataset.packed.batch_tokens,
+        )
     return StepPlan(
         dataset,
         max_seq_len=config.training.max_seq_len,

@@ -1,0 +1,27 @@
+"""`erniekit pack CONFIG --output DIR`: tokenise and pack the training data once, to be replayed by training."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from erniekit.cli.overrides import parse_with_overrides
+from erniekit.parameters import Config
+
+
+def run(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="erniekit pack",
+        description="Write the training data of a configuration as a folder of tokens, in the rows and in the order in "
+        "which its first epoch takes them. Training replays the folder with train_dataset_type: packed.",
+        epilog="Example: erniekit pack examples/configs/quickstart/sft.yaml --output data/sft-packed",
+    )
+    parser.add_argument("config", type=Path, help="YAML or JSON file of parameters")
+    parser.add_argument("overrides", nargs="*", metavar="name=value", help="parameters that override the file")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write; new or empty")
+    options = parse_with_overrides(parser, arguments)
+    config = Config.load(options.config, options.overrides, verb="preview")
+    from erniekit.runners.pack import pack_data
+
+    pack_data(config, options.output.expanduser())
+    return 0

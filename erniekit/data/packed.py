@@ -1,0 +1,195 @@
+"""A pre-packed folder: the samples of an epoch in training order, which of them share a row, and what made them.
+
+`erniekit pack` writes it once; training replays it in order. Written aside and renamed, so it is there whole or not at
+all. Arrays are those of the token cache, and two more: the rows, and the file that each sample comes from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from erniekit.data.packing import Packs
+from erniekit.data.template import IGNORED
+from erniekit.data.token_cache import MANIFEST, TokenArrays, TokenWriter, open_arrays
+from erniekit.errors import DataError
+
+if TYPE_CHECKING:
+    from erniekit.data.dataset import Dataset
+
+PACKED_VERSION = 1
+ROWS, FILES = "rows.bin", "files.bin"
+BLOCK_SAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Maker:
+    """What a folder's tokens depend on, and a run that replays it has to have as well.
+
+    Attributes:
+        tokenizer, template: fingerprints; the template's is None where plain texts are read.
+        pairs: whether the samples are pairs (stage DPO).
+    """
+
+    tokenizer: str
+    template: str | None
+    pairs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What a dataset knows of its rows when it was read from a pre-packed folder.
+
+    Attributes:
+        packs: the rows (with batch_tokens the micro-batches) in training order, as dataset indices.
+        batch_tokens: of the micro-batches, where samples were grouped by length instead of packed; else 0.
+        files: the names of the data files.
+        file_of: int16[n], the file that each sample was read from.
+    """
+
+    packs: Packs
+    batch_tokens: int
+    files: tuple[str, ...]
+    file_of: np.ndarray
+
+
+def write_packed(target: Path, dataset: Dataset, packs: Packs, maker: Maker, *, batch_tokens: int = 0) -> None:
+    """Write the rows of an epoch, one after another, to the folder `target`.
+
+    Raises:
+        DataError: `target` is a file or a folder that holds something, or cannot be written.
+    """
+    refuse_occupied(target)
+    aside = target.parent / f".{target.name}.{os.getpid()}"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        _write(aside, dataset, packs, maker, batch_tokens)
+        os.rename(aside, target)
+    except OSError as error:
+        raise DataError(
+            f"--output {target}: cannot be written: {error.strerror or error}\n"
+            "  Make its parent folder writable, free some space, or name another folder."
+        ) from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def refuse_occupied(target: Path) -> None:
+    """Raise DataError where `target` is a file, or a folder that is not empty."""
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise DataError(f"--output {target}: is there already\n  Remove it, or name another folder.")
+
+
+def _write(folder: Path, dataset: Dataset, packs: Packs, maker: Maker, batch_tokens: int) -> None:
+    files = {
+        ROWS: packs.starts.astype("<i8").tobytes(),
+        FILES: dataset.source_of[packs.members].astype("<i2").tobytes(),
+    }
+    for name, data in files.items():
+        with open(folder / name, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    writer = TokenWriter(folder)
+    targets = 0
+    try:
+        for start in range(0, len(packs.members), BLOCK_SAMPLES):
+            members = [int(index) for index in packs.members[start : start + BLOCK_SAMPLES]]
+            samples = [dataset.sample(index) for index in members]
+            targets += sum(int(np.count_nonzero(sample.labels != IGNORED)) for sample in samples)
+            writer.append(samples, [dataset.line(index) for index in members])
+        counts = {"read": len(packs.members), "dropped": 0, "long_prompts": 0, "truncated": 0, "split": 0}
+        writer.finish(
+            {
+                "packed": PACKED_VERSION,
+                "maker": asdict(maker),
+                "batch_tokens": batch_tokens,
+                "files": [str(source.path) for source in dataset.sources],
+                "crc32": {name: zlib.crc32(data) for name, data in files.items()},
+                "counts": {**counts, "targets": targets},
+                "unused_fields": [],
+            }
+        )
+    finally:
+        writer.close()
+
+
+def open_packed(folder: Path, maker: Maker, max_seq_len: int) -> tuple[TokenArrays, Packed]:
+    """The samples and rows of a folder.
+
+    Raises:
+        DataError: it is no complete folder of `erniekit pack`, or was made with another tokenizer, template or stage,
+            or has rows longer than `max_seq_len`.
+    """
+    facts = _facts(folder)
+    arrays = open_arrays(folder)
+    if arrays is None:
+        raise DataError(f"{folder}: files are missing or damaged\n  Write the folder anew with `erniekit pack`.")
+    rows, file_of = (_checked(folder / name, facts["crc32"].get(name), kind) for name, kind in _EXTRA.items())
+    if not len(rows) or rows[-1] != len(file_of) or len(file_of) != len(arrays.lines):
+        raise DataError(f"{folder}: its files do not fit together\n  Write the folder anew with `erniekit pack`.")
+    _refuse_other_maker(folder, facts["maker"], asdict(maker))
+    packed = Packed(
+        Packs(np.arange(len(file_of)), rows), int(facts["batch_tokens"]), tuple(map(str, facts["files"])), file_of
+    )
+    if not packed.batch_tokens:
+        longest = int(np.diff(arrays.offsets[rows]).max())
+    else:
+        longest = int(np.diff(arrays.offsets).max())
+    if longest > max_seq_len:
+        raise DataError(
+            f"{folder}: has rows of {longest:,} tokens, more than max_seq_len {max_seq_len:,}\n"
+            f"  Write max_seq_len: {longest} or more, or pack the data anew."
+        )
+    return arrays, packed
+
+
+_EXTRA = {ROWS: "<i8", FILES: "<i2"}
+_KEYS = ("maker", "batch_tokens", "files", "crc32", "counts", "unused_fields")
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["facts"]
+        version = facts["packed"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DataError(
+            f"{folder}: is no folder that `erniekit pack` wrote (train_dataset_type is packed)\n"
+            "  Write it with `erniekit pack CONFIG --output DIR`, or give the format of the file."
+        ) from None
+    if version != PACKED_VERSION or not all(key in facts for key in _KEYS):
+        raise DataError(f"{folder}: was packed by another version of ERNIEKit\n  Pack the data anew.")
+    return dict(facts)
+
+
+def _checked(path: Path, checksum: int | None, kind: str) -> np.ndarray:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if zlib.crc32(data) != checksum:
+        raise DataError(f"{path}: is damaged\n  Write the folder anew with `erniekit pack`.")
+    return np.frombuffer(data, kind).astype(np.int64 if kind == "<i8" else np.int16)
+
+
+def _refuse_other_maker(folder: Path, stored: dict[str, Any], own: dict[str, Any]) -> None:
+    different = [name for name, value in own.items() if stored.get(name) != value]
+    if not different:
+        return
+    if "pairs" in different:
+        what = "pairs, which stage DPO reads" if stored.get("pairs") else "no pairs, and the stage is DPO"
+        raise DataError(f"{folder}: holds {what}\n  Change `stage`, or pack the data of this stage.")
+    name = {"tokenizer": "tokenizer", "template": "chat template"}[different[0]]
+    raise DataError(
+        f"{folder}: was packed with another {name} than that of model_name_or_path\n"
+        "  Give the model that it was packed for, or pack the data anew with `erniekit pack`."
+    )

@@ -1,0 +1,33 @@
+"""Packing the training data once, so that runs replay it. Needs no Paddle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from erniekit.data.packed import refuse_occupied, write_packed
+from erniekit.errors import ConfigurationError
+from erniekit.parameters import Config
+from erniekit.runners.wiring import Say, open_tokenizer, packed_maker, training_dataset, training_plan
+
+
+def pack_data(config: Config, target: Path, say: Say = print) -> None:
+    """Write the first epoch of a training run to the folder `target`.
+
+    Raises:
+        UserError: the data cannot be used, is packed already, or `target` cannot be written.
+    """
+    for line in config.messages:
+        say(line)
+    if "packed" in config.training.train_dataset_type:
+        raise ConfigurationError("train_dataset_type: the data is packed already; give the files it was made from")
+    refuse_occupied(target)
+    tokenizer, template = open_tokenizer(config)
+    dataset = training_dataset(config, tokenizer, template)
+    plan = training_plan(config, dataset)
+    say(str(dataset.report))
+    say(plan.describe(num_train_epochs=1).splitlines()[0])
+    packs = plan.packs(0)
+    batch_tokens = config.acceleration.batch_tokens
+    write_packed(target, dataset, packs, packed_maker(config, tokenizer, template), batch_tokens=batch_tokens)
+    say(f"wrote {len(packs):,} {'batches' if batch_tokens else 'rows'} to {target}; train on them with")
+    say(f"  train_dataset_path: {target}\n  train_dataset_type: packed")

@@ -1,0 +1,146 @@
+"""`erniekit pack` and runs that replay what it wrote."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from erniekit.cli import main
+from erniekit.errors import ConfigurationError, UserError
+from erniekit.parameters import Config
+from erniekit.runners.pack import pack_data
+from erniekit.runners.preview import preview
+from erniekit.runners.wiring import open_tokenizer, training_dataset, training_plan
+
+Make = Callable[..., Config]
+ROOT = Path(__file__).parents[2]
+WAYS: dict[str, dict[str, Any]] = {
+    "packs": {},
+    "in order": {"greedy_intokens": False, "curriculum": "length"},
+    "one sample a row": {"packing": False},
+    "similar lengths": {"batch_tokens": 256, "max_batch_samples": 4},
+}
+
+
+def replayed(folder: Path) -> dict[str, str]:
+    return {"train_dataset_path": str(folder), "train_dataset_type": "packed"}
+
+
+def steps(config: Config) -> list[Any]:
+    dataset = training_dataset(config, *open_tokenizer(config))
+    plan = training_plan(config, dataset)
+    assert plan.epoch_of(plan.steps_in_epoch(0)) == 1
+    return [
+        (batch, [dataset.location(index) for row in batch.samples for index in row])
+        for step in range(plan.steps_in_epoch(0))
+        for batch in plan.micro_batches(step)
+    ]
+
+
+def assert_equal_batches(first: list[Any], second: list[Any]) -> None:
+    assert len(first) == len(second) > 1
+    for (one, places), (other, other_places) in zip(first, second, strict=True):
+        assert places == other_places
+        for name in ("input_ids", "labels", "position_ids", "startend_row_indices"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        assert (one.pairs is None) == (other.pairs is None)
+        if one.pairs is not None:
+            np.testing.assert_array_equal(one.pairs.answers, other.pairs.answers)
+            np.testing.assert_array_equal(one.pairs.score_differences, other.pairs.score_differences)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_replayed_epoch_has_the_batches_of_the_one_it_was_made_from(
+    make_config: Make, tmp_path: Path, way: dict[str, Any]
+) -> None:
+    original = make_config(**way)
+    pack_data(original, tmp_path / "packed", say=lambda line: None)
+    expected = steps(original)
+    assert_equal_batches(steps(make_config(**replayed(tmp_path / "packed"))), expected)
+
+
+def test_pairs_are_replayed_too(make_config: Make, tmp_path: Path) -> None:
+    pairs = {
+        "stage": "DPO", "train_dataset_path": str(ROOT / "examples/data/preference-train.jsonl"), "max_seq_len": 512
+    }  # fmt: skip
+    original = make_config(**pairs)
+    pack_data(original, tmp_path / "packed", say=lambda line: None)
+    assert_equal_batches(steps(make_config(**{**pairs, **replayed(tmp_path / "packed")})), steps(original))
+    with pytest.raises(UserError, match="holds pairs, which stage DPO reads"):
+        steps(make_config(**replayed(tmp_path / "packed"), max_seq_len=512))
+
+
+def test_a_run_on_packed_data_has_the_losses_of_the_plain_run(
+    train: Callable[..., Any], make_config: Make, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    pack_data(make_config(), tmp_path / "packed", say=lines.append)
+    assert any("train_dataset_type: packed" in line for line in lines)
+    plain = train(max_steps=None, num_train_epochs=1)
+    run = train(**replayed(tmp_path / "packed"), max_steps=None, num_train_epochs=1)
+    assert run.losses == plain.losses
+    assert "as they were packed" in run.said
+    twice = train(**replayed(tmp_path / "packed"), max_steps=None, num_train_epochs=2)
+    assert len(twice.losses) == 2 * len(plain.losses)
+
+
+def test_the_verb_and_the_preview(make_config: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_config().path
+    assert main(["pack", str(path), "--output", str(tmp_path / "packed")]) == 0
+    assert "rows to" in capsys.readouterr().out
+    assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith(".packed")]
+    assert main(["pack", str(path), "--output", str(tmp_path / "packed")]) == 2
+    assert "is there already" in capsys.readouterr().err
+    shown = preview(make_config(**replayed(tmp_path / "packed")))
+    assert "train.jsonl:" in shown and "[[" in shown
+    with pytest.raises(ConfigurationError, match="packed already"):
+        pack_data(make_config(**replayed(tmp_path / "packed")), tmp_path / "again", say=lambda line: None)
+
+
+def test_what_does_not_fit_the_folder_is_refused(make_config: Make, tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "packed"
+    pack_data(make_config(), folder, say=lambda line: None)
+    with pytest.raises(UserError, match=r"rows of \d+ tokens, more than max_seq_len 64"):
+        steps(make_config(**replayed(folder), max_seq_len=64))
+    with pytest.raises(ConfigurationError, match="random_shuffle"):
+        make_config(**replayed(folder), random_shuffle=True)
+    assert make_config(**replayed(folder)).training.random_shuffle is False
+    with pytest.raises(ConfigurationError, match="that folder alone"):
+        make_config(train_dataset_path=[str(folder), str(folder)], train_dataset_type="packed")
+    assert "has no effect" in make_config(**replayed(folder), curriculum="length").messages[-1]
+    with pytest.raises(UserError, match="no folder that `erniekit pack` wrote"):
+        steps(make_config(**replayed(tmp_path)))
+
+    other = tmp_path / "model"
+    shutil.copytree(tiny_model, other)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+    template += "{% if add_generation_prompt %}assistant: {% endif %}"
+    (other / "chat_template.jinja").write_text(template)
+    with pytest.raises(UserError, match="another chat template"):
+        steps(make_config(**replayed(folder), model_name_or_path=str(other)))
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "Lowercase"}
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match="another tokenizer"):
+        steps(make_config(**replayed(folder), model_name_or_path=str(other)))
+
+
+@pytest.mark.parametrize("name", ["input_ids.bin", "labels.bin", "rows.bin", "files.bin", "offsets.bin"])
+@pytest.mark.parametrize("harm", ["flipped", "shorter", "gone"])
+def test_damaged_files_are_refused(make_config: Make, tmp_path: Path, name: str, harm: str) -> None:
+    folder = tmp_path / "packed"
+    pack_data(make_config(), folder, say=lambda line: None)
+    data = bytearray((folder / name).read_bytes())
+    data[0] ^= 1
+    if harm == "gone":
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(data if harm == "flipped" else data[:-4])
+    with pytest.raises(UserError, match=r"damaged|cannot be read"):
+        steps(make_config(**replayed(folder)))
