@@ -29,15 +29,25 @@ class BestSoFar:
         step: of the best evaluation.
         value: of its metric.
         without_progress: evaluations since the metric last improved by more than the threshold.
+        metric: what the value is of.
+        greater: whether a greater value is a better one.
     """
 
     step: int | None = None
     value: float | None = None
     without_progress: int = 0
+    metric: str = "eval_loss"
+    greater: bool = False
+
+    def is_under(self, settings: BestSettings) -> bool:
+        """Whether its value can be compared with those that the settings ask for."""
+        return (self.metric, self.greater) == (settings.metric_for_best_model, settings.greater_is_better)
 
 
 def judge(best: BestSoFar, record: Mapping[str, Any], step: int, settings: BestSettings) -> bool:
     """Take an evaluation into account.
+
+    What was best by another metric, before a run was resumed, is forgotten.
 
     Args:
         record: figures by name.
@@ -54,8 +64,11 @@ def judge(best: BestSoFar, record: Mapping[str, Any], step: int, settings: BestS
             f"metric_for_best_model: {name} is no figure of this evaluation; it has {', '.join(record)}"
         )
     value = float(record[name])
-    sign = 1.0 if settings.greater_is_better else -1.0
-    gain = math.inf if best.value is None else sign * (value - best.value)
+    if not best.is_under(settings):
+        best.step, best.value, best.without_progress = None, None, 0
+        best.metric, best.greater = name, settings.greater_is_better
+    sign = 1.0 if best.greater else -1.0
+    gain = sign * (value - (-sign * math.inf if best.value is None else best.value))  # NaN where the value is
     best.without_progress = 0 if gain > settings.threshold else best.without_progress + 1
     if not gain > 0:  # neither where it is NaN
         return False
@@ -65,4 +78,4 @@ def judge(best: BestSoFar, record: Mapping[str, Any], step: int, settings: BestS
 
 def out_of_patience(best: BestSoFar, settings: BestSettings) -> bool:
     """Whether training should stop."""
-    return 0 < settings.patience <= best.without_progress
+    return best.is_under(settings) and 0 < settings.patience <= best.without_progress

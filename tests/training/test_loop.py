@@ -141,7 +141,8 @@ def test_save_total_limit_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0, 4.0], save_total_limit=2).fit(FRESH)
     assert steps_of(tmp_path) == [2, 5]
     state = json.loads((tmp_path / "checkpoint-5" / "trainer_state.json").read_text())
-    assert state["best"] == {"step": 2, "value": 1.0, "without_progress": 3}
+    expected = {"step": 2, "value": 1.0, "without_progress": 3, "metric": "eval_loss", "greater": False}
+    assert state["best"] == expected
 
 
 def test_the_best_model_is_what_is_left(tmp_path: Path) -> None:
