@@ -43,6 +43,10 @@ class BestSoFar:
         """Whether its value can be compared with those that the settings ask for."""
         return (self.metric, self.greater) == (settings.metric_for_best_model, settings.greater_is_better)
 
+    def record(self) -> dict[str, Any]:
+        """The figures under the names they have in `train_results.json`; none before the first evaluation."""
+        return {} if self.step is None else {"best_step": self.step, f"best_{self.metric}": self.value}
+
 
 def judge(best: BestSoFar, record: Mapping[str, Any], step: int, settings: BestSettings) -> bool:
     """Take an evaluation into account.

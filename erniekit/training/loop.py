@@ -16,7 +16,7 @@ from paddle.nn import Layer
 from paddle.optimizer import AdamW
 
 from erniekit.errors import TrainingError
-from erniekit.training.best_model import judge, out_of_patience
+from erniekit.training.best_model import BestSoFar, judge, out_of_patience
 from erniekit.training.callbacks import notify
 from erniekit.training.checkpoint import (
     TrainerState,
@@ -57,6 +57,7 @@ class TrainResult:
     seconds: float  # in steps, without evaluation and saving
     evaluation: EvaluationResult | None  # the last one
     stopped_by: int | None  # the signal that ended the run early
+    best: BestSoFar = field(default_factory=BestSoFar)
 
     @property
     def exit_code(self) -> int:
@@ -74,6 +75,7 @@ class TrainResult:
             "train_tokens": self.tokens,
             "train_seconds": round(self.seconds, 3),
             "train_tokens_per_second": round(speed, 1),
+            **self.best.record(),
         }
 
 
@@ -271,11 +273,14 @@ class Trainer:
 
     def _save_final_model(self) -> None:
         write, which = self.write_model, ""
-        best = self._best_folder() if self.settings.best.load_best_model_at_end else None
-        if best is not None and self.state.best.step != self.state.step:
-            write = partial(write_model_of, best)
-            metric = self.settings.best.metric_for_best_model
-            which = f" of step {self.state.best.step}, where {metric} was best ({self.state.best.value:.4g}),"
+        best, folder = self.state.best, self._best_folder()
+        if self.settings.best.load_best_model_at_end and best.step is not None and best.step != self.state.step:
+            if folder is None:
+                gone = f"{checkpoint_name(best.step)}, where {best.metric} was best,"
+                self.say(f"{gone} is not in {self.settings.output_dir}: the last model is saved")
+            else:
+                write = partial(write_model_of, folder)
+                which = f" of step {best.step}, where {best.metric} was best ({best.value:.4g}),"
         write_files_into(self.settings.output_dir, write)
         self.say(f"saved the model{which} to {self.settings.output_dir}")
 
@@ -314,4 +319,5 @@ class Trainer:
             seconds=whole.seconds,
             evaluation=self.last_evaluation,
             stopped_by=stopped_by,
+            best=self.state.best,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Generator
 from dataclasses import replace
@@ -165,6 +166,26 @@ def test_the_best_model_is_what_is_left(tmp_path: Path) -> None:
     assert not (tmp_path / "optimizer.safetensors").exists()
     assert problems(tmp_path, hashes=True) == []
     assert "the model of step 2, where eval_loss was best (1)," in said[-1]
+    results = trainer._result(stopped_by=None).record()
+    assert (results["step"], results["best_step"], results["best_eval_loss"]) == (4, 2, 1.0)
+
+
+def test_a_best_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    trainer = judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0], best=BestSettings(load_best_model_at_end=True))
+    trainer.say = said.append
+
+    class Remove:
+        def on_step(self, record: dict) -> None:
+            if record["step"] == 4:
+                shutil.rmtree(tmp_path / "checkpoint-2")
+
+    trainer.callbacks = [Remove()]
+    trainer.fit(FRESH)
+    assert said[-2:] == [
+        f"checkpoint-2, where eval_loss was best, is not in {tmp_path}: the last model is saved",
+        f"saved the model to {tmp_path}",
+    ]
 
 
 def test_training_stops_when_nothing_improves(tmp_path: Path) -> None:
