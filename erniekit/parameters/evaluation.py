@@ -10,6 +10,7 @@ from erniekit.parameters.sources import FORMATS, agree_on_sources, source_kinds
 from erniekit.parameters.values import NUMBERS, TEXTS
 
 OF_TARGETS = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
+OF_ANSWERS = ("eval_exact_match", "eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu")  # with eval_answers
 OF_PAIRS = (
     "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "eval_reward_chosen", "eval_preference_loss",
     "eval_logps_chosen",
@@ -85,12 +86,28 @@ class EvaluationParameters:
         example=-1,
     )
 
+    eval_answers: int = parameter(
+        Derived(
+            "0 in training; 100 for `erniekit eval`",
+            lambda draft: (0, "") if draft["do_train"] else (100, "with do_train false"),
+            0,
+        ),
+        "How many held-out dialogues of each file the model answers, greedily; the answers are scored by exact match, "
+        "ROUGE and BLEU and written to `eval_samples.jsonl` in `output_dir`. They are spread over the file; -1 takes "
+        "all. Answering takes far longer than the loss.",
+        minimum=-1,
+        unit="dialogues",
+        stages=("SFT", "DPO"),
+        needs=when("do_eval"),
+        example=50,
+    )
     metric_for_best_model: str = parameter(
         "eval_loss",
         "The figure of an evaluation that says how good the model is, for `load_best_model_at_end` and early stopping. "
-        f"{', '.join(OF_TARGETS)} for stages SFT and PT, {', '.join(OF_PAIRS)} for DPO; `eval_` may be left out.",
-        choices=tuple(dict.fromkeys((*OF_TARGETS, *OF_PAIRS))),
-        spellings={name.removeprefix("eval_"): name for name in (*OF_TARGETS, *OF_PAIRS)},
+        f"{', '.join(OF_TARGETS)} for stages SFT and PT, {', '.join(OF_PAIRS)} for DPO; with `eval_answers` also "
+        f"{', '.join(OF_ANSWERS)}. `eval_` may be left out.",
+        choices=tuple(dict.fromkeys((*OF_TARGETS, *OF_PAIRS, *OF_ANSWERS))),
+        spellings={name.removeprefix("eval_").lower(): name for name in (*OF_TARGETS, *OF_PAIRS, *OF_ANSWERS)},
         needs=when("do_eval"),
         verbs=("train",),
         example="eval_token_accuracy",
@@ -133,13 +150,20 @@ class EvaluationParameters:
 
 
 def _rises(metric: str) -> bool:
-    return any(word in metric for word in ("accuracy", "margin", "reward_chosen", "logps_chosen"))
+    return any(
+        word in metric for word in ("accuracy", "margin", "reward_chosen", "logps_chosen", "match", "rouge", "bleu")
+    )
 
 
-@rule("metric_for_best_model", "stage", "do_eval")
+@rule("metric_for_best_model", "stage", "do_eval", "eval_answers")
 def the_metric_is_of_the_stage(draft: Draft) -> None:
     """`metric_for_best_model` is a figure that evaluations of the stage have."""
     figures = OF_PAIRS if draft["stage"] == "DPO" else OF_TARGETS
+    if draft["metric_for_best_model"] in OF_ANSWERS:
+        if draft["do_eval"] and (draft["stage"] == "PT" or not draft["eval_answers"]):
+            what = "needs answers to held-out dialogues"
+            draft.problem("metric_for_best_model", what, "write how many as `eval_answers`, such as 50")
+        return
     if draft["do_eval"] and draft["metric_for_best_model"] not in figures:
         what = f"stage {draft['stage']} has no {draft['metric_for_best_model']}"
         draft.problem("metric_for_best_model", what, f"write one of {', '.join(figures)}")

@@ -138,6 +138,24 @@ def _pairs_read(
     return read
 
 
+def evaluation_objective(config: Config, model: Decoder, say: Say = print) -> Objective:
+    """The preference loss for an evaluation on its own.
+
+    The reference is `ref_model_name_or_path`, or the base of adapters; a whole model alone has none, and its rewards
+    are then beta x log-probability.
+    """
+    if reference_way(config.dpo, lora=config.lora.lora) == "none":
+        return _against(config, None)
+    measure = measure_with(config)
+    if config.dpo.ref_model_name_or_path:
+        return _against(config, FrozenCopy(open_reference_model(config, say), model, measure, updated=False))
+    if config.lora.lora:
+        say("reference: the model with its adapters put aside")
+        return _against(config, AdaptersAside(model, measure))
+    say("reference: none; write ref_model_name_or_path to compare with the model before preference training")
+    return _against(config, None)
+
+
 def objective_of_pair(config: Config, model: Decoder, batch: Batch) -> Objective:
     """The preference loss on one batch alone, with `model` as it is now for its reference; keeps nothing on disk."""
     table = np.full((1 + max(sample for row in batch.samples for sample in row), 2), np.nan, np.float32)

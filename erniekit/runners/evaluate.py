@@ -1,17 +1,25 @@
-"""Evaluation on its own: `erniekit train` with `do_train: false`."""
+"""Evaluation on its own: `erniekit eval`, and `erniekit train` with `do_train: false`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from erniekit.data.template import Template
+from erniekit.data.tokenizer import Tokenizer
+from erniekit.errors import ConfigurationError
+from erniekit.model.decoder import Decoder
 from erniekit.parameters import Config
 from erniekit.runners.adapters import adapter_plan
 from erniekit.runners.checks import check_vocabulary
+from erniekit.runners.held_out_answers import SAMPLES_FILE, AnswerHeldOut, read_samples
+from erniekit.runners.trained_model import PARAMETERS_FILE, find_trained_model
 from erniekit.runners.wiring import (
     Say,
     announce_dense_mask,
     evaluation_dataset,
     evaluation_plan,
+    evaluation_sources,
     first_weights,
     objective_from,
     open_model,
@@ -19,14 +27,57 @@ from erniekit.runners.wiring import (
     read_model_config,
     select_device,
 )
-from erniekit.training.callbacks.plain_lines import PlainLines
-from erniekit.training.callbacks.results import Results
+from erniekit.terminal import printable
+from erniekit.training.callbacks.results import EVALUATION_FILE, Results
 from erniekit.training.checkpoint_folder import locked, refuse_damaged
 from erniekit.training.evaluation import EvaluationResult, evaluate
+from erniekit.training.objectives import Objective
+
+SAMPLES_SHOWN = 3
+_CHOOSES_A_MODEL = ("model_name_or_path", "init_from_checkpoint", "lora_path")
+
+
+def evaluation_config(named: Path, overrides: Sequence[str]) -> Config:
+    """What `erniekit eval NAMED` evaluates: the model that a run has left, with the data and settings of the run.
+
+    Args:
+        named: the configuration of a run, its output_dir or a checkpoint. Where a word of the command line chooses a
+            model, that model is evaluated.
+
+    Raises:
+        UserError: the configuration cannot be used, or the run has not left a model.
+    """
+    file = named / PARAMETERS_FILE if named.is_dir() else named
+    if not file.is_file():
+        what = (
+            f"holds no {PARAMETERS_FILE}, so it says nothing of held-out data" if named.is_dir() else "does not exist"
+        )
+        raise ConfigurationError(f"{named}: {what}\n  Name the configuration of the run: erniekit eval CONFIG")
+    words = ["do_train=false", "do_eval=true", *overrides]
+    if named.is_dir():  # nothing of how that run began is meant
+        words = ["resume_from_checkpoint=false", "init_from_checkpoint=", *words]
+    config = _load(file, words)
+    if any(config.origin(name) == "command line" and config[name] for name in _CHOOSES_A_MODEL):
+        return config
+    trained = find_trained_model(named, config)
+    start = config.basic.model_name_or_path
+    if trained.is_adapter:
+        return _load(file, [*words, "lora=true", f"lora_path={trained.folder}"])
+    words += [f"model_name_or_path={trained.folder}", "lora=false", "lora_path=", "continue_training=true"]
+    words += ["from_hf_hub=false", "from_aistudio=false", "from_modelscope=false", "init_from_checkpoint="]
+    if config.basic.stage == "DPO" and not config.dpo.ref_model_name_or_path and config.basic.continue_training:
+        words.append(f"ref_model_name_or_path={start}")
+    return _load(file, words)
+
+
+def _load(file: Path, words: Sequence[str]) -> Config:
+    """The configuration with words of which the last of a name counts."""
+    last = {word.partition("=")[0]: word for word in words}
+    return Config.load(file, list(last.values()), verb="train")
 
 
 def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
-    """Evaluate the model as it is, print the figures and leave them in `output_dir/eval_results.json`.
+    """Evaluate the model that `config` names, print the figures and leave them in `output_dir/eval_results.json`.
 
     Raises:
         UserError: anything the user can mend.
@@ -46,14 +97,79 @@ def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
         say(str(dataset.report))
         announce_dense_mask(config, [(dataset, config.evaluation.per_device_eval_batch_size)], say)
         model = open_model(config, weights, say, adapters=adapters)
+        answer = answering(config, tokenizer, template, output_dir)
         result = evaluate(
             model,
             evaluation_plan(config, dataset),
-            objective_from(config),
+            _objective(config, model, say),
             max_batches=config.evaluation.max_evaluate_steps,
             describe_sample=dataset.location,
+            further_figures=answer,
         )
-        record = {"step": 0, "epoch": 0.0, **result.record()}
-        PlainLines(say).on_evaluate(record)
+        record = {"step": 0, "epoch": 0.0, **result.results()}
+        covered = f"{result.batches} of {result.batches_available} batches, {result.seconds:.1f} s"
+        say(f"evaluation of {adapters.folder if adapters else weights or 'random weights'} ({covered})")
+        for line in figure_table(result):
+            say(line)
         Results(output_dir).on_evaluate(record)
+        if answer is not None:
+            _show_samples(output_dir, say)
+        say(f"results: {output_dir / EVALUATION_FILE}")
     return result
+
+
+def answering(
+    config: Config, tokenizer: Tokenizer, template: Template | None, output_dir: Path
+) -> AnswerHeldOut | None:
+    """What answers held-out dialogues in this run; None where it should not.
+
+    Raises:
+        ConfigurationError: the libraries that score answers are not installed.
+    """
+    if not config.evaluation.eval_answers or template is None:
+        return None
+    return AnswerHeldOut(evaluation_sources(config), tokenizer, template, config.evaluation.eval_answers, output_dir)
+
+
+def figure_table(result: EvaluationResult) -> list[str]:
+    """Lines of a table: a row for each figure, a column for all files and, where there are several, for each."""
+    columns = {"all" if result.sources else "": result, **result.sources}
+    cells = {name: _cells(part) for name, part in columns.items()}
+    figures = list(dict.fromkeys(figure for column in cells.values() for figure in column))
+    first = max(len(figure) for figure in figures)
+    lines = [f"  {'':<{first}}  " + "  ".join(f"{name:>{_width(name)}}" for name in cells)] if result.sources else []
+    for figure in figures:
+        row = "  ".join(f"{column.get(figure, ''):>{_width(name)}}" for name, column in cells.items())
+        lines.append(f"  {figure:<{first}}  {row}")
+    return lines
+
+
+def _width(name: str) -> int:
+    return max(10, len(name))
+
+
+def _cells(result: EvaluationResult) -> dict[str, str]:
+    figures = {"loss": result.loss, "perplexity": result.perplexity, **result.figures}
+    shares = ("token_accuracy", "reward_accuracy", "exact_match")
+    return {
+        name.replace("_", " "): f"{value:.1%}" if name in shares else f"{value:,.4g}"
+        for name, value in figures.items()
+        if value is not None
+    }
+
+
+def _objective(config: Config, model: Decoder, say: Say) -> Objective:
+    if config.basic.stage != "DPO":
+        return objective_from(config)
+    from erniekit.runners.dpo import evaluation_objective
+
+    return evaluation_objective(config, model, say)
+
+
+def _show_samples(output_dir: Path, say: Say) -> None:
+    for sample in read_samples(output_dir, SAMPLES_SHOWN):
+        question = printable(sample["messages"][-1]["content"])
+        verdict = "exact" if sample["exact_match"] else f"rougeL {sample['rougeL']:.2f}"
+        say(f"> {question}\n  answer:   {printable(sample['answer'])}  ({verdict})")
+        say(f"  expected: {printable(sample['expected'])}")
+    say(f"all answers: {output_dir / SAMPLES_FILE}")

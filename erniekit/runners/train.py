@@ -19,6 +19,7 @@ from erniekit.parameters.schema import PARAMETERS
 from erniekit.parameters.training import peak_not_reached
 from erniekit.runners.adapters import adapter_plan, base_name, first_adapters
 from erniekit.runners.checks import check_vocabulary, what_the_model_lacks
+from erniekit.runners.evaluate import answering
 from erniekit.runners.wiring import (
     Say,
     announce_dense_mask,
@@ -120,6 +121,7 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
             plan=plan,
             objective=objective,
             evaluation_objective=evaluation_objective,
+            further_figures=None if held_out is None else answering(config, tokenizer, template, output_dir),
             settings=settings_from(config, total_steps),
             identity=RunIdentity(
                 seed=config.training.seed,

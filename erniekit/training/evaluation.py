@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import paddle
 from paddle.nn import Layer
@@ -46,6 +46,13 @@ class EvaluationResult:
         return self.record() | ({"eval_sources": sources} if sources else {})
 
 
+class FurtherFigures(NamedTuple):
+    """Figures that no loss gives, such as scores of answers."""
+
+    all: Mapping[str, float]
+    by_source: Mapping[str, Mapping[str, float]]
+
+
 def evaluate(
     model: Layer,
     plan: EvaluationPlan,
@@ -53,12 +60,14 @@ def evaluate(
     *,
     max_batches: int = 0,
     describe_sample: Callable[[int], str] = str,
+    further_figures: Callable[[Any], FurtherFigures] | None = None,
 ) -> EvaluationResult:
     """Run the first epoch of `plan` without dropout and without gradients; the model's mode is put back afterwards.
 
     Args:
         plan: every step is one micro-batch of one source.
         max_batches: stop after this many micro-batches; 0 or less runs all.
+        further_figures: called with the model; what it gives stands among the objective's figures.
 
     Raises:
         TrainingError: a loss is not finite; names the samples of the batch.
@@ -90,12 +99,15 @@ def evaluate(
     whole = Totals()
     for part in parts.values():
         whole.add(part.totals)
+    further = further_figures(model) if further_figures else FurtherFigures({}, {})
     steps_of = Counter(plan.source_of(step) for step in range(available))
-    result = _result(whole, objective, read, available, time.perf_counter() - started)
+    result = _result(whole, further.all, objective, read, available, time.perf_counter() - started)
     if len(steps_of) < 2:
         return result
     sources = {
-        name: _result(part.totals, objective, part.batches, steps_of[name], part.seconds)
+        name: _result(
+            part.totals, further.by_source.get(name, {}), objective, part.batches, steps_of[name], part.seconds
+        )
         for name, part in parts.items()
     }
     return replace(result, sources=sources)
@@ -110,11 +122,13 @@ class _Part:
     seconds: float = 0.0
 
 
-def _result(totals: Totals, objective: Objective, batches: int, available: int, seconds: float) -> EvaluationResult:
+def _result(
+    totals: Totals, further: Mapping[str, float], objective: Objective, batches: int, available: int, seconds: float
+) -> EvaluationResult:
     return EvaluationResult(
         loss=totals.loss,
         perplexity=_perplexity(totals.loss) if objective.perplexity else None,
-        figures=totals.figures,
+        figures={**totals.figures, **further},
         units=int(totals.units),
         tokens=totals.tokens,
         batches=batches,

@@ -29,7 +29,7 @@ from erniekit.training.checkpoint import (
     write_model_of,
 )
 from erniekit.training.checkpoint_folder import checkpoint_name, newest_complete, problems, prune, write_files_into
-from erniekit.training.evaluation import EvaluationResult, evaluate
+from erniekit.training.evaluation import EvaluationResult, FurtherFigures, evaluate
 from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import trainable_parameters
 from erniekit.training.output_folder import Start, remove_superseded
@@ -95,6 +95,7 @@ class Trainer:
     write_model: Callable[[Path], None]  # puts model and tokenizer files into a folder
     evaluation_plan: EvaluationPlan | None = None
     evaluation_objective: Objective | None = None  # default: `objective`
+    further_figures: Callable[[Any], FurtherFigures] | None = None  # of an evaluation, from the model
     callbacks: Sequence[object] = ()
     read: ReadSteps | None = None  # default: plan.micro_batches, when its step comes
     describe_sample: Callable[[int], str] = str  # index in the training data -> "file.jsonl:17"
@@ -142,6 +143,7 @@ class Trainer:
             self.evaluation_objective or self.objective,
             max_batches=self.settings.max_evaluate_steps,
             describe_sample=self.describe_evaluation_sample,
+            further_figures=self.further_figures,
         )
         self.last_evaluation = result
         place = {"step": self.state.step, "epoch": round(self.state.epoch, 4)}

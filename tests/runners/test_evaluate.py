@@ -1,7 +1,9 @@
-"""Evaluation on its own: what keeps it from beginning."""
+"""Evaluation on its own: whose model it measures, what it leaves, and what keeps it from beginning."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,8 +12,160 @@ from typing import Any
 
 import pytest
 
-from erniekit.errors import CheckpointError
-from erniekit.runners.evaluate import run_evaluation
+from erniekit.cli import main
+from erniekit.errors import CheckpointError, ConfigurationError
+from erniekit.runners.evaluate import evaluation_config, run_evaluation
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def second(records: Path, tmp_path: Path) -> Path:
+    """Other held-out records, some with several turns."""
+    lines = (ROOT / "examples/data/sft-eval.jsonl").read_text(encoding="utf-8").splitlines()[:12]
+    dialogues = [json.loads(line) for line in lines]
+    dialogues[0] |= {"src": ["What is 1 + 1?", *dialogues[0]["src"]], "tgt": ["2", *dialogues[0]["tgt"]]}
+    path = tmp_path / "second.jsonl"
+    path.write_text("".join(json.dumps(dialogue) + "\n" for dialogue in dialogues), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def trained(train: Callable[..., Any], records: Path, second: Path) -> Any:
+    """A short run whose configuration names two held-out files."""
+    return train(
+        do_eval=True, eval_dataset_path=f"{records},{second}", eval_steps=4, max_evaluate_steps=-1,
+        save_strategy="steps", save_steps=2,
+    )  # fmt: skip
+
+
+def evaluate(named: Path, *words: str) -> tuple[Any, str]:
+    lines: list[str] = []
+    return run_evaluation(evaluation_config(named, words), say=lines.append), "\n".join(lines)
+
+
+def test_the_model_that_a_run_has_left_is_evaluated(trained: Any, tmp_path: Path) -> None:
+    """By its configuration, its folder or a checkpoint; the figures are those of the run itself."""
+    last = trained.result.evaluation
+    for named in (tmp_path / "config.yaml", trained.output, trained.output / "checkpoint-4"):
+        result, said = evaluate(named, "eval_answers=0")
+        assert result.loss == pytest.approx(last.loss, rel=1e-6)
+        assert result.figures == pytest.approx(last.figures, rel=1e-6)
+        folder = named if named.name == "checkpoint-4" else trained.output
+        assert f"evaluation of {folder}" in said
+    earlier, _ = evaluate(trained.output / "checkpoint-2", "eval_answers=0")
+    assert earlier.loss != last.loss
+    # a model that the command line names comes first
+    other, said = evaluate(tmp_path / "config.yaml", f"model_name_or_path={trained.output / 'checkpoint-2'}",
+                           "continue_training=true", "eval_answers=0")  # fmt: skip
+    assert other.loss == pytest.approx(earlier.loss, rel=1e-6)
+
+
+def test_every_file_has_its_figures(trained: Any, records: Path, second: Path, tmp_path: Path) -> None:
+    whole, said = evaluate(tmp_path / "config.yaml", "eval_answers=0")
+    assert set(whole.sources) == {str(records), str(second)}
+    assert str(second) in said and "token accuracy" in said
+    for path in (records, second):
+        alone, _ = evaluate(tmp_path / "config.yaml", f"eval_dataset_path={path}", "eval_answers=0")
+        assert not alone.sources
+        part = whole.sources[str(path)]
+        assert (part.loss, part.units) == (pytest.approx(alone.loss, rel=1e-6), alone.units)
+    parts = whole.sources.values()
+    assert whole.units == sum(part.units for part in parts)
+    assert whole.loss == pytest.approx(sum(part.loss * part.units for part in parts) / whole.units, rel=1e-6)
+    stored = json.loads((trained.output / "eval_results.json").read_text())
+    assert stored["eval_loss"] > 0
+
+
+@pytest.mark.parametrize(
+    "words", [["packing=true"], ["packing=false", "per_device_eval_batch_size=1"],
+              ["packing=true", "per_device_eval_batch_size=5", "use_fused_head_and_loss_fn=true"],
+              ["batch_tokens=200", "packing=false"]],
+)  # fmt: skip
+def test_figures_do_not_depend_on_the_batches(trained: Any, tmp_path: Path, words: list[str]) -> None:
+    expected, _ = evaluate(tmp_path / "config.yaml", "eval_answers=4")
+    found, _ = evaluate(tmp_path / "config.yaml", "eval_answers=4", *words)
+    assert found.units == expected.units
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert found.figures == pytest.approx(expected.figures, rel=1e-6)
+    for name, part in expected.sources.items():
+        assert found.sources[name].figures == pytest.approx(part.figures, rel=1e-6)
+
+
+def test_a_cap_is_told(trained: Any, tmp_path: Path) -> None:
+    result, said = evaluate(tmp_path / "config.yaml", "eval_answers=0", "max_evaluate_steps=2")
+    assert result.batches == 2 < result.batches_available
+    assert f"2 of {result.batches_available} batches" in said
+
+
+def test_answers_are_scored_and_kept(trained: Any, second: Path, tmp_path: Path) -> None:
+    result, said = evaluate(tmp_path / "config.yaml", f"eval_dataset_path={second}", "eval_answers=5")
+    samples = [json.loads(line) for line in (trained.output / "eval_samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 5 == result.figures["answers"]
+    assert {"exact_match", "rouge1", "rouge2", "rougeL", "bleu"} <= result.figures.keys()
+    for sample in samples:
+        path, line = sample["place"].rsplit(":", 1)
+        record = json.loads(Path(path).read_text().splitlines()[int(line) - 1])
+        assert sample["expected"] == record["tgt"][-1]
+        assert [message["content"] for message in sample["messages"]][-1] == record["src"][-1]
+    assert result.figures["rougeL"] == pytest.approx(sum(sample["rougeL"] for sample in samples) / 5, abs=1e-4)
+    assert "exact match" in said and f"> {samples[0]['messages'][-1]['content']}" in said
+    every, _ = evaluate(tmp_path / "config.yaml", f"eval_dataset_path={second}", "eval_answers=-1")
+    assert every.figures["answers"] == 12
+    stored = json.loads((trained.output / "eval_results.json").read_text())
+    assert stored["eval_rougeL"] == pytest.approx(every.figures["rougeL"])
+    none, _ = evaluate(tmp_path / "config.yaml", f"eval_dataset_path={second}", "eval_answers=0")
+    assert "exact_match" not in none.figures
+
+
+def test_answers_may_decide_the_best_model(train: Callable[..., Any], second: Path) -> None:
+    run = train(
+        do_eval=True, eval_dataset_path=str(second), eval_steps=2, eval_answers=3, metric_for_best_model="rougeL",
+        load_best=True, save_strategy="steps", save_steps=100,
+    )  # fmt: skip
+    state = json.loads((run.output / "checkpoint-4/trainer_state.json").read_text())
+    assert 0 <= state["best"]["value"] <= 1
+    log = [json.loads(line) for line in (run.output / "training_log.jsonl").read_text().splitlines()]
+    assert [entry["eval_answers"] for entry in log if "eval_rougeL" in entry] == [3, 3]
+
+
+def test_adapters_and_pairs_are_evaluated(train: Callable[..., Any], tiny_base: Path, tmp_path: Path) -> None:
+    pairs = ROOT / "examples/data/preference-eval.jsonl"
+    values = {
+        "stage": "DPO", "model_name_or_path": str(tiny_base), "continue_training": True, "max_steps": 2,
+        "train_dataset_path": str(pairs), "eval_dataset_path": str(pairs), "do_eval": True, "eval_steps": 2,
+    }  # fmt: skip
+    for more in ({}, {"lora": True, "lora_rank": 4}):
+        run = train(**values, **more)
+        result, said = evaluate(tmp_path / "config.yaml", "eval_answers=2", "max_evaluate_steps=1")
+        assert result.figures["reward_margin"] == pytest.approx(
+            run.result.evaluation.figures["reward_margin"], abs=2e-5
+        )
+        assert result.figures["kl_to_reference"] != 0
+        assert "reference: " in said and "exact_match" in result.figures
+    shutil.copytree(run.output, tmp_path / "adapters")
+    again, _ = evaluate(
+        tmp_path / "adapters", f"output_dir={tmp_path / 'other'}", "eval_answers=0", "max_evaluate_steps=1"
+    )
+    assert again.figures["reward_margin"] == pytest.approx(result.figures["reward_margin"], rel=1e-5)
+    # a whole model alone has nothing to be compared with
+    alone, said = evaluate(tmp_path / "config.yaml", f"model_name_or_path={tiny_base}", "lora=false", "eval_answers=0")
+    assert "reference: none" in said and "kl_to_reference" not in alone.figures
+
+
+def test_what_cannot_be_evaluated_is_told(
+    make_config: Callable[..., Any], records: Path, tmp_path: Path, capsys: Any
+) -> None:
+    make_config(do_eval=True, eval_dataset_path=str(records))
+    with pytest.raises(ConfigurationError, match="this run has not been trained"):
+        evaluation_config(tmp_path / "config.yaml", [])
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        evaluation_config(tmp_path / "none.yaml", [])
+    with pytest.raises(ConfigurationError, match=r"holds no training_config\.yaml"):
+        evaluation_config(tmp_path, [])
+    make_config()
+    assert main(["eval", str(tmp_path / "config.yaml")]) == 2
+    assert "eval_dataset_path" in capsys.readouterr().err
 
 
 def test_an_evaluation_on_its_own_is_refused_before_it_begins(

@@ -165,6 +165,7 @@ SEEN_ELSEWHERE: dict[str, str] = {
         "runners/test_dpo.py::test_each_parameter_of_preferences_changes_the_losses",
     ),
     "reference_model": "runners/test_dpo.py::test_the_reference_is_the_same_in_every_way",
+    "eval_answers": "runners/test_evaluate.py::test_answers_are_scored_and_kept",
     **dict.fromkeys(
         (
             "metric_for_best_model",

@@ -15,9 +15,17 @@ _SHOWN = {
     "eval_loss": ("loss", "{:.4f}"),
     "eval_perplexity": ("perplexity", "{:.4g}"),
     "eval_token_accuracy": ("accuracy", "{:.1%}"),
+    "eval_exact_match": ("exact match", "{:.1%}"),
+    "eval_rougeL": ("rougeL", "{:.3f}"),
+    "eval_bleu": ("BLEU", "{:.1f}"),
+    "reward_accuracy": ("reward accuracy", "{:.1%}"),
+    "reward_margin": ("margin", "{:.3g}"),
+    "eval_reward_accuracy": ("reward accuracy", "{:.1%}"),
+    "eval_reward_margin": ("margin", "{:.3g}"),
 }
 _NOT_SHOWN = {
     "step", "epoch", "eval_batches", "eval_batches_available", "eval_units", "eval_seconds", "eval_sources",
+    "eval_rouge1", "eval_rouge2", "eval_answers",
 }  # fmt: skip
 
 

@@ -1,0 +1,26 @@
+"""`erniekit eval CONFIG|FOLDER [name=value ...]`: how good a trained model is on held-out data."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from erniekit.cli.overrides import parse_with_overrides
+from erniekit.environment import import_paddle
+
+
+def run(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="erniekit eval",
+        description="Evaluate a trained model on held-out data: loss, perplexity and accuracy of its tokens, or the "
+        "rewards of pairs, and the answers it gives. Results go to eval_results.json in the run's output_dir.",
+        epilog="Example: erniekit eval examples/configs/quickstart/sft.yaml eval_answers=50",
+    )
+    parser.add_argument("model", type=Path, help="the configuration of a run, its output_dir, or a checkpoint of it")
+    parser.add_argument("overrides", nargs="*", metavar="name=value", help="parameters that override the run's")
+    options = parse_with_overrides(parser, arguments)
+    import_paddle()
+    from erniekit.runners.evaluate import evaluation_config, run_evaluation
+
+    run_evaluation(evaluation_config(options.model.expanduser(), options.overrides))
+    return 0

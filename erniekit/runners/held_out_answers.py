@@ -1,0 +1,138 @@
+"""Answering held-out dialogues: how close the model comes to the expected answers, and samples to read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from erniekit.data.conversation import ASSISTANT, Conversation, Preference
+from erniekit.data.problems import RecordProblem
+from erniekit.data.records import Record, read_records
+from erniekit.data.sources import Source
+from erniekit.data.template import Template, encode_prompt
+from erniekit.data.tokenizer import Tokenizer
+from erniekit.model.decoder import Decoder
+from erniekit.model.generation import generate, length_limit
+from erniekit.model.sampling import Sampling
+from erniekit.runners.answer_scores import AnswerScores, total
+from erniekit.training.evaluation import FurtherFigures
+from erniekit.training.reference import measuring
+
+SAMPLES_FILE = "eval_samples.jsonl"
+ROWS_AT_ONCE = 16  # bounds the memory of keys and values
+
+
+@dataclass(frozen=True)
+class Question:
+    """A held-out dialogue up to the answer that is compared."""
+
+    place: str  # file:line
+    dialogue: Conversation
+    expected: str
+
+
+class AnswerHeldOut:
+    """Answers the same dialogues whenever it is called.
+
+    Greedy, so that answers do not depend on the batch. An answer ends after twice the tokens of the expected one, and
+    16 more, if it does not end by itself: more could not make it a better match.
+
+    Args:
+        sources: files of dialogues or pairs.
+        count: how many dialogues of each file, spread over it; -1: all.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], tokenizer: Tokenizer, template: Template, count: int, output_dir: Path
+    ) -> None:
+        self._sources = [source for source in sources if source.probability > 0]
+        self._tokenizer, self._template, self._count = tokenizer, template, count
+        self._path = output_dir / SAMPLES_FILE
+
+    def __call__(self, decoder: Decoder) -> FurtherFigures:
+        """Answer, and write every dialogue with its answer and scores to SAMPLES_FILE, one JSON object a line."""
+        scores: dict[str, AnswerScores] = {}
+        skipped = 0
+        with measuring(decoder), open(self._path, "w", encoding="utf-8") as file:
+            for source in self._sources:
+                own = scores.setdefault(str(source.path), AnswerScores())
+                questions = _chosen(source, self._count)
+                while block := list(islice(questions, ROWS_AT_ONCE)):
+                    fitting = [(question, tokens) for question in block if (tokens := self._prompt(decoder, question))]
+                    skipped += len(block) - len(fitting)
+                    for (question, _), answer in zip(fitting, self._answers(decoder, fitting), strict=True):
+                        line = _sample(question, answer, own.add(question.expected, answer))
+                        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        figures = total(scores).figures() | {"answers": float(sum(part.count for part in scores.values()))}
+        if skipped:
+            figures["answers_skipped"] = float(skipped)  # no room for an answer behind the prompt
+        return FurtherFigures(figures, {name: part.figures() for name, part in scores.items()})
+
+    def _prompt(self, decoder: Decoder, question: Question) -> list[int]:
+        """Token ids; none where they leave no room for an answer."""
+        tokens = encode_prompt(self._template, self._tokenizer, question.dialogue)
+        return tokens if len(tokens) < length_limit(decoder, None) else []
+
+    def _answers(self, decoder: Decoder, asked: Sequence[tuple[Question, list[int]]]) -> list[str]:
+        limits = [2 * len(self._tokenizer.encode(question.expected)) + 16 for question, _ in asked]
+        if not asked:
+            return []
+        sampling = Sampling(
+            max_new_tokens=max(limits), temperature=0.0, stop_token_ids=tuple(self._template.stop_token_ids)
+        )
+        answers = generate(decoder, [tokens for _, tokens in asked], sampling)
+        return [self._tokenizer.decode(tokens[:limit]) for tokens, limit in zip(answers, limits, strict=True)]
+
+
+def read_samples(output_dir: Path, count: int) -> list[dict[str, Any]]:
+    """The first samples of the last evaluation."""
+    with open(output_dir / SAMPLES_FILE, encoding="utf-8") as file:
+        return [json.loads(line) for line in islice(file, count)]
+
+
+def _chosen(source: Source, count: int) -> Iterator[Question]:
+    """`count` dialogues, evenly spread over the file."""
+    if count < 0:
+        yield from _questions(source)
+        return
+    available = sum(1 for _ in _questions(source))
+    for number, question in enumerate(_questions(source)):
+        if number * count // available != (number + 1) * count // available or count >= available:
+            yield question
+
+
+def _questions(source: Source) -> Iterator[Question]:
+    for item in read_records(source.path, source.kind):
+        assert not isinstance(item, RecordProblem), "the dataset was opened before"
+        line, record = item
+        question = _question(f"{source.path}:{line}", record)
+        if question is not None:
+            yield question
+
+
+def _question(place: str, record: Record) -> Question | None:
+    """The last trained answer of a dialogue, or the chosen answer of a pair; plain text asks nothing."""
+    if isinstance(record, Preference):
+        return Question(place, record.prompt, record.chosen[0].content)
+    if not isinstance(record, Conversation):
+        return None
+    turns = record.turns
+    last = max(number for number, turn in enumerate(turns) if turn.role == ASSISTANT and turn.trained)
+    return Question(place, Conversation(turns[:last], record.system), turns[last].content)
+
+
+def _sample(question: Question, answer: str, scores: dict[str, float]) -> dict[str, Any]:
+    dialogue = question.dialogue
+    messages = [{"role": turn.role, "content": turn.content} for turn in dialogue.turns]
+    system = [{"role": "system", "content": dialogue.system}] if dialogue.system else []
+    return {
+        "place": question.place,
+        "messages": system + messages,
+        "expected": question.expected,
+        "answer": answer,
+        **{name: round(value, 4) for name, value in scores.items()},
+    }
