@@ -23,7 +23,7 @@ class EvaluationPlan:
         """`options` are those of StepPlan that say how samples share rows and batches."""
         self.dataset = dataset
         numbers = [number for number in range(len(dataset.sources)) if (dataset.source_of == number).any()]
-        self.sources = _names([str(dataset.sources[number].path) for number in numbers])
+        self.sources = source_names([str(dataset.sources[number].path) for number in numbers])
         self._plans = [StepPlan(dataset, **options, accumulation=1, shuffle=False, source=number) for number in numbers]
         self._first = [0]
         for plan in self._plans:
@@ -48,7 +48,7 @@ class EvaluationPlan:
         return bisect_right(self._first, step) - 1
 
 
-def _names(paths: Sequence[str]) -> tuple[str, ...]:
+def source_names(paths: Sequence[str]) -> tuple[str, ...]:
     """The paths; one that is given again has its number."""
     names: list[str] = []
     for path in paths:
