@@ -80,7 +80,7 @@ def test_plain_lines() -> None:
 
 
 def test_figures_of_another_objective_are_shown_by_name() -> None:
-    assert figures({"step": 1, "loss": 0.5, "reward_margin": 0.1234567}) == "loss 0.5000  reward_margin 0.1235"
+    assert figures({"step": 1, "loss": 0.5, "another": 0.1234567}) == "loss 0.5000  another 0.1235"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (61, "1:01"), (3725, "1:02:05")])
