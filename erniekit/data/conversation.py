@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 USER, ASSISTANT = "user", "assistant"
+TOOL_ROLES = ("tool", "function")  # results of calls
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One utterance. `trained` marks an assistant turn whose tokens are targets; it is false for users."""
+    """One utterance. `trained` marks an assistant turn whose tokens are targets; it is false for users.
+
+    Attributes:
+        fields: of a turn that calls tools, or holds a tool's result: what the template sees of it beside its role.
+    """
 
     role: str
     content: str
     trained: bool = False
+    fields: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns that alternate user, assistant, user, ... and the system text ("" where there is none)."""
+    """Turns that alternate user, assistant, user, ... and the system text ("" where there is none).
+
+    An assistant's turn that calls tools is followed by their results, and those by another of the assistant's.
+
+    Attributes:
+        tools: what the assistant may call, as the template is to see it.
+    """
 
     turns: tuple[Turn, ...]
     system: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def exchanges(self) -> int:
+        """The questions of the user, each with all that follows until the next."""
+        return sum(turn.role == USER for turn in self.turns)
+
+    @property
+    def uses_tools(self) -> bool:
+        return bool(self.tools) or any(turn.fields is not None for turn in self.turns)
 
     def without_oldest(self, exchanges: int) -> Conversation:
-        """The same conversation without its first `exchanges` pairs of user and assistant turns."""
-        return Conversation(self.turns[2 * exchanges :], self.system)
+        """The same conversation without its first `exchanges` questions and what follows each."""
+        starts = [number for number, turn in enumerate(self.turns) if turn.role == USER]
+        start = starts[exchanges] if exchanges < len(starts) else len(self.turns)
+        return Conversation(self.turns[start:], self.system, self.tools)
 
 
 @dataclass(frozen=True, slots=True)

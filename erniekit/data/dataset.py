@@ -23,7 +23,8 @@ from erniekit.data.tokenise import Counts, Settings, tokenise
 from erniekit.data.tokenizer import Tokenizer
 from erniekit.errors import DataError
 
-SAMPLES_VERSION = 1  # raise it where the same records become other samples: runs are then not resumed, caches not used
+# Raised where the same records of a kind become other samples: runs are then not resumed, caches not used.
+SAMPLES_VERSIONS = {"messages": 2}  # 1 for all others
 
 
 class Dataset:
@@ -218,7 +219,7 @@ def _cache_key(source: Source, settings: Settings) -> str:
     with open(source.path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    digest.update(repr((SAMPLES_VERSION, source.kind, *settings.key(source.kind))).encode())
+    digest.update(repr((SAMPLES_VERSIONS.get(source.kind, 1), source.kind, *settings.key(source.kind))).encode())
     return digest.hexdigest()
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import NamedTuple
 
+from erniekit.data.conversation import ASSISTANT, TOOL_ROLES
 from erniekit.data.problems import field_name
 
 SCORES = ("score_chosen", "score_rejected")
 FIELDS = {
     "erniekit": frozenset({"src", "tgt", "system", "label", "is_system"}),
     "alpaca": frozenset({"instruction", "input", "output", "history", "system"}),
-    "messages": frozenset({"messages"}),
+    "messages": frozenset({"messages", "tools"}),
     "text": frozenset({"text", "tgt"}),
     "erniekit preferences": frozenset({"src", "tgt", "response", "sort", "system", "is_system"}),
     "alpaca preferences": frozenset(
@@ -21,6 +22,8 @@ FIELDS = {
 }
 MESSAGE_LISTS = {"messages": ("messages",), "messages preferences": ("prompt", "chosen", "rejected")}
 MESSAGE_FIELDS = frozenset({"role", "content", "label", "weight"})
+CALL_FIELDS = frozenset({"tool_calls", "function_call"})  # of an assistant's message in the format `messages`
+RESULT_FIELDS = frozenset({"name", "tool_call_id"})  # of a tool's
 # before the name of a message's field
 PREFIXES = tuple(f"{name}[]." for names in MESSAGE_LISTS.values() for name in names)
 MOST_NAMES = 100  # that are kept of one file, whose names may be data
@@ -56,8 +59,14 @@ class UnusedFields:
         for name in MESSAGE_LISTS.get(self._kind, ()):
             messages = record.get(name)
             if isinstance(messages, list):
-                names = {field for message in messages for field in message.keys() - MESSAGE_FIELDS}
+                names = {field for message in messages for field in message.keys() - self._fields_of(message)}
                 self._count(line, {f"{name}[].{field}" for field in names})
+
+    def _fields_of(self, message: dict) -> frozenset[str]:
+        role = message.get("role")
+        if self._kind == "messages" and role == ASSISTANT:
+            return MESSAGE_FIELDS | CALL_FIELDS
+        return MESSAGE_FIELDS | RESULT_FIELDS if self._kind == "messages" and role in TOOL_ROLES else MESSAGE_FIELDS
 
     def found(self) -> list[UnusedField]:
         """The first MOST_NAMES of them, by line and name."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -54,9 +55,13 @@ class JinjaTemplate:
         self._where = str(tokenizer.template_path)
         self._special_tokens = tokenizer.special_tokens
         try:
-            self._template = _environment().from_string(tokenizer.chat_template)
+            environment = _environment()
+            self._template = environment.from_string(tokenizer.chat_template)
+            names = jinja2.meta.find_undeclared_variables(environment.parse(tokenizer.chat_template))
         except jinja2.TemplateSyntaxError as error:
             raise ModelFileError(f"{self._where}: chat_template, line {error.lineno}: {error.message}") from None
+        self.takes_tools = "tools" in names
+        self._takes_calls = "tool_calls" in tokenizer.chat_template
         self.fingerprint = hashlib.blake2b(tokenizer.chat_template.encode(), digest_size=16).hexdigest()
         self._end_of_turn = self._find_end_of_turn(tokenizer)
         end_id = tokenizer.token_id(self._end_of_turn)
@@ -64,15 +69,17 @@ class JinjaTemplate:
         self.stop_token_ids = tuple(dict.fromkeys((end_id, tokenizer.eos_id)))
 
     def render(self, conversation: Conversation) -> list[Segment]:
+        self._check_tools(conversation)
         messages = _messages(conversation)
+        tools = [dict(tool) for tool in conversation.tools] or None
         offset = len(messages) - len(conversation.turns)
         segments: list[Segment] = []
         done = ""  # what the segments hold so far
         for number, turn in enumerate(conversation.turns, start=offset):
             if turn.role != ASSISTANT:
                 continue
-            before = self._text(messages[:number], add_generation_prompt=True)
-            through = self._text(messages[: number + 1], add_generation_prompt=False)
+            before = self._text(messages[:number], add_generation_prompt=True, tools=tools)
+            through = self._text(messages[: number + 1], add_generation_prompt=False, tools=tools)
             self._check_prefix(done, before)
             self._check_prefix(before, through)
             end = through.rfind(self._end_of_turn, len(before))
@@ -81,16 +88,25 @@ class JinjaTemplate:
             segments.append(Segment(before[len(done) :], False))
             done = through[: end + len(self._end_of_turn)]
             segments.append(Segment(done[len(before) :], turn.trained))
-        if conversation.turns and conversation.turns[-1].role == USER:
-            whole = self._text(messages, add_generation_prompt=True)
+        if conversation.turns and conversation.turns[-1].role != ASSISTANT:
+            whole = self._text(messages, add_generation_prompt=True, tools=tools)
             self._check_prefix(done, whole)
             segments.append(Segment(whole[len(done) :], False))
         return segments
 
-    def _text(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    def _check_tools(self, conversation: Conversation) -> None:
+        """A template that does not mention them would leave them out without a word."""
+        called = any(turn.fields is not None for turn in conversation.turns)
+        lacking = "tools" if conversation.tools and not self.takes_tools else "tool_calls"
+        if (conversation.tools and not self.takes_tools) or (called and not self._takes_calls):
+            raise TemplateRefusedError(f"{self._where}: chat_template: it has no place for `{lacking}`")
+
+    def _text(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool, tools: list[dict[str, Any]] | None = None
+    ) -> str:
         try:
             return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=add_generation_prompt,
+                messages=messages, tools=tools, documents=None, add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )  # fmt: skip
         except (jinja2.TemplateError, *_EVALUATION_ERRORS) as error:
@@ -134,9 +150,12 @@ def _joined(segments: list[Segment]) -> str:
     return "".join(segment.text for segment in segments)
 
 
-def _messages(conversation: Conversation) -> list[dict[str, str]]:
-    system = [{"role": "system", "content": conversation.system}] if conversation.system else []
-    return system + [{"role": turn.role, "content": turn.content} for turn in conversation.turns]
+def _messages(conversation: Conversation) -> list[dict[str, Any]]:
+    system: list[dict[str, Any]] = [{"role": "system", "content": conversation.system}] if conversation.system else []
+    return system + [
+        {"role": turn.role, **({"content": turn.content} if turn.fields is None else turn.fields)}
+        for turn in conversation.turns
+    ]
 
 
 def _difference(shorter: str, longer: str) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from erniekit.data.conversation import ASSISTANT, USER, Turn
+from erniekit.data.conversation import ASSISTANT, TOOL_ROLES, USER, Turn
 from erniekit.data.problems import shorten
 from erniekit.data.record_values import MalformedError, described, flag_of, text_of
+from erniekit.data.tool_calls import call_fields, calls_of, result_fields
 
 
-def dialogue(messages: object, name: str) -> tuple[str, list[Turn]]:
+def dialogue(messages: object, name: str, *, tools: bool = False) -> tuple[str, list[Turn]]:
     """The system text ("" where there is none) and turns that alternate user, assistant, user, ...
 
     Args:
         name: of the field, for messages.
+        tools: whether assistants may call tools.
 
     Raises:
         MalformedError: it is no such list.
@@ -25,18 +27,41 @@ def dialogue(messages: object, name: str) -> tuple[str, list[Turn]]:
         if not isinstance(message, dict):
             raise MalformedError(place, "an object with role and content", shorten(message))
         role = message.get("role")
-        content = text_of(message.get("content"), f"{place}.content")
+        previous = turns[-1] if turns else None
+        calls = calls_of(message, place) if tools and role == ASSISTANT else []
+        if tools and role in TOOL_ROLES and previous is not None and _takes_result(previous):
+            result = result_fields(message, place)
+            turns.append(Turn(role, result["content"], fields=result))
+            continue
+        if calls and message.get("content") is None:
+            content = ""
+        else:
+            content = text_of(message.get("content"), f"{place}.content")
         if role == "system" and number == 0:
             system = content
             continue
-        expected = USER if len(turns) % 2 == 0 else ASSISTANT
+        expected = _expected_role(previous)
         if role != expected:
             first = "system or " if number == 0 else ""
             raise MalformedError(f"{place}.role", f"{first}{expected}", described(role))
-        if not content:
+        if not content and not calls:
             raise MalformedError(f"{place}.content", "a text", "an empty string")
-        turns.append(Turn(role, content, role == ASSISTANT and _is_trained(message, place)))
+        fields = call_fields(message, calls) if calls else None
+        turns.append(Turn(role, content, role == ASSISTANT and _is_trained(message, place), fields))
     return system, turns
+
+
+def _takes_result(turn: Turn) -> bool:
+    """Whether a tool's result may follow: after calls, and after other results."""
+    return turn.fields is not None
+
+
+def _expected_role(previous: Turn | None) -> str:
+    if previous is None:
+        return USER
+    if previous.role == ASSISTANT:
+        return USER if previous.fields is None else TOOL_ROLES[0]
+    return ASSISTANT
 
 
 def _is_trained(message: dict, name: str) -> bool:

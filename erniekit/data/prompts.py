@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
+from erniekit.data.conversation import ASSISTANT, TOOL_ROLES, USER, Conversation, Turn
 from erniekit.data.json_records import read_json_values
 from erniekit.data.problems import RecordProblem, shorten
 from erniekit.data.record_values import MalformedError
@@ -94,7 +94,7 @@ def _prompt(line: int, value: object) -> Prompt:
     record, answered = _COMPLETED[kind](value)
     conversation = PARSERS[kind](record)
     assert isinstance(conversation, Conversation)
-    asked = Conversation(conversation.turns[:-1], conversation.system)
+    asked = Conversation(conversation.turns[:-1], conversation.system, conversation.tools)
     return Prompt(line, asked, conversation.turns[-1].content if answered else None)
 
 
@@ -110,10 +110,10 @@ def _completed_messages(record: dict) -> tuple[dict, bool]:
         for message in messages
     ]
     last = messages[-1] if messages else None
-    answered = not (isinstance(last, dict) and last.get("role") == USER)
+    answered = not (isinstance(last, dict) and last.get("role") in (USER, *TOOL_ROLES))
     if not answered:
         plain.append({"role": ASSISTANT, "content": _UNANSWERED})
-    return {"messages": plain}, answered
+    return {"messages": plain, "tools": record.get("tools")}, answered
 
 
 def _completed_erniekit(record: dict) -> tuple[dict, bool]:

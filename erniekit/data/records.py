@@ -6,7 +6,7 @@ Those of pairs, which stage DPO reads, are in preference_records.
 |---|---|
 | erniekit | `src`, `tgt`: a string or a list of strings each; optional `system`, `label` (0 or 1 a turn), `is_system` |
 | alpaca | `instruction`, `output`; optional `input`, `history` (pairs), `system` |
-| messages | `messages`: `role` and `content`, assistant messages with an optional `label` or `weight` (0 or 1) |
+| messages | `messages`: `role`, `content`, of assistants also `label` or `weight` (0 or 1), `tool_calls`; `tools` |
 | text | `text`, or as upstream has it `tgt` without `src` (a string or a list of lines); for stage PT |
 """
 
@@ -22,6 +22,7 @@ from erniekit.data.messages import dialogue
 from erniekit.data.preference_records import PREFERENCE_PARSERS
 from erniekit.data.problems import RecordProblem, shorten
 from erniekit.data.record_values import MalformedError, described, flag_of, history_of, optional_text, text_of, texts_of
+from erniekit.data.tool_calls import tools_of
 
 
 def read_records(
@@ -98,11 +99,11 @@ def _alpaca(record: dict) -> Conversation:
 
 
 def _messages(record: dict) -> Conversation:
-    system, turns = dialogue(record.get("messages"), "messages")
+    system, turns = dialogue(record.get("messages"), "messages", tools=True)
     if not turns or turns[-1].role != ASSISTANT:
         last = record["messages"][-1].get("role")
         raise MalformedError("messages", "the last message to be the assistant's", described(last))
-    return _with_target(Conversation(tuple(turns), system), "messages")
+    return _with_target(Conversation(tuple(turns), system, tools_of(record)), "messages")
 
 
 def _plain_text(record: dict) -> PlainText:

@@ -91,6 +91,11 @@ class ErnieTemplate:
         self.stop_token_ids = tuple(dict.fromkeys((tokenizer.eos_id, end_id)))
 
     def render(self, conversation: Conversation) -> list[Segment]:
+        if conversation.uses_tools:
+            raise TemplateRefusedError(
+                "tools or tool calls, for which ERNIE-4.5's dialogue format has no place: put a chat_template.jinja "
+                "that takes tools into the model's folder (the Thinking models bring one), or remove these records"
+            )
         segments = []
         before = self.BEGIN + (f"{conversation.system}\n" if conversation.system else "")
         for turn in conversation.turns:
@@ -124,7 +129,8 @@ def chat_template(tokenizer: Tokenizer) -> Template:
     from erniekit.data.jinja_template import JinjaTemplate, renders_alike
 
     jinja_template = JinjaTemplate(tokenizer)
-    return ernie if ernie is not None and renders_alike(jinja_template, ernie) else jinja_template
+    plain = ernie is not None and not jinja_template.takes_tools and renders_alike(jinja_template, ernie)
+    return ernie if ernie is not None and plain else jinja_template
 
 
 def encode_sample(template: Template, tokenizer: Tokenizer, conversation: Conversation) -> Sample:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -122,6 +123,9 @@ def _texts(record: Record) -> list[tuple[str, str]]:
         answers = (("chosen", record.chosen), ("rejected", record.rejected))
         return _texts(record.prompt) + [(name, turn.content) for name, turns in answers for turn in turns]
     turns = [(f"{turn.role} turn {1 + number // 2}", turn.content) for number, turn in enumerate(record.turns)]
+    if record.uses_tools:
+        turns.append(("tools", json.dumps(record.tools, ensure_ascii=False)))
+        turns += [("tool_calls", json.dumps(turn.fields, ensure_ascii=False)) for turn in record.turns if turn.fields]
     return [("system", record.system), *turns]
 
 
@@ -266,7 +270,7 @@ def _without_oldest_turns(conversation: Conversation, settings: Settings) -> Sam
         return len(sample_without(exchanges).input_ids) <= settings.max_seq_len
 
     # the later the start, the shorter; the whole is known not to fit, and at least one exchange has to stay
-    exchanges = len(conversation.turns) // 2
+    exchanges = conversation.exchanges
     fewest = bisect_left(range(exchanges), True, lo=1, hi=exchanges, key=fits)
     if fewest == exchanges:
         return None

@@ -8,10 +8,12 @@ import pytest
 
 from erniekit.data.conversation import Conversation
 from erniekit.data.jinja_template import JinjaTemplate
+from erniekit.data.records import read_records
 from erniekit.data.template import encode_prompt
 from erniekit.data.tokenizer import load_tokenizer
 from tests.data.conftest import CONTROL_TOKENS, write_tokenizer
 from tests.data.test_jinja_template import CASES, ERNIE_LIKE, RECORDED, TEMPLATES, as_messages
+from tests.data.test_tool_calls import RECORDS, WITH_TOOLS
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
@@ -45,6 +47,25 @@ def test_texts_and_tokens_equal_those_of_transformers(both, name, case):
     assert "".join(part.text for part in ours.render(asked)) == expected
     if len(asked.turns) == 1:  # one segment: nothing is tokenised apart
         assert encode_prompt(ours, tokenizer, asked) == theirs.encode(expected, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_tools_and_calls_render_as_transformers_renders_them(both, name, tmp_path):
+    record = RECORDS[name]
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
+    ((_, conversation),) = read_records(path, "messages")
+    tokenizer, theirs = both(WITH_TOOLS)
+    ours = JinjaTemplate(tokenizer)
+    expected = theirs.apply_chat_template(record["messages"], tools=record.get("tools"), tokenize=False)
+    rendered = "".join(part.text for part in ours.render(conversation))
+    assert expected.startswith(rendered) and not expected[len(rendered) :].strip()
+
+    asked = Conversation(conversation.turns[:-1], conversation.system, conversation.tools)
+    expected = theirs.apply_chat_template(
+        record["messages"][:-1], tools=record.get("tools"), tokenize=False, add_generation_prompt=True
+    )
+    assert "".join(part.text for part in ours.render(asked)) == expected
 
 
 def test_named_tokens_and_vocabulary_equal_those_of_transformers(both):
