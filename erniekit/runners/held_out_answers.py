@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.data.conversation import ASSISTANT, Conversation, Preference
+from erniekit.data.evaluation_plan import source_names
 from erniekit.data.problems import RecordProblem
 from erniekit.data.records import Record, read_records
 from erniekit.data.sources import Source
@@ -44,12 +45,17 @@ class AnswerHeldOut:
     Args:
         sources: files of dialogues or pairs.
         count: how many dialogues of each file, spread over it; -1: all.
+
+    Raises:
+        ConfigurationError: a library that scores answers is not installed.
     """
 
     def __init__(
         self, sources: Sequence[Source], tokenizer: Tokenizer, template: Template, count: int, output_dir: Path
     ) -> None:
-        self._sources = [source for source in sources if source.probability > 0]
+        AnswerScores()  # a missing library is told before the first evaluation
+        asked = [source for source in sources if source.probability > 0]
+        self._sources = dict(zip(source_names([str(source.path) for source in asked]), asked, strict=True))
         self._tokenizer, self._template, self._count = tokenizer, template, count
         self._path = output_dir / SAMPLES_FILE
 
@@ -58,8 +64,8 @@ class AnswerHeldOut:
         scores: dict[str, AnswerScores] = {}
         skipped = 0
         with measuring(decoder), open(self._path, "w", encoding="utf-8") as file:
-            for source in self._sources:
-                own = scores.setdefault(str(source.path), AnswerScores())
+            for name, source in self._sources.items():
+                own = scores[name] = AnswerScores()
                 questions = _chosen(source, self._count)
                 while block := list(islice(questions, ROWS_AT_ONCE)):
                     fitting = [(question, tokens) for question in block if (tokens := self._prompt(decoder, question))]
@@ -122,7 +128,7 @@ def _question(place: str, record: Record) -> Question | None:
         return None
     turns = record.turns
     last = max(number for number, turn in enumerate(turns) if turn.role == ASSISTANT and turn.trained)
-    return Question(place, Conversation(turns[:last], record.system), turns[last].content)
+    return Question(place, Conversation(turns[:last], record.system, record.tools), turns[last].content)
 
 
 def _sample(question: Question, answer: str, scores: dict[str, float]) -> dict[str, Any]:
