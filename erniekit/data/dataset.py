@@ -17,6 +17,7 @@ from erniekit.data.preference_records import PREFERENCE_KINDS
 from erniekit.data.problems import ProblemList, RecordProblem
 from erniekit.data.report import DatasetReport, SourceReport, length_percentiles
 from erniekit.data.sources import Source, check_probabilities
+from erniekit.data.table_records import hub_files, is_hub_dataset
 from erniekit.data.template import IGNORED, Sample, Template
 from erniekit.data.token_cache import FORMAT_VERSION, MANIFEST, Facts, TokenArrays, TokenWriter, open_or_build
 from erniekit.data.tokenise import Counts, Settings, tokenise
@@ -216,9 +217,10 @@ def _facts(counts: Counts, targets: int, unused: list[UnusedField]) -> Facts:
 def _cache_key(source: Source, settings: Settings) -> str:
     """Stands for the source's samples, whatever their place."""
     digest = hashlib.blake2b(digest_size=16)
-    with open(source.path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+    for path in hub_files(source.path) if is_hub_dataset(source.path) else [source.path]:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
     digest.update(repr((SAMPLES_VERSIONS.get(source.kind, 1), source.kind, *settings.key(source.kind))).encode())
     return digest.hexdigest()
 

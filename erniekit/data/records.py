@@ -22,6 +22,7 @@ from erniekit.data.messages import dialogue
 from erniekit.data.preference_records import PREFERENCE_PARSERS
 from erniekit.data.problems import RecordProblem, shorten
 from erniekit.data.record_values import MalformedError, described, flag_of, history_of, optional_text, text_of, texts_of
+from erniekit.data.table_records import PARQUET, is_hub_dataset, read_hub_values, read_parquet_values
 from erniekit.data.tool_calls import tools_of
 
 
@@ -34,13 +35,14 @@ def read_records(
     text that is not UTF-8 and broken JSON are problems too.
 
     Args:
-        path: a file of one JSON object a line, or of one JSON array of objects.
+        path: a file of one JSON object a line, or of one JSON array of objects, a Parquet file, or the name of a data
+            set of the Hugging Face hub.
         kind: one of KINDS.
         unused: counts the fields that are not used.
     """
     parse = PARSERS[kind]
     name = str(path)
-    for item in read_json_values(path):
+    for item in _values(path):
         if isinstance(item, RecordProblem):
             yield item
             continue
@@ -55,6 +57,12 @@ def read_records(
         if unused is not None:
             unused.add(line, value)
         yield line, record
+
+
+def _values(path: str | Path) -> Iterator[tuple[int, object] | RecordProblem]:
+    if Path(path).suffix == PARQUET:
+        return read_parquet_values(path)
+    return read_hub_values(path) if is_hub_dataset(path) else read_json_values(path)
 
 
 def _erniekit(record: dict) -> Conversation:

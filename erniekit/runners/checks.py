@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from erniekit.data.table_records import is_hub_dataset
 from erniekit.environment import available_memory
 from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.parameters import Config
@@ -43,6 +44,7 @@ def check_paths(config: Config) -> None:
         for name, paths in read.items()
         for path in filter(None, paths)
         if not Path(path).expanduser().exists()
+        and not (name in ("train_dataset_path", "eval_dataset_path") and is_hub_dataset(path))
     ]
     if lines:
         lines[-1] += f"\n  Paths count from the folder you are in: {Path.cwd()}"
