@@ -85,7 +85,8 @@ class DpoParameters:
     )
     reference_free: bool = parameter(
         False,
-        "Train without a reference model: its log-probabilities count as equal for both answers.",
+        "Train without a reference model: its log-probabilities count as 0. For losses of the difference between both "
+        "answers (`sigmoid`, `robust`, `hinge`, `ipo`) this is a reference that finds them equally likely.",
     )
     ref_model_name_or_path: str = parameter(
         "",

@@ -96,10 +96,8 @@ def kto_pair(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
     Ethayarajh et al. 2024 (KTO), arXiv:2402.01306, equation 8, on pairs: z is max(0, mean r) over the chosen or the
     rejected answers of the whole step and counts as a constant; each half is compared with the z of the other.
     """
-    beta = context.settings.beta
-    return 1 - 0.5 * (
-        F.sigmoid(beta * (chosen - context.kl_rejected)) + F.sigmoid(beta * (context.kl_chosen - rejected))
-    )
+    beta = context.settings.beta  # 1 - s(h) as s(-h), which keeps its digits, and its gradient, where s(h) is near 1
+    return 0.5 * (F.sigmoid(beta * (context.kl_rejected - chosen)) + F.sigmoid(beta * (rejected - context.kl_chosen)))
 
 
 def dpop(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:

@@ -82,16 +82,97 @@ def test_values_and_gradients(name):
             assert got[number] == pytest.approx(slope, rel=1e-4, abs=1e-5)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
-@given(st.sampled_from(sorted(LOSSES)), st.floats(-3, -0.05), st.floats(-3, -0.05), st.floats(0.05, 1))
+ratios = st.floats(-20, 20, width=32)
+noises = st.floats(0.01, 0.45)
+property_test = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def loss_of(name, chosen, rejected, **changes):
+    return float(values(name, [chosen], [rejected], **changes)[0][0])
+
+
+def near(expected):
+    return pytest.approx(expected, rel=1e-4, abs=2e-5)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@property_test
+@given(chosen=st.floats(-12, -0.01), rejected=st.floats(-12, -0.01))
+def test_any_answers_give_the_formula(name, chosen, rejected):
+    assert loss_of(name, chosen, rejected) == pytest.approx(BY_HAND[name](chosen, rejected), rel=1e-4, abs=1e-5)
+
+
+MONOTONE = sorted(set(LOSSES) - {"ipo", "sppo_hard", "nca_pair", "robust"})  # these have a goal to come back to
+
+
+@pytest.mark.parametrize("name", MONOTONE)
+@property_test
+@given(chosen=st.floats(-3, -0.05), rejected=st.floats(-3, -0.05), more=st.floats(0.05, 1))
 def test_a_better_chosen_or_a_worse_rejected_answer_never_costs(name, chosen, rejected, more):
-    if name in ("ipo", "sppo_hard", "nca_pair", "robust"):
-        return  # they have a goal to come back to, or correct for labels that are wrong
-    before, better, worse = (
-        values(name, [w], [r], label_smoothing=0.0)[0][0]
-        for w, r in ((chosen, rejected), (min(chosen + more, -1e-3), rejected), (chosen, rejected - more))
-    )
-    assert better <= before + 1e-5 and worse <= before + 1e-5
+    before = loss_of(name, chosen, rejected, label_smoothing=0.0)
+    assert loss_of(name, min(chosen + more, -1e-3), rejected, label_smoothing=0.0) <= before + 1e-5
+    assert loss_of(name, chosen, rejected - more, label_smoothing=0.0) <= before + 1e-5
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "robust", "hinge", "ipo", "simpo"])
+@property_test
+@given(chosen=ratios, rejected=ratios, both=ratios)
+def test_losses_of_the_difference_see_nothing_else(name, chosen, rejected, both):
+    assert loss_of(name, chosen + both, rejected + both) == near(loss_of(name, chosen, rejected))
+
+
+@property_test
+@given(chosen=ratios, rejected=ratios, noise=noises)
+def test_the_robust_loss_is_right_on_average_over_exchanged_labels(chosen, rejected, noise):
+    """What rDPO is made for: with labels exchanged at the given rate its mean is the loss of the true labels."""
+    kept = float(LOSSES["robust"].function(*pair(chosen, rejected), without_offset("robust", noise)))
+    exchanged = float(LOSSES["robust"].function(*pair(rejected, chosen), without_offset("robust", noise)))
+    true = float(LOSSES["sigmoid"].function(*pair(chosen, rejected), without_offset("sigmoid", 0.0)))
+    assert (1 - noise) * kept + noise * exchanged == pytest.approx(true, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "simpo"])
+@property_test
+@given(chosen=ratios, rejected=ratios, noise=noises)
+def test_a_smoothed_loss_is_the_mean_over_exchanged_labels(name, chosen, rejected, noise):
+    plain = LOSSES[name].function
+    calm = without_offset(name, 0.0, simpo_gamma=0.0)
+    kept, exchanged = float(plain(*pair(chosen, rejected), calm)), float(plain(*pair(rejected, chosen), calm))
+    smoothed = float(plain(*pair(chosen, rejected), without_offset(name, noise, simpo_gamma=0.0)))
+    assert smoothed == near((1 - noise) * kept + noise * exchanged)
+
+
+@property_test
+@given(chosen=ratios, rejected=ratios)
+def test_relations_between_losses(chosen, rejected):
+    plain = {"label_smoothing": 0.0}
+    calm = without_offset("sigmoid", 0.0)
+    dpo, dpop = (float(LOSSES[name].function(*pair(chosen, rejected), calm)) for name in ("sigmoid", "dpop"))
+    assert dpop == near(dpo) if chosen >= 0 else dpop >= dpo - 1e-5
+    offset = float(LOSSES["sigmoid"].function(*pair(chosen - OFFSETS, rejected), calm))
+    assert loss_of("sigmoid", chosen, rejected, **plain) == near(offset)
+    goal = 1 / (2 * BETA)
+    assert loss_of("ipo", goal + chosen, 0.0) == near(loss_of("ipo", goal - chosen, 0.0))
+    assert 0 <= loss_of("kto_pair", chosen, rejected) <= 1
+    assert loss_of("sppo_hard", chosen, rejected) == near(loss_of("sppo_hard", -rejected, -chosen))
+
+
+def pair(chosen, rejected):
+    return paddle.to_tensor(np.float32(chosen)), paddle.to_tensor(np.float32(rejected))
+
+
+def without_offset(name, noise, **changes):
+    return context(name, label_smoothing=noise, **changes)._replace(offsets=0.0)
+
+
+@pytest.mark.parametrize("size", [60.0, 120.0])
+def test_answers_that_are_already_apart_keep_their_small_gradient(size):
+    """1 - s(h) would round to 0."""
+    for name in ("sigmoid", "kto_pair"):
+        _, by_chosen, _ = values(name, [size], [-size], label_smoothing=0.0)
+        step = BETA * (2 * size - OFFSETS if name == "sigmoid" else size - KL[1])
+        expected = -BETA * math.exp(-step) * (1.0 if name == "sigmoid" else 0.5)
+        assert by_chosen[0] == pytest.approx(expected, rel=5e-3)
 
 
 def test_goals_are_the_minima():
