@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from erniekit.errors import ModelFileError
+from erniekit.json_files import read_json_object
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -43,15 +43,7 @@ class AddedToken:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; {} where there is no such file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelFileError(f"{path}: expected a JSON object: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
+    return read_json_object(path) if path.exists() else {}
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from erniekit.errors import ModelFileError
+from erniekit.json_files import read_json_object
 from erniekit.model.families import ALWAYS, FAMILIES, Family, family_of, unavailable_values
 from erniekit.model.rope_scaling import rope_scaling_problems
 from erniekit.model.weight_shapes import weight_shapes
@@ -72,13 +72,7 @@ class ModelConfig:
         path = Path(folder) / CONFIG_FILE
         if not path.is_file():
             raise ModelFileError(f"{path}: no such file. A model folder needs a Hugging Face {CONFIG_FILE}.")
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ModelFileError(f"{path}: not valid JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ModelFileError(f"{path}: expected a JSON object, got {type(values).__name__}")
-        return cls.from_json(values, where=str(path))
+        return cls.from_json(read_json_object(path), where=str(path))
 
     @classmethod
     def from_json(cls, values: dict[str, Any], where: str = CONFIG_FILE) -> ModelConfig:

@@ -16,7 +16,8 @@ from typing import Any
 from erniekit.data.tokenizer import Tokenizer, load_tokenizer
 from erniekit.data.tokenizer_files import TOKENIZER_FILES
 from erniekit.errors import ModelFileError
-from erniekit.model.adapters.folder import ADAPTER_CONFIG_FILE, read_json_object
+from erniekit.json_files import read_json_object
+from erniekit.model.adapters.folder import ADAPTER_CONFIG_FILE
 from erniekit.model.adapters.lora import load_adapters
 from erniekit.model.adapters.merge import merge_adapters
 from erniekit.model.builder import build_model

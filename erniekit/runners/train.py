@@ -10,7 +10,7 @@ from typing import Any
 from erniekit.data.plan_version import PLAN_VERSION
 from erniekit.data.prefetch import prefetch
 from erniekit.environment import cpu_settings, package_versions
-from erniekit.errors import ModelFileError
+from erniekit.json_files import read_json_object
 from erniekit.model.adapters.lora import base_fingerprint, save_adapters, trained_weights
 from erniekit.model.decoder import Decoder
 from erniekit.model.weights import GENERATION_CONFIG_FILE, save_companions, save_model_folder
@@ -158,13 +158,7 @@ def _generation_settings(folder: Path) -> Mapping[str, Any]:
     path = folder / GENERATION_CONFIG_FILE
     if not path.is_file():
         return {}
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelFileError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise ModelFileError(f"{path}: expected a JSON object")
-    return settings
+    return read_json_object(path)
 
 
 def _write_model(

@@ -10,12 +10,8 @@ from typing import Any
 import yaml
 
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError, UserError
-from erniekit.model.adapters.folder import (
-    ADAPTER_CONFIG_FILE,
-    base_model_of,
-    is_adapter_folder,
-    read_json_object,
-)
+from erniekit.json_files import read_json_object
+from erniekit.model.adapters.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
 from erniekit.model.configuration import CONFIG_FILE
 from erniekit.model.storage.model_folder import refuse_half_written
 from erniekit.parameters import Config

@@ -102,7 +102,7 @@ def test_errors_name_the_file(tokenizer_folder, tmp_path):
     broken = copy_of(tokenizer_folder, tmp_path / "broken")
     config = broken / "tokenizer_config.json"
     config.write_text("{")
-    assert failure(broken).startswith(f"{config}: expected a JSON object")
+    assert failure(broken).startswith(f"{config}: cannot be read as JSON: ")
     config.write_text("[]")
     assert failure(broken) == f"{config}: expected a JSON object, got list"
     config.write_text("{}")

@@ -87,7 +87,8 @@ def test_all_problems_come_at_once():
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "no such file"), (b"{", "not valid JSON"), (b"[]", "expected a JSON object")]
+    ("content", "message"),
+    [(None, "no such file"), (b"{", "cannot be read as JSON"), (b"[]", "expected a JSON object")],
 )
 def test_unreadable_files_are_named(content, message, tmp_path):
     if content is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from erniekit.errors import ModelFileError
+from erniekit.json_files import read_json_object
 from erniekit.model.adapters.settings import KAIMING, PISSA, REGULAR_EXPRESSION, LoraSettings, matches
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"
@@ -149,17 +149,6 @@ def settings_from_peft(folder: Path, linears: Sequence[str]) -> LoraSettings:
         rank_pattern=values.get("rank_pattern") or {},
         alpha_pattern={key: float(alpha) for key, alpha in (values.get("alpha_pattern") or {}).items()},
     )
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ModelFileError."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelFileError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ModelFileError(f"{path}: expected a JSON object, got {type(values).__name__}")
-    return values
 
 
 def _wrong_types(values: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from erniekit.errors import ModelFileError
-from erniekit.model.adapters.folder import ADAPTER_CONFIG_FILE, PADDLENLP_CONFIG_FILE, read_json_object
+from erniekit.json_files import read_json_object
+from erniekit.model.adapters.folder import ADAPTER_CONFIG_FILE, PADDLENLP_CONFIG_FILE
 from erniekit.model.adapters.low_rank import Factors
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.storage.safetensors_file import SafetensorsFile

@@ -1,0 +1,20 @@
+"""JSON files that a model folder holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from erniekit.errors import ModelFileError
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises ModelFileError."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ModelFileError(f"{path}: expected a JSON object, got {type(values).__name__}")
+    return values
