@@ -9,6 +9,7 @@ from typing import Any
 from erniekit.data.batches import Batch
 from erniekit.data.dataset import Dataset
 from erniekit.data.plan import StepPlan
+from erniekit.errors import DataError
 
 
 class EvaluationPlan:
@@ -16,13 +17,17 @@ class EvaluationPlan:
 
     Attributes:
         dataset: of all files.
-        sources: their names, in order; files without samples are left out.
+        sources: their names, in order; files without samples (of the lengths asked for) are left out.
     """
 
     def __init__(self, dataset: Dataset, **options: Any) -> None:
         """`options` are those of StepPlan that say how samples share rows and batches."""
         self.dataset = dataset
-        numbers = [number for number in range(len(dataset.sources)) if (dataset.source_of == number).any()]
+        shortest, longest = options.get("shortest", 1), options.get("longest") or dataset.lengths.max(initial=0)
+        taking_part = dataset.source_of[(dataset.lengths >= shortest) & (dataset.lengths <= longest)]
+        numbers = [number for number in range(len(dataset.sources)) if (taking_part == number).any()]
+        if not numbers:
+            raise DataError("no sample to evaluate; all are shorter than min_sample_len or longer than max_sample_len")
         self.sources = source_names([str(dataset.sources[number].path) for number in numbers])
         self._plans = [StepPlan(dataset, **options, accumulation=1, shuffle=False, source=number) for number in numbers]
         self._first = [0]

@@ -73,7 +73,7 @@ def hub_files(path: str | Path) -> list[Path]:
 
 
 def _open(name: str) -> Any:
-    """The data set, or a problem. Where the hub cannot be asked, what `hf download` left in its cache serves as well."""
+    """The data set, or a problem. Where the hub cannot be asked, what `hf download` left in its cache serves."""
     try:
         import datasets
         from huggingface_hub import snapshot_download

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from erniekit.data.evaluation_plan import EvaluationPlan
 from erniekit.data.length_groups import group_by_length
 from erniekit.errors import DataError
 from tests.data.test_plan import LENGTHS, dataset_of, packs_of_step, plan_of, samples_of_epoch
@@ -109,3 +110,12 @@ def test_the_first_epoch_goes_from_short_to_long_and_the_others_as_without(mode,
     assert samples_of_epoch(plan, 2) == samples_of_epoch(plain, 2)
     assert plan.total_steps(-1, 3) == sum(plan.steps_in_epoch(epoch) for epoch in range(3))
     assert "short ones first" in plan.describe()
+
+
+def test_an_evaluation_leaves_out_a_file_whose_samples_are_all_too_short():
+    options = {"max_seq_len": 32, "packing": False, "greedy": True, "window": 9, "batch_size": 1, "batch_tokens": 64}
+    plan = EvaluationPlan(dataset_of([3] * 5 + [20] * 5, sources=2), **options, shortest=10)
+    assert list(plan.sources) == ["source1.jsonl"]
+    assert plan.steps_in_epoch(0) == 2
+    with pytest.raises(DataError, match="min_sample_len"):
+        EvaluationPlan(dataset_of([3] * 5), **options, shortest=10)
