@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from erniekit.data.conversation import ASSISTANT, Conversation, Preference
 from erniekit.data.evaluation_plan import source_names
@@ -36,11 +36,18 @@ class Question:
     expected: str
 
 
+class Answer(NamedTuple):
+    """What the model says, and whether it was going to say more."""
+
+    text: str
+    cut: bool
+
+
 class AnswerHeldOut:
     """Answers the same dialogues whenever it is called.
 
-    Greedy, so that answers do not depend on the batch. An answer ends after twice the tokens of the expected one, and
-    16 more, if it does not end by itself: more could not make it a better match.
+    Greedy, so that answers do not depend on the batch. An answer that does not end by itself is cut after twice the
+    tokens of the expected one, and 16 more. More would only lower its scores, so how many were cut is told.
 
     Args:
         sources: files of dialogues or pairs.
@@ -62,7 +69,7 @@ class AnswerHeldOut:
     def __call__(self, decoder: Decoder) -> FurtherFigures:
         """Answer, and write every dialogue with its answer and scores to SAMPLES_FILE, one JSON object a line."""
         scores: dict[str, AnswerScores] = {}
-        skipped = 0
+        cut = skipped = 0
         with measuring(decoder), open(self._path, "w", encoding="utf-8") as file:
             for name, source in self._sources.items():
                 own = scores[name] = AnswerScores()
@@ -71,9 +78,12 @@ class AnswerHeldOut:
                     fitting = [(question, tokens) for question in block if (tokens := self._prompt(decoder, question))]
                     skipped += len(block) - len(fitting)
                     for (question, _), answer in zip(fitting, self._answers(decoder, fitting), strict=True):
-                        line = _sample(question, answer, own.add(question.expected, answer))
+                        line = _sample(question, answer, own.add(question.expected, answer.text))
                         file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                        cut += answer.cut
         figures = total(scores).figures() | {"answers": float(sum(part.count for part in scores.values()))}
+        if cut:
+            figures["answers_cut"] = float(cut)
         if skipped:
             figures["answers_skipped"] = float(skipped)  # no room for an answer behind the prompt
         return FurtherFigures(figures, {name: part.figures() for name, part in scores.items()})
@@ -83,15 +93,20 @@ class AnswerHeldOut:
         tokens = encode_prompt(self._template, self._tokenizer, question.dialogue)
         return tokens if len(tokens) < length_limit(decoder, None) else []
 
-    def _answers(self, decoder: Decoder, asked: Sequence[tuple[Question, list[int]]]) -> list[str]:
-        limits = [2 * len(self._tokenizer.encode(question.expected)) + 16 for question, _ in asked]
+    def _answers(self, decoder: Decoder, asked: Sequence[tuple[Question, list[int]]]) -> list[Answer]:
         if not asked:
             return []
+        limits = [2 * len(self._tokenizer.encode(question.expected)) + 16 for question, _ in asked]
         sampling = Sampling(
-            max_new_tokens=max(limits), temperature=0.0, stop_token_ids=tuple(self._template.stop_token_ids)
+            max_new_tokens=max(limits) + 1,  # one more tells an answer that is cut from one that ends just there
+            temperature=0.0,
+            stop_token_ids=tuple(self._template.stop_token_ids),
         )
         answers = generate(decoder, [tokens for _, tokens in asked], sampling)
-        return [self._tokenizer.decode(tokens[:limit]) for tokens, limit in zip(answers, limits, strict=True)]
+        return [
+            Answer(self._tokenizer.decode(tokens[:limit]), cut=len(tokens) > limit)
+            for tokens, limit in zip(answers, limits, strict=True)
+        ]
 
 
 def read_samples(output_dir: Path, count: int) -> list[dict[str, Any]]:
@@ -131,7 +146,7 @@ def _question(place: str, record: Record) -> Question | None:
     return Question(place, Conversation(turns[:last], record.system, record.tools), turns[last].content)
 
 
-def _sample(question: Question, answer: str, scores: dict[str, float]) -> dict[str, Any]:
+def _sample(question: Question, answer: Answer, scores: dict[str, float]) -> dict[str, Any]:
     dialogue = question.dialogue
     messages = [{"role": turn.role, "content": turn.content} for turn in dialogue.turns]
     system = [{"role": "system", "content": dialogue.system}] if dialogue.system else []
@@ -139,6 +154,7 @@ def _sample(question: Question, answer: str, scores: dict[str, float]) -> dict[s
         "place": question.place,
         "messages": system + messages,
         "expected": question.expected,
-        "answer": answer,
+        "answer": answer.text,
+        **({"cut": True} if answer.cut else {}),
         **{name: round(value, 4) for name, value in scores.items()},
     }

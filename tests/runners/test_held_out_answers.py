@@ -1,0 +1,141 @@
+"""Questions out of held-out records, and what is kept of the answers."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from erniekit.data.preference_records import preference_kind
+from erniekit.data.sources import Source
+from erniekit.errors import ConfigurationError
+from erniekit.runners import held_out_answers
+from erniekit.runners.generate import ChatModel
+from erniekit.runners.held_out_answers import SAMPLES_FILE, AnswerHeldOut
+
+RECORDS = [
+    {"src": ["What is 1 + 1?", "And 2 + 2?"], "tgt": ["2", "4"]},
+    {"system": "Be brief.", "src": ["用中文回答：一加一？"], "tgt": ["二"]},
+    {"src": ["Hello", "Bye"], "tgt": ["Hi", "See you"], "label": [1, 0]},
+    {"src": ["Reverse a b c."], "tgt": ["c b a"]},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> ChatModel:
+    return ChatModel.load(tiny_model, random_weights=True)
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Source:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return Source(path, "erniekit")
+
+
+def answering(model: ChatModel, sources: list[Source], folder: Path, count: int = -1) -> AnswerHeldOut:
+    return AnswerHeldOut(sources, model.tokenizer, model.template, count, folder)
+
+
+def samples(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / SAMPLES_FILE).read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_last_turn_that_is_a_target_is_asked(model: ChatModel, tmp_path: Path) -> None:
+    answering(model, [write(tmp_path / "a.jsonl", RECORDS)], tmp_path)(model.decoder)
+    found = samples(tmp_path)
+    assert [sample["place"] for sample in found] == [f"{tmp_path}/a.jsonl:{line}" for line in (1, 2, 3, 4)]
+    assert [sample["expected"] for sample in found] == ["4", "二", "Hi", "c b a"]
+    assert [[message["content"] for message in sample["messages"]] for sample in found] == [
+        ["What is 1 + 1?", "2", "And 2 + 2?"],
+        ["Be brief.", "用中文回答：一加一？"],
+        ["Hello"],
+        ["Reverse a b c."],
+    ]
+
+
+def test_pairs_expect_the_chosen_answer(model: ChatModel, tmp_path: Path) -> None:
+    record = {"src": ["Hi"], "tgt": [], "response": [["bad"], ["good"]], "sort": [0, 1]}
+    source = Source(write(tmp_path / "p.jsonl", [record]).path, preference_kind("erniekit"))
+    answering(model, [source], tmp_path)(model.decoder)
+    assert [sample["expected"] for sample in samples(tmp_path)] == ["good"]
+
+
+@pytest.mark.parametrize(("count", "lines"), [(2, [5, 10]), (3, [4, 7, 10]), (10, list(range(1, 11))), (99, None)])
+def test_what_is_asked_is_spread_over_the_file(
+    model: ChatModel, tmp_path: Path, count: int, lines: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_out_answers, "generate", lambda decoder, prompts, sampling: [[] for _ in prompts])
+    source = write(tmp_path / "a.jsonl", [{"src": [f"Say {n}."], "tgt": [str(n)]} for n in range(10)])
+    answering(model, [source], tmp_path, count)(model.decoder)
+    asked = [int(sample["place"].rsplit(":", 1)[1]) for sample in samples(tmp_path)]
+    assert asked == (lines or list(range(1, 11)))
+
+
+def test_files_are_told_apart_even_where_one_is_given_twice(model: ChatModel, tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.jsonl", RECORDS[:3]), write(tmp_path / "b.jsonl", RECORDS[3:])
+    left_out = Source(a.path, "erniekit", probability=0.0)
+    figures = answering(model, [a, left_out, b, a], tmp_path)(model.decoder)
+    names = [str(a.path), str(b.path), f"{a.path} (2)"]
+    assert list(figures.by_source) == names and figures.all["answers"] == 7
+    assert figures.by_source[names[0]] == figures.by_source[names[2]]
+    mean = sum(figures.by_source[name]["rouge1"] * number for name, number in zip(names, (3, 1, 3), strict=True)) / 7
+    assert figures.all["rouge1"] == pytest.approx(mean)
+
+
+def test_an_endless_answer_is_cut_and_counted(
+    model: ChatModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = model.tokenizer
+    word = tokenizer.encode("c b a")
+    limit = 2 * len(word) + 16
+
+    def generate(decoder: Any, prompts: Any, sampling: Any) -> list[list[int]]:
+        endless = (word * 100)[: sampling.max_new_tokens]
+        return [endless, endless[:limit], word]
+
+    monkeypatch.setattr(held_out_answers, "generate", generate)
+    figures = answering(model, [write(tmp_path / "a.jsonl", [RECORDS[3]] * 3)], tmp_path)(model.decoder)
+    found = samples(tmp_path)
+    assert [sample.get("cut", False) for sample in found] == [True, False, False]
+    assert found[0]["answer"] == found[1]["answer"] == tokenizer.decode((word * 100)[:limit])
+    assert figures.all["answers_cut"] == 1
+    assert [sample["exact_match"] for sample in found] == [0, 0, 1]
+
+
+def test_questions_without_room_for_an_answer_are_counted(model: ChatModel, tmp_path: Path) -> None:
+    long = {"src": ["word " * model.decoder.config.max_position_embeddings], "tgt": ["x"]}
+    figures = answering(model, [write(tmp_path / "a.jsonl", [long, RECORDS[3]])], tmp_path)(model.decoder)
+    assert (figures.all["answers"], figures.all["answers_skipped"]) == (1, 1)
+    assert len(samples(tmp_path)) == 1
+
+
+def test_memory_does_not_grow_with_the_file(model: ChatModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_out_answers, "generate", lambda decoder, prompts, sampling: [[1] * 20 for _ in prompts])
+
+    def peak(records: int) -> int:
+        lines = [{"src": [f"Say {number} " + "and more " * 20], "tgt": ["as asked " * 20]} for number in range(records)]
+        ask = answering(model, [write(tmp_path / "a.jsonl", lines)], tmp_path)
+        ask(model.decoder)  # imports and caches
+        del lines
+        gc.collect()
+        tracemalloc.start()
+        try:
+            ask(model.decoder)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    few, many = peak(40), peak(400)
+    assert many < few + 60_000  # 360 questions with their tokens and answers would be over 500 kB
+
+
+def test_a_missing_library_is_told_before_anything_is_computed(
+    model: ChatModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
+    with pytest.raises(ConfigurationError, match="pip install"):
+        answering(model, [write(tmp_path / "a.jsonl", RECORDS)], tmp_path)
