@@ -252,7 +252,7 @@ def test_the_verb_is_train_with_its_stage(
         f"data_cache_dir: {tmp_path / 'cache'}\nmax_steps: 1\nmax_seq_len: 128\nreport_to: none\n"
     )
     assert main(["dpo", str(config)]) == 0
-    assert "reward_margin" in capsys.readouterr().out
+    assert "reward accuracy" in capsys.readouterr().out
     assert main(["dpo", str(config), "stage=SFT"]) == 2
     assert "`erniekit train`" in capsys.readouterr().err
 
