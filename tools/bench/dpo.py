@@ -13,9 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from workers import ROOT, Worker, answer, make_model, median_seconds, ratio_and_range, take_turns
 
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = {
     "model_type": "ernie4_5",
     "architectures": ["Ernie4_5ForCausalLM"],
@@ -70,13 +67,6 @@ def serve(step_once: Any) -> None:
             losses.append(step_once(number))
             number += 1
         answer(start, losses)
-
-
-def answer(start: float, losses: list[float]) -> None:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(
-        "ANSWER " + json.dumps({"seconds": time.perf_counter() - start, "losses": losses, "peak_mb": peak}), flush=True
-    )
 
 
 def ours(folder: Path, workload: str, pairs: int) -> None:
@@ -204,75 +194,29 @@ def _any_tokenizer() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>")
 
 
-class Worker:
-    """One side in a process of its own."""
-
-    def __init__(self, python: str, side: str, folder: Path, workload: str, args: argparse.Namespace) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "KMP_BLOCKTIME": "0", "HF_HUB_OFFLINE": "1"}
-        command = [python, __file__, "--work", side, "--folder", str(folder), "--only", workload]
-        self.process = subprocess.Popen(
-            [*command, "--pairs", str(args.pairs)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
-
-    def run(self, steps: int) -> dict[str, Any]:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(json.dumps({"steps": steps}) + "\n")
-        self.process.stdin.flush()
-        for line in self.process.stdout:
-            if line.startswith("ANSWER "):
-                return dict(json.loads(line[len("ANSWER ") :]))
-        raise SystemExit(f"the worker ended:\n{self.process.communicate()[1][-3000:]}")
-
-    def close(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
-
-
 def compare(workload: str, folder: Path, args: argparse.Namespace) -> None:
-    workers = {
-        "ours": Worker(sys.executable, "ours", folder, workload, args),
-        "theirs": Worker(args.torch_python, "theirs", folder, workload, args),
-    }
-    first = {side: worker.run(3)["losses"] for side, worker in workers.items()}
+    def start(python: str, side: str) -> Worker:
+        command = [python, __file__, "--work", side, "--folder", str(folder), "--only", workload]
+        return Worker([*command, "--pairs", str(args.pairs)], args.threads)
+
+    workers = {"ours": start(sys.executable, "ours"), "theirs": start(args.torch_python, "theirs")}
+    first = {side: worker.run(steps=3)["losses"] for side, worker in workers.items()}
     if not np.allclose(first["ours"], first["theirs"], atol=2e-3):  # trl rounds what it logs to four digits
         raise SystemExit(f"the two sides disagree on the loss: {first}")
-    answers: dict[str, list[dict[str, Any]]] = {side: [] for side in workers}
-    for _ in range(args.rounds):
-        for side, worker in workers.items():
-            answers[side].append(worker.run(args.steps))
-    for worker in workers.values():
-        worker.close()
+    answers = take_turns(workers, args.rounds, steps=args.steps)
     tokens = sum(
         len(part)
         for step in range(3, 3 + args.steps)
         for pair in step_pairs(workload, args.pairs, step)
         for part in pair
     )
-    speed = {side: tokens / statistics.median(item["seconds"] for item in listed) for side, listed in answers.items()}
-    ratios = [b["seconds"] / a["seconds"] for a, b in zip(answers["ours"], answers["theirs"], strict=True)]
+    speed = {side: tokens / median_seconds(listed) for side, listed in answers.items()}
     peaks = {side: listed[-1]["peak_mb"] for side, listed in answers.items()}
     print(
-        f"| {workload} | {speed['ours']:,.0f} | {speed['theirs']:,.0f} "
-        f"| {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) "
+        f"| {workload} | {speed['ours']:,.0f} | {speed['theirs']:,.0f} | {ratio_and_range(answers)} "
         f"| {peaks['ours']:,.0f} / {peaks['theirs']:,.0f} | {peaks['ours'] / peaks['theirs']:.2f} |",
         flush=True,
     )
-
-
-def make_model(folder: Path) -> None:
-    """Random weights that both sides read."""
-    (folder / "config.json").write_text(json.dumps(MODEL))
-    program = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from erniekit.environment import import_paddle; import_paddle()\n"
-        "from erniekit.model.builder import build_model\n"
-        "from erniekit.model.configuration import ModelConfig\n"
-        "from erniekit.model.weights import save_model_folder\n"
-        f"save_model_folder(build_model(ModelConfig.from_folder({str(folder)!r}), None), {str(folder)!r})"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, stderr=subprocess.DEVNULL)
 
 
 def main() -> None:
@@ -292,7 +236,7 @@ def main() -> None:
     print("| pairs | ours, tokens/s | trl, tokens/s | ratio (range) | peak MB, ours / trl | ratio |")
     print("|---|---:|---:|---|---|---:|")
     with tempfile.TemporaryDirectory() as temporary:
-        make_model(Path(temporary))
+        make_model(Path(temporary), MODEL)
         for workload in [args.only] if args.only else WORKLOADS:
             compare(workload, Path(temporary), args)
 

@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from workers import ROOT, Worker, answer, make_model, median_seconds, ratio_and_range, take_turns
 
-ROOT = Path(__file__).resolve().parents[2]
 MODELS = {
     "5M": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "head_dim": 64},
     "29M": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "head_dim": 128},
@@ -108,8 +105,6 @@ def theirs(folder: Path):  # type: ignore[no-untyped-def]
 
 def work(side: str, folder: Path, head: str) -> None:
     """Answer every request line {rows, length, packed, steps} with a line {seconds, losses, peak_mb}."""
-    import resource
-
     step = ours(folder, head) if side == "ours" else theirs(folder)
     for line in sys.stdin:
         request = json.loads(line)
@@ -117,73 +112,31 @@ def work(side: str, folder: Path, head: str) -> None:
         start = time.perf_counter()
         for number in range(request["steps"]):
             losses.append(step(batch(request["rows"], request["length"], request["packed"], number)))
-        seconds = time.perf_counter() - start
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print("ANSWER " + json.dumps({"seconds": seconds, "losses": losses, "peak_mb": peak}), flush=True)
-
-
-class Worker:
-    """One side in a process of its own."""
-
-    def __init__(self, python: str, side: str, folder: Path, threads: int, head: str) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "0"}
-        command = [python, __file__, "--work", side, "--folder", str(folder), "--head", head]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
-
-    def run(self, **request: object) -> dict[str, object]:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        for line in self.process.stdout:
-            if line.startswith("ANSWER "):
-                return json.loads(line[len("ANSWER ") :])
-        raise SystemExit(f"the worker ended:\n{self.process.communicate()[1][-2000:]}")
-
-    def close(self) -> None:
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
+        answer(start, losses)
 
 
 def compare(name: str, args: argparse.Namespace) -> None:
     rows, length = WORKLOADS[name]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        (folder / "config.json").write_text(json.dumps({**SHARED, **MODELS[name]}))
-        made = (
-            f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-            "from erniekit.environment import import_paddle; import_paddle()\n"
-            "from erniekit.model.builder import build_model\n"
-            "from erniekit.model.configuration import ModelConfig\n"
-            "from erniekit.model.weights import save_model_folder\n"
-            f"save_model_folder(build_model(ModelConfig.from_folder({str(folder)!r}), None), {str(folder)!r})"
-        )
-        subprocess.run([sys.executable, "-c", made], check=True, stderr=subprocess.DEVNULL)
+        make_model(folder, {**SHARED, **MODELS[name]})
+
+        def start(python: str, side: str) -> Worker:
+            command = [python, __file__, "--work", side, "--folder", str(folder), "--head", args.head]
+            return Worker(command, args.threads)
+
         for packed in (False, True):
-            workers = {
-                "ours": Worker(sys.executable, "ours", folder, args.threads, args.head),
-                "theirs": Worker(args.torch_python, "theirs", folder, args.threads, args.head),
-            }
+            workers = {"ours": start(sys.executable, "ours"), "theirs": start(args.torch_python, "theirs")}
             shape = {"rows": rows, "length": length, "packed": packed}
             first = {side: worker.run(**shape, steps=2)["losses"] for side, worker in workers.items()}
             if not np.allclose(first["ours"], first["theirs"], atol=1e-3):
                 raise SystemExit(f"the two sides disagree on the loss: {first}")
-            answers: dict[str, list[dict]] = {side: [] for side in workers}
-            for _ in range(args.rounds):
-                for side, worker in workers.items():
-                    answers[side].append(worker.run(**shape, steps=args.steps))
-            for worker in workers.values():
-                worker.close()
-            speed = {
-                side: rows * length * args.steps / statistics.median(answer["seconds"] for answer in listed)
-                for side, listed in answers.items()
-            }
-            ratios = [b["seconds"] / a["seconds"] for a, b in zip(answers["ours"], answers["theirs"], strict=True)]
+            answers = take_turns(workers, args.rounds, **shape, steps=args.steps)
+            tokens = rows * length * args.steps
+            speed = {side: tokens / median_seconds(listed) for side, listed in answers.items()}
             print(
                 f"| {name} | {rows} x {length} {'packed' if packed else 'full'} | {speed['ours']:,.0f} "
-                f"| {speed['theirs']:,.0f} | {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) "
+                f"| {speed['theirs']:,.0f} | {ratio_and_range(answers)} "
                 f"| {answers['ours'][-1]['peak_mb']:,.0f} | {answers['theirs'][-1]['peak_mb']:,.0f} |",
                 flush=True,
             )
