@@ -18,11 +18,11 @@ from erniekit.parameters import Config
 from erniekit.parameters.schema import PARAMETERS
 from erniekit.parameters.training import peak_not_reached
 from erniekit.runners.adapters import adapter_plan, base_name, first_adapters
-from erniekit.runners.checks import check_vocabulary, what_the_model_lacks
 from erniekit.runners.evaluate import answering
 from erniekit.runners.wiring import (
     Say,
     announce_dense_mask,
+    begin_training,
     count_steps,
     evaluation_dataset,
     evaluation_plan,
@@ -30,9 +30,6 @@ from erniekit.runners.wiring import (
     model_folder,
     objective_from,
     open_model,
-    open_tokenizer,
-    read_model_config,
-    select_device,
     training_dataset,
     training_plan,
 )
@@ -58,14 +55,7 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
     Raises:
         UserError: anything the user can mend, before or during training.
     """
-    for line in config.messages:
-        say(line)
-    select_device(config, say)
-    model_config = read_model_config(config)
-    tokenizer, template = open_tokenizer(config)
-    check_vocabulary(model_config, tokenizer)
-    for line in what_the_model_lacks(config, model_config, model_folder(config)):
-        say(line)
+    model_config, tokenizer, template = begin_training(config, say)
     generation = _generation_settings(model_folder(config))
     output_dir = Path(config.basic.output_dir).expanduser()
 

@@ -15,17 +15,13 @@ from erniekit.model.adapters.lora import trained_weights
 from erniekit.model.decoder import Decoder
 from erniekit.parameters import Config
 from erniekit.runners.adapters import adapter_plan
-from erniekit.runners.checks import check_vocabulary, what_the_model_lacks
 from erniekit.runners.wiring import (
     Say,
+    begin_training,
     first_weights,
-    model_folder,
     objective_from,
     open_model,
-    open_tokenizer,
-    read_model_config,
     sample_limits,
-    select_device,
     training_dataset,
     training_sources,
 )
@@ -53,14 +49,7 @@ def try_one_sample(config: Config, say: Say = print) -> bool:
     Raises:
         UserError: anything the user can mend.
     """
-    for line in config.messages:
-        say(line)
-    select_device(config, say)
-    model_config = read_model_config(config)
-    tokenizer, template = open_tokenizer(config)
-    check_vocabulary(model_config, tokenizer)
-    for line in what_the_model_lacks(config, model_config, model_folder(config)):
-        say(line)
+    model_config, tokenizer, template = begin_training(config, say)
     place, sample = first_sample(config, tokenizer, template, say)
     weights = first_weights(config)
     model = open_model(config, weights, say, adapters=adapter_plan(config, model_config))

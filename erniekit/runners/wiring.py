@@ -20,7 +20,13 @@ from erniekit.model.adapters.folder import base_model_of, is_adapter_folder
 from erniekit.parameters import Config
 from erniekit.parameters.sft import SftParameters
 from erniekit.runners.adapters import AdapterPlan, starts_from_adapters
-from erniekit.runners.checks import check_dense_mask, check_positions, with_predictions
+from erniekit.runners.checks import (
+    check_dense_mask,
+    check_positions,
+    check_vocabulary,
+    what_the_model_lacks,
+    with_predictions,
+)
 from erniekit.runners.hub_cache import chosen_hub
 from erniekit.runners.hubs import find_model_folder
 from erniekit.runners.known_steps import cache_folder, remember_steps
@@ -54,6 +60,23 @@ def select_device(config: Config, say: Say = print) -> str:
     else:
         config.refuse_unavailable_on_gpu()
     return device
+
+
+def begin_training(config: Config, say: Say = print) -> tuple[ModelConfig, Tokenizer, Template | None]:
+    """Say what there is to say of the configuration, choose the device, and open the model's small files.
+
+    Raises:
+        UserError: no such device or model, or its tokenizer belongs to another one.
+    """
+    for line in config.messages:
+        say(line)
+    select_device(config, say)
+    model_config = read_model_config(config)
+    tokenizer, template = open_tokenizer(config)
+    check_vocabulary(model_config, tokenizer)
+    for line in what_the_model_lacks(config, model_config, model_folder(config)):
+        say(line)
+    return model_config, tokenizer, template
 
 
 def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
