@@ -156,3 +156,27 @@ def test_a_batch_without_labels_has_no_log_probabilities(variant):
     hidden = decoder(*pack(IDS, [15, 40]))
     result = token_log_probabilities(decoder, hidden, paddle.full([1, 40], -100, "int64"), **variant)
     assert result.values.shape == [0] and result.positions.shape == [0]
+
+
+def test_the_fused_head_takes_no_more_memory_for_a_longer_pack(monkeypatch):
+    """Forward and backward of log-probabilities, besides what grows with the hidden states."""
+    vocabulary, hidden_size = 5000, 16
+    monkeypatch.setattr(head_module, "CHUNK_LOGITS", 32 * vocabulary)
+    decoder = tiny_model(vocab_size=vocabulary)
+    rng = np.random.default_rng(0)
+
+    def peak(tokens, **variant):
+        hidden = paddle.to_tensor(rng.standard_normal((1, tokens, hidden_size), np.float32), stop_gradient=False)
+        labels = paddle.to_tensor(rng.integers(0, vocabulary, (1, tokens)))
+        decoder.clear_gradients(set_to_zero=False)
+        paddle.base.core.host_memory_stat_reset_peak_value("Allocated", 0)
+        before = paddle.base.core.host_memory_stat_current_value("Allocated", 0)
+        values = token_log_probabilities(decoder, hidden, labels, **variant).values
+        (values * paddle.to_tensor(rng.standard_normal(tokens, np.float32))).sum().backward()
+        return paddle.base.core.host_memory_stat_peak_value("Allocated", 0) - before
+
+    short, long = peak(256, fused=True), peak(2048, fused=True)
+    of_positions = (2048 - 256) * (hidden_size + 8) * 4 * 3  # hidden states, their gradient, and numbers for each token
+    assert long < short + of_positions
+    assert long < 2048 * vocabulary * 4 / 5  # a fifth of the logits
+    assert peak(2048, sparse=True) > 2048 * vocabulary * 4  # which whole would show here
