@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import torch
 import transformers
 
@@ -72,6 +75,17 @@ CASES = {
             "tie_word_embeddings": False,
         },
     ),
+    "ernie4_5: tied": ("ernie4_5", {"tie_word_embeddings": True, "head_dim": 8}),
+    "ernie4_5: one key head, untied": (
+        "ernie4_5",
+        {"num_key_value_heads": 1, "tie_word_embeddings": False, "head_dim": 8},
+    ),
+    "ernie4_5: as many key heads, bias": ("ernie4_5", {"num_key_value_heads": 4, "use_bias": True, "head_dim": 8}),
+    "ernie4_5: odd head size": ("ernie4_5", {"head_dim": 18, "use_bias": True, "tie_word_embeddings": False}),
+    "ernie4_5: three layers, other theta and epsilon": (
+        "ernie4_5",
+        {"num_hidden_layers": 3, "rope_theta": 10000.0, "rms_norm_eps": 1e-3, "head_dim": 8},
+    ),
     "ernie4_5: linear scaling": ("ernie4_5", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "head_dim": 8}),
 }
 CLASSES = {
@@ -110,3 +124,23 @@ def random_model(family, seed=0, **shape):
             else:
                 parameter.normal_(0.0, 0.25)
     return model.eval()
+
+
+def record(model, path, ids, labels):
+    """Write the model, its logits and the gradients of its summed loss, with the versions that computed them."""
+    logits = model(input_ids=torch.tensor(ids[None])).logits
+    loss = torch.nn.functional.cross_entropy(logits[0], torch.tensor(labels), reduction="sum")
+    loss.backward()
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    np.savez_compressed(
+        path,
+        config=np.frombuffer(json.dumps(model.config.to_dict()).encode(), np.uint8),
+        versions=np.frombuffer(json.dumps(versions).encode(), np.uint8),
+        ids=ids,
+        labels=labels,
+        logits=logits[0].detach().numpy(),
+        loss=np.float32(loss.item()),
+        **{f"weight/{name}": parameter.detach().numpy() for name, parameter in model.named_parameters()},
+        **{f"gradient/{name}": parameter.grad.numpy() for name, parameter in model.named_parameters()},
+    )
+    print(f"{path}: {path.stat().st_size:,} bytes, {versions}")
