@@ -57,20 +57,19 @@ check-generated: $(VENV)/.cpu ## fail when a generated file is stale
 	$(BIN)/python tools/quickstart/make_data.py --check
 	$(BIN)/python tools/quickstart/make_model.py --check
 
+BENCHES := startup packing attention head_loss load export tokenise checkpoint host_memory
+BENCHES_TORCH := training_speed dpo moe
+
 bench: $(VENV)/.cpu ## the benchmarks that need no torch; results belong in docs/benchmarks.md
-	$(BIN)/python tools/bench/startup.py
-	$(BIN)/python tools/bench/packing.py
-	$(BIN)/python tools/bench/attention.py
-	$(BIN)/python tools/bench/head_loss.py
+	set -e; for name in $(BENCHES); do echo "== $$name"; $(BIN)/python tools/bench/$$name.py; done
 
 validate-examples: $(VENV)/.cpu ## validate every shipped configuration
 	$(BIN)/erniekit validate $(shell find examples/configs -name "*.yaml" -not -path "*/quickstart/*") > /dev/null
 	@# some of the quickstart's go on from the output of another
 	$(BIN)/erniekit validate examples/configs/quickstart/*.yaml model_name_or_path=examples/models/tiny-ernie > /dev/null
 
-bench-torch: $(VENV)/.parity ## training speed beside torch and transformers
-	$(BIN)/python tools/bench/training_speed.py
-	$(BIN)/python tools/bench/dpo.py
+bench-torch: $(VENV)/.parity ## training, preferences and experts beside torch, transformers and trl
+	set -e; for name in $(BENCHES_TORCH); do echo "== $$name"; $(BIN)/python tools/bench/$$name.py; done
 
 clean: ## remove the virtual environment and outputs
 	rm -rf $(VENV) output .pytest_cache .ruff_cache .mypy_cache .hypothesis
