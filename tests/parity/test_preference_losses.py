@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import numpy as np
+import paddle
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,9 +14,9 @@ trl = pytest.importorskip("trl")
 
 from erniekit.data.batches import collate  # noqa: E402
 from erniekit.data.pairs import Answer, join_pair  # noqa: E402
-from erniekit.model.weights import save_model_folder  # noqa: E402
-from erniekit.training.preference import answer_log_probabilities  # noqa: E402
-from erniekit.training.preference_losses import LOSSES  # noqa: E402
+from erniekit.model.weights import named_weights, save_model_folder  # noqa: E402
+from erniekit.training.preference import answer_log_probabilities, preference  # noqa: E402
+from erniekit.training.preference_losses import LOSSES, PreferenceSettings  # noqa: E402
 
 from ..model.tiny import tiny_model  # noqa: E402
 from ..training.test_recorded_preferences import CASES, LOG_PROBABILITIES, RECORDED, ours  # noqa: E402
@@ -23,20 +24,24 @@ from ..training.test_recorded_preferences import CASES, LOG_PROBABILITIES, RECOR
 pytestmark = pytest.mark.parity
 
 
-def theirs(name, beta, smoothing):
-    """Losses and gradients of trl for the chosen and rejected log-probabilities."""
-    chosen, rejected, ref_chosen, ref_rejected = (torch.tensor(row, dtype=torch.float32) for row in LOG_PROBABILITIES)
-    chosen.requires_grad_(), rejected.requires_grad_()
+def trl_losses(name, beta, smoothing, chosen, rejected, ref_chosen, ref_rejected):
+    """trl's own functions, called on what they read of a trainer."""
     fake = SimpleNamespace(
         accelerator=SimpleNamespace(device="cpu"), reference_free=False, f_divergence_type="reverse_kl",
         beta=beta, label_smoothing=smoothing, loss_type=name, simpo_gamma=0.7,
     )  # fmt: skip
     if name == "simpo":
-        losses = trl.CPOTrainer.cpo_loss(fake, chosen, rejected)[0]
-    elif name == "orpo":
-        losses = -trl.ORPOTrainer.odds_ratio_loss(fake, chosen, rejected)[0]
-    else:
-        losses = trl.DPOTrainer.dpo_loss(fake, chosen, rejected, ref_chosen, ref_rejected, name)[0]
+        return trl.CPOTrainer.cpo_loss(fake, chosen, rejected)[0]
+    if name == "orpo":
+        return -trl.ORPOTrainer.odds_ratio_loss(fake, chosen, rejected)[0]
+    return trl.DPOTrainer.dpo_loss(fake, chosen, rejected, ref_chosen, ref_rejected, name)[0]
+
+
+def theirs(name, beta, smoothing):
+    """Losses and gradients of trl for the chosen and rejected log-probabilities."""
+    chosen, rejected, *reference = (torch.tensor(row, dtype=torch.float32) for row in LOG_PROBABILITIES)
+    chosen.requires_grad_(), rejected.requires_grad_()
+    losses = trl_losses(name, beta, smoothing, chosen, rejected, *reference)
     losses.sum().backward()
     return [losses.detach().numpy(), chosen.grad.numpy(), rejected.grad.numpy()]
 
@@ -78,6 +83,45 @@ def test_log_probabilities_of_packed_pairs_are_those_of_transformers(tmp_path):
                 logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
             logps = trl.trainer.utils.selective_log_softmax(logits, torch.tensor(answer))
             assert float(value) == pytest.approx(float(logps.sum()), abs=1e-5 * len(answer))
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "nca_pair", "simpo", "orpo"])
+def test_gradients_of_packed_pairs_are_those_of_transformers_and_trl(name, tmp_path):
+    """Of every weight: two rows of packed pairs here, whole dialogues one by one there."""
+    transformers = pytest.importorskip("transformers")
+    decoder, beta = tiny_model(tie_word_embeddings=False), 0.3
+    save_model_folder(decoder, tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    rng = np.random.default_rng(4)
+    tokens = [
+        [rng.integers(1, 53, length).tolist() for length in lengths] for lengths in [(9, 4, 6), (3, 11, 2), (1, 5, 5)]
+    ]
+    samples = [join_pair(prompt, Answer(a, a), Answer(b, b)) for prompt, a, b in tokens]
+    batch = collate([samples[:2], samples[2:]], [[0, 1], [2]], 0, pairs=True)
+    constants = rng.normal(-20, 3, (2, 3)).astype(np.float32)
+    settings = PreferenceSettings(loss_type=name, beta=beta, simpo_gamma=0.7)
+    found = preference(settings, lambda batch: tuple(map(paddle.to_tensor, constants))).loss(decoder, batch)
+    found.loss_sum.backward()
+
+    sums, lengths = [], []
+    for prompt, *answers in tokens:
+        for answer in answers:
+            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+            sums.append(trl.trainer.utils.selective_log_softmax(logits, torch.tensor(answer)).sum())
+            lengths.append(len(answer))
+    sums, lengths = torch.stack(sums), torch.tensor(lengths)
+    answers = (sums / lengths if LOSSES[name].of_means else sums).reshape(-1, 2)
+    loss = trl_losses(name, beta, 0.0, answers[:, 0], answers[:, 1], *map(torch.tensor, constants)).sum()
+    if name == "orpo":
+        loss = loss - answers[:, 0].sum()
+    loss.backward()
+    assert float(found.loss_sum) == pytest.approx(loss.item(), rel=1e-5)
+    theirs_by_name = {key: weight.grad.numpy() for key, weight in model.named_parameters()}
+    for key, weight in named_weights(decoder).items():
+        expected = theirs_by_name[key].T if key.endswith("_proj.weight") else theirs_by_name[key]
+        scale = np.abs(expected).max()
+        assert scale > 0
+        np.testing.assert_allclose(weight.grad.numpy(), expected, atol=1e-4 * scale, err_msg=key)
 
 
 def record():

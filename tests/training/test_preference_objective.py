@@ -173,6 +173,15 @@ def test_figures_are_numbers_and_those_that_mean_something(name, reference):
     assert 0 <= sums["reward_accuracy"] <= batch.pairs.count
 
 
+def test_the_weights_of_the_parts():
+    """ORPO's own SFT loss counts as a part of it, the one that is asked for on top does not."""
+    decoder, batch = tiny_model(), batch_of((6, 4, 7), (3, 5, 2))
+    for name, own in (("orpo", 1.0), ("simpo", 0.0)):
+        found = preference(settings_of(name, pref_loss_ratio=0.5, sft_loss_ratio=0.25)).loss(decoder, batch)
+        part, sft = float(found.sums["preference_loss"]), float(found.sums["sft_loss"])
+        assert float(found.loss_sum) == pytest.approx(0.5 * (part + own * sft) + 0.25 * sft, rel=1e-6)
+
+
 def test_a_loss_without_a_reference_never_asks_for_one():
     def refuse(batch):
         raise AssertionError("asked")
