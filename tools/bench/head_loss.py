@@ -1,10 +1,12 @@
 """Time and memory of head and loss: plain, sparse (only positions with labels) and fused (in chunks).
 
     python tools/bench/head_loss.py [--tokens 4096] [--vocabulary 103424] [--hidden 1024] [--targets 0.3]
+                                    [--log-probabilities]
 
 The defaults are ERNIE-4.5-0.3B's head over a pack of 4,096 tokens of which 30% are targets. Every figure comes from a
 fresh process: forward and backward, gradients of hidden states and head included; "peak" is how far resident memory
-rose above its level before the first call. Prints a markdown table.
+rose above its level before the first call. Prints a markdown table. With --log-probabilities, what preference training
+takes: the log-probability of every target, whose gradient is known only after all of them.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def measure(variant: str, args: argparse.Namespace) -> dict[str, float]:
 
     from erniekit.model.configuration import ModelConfig
     from erniekit.model.decoder import Decoder
-    from erniekit.model.head import token_loss
+    from erniekit.model.head import token_log_probabilities, token_loss
 
     config = ModelConfig(
         vocab_size=args.vocabulary,
@@ -60,7 +62,10 @@ def measure(variant: str, args: argparse.Namespace) -> dict[str, float]:
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
-        loss = token_loss(decoder, hidden, labels, **VARIANTS[variant]).loss_sum
+        if args.log_probabilities:
+            loss = -token_log_probabilities(decoder, hidden, labels, **VARIANTS[variant]).values.sum()
+        else:
+            loss = token_loss(decoder, hidden, labels, **VARIANTS[variant]).loss_sum
         loss.backward()
         seconds.append(time.perf_counter() - start)
         decoder.clear_gradients(set_to_zero=False)
@@ -75,6 +80,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=103424)
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--targets", type=float, default=0.3, help="share of positions with a label")
+    parser.add_argument("--log-probabilities", action="store_true", help="instead of the summed loss")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--measure", choices=VARIANTS, help=argparse.SUPPRESS)
     args = parser.parse_args()
