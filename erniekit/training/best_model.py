@@ -83,3 +83,10 @@ def judge(best: BestSoFar, record: Mapping[str, Any], step: int, settings: BestS
 def out_of_patience(best: BestSoFar, settings: BestSettings) -> bool:
     """Whether training should stop."""
     return best.is_under(settings) and 0 < settings.patience <= best.without_progress
+
+
+def why_it_stops(best: BestSoFar, settings: BestSettings) -> str:
+    """The line for a run that is out of patience."""
+    by = f" by more than {settings.threshold:g}" if settings.threshold else ""
+    found = "" if best.value is None else f"; its best is {best.value:.4g}, at step {best.step}"
+    return f"stopping early: {best.metric} has not improved{by} in {best.without_progress} evaluations{found}"

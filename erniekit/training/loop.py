@@ -16,7 +16,7 @@ from paddle.nn import Layer
 from paddle.optimizer import AdamW
 
 from erniekit.errors import TrainingError
-from erniekit.training.best_model import BestSoFar, judge, out_of_patience
+from erniekit.training.best_model import BestSoFar, judge, out_of_patience, why_it_stops
 from erniekit.training.callbacks import notify
 from erniekit.training.checkpoint import (
     TrainerState,
@@ -225,11 +225,7 @@ class Trainer:
         if self.evaluation_plan is not None and happens(settings.evaluation_strategy, settings.eval_steps):
             is_best = judge(state.best, self.evaluate().record(), state.step, settings.best)
             if self._stops_early():
-                self.say(
-                    f"stopping early: {settings.best.metric_for_best_model} has not improved for "
-                    f"{state.best.without_progress} evaluations; its best was {state.best.value:.4g} at step "
-                    f"{state.best.step}"
-                )
+                self.say(why_it_stops(state.best, settings.best))
         if happens(settings.save_strategy, settings.save_steps) or (is_best and settings.best.load_best_model_at_end):
             self._save()
 
