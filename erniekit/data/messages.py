@@ -5,7 +5,7 @@ from __future__ import annotations
 from erniekit.data.conversation import ASSISTANT, TOOL_ROLES, USER, Turn
 from erniekit.data.problems import shorten
 from erniekit.data.record_values import MalformedError, described, flag_of, text_of
-from erniekit.data.tool_calls import call_fields, calls_of, result_fields
+from erniekit.data.tool_calls import call_fields, calls_of, refuse_calls, result_fields
 
 
 def dialogue(messages: object, name: str, *, tools: bool = False) -> tuple[str, list[Turn]]:
@@ -13,7 +13,7 @@ def dialogue(messages: object, name: str, *, tools: bool = False) -> tuple[str, 
 
     Args:
         name: of the field, for messages.
-        tools: whether assistants may call tools.
+        tools: whether assistants may call tools; calls are refused otherwise.
 
     Raises:
         MalformedError: it is no such list.
@@ -26,6 +26,8 @@ def dialogue(messages: object, name: str, *, tools: bool = False) -> tuple[str, 
         place = f"{name}[{number}]"
         if not isinstance(message, dict):
             raise MalformedError(place, "an object with role and content", shorten(message))
+        if not tools:
+            refuse_calls(message, place)
         role = message.get("role")
         previous = turns[-1] if turns else None
         calls = calls_of(message, place) if tools and role == ASSISTANT else []

@@ -90,7 +90,7 @@ def _response(response: object, name: str) -> list[Turn]:
 
 def _alpaca(record: dict) -> Preference:
     _require(record, "chosen", "rejected")
-    name = "question" if "question" in record else "instruction"
+    name = _name_of_question(record)
     parts = [text_of(record.get(name), name), optional_text(record, "input")]
     question = "\n".join(part for part in parts if part)
     if not question:
@@ -101,8 +101,17 @@ def _alpaca(record: dict) -> Preference:
     return _pair(prompt, chosen, rejected, _score_difference(record), "rejected")
 
 
+def _name_of_question(record: dict) -> str:
+    given = [name for name in ("question", "instruction") if record.get(name) is not None]
+    if len(given) == 2 and all(record[name] for name in given):
+        raise MalformedError("instruction", "nothing beside `question`, which it stands for", shorten(record[given[1]]))
+    return next((name for name in given if record[name]), given[0] if given else "question")
+
+
 def _messages(record: dict) -> Preference:
     _require(record, "chosen", "rejected")
+    if record.get("tools"):
+        raise MalformedError("tools", "none (pairs cannot hold calls yet)", shorten(record["tools"]))
     answers = [record.get(name) for name in ("chosen", "rejected")]
     if record.get("prompt") is None or all(_is_whole_dialogue(answer) for answer in answers):
         return _whole_dialogues(record)

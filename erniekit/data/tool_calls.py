@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from erniekit.data.fields import CALL_FIELDS
 from erniekit.data.problems import shorten
 from erniekit.data.record_values import MalformedError, described, text_of
 
@@ -52,6 +53,13 @@ def calls_of(message: dict, name: str) -> list[dict[str, Any]]:
         if not isinstance(arguments, dict):
             raise MalformedError(f"{place}.function.arguments", "a JSON object", described(arguments))
     return calls
+
+
+def refuse_calls(message: dict, name: str) -> None:
+    """For messages of pairs, which cannot hold calls: without one another answer would be trained than is written."""
+    for field in sorted(CALL_FIELDS):
+        if message.get(field):
+            raise MalformedError(f"{name}.{field}", "no calls (pairs cannot hold them yet)", shorten(message[field]))
 
 
 def call_fields(message: dict, calls: list[dict[str, Any]]) -> dict[str, Any]:

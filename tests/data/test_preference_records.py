@@ -23,6 +23,9 @@ def message(role, content, **more):
     return {"role": role, "content": content, **more}
 
 
+CALLING = message("assistant", "I add.", tool_calls=[{"function": {"name": "add", "arguments": {}}}])
+
+
 def shown(turns):
     return [(turn.role, turn.content, turn.trained) for turn in turns]
 
@@ -40,8 +43,10 @@ ALPACA = {"question": "q", "chosen": "good", "rejected": "bad"}
         ({**ERNIEKIT, "response": [["bad"], ["good"]], "sort": [0, 1]}, "erniekit"),
         (ALPACA, "alpaca"),
         ({"instruction": "q", "chosen": "good", "rejected": "bad"}, "alpaca"),
+        ({"question": None, "instruction": "q", "chosen": "good", "rejected": "bad"}, "alpaca"),
         (MESSAGES, "messages"),
         ({**MESSAGES, "prompt": "q", "chosen": "good"}, "messages"),
+        ({**MESSAGES, "chosen": [message("assistant", "good", tool_calls=None)], "tools": []}, "messages"),
         (
             {
                 "chosen": [message("user", "q"), message("assistant", "good")],
@@ -178,6 +183,11 @@ def test_alpaca_histories_belong_to_the_prompt(read):
         ({**ALPACA, "chosen": 3}, "alpaca", "chosen", "an answer: a text, or a list of turns"),
         ({**ERNIEKIT, "sort": [10**400, 0]}, "erniekit", "sort[0]", "a number of at most 1e+30"),
         ({**ALPACA, "score_chosen": float("inf"), "score_rejected": 0}, "alpaca", "score_chosen", "a number of at"),
+        ({**ALPACA, "instruction": "i"}, "alpaca", "instruction", "nothing beside `question`"),
+        ({"chosen": "a", "rejected": "b"}, "alpaca", "question", "a string"),
+        ({**MESSAGES, "tools": [{"name": "f"}]}, "messages", "tools", "none (pairs cannot hold calls yet)"),
+        ({**MESSAGES, "chosen": [CALLING]}, "messages", "chosen[0].tool_calls", "no calls"),
+        (dialogues(QUESTION, CALLING, QUESTION), "messages", "chosen[1].tool_calls", "no calls"),
     ],
 )  # fmt: skip
 def test_bad_pairs_are_told_with_their_place(read, record, kind, field, expected):
