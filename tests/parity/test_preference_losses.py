@@ -85,11 +85,11 @@ def test_log_probabilities_of_packed_pairs_are_those_of_transformers(tmp_path):
             assert float(value) == pytest.approx(float(logps.sum()), abs=1e-5 * len(answer))
 
 
-@pytest.mark.parametrize("name", ["sigmoid", "nca_pair", "simpo", "orpo"])
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, _, _ in CASES))
 def test_gradients_of_packed_pairs_are_those_of_transformers_and_trl(name, tmp_path):
     """Of every weight: two rows of packed pairs here, whole dialogues one by one there."""
     transformers = pytest.importorskip("transformers")
-    decoder, beta = tiny_model(tie_word_embeddings=False), 0.3
+    decoder, beta, smoothing = tiny_model(tie_word_embeddings=False), 0.3, 0.1 if name == "robust" else 0.0
     save_model_folder(decoder, tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     rng = np.random.default_rng(4)
@@ -99,7 +99,7 @@ def test_gradients_of_packed_pairs_are_those_of_transformers_and_trl(name, tmp_p
     samples = [join_pair(prompt, Answer(a, a), Answer(b, b)) for prompt, a, b in tokens]
     batch = collate([samples[:2], samples[2:]], [[0, 1], [2]], 0, pairs=True)
     constants = rng.normal(-20, 3, (2, 3)).astype(np.float32)
-    settings = PreferenceSettings(loss_type=name, beta=beta, simpo_gamma=0.7)
+    settings = PreferenceSettings(loss_type=name, beta=beta, label_smoothing=smoothing, simpo_gamma=0.7)
     found = preference(settings, lambda batch: tuple(map(paddle.to_tensor, constants))).loss(decoder, batch)
     found.loss_sum.backward()
 
@@ -111,7 +111,7 @@ def test_gradients_of_packed_pairs_are_those_of_transformers_and_trl(name, tmp_p
             lengths.append(len(answer))
     sums, lengths = torch.stack(sums), torch.tensor(lengths)
     answers = (sums / lengths if LOSSES[name].of_means else sums).reshape(-1, 2)
-    loss = trl_losses(name, beta, 0.0, answers[:, 0], answers[:, 1], *map(torch.tensor, constants)).sum()
+    loss = trl_losses(name, beta, smoothing, answers[:, 0], answers[:, 1], *map(torch.tensor, constants)).sum()
     if name == "orpo":
         loss = loss - answers[:, 0].sum()
     loss.backward()
