@@ -54,12 +54,16 @@ def evaluation_config(named: Path, overrides: Sequence[str]) -> Config:
         )
         raise ConfigurationError(f"{named}: {what}\n  Name the configuration of the run: erniekit eval CONFIG")
     words = ["do_train=false", "do_eval=true", *overrides]
+    if any(word.startswith("model_name_or_path=") for word in overrides):  # whose weights are meant, not random ones
+        words.insert(0, "continue_training=true")
     if named.is_dir():  # nothing of how that run began is meant
         words = ["resume_from_checkpoint=false", "init_from_checkpoint=", *words]
     config = _load(file, words)
     if any(config.origin(name) == "command line" and config[name] for name in _CHOOSES_A_MODEL):
         return config
-    trained = find_trained_model(named, config)
+    # output_dir on the command line is where results go; the model is where the run has left it
+    of_the_run = _load(file, [word for word in words if not word.startswith("output_dir=")])
+    trained = find_trained_model(named, of_the_run)
     start = config.basic.model_name_or_path
     if trained.is_adapter:
         return _load(file, [*words, "lora=true", f"lora_path={trained.folder}"])

@@ -56,9 +56,23 @@ def test_the_model_that_a_run_has_left_is_evaluated(trained: Any, tmp_path: Path
     earlier, _ = evaluate(trained.output / "checkpoint-2", "eval_answers=0")
     assert earlier.loss != last.loss
     # a model that the command line names comes first
-    other, said = evaluate(tmp_path / "config.yaml", f"model_name_or_path={trained.output / 'checkpoint-2'}",
-                           "continue_training=true", "eval_answers=0")  # fmt: skip
+    chosen = f"model_name_or_path={trained.output / 'checkpoint-2'}"
+    other, _ = evaluate(tmp_path / "config.yaml", chosen, "eval_answers=0")
     assert other.loss == pytest.approx(earlier.loss, rel=1e-6)
+    fresh, said = evaluate(tmp_path / "config.yaml", chosen, "continue_training=false", "eval_answers=0")
+    assert fresh.loss > other.loss and "evaluation of random weights" in said
+
+
+def test_results_may_go_elsewhere(trained: Any, tmp_path: Path) -> None:
+    """What the run left stays as it is."""
+    before = {path.name: path.stat().st_mtime_ns for path in trained.output.iterdir()}
+    for number, named in enumerate((tmp_path / "config.yaml", trained.output, trained.output / "checkpoint-4")):
+        elsewhere = tmp_path / f"elsewhere-{number}"
+        result, _ = evaluate(named, f"output_dir={elsewhere}", "eval_answers=1")
+        assert result.loss == pytest.approx(trained.result.evaluation.loss, rel=1e-6)
+        found = {path.name for path in elsewhere.iterdir() if not path.name.startswith(".")}
+        assert found == {"eval_results.json", "eval_samples.jsonl"}
+    assert before == {path.name: path.stat().st_mtime_ns for path in trained.output.iterdir()}
 
 
 def test_every_file_has_its_figures(trained: Any, records: Path, second: Path, tmp_path: Path) -> None:
