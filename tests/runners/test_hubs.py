@@ -323,7 +323,7 @@ def test_each_parameter_makes_preview_and_train_use_its_hub(hub, server, tiny_mo
                             **{hub.parameter: True}), say=lambda line: None)  # fmt: skip
 
 
-def test_generate_fetches_its_model_and_prints_only_the_answer(server, tiny_model, train, capsys):
+def test_generate_fetches_its_model_and_prints_only_the_answer(server, tiny_model, train, capsys, tmp_path):
     pytest.importorskip("huggingface_hub")
     output = train(max_steps=1).output
     files = {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
@@ -337,6 +337,10 @@ def test_generate_fetches_its_model_and_prints_only_the_answer(server, tiny_mode
     assert printed.out == answer
     assert f"model: our-group/trained (revision main, commit {COMMIT}) from the Hugging Face Hub" in printed.err
     assert "training_log.jsonl" not in server.downloaded()
+    (tmp_path / "prompts.txt").write_text("What is 2 + 3?\n")
+    words[:2] = ["--prompts", str(tmp_path / "prompts.txt")]
+    assert main(["generate", "our-group/trained", "--from-hf-hub", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["answer"] == answer.rstrip("\n")
     assert main(["generate", "our-group/trained", *words]) == 2
     assert "--from-hf-hub" in capsys.readouterr().err
 
