@@ -63,6 +63,20 @@ def test_the_model_that_a_run_has_left_is_evaluated(trained: Any, tmp_path: Path
     assert fresh.loss > other.loss and "evaluation of random weights" in said
 
 
+def test_a_folder_is_evaluated_as_far_as_its_configuration(
+    train: Callable[..., Any], records: Path, tmp_path: Path
+) -> None:
+    """A run leaves its resolved configuration, with one batch and no answers where its own said nothing."""
+    run = train(do_eval=True, eval_dataset_path=str(records), per_device_eval_batch_size=1)
+    stored = (run.output / "training_config.yaml").read_text()
+    assert "max_evaluate_steps: 1\n" in stored and "eval_answers: 0\n" in stored
+    for named in (tmp_path / "config.yaml", run.output):
+        config = evaluation_config(named, [])
+        assert (config.evaluation.max_evaluate_steps, config.evaluation.eval_answers) == (-1, 100)
+        config = evaluation_config(named, ["max_evaluate_steps=1", "eval_answers=0"])
+        assert (config.evaluation.max_evaluate_steps, config.evaluation.eval_answers) == (1, 0)
+
+
 def test_results_may_go_elsewhere(trained: Any, tmp_path: Path) -> None:
     """What the run left stays as it is."""
     before = {path.name: path.stat().st_mtime_ns for path in trained.output.iterdir()}
@@ -214,3 +228,26 @@ def test_an_evaluation_on_its_own_is_refused_before_it_begins(
         other.stdin.close()
         other.stdout.close()
         other.wait()
+
+
+def test_the_best_adapters_are_what_a_run_leaves(
+    train: Callable[..., Any], tiny_base: Path, records: Path, second: Path
+) -> None:
+    """A greater loss taken for a better one makes the first evaluation the best, before and after a resume."""
+    values = {
+        "model_name_or_path": str(tiny_base), "continue_training": True, "lora": True, "lora_rank": 4, "do_eval": True,
+        "eval_dataset_path": [str(records), str(second)], "eval_steps": 1, "max_evaluate_steps": -1, "load_best": True,
+        "greater_is_better": True, "save_strategy": "steps", "save_steps": 100, "save_total_limit": 1,
+        "report_to": "visualdl", "max_steps": 3,
+    }  # fmt: skip
+    run = train(**values)
+    best = (run.output / "checkpoint-1/adapter_model.safetensors").read_bytes()
+    assert (run.output / "adapter_model.safetensors").read_bytes() == best
+    assert (run.output / "checkpoint-3/adapter_model.safetensors").read_bytes() != best
+    results = json.loads((run.output / "train_results.json").read_text())
+    assert results["best_step"] == 1
+    result, _ = evaluate(run.output, "eval_answers=0")
+    assert result.loss == pytest.approx(results["best_eval_loss"], rel=1e-6)
+    resumed = train(**{**values, "max_steps": 5, "resume_from_checkpoint": True})
+    assert sorted(path.name for path in run.output.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-5"]
+    assert (resumed.output / "adapter_model.safetensors").read_bytes() == best
