@@ -17,7 +17,9 @@ def run(arguments: list[str]) -> int:
         epilog="Example: erniekit eval examples/configs/quickstart/sft.yaml eval_answers=50",
     )
     parser.add_argument("model", type=Path, help="the configuration of a run, its output_dir, or a checkpoint of it")
-    parser.add_argument("overrides", nargs="*", metavar="name=value", help="parameters that override the run's")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="name=value", help="parameters that override the run's"
+    )
     options = parse_with_overrides(parser, arguments)
     import_paddle()
     from erniekit.runners.evaluate import evaluation_config, run_evaluation

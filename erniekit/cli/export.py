@@ -23,7 +23,11 @@ def run(arguments: list[str]) -> int:
     )
     parser.add_argument("model", type=Path, help="the configuration of a run, its output_dir, or a checkpoint")
     parser.add_argument(
-        "overrides", nargs="*", metavar="name=value", help="parameters: max_shard_size, overwrite_output_dir, ..."
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="name=value",
+        help="parameters: max_shard_size, overwrite_output_dir, ...",
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write")
     parser.add_argument(

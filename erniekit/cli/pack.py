@@ -17,7 +17,9 @@ def run(arguments: list[str]) -> int:
         epilog="Example: erniekit pack examples/configs/quickstart/sft.yaml --output data/sft-packed",
     )
     parser.add_argument("config", type=Path, help="YAML or JSON file of parameters")
-    parser.add_argument("overrides", nargs="*", metavar="name=value", help="parameters that override the file")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="name=value", help="parameters that override the file"
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write; new or empty")
     options = parse_with_overrides(parser, arguments)
     config = Config.load(options.config, options.overrides, verb="preview")

@@ -18,7 +18,9 @@ def run(arguments: list[str]) -> int:
         "what the chat template adds.",
     )
     parser.add_argument("config", type=Path, help="YAML or JSON file of parameters")
-    parser.add_argument("overrides", nargs="*", metavar="name=value", help="parameters that override the file")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="name=value", help="parameters that override the file"
+    )
     parser.add_argument("--rows", type=_count, default=1, help="how many packs to show (default 1)")
     parser.add_argument("--documents", type=_count, default=8, help="how many documents of each pack (default 8)")
     parser.add_argument("--no-color", action="store_true", help="mark trained tokens with [[ ]] instead of a colour")

@@ -17,7 +17,9 @@ def run(arguments: list[str]) -> int:
         epilog="Example: erniekit split models/ERNIE-4.5-21B --output models/ERNIE-4.5-21B-2GB max_shard_size=2",
     )
     parser.add_argument("folder", type=Path, help="a folder with model.safetensors, or shards and their index")
-    parser.add_argument("overrides", nargs="*", metavar="name=value", help="max_shard_size (GB), overwrite_output_dir")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="name=value", help="max_shard_size (GB), overwrite_output_dir"
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write")
     options = parse_with_overrides(parser, arguments)
     config = Config.load(None, options.overrides, verb="split")

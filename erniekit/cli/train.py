@@ -24,7 +24,9 @@ def train_parser(verb: str, description: str, epilog: str) -> argparse.ArgumentP
     """The words of a verb that trains."""
     parser = argparse.ArgumentParser(prog=f"erniekit {verb}", description=description, epilog=epilog)
     parser.add_argument("config", type=Path, help="YAML or JSON file of parameters")
-    parser.add_argument("overrides", nargs="*", metavar="name=value", help="parameters that override the file")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="name=value", help="parameters that override the file"
+    )
     parser.add_argument(
         "--try",
         dest="try_one_sample",

@@ -178,7 +178,7 @@ def open_reference_model(config: Config, say: Say = print) -> Decoder:
         return open_model(
             config, first_weights(config), _silent, adapters=adapter_plan(config, read_model_config(config))
         )
-    folder = find_model_folder(name, chosen_hub(config), weights=True)
+    folder = find_model_folder(name, chosen_hub(config), weights=True, parameter="ref_model_name_or_path")
     if is_adapter_folder(folder):
         raise ModelFileError(
             f"ref_model_name_or_path: {folder} holds adapters.\n"

@@ -34,6 +34,8 @@ from erniekit.training.evaluation import EvaluationResult, evaluate
 from erniekit.training.objectives import Objective
 
 SAMPLES_SHOWN = 3
+# defaults of a training, which the configuration that it leaves writes out, and what an evaluation on its own takes
+_DEFAULTS = {"max_evaluate_steps": (1, -1), "eval_answers": (0, 100)}
 _CHOOSES_A_MODEL = ("model_name_or_path", "init_from_checkpoint", "lora_path")
 
 
@@ -59,6 +61,9 @@ def evaluation_config(named: Path, overrides: Sequence[str]) -> Config:
     if named.is_dir():  # nothing of how that run began is meant
         words = ["resume_from_checkpoint=false", "init_from_checkpoint=", *words]
     config = _load(file, words)
+    if named.is_dir():
+        words = [*_own_defaults(config), *words]
+        config = _load(file, words)
     if any(config.origin(name) == "command line" and config[name] for name in _CHOOSES_A_MODEL):
         return config
     # output_dir on the command line is where results go; the model is where the run has left it
@@ -72,6 +77,14 @@ def evaluation_config(named: Path, overrides: Sequence[str]) -> Config:
     if config.basic.stage == "DPO" and not config.dpo.ref_model_name_or_path and config.basic.continue_training:
         words.append(f"ref_model_name_or_path={start}")
     return _load(file, words)
+
+
+def _own_defaults(config: Config) -> list[str]:
+    """Words for what `config`, as a training has left it, does not say otherwise."""
+    names = [name for name, (trainings, _) in _DEFAULTS.items() if config[name] == trainings]
+    if config.basic.stage == "PT":
+        names = [name for name in names if name != "eval_answers"]  # there are no dialogues
+    return [f"{name}={_DEFAULTS[name][1]}" for name in names]
 
 
 def _load(file: Path, words: Sequence[str]) -> Config:

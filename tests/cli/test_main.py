@@ -85,6 +85,12 @@ def test_wrong_option_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unrecognized arguments: --loud" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("verb", "needed"), [("train", "config"), ("dpo", "config"), ("eval", "model")])
+def test_only_what_is_needed_is_asked_for(verb: str, needed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb]) == 2
+    assert capsys.readouterr().err.endswith(f"the following arguments are required: {needed}\n")
+
+
 def test_reader_that_goes_away_is_no_error() -> None:
     command = f"set -o pipefail; {sys.executable} -m erniekit params | head -1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, cwd=ROOT)
