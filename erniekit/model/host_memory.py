@@ -18,7 +18,7 @@ def keep_freed_memory() -> bool:
 
     By default glibc asks the kernel for every block above 32 MB and returns it when it is freed, and the kernel clears
     each page again. Training frees and takes the same large blocks at every step: with ERNIE-4.5-0.3B's shapes this
-    spends 30% of the step. Peak memory grows by about a tenth, through gaps between blocks.
+    spends 15 to 30% of the step. Peak memory grows by a tenth to a fifth, through gaps between blocks.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
