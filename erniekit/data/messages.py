@@ -28,29 +28,29 @@ def dialogue(messages: object, name: str, *, tools: bool = False) -> tuple[str, 
             raise MalformedError(place, "an object with role and content", shorten(message))
         if not tools:
             refuse_calls(message, place)
-        role = message.get("role")
-        previous = turns[-1] if turns else None
-        calls = calls_of(message, place) if tools and role == ASSISTANT else []
-        if tools and role in TOOL_ROLES and previous is not None and _takes_result(previous):
-            result = result_fields(message, place)
-            turns.append(Turn(role, result["content"], fields=result))
-            continue
-        if calls and message.get("content") is None:
-            content = ""
+        if number == 0 and message.get("role") == "system":
+            system = text_of(message.get("content"), f"{place}.content")
         else:
-            content = text_of(message.get("content"), f"{place}.content")
-        if role == "system" and number == 0:
-            system = content
-            continue
-        expected = _expected_role(previous)
-        if role != expected:
-            first = "system or " if number == 0 else ""
-            raise MalformedError(f"{place}.role", f"{first}{expected}", described(role))
-        if not content and not calls:
-            raise MalformedError(f"{place}.content", "a text", "an empty string")
-        fields = call_fields(message, calls) if calls else None
-        turns.append(Turn(role, content, role == ASSISTANT and _is_trained(message, place), fields))
+            turns.append(_turn(message, place, turns[-1] if turns else None, tools, may_be_system=number == 0))
     return system, turns
+
+
+def _turn(message: dict, place: str, previous: Turn | None, tools: bool, *, may_be_system: bool) -> Turn:
+    role = message.get("role")
+    if tools and role in TOOL_ROLES and previous is not None and _takes_result(previous):
+        result = result_fields(message, place)
+        return Turn(role, result["content"], fields=result)
+    calls = calls_of(message, place) if tools and role == ASSISTANT else []
+    without_text = calls and message.get("content") is None
+    content = "" if without_text else text_of(message.get("content"), f"{place}.content")
+    expected = _expected_role(previous)
+    if role != expected:
+        system_or = "system or " if may_be_system else ""
+        raise MalformedError(f"{place}.role", f"{system_or}{expected}", described(role))
+    if not content and not calls:
+        raise MalformedError(f"{place}.content", "a text", "an empty string")
+    fields = call_fields(message, calls) if calls else None
+    return Turn(role, content, role == ASSISTANT and _is_trained(message, place), fields)
 
 
 def _takes_result(turn: Turn) -> bool:

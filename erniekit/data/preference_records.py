@@ -17,7 +17,15 @@ from erniekit.data.conversation import ASSISTANT, USER, Conversation, Preference
 from erniekit.data.fields import SCORES
 from erniekit.data.messages import dialogue
 from erniekit.data.problems import shorten
-from erniekit.data.record_values import MalformedError, described, flag_of, history_of, optional_text, text_of, texts_of
+from erniekit.data.record_values import (
+    MalformedError,
+    described,
+    history_of,
+    optional_text,
+    split_system,
+    text_of,
+    texts_of,
+)
 
 LARGEST_SCORE = 1e30  # differences are kept in float32
 
@@ -41,16 +49,7 @@ def _erniekit(record: dict) -> Preference:
     answers = texts_of(record, "tgt") if record.get("tgt") not in (None, [], "") else []
     if len(questions) != len(answers) + 1:
         raise MalformedError("tgt", f"one item fewer than src ({len(questions) - 1})", f"{len(answers)}")
-    system = optional_text(record, "system")
-    if flag_of(record.get("is_system", 0), "is_system"):
-        system = system or questions[0]
-        questions, answers = questions[1:], answers[1:]
-        if not questions:
-            raise MalformedError("src", "an exchange after the system text (is_system is 1)", "only the system text")
-    for name, texts in (("src", questions), ("tgt", answers)):
-        for number, text in enumerate(texts):
-            if not text:
-                raise MalformedError(f"{name}[{number}]", "a text", "an empty string")
+    system, questions, answers = split_system(record, questions, answers)
     turns = [Turn(USER, questions[0])]
     for answer, question in zip(answers, questions[1:], strict=True):
         turns += [Turn(ASSISTANT, answer), Turn(USER, question)]

@@ -67,3 +67,21 @@ def history_of(record: dict) -> list[tuple[str, str]]:
             raise MalformedError(name, "two texts", "an empty string")
         exchanges.append((question, answer))
     return exchanges
+
+
+def split_system(record: dict, questions: list[str], answers: list[str]) -> tuple[str, list[str], list[str]]:
+    """The system text of an erniekit record, and its questions and answers.
+
+    With `is_system`, upstream's older way to give a system text, the first exchange holds it; tgt[0] is unused then.
+    """
+    system = optional_text(record, "system")
+    if flag_of(record.get("is_system", 0), "is_system"):
+        system = system or questions[0]
+        questions, answers = questions[1:], answers[1:]
+        if not questions:
+            raise MalformedError("src", "an exchange after the system text (is_system is 1)", "only the system text")
+    for name, texts in (("src", questions), ("tgt", answers)):
+        for number, text in enumerate(texts):
+            if not text:
+                raise MalformedError(f"{name}[{number}]", "a text", "an empty string")
+    return system, questions, answers

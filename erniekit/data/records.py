@@ -21,7 +21,16 @@ from erniekit.data.json_records import read_json_values
 from erniekit.data.messages import dialogue
 from erniekit.data.preference_records import PREFERENCE_PARSERS
 from erniekit.data.problems import RecordProblem, shorten
-from erniekit.data.record_values import MalformedError, described, flag_of, history_of, optional_text, text_of, texts_of
+from erniekit.data.record_values import (
+    MalformedError,
+    described,
+    flag_of,
+    history_of,
+    optional_text,
+    split_system,
+    text_of,
+    texts_of,
+)
 from erniekit.data.table_records import PARQUET, is_hub_dataset, read_hub_values, read_parquet_values
 from erniekit.data.tool_calls import tools_of
 
@@ -78,19 +87,8 @@ def _erniekit(record: dict) -> Conversation:
     if len(labels) != len(answers):
         raise MalformedError("label", f"one 0 or 1 for each tgt ({len(answers)})", f"{len(labels)} of them")
     trained = [flag_of(label, "label") for label in labels]
-    system = optional_text(record, "system")
-    if flag_of(record.get("is_system", 0), "is_system"):
-        # upstream's older way to give a system text: the first exchange holds it, and what stands in tgt[0] is unused
-        if not system:
-            system = questions[0]
-        questions, answers, trained = questions[1:], answers[1:], trained[1:]
-        if not questions:
-            raise MalformedError("src", "an exchange after the system text (is_system is 1)", "only the system text")
-    for name, texts in (("src", questions), ("tgt", answers)):
-        for number, text in enumerate(texts):
-            if not text:
-                raise MalformedError(f"{name}[{number}]", "a text", "an empty string")
-    return _conversation(zip(questions, answers, trained, strict=True), system, "label")
+    system, questions, answers = split_system(record, questions, answers)
+    return _conversation(zip(questions, answers, trained[-len(answers) :], strict=True), system, "label")
 
 
 def _alpaca(record: dict) -> Conversation:
