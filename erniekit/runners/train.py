@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from erniekit.data.evaluation_plan import EvaluationPlan
+from erniekit.data.plan import StepPlan
 from erniekit.data.plan_version import PLAN_VERSION
 from erniekit.data.prefetch import prefetch
 from erniekit.environment import cpu_settings, package_versions
@@ -35,6 +37,7 @@ from erniekit.runners.wiring import (
 )
 from erniekit.training.callbacks.defaults import default_callbacks
 from erniekit.training.loop import Trainer, TrainResult
+from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import build_optimizer, describe_decay
 from erniekit.training.output_folder import open_output_folder
 from erniekit.training.run_identity import RunIdentity
@@ -92,15 +95,9 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
         weights = first_weights(config) if adapters or not start.checkpoint else start.checkpoint
         model = open_model(config, weights, say, adapters=adapters)
         held_out_plan = None if held_out is None else evaluation_plan(config, held_out)
-        if config.basic.stage == "DPO":
-            from erniekit.runners.dpo import keep_predictions, preference_objectives
-
-            keep_predictions(model, say)
-            objective, evaluation_objective = preference_objectives(
-                config, model, (plan, total_steps), held_out_plan, start.checkpoint, say
-            )
-        else:
-            objective = evaluation_objective = objective_from(config)
+        objective, evaluation_objective = _objectives(
+            config, model, (plan, total_steps), held_out_plan, start.checkpoint, say
+        )
         parameters = trained_weights(model)
         say(describe_decay(parameters, config.training.weight_decay))
         trainer = Trainer(
@@ -131,6 +128,24 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
             say=say,
         )
         return trainer.fit(start)
+
+
+def _objectives(
+    config: Config,
+    model: Decoder,
+    training: tuple[StepPlan, int],
+    evaluation: EvaluationPlan | None,
+    checkpoint: Path | None,
+    say: Say,
+) -> tuple[Objective, Objective]:
+    """What training minimises, and what evaluation measures."""
+    if config.basic.stage != "DPO":
+        objective = objective_from(config)
+        return objective, objective
+    from erniekit.runners.dpo import keep_predictions, preference_objectives
+
+    keep_predictions(model, say)
+    return preference_objectives(config, model, training, evaluation, checkpoint, say)
 
 
 def _batch_settings(config: Config) -> dict[str, Any]:
