@@ -1,4 +1,4 @@
-"""JSON files that a model folder holds."""
+"""JSON files that a model folder or a checkpoint holds."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ from paddle.optimizer import AdamW
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from erniekit.errors import CheckpointError
+from erniekit.errors import CheckpointError, ModelFileError
+from erniekit.json_files import read_json_object
 from erniekit.training.best_model import BestSoFar
 from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_name, problems, write_folder
 from erniekit.training.json_file import replace_text
@@ -189,9 +190,6 @@ def _groups(tensors: Mapping[str, Tensor], limit: int) -> Iterator[list[str]]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); it is needed to resume") from None
-    if not isinstance(stored, dict):
-        raise CheckpointError(f"{path}: expected a JSON object")
-    return stored
+        return read_json_object(path)
+    except ModelFileError as error:
+        raise CheckpointError(f"{error}; it is needed to resume") from None
