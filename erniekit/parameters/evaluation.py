@@ -195,8 +195,11 @@ def a_threshold_needs_patience(draft: Draft) -> None:
 @rule("do_eval", "eval_dataset_path", "evaluation_strategy", "do_train")
 def evaluation_needs_data(draft: Draft) -> None:
     """`do_eval: true` needs `eval_dataset_path`, unless `evaluation_strategy` is `no`."""
-    periodic = draft["evaluation_strategy"] != "no" or not draft["do_train"]
-    if draft["do_eval"] and periodic and not draft["eval_dataset_path"]:
+    if not draft["do_eval"] or draft["eval_dataset_path"]:
+        return
+    if not draft["do_train"]:
+        draft.problem("eval_dataset_path", "evaluation has no data", "name the held-out files here")
+    elif draft["evaluation_strategy"] != "no":
         draft.problem("do_eval", "evaluation has no data", "set `eval_dataset_path`, or `do_eval: false`")
 
 
