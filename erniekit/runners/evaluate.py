@@ -12,14 +12,12 @@ from erniekit.model.decoder import Decoder
 from erniekit.parameters import Config
 from erniekit.runners.adapters import adapter_plan
 from erniekit.runners.checks import check_vocabulary
+from erniekit.runners.data_wiring import evaluation_dataset, evaluation_plan, evaluation_sources
 from erniekit.runners.held_out_answers import SAMPLES_FILE, AnswerHeldOut, read_samples
 from erniekit.runners.trained_model import PARAMETERS_FILE, find_trained_model
 from erniekit.runners.wiring import (
     Say,
     announce_dense_mask,
-    evaluation_dataset,
-    evaluation_plan,
-    evaluation_sources,
     first_weights,
     objective_from,
     open_model,

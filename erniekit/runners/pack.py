@@ -7,7 +7,8 @@ from pathlib import Path
 from erniekit.data.packed import refuse_occupied, write_packed
 from erniekit.errors import ConfigurationError
 from erniekit.parameters import Config
-from erniekit.runners.wiring import Say, open_tokenizer, packed_maker, training_dataset, training_plan
+from erniekit.runners.data_wiring import packed_maker, training_dataset, training_plan
+from erniekit.runners.wiring import Say, open_tokenizer
 
 
 def pack_data(config: Config, target: Path, say: Say = print) -> None:

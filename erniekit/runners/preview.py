@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from erniekit.data.preview import render_batch
 from erniekit.parameters import Config
-from erniekit.runners.wiring import (
+from erniekit.runners.data_wiring import (
     count_steps,
     evaluation_dataset,
     evaluation_plan,
-    open_tokenizer,
     training_dataset,
     training_plan,
 )
+from erniekit.runners.wiring import open_tokenizer
 
 
 def preview(config: Config, *, rows: int = 1, documents: int = 8, color: bool = False) -> str:

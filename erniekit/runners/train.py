@@ -20,20 +20,22 @@ from erniekit.parameters import Config
 from erniekit.parameters.schema import PARAMETERS
 from erniekit.parameters.training import peak_not_reached
 from erniekit.runners.adapters import adapter_plan, base_name, first_adapters
+from erniekit.runners.data_wiring import (
+    count_steps,
+    evaluation_dataset,
+    evaluation_plan,
+    training_dataset,
+    training_plan,
+)
 from erniekit.runners.evaluate import answering
 from erniekit.runners.wiring import (
     Say,
     announce_dense_mask,
     begin_training,
-    count_steps,
-    evaluation_dataset,
-    evaluation_plan,
     first_weights,
     model_folder,
     objective_from,
     open_model,
-    training_dataset,
-    training_plan,
 )
 from erniekit.training.callbacks.defaults import default_callbacks
 from erniekit.training.loop import Trainer, TrainResult

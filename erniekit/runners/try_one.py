@@ -15,16 +15,8 @@ from erniekit.model.adapters.lora import trained_weights
 from erniekit.model.decoder import Decoder
 from erniekit.parameters import Config
 from erniekit.runners.adapters import adapter_plan
-from erniekit.runners.wiring import (
-    Say,
-    begin_training,
-    first_weights,
-    objective_from,
-    open_model,
-    sample_limits,
-    training_dataset,
-    training_sources,
-)
+from erniekit.runners.data_wiring import sample_limits, training_dataset, training_sources
+from erniekit.runners.wiring import Say, begin_training, first_weights, objective_from, open_model
 from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import build_optimizer, trainable_parameters
 from erniekit.training.settings import optimizer_settings_from

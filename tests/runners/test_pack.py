@@ -14,9 +14,10 @@ import pytest
 from erniekit.cli import main
 from erniekit.errors import ConfigurationError, UserError
 from erniekit.parameters import Config
+from erniekit.runners.data_wiring import training_dataset, training_plan
 from erniekit.runners.pack import pack_data
 from erniekit.runners.preview import preview
-from erniekit.runners.wiring import open_tokenizer, training_dataset, training_plan
+from erniekit.runners.wiring import open_tokenizer
 
 Make = Callable[..., Config]
 ROOT = Path(__file__).parents[2]

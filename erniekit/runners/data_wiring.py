@@ -1,0 +1,151 @@
+"""From parameters to the data of a run: its files, tokenised, and which samples make which step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
+from erniekit.data.evaluation_plan import EvaluationPlan
+from erniekit.data.packed import Maker
+from erniekit.data.plan import StepPlan
+from erniekit.data.preference_records import preference_kind
+from erniekit.data.sources import Source
+from erniekit.data.template import Template
+from erniekit.data.tokenizer import Tokenizer
+from erniekit.parameters import Config
+from erniekit.parameters.sft import SftParameters
+from erniekit.runners.known_steps import cache_folder, remember_steps
+
+
+def training_sources(config: Config) -> list[Source]:
+    """The training files."""
+    section = config.training
+    return _sources(config, section.train_dataset_path, section.train_dataset_type, section.train_dataset_prob)
+
+
+def evaluation_sources(config: Config) -> list[Source]:
+    """The held-out files."""
+    section = config.evaluation
+    return _sources(config, section.eval_dataset_path, section.eval_dataset_type, section.eval_dataset_prob)
+
+
+def _sources(
+    config: Config, paths: tuple[str, ...], kinds: tuple[str, ...], probabilities: tuple[float, ...]
+) -> list[Source]:
+    if not paths:  # formats and probabilities then have their one default each
+        return []
+    if config.basic.stage == "DPO":
+        kinds = tuple(preference_kind(kind) for kind in kinds)
+    return [
+        Source(Path(path).expanduser(), kind, probability)
+        for path, kind, probability in zip(paths, kinds, probabilities, strict=True)
+    ]
+
+
+def training_dataset(config: Config, tokenizer: Tokenizer, template: Template | None) -> Dataset:
+    """The tokenised training data."""
+    if "packed" in config.training.train_dataset_type:
+        return open_packed_dataset(
+            Path(config.training.train_dataset_path[0]).expanduser(),
+            packed_maker(config, tokenizer, template),
+            max_seq_len=config.training.max_seq_len,
+            pad_id=tokenizer.pad_id,
+        )
+    return _dataset(config, tokenizer, template, training_sources(config))
+
+
+def packed_maker(config: Config, tokenizer: Tokenizer, template: Template | None) -> Maker:
+    """What a pre-packed folder must have been made with, or is made with."""
+    return Maker(tokenizer.fingerprint, template.fingerprint if template else None, config.basic.stage == "DPO")
+
+
+def evaluation_dataset(config: Config, tokenizer: Tokenizer, template: Template | None) -> Dataset:
+    """The tokenised evaluation data."""
+    return _dataset(config, tokenizer, template, evaluation_sources(config))
+
+
+def _dataset(config: Config, tokenizer: Tokenizer, template: Template | None, sources: list[Source]) -> Dataset:
+    return open_dataset(
+        sources,
+        tokenizer,
+        template,
+        cache_dir=cache_folder(config),
+        **sample_limits(config),
+    )
+
+
+def sample_limits(config: Config) -> dict[str, Any]:
+    """What a record must keep to so as to become a sample; see `open_dataset`."""
+    return {
+        "max_seq_len": config.training.max_seq_len,
+        "over_length": config.sft.over_length_policy,
+        "max_prompt_len": config.dpo.max_prompt_len,
+        "needs_scores": config.dpo.offset_alpha > 0,
+    }
+
+
+def training_plan(config: Config, dataset: Dataset) -> StepPlan:
+    """Which samples make which optimizer step."""
+    if dataset.packed is not None:
+        return StepPlan(
+            dataset,
+            max_seq_len=config.training.max_seq_len,
+            packing=False,
+            greedy=False,
+            window=1,
+            batch_size=config.training.per_device_train_batch_size,
+            accumulation=config.training.gradient_accumulation_steps,
+            shuffle=False,
+            packs=dataset.packed.packs,
+            batch_tokens=dataset.packed.batch_tokens,
+        )
+    return StepPlan(
+        dataset,
+        max_seq_len=config.training.max_seq_len,
+        packing=config.acceleration.packing,
+        greedy=config.acceleration.greedy_intokens,
+        window=config.acceleration.buffer_size,
+        batch_size=config.training.per_device_train_batch_size,
+        accumulation=config.training.gradient_accumulation_steps,
+        seed=config.training.seed,
+        shuffle=config.training.random_shuffle,
+        strategy=config.sft.mix_strategy,
+        num_samples_each_epoch=config.sft.num_samples_each_epoch,
+        repeat_samples=config.sft.num_samples_each_epoch != SftParameters.num_samples_each_epoch,
+        sorted_first=config.sft.curriculum == "length",
+        **_length_groups(config),
+    )
+
+
+def _length_groups(config: Config) -> dict[str, Any]:
+    """How samples of similar length share a micro-batch, where they do."""
+    section = config.acceleration
+    if not section.batch_tokens:
+        return {}
+    return {
+        "batch_tokens": section.batch_tokens,
+        "max_batch_samples": section.max_batch_samples,
+        "shortest": section.min_sample_len,
+        "longest": section.max_sample_len,
+    }
+
+
+def evaluation_plan(config: Config, dataset: Dataset) -> EvaluationPlan:
+    """Every evaluation sample once, in the order of the files; sources of probability 0 are left out."""
+    return EvaluationPlan(
+        dataset,
+        max_seq_len=config.training.max_seq_len,
+        packing=config.acceleration.packing,
+        greedy=config.acceleration.greedy_intokens,
+        window=config.acceleration.buffer_size,
+        batch_size=config.evaluation.per_device_eval_batch_size,
+        **_length_groups(config),
+    )
+
+
+def count_steps(config: Config, plan: StepPlan) -> int:
+    """The exact number of steps of the run; noted for `erniekit validate`."""
+    steps = plan.total_steps(config.training.max_steps, config.training.num_train_epochs)
+    remember_steps(config, steps)
+    return steps
