@@ -15,6 +15,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelFileError(f"{path}: cannot be read as JSON: {error}") from None
+    except RecursionError:
+        raise ModelFileError(f"{path}: cannot be read as JSON: brackets nested too deeply") from None
     if not isinstance(values, dict):
         raise ModelFileError(f"{path}: expected a JSON object, got {type(values).__name__}")
     return values

@@ -15,6 +15,7 @@ from erniekit.model.host_memory import keep_freed_memory
 from erniekit.model.initialization import initialize_weights
 from erniekit.model.moe.balance import BalanceSettings
 from erniekit.model.recompute import Recompute
+from erniekit.model.storage.weight_layouts import open_weights
 from erniekit.model.weights import load_weights
 
 
@@ -49,6 +50,8 @@ def build_model(
         ModelFileError: the weights or adapters are missing, damaged or do not fit `model_config`.
         ConfigurationError: `lora` asks for layers or singular values that the model does not have.
     """
+    # what does not fit is told before memory is taken for it
+    stored = None if weights is None else open_weights(model_config, weights)
     # Beside adapters it would win a tenth of the time at most, and lose a third of the memory they are meant to save.
     if paddle.get_device() == "cpu" and lora is None and adapters is None and keep_freed_memory():
         log("host memory: freed blocks are kept for the next step")
@@ -61,11 +64,11 @@ def build_model(
         balance=balance,
     )
     log(f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")
-    if weights is None:
+    if stored is None:
         initialize_weights(decoder, seed)
         log(f"weights: random, seed {seed}, standard deviation {model_config.initializer_range}")
     else:
-        layout = load_weights(decoder, weights)
+        layout = load_weights(decoder, stored)
         log(f"weights: {weights} ({layout})")
     if hidden_dropout or attention_dropout:
         log(f"dropout: {hidden_dropout} on hidden states, {attention_dropout} on attention probabilities")

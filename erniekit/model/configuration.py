@@ -108,19 +108,21 @@ class ModelConfig:
 
 
 class _Key(NamedTuple):
-    """What is asked of a key's value. `minimum` is None where any value of the type will do."""
+    """What is asked of a key's value. `minimum` is None where any value of the type will do; `most` is for integers."""
 
     kind: type
     minimum: float | None = None
     required: bool = False
+    most: int = 2**31 - 1  # Paddle's sizes are int32
 
 
+_MOST_LAYERS = 100_000  # of layers and of experts: their weights are listed one by one
 _POSITIVE = 1e-300  # the smallest value that "positive" lets through, for numbers that need not be whole
 _KEYS: dict[str, _Key] = {
     "vocab_size": _Key(int, 1, required=True),
     "hidden_size": _Key(int, 1, required=True),
     "intermediate_size": _Key(int, 1, required=True),
-    "num_hidden_layers": _Key(int, 1, required=True),
+    "num_hidden_layers": _Key(int, 1, required=True, most=_MOST_LAYERS),
     "num_attention_heads": _Key(int, 1, required=True),
     "num_key_value_heads": _Key(int, 1),
     "head_dim": _Key(int, 1),
@@ -134,7 +136,7 @@ _KEYS: dict[str, _Key] = {
     "use_bias": _Key(bool),
     "attention_bias": _Key(bool),
     "mlp_bias": _Key(bool),
-    "moe_num_experts": _Key(int, 1),
+    "moe_num_experts": _Key(int, 1, most=_MOST_LAYERS),
     "moe_k": _Key(int, 1),
     "moe_intermediate_size": _Key(int, 1),
     "moe_num_shared_experts": _Key(int, 0),
@@ -142,7 +144,7 @@ _KEYS: dict[str, _Key] = {
     "moe_layer_end_index": _Key(int, -1),
     "moe_layer_interval": _Key(int, 1),
     "moe_norm_min": _Key(float, 0),
-    "num_nextn_predict_layers": _Key(int, 0),
+    "num_nextn_predict_layers": _Key(int, 0, most=_MOST_LAYERS),
 }
 _FAMILY_FIELDS = {name for family in FAMILIES.values() for name in family.own_fields}
 
@@ -160,6 +162,9 @@ def _known_values(family: Family, values: dict[str, Any], problems: list[str]) -
         if value is None:
             if key.required:
                 problems.append(f"{name}: missing")
+            continue
+        if isinstance(value, int) and value > key.most:
+            problems.append(f"{name}: must be at most {key.most:,}, got {str(value)[:20]}")
             continue
         if key.kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)

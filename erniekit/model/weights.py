@@ -18,7 +18,7 @@ from erniekit.model.configuration import CONFIG_FILE
 from erniekit.model.decoder import Decoder
 from erniekit.model.storage.safetensors_file import StoredTensor
 from erniekit.model.storage.shards import write_weight_files
-from erniekit.model.storage.weight_layouts import open_weights
+from erniekit.model.storage.weight_layouts import StoredWeights, open_weights
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_SHARD_BYTES = 5 * 10**9
@@ -44,7 +44,7 @@ def is_transposed(name: str) -> bool:
 
 
 @paddle.no_grad()
-def load_weights(decoder: Decoder, folder: Path | str) -> str:
+def load_weights(decoder: Decoder, source: Path | str | StoredWeights) -> str:
     """Fill the decoder from a folder's safetensors files, a few MB at a time; returns in words which layout they have.
 
     bfloat16 and float16 files become the decoder's own precision.
@@ -53,7 +53,7 @@ def load_weights(decoder: Decoder, folder: Path | str) -> str:
         ModelFileError: a file is missing or damaged, the folder was left half-written, the layout cannot be told, or
             tensors are missing, unknown or of another shape (all listed).
     """
-    stored = open_weights(decoder.config, folder)
+    stored = source if isinstance(source, StoredWeights) else open_weights(decoder.config, source)
     for name, parameter in named_weights(decoder).items():
         turned = stored.is_transposed(name) != is_transposed(name)
         for rows, values in stored.row_blocks(name):

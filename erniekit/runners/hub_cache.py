@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from erniekit.data.tokenizer_files import TOKENIZER_FILES
 from erniekit.errors import ModelFileError
+from erniekit.model.storage.model_folder import read_shard_index
 from erniekit.parameters import Config
 
 MODEL_CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
@@ -144,8 +144,8 @@ def missing_files(folder: Path, *, weights: bool) -> list[str]:
     index = folder / WEIGHTS_INDEX
     if index.is_file():
         try:
-            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError):
+            shards = set(read_shard_index(index)[0].values())
+        except ModelFileError:
             return [WEIGHTS_INDEX]
         return sorted(name for name in shards if not (folder / name).is_file())
     return [] if any(folder.glob(WEIGHT_FILES)) else ["model.safetensors"]

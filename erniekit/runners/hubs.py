@@ -17,6 +17,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from erniekit.errors import ModelFileError
+from erniekit.model.storage.model_folder import read_shard_index
 from erniekit.runners.hub_cache import (
     ADAPTER_CONFIG,
     AI_STUDIO,
@@ -222,20 +223,25 @@ def _from_ai_studio(model: HubModel, weights: bool, first: Path | None) -> Path:
 def _fetch_shards(folder: Path, fetch: Callable[[str], bool]) -> None:
     index = folder / WEIGHTS_INDEX
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = _shards_named(index)
     elif (folder / ADAPTER_CONFIG).is_file():
         names = list(ADAPTER_WEIGHTS)
     else:
         names = ["model.safetensors"]
     for name in names:
-        if "/" in name:
-            raise _NotFetchedError(f"{WEIGHTS_INDEX} names {name!r}, which is no file beside it")
         if fetch(name) and not _is_whole(folder / name):
             (folder / name).resolve().unlink()
             (folder / name).unlink()
             raise _NotFetchedError(
                 f"{name} was cut off on the way and is removed again; the next attempt fetches it anew"
             )
+
+
+def _shards_named(index: Path) -> list[str]:
+    try:
+        return sorted(set(read_shard_index(index)[0].values()))
+    except ModelFileError as error:
+        raise _NotFetchedError(str(error)) from None
 
 
 def _is_whole(path: Path) -> bool:

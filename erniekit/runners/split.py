@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from erniekit.errors import ConfigurationError
-from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING
+from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING, read_shard_index
 from erniekit.model.storage.shards import INDEX_FILE, SHARD_FILES, WEIGHTS_FILE, open_weight_files, write_weight_files
 from erniekit.runners.publish import check_model_folder, check_target, publish
 from erniekit.training.checkpoint_folder import refuse_damaged
@@ -68,4 +67,4 @@ def _index_metadata(folder: Path) -> dict[str, Any]:
     """What the index of `folder` says beside the size; empty where there is none."""
     if not (folder / INDEX_FILE).is_file():
         return {}
-    return json.loads((folder / INDEX_FILE).read_text(encoding="utf-8")).get("metadata") or {}
+    return read_shard_index(folder / INDEX_FILE)[1]

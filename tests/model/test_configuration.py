@@ -62,6 +62,9 @@ def test_the_published_small_model_has_its_published_size():
         ({"hidden_size": None}, "hidden_size: missing"),
         ({"hidden_size": "16"}, "hidden_size: expected int, got '16'"),
         ({"hidden_size": 0}, "hidden_size: must be positive, got 0"),
+        ({"hidden_size": 10**12}, "hidden_size: must be at most 2,147,483,647, got 1000000000000"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: must be at most 100,000"),
+        ({"rope_theta": 10**400}, "rope_theta: must be at most"),
         ({"use_bias": 1}, "use_bias: expected bool, got 1"),
         ({"num_hidden_layers": True}, "num_hidden_layers: expected int, got True"),
         ({"num_attention_heads": 3}, "hidden_size 16 is not a multiple of num_attention_heads 3"),
@@ -88,7 +91,12 @@ def test_all_problems_come_at_once():
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "no such file"), (b"{", "cannot be read as JSON"), (b"[]", "expected a JSON object")],
+    [
+        (None, "no such file"),
+        (b"{", "cannot be read as JSON"),
+        (b"[]", "expected a JSON object"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
 )
 def test_unreadable_files_are_named(content, message, tmp_path):
     if content is not None:

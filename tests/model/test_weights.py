@@ -131,7 +131,11 @@ def test_a_stored_copy_of_tied_weights_is_accepted_only_if_equal(tmp_path):
     [
         (None, "neither model.safetensors nor"),
         ("{", "cannot be read"),
-        ('{"weight_map": []}', "cannot be read"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"weight_map": []}', "not an index of shards"),
+        ('{"weight_map": {"a": 5}}', "not a plain file name: '5'"),
+        (json.dumps({"weight_map": {"a": "a" * 5000}}), "not a plain file name: 'aaa"),
+        ('{"weight_map": {"a": "\\ud800"}}', "not a plain file name"),
         ('{"weight_map": {"a": "absent.safetensors"}}', "absent.safetensors: no such file"),
         ('{"weight_map": {"a": "../x.safetensors"}}', "not a plain file name"),
         ('{"weight_map": {"unknown": "part.safetensors"}}', "unknown: not in part.safetensors"),
@@ -144,6 +148,12 @@ def test_unusable_folders_are_explained(index, message, tmp_path):
     with pytest.raises(ModelFileError) as error:
         load_weights(tiny_model(), tmp_path)
     assert message in str(error.value)
+
+
+def test_weights_that_do_not_fit_are_told_before_memory_is_taken(tmp_path):
+    save_weights(tiny_model(), tmp_path)
+    with pytest.raises(ModelFileError, match=r"embed_tokens\.weight: shape \[53, 16\], expected \[53, 2000000000\]"):
+        build_model(tiny_config(hidden_size=2_000_000_000, head_dim=4), tmp_path)
 
 
 def test_random_weights_depend_on_seed_and_name_only():

@@ -7,11 +7,14 @@ no manifest; the manifest comes back last. Model folders from elsewhere have nei
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from erniekit.errors import ModelFileError
+from erniekit.json_files import read_json_object
 
 MANIFEST = "manifest.json"
 PUBLISHING = ".erniekit-publishing"
+LONGEST_FILE_NAME = 255  # bytes
 
 
 def is_half_written(folder: Path | str) -> bool:
@@ -27,3 +30,27 @@ def refuse_half_written(folder: Path | str) -> None:
             "  Let that run finish, or start it again with resume_from_checkpoint: true; or use one of its checkpoints."
             f"\n  If you have put a complete model there yourself since, remove {Path(folder) / PUBLISHING}."
         )
+
+
+def read_shard_index(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """Of an index of shards: every tensor's name and that of the file beside the index, and the metadata.
+
+    Raises:
+        ModelFileError: it cannot be read, or names something else than files beside it.
+    """
+    index = read_json_object(path)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelFileError(f"{path}: not an index of shards: no `weight_map` from tensors to files")
+    outside = sorted({str(name) for name in weight_map.values() if not _is_plain_name(name)})
+    if outside:
+        shown = ", ".join(repr(name[:80]) for name in outside[:5])
+        raise ModelFileError(f"{path}: shards cannot be opened: not a plain file name: {shown}")
+    metadata = index.get("metadata")
+    return weight_map, metadata if isinstance(metadata, dict) else {}
+
+
+def _is_plain_name(name: object) -> bool:
+    if not isinstance(name, str) or not name.isprintable():
+        return False
+    return Path(name).name == name and len(name.encode()) <= LONGEST_FILE_NAME

@@ -159,6 +159,8 @@ def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
         header = json.loads(text)
     except ValueError as error:
         raise ModelFileError(f"{path}: not a safetensors file: {error}") from None
+    except RecursionError:
+        raise ModelFileError(f"{path}: not a safetensors file: brackets nested too deeply") from None
     if not isinstance(header, dict):
         raise ModelFileError(f"{path}: not a safetensors file: the header is no JSON object")
     return header

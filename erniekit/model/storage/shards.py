@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.errors import ModelFileError
+from erniekit.model.storage.model_folder import read_shard_index
 from erniekit.model.storage.safetensors_file import SafetensorsFile, StoredTensor, write_stored
 
 WEIGHTS_FILE = "model.safetensors"
@@ -35,18 +36,11 @@ def open_weight_files(folder: Path) -> dict[str, SafetensorsFile]:
         return dict.fromkeys(file.names(), file)
     if not index_path.is_file():
         raise ModelFileError(_no_weights(folder))
-    try:
-        weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
-        shard_names = sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelFileError(f"{index_path}: cannot be read as an index of shards: {error!r}") from None
-    outside = [name for name in shard_names if Path(name).name != name]
-    missing = [name for name in shard_names if name not in outside and not (folder / name).is_file()]
-    if outside or missing:
-        problems = [f"{name}: not a plain file name" for name in outside] + [
-            f"{name}: no such file" for name in missing
-        ]
-        raise ModelFileError(listed(f"{index_path}: shards cannot be opened:", problems))
+    weight_map, _ = read_shard_index(index_path)
+    shard_names = sorted(set(weight_map.values()))
+    missing = [f"{name}: no such file" for name in shard_names if not (folder / name).is_file()]
+    if missing:
+        raise ModelFileError(listed(f"{index_path}: shards cannot be opened:", missing))
     shards = {name: SafetensorsFile(folder / name) for name in shard_names}
     held = {shard: set(file.names()) for shard, file in shards.items()}
     absent = [f"{name}: not in {shard}" for name, shard in weight_map.items() if name not in held[shard]]
