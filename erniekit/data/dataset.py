@@ -20,7 +20,7 @@ from erniekit.data.sources import Source, check_probabilities
 from erniekit.data.table_records import hub_files, is_hub_dataset
 from erniekit.data.template import IGNORED, Sample, Template
 from erniekit.data.token_cache import FORMAT_VERSION, MANIFEST, Facts, TokenArrays, TokenWriter, open_or_build
-from erniekit.data.tokenise import Counts, Settings, tokenise
+from erniekit.data.tokenise import LEAST_SCORE_DIFFERENCE, Counts, Settings, tokenise
 from erniekit.data.tokenizer import Tokenizer
 from erniekit.errors import DataError
 
@@ -179,16 +179,30 @@ def open_dataset(
     return dataset
 
 
-def open_packed_dataset(folder: Path, maker: Maker, *, max_seq_len: int, pad_id: int) -> Dataset:
+def open_packed_dataset(
+    folder: Path, maker: Maker, *, max_seq_len: int, pad_id: int, needs_scores: bool = False
+) -> Dataset:
     """The dataset of a folder that `erniekit pack` wrote.
 
+    Args:
+        needs_scores: as for `open_dataset`.
+
     Raises:
-        DataError: see packed.open_packed.
+        DataError: see packed.open_packed; or a pair has no scores.
     """
     arrays, packed = open_packed(folder, maker, max_seq_len)
     fingerprint = hashlib.blake2b((folder / MANIFEST).read_bytes(), digest_size=8).hexdigest()
     source = Source(folder, "packed")
-    return Dataset([source], [arrays], pad_id=pad_id, fingerprint=fingerprint, pairs=maker.pairs, packed=packed)
+    dataset = Dataset([source], [arrays], pad_id=pad_id, fingerprint=fingerprint, pairs=maker.pairs, packed=packed)
+    if needs_scores:
+        without = np.flatnonzero(~(arrays.score_differences >= LEAST_SCORE_DIFFERENCE))  # not-a-number where none are
+        if len(without):
+            raise DataError(
+                f"{folder}: {len(without):,} of its {len(arrays.lines):,} pairs have no scores of which the chosen "
+                f"answer's is the higher (offset_alpha needs them), first {dataset.location(int(without[0]))}\n"
+                "  Mend these records and pack the data anew."
+            )
+    return dataset
 
 
 class _SourceRejectedError(Exception):

@@ -233,7 +233,21 @@ def training_sources_agree(draft: Draft) -> None:
     agree_on_sources(draft, "train")
 
 
-@rule("train_dataset_type", "train_dataset_path", "random_shuffle", "batch_tokens", "mix_strategy", "curriculum")
+_DECIDED_BY_PACKING = ("mix_strategy", "num_samples_each_epoch", "curriculum")
+_OF_HELD_OUT_DATA_TOO = (
+    "packing", "greedy_intokens", "buffer_size", "batch_tokens", "max_batch_samples", "min_sample_len",
+    "max_sample_len", "over_length_policy", "max_prompt_len",
+)  # fmt: skip
+
+
+@rule(
+    "train_dataset_type",
+    "train_dataset_path",
+    "random_shuffle",
+    "do_eval",
+    *_DECIDED_BY_PACKING,
+    *_OF_HELD_OUT_DATA_TOO,
+)
 def packed_data_is_replayed(draft: Draft) -> None:
     """A folder of `train_dataset_type: packed` is the only training data, and is neither shuffled nor mixed."""
     if "packed" not in draft["train_dataset_type"]:
@@ -246,7 +260,7 @@ def packed_data_is_replayed(draft: Draft) -> None:
         draft.problem("random_shuffle", what, "remove it, or train on the files it was packed from")
     else:
         draft.set_silently("random_shuffle", False)
-    for name in ("mix_strategy", "num_samples_each_epoch", "curriculum"):
+    for name in _DECIDED_BY_PACKING if draft["do_eval"] else (*_DECIDED_BY_PACKING, *_OF_HELD_OUT_DATA_TOO):
         if draft.differs(name):
             draft.no_effect(name, "because train_dataset_type is packed: `erniekit pack` has decided it")
 

@@ -51,6 +51,7 @@ def training_dataset(config: Config, tokenizer: Tokenizer, template: Template | 
             packed_maker(config, tokenizer, template),
             max_seq_len=config.training.max_seq_len,
             pad_id=tokenizer.pad_id,
+            needs_scores=config.basic.stage == "DPO" and config.dpo.offset_alpha > 0,
         )
     return _dataset(config, tokenizer, template, training_sources(config))
 

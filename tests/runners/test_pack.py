@@ -77,6 +77,30 @@ def test_pairs_are_replayed_too(make_config: Make, tmp_path: Path) -> None:
         steps(make_config(**replayed(tmp_path / "packed"), max_seq_len=512))
 
 
+def test_pairs_without_scores_are_refused_where_scores_are_needed(make_config: Make, tmp_path: Path) -> None:
+    records = tmp_path / "pairs.jsonl"
+    pair = {"prompt": "What is 2 + 3?", "chosen": "5", "rejected": "6"}
+    scored = {**pair, "score_chosen": 3, "score_rejected": 1}
+    records.write_text("".join(json.dumps(record) + "\n" for record in (scored, pair, scored)))
+    config = {
+        "stage": "DPO", "train_dataset_path": str(records), "train_dataset_type": "messages", "random_shuffle": False
+    }  # fmt: skip
+    pack_data(make_config(**config), tmp_path / "packed", say=lambda line: None)
+    replay = {"stage": "DPO", **replayed(tmp_path / "packed")}
+    steps(make_config(**replay))
+    with pytest.raises(UserError, match=r"1 of its 3 pairs.*offset_alpha.*pairs\.jsonl:2"):
+        steps(make_config(**replay, offset_alpha=1))
+
+
+def test_what_packing_has_decided_is_told_to_have_no_effect(make_config: Make) -> None:
+    decided = {"packing": False, "over_length_policy": "error", "max_prompt_len": 5}
+    replay = {"stage": "DPO", "train_dataset_path": "packed", "train_dataset_type": "packed", **decided}
+    told = "\n".join(make_config(**replay).messages)
+    assert all(f"`{name}` (" in told and "`erniekit pack` has decided it" in told for name in decided)
+    held_out = {"do_eval": True, "eval_dataset_path": "e.jsonl"}  # which is packed and cut by the run itself
+    assert not any("has decided it" in line for line in make_config(**replay, **held_out).messages)
+
+
 def test_a_run_on_packed_data_has_the_losses_of_the_plain_run(
     train: Callable[..., Any], make_config: Make, tmp_path: Path
 ) -> None:
