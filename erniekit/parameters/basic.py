@@ -46,8 +46,8 @@ class BasicParameters:
         False,
         "Allow a new run to write into an `output_dir` that is not empty. When false such a run is refused, so "
         "that an earlier result cannot be lost by repeating a command; resuming with `resume_from_checkpoint` is "
-        "always allowed. `erniekit export` and `split` ask for it, too, where their folder is not empty: files "
-        "with the names they write are replaced, others stay.",
+        "always allowed. `erniekit export` and `split` want it on their command line where their folder is not empty: "
+        "files with the names they write are replaced, others stay.",
         verbs=("train", "export", "split"),
     )
     continue_training: bool = parameter(

@@ -242,7 +242,8 @@ def _precomputed(
             earlier = read_table(path, table.shape)
             table = np.where(np.isnan(table), earlier, table)
             started = time.monotonic()
-            count = measure_missing(table, _announced(pairs.batches(), name, say), reference, measure)
+            batches = _announced(pairs.batches(), name, say)
+            count = measure_missing(table, batches, reference, measure, pairs.dataset.location)
             if count:
                 write_table(path, table, say)
             seconds = (

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from erniekit.data.tokenizer import Tokenizer, load_tokenizer
 from erniekit.data.tokenizer_files import TOKENIZER_FILES
@@ -74,9 +76,11 @@ def export_model(
     repository = config.checkpoint.hf_hub_id
     model = find_trained_model(named, config)
     sources = [folder for folder in (model.folder, model.base) if folder]
-    check_target(target, sources, overwrite=config.basic.overwrite_output_dir)
+    # a configuration says it of its own output_dir, not of this folder
+    asked = config.origin("overwrite_output_dir") == "command line"
+    check_target(target, sources, overwrite=asked and config.basic.overwrite_output_dir)
     if target.is_dir() and any(target.iterdir()):
-        say(f"overwrite_output_dir ({config.origin('overwrite_output_dir')}): replacing the model in {target}")
+        say(f"overwrite_output_dir: replacing the model in {target}")
     if form == ONNX:
         check_onnx_packages()
     if repository:
@@ -161,7 +165,7 @@ def _measure_beside(model: TrainedModel, model_config: ModelConfig, tokenizer: T
         size = 4e-9 * model_config.parameter_count()
         return lambda folder: f"not measured: {size:.3g} GB of float32 weights do not fit into memory"
     prompts = [encode(tokenizer, text) for text in PROMPTS]
-    expected = prompt_logits(open_trained_decoder(model, model_config), prompts)
+    expected = _expected_logits(open_trained_decoder(model, model_config), prompts, model)
 
     def measure(folder: Path) -> str:
         exported = build_model(ModelConfig.from_folder(folder), folder)
@@ -170,11 +174,21 @@ def _measure_beside(model: TrainedModel, model_config: ModelConfig, tokenizer: T
     return measure
 
 
+def _expected_logits(decoder: Decoder, prompts: Sequence[Sequence[int]], model: TrainedModel) -> list[np.ndarray]:
+    logits = prompt_logits(decoder, prompts)
+    if not all(np.isfinite(values).all() for values in logits):
+        raise ModelFileError(
+            f"{model.folder}: the model computes logits that are not finite, so its weights are damaged or its "
+            "training has diverged.\n  Export an earlier checkpoint of it."
+        )
+    return logits
+
+
 def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form: str, say: Say) -> Facts:
     model_config = ModelConfig.from_folder(model.model_folder)
     decoder = open_trained_decoder(model, model_config)
     prompts = [encode(tokenizer, text) for text in PROMPTS]
-    expected = prompt_logits(decoder, prompts)
+    expected = _expected_logits(decoder, prompts, model)
     if model.is_adapter:
         merge_adapters(decoder)
     if any(map(model_config.is_moe_layer, range(model_config.num_hidden_layers))):

@@ -39,7 +39,7 @@ def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool) -> N
         shown = ", ".join(held[:3]) + (", ..." if len(held) > 3 else "")
         raise ConfigurationError(
             f"--output {target}: the folder is not empty ({shown}), and nothing is overwritten unasked.\n"
-            "  Name another folder, or write overwrite_output_dir=true."
+            "  Name another folder, or add overwrite_output_dir=true to this command."
         )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
+from erniekit.errors import TrainingError
 from erniekit.model.adapters.lora import named_adapter_weights, without_adapters
 from erniekit.model.decoder import Decoder
 from erniekit.model.weights import named_weights
@@ -125,11 +126,23 @@ def is_missing(table: np.ndarray, batches: Iterable[Any]) -> bool:
     return any(np.isnan(table[_samples(batch)]).any() for batch in batches)
 
 
-def measure_missing(table: np.ndarray, batches: Iterable[Any], model: Decoder, measure: MeasureAnswers) -> int:
+def measure_missing(
+    table: np.ndarray,
+    batches: Iterable[Any],
+    model: Decoder,
+    measure: MeasureAnswers,
+    describe_sample: Callable[[int], str] = "pair {}".format,
+) -> int:
     """Fill the rows of `table` (see `Precomputed`) that `batches` need and that are NaN.
+
+    Args:
+        describe_sample: where the sample of a number comes from, for errors.
 
     Returns:
         How many pairs were measured.
+
+    Raises:
+        TrainingError: log-probabilities are not finite; names one of the pairs.
     """
     count = 0
     with measuring(model):
@@ -138,6 +151,13 @@ def measure_missing(table: np.ndarray, batches: Iterable[Any], model: Decoder, m
             missing = np.isnan(table[samples]).any(axis=1)
             if missing.any():
                 measured = np.stack([values.numpy() for values in measure(model, batch)], axis=1)
+                unusable = missing & ~np.isfinite(measured).all(axis=1)
+                if unusable.any():
+                    raise TrainingError(
+                        f"{describe_sample(int(samples[unusable][0]))}: the reference gives log-probabilities that are "
+                        f"not finite to {unusable.sum()} of {len(samples)} pairs\n  Its weights are damaged, or hold "
+                        "numbers that are not finite; name another model."
+                    )
                 table[samples[missing]] = measured[missing]
                 count += len(np.unique(samples[missing]))
     return count

@@ -24,7 +24,7 @@ from erniekit.model.sampling import Sampling
 from erniekit.model.static_inference import ProgramDescription, generate_greedily, open_program
 from erniekit.model.storage.precision import round_to_bfloat16
 from erniekit.model.storage.shards import open_weight_files
-from erniekit.model.weights import named_weights
+from erniekit.model.weights import named_weights, save_weights
 from erniekit.parameters import Config
 from erniekit.runners.export import export_model, open_trained_decoder
 from erniekit.runners.logit_difference import prompt_logits
@@ -270,7 +270,11 @@ def test_an_output_that_is_not_empty_is_refused(full: Path, tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"not empty \(mine.txt\)"):
         export(full, target)
     assert [path.name for path in target.iterdir()] == ["mine.txt"]
-    assert "overwrite_output_dir (command line): replacing" in export(full, target, ("overwrite_output_dir=true",))
+    own = tmp_path / "own.yaml"  # what a configuration allows is meant for its output_dir
+    own.write_text(f"output_dir: {full}\noverwrite_output_dir: true\n")
+    with pytest.raises(UserError, match=r"not empty \(mine.txt\)"):
+        export(own, target)
+    assert "overwrite_output_dir: replacing" in export(own, target, ("overwrite_output_dir=true",))
     assert (target / "mine.txt").read_text() == "mine" and problems(target, hashes=True) == []
     for wrong in (full, full.parent):
         before = sorted(full.rglob("*"))
@@ -279,12 +283,24 @@ def test_an_output_that_is_not_empty_is_refused(full: Path, tmp_path: Path) -> N
         assert sorted(full.rglob("*")) == before
 
 
+def test_a_model_that_has_diverged_is_refused(full: Path, tmp_path: Path) -> None:
+    diverged = tmp_path / "diverged"
+    shutil.copytree(full, diverged)
+    (diverged / "manifest.json").unlink()
+    decoder = load(diverged)
+    norm = named_weights(decoder)["model.norm.weight"]
+    norm.set_value(np.full(norm.shape, np.nan, np.float32))
+    save_weights(decoder, diverged)
+    for form in ("hf", "inference"):
+        with pytest.raises(UserError, match="diverged: the model computes logits that are not finite"):
+            export(diverged, tmp_path / "exported", form=form)
+    assert not (tmp_path / "exported").exists()
+
+
 def test_adapters_of_another_base_are_refused(adapters: Path, base: Path, tmp_path: Path) -> None:
     decoder = load(base)
     for parameter in named_weights(decoder).values():
         parameter.set_value(parameter.numpy() * 1.5)
-    from erniekit.model.weights import save_weights
-
     save_weights(decoder, base)
     with pytest.raises(UserError, match="trained beside other weights"):
         export(adapters, tmp_path / "exported")

@@ -8,6 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
+from erniekit.errors import TrainingError
 from erniekit.model.adapters.lora import (
     add_adapters,
     load_adapters,
@@ -145,6 +146,15 @@ def test_a_copy_is_not_trained_and_is_kept_only_where_it_changes():
     stir(named_weights(model), 1)
     assert all(part.stop_gradient for part in copy(batch(0)))
     np.testing.assert_array_equal(values(copy(batch(0))), before)
+
+
+def test_a_reference_that_gives_no_number_is_told_with_the_pair():
+    model = tiny_model()
+    norm = named_weights(model)["model.norm.weight"]
+    norm.set_value(np.full(norm.shape, np.nan, np.float32))
+    table = np.full((5, 2), np.nan, np.float32)
+    with pytest.raises(TrainingError, match=r"^pairs.jsonl:4: .* not finite to 2 of 2 pairs"):
+        measure_missing(table, [batch(3, 1)], model, measure, lambda sample: f"pairs.jsonl:{sample + 1}")
 
 
 def test_pairs_are_measured_once():
