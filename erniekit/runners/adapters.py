@@ -161,6 +161,40 @@ def _check_agreement(
     Args:
         everything: also compare what the user has not written.
     """
+    lines = []
+    for name, (wanted, found) in _differences(config, stored, model_config).items():
+        if everything or not config.origin(name).startswith("default"):
+            shown = "other layers" if name == "lora_target_modules" else f"{found}, not {wanted}"
+            lines.append(f"{config.origin(name)}: `{name}`: the adapters in {folder} have {shown}")
+    if lines:
+        raise ConfigurationError(
+            "\n".join(lines) + "\n  Remove these parameters, or give them the values of the adapters."
+            if not everything
+            else "\n".join(lines) + "\n  Put the old values back to resume, or choose another output_dir."
+        )
+
+
+def resolved_parameters(config: Config, plan: AdapterPlan | None, model_config: ModelConfig) -> dict[str, Any]:
+    """Every parameter with its value in the run: those of adapters are the adapters' own where it goes on with some."""
+    resolved = config.resolved()
+    if plan is None or plan.folder is None:
+        return resolved
+    found = {name: value for name, (_, value) in _differences(config, plan.settings, model_config).items()}
+    return resolved | {name: sorted(value) if isinstance(value, set) else value for name, value in found.items()}
+
+
+def adapters_behind(adapters: Path) -> Path | None:
+    """The adapters that the run which left these has started from; None where they were new, or it is not known."""
+    path = adapters / "training_config.yaml"
+    stored = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    for name in (stored.get("init_from_checkpoint"), stored.get("lora_path")):
+        if name and is_adapter_folder(Path(name).expanduser()):
+            return Path(name).expanduser()
+    return None
+
+
+def _differences(config: Config, stored: LoraSettings, model_config: ModelConfig) -> dict[str, tuple[Any, Any]]:
+    """Parameters that are not those of stored adapters: what the configuration says, and what they have."""
     own = lora_settings(config)
     paths = list(linear_shapes(model_config.weight_shapes()))
     compared: dict[str, tuple[Any, Any]] = {
@@ -174,14 +208,4 @@ def _check_agreement(
             set(stored.target_modules),
         ),
     }
-    lines = []
-    for name, (wanted, found) in compared.items():
-        if wanted != found and (everything or not config.origin(name).startswith("default")):
-            shown = "other layers" if name == "lora_target_modules" else f"{found}, not {wanted}"
-            lines.append(f"{config.origin(name)}: `{name}`: the adapters in {folder} have {shown}")
-    if lines:
-        raise ConfigurationError(
-            "\n".join(lines) + "\n  Remove these parameters, or give them the values of the adapters."
-            if not everything
-            else "\n".join(lines) + "\n  Put the old values back to resume, or choose another output_dir."
-        )
+    return {name: (wanted, found) for name, (wanted, found) in compared.items() if wanted != found}

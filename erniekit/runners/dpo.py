@@ -27,7 +27,7 @@ from erniekit.model.decoder import Decoder
 from erniekit.model.weights import named_weights
 from erniekit.parameters import Config
 from erniekit.parameters.dpo import reference_way
-from erniekit.runners.adapters import adapter_plan, first_adapters
+from erniekit.runners.adapters import adapter_plan, adapters_behind, first_adapters
 from erniekit.runners.hub_cache import chosen_hub
 from erniekit.runners.hubs import find_model_folder
 from erniekit.runners.known_steps import cache_folder
@@ -141,8 +141,8 @@ def _pairs_read(
 def evaluation_objective(config: Config, model: Decoder, say: Say = print) -> Objective:
     """The preference loss for an evaluation on its own.
 
-    The reference is `ref_model_name_or_path`, or the base of adapters; a whole model alone has none, and its rewards
-    are then beta x log-probability.
+    The reference is `ref_model_name_or_path`; or of adapters those that their run started from, else their base. A
+    whole model alone has none, and its rewards are then beta x log-probability.
     """
     if reference_way(config.dpo, lora=config.lora.lora) == "none":
         return _against(config, None)
@@ -150,6 +150,11 @@ def evaluation_objective(config: Config, model: Decoder, say: Say = print) -> Ob
     if config.dpo.ref_model_name_or_path:
         return _against(config, FrozenCopy(open_reference_model(config, say), model, measure, updated=False))
     if config.lora.lora:
+        started_from = adapters_behind(Path(config.lora.lora_path).expanduser()) if config.lora.lora_path else None
+        if started_from is not None:
+            say(f"reference: the adapters that the run started from, {started_from}")
+            other = build_model(read_model_config(config), first_weights(config), adapters=started_from)
+            return _against(config, FrozenCopy(other, model, measure, updated=False))
         say("reference: the model with its adapters put aside")
         return _against(config, AdaptersAside(model, measure))
     say("reference: none; write ref_model_name_or_path to compare with the model before preference training")

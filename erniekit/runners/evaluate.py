@@ -10,7 +10,7 @@ from erniekit.data.tokenizer import Tokenizer
 from erniekit.errors import ConfigurationError
 from erniekit.model.decoder import Decoder
 from erniekit.parameters import Config
-from erniekit.runners.adapters import adapter_plan
+from erniekit.runners.adapters import adapter_plan, starts_from_adapters
 from erniekit.runners.checks import check_vocabulary
 from erniekit.runners.data_wiring import evaluation_dataset, evaluation_plan, evaluation_sources
 from erniekit.runners.held_out_answers import SAMPLES_FILE, AnswerHeldOut, read_samples
@@ -34,6 +34,7 @@ from erniekit.training.objectives import Objective
 SAMPLES_SHOWN = 3
 # defaults of a training, which the configuration that it leaves writes out, and what an evaluation on its own takes
 _DEFAULTS = {"max_evaluate_steps": (1, -1), "eval_answers": (0, 100)}
+_NO_HUB = ("from_hf_hub=false", "from_aistudio=false", "from_modelscope=false")
 _CHOOSES_A_MODEL = ("model_name_or_path", "init_from_checkpoint", "lora_path")
 
 
@@ -57,7 +58,7 @@ def evaluation_config(named: Path, overrides: Sequence[str]) -> Config:
     if any(word.startswith("model_name_or_path=") for word in overrides):  # whose weights are meant, not random ones
         words.insert(0, "continue_training=true")
     if named.is_dir():  # nothing of how that run began is meant
-        words = ["resume_from_checkpoint=false", "init_from_checkpoint=", *words]
+        words = ["resume_from_checkpoint=false", *words]
     config = _load(file, words)
     if named.is_dir():
         words = [*_own_defaults(config), *words]
@@ -67,12 +68,17 @@ def evaluation_config(named: Path, overrides: Sequence[str]) -> Config:
     # output_dir on the command line is where results go; the model is where the run has left it
     of_the_run = _load(file, [word for word in words if not word.startswith("output_dir=")])
     trained = find_trained_model(named, of_the_run)
-    start = config.basic.model_name_or_path
     if trained.is_adapter:
+        other_weights = config.checkpoint.init_from_checkpoint and not starts_from_adapters(config)
+        words.append("init_from_checkpoint=")
+        if other_weights:
+            words += [f"model_name_or_path={trained.base}", "continue_training=true", *_NO_HUB]
         return _load(file, [*words, "lora=true", f"lora_path={trained.folder}"])
+    own_weights = config.basic.model_name_or_path if config.basic.continue_training else ""
+    start = config.checkpoint.init_from_checkpoint or own_weights
     words += [f"model_name_or_path={trained.folder}", "lora=false", "lora_path=", "continue_training=true"]
-    words += ["from_hf_hub=false", "from_aistudio=false", "from_modelscope=false", "init_from_checkpoint="]
-    if config.basic.stage == "DPO" and not config.dpo.ref_model_name_or_path and config.basic.continue_training:
+    words += [*_NO_HUB, "init_from_checkpoint="]
+    if config.basic.stage == "DPO" and not config.dpo.ref_model_name_or_path and start:
         words.append(f"ref_model_name_or_path={start}")
     return _load(file, words)
 

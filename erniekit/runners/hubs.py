@@ -187,8 +187,11 @@ def _from_model_scope(model: HubModel, weights: bool, first: Path | None) -> Pat
 
 def _from_ai_studio(model: HubModel, weights: bool, first: Path | None) -> Path:
     """File by file: AI Studio's library lists no repository, so every file that a model may have is asked for."""
-    from aistudio_sdk.hub import Hub as Client
-    from aistudio_sdk.requests import hub as transport
+    try:
+        from aistudio_sdk.hub import Hub as Client
+        from aistudio_sdk.requests import hub as transport
+    except ModuleNotFoundError:
+        raise _NotFetchedError("its library is not installed (pip install aistudio-sdk==0.2.6)") from None
 
     transport.CONNECTION_TIMEOUT = TIMEOUT_S  # instead of 30 s
     transport.CONNECTION_TIMEOUT_DOWNLOAD = STALLED_S  # instead of an hour

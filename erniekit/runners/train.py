@@ -19,7 +19,7 @@ from erniekit.model.weights import GENERATION_CONFIG_FILE, save_companions, save
 from erniekit.parameters import Config
 from erniekit.parameters.schema import PARAMETERS
 from erniekit.parameters.training import peak_not_reached
-from erniekit.runners.adapters import adapter_plan, base_name, first_adapters
+from erniekit.runners.adapters import adapter_plan, base_name, first_adapters, resolved_parameters
 from erniekit.runners.data_wiring import (
     count_steps,
     evaluation_dataset,
@@ -120,7 +120,7 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
                 versions=package_versions(),
                 base_weights=base_fingerprint(model),
             ),
-            resolved_config=config.resolved(),
+            resolved_config=resolved_parameters(config, adapters, model_config),
             write_model=lambda folder: _write_model(model, folder, tokenizer.files, generation, config),
             evaluation_plan=held_out_plan,
             callbacks=callbacks,

@@ -181,6 +181,28 @@ def test_adapters_and_pairs_are_evaluated(train: Callable[..., Any], tiny_base: 
     assert "reference: none" in said and "kl_to_reference" not in alone.figures
 
 
+def test_the_reference_is_what_the_run_began_with(train: Callable[..., Any], tiny_base: Path, tmp_path: Path) -> None:
+    pairs = ROOT / "examples/data/preference-eval.jsonl"
+    values = {
+        "stage": "DPO", "model_name_or_path": str(tiny_base), "continue_training": True, "max_steps": 2,
+        "train_dataset_path": str(pairs), "eval_dataset_path": str(pairs), "do_eval": True, "eval_steps": 2,
+        "max_evaluate_steps": 1, "learning_rate": 0.02,
+    }  # fmt: skip
+    whole = shutil.copytree(train(**values).output, tmp_path / "whole")
+    adapters = shutil.copytree(train(**values, lora=True, lora_rank=4).output, tmp_path / "adapters")
+    for more in (
+        {"init_from_checkpoint": str(whole)},
+        {"init_from_checkpoint": str(whole), "lora": True, "lora_rank": 4},
+        {"init_from_checkpoint": str(adapters), "lora": True},
+        {"lora_path": str(adapters), "lora": True},
+    ):
+        run = train(**values, **more)
+        for named in (tmp_path / "config.yaml", run.output):
+            result, said = evaluate(named, "eval_answers=0", "max_evaluate_steps=1")
+            assert result.figures == pytest.approx(run.result.evaluation.figures, rel=1e-4, abs=1e-5), said
+            assert abs(result.figures["reward_margin"]) > 1e-3
+
+
 def test_what_cannot_be_evaluated_is_told(
     make_config: Callable[..., Any], records: Path, tmp_path: Path, capsys: Any
 ) -> None:

@@ -360,3 +360,14 @@ def test_adapters_name_their_base_and_its_revision_as_peft_does(server, train):
     server.requests.clear()
     assert ChatModel.load(run.output).decoder
     assert f"GET /api/models/our-group/base/revision/{OLDER}" in server.requests
+
+
+@pytest.mark.parametrize(
+    ("library", "option"), [("aistudio_sdk", "--from-aistudio"), ("modelscope_hub", "--from-modelscope")]
+)
+def test_a_library_that_is_not_installed_is_named(
+    library: str, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    assert main(["generate", "maker/not-here", option, "--prompt", "x"]) == 2
+    assert "its library is not installed (pip install " in capsys.readouterr().err
