@@ -150,10 +150,13 @@ def evaluation_objective(config: Config, model: Decoder, say: Say = print) -> Ob
     if config.dpo.ref_model_name_or_path:
         return _against(config, FrozenCopy(open_reference_model(config, say), model, measure, updated=False))
     if config.lora.lora:
-        started_from = adapters_behind(Path(config.lora.lora_path).expanduser()) if config.lora.lora_path else None
-        if started_from is not None:
-            say(f"reference: the adapters that the run started from, {started_from}")
-            other = build_model(read_model_config(config), first_weights(config), adapters=started_from)
+        model_config = read_model_config(config)
+        adapters = adapter_plan(config, model_config)
+        started_from = adapters_behind(adapters.folder) if adapters and adapters.folder else None
+        # PiSSA has moved a part of the base into its adapters: put aside, they do not leave the base
+        if started_from is not None or (adapters and adapters.settings.init == PISSA):
+            say(f"reference: {started_from or 'the base of the adapters'}, a frozen copy")
+            other = build_model(model_config, first_weights(config), adapters=started_from)
             return _against(config, FrozenCopy(other, model, measure, updated=False))
         say("reference: the model with its adapters put aside")
         return _against(config, AdaptersAside(model, measure))

@@ -195,6 +195,8 @@ def test_the_reference_is_what_the_run_began_with(train: Callable[..., Any], tin
         {"init_from_checkpoint": str(whole), "lora": True, "lora_rank": 4},
         {"init_from_checkpoint": str(adapters), "lora": True},
         {"lora_path": str(adapters), "lora": True},
+        {"lora": True, "lora_rank": 4, "lora_init": "pissa"},
+        {"lora": True, "lora_rank": 4, "dora": True},
     ):
         run = train(**values, **more)
         for named in (tmp_path / "config.yaml", run.output):

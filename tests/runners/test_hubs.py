@@ -368,6 +368,8 @@ def test_adapters_name_their_base_and_its_revision_as_peft_does(server, train):
 def test_a_library_that_is_not_installed_is_named(
     library: str, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, library, None)
+    # an earlier test may have imported the library's modules, which Python finds without their package
+    for module in {library, *(name for name in sys.modules if name.startswith(f"{library}."))}:
+        monkeypatch.setitem(sys.modules, module, None)
     assert main(["generate", "maker/not-here", option, "--prompt", "x"]) == 2
     assert "its library is not installed (pip install " in capsys.readouterr().err
