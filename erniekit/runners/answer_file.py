@@ -79,11 +79,9 @@ def write_records(records: Iterator[dict[str, Any]], output: Path) -> None:
                 write_record(record, file)
         aside.rename(output)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise DataError(f"--output {output}: cannot be written: {error.strerror or error}") from None
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    finally:
+        aside.unlink(missing_ok=True)  # what a refusal or a signal has left; a complete file has its name by now
 
 
 def write_record(record: dict[str, Any], file: TextIO) -> None:

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 
 from erniekit.errors import ModelFileError
@@ -263,13 +263,16 @@ def _without_broken_blobs(model: HubModel) -> Iterator[None]:
     """Remove what a download that ends early leaves: AI Studio's library would take it for a complete file."""
     blobs = model.hub.cache() / "models" / model.repo.split("/")[1] / "blobs"
     before = set(blobs.glob("*"))
-    try:
-        yield
-    except BaseException:
+
+    def remove_unlinked() -> None:
         links = model.hub.snapshots(model)[0].glob("*")
         for path in set(blobs.glob("*")) - before - {link.resolve() for link in links}:
             path.unlink(missing_ok=True)
-        raise
+
+    with ExitStack() as undo:
+        undo.callback(remove_unlinked)
+        yield
+        undo.pop_all()
 
 
 def _clause(error: Exception, hub: Hub) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 from erniekit.errors import ConfigurationError
@@ -54,11 +55,10 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
     occupied = target.is_dir() and any(target.iterdir())
 
     def write_or_clear(aside: Path) -> None:
-        try:
+        with ExitStack() as undo:  # after a refusal or a signal: half of a folder is of no use to anybody
+            undo.callback(shutil.rmtree, aside, ignore_errors=True)
             write(aside)
-        except BaseException:  # a refusal or a signal: half of a folder is of no use to anybody
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
+            undo.pop_all()
         if occupied and holds_foreign_model(target):
             remove_model(target)
 
