@@ -165,7 +165,7 @@ def family_of(model_type: Any, where: str) -> Family:
     """The family of a `model_type`; ModelFileError, headed by `where`, for an unknown one."""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise ModelFileError(f"{where}: model_type {model_type!r} is not available yet; available: {known}")
+        raise ModelFileError(f"{where}: model_type {model_type!r} is not supported; supported: {known}")
     return FAMILIES[model_type]
 
 
@@ -177,5 +177,5 @@ def unavailable_values(family: Family, values: Mapping[str, Any]) -> list[str]:
             continue
         entries = values[key] if isinstance(values[key], list) and values[key] else [values[key]]
         if any(entry not in neutral for entry in entries):
-            problems.append(f"{key}: {values[key]!r} is not available yet; only {neutral[-1]!r} is")
+            problems.append(f"{key}: {values[key]!r} is not supported; only {neutral[-1]!r} is")
     return problems

@@ -53,7 +53,7 @@ def rope_scaling_problems(scaling: Mapping[str, Any] | None) -> list[str]:
     kind = _kind(scaling)
     if kind not in _NEEDED:
         known = ", ".join(_NEEDED)
-        return [f"rope_scaling: rope_type {kind!r} is not available yet; available: {known}"]
+        return [f"rope_scaling: rope_type {kind!r} is not supported; supported: {known}"]
     problems = []
     for key in (*_NEEDED[kind], *_OPTIONAL.get(kind, ())):
         value = scaling.get(key)

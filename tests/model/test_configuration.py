@@ -57,8 +57,8 @@ def test_the_published_small_model_has_its_published_size():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not available yet; available: ernie4_5, ernie4_5_moe, llama"),
-        ({"model_type": None}, "model_type None is not available yet"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported: ernie4_5, ernie4_5_moe, llama"),
+        ({"model_type": None}, "model_type None is not supported"),
         ({"hidden_size": None}, "hidden_size: missing"),
         ({"hidden_size": "16"}, "hidden_size: expected int, got '16'"),
         ({"hidden_size": 0}, "hidden_size: must be positive, got 0"),
@@ -70,11 +70,11 @@ def test_the_published_small_model_has_its_published_size():
         ({"num_attention_heads": 3}, "hidden_size 16 is not a multiple of num_attention_heads 3"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
         ({"head_dim": 5}, "head_dim 5 is odd"),
-        ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not available yet; only 'silu' is"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_scaling: rope_type 'dynamic' is not available yet"),
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported; only 'silu' is"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_scaling: rope_type 'dynamic' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor must be a positive number for linear, got None"),
         ({"rope_scaling": "linear"}, "rope_scaling: expected dict, got 'linear'"),
-        ({"moe_num_experts": 64}, "moe_num_experts: 64 is not available yet"),
+        ({"moe_num_experts": 64}, "moe_num_experts: 64 is not supported"),
     ],
 )
 def test_unusable_values_are_named(change, message):
