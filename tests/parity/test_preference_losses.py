@@ -65,17 +65,22 @@ def test_losses_without_a_counterpart_are_known():
     assert set(LOSSES) - {name for name, _, _ in CASES} == {"kto_pair", "dpop"}
 
 
+def three_pairs(rng):
+    """Prompts with two answers each, and the batch of two rows in which they are packed."""
+    tokens = [
+        [rng.integers(1, 53, length).tolist() for length in lengths] for lengths in [(9, 4, 6), (3, 11, 2), (1, 5, 5)]
+    ]
+    samples = [join_pair(prompt, Answer(a, a), Answer(b, b)) for prompt, a, b in tokens]
+    return tokens, collate([samples[:2], samples[2:]], [[0, 1], [2]], 0, pairs=True)
+
+
 def test_log_probabilities_of_packed_pairs_are_those_of_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     decoder = tiny_model()
     save_model_folder(decoder, tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     rng = np.random.default_rng(3)
-    tokens = [
-        [rng.integers(1, 53, length).tolist() for length in lengths] for lengths in [(9, 4, 6), (3, 11, 2), (1, 5, 5)]
-    ]
-    samples = [join_pair(prompt, Answer(a, a), Answer(b, b)) for prompt, a, b in tokens]
-    batch = collate([samples[:2], samples[2:]], [[0, 1], [2]], 0, pairs=True)
+    tokens, batch = three_pairs(rng)
     found = answer_log_probabilities(decoder, batch, fused_head=True)
     for number, (prompt, *answers) in enumerate(tokens):
         for answer, value in zip(answers, (found.chosen[number], found.rejected[number]), strict=True):
@@ -93,11 +98,7 @@ def test_gradients_of_packed_pairs_are_those_of_transformers_and_trl(name, tmp_p
     save_model_folder(decoder, tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     rng = np.random.default_rng(4)
-    tokens = [
-        [rng.integers(1, 53, length).tolist() for length in lengths] for lengths in [(9, 4, 6), (3, 11, 2), (1, 5, 5)]
-    ]
-    samples = [join_pair(prompt, Answer(a, a), Answer(b, b)) for prompt, a, b in tokens]
-    batch = collate([samples[:2], samples[2:]], [[0, 1], [2]], 0, pairs=True)
+    tokens, batch = three_pairs(rng)
     constants = rng.normal(-20, 3, (2, 3)).astype(np.float32)
     settings = PreferenceSettings(loss_type=name, beta=beta, label_smoothing=smoothing, simpo_gamma=0.7)
     found = preference(settings, lambda batch: tuple(map(paddle.to_tensor, constants))).loss(decoder, batch)

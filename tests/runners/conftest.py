@@ -30,17 +30,21 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def tiny_base(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with random weights, as adapters need one."""
+def save_random_model(model: Path, folder: Path, seed: int) -> Path:
+    """Put random weights for a model's configuration into `folder`, with its tokenizer."""
     from erniekit.model.builder import build_model
     from erniekit.model.configuration import ModelConfig
     from erniekit.model.weights import save_model_folder
 
-    folder = tmp_path_factory.mktemp("base")
-    tokenizer_files = [tiny_model / "tokenizer.json", tiny_model / "tokenizer_config.json"]
-    save_model_folder(build_model(ModelConfig.from_folder(tiny_model), None, seed=3), folder, tokenizer_files)
+    tokenizer_files = [model / "tokenizer.json", model / "tokenizer_config.json"]
+    save_model_folder(build_model(ModelConfig.from_folder(model), None, seed=seed), folder, tokenizer_files)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with random weights, as adapters need one."""
+    return save_random_model(tiny_model, tmp_path_factory.mktemp("base"), seed=3)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ import pytest
 
 from erniekit.runners.evaluate import run_evaluation
 
+from .conftest import save_random_model
+
 ROOT = Path(__file__).parents[2]
 LOSSES = ["sigmoid", "ipo", "kto_pair", "simpo", "orpo", "nca_pair"]
 BATCHES = [
@@ -37,14 +39,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module")
 def other_base(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Other random weights, so that rewards are not 0."""
-    from erniekit.model.builder import build_model
-    from erniekit.model.configuration import ModelConfig
-    from erniekit.model.weights import save_model_folder
-
-    folder = tmp_path_factory.mktemp("other")
-    tokenizer_files = [tiny_model / "tokenizer.json", tiny_model / "tokenizer_config.json"]
-    save_model_folder(build_model(ModelConfig.from_folder(tiny_model), None, seed=8), folder, tokenizer_files)
-    return folder
+    return save_random_model(tiny_model, tmp_path_factory.mktemp("other"), seed=8)
 
 
 @pytest.fixture
