@@ -1,0 +1,214 @@
+"""Degrees <-> ranks <-> groups: the one place where the degrees of a layout meet the number of ranks.
+
+Ranks are numbered as `paddle.distributed.fleet` numbers them: data parallelism varies slowest, then pipeline stages,
+sharding, and tensor parallelism fastest, so the ranks of a tensor-parallel group are neighbours on one machine.
+(fleet's fifth axis, `sep`, lies between sharding and tensor and is always 1 here.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+from erniekit.errors import ConfigurationError
+
+AXES = ("data", "pipeline", "sharding", "tensor")  # slowest first, fleet's order
+Axis = Literal["data", "pipeline", "sharding", "tensor"]
+ExpertAxis = Literal["tensor", "data"]
+PARAMETER = {
+    "tensor": "tensor_parallel_degree",
+    "pipeline": "pipeline_parallel_degree",
+    "sharding": "sharding_parallel_degree",
+    "data": "the data-parallel degree",  # derived, so no parameter of that name
+    "virtual_pipeline": "virtual_pp_degree",
+}
+SMALLEST_INTERLEAVED_PIPELINE = 3  # fleet asserts more than two stages
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """A rank's place on each axis, counted from 0."""
+
+    data: int
+    pipeline: int
+    sharding: int
+    tensor: int
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How a model and its batches are divided. `data x pipeline x sharding x tensor` is the number of ranks.
+
+    Attributes:
+        tensor: slices of every large matrix.
+        pipeline: consecutive stages of the stack of layers.
+        sharding: ranks that divide optimizer states (and gradients, parameters); each works on its own data.
+        data: whole copies of all of that; each works on its own data.
+        expert_axis: the axis along whose ranks experts are divided; None: every rank holds all experts.
+        sequence_parallel: activations between matrices are divided along the sequence in a tensor-parallel group.
+        virtual_pipeline: runs of layers for each stage (interleaved pipeline).
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    sharding: int = 1
+    data: int = 1
+    expert_axis: ExpertAxis | None = None
+    sequence_parallel: bool = False
+    virtual_pipeline: int = 1
+
+    def __post_init__(self) -> None:
+        for field, name in PARAMETER.items():
+            if self.degree(field) < 1:
+                raise ConfigurationError(
+                    f"{name} is {self.degree(field)}: a degree is at least 1; write 1 to switch it off"
+                )
+        if self.sequence_parallel and self.tensor == 1:
+            raise ConfigurationError(
+                "sequence_parallel divides the sequence between the ranks of a tensor-parallel group, and "
+                "tensor_parallel_degree is 1; write sequence_parallel: false, or tensor_parallel_degree: 2 or more"
+            )
+        if self.virtual_pipeline > 1 and self.pipeline < SMALLEST_INTERLEAVED_PIPELINE:
+            raise ConfigurationError(
+                f"virtual_pp_degree {self.virtual_pipeline} needs pipeline_parallel_degree "
+                f"{SMALLEST_INTERLEAVED_PIPELINE} or more (fleet interleaves more than two stages only), and it is "
+                f"{self.pipeline}; write virtual_pp_degree: 1, or a larger pipeline_parallel_degree"
+            )
+
+    @classmethod
+    def from_degrees(
+        cls,
+        world_size: int,
+        *,
+        tensor: int = 1,
+        pipeline: int = 1,
+        sharding: int = 1,
+        expert_axis: ExpertAxis | None = None,
+        sequence_parallel: bool = False,
+        virtual_pipeline: int = 1,
+    ) -> Topology:
+        """The topology of `world_size` ranks; the data-parallel degree is what the other degrees leave.
+
+        Raises:
+            ConfigurationError: the degrees do not divide the number of ranks, or contradict each other.
+        """
+        if world_size < 1:
+            raise ConfigurationError(f"the number of ranks is {world_size}: at least one rank must run")
+        alone = cls(
+            tensor=tensor,
+            pipeline=pipeline,
+            sharding=sharding,
+            expert_axis=expert_axis,
+            sequence_parallel=sequence_parallel,
+            virtual_pipeline=virtual_pipeline,
+        )
+        if world_size % alone.world_size:
+            raise ConfigurationError(_does_not_divide(world_size, alone))
+        return cls(**{**vars(alone), "data": world_size // alone.world_size})
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.data * self.pipeline * self.sharding * self.tensor
+
+    @property
+    def readers(self) -> int:
+        """The number of parts of a global batch: ranks that differ in data or sharding read different samples."""
+        return self.data * self.sharding
+
+    @property
+    def expert(self) -> int:
+        """The number of ranks that divide the experts between them."""
+        return 1 if self.expert_axis is None else self.degree(self.expert_axis)
+
+    def degree(self, axis: str) -> int:
+        """The number of ranks along an axis."""
+        return int(getattr(self, axis))
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """The place of a rank on each axis."""
+        if not 0 <= rank < self.world_size:
+            raise ConfigurationError(f"rank {rank} does not exist: the layout has ranks 0 to {self.world_size - 1}")
+        place = {}
+        for axis in reversed(AXES):
+            rank, place[axis] = divmod(rank, self.degree(axis))
+        return Coordinates(**place)
+
+    def rank(self, place: Coordinates) -> int:
+        """The rank at a place; the inverse of `coordinates`."""
+        rank = 0
+        for axis in AXES:
+            rank = rank * self.degree(axis) + getattr(place, axis)
+        return rank
+
+    def reader(self, rank: int) -> int:
+        """Which part of every global batch a rank works on, 0 to `readers` - 1."""
+        place = self.coordinates(rank)
+        return place.data * self.sharding + place.sharding
+
+    def groups(self, *axes: Axis) -> list[list[int]]:
+        """The ranks that differ in the given axes only: a partition of all ranks, each group ascending.
+
+        `groups("tensor")` are the tensor-parallel groups, `groups("data", "sharding")` those that divide a batch.
+        """
+        fixed = [axis for axis in AXES if axis not in axes]
+        varied = [axis for axis in AXES if axis in axes]
+        return [
+            [
+                self.rank(Coordinates(**dict(zip(fixed, outer, strict=True)), **dict(zip(varied, inner, strict=True))))
+                for inner in product(*(range(self.degree(axis)) for axis in varied))
+            ]
+            for outer in product(*(range(self.degree(axis)) for axis in fixed))
+        ]
+
+    def group_of(self, rank: int, *axes: Axis) -> list[int]:
+        """The group of `groups(*axes)` that a rank belongs to."""
+        self.coordinates(rank)  # an unknown rank is refused
+        return next(group for group in self.groups(*axes) if rank in group)
+
+    def table(self) -> str:
+        """Which rank holds what, a line for each rank; axes of degree 1 are left out."""
+        columns: list[tuple[str, list[str]]] = [("rank", [str(rank) for rank in range(self.world_size)])]
+        places = [self.coordinates(rank) for rank in range(self.world_size)]
+        if self.readers > 1:
+            parts = [f"part {self.reader(rank)} of {self.readers}" for rank in range(self.world_size)]
+            columns.append(("batch", parts))
+        if self.pipeline > 1:
+            columns.append(("layers", [self._layers(place.pipeline) for place in places]))
+        if self.tensor > 1:
+            columns.append(("matrices", [f"slice {place.tensor} of {self.tensor}" for place in places]))
+        if self.sharding > 1:
+            columns.append(("optimizer", [f"shard {place.sharding} of {self.sharding}" for place in places]))
+        if self.expert_axis is not None and self.expert > 1:
+            axis = self.expert_axis
+            columns.append(("experts", [f"part {getattr(place, axis)} of {self.expert}" for place in places]))
+        if len(columns) == 1:
+            columns.append(("holds", ["everything"] * self.world_size))
+        widths = [max(len(title), *map(len, cells)) for title, cells in columns]
+        rows = [[title for title, _ in columns], *zip(*(cells for _, cells in columns), strict=True)]
+        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _layers(self, stage: int) -> str:
+        runs = " + ".join(str(stage + run * self.pipeline) for run in range(self.virtual_pipeline))
+        total = self.pipeline * self.virtual_pipeline
+        return f"run {runs} of {total}" if self.virtual_pipeline > 1 else f"stage {stage} of {total}"
+
+
+def _does_not_divide(world_size: int, alone: Topology) -> str:
+    """What to say when the product of the degrees is not a divisor of the number of ranks: factors, product, remedy."""
+    factors = " x ".join(f"{PARAMETER[axis]} {alone.degree(axis)}" for axis in ("pipeline", "sharding", "tensor"))
+    lines = [
+        f"{world_size} ranks cannot be divided by the layout: {factors} = {alone.world_size}, "
+        f"and {world_size} is not a multiple of {alone.world_size}",
+    ]
+    below = world_size // alone.world_size * alone.world_size
+    counts = " or ".join(str(count) for count in (below, below + alone.world_size) if count)
+    lines.append(f"  either start {counts} ranks")
+    for axis in ("tensor", "pipeline", "sharding"):
+        rest = alone.world_size // alone.degree(axis)
+        fitting = [degree for degree in range(1, alone.degree(axis)) if world_size % (rest * degree) == 0]
+        if fitting:
+            lines.append(f"  or write {PARAMETER[axis]}: {max(fitting)}   (data parallelism takes the rest)")
+    return "\n".join(lines)
