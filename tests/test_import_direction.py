@@ -10,7 +10,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "erniekit"
 ROOMS = {"cli": 3, "runners": 2, "training": 1, "model": 1, "parallel": 1, "data": 1, "parameters": 0}
-# Rooms of one height that may import each other: training computes with the model, and both know the layout; data and model are strangers.
+# Rooms of one height that may import each other: training computes with the model, and both know the layout; data and
+# model are strangers.
 BESIDE = {("training", "model"), ("training", "parallel"), ("model", "parallel")}
 NEVER = {"parameters": {"numpy", "paddle"}, "data": {"paddle"}}
 MODULES = sorted(PACKAGE.rglob("*.py"))

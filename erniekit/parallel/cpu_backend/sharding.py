@@ -1,0 +1,93 @@
+"""What keeps fleet's sharding (stages 1 to 3) from running on CPU ranks."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import paddle
+from paddle.base import core
+
+ALIGNMENT = 256  # bytes, what fleet uses on GPUs
+
+
+class Overlay:
+    """A module with some names replaced, for those who import it by this object only."""
+
+    def __init__(self, module: ModuleType | Overlay, **names: Any) -> None:
+        self.__dict__.update(names)
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def let_group_sharding_take_a_cpu() -> None:
+    """Cause: stages 2 and 3 assert a GPU, an XPU or a "custom device", and copy to a place of that kind.
+
+    In their modules, and nowhere else, the CPU is a custom device, whose place is the CPU.
+    """
+    import paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2 as optimizer_stage2
+    import paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 as stage2
+    import paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3 as stage3
+    import paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage as storage
+    import paddle.distributed.fleet.meta_parallel.sharding.group_sharded_utils as utils
+    import paddle.distributed.sharding.group_sharded as entry
+
+    device = Overlay(paddle.device, get_all_custom_device_type=lambda: ["cpu"])
+    paddle_here = Overlay(
+        paddle, device=device, get_device=lambda: "cpu:0", CustomPlace=lambda *kind_and_number: paddle.CPUPlace()
+    )
+    library = Overlay(core.libpaddle, _get_device_min_chunk_size=lambda kind: ALIGNMENT)
+    core_here = Overlay(core, get_all_custom_device_type=lambda: ["cpu"], libpaddle=library)
+    for module in (entry, storage, optimizer_stage2, stage2, stage3, utils):
+        for name, replacement in (
+            ("paddle", paddle_here),
+            ("core", core_here),
+            ("cvt_to_device", lambda tensor, device_id, blocking=True: tensor),
+        ):
+            if hasattr(module, name):
+                setattr(module, name, replacement)
+
+
+def keep_parameters_in_their_buffer() -> None:
+    """Cause: `ParamStorage.add_rank_params` fills its buffer from `param.cpu()`, which on a CPU shares the parameter's
+    memory, and then clears the parameter."""
+    from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import ParamStorage
+
+    original = ParamStorage.add_rank_params
+    ParamStorage.add_rank_params = lambda self, parameters, alignments, convert_gpu=True: original(
+        self, parameters, alignments, False
+    )
+
+
+def align_fused_tensors() -> None:
+    """Cause: the buffers of stage 1 (`split_param`, `tensor_fusion`) have no alignment for a CPU."""
+    from paddle.distributed.fleet.utils import tensor_fusion_helper
+
+    tensor_fusion_helper.alignment["cpu"] = ALIGNMENT
+    tensor_fusion_helper.__dict__["__current_device_type__"] = "cpu"  # a class body would mangle the dotted name
+
+
+def clear_gradients_in_place() -> None:
+    """Cause: stage 1 with `split_param` keeps gradients as views of one communication buffer, and
+    `Tensor.clear_gradient(True)` gives them storage of their own: from the second step on, the buffer is stale."""
+    from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
+        DygraphShardingOptimizerV2,
+    )
+
+    def clear_grad(self: Any, set_to_zero: bool = True) -> None:
+        for parameter in self._parameter_list:
+            gradient = parameter.main_grad if hasattr(parameter, "main_grad") else parameter.grad
+            if gradient is not None:
+                gradient.zero_()
+
+    DygraphShardingOptimizerV2.clear_grad = clear_grad
+
+
+SHARDING_PATCHES = (
+    let_group_sharding_take_a_cpu,
+    keep_parameters_in_their_buffer,
+    align_fused_tensors,
+    clear_gradients_in_place,
+)

@@ -1,0 +1,54 @@
+"""Ranks that fail in every way; no Paddle, so they start fast."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+
+class RankLostError(RuntimeError):
+    """Of the same name as the backend's."""
+
+
+def _rank() -> int:
+    return int(os.environ["PADDLE_TRAINER_ID"])
+
+
+def returns(word: str) -> dict:
+    return {"rank": _rank(), "word": word, "size": int(os.environ["PADDLE_TRAINERS_NUM"])}
+
+
+def raises_and_others_notice() -> None:
+    if _rank() == 1:
+        time.sleep(0.3)  # rank 1 ends after those that blame it
+        raise ValueError("the seventh sample is bad")
+    raise RankLostError("rank 1 has ended")
+
+
+def raises_and_others_go_on() -> None:
+    if _rank() == 1:
+        raise ValueError("the seventh sample is bad")
+    time.sleep(60)
+
+
+def exits() -> None:
+    if _rank() == 1:
+        sys.exit(3)
+    time.sleep(60)
+
+
+def is_killed() -> None:
+    if _rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def hangs(pids: str) -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    with open(f"{pids}/{_rank()}", "w", encoding="utf-8") as file:
+        file.write(f"{os.getpid()} {child.pid}")
+    if _rank() == 1:
+        time.sleep(60)
