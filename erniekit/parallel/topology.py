@@ -7,7 +7,7 @@ sharding, and tensor parallelism fastest, so the ranks of a tensor-parallel grou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
@@ -93,19 +93,27 @@ class Topology:
         Raises:
             ConfigurationError: the degrees do not divide the number of ranks, or contradict each other.
         """
-        if world_size < 1:
-            raise ConfigurationError(f"the number of ranks is {world_size}: at least one rank must run")
-        alone = cls(
+        return cls(
             tensor=tensor,
             pipeline=pipeline,
             sharding=sharding,
             expert_axis=expert_axis,
             sequence_parallel=sequence_parallel,
             virtual_pipeline=virtual_pipeline,
-        )
+        ).on(world_size)
+
+    def on(self, world_size: int) -> Topology:
+        """The same degrees on so many ranks; the data-parallel degree is what the other degrees leave.
+
+        Raises:
+            ConfigurationError: the degrees do not divide the number of ranks.
+        """
+        if world_size < 1:
+            raise ConfigurationError(f"the number of ranks is {world_size}: at least one rank must run")
+        alone = replace(self, data=1)
         if world_size % alone.world_size:
             raise ConfigurationError(_does_not_divide(world_size, alone))
-        return cls(**{**vars(alone), "data": world_size // alone.world_size})
+        return replace(alone, data=world_size // alone.world_size)
 
     @property
     def world_size(self) -> int:
