@@ -34,11 +34,12 @@ from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import trainable_parameters
 from erniekit.training.output_folder import Start, remove_superseded
 from erniekit.training.plan import EvaluationPlan, Plan
+from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.run_identity import RunIdentity, check_identity
 from erniekit.training.schedules import Schedule, dropout_scale, learning_rate
 from erniekit.training.settings import TrainingSettings, due
 from erniekit.training.signals import StopRequest, stop_signals
-from erniekit.training.step import NotFiniteError, StepResult, SumOverRanks, single_process, train_step
+from erniekit.training.step import NotFiniteError, StepResult, train_step
 from erniekit.training.totals import Totals
 
 # (first step, step to stop before) -> the micro-batches of each step; closed when the run ends early.
@@ -100,7 +101,7 @@ class Trainer:
     read: ReadSteps | None = None  # default: plan.micro_batches, when its step comes
     describe_sample: Callable[[int], str] = str  # index in the training data -> "file.jsonl:17"
     describe_evaluation_sample: Callable[[int], str] = str
-    sum_over_ranks: SumOverRanks = single_process
+    ranks: Ranks = SINGLE
     say: Callable[[str], None] = print
     state: TrainerState = field(default_factory=TrainerState, init=False)
     last_evaluation: EvaluationResult | None = field(default=None, init=False)
@@ -196,7 +197,7 @@ class Trainer:
                 dropout_scale=dropout_scale(step, self.settings.dropout_warmup_steps),
                 max_grad_norm=self.settings.max_grad_norm,
                 release_grads=self.settings.release_grads,
-                sum_over_ranks=self.sum_over_ranks,
+                ranks=self.ranks,
             )
         except NotFiniteError as error:
             raise self._not_finite(error, batches) from None

@@ -24,6 +24,12 @@ class MicroLoss(NamedTuple):
 
 
 LossOfBatch = Callable[[Any, Any], MicroLoss]  # (model, batch)
+Sum = Callable[[np.ndarray], np.ndarray]  # of figures, over the ranks that work on different data
+
+
+def own_figures(values: np.ndarray) -> np.ndarray:
+    """The sum over the ranks of a run with one."""
+    return values
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,8 @@ class Objective:
         unit: "target tokens", "pairs": for messages.
         perplexity: whether exp(loss) means something.
         loss_of_step: for a loss that depends on more than its micro-batch: gives the loss to use with all the batches
-            of a step, or of an evaluation (which are read one at a time). Called without gradients.
+            of a step, or of an evaluation (which are read one at a time), from this rank's batches and a way to sum
+            over ranks. Called without gradients.
         after_update: called with the number of finished steps, before anything is saved.
         beside_model: what a checkpoint must hold for the loss of a resumed run to be the same.
     """
@@ -45,16 +52,16 @@ class Objective:
     units: Callable[[Any], int]
     unit: str
     perplexity: bool = False
-    loss_of_step: Callable[[Any, Iterable[Any]], LossOfBatch] | None = None
+    loss_of_step: Callable[[Any, Iterable[Any], Sum], LossOfBatch] | None = None
     after_update: Callable[[int], None] = lambda step: None
     beside_model: Callable[[], Mapping[str, Tensor]] = dict
 
-    def loss_for(self, model: Any, batches: Iterable[Any]) -> LossOfBatch:
-        """The loss to use with each of `batches`, which together are one step or one evaluation."""
+    def loss_for(self, model: Any, batches: Iterable[Any], sum_over_ranks: Sum = own_figures) -> LossOfBatch:
+        """The loss to use with each of `batches`, this rank's part of one step or one evaluation."""
         if self.loss_of_step is None:
             return self.loss
         with paddle.no_grad():
-            return self.loss_of_step(model, batches)
+            return self.loss_of_step(model, batches, sum_over_ranks)
 
 
 def supervised(

@@ -12,7 +12,7 @@ from paddle import Tensor
 from erniekit.model.attention import AttentionPlan
 from erniekit.model.decoder import Decoder
 from erniekit.model.head import token_log_probabilities
-from erniekit.training.objectives import LossOfBatch, MicroLoss, Objective
+from erniekit.training.objectives import LossOfBatch, MicroLoss, Objective, Sum
 from erniekit.training.preference_losses import LOSSES, Context, PreferenceSettings, needs_reference
 from erniekit.training.reference import Reference, measuring
 
@@ -115,13 +115,14 @@ def preference(
 
         return loss
 
-    def loss_of_step(decoder: Decoder, batches: Iterable[Any]) -> LossOfBatch:
+    def loss_of_step(decoder: Decoder, batches: Iterable[Any], sum_over_ranks: Sum) -> LossOfBatch:
         chosen_sum, rejected_sum, pairs = 0.0, 0.0, 0
         with measuring(decoder):
             for batch in batches:
                 _, chosen, rejected, _ = compared(decoder, batch)
                 chosen_sum, rejected_sum = chosen_sum + float(chosen.sum()), rejected_sum + float(rejected.sum())
                 pairs += batch.pairs.count
+        chosen_sum, rejected_sum, pairs = sum_over_ranks(np.array([chosen_sum, rejected_sum, pairs])).tolist()
         return loss_with(max(0.0, chosen_sum / max(1, pairs)), max(0.0, rejected_sum / max(1, pairs)))
 
     return Objective(

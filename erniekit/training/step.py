@@ -13,15 +13,9 @@ from paddle.nn import Layer
 from paddle.optimizer import Optimizer
 
 from erniekit.training.gradients import clip_by_norm, fill_missing_gradients, global_norm
-from erniekit.training.objectives import MicroLoss, Objective
+from erniekit.training.objectives import LossOfBatch, MicroLoss, Objective
+from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.totals import Totals
-
-SumOverRanks = Callable[[np.ndarray], np.ndarray]
-
-
-def single_process(values: np.ndarray) -> np.ndarray:
-    """The sum over the ranks of a run with one rank."""
-    return values
 
 
 class StepResult(NamedTuple):
@@ -52,7 +46,7 @@ def train_step(
     dropout_scale: float = 1.0,
     max_grad_norm: float = 0.0,
     release_grads: bool = False,
-    sum_over_ranks: SumOverRanks = single_process,
+    ranks: Ranks = SINGLE,
 ) -> StepResult:
     """Make one update from `batches`, the micro-batches of this rank.
 
@@ -68,39 +62,39 @@ def train_step(
     Raises:
         NotFiniteError: before anything was updated.
     """
-    units = float(sum_over_ranks(np.array([sum(objective.units(batch) for batch in batches)], dtype=np.float64))[0])
-    tokens = sum(batch.token_count for batch in batches)
+    own = np.array([sum(objective.units(batch) for batch in batches), sum(batch.token_count for batch in batches)])
+    units, tokens = ranks.sum(own.astype(np.float64)).tolist()
     if units == 0:
-        return StepResult(Totals(tokens=tokens), learning_rate, 0.0, updated=False)
+        return StepResult(Totals(tokens=int(tokens)), learning_rate, 0.0, updated=False)
 
-    loss = objective.loss_for(model, batches)
+    loss = objective.loss_for(model, batches, ranks.sum)
 
-    def backward(index: int) -> MicroLoss:
+    def begin(index: int) -> None:
         share = objective.units(batches[index]) / units
         model.begin_micro_batch(step=step, micro_batch=index, dropout_scale=dropout_scale, share=share)
-        part = loss(model, batches[index])
-        (part.loss_sum / units).backward()
-        return MicroLoss(part.loss_sum.detach(), {name: value.detach() for name, value in part.sums.items()})
 
-    parts = [backward(index) for index in range(len(batches))]
+    parts = ranks.run(model, loss, batches, begin, units)
     fill_missing_gradients(parameters)
-    loss_sums, sums, norm = _to_host(parts, global_norm(parameters))
-    if not np.isfinite(loss_sums).all():
+    ranks.reduce_gradients(parameters)
+    loss_sums, sums, norm = _to_host(parts, ranks.global_norm(parameters))
+    names = sorted(sums)
+    wrong = float(not np.isfinite(loss_sums).all())
+    over_ranks = ranks.sum(np.array([wrong, loss_sums.sum(), *(sums[name] for name in names)]))
+    if over_ranks[0]:
         raise NotFiniteError("the loss", np.flatnonzero(~np.isfinite(loss_sums)).tolist())
     if not math.isfinite(norm):
-        raise NotFiniteError("the gradient norm", _not_finite_gradients(backward, parameters, len(batches)))
+        raise NotFiniteError("the gradient norm", _not_finite_gradients(model, loss, batches, begin, parameters, ranks))
     clip_by_norm(parameters, norm, max_grad_norm)
     optimizer.set_lr(learning_rate)
     optimizer.step()
     model.end_step()
     optimizer.clear_grad(set_to_zero=not release_grads)
 
-    over_ranks = sum_over_ranks(np.array([loss_sums.sum(), tokens, *sums.values()], dtype=np.float64))
     totals = Totals(
-        loss_sum=float(over_ranks[0]),
+        loss_sum=float(over_ranks[1]),
         units=units,
-        sums=dict(zip(sums, over_ranks[2:].tolist(), strict=True)),
-        tokens=int(over_ranks[1]),
+        sums=dict(zip(names, over_ranks[2:].tolist(), strict=True)),
+        tokens=int(tokens),
     )
     return StepResult(totals, learning_rate, norm, updated=True)
 
@@ -116,14 +110,24 @@ def _to_host(parts: Sequence[MicroLoss], norm: Tensor) -> tuple[np.ndarray, Mapp
 
 
 def _not_finite_gradients(
-    backward: Callable[[int], MicroLoss], parameters: Sequence[Tensor], micro_batches: int
+    model: Layer,
+    loss: LossOfBatch,
+    batches: Sequence[Any],
+    begin: Callable[[int], None],
+    parameters: Sequence[Tensor],
+    ranks: Ranks,
 ) -> list[int]:
-    """Which micro-batches have a gradient that is not finite by itself: each is run again, alone."""
+    """Which micro-batches of this rank have a gradient that is not finite by itself: each is run again, alone.
+
+    Where ranks share a model no pass can run on one of them only, so all run theirs, in the same order.
+    """
     found = []
-    for index in range(micro_batches):
+    for index, batch in enumerate(batches):
         for parameter in parameters:
             parameter.clear_gradient(set_to_zero=True)
-        backward(index)
+        ranks.run(model, loss, [batch], lambda _, index=index: begin(index), 1.0)  # type: ignore[misc]
         if not math.isfinite(float(global_norm(parameters))):
             found.append(index)
-    return found or list(range(micro_batches))  # none alone: their sum overflowed
+    if not found and ranks.sum(np.ones(1))[0] == 1:
+        return list(range(len(batches)))  # none alone: their sum overflowed
+    return found

@@ -6,8 +6,10 @@ import numpy as np
 import paddle
 import pytest
 
+from erniekit.training.gradients import global_norm
 from erniekit.training.objectives import MicroLoss, Objective
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer
+from erniekit.training.ranks import run_in_turn
 from erniekit.training.step import NotFiniteError, StepResult, train_step
 
 from .fakes import FAKE_OBJECTIVE, PADDING, FakeBatch, FakeModel, FakePlan
@@ -63,6 +65,25 @@ def test_the_loss_is_the_mean_over_target_tokens() -> None:
     assert result.totals.loss == pytest.approx(expected, rel=1e-5)
 
 
+class OneOfSeveral:
+    """A rank whose step has `units` on all ranks together; gradients and figures stay its own."""
+
+    is_first = True
+    run = staticmethod(run_in_turn)
+
+    def __init__(self, units: float) -> None:
+        self._units: float | None = units  # what is summed first
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        units, self._units = self._units, None
+        return values if units is None else np.array([units, *values[1:]])
+
+    def reduce_gradients(self, parameters: list[paddle.Tensor]) -> None: ...
+
+    def global_norm(self, parameters: list[paddle.Tensor]) -> paddle.Tensor:
+        return global_norm(parameters)
+
+
 def test_two_ranks_with_half_of_the_samples_each() -> None:
     """Each rank divides by the targets of both, and the ranks' gradients add up to those of one process."""
     plan = FakePlan()
@@ -91,7 +112,7 @@ def test_two_ranks_with_half_of_the_samples_each() -> None:
             batches,
             step=0,
             learning_rate=0.1,
-            sum_over_ranks=lambda values: np.array([total]) if values.size == 1 else values,
+            ranks=OneOfSeveral(total),
         )
         return seen
 
