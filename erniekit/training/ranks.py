@@ -13,7 +13,7 @@ from erniekit.training.objectives import LossOfBatch, MicroLoss
 
 
 class Ranks(Protocol):
-    """The ranks among which a run is divided, as one of them sees them. `parallel/` has what divides; see also `SINGLE`.
+    """The ranks among which a run is divided, as one of them sees them: `SINGLE` here, all others in `parallel/`.
 
     Attributes:
         is_first: whether this is the rank that writes and prints for all.
