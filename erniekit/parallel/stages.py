@@ -1,0 +1,114 @@
+"""Which layers each stage of a pipeline has. Needs neither Paddle nor NumPy.
+
+The stack is cut as fleet's `SegmentLayers` cuts it. Its items are the embedding, the decoder layers, the empty layers
+of `add_tail_layers`, the final norm and the head; so item i + 1 is layer i.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from erniekit.errors import ConfigurationError
+from erniekit.parallel.topology import Topology
+
+BY_LAYER = "layer:"
+DECODER_LAYER = "DecoderLayer"
+BEFORE, AFTER = 1, 2  # items around the layers: the embedding; the final norm and the head
+
+
+def layer_runs(
+    layers: int, topology: Topology, *, method: str | tuple[int, ...] = BY_LAYER + DECODER_LAYER, tail: int = 0
+) -> list[range]:
+    """The decoder layers of each run of the pipeline, in their order; run r belongs to stage r % pipeline.
+
+    The first run has the embedding as well, and the last one the final norm and the head. A run may have no layers.
+
+    Args:
+        layers: how many decoder layers the model has.
+        method: `pp_seg_method`: "uniform", "layer:NAME" or the first item of each stage.
+        tail: `add_tail_layers`.
+
+    Raises:
+        ConfigurationError: the stack cannot be cut so.
+    """
+    bounds = _bounds(layers, topology, method, tail)
+    return [range(min(max(first - BEFORE, 0), layers), min(end - BEFORE, layers)) for first, end in pairwise(bounds)]
+
+
+def stage_layers(runs: list[range], stage: int, pipeline: int) -> list[int]:
+    """The numbers of the layers of a stage, over all its runs."""
+    return [layer for run in runs[stage::pipeline] for layer in run]
+
+
+def _bounds(layers: int, topology: Topology, method: str | tuple[int, ...], tail: int) -> list[int]:
+    """The first item of each run, and the number of items."""
+    items, runs = BEFORE + layers + tail + AFTER, topology.pipeline * topology.virtual_pipeline
+    if runs == 1:
+        return [0, items]
+    if isinstance(method, str) and method.startswith(BY_LAYER):
+        return _by_layer(layers, topology, method.removeprefix(BY_LAYER), tail, items)
+    if topology.virtual_pipeline > 1:
+        raise ConfigurationError(
+            f"pp_seg_method {_shown(method)} with virtual_pp_degree {topology.virtual_pipeline}: fleet cuts an "
+            f"interleaved pipeline by layers only\n  Write pp_seg_method: {BY_LAYER}{DECODER_LAYER}, or "
+            "virtual_pp_degree: 1."
+        )
+    if isinstance(method, str):
+        return _uniform(items, runs)
+    bounds = [*method, items] if len(method) == runs else list(method)
+    if bounds[-1] != items or bounds[-2] > items - AFTER:
+        raise ConfigurationError(
+            f"pp_seg_method {_shown(method)}: the stack has {items} items: the embedding, {layers} layers, "
+            f"{f'{tail} empty layers, ' if tail else ''}the final norm and the head\n  The list ends at {items}, which "
+            f"may be left out, and the last stage begins at {items - AFTER} or before: norm and head stay together."
+        )
+    return bounds
+
+
+def _by_layer(layers: int, topology: Topology, name: str, tail: int, items: int) -> list[int]:
+    """Equal numbers of layers, empty ones included; what lies between stays with the layer before it."""
+    runs = topology.pipeline * topology.virtual_pipeline
+    if not any(
+        word.strip().endswith(DECODER_LAYER) for word in name.split("|")
+    ):  # a family's prefix may stand before it
+        raise ConfigurationError(
+            f"pp_seg_method {BY_LAYER}{name}: no layer is called so\n  Write {BY_LAYER}{DECODER_LAYER}."
+        )
+    counted = range(BEFORE, BEFORE + layers + tail)
+    if len(counted) % runs:
+        raise ConfigurationError(_not_divisible(layers, topology, tail))
+    size = len(counted) // runs
+    return [0, *(counted[run * size - 1] + 1 for run in range(1, runs)), items]
+
+
+def _uniform(items: int, runs: int) -> list[int]:
+    """As equal numbers of items as there can be, the longer stages last."""
+    if items < AFTER * runs:
+        raise ConfigurationError(f"pp_seg_method uniform: {items} items are too few for {runs} stages")
+    size, longer = divmod(items, runs)
+    bounds = [0]
+    for run in range(runs):
+        bounds.append(bounds[-1] + size + (run >= runs - longer))
+    return bounds
+
+
+def _not_divisible(layers: int, topology: Topology, tail: int) -> str:
+    runs = topology.pipeline * topology.virtual_pipeline
+    virtual = f" x virtual_pp_degree {topology.virtual_pipeline}" if topology.virtual_pipeline > 1 else ""
+    empty = f" and {tail} empty ones" if tail else ""
+    lines = [
+        f"{layers} layers{empty} cannot be divided equally: pipeline_parallel_degree {topology.pipeline}{virtual} = "
+        f"{runs} runs of layers"
+    ]
+    missing = -layers % runs
+    if missing < (layers + missing) // runs:  # so that no run holds empty layers only
+        lines.append(f"  either write add_tail_layers: {missing}")
+    fitting = [degree for degree in range(1, layers + 1) if layers % (degree * topology.virtual_pipeline) == 0]
+    lines.append(f"  or one of pipeline_parallel_degree: {', '.join(map(str, fitting))}")
+    if topology.virtual_pipeline == 1:
+        lines.append("  or a list of the first item of each stage as pp_seg_method")
+    return "\n".join(lines)
+
+
+def _shown(method: str | tuple[int, ...]) -> str:
+    return method if isinstance(method, str) else f"[{', '.join(map(str, method))}]"
