@@ -48,7 +48,10 @@ def test_fewer_key_heads_than_ranks_are_refused_with_the_reason() -> None:
     [
         ({"vocab_size": 101}, "vocab_size 101"),
         ({"intermediate_size": 33}, "intermediate_size 33"),
-        ({"num_attention_heads": 3, "num_key_value_heads": 3}, "num_attention_heads 3, num_key_value_heads 3"),
+        (
+            {"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 24},
+            "num_attention_heads 3, num_key_value_heads 3",
+        ),
     ],
 )
 def test_sizes_that_have_no_half(shape: dict, words: str) -> None:
@@ -58,7 +61,13 @@ def test_sizes_that_have_no_half(shape: dict, words: str) -> None:
 
 
 def test_experts_are_divided_as_wholes() -> None:
-    moe = {"model_type": "ernie4_5_moe", "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 33, "vocab_size": 100}
+    moe = {
+        "model_type": "ernie4_5_moe",
+        "moe_num_experts": 6,
+        "moe_k": 2,
+        "moe_intermediate_size": 33,
+        "vocab_size": 100,
+    }
     model = tiny_config(**moe, moe_num_shared_experts=2, intermediate_size=33, moe_layer_start_index=0)
     check_divisible(model, Topology(tensor=2, expert_axis="tensor"), max_seq_len=64)  # 33 is no cut matrix's side
     text = _refusal(model, Topology(data=4, expert_axis="data"))
