@@ -23,37 +23,57 @@ from erniekit.model.randomness import Randomness
 from erniekit.model.recompute import Recompute
 from erniekit.model.rope_scaling import rotary_frequencies
 from erniekit.model.rotary import rotary_tables
+from erniekit.model.tensor_slice import WHOLE, TensorSlice
 
 
 class Embedding(nn.Layer):
-    """Token ids [B, S] -> hidden states [B, S, H]."""
+    """Token ids [B, S] -> hidden states [B, S, H]. The ranks of `tensor` divide the vocabulary."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, tensor: TensorSlice = WHOLE) -> None:
         super().__init__()
-        self.weight = self.create_parameter([config.vocab_size, config.hidden_size], default_initializer=ZEROS)
+        self.tensor = tensor
+        shape = [tensor.part(config.vocab_size), config.hidden_size]
+        self.weight = self.create_parameter(shape, default_initializer=ZEROS)
 
     def forward(self, input_ids_BS: paddle.Tensor) -> paddle.Tensor:
-        return F.embedding(input_ids_BS, self.weight)
+        if self.tensor.size == 1:
+            return F.embedding(input_ids_BS, self.weight)
+        rows_BS = input_ids_BS - self.tensor.rank * self.weight.shape[0]
+        here_BS = (rows_BS >= 0) & (rows_BS < self.weight.shape[0])
+        found_BSH = F.embedding(paddle.where(here_BS, rows_BS, paddle.zeros_like(rows_BS)), self.weight)
+        return self.tensor.leave(found_BSH * here_BS.unsqueeze(-1).astype(found_BSH.dtype))
 
 
 class Head(nn.Layer):
-    """Hidden states [..., H] -> logits [..., V]. With tied embeddings it has no weight of its own."""
+    """Hidden states [..., H] -> logits [..., V]. With tied embeddings it has no weight of its own.
 
-    def __init__(self, config: ModelConfig, embedding: Embedding) -> None:
+    The ranks of `tensor` divide the vocabulary.
+    """
+
+    def __init__(self, config: ModelConfig, embedding: Embedding, tensor: TensorSlice = WHOLE) -> None:
         super().__init__()
+        self.tensor = tensor
+        self.keeps_cut = True  # whether a loss is computed from the slices of the logits (`tensor_parallel_output`)
         if config.tie_word_embeddings:
             self._owner = [embedding]  # in a list, so that Paddle does not register it a second time
         else:
-            self.weight = self.create_parameter([config.vocab_size, config.hidden_size], default_initializer=ZEROS)
+            shape = [tensor.part(config.vocab_size), config.hidden_size]
+            self.weight = self.create_parameter(shape, default_initializer=ZEROS)
             self._owner = [self]
 
     @property
     def projection(self) -> paddle.Tensor:
-        """W [V, H] of logits = hidden W^T."""
+        """W [V, H] of logits = hidden W^T; this rank's slice of it."""
         return self._owner[0].weight
 
+    def cut_logits(self, entered: paddle.Tensor) -> tuple[paddle.Tensor, TensorSlice]:
+        """Logits for a loss, and the ranks that divide them; `entered` has entered the head (`tensor.enter`)."""
+        logits = paddle.matmul(entered, self.projection, transpose_y=True)
+        return (logits, self.tensor) if self.keeps_cut else (self.tensor.side_by_side(logits), WHOLE)
+
     def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        return paddle.matmul(hidden, self.projection, transpose_y=True)
+        logits = paddle.matmul(self.tensor.enter(hidden), self.projection, transpose_y=True)
+        return self.tensor.side_by_side(logits)
 
 
 class Decoder(nn.Layer):
@@ -68,13 +88,14 @@ class Decoder(nn.Layer):
         hidden_dropout: float = 0.0,
         attention_dropout: float = 0.0,
         balance: BalanceSettings | None = None,
+        tensor: TensorSlice = WHOLE,
     ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.tensor = config, tensor
         self.randomness = Randomness(seed, rank)
         self.balance = ExpertBalance(balance or BalanceSettings())
         self.frequencies = rotary_frequencies(config)
-        embedding = Embedding(config)
+        embedding = Embedding(config, tensor)
 
         def decoder_layer(number: int, moe: bool) -> DecoderLayer:
             return DecoderLayer(
@@ -85,6 +106,7 @@ class Decoder(nn.Layer):
                 moe=moe,
                 hidden_dropout=hidden_dropout,
                 attention_dropout=attention_dropout,
+                tensor=tensor,
             )
 
         layers = [decoder_layer(number, config.is_moe_layer(number)) for number in range(config.num_hidden_layers)]
@@ -94,7 +116,7 @@ class Decoder(nn.Layer):
             for depth in range(config.num_nextn_predict_layers)
         )
         norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.stages = nn.LayerList([embedding, *layers, norm, Head(config, embedding)])
+        self.stages = nn.LayerList([embedding, *layers, norm, Head(config, embedding, tensor)])
         self.recompute: Recompute | None = None
 
     @property
@@ -179,10 +201,17 @@ class Decoder(nn.Layer):
         self, position_ids_BS: paddle.Tensor, plan: Attends, is_token_BS: paddle.Tensor | None
     ) -> BatchContext:
         query_rotation, key_rotation = (
-            rotary_tables(position_ids_BS, heads, self.frequencies, interleaved=self.config.family.rotary_interleaved)
+            rotary_tables(
+                position_ids_BS,
+                self.tensor.part(heads),
+                self.frequencies,
+                interleaved=self.config.family.rotary_interleaved,
+            )
             for heads in (self.config.num_attention_heads, self.config.num_key_value_heads)
         )
-        return BatchContext(query_rotation, key_rotation, plan, is_token_BS)
+        if is_token_BS is not None:
+            is_token_BS = self.tensor.own_tokens(is_token_BS)
+        return BatchContext(query_rotation, key_rotation, plan, position_ids_BS.shape, is_token_BS)
 
     def _through_layers(self, input_ids_BS: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
         hidden_BSH = self.embedding(input_ids_BS)

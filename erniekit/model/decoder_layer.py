@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import paddle
 from paddle import nn
@@ -20,6 +20,7 @@ from erniekit.model.moe.experts import MoE
 from erniekit.model.norm import RMSNorm
 from erniekit.model.randomness import Randomness, Site, dropout
 from erniekit.model.rotary import RotaryTables, rotate
+from erniekit.model.tensor_slice import WHOLE, TensorSlice
 
 
 class Attends(Protocol):
@@ -44,26 +45,35 @@ class BatchContext:
     query_rotation: RotaryTables
     key_rotation: RotaryTables
     plan: Attends
+    shape: Sequence[int]  # B, S of all tokens; hidden states may be of this rank's part of them
     is_token: paddle.Tensor | None  # [B, S], 1.0 for tokens, 0.0 for padding; None: there is no padding
 
 
 class SelfAttention(nn.Layer):
-    """Grouped-query attention with rotary position embeddings, in some families with normalised queries and keys."""
+    """Grouped-query attention with rotary position embeddings, in some families with normalised queries and keys.
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    The ranks of `tensor` divide the heads.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, tensor: TensorSlice = WHOLE) -> None:
         super().__init__()
-        self.layer, self.head_dim = layer, config.head_dim
+        self.layer, self.head_dim, self.tensor = layer, config.head_dim, tensor
+
+        def linear(name: str, inputs: int, outputs: int, cut: Literal["inputs", "outputs"]) -> Linear:
+            return Linear(inputs, outputs, config.has_bias(name), tensor=tensor, cut=cut)
+
         queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        self.q_proj = Linear(config.hidden_size, queries, config.has_bias("q_proj"))
-        self.k_proj = Linear(config.hidden_size, keys, config.has_bias("k_proj"))
-        self.v_proj = Linear(config.hidden_size, keys, config.has_bias("v_proj"))
-        self.o_proj = Linear(queries, config.hidden_size, config.has_bias("o_proj"))
+        self.q_proj = linear("q_proj", config.hidden_size, queries, "outputs")
+        self.k_proj = linear("k_proj", config.hidden_size, keys, "outputs")
+        self.v_proj = linear("v_proj", config.hidden_size, keys, "outputs")
+        self.o_proj = linear("o_proj", queries, config.hidden_size, "inputs")
         qk_norm = config.family.qk_norm
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
 
     def forward(self, x_BSH: paddle.Tensor, context: BatchContext, dropout: float, key: Sequence[int]) -> paddle.Tensor:
-        batch, length, _ = x_BSH.shape
+        batch, length = context.shape if self.tensor.sequence else x_BSH.shape[:2]
+        x_BSH = self.tensor.enter(x_BSH)
         by_token = [batch * length, -1, self.head_dim]
         heads = [batch, length, -1, self.head_dim]
         q, k = self.q_proj(x_BSH).reshape(by_token), self.k_proj(x_BSH).reshape(by_token)
@@ -89,23 +99,25 @@ class DecoderLayer(nn.Layer):
         moe: bool,
         hidden_dropout: float = 0.0,
         attention_dropout: float = 0.0,
+        tensor: TensorSlice = WHOLE,
     ) -> None:
         super().__init__()
-        self.layer, self.randomness = layer, randomness
+        self.layer, self.randomness, self.tensor = layer, randomness, tensor
         self.hidden_dropout, self.attention_dropout = hidden_dropout, attention_dropout
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = SelfAttention(config, layer)
+        self.self_attn = SelfAttention(config, layer, tensor)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MoE(config, layer, balance) if moe else MLP(config, config.intermediate_size)
+        self.mlp = MoE(config, layer, balance, tensor) if moe else MLP(config, config.intermediate_size, tensor)
 
     def forward(self, x_BSH: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
         scale = self.randomness.dropout_scale if self.training else 0.0
         hidden_dropout = self.hidden_dropout * scale
 
-        key = self.randomness.key(self.layer, Site.ATTENTION_PROBABILITIES)
+        part = self.tensor.rank if self.tensor.sequence else 0  # of the tokens, in what is not inside of a block
+        key = self.randomness.key(self.layer, Site.ATTENTION_PROBABILITIES, self.tensor.rank)
         branch = self.self_attn(self.input_layernorm(x_BSH), context, self.attention_dropout * scale, key)
-        x_BSH = x_BSH + dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.ATTENTION_OUTPUT))
+        x_BSH = x_BSH + dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.ATTENTION_OUTPUT, part))
 
         normalised = self.post_attention_layernorm(x_BSH)
         branch = self.mlp(normalised, context.is_token) if isinstance(self.mlp, MoE) else self.mlp(normalised)
-        return x_BSH + dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.MLP_OUTPUT))
+        return x_BSH + dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.MLP_OUTPUT, part))

@@ -1,4 +1,8 @@
-"""From hidden states to the loss: summed cross entropy over target tokens, or the log-probability of each of them."""
+"""From hidden states to the loss: summed cross entropy over target tokens, or the log-probability of each of them.
+
+Under tensor parallelism every rank has its slice of the vocabulary, and the logits are never whole: ranks exchange three
+numbers for each token.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from paddle.autograd import PyLayer
 
 from erniekit.model.autograd import given, needed
 from erniekit.model.decoder import Decoder
+from erniekit.model.tensor_slice import TensorSlice
 
 NO_TARGET = -100
 CHUNK_LOGITS = 4 << 20  # logits the fused head holds at once, numbers (16 MiB); more for very large vocabularies
@@ -48,7 +53,7 @@ def token_loss(
             Positions without a label are left out of the chunks.
         sparse: leave positions without a label out before the head.
     """
-    hidden = hidden_BSH.reshape([-1, hidden_BSH.shape[-1]])
+    hidden = _rows(decoder, hidden_BSH)
     labels = labels_BS.reshape([-1])
     target_count = (labels != NO_TARGET).sum()
     if sparse or fused:
@@ -57,11 +62,13 @@ def token_loss(
             return TokenLoss(hidden.sum() * 0.0, target_count, target_count)
         if positions.shape[0] < labels.shape[0]:
             hidden, labels = paddle.gather(hidden, positions), paddle.gather(labels, positions)
+    head = decoder.head
     if fused:
         needs_gradient = paddle.is_grad_enabled()
-        loss_sum, correct_count = _FusedHeadLoss.apply(hidden, decoder.head.projection, labels, needs_gradient)
+        loss_sum, correct_count = _FusedHeadLoss.apply(hidden, head.projection, labels, needs_gradient, head.tensor)
     else:
-        loss_sum, correct_count = _CrossEntropy.apply(decoder.head(hidden), labels)
+        logits, tensor = head.cut_logits(hidden)
+        loss_sum, correct_count = _CrossEntropy.apply(logits, labels, tensor)
     return TokenLoss(loss_sum, target_count, correct_count)
 
 
@@ -81,7 +88,7 @@ def token_log_probabilities(
             which knows only then how much each token counts.
         sparse: leave positions without a label out before the head.
     """
-    hidden = hidden_BSH.reshape([-1, hidden_BSH.shape[-1]])
+    hidden, head = _rows(decoder, hidden_BSH), decoder.head
     labels = labels_BS.reshape([-1])
     positions = paddle.nonzero(labels != NO_TARGET).flatten()
     if positions.shape[0] == 0:
@@ -90,13 +97,20 @@ def token_log_probabilities(
     if fused or sparse:
         rows = paddle.gather(hidden, positions)
         if fused:
-            values, is_correct = _FusedLogProbabilities.apply(rows, decoder.head.projection, targets)
+            values, is_correct = _FusedLogProbabilities.apply(rows, head.projection, targets, head.tensor)
         else:
-            values, is_correct = _LogProbabilities.apply(decoder.head(rows), targets)
+            logits, tensor = head.cut_logits(rows)
+            values, is_correct = _LogProbabilities.apply(logits, targets, tensor)
         return TokenLogProbabilities(values, positions, is_correct)
     everywhere = paddle.where(labels != NO_TARGET, labels, paddle.zeros_like(labels))
-    values, is_correct = _LogProbabilities.apply(decoder.head(hidden), everywhere)
+    logits, tensor = head.cut_logits(hidden)
+    values, is_correct = _LogProbabilities.apply(logits, everywhere, tensor)
     return TokenLogProbabilities(paddle.gather(values, positions), positions, paddle.gather(is_correct, positions))
+
+
+def _rows(decoder: Decoder, hidden_BSH: paddle.Tensor) -> paddle.Tensor:
+    """The hidden states of all tokens, [B * S, H], on their way into the head."""
+    return decoder.head.tensor.enter(hidden_BSH).reshape([-1, hidden_BSH.shape[-1]])
 
 
 def chunk_rows(vocabulary: int, hidden: int) -> int:
@@ -111,11 +125,12 @@ class _CrossEntropy(PyLayer):
     """
 
     @staticmethod
-    def forward(ctx, logits, labels):  # type: ignore[no-untyped-def]
+    def forward(ctx, logits, labels, tensor):  # type: ignore[no-untyped-def]
         has_target = labels != NO_TARGET
         targets = paddle.where(has_target, labels, paddle.zeros_like(labels))
-        losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax)
+        losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax, tensor)
         ctx.save_for_backward(probabilities, targets, has_target)
+        ctx.tensor = tensor
         correct_count = (is_correct & has_target).sum()
         ctx.mark_non_differentiable(correct_count)
         return (losses * has_target.astype(losses.dtype)).sum(), correct_count
@@ -125,9 +140,7 @@ class _CrossEntropy(PyLayer):
         probabilities, targets, has_target = ctx.saved_tensor()
         row_weights = has_target.astype(grad.dtype) * grad
         grad_logits = probabilities * row_weights.unsqueeze(1)
-        flat = grad_logits.reshape([-1])
-        flat.index_add_(_flat_positions(targets, probabilities.shape[1]), 0, -row_weights)
-        return flat.reshape(probabilities.shape)
+        return _add_at_targets(grad_logits, targets, -row_weights, ctx.tensor)
 
 
 class _FusedHeadLoss(PyLayer):
@@ -138,7 +151,7 @@ class _FusedHeadLoss(PyLayer):
     """
 
     @staticmethod
-    def forward(ctx, hidden, projection, labels, needs_gradient):  # type: ignore[no-untyped-def]
+    def forward(ctx, hidden, projection, labels, needs_gradient, tensor):  # type: ignore[no-untyped-def]
         for_hidden = needs_gradient and not hidden.stop_gradient
         for_projection = needs_gradient and not projection.stop_gradient
         grad_hidden = []
@@ -149,14 +162,16 @@ class _FusedHeadLoss(PyLayer):
         for start in range(0, hidden.shape[0], chunk):
             rows, targets = hidden[start : start + chunk], labels[start : start + chunk]
             logits = paddle.matmul(rows, projection, transpose_y=True)
-            losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax_)
+            losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax_, tensor)
+            columns, here = _own_columns(targets, projection.shape[0], tensor)
             loss_sum = loss_sum + losses.sum()
             correct_count = correct_count + is_correct.sum()
             if for_hidden:
-                grad_hidden.append(paddle.matmul(probabilities, projection).subtract_(projection[targets]))
+                at_targets = _only(projection[columns], here)
+                grad_hidden.append(paddle.matmul(probabilities, projection).subtract_(at_targets))
             if grad_projection is not None:
                 grad_projection.add_(paddle.matmul(probabilities, rows, transpose_x=True))
-                grad_projection.index_add_(targets, 0, -rows)
+                grad_projection.index_add_(columns, 0, _only(-rows, here))
         ctx.gradients = (paddle.concat(grad_hidden) if for_hidden else None, grad_projection)
         ctx.mark_non_differentiable(correct_count)
         return loss_sum, correct_count
@@ -175,18 +190,17 @@ class _LogProbabilities(PyLayer):
     """Log-probabilities of the targets from whole logits [T, V]; the gradient of row t is g[t] (E - P)."""
 
     @staticmethod
-    def forward(ctx, logits, targets):  # type: ignore[no-untyped-def]
-        losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax)
+    def forward(ctx, logits, targets, tensor):  # type: ignore[no-untyped-def]
+        losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax, tensor)
         ctx.save_for_backward(probabilities, targets)
+        ctx.tensor = tensor
         ctx.mark_non_differentiable(is_correct)
         return -losses, is_correct
 
     @staticmethod
     def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
         probabilities, targets = ctx.saved_tensor()
-        flat = (probabilities * -grad.unsqueeze(1)).reshape([-1])
-        flat.index_add_(_flat_positions(targets, probabilities.shape[1]), 0, grad)
-        return flat.reshape(probabilities.shape)
+        return _add_at_targets(probabilities * -grad.unsqueeze(1), targets, grad, ctx.tensor)
 
 
 class _FusedLogProbabilities(PyLayer):
@@ -197,13 +211,14 @@ class _FusedLogProbabilities(PyLayer):
     """
 
     @staticmethod
-    def forward(ctx, hidden, projection, targets):  # type: ignore[no-untyped-def]
+    def forward(ctx, hidden, projection, targets, tensor):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(hidden, projection, targets)
+        ctx.tensor = tensor
         ctx.wanted = needed(hidden, projection)
         values, is_correct = [], []
         for rows in _chunks(hidden, projection):
             logits = paddle.matmul(hidden[rows], projection, transpose_y=True)
-            losses, correct, _ = _row_losses(logits, targets[rows], F.softmax_)
+            losses, correct, _ = _row_losses(logits, targets[rows], F.softmax_, tensor)
             values.append(-losses)
             is_correct.append(correct)
         correct_T = paddle.concat(is_correct)
@@ -219,12 +234,15 @@ class _FusedLogProbabilities(PyLayer):
         for rows in _chunks(hidden, projection):
             weights = grad[rows].unsqueeze(1)
             logits = paddle.matmul(hidden[rows], projection, transpose_y=True)
-            weighted = F.softmax_(logits) * weights
+            probabilities = F.softmax_(logits) if ctx.tensor.size == 1 else _cut_softmax(logits, ctx.tensor)[0]
+            columns, here = _own_columns(targets[rows], projection.shape[0], ctx.tensor)
+            weighted = probabilities * weights
             if for_hidden:
-                grad_hidden.append(projection[targets[rows]] * weights - paddle.matmul(weighted, projection))
+                at_targets = _only(projection[columns] * weights, here)
+                grad_hidden.append(at_targets - paddle.matmul(weighted, projection))
             if grad_projection is not None:
                 grad_projection.subtract_(paddle.matmul(weighted, hidden[rows], transpose_x=True))
-                grad_projection.index_add_(targets[rows], 0, hidden[rows] * weights)
+                grad_projection.index_add_(columns, 0, _only(hidden[rows] * weights, here))
         return given((paddle.concat(grad_hidden) if for_hidden else None, grad_projection), ctx.wanted)
 
 
@@ -235,17 +253,74 @@ def _chunks(hidden_TH: paddle.Tensor, projection_VH: paddle.Tensor) -> Iterator[
 
 
 def _row_losses(
-    logits_TV: paddle.Tensor, targets_T: paddle.Tensor, softmax: Callable[[paddle.Tensor], paddle.Tensor]
+    logits_TV: paddle.Tensor,
+    targets_T: paddle.Tensor,
+    softmax: Callable[[paddle.Tensor], paddle.Tensor],
+    tensor: TensorSlice,
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """Per row -log softmax(logits)[target], whether the target's logit is the largest, and the softmax itself.
 
     `softmax` may work in place. The loss is peak - logit - log P[peak], which stays exact for any logits: the largest
     probability is at least 1 / V, so its logarithm is safe.
     """
+    if tensor.size > 1:
+        return _cut_row_losses(logits_TV, targets_T, tensor)
     best = logits_TV.argmax(-1)
     margins = _pick(logits_TV, best) - _pick(logits_TV, targets_T)
     probabilities_TV = softmax(logits_TV)
     return margins - paddle.log(_pick(probabilities_TV, best)), best == targets_T, probabilities_TV
+
+
+def _cut_row_losses(
+    logits_TV: paddle.Tensor, targets_T: paddle.Tensor, tensor: TensorSlice
+) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    """`_row_losses` from this rank's columns of the logits; the first of several largest ones counts, as in argmax."""
+    width = logits_TV.shape[1]
+    columns_T, here_T = _own_columns(targets_T, width, tensor)
+    at_target_T = tensor.sum(_only(_pick(logits_TV, columns_T), here_T))
+    best_T = logits_TV.argmax(-1)
+    own_peak_T = _pick(logits_TV, best_T)
+    probabilities_TV, peak_T, total_T = _cut_softmax(logits_TV, tensor)
+    elsewhere = paddle.full_like(best_T, width * tensor.size)
+    first_T = tensor.minimum(paddle.where(own_peak_T == peak_T, best_T + tensor.rank * width, elsewhere))
+    return peak_T - at_target_T + paddle.log(total_T), first_T == targets_T, probabilities_TV
+
+
+def _cut_softmax(logits_TV: paddle.Tensor, tensor: TensorSlice) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    """This rank's columns of the softmax; of each row the largest logit m, and the sum of exp(logit - m)."""
+    peak_T = tensor.maximum(logits_TV.max(-1))
+    powers_TV = paddle.exp(logits_TV - peak_T.unsqueeze(1))
+    total_T = tensor.sum(powers_TV.sum(-1))
+    return powers_TV / total_T.unsqueeze(1), peak_T, total_T
+
+
+def _own_columns(
+    targets_T: paddle.Tensor, width: int, tensor: TensorSlice
+) -> tuple[paddle.Tensor, paddle.Tensor | None]:
+    """The targets as columns of this rank's slice of the vocabulary, and which of them lie in it (None: all)."""
+    if tensor.size == 1:
+        return targets_T, None
+    columns_T = targets_T - tensor.rank * width
+    here_T = (columns_T >= 0) & (columns_T < width)
+    return paddle.where(here_T, columns_T, paddle.zeros_like(columns_T)), here_T
+
+
+def _only(values: paddle.Tensor, here_T: paddle.Tensor | None) -> paddle.Tensor:
+    """`values` of rows that are here, 0 in the others."""
+    if here_T is None:
+        return values
+    shape = [here_T.shape[0], *[1] * (values.ndim - 1)]
+    return values * here_T.astype(values.dtype).reshape(shape)
+
+
+def _add_at_targets(
+    rows_TV: paddle.Tensor, targets_T: paddle.Tensor, values_T: paddle.Tensor, tensor: TensorSlice
+) -> paddle.Tensor:
+    """rows[t, targets[t]] += values[t], in place, for the targets in this rank's slice."""
+    columns_T, here_T = _own_columns(targets_T, rows_TV.shape[1], tensor)
+    flat = rows_TV.reshape([-1])
+    flat.index_add_(_flat_positions(columns_T, rows_TV.shape[1]), 0, _only(values_T, here_T))
+    return flat.reshape(rows_TV.shape)
 
 
 def _pick(rows_TV: paddle.Tensor, columns_T: paddle.Tensor) -> paddle.Tensor:

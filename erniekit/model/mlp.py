@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import paddle
 from paddle import nn
 
 from erniekit.model.activation import swiglu
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.linear import Linear
+from erniekit.model.tensor_slice import WHOLE, TensorSlice
 
 
 class MLP(nn.Layer):
-    """down(silu(gate x) * up x), with `inner_size` channels in between."""
+    """down(silu(gate x) * up x), with `inner_size` channels in between, which the ranks of `tensor` divide."""
 
-    def __init__(self, config: ModelConfig, inner_size: int) -> None:
+    def __init__(self, config: ModelConfig, inner_size: int, tensor: TensorSlice = WHOLE) -> None:
         super().__init__()
-        self.gate_proj = Linear(config.hidden_size, inner_size, config.has_bias("gate_proj"))
-        self.up_proj = Linear(config.hidden_size, inner_size, config.has_bias("up_proj"))
-        self.down_proj = Linear(inner_size, config.hidden_size, config.has_bias("down_proj"))
+        self.tensor = tensor
+
+        def linear(name: str, inputs: int, outputs: int, cut: Literal["inputs", "outputs"]) -> Linear:
+            return Linear(inputs, outputs, config.has_bias(name), tensor=tensor, cut=cut)
+
+        self.gate_proj = linear("gate_proj", config.hidden_size, inner_size, "outputs")
+        self.up_proj = linear("up_proj", config.hidden_size, inner_size, "outputs")
+        self.down_proj = linear("down_proj", inner_size, config.hidden_size, "inputs")
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.tensor.enter(x)
         return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))

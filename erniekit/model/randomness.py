@@ -36,8 +36,10 @@ class Randomness:
     def set(self, *, step: int, micro_batch: int, dropout_scale: float = 1.0) -> None:
         self.step, self.micro_batch, self.dropout_scale = step, micro_batch, dropout_scale
 
-    def key(self, layer: int, site: Site) -> tuple[int, ...]:
-        return (self.seed, self.step, self.micro_batch, layer, int(site), self.rank)
+    def key(self, layer: int, site: Site, part: int = 0) -> tuple[int, ...]:
+        """`part`: which part of the values this rank holds, where a tensor-parallel group divides them."""
+        place = (self.seed, self.step, self.micro_batch, layer, int(site), self.rank)
+        return (*place, part) if part else place
 
 
 class MaskStream:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import paddle
 import paddle.distributed as dist
 from paddle import Tensor
 from paddle.distributed.fleet.layers.mpu import mp_ops
@@ -78,6 +77,10 @@ class TensorSlice:
     def maximum(self, x: Tensor) -> Tensor:
         """The maximum over the group, without a gradient of its own."""
         return self._reduced(x, dist.ReduceOp.MAX)
+
+    def minimum(self, x: Tensor) -> Tensor:
+        """The minimum over the group, without a gradient of its own."""
+        return self._reduced(x, dist.ReduceOp.MIN)
 
     def _reduced(self, x: Tensor, op: Any) -> Tensor:
         if self.size == 1:

@@ -14,18 +14,19 @@ from erniekit.model.configuration import ModelConfig
 from erniekit.model.mlp import MLP
 from erniekit.model.moe.balance import ExpertBalance
 from erniekit.model.moe.router import Gate, GateStatistics, Router, Routes
+from erniekit.model.tensor_slice import WHOLE, TensorSlice
 
 
 class MoE(nn.Layer):
     """Takes the place of a layer's MLP. Tokens are grouped by expert, so each expert runs once, over its own tokens."""
 
-    def __init__(self, config: ModelConfig, layer: int, balance: ExpertBalance) -> None:
+    def __init__(self, config: ModelConfig, layer: int, balance: ExpertBalance, tensor: TensorSlice = WHOLE) -> None:
         super().__init__()
         inner = config.moe_intermediate_size
         self.gate, self.moe_statics = Gate(config), GateStatistics(config)
         self.experts = nn.LayerList([MLP(config, inner) for _ in range(config.moe_num_experts)])
         shared = config.moe_num_shared_experts
-        self.shared_experts = MLP(config, shared * inner) if shared else None
+        self.shared_experts = MLP(config, shared * inner, tensor) if shared else None
         self.router = Router(config, layer, self.gate, self.moe_statics, balance)
 
     def forward(self, x_BSH: paddle.Tensor, is_token_BS: paddle.Tensor | None = None) -> paddle.Tensor:
