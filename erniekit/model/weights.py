@@ -65,12 +65,14 @@ def load_weights(decoder: Decoder, source: Path | str | StoredWeights) -> str:
 def save_weights(decoder: Decoder, folder: Path | str, max_shard_bytes: int = MAX_SHARD_BYTES) -> list[Path]:
     """Write the weights as float32 into `folder` and return the files written; more than one means an index too.
 
-    Equal weights give equal bytes. Nothing is synced to disk; the checkpoint folder does that.
+    Those of a float64 decoder, in which parallel layouts are compared, stay float64. Equal weights give equal bytes.
+    Nothing is synced to disk; the checkpoint folder does that.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = named_weights(decoder)
-    tensors = {name: StoredTensor("F32", shape) for name, shape in decoder.config.weight_shapes().items()}
+    dtype = "F64" if paddle.float64 in {weight.dtype for weight in weights.values()} else "F32"
+    tensors = {name: StoredTensor(dtype, shape) for name, shape in decoder.config.weight_shapes().items()}
     contents = ((name, [_stored(name, weights[name])]) for name in tensors)
     return write_weight_files(folder, tensors, contents, max_shard_bytes, {"format": "pt"})
 
@@ -102,7 +104,7 @@ def save_companions(decoder: Decoder, folder: Path, tokenizer_files: Iterable[Pa
 
 
 def _stored(name: str, weight: paddle.Tensor) -> memoryview:
-    values = weight.astype("float32").numpy()
+    values = (weight if weight.dtype == paddle.float64 else weight.astype("float32")).numpy()
     return np.ascontiguousarray(values.T if is_transposed(name) else values).data
 
 

@@ -118,7 +118,8 @@ def write_adapters(
     metadata = {"format": "pt", _METADATA: json.dumps(own)}
     weights_path = folder / ADAPTER_WEIGHTS_FILE
     shapes = {name: values.shape for name, values in tensors.items()}
-    write_safetensors(weights_path, shapes, tensors.items(), metadata)
+    dtype = np.result_type(*(values.dtype for values in tensors.values()))  # float64 where layouts are compared
+    write_safetensors(weights_path, shapes, tensors.items(), metadata, dtype)
     return [config_path, weights_path]
 
 

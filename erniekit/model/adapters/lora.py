@@ -84,7 +84,7 @@ class LowRankAdapter(nn.Layer):
 
     def _parameter(self, values: np.ndarray) -> paddle.Tensor:
         parameter = self.create_parameter(list(values.shape), default_initializer=ZEROS)
-        parameter.set_value(np.ascontiguousarray(values, np.float32))
+        parameter.set_value(paddle.to_tensor(np.ascontiguousarray(values)).astype(parameter.dtype))
         return parameter
 
 
@@ -123,7 +123,7 @@ def freeze(decoder: Decoder) -> Base:
 def attach(linear: Linear, path: str, factors: Factors, settings: LoraSettings, base: Base) -> None:
     """Put an adapter beside a frozen linear layer; what PiSSA has moved into it leaves the weight."""
     if factors.start is not None:
-        a, b = (paddle.to_tensor(np.ascontiguousarray(values, np.float32)) for values in factors.start)
+        a, b = (paddle.to_tensor(np.ascontiguousarray(part)).astype(linear.weight.dtype) for part in factors.start)
         with paddle.no_grad():
             linear.weight.set_value(linear.weight - settings.scaling_of(path) * paddle.matmul(a, b))
     linear.adapter = LowRankAdapter(linear, path, factors, settings, base)

@@ -22,9 +22,12 @@ def balance_loss(probabilities_TE: paddle.Tensor, moe_k: int, is_token_T: paddle
     """
     tokens, experts = probabilities_TE.shape
     chosen = paddle.topk(probabilities_TE.detach(), moe_k, axis=1)[1]
-    choices_TE = F.one_hot(chosen, experts).sum(1)
+    dtype = probabilities_TE.dtype
+    choices_TE = F.one_hot(chosen, experts).sum(1).astype(dtype)
     weights = (
-        paddle.full([1, tokens], 1.0 / tokens) if is_token_T is None else (is_token_T / is_token_T.sum()).unsqueeze(0)
+        paddle.full([1, tokens], 1.0 / tokens, dtype)
+        if is_token_T is None
+        else (is_token_T / is_token_T.sum()).unsqueeze(0).astype(dtype)
     )
     fractions, means = paddle.matmul(weights, choices_TE), paddle.matmul(weights, probabilities_TE)
     return (fractions * means).sum() * experts
