@@ -6,7 +6,8 @@ Hugging Face's; `Decoder.named_stages` gives each stage's prefix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import paddle
 import paddle.nn.functional as F
@@ -71,7 +72,11 @@ class Head(nn.Layer):
         logits = paddle.matmul(entered, self.projection, transpose_y=True)
         return (logits, self.tensor) if self.keeps_cut else (self.tensor.side_by_side(logits), WHOLE)
 
-    def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
+    def forward(self, hidden: paddle.Tensor, compute: Callable[[paddle.Tensor], Any] | None = None) -> Any:
+        """The logits, or what `compute` makes of `hidden`: whoever uses the weight does so in here, because ranks that
+        divide parameters have it only while its layer computes."""
+        if compute is not None:
+            return compute(hidden)
         logits = paddle.matmul(self.tensor.enter(hidden), self.projection, transpose_y=True)
         return self.tensor.side_by_side(logits)
 

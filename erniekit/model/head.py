@@ -1,7 +1,7 @@
 """From hidden states to the loss: summed cross entropy over target tokens, or the log-probability of each of them.
 
-Under tensor parallelism every rank has its slice of the vocabulary, and the logits are never whole: ranks exchange three
-numbers for each token.
+Under tensor parallelism every rank has its slice of the vocabulary, and the logits are never whole: ranks exchange a
+few numbers for each token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
 from erniekit.model.autograd import given, needed
-from erniekit.model.decoder import Decoder
+from erniekit.model.decoder import Decoder, Head
 from erniekit.model.tensor_slice import TensorSlice
 
 NO_TARGET = -100
@@ -59,16 +59,18 @@ def token_loss(
     if sparse or fused:
         positions = paddle.nonzero(labels != NO_TARGET).flatten()
         if positions.shape[0] == 0:
-            return TokenLoss(hidden.sum() * 0.0, target_count, target_count)
+            return TokenLoss(_no_logits(decoder.head, hidden).sum(), target_count, target_count)
         if positions.shape[0] < labels.shape[0]:
             hidden, labels = paddle.gather(hidden, positions), paddle.gather(labels, positions)
-    head = decoder.head
-    if fused:
-        needs_gradient = paddle.is_grad_enabled()
-        loss_sum, correct_count = _FusedHeadLoss.apply(hidden, head.projection, labels, needs_gradient, head.tensor)
-    else:
-        logits, tensor = head.cut_logits(hidden)
-        loss_sum, correct_count = _CrossEntropy.apply(logits, labels, tensor)
+    head, needs_gradient = decoder.head, paddle.is_grad_enabled()
+
+    def compute(rows: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        if fused:
+            return _FusedHeadLoss.apply(rows, head.projection, labels, needs_gradient, head.tensor)
+        logits, tensor = head.cut_logits(rows)
+        return _CrossEntropy.apply(logits, labels, tensor)
+
+    loss_sum, correct_count = head(hidden, compute)
     return TokenLoss(loss_sum, target_count, correct_count)
 
 
@@ -92,25 +94,34 @@ def token_log_probabilities(
     labels = labels_BS.reshape([-1])
     positions = paddle.nonzero(labels != NO_TARGET).flatten()
     if positions.shape[0] == 0:
-        return TokenLogProbabilities(hidden[:0, 0], positions, labels[:0] != NO_TARGET)
-    targets = paddle.gather(labels, positions)
-    if fused or sparse:
-        rows = paddle.gather(hidden, positions)
+        return TokenLogProbabilities(_no_logits(head, hidden), positions, labels[:0] != NO_TARGET)
+    everywhere = not (fused or sparse)
+    if everywhere:
+        targets = paddle.where(labels != NO_TARGET, labels, paddle.zeros_like(labels))
+    else:
+        hidden, targets = paddle.gather(hidden, positions), paddle.gather(labels, positions)
+
+    def compute(rows: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         if fused:
-            values, is_correct = _FusedLogProbabilities.apply(rows, head.projection, targets, head.tensor)
-        else:
-            logits, tensor = head.cut_logits(rows)
-            values, is_correct = _LogProbabilities.apply(logits, targets, tensor)
-        return TokenLogProbabilities(values, positions, is_correct)
-    everywhere = paddle.where(labels != NO_TARGET, labels, paddle.zeros_like(labels))
-    logits, tensor = head.cut_logits(hidden)
-    values, is_correct = _LogProbabilities.apply(logits, everywhere, tensor)
-    return TokenLogProbabilities(paddle.gather(values, positions), positions, paddle.gather(is_correct, positions))
+            return _FusedLogProbabilities.apply(rows, head.projection, targets, head.tensor)
+        logits, tensor = head.cut_logits(rows)
+        return _LogProbabilities.apply(logits, targets, tensor)
+
+    values, is_correct = head(hidden, compute)
+    if everywhere:
+        values, is_correct = paddle.gather(values, positions), paddle.gather(is_correct, positions)
+    return TokenLogProbabilities(values, positions, is_correct)
 
 
 def _rows(decoder: Decoder, hidden_BSH: paddle.Tensor) -> paddle.Tensor:
     """The hidden states of all tokens, [B * S, H], on their way into the head."""
     return decoder.head.tensor.enter(hidden_BSH).reshape([-1, hidden_BSH.shape[-1]])
+
+
+def _no_logits(head: Head, hidden: paddle.Tensor) -> paddle.Tensor:
+    """Where no position has a label: fp32 [0], still a function of all weights, for ranks that exchange the gradient of
+    each weight as it is made must all make it."""
+    return head(hidden[:1], lambda rows: head.cut_logits(rows)[0]).flatten()[:0]
 
 
 def chunk_rows(vocabulary: int, hidden: int) -> int:

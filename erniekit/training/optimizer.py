@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,12 +31,18 @@ class OptimizerSettings:
 
 
 def build_optimizer(parameters: Mapping[str, Tensor], settings: OptimizerSettings) -> AdamW:
-    """AdamW over the trainable ones of `parameters` (structured name -> parameter).
+    """AdamW over the trainable ones of `parameters` (structured name -> parameter), with its state."""
+    optimizer = stateless_optimizer(parameters, settings)
+    create_state(optimizer, optimizer._parameter_list)
+    return optimizer
+
+
+def stateless_optimizer(parameters: Mapping[str, Tensor], settings: OptimizerSettings) -> AdamW:
+    """AdamW over the trainable ones of `parameters` (structured name -> parameter), before `create_state`.
 
     Matrices decay; norms and biases (tensors with one dimension) do not. With a layerwise bound below 1, the learning
     rate of every parameter is multiplied by `layer_multiplier`; that of the factor B of an adapter by `lora_plus_scale`
-    as well (LoRA+, Hayou et al., 2024, arXiv 2402.12354). The state is created here rather than at the first
-    update, so that it can be saved and loaded at any time, and memory runs out at the start if at all.
+    as well (LoRA+, Hayou et al., 2024, arXiv 2402.12354).
     """
     trainable = trainable_parameters(parameters)
     for name, parameter in trainable.items():
@@ -46,7 +52,7 @@ def build_optimizer(parameters: Mapping[str, Tensor], settings: OptimizerSetting
             multiplier *= settings.lora_plus_scale
         parameter.optimize_attr["learning_rate"] = multiplier
     decaying = {parameter.name for parameter in trainable.values() if parameter.ndim > 1}
-    optimizer = AdamW(
+    return AdamW(
         learning_rate=0.0,
         beta1=settings.beta1,
         beta2=settings.beta2,
@@ -55,9 +61,16 @@ def build_optimizer(parameters: Mapping[str, Tensor], settings: OptimizerSetting
         apply_decay_param_fun=decaying.__contains__,
         parameters=list(trainable.values()),
     )
+
+
+def create_state(optimizer: AdamW, updated: Iterable[Tensor]) -> None:
+    """Make what AdamW remembers of the tensors that it will update, all zeros.
+
+    Rather than at the first update, so that it can be saved and loaded at any time, and memory runs out at the start if
+    at all.
+    """
     block = paddle.base.framework.default_main_program().global_block()
-    optimizer._create_accumulators(block, list(trainable.values()))
-    return optimizer
+    optimizer._create_accumulators(block, list(updated))
 
 
 def trainable_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

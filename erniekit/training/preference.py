@@ -33,11 +33,11 @@ def answer_log_probabilities(
     plan = AttentionPlan.build(batch.startend_row_indices, causal=True, dense=dense_mask)
     is_token_BS = None if batch.is_token.all() else paddle.to_tensor(batch.is_token.astype(np.float32))
     hidden_BSH = decoder(paddle.to_tensor(batch.input_ids), paddle.to_tensor(batch.position_ids), plan, is_token_BS)
-    if not batch.pairs.count:
-        nothing = hidden_BSH.sum() * paddle.zeros([0])  # still a function of the weights
-        return AnswerLogProbabilities(nothing, nothing, nothing.detach(), nothing.detach())
     labels = paddle.to_tensor(batch.labels)
     tokens = token_log_probabilities(decoder, hidden_BSH, labels, fused=fused_head, sparse=sparse_head)
+    if not batch.pairs.count:
+        nothing = tokens.values  # [0], still a function of the weights
+        return AnswerLogProbabilities(nothing, nothing, nothing.detach(), nothing.detach())
     answers = batch.pairs.answers[batch.pairs.answers >= 0]  # in the order of positions, as `tokens` are
     # float64: a sum over thousands of tokens in float32 loses the digits that the loss is made of
     sums = paddle.geometric.segment_sum(tokens.values.astype("float64"), paddle.to_tensor(answers)).astype("float32")
