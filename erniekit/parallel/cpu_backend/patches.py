@@ -89,6 +89,11 @@ def supply_operators() -> None:
     mp_ops.c_split_eager = _Applied(operators.split_on_last_axis)
 
 
+def time_without_a_device() -> None:
+    """Cause: fleet's timers (`enable_timer`) wait for a CUDA device before they read the clock."""
+    paddle.device.cuda.synchronize = lambda device=None: None
+
+
 def recompute_without_offload() -> None:
     """Cause: `PipelineLayer` recomputes with `recompute_hybrid`, which asserts a GPU; what it adds (offloading,
     partitioning activations) has no use on a CPU."""
@@ -142,6 +147,7 @@ PATCHES: tuple[Callable[[], None], ...] = (
     answer_for_nccl,
     number_the_device,
     supply_operators,
+    time_without_a_device,
     recompute_without_offload,
     *SHARDING_PATCHES,
 )
