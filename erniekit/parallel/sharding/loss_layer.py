@@ -1,0 +1,20 @@
+"""The whole of a forward pass as a layer, which is what fleet's sharded wrappers call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddle import nn
+
+from erniekit.training.objectives import LossOfBatch, MicroLoss
+
+
+class LossLayer(nn.Layer):
+    """(loss, batch) -> the loss of the batch under the model."""
+
+    def __init__(self, model: nn.Layer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, loss: LossOfBatch, batch: Any) -> MicroLoss:
+        return loss(self.model, batch)

@@ -1,0 +1,82 @@
+"""Which values of a parameter each rank of a sharding group updates, and how they come together again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+from paddle import Tensor
+from paddle.distributed.communication.group import Group
+
+
+@dataclass(frozen=True)
+class Share:
+    """How one parameter is divided: each rank updates a contiguous run of its values, taken as one row.
+
+    Attributes:
+        shape: of the whole parameter.
+        dtype: of its values, and of what AdamW remembers of them.
+        runs: (start, stop) for each member of the group, start == stop where it has nothing. All have the whole run
+            where the parameter is not divided.
+        tensor: what this rank's AdamW updates: its run, perhaps with padding after it; None where it has nothing.
+    """
+
+    shape: tuple[int, ...]
+    dtype: paddle.dtype
+    runs: tuple[tuple[int, int], ...]
+    tensor: Tensor | None
+
+    @property
+    def divided(self) -> bool:
+        """Whether ranks hold different values."""
+        return len(set(self.runs)) > 1
+
+
+@paddle.no_grad()
+def summed(updated: Iterable[Tensor], ranks: int) -> list[Tensor]:
+    """The tensors, their gradients sums where fleet has made means: the loss is divided once, by the whole step."""
+    updated = list(updated)
+    for tensor in updated:
+        tensor.grad.scale_(float(ranks))
+    return updated
+
+
+def together(share: Share, part: Tensor | None, group: Group) -> Tensor:
+    """The whole of something that is divided as a parameter is, in the parameter's shape, on every member.
+
+    All members of the group call this, in the same order.
+
+    Args:
+        part: this rank's values, which lie as `share.tensor` does; None where it has nothing.
+    """
+    if not share.divided:
+        assert part is not None
+        return part.reshape(share.shape)
+    pieces = []
+    for member, (start, stop) in enumerate(share.runs):
+        if start < stop:
+            mine = member == group.rank
+            piece = part.flatten()[: stop - start] if mine else paddle.empty([stop - start], share.dtype)  # type: ignore[union-attr]
+            dist.broadcast(piece, src=group.ranks[member], group=group)
+            pieces.append(piece)
+    return paddle.concat(pieces).reshape(share.shape)
+
+
+def same_everywhere(share: Share, value: Tensor | None, group: Group) -> Tensor:
+    """What every member that has a part of the parameter holds alike (a power of beta), on those that have none, too."""
+    holder = next(member for member, (start, stop) in enumerate(share.runs) if start < stop)
+    value = paddle.empty([1], share.dtype) if value is None else value.clone()
+    dist.broadcast(value, src=group.ranks[holder], group=group)
+    return value
+
+
+def own_part(share: Share, whole: np.ndarray, member: int) -> np.ndarray:
+    """This member's run of `whole`, in the shape of `share.tensor`, padding 0."""
+    assert share.tensor is not None
+    start, stop = share.runs[member]
+    part = np.zeros(share.tensor.size, whole.dtype)
+    part[: stop - start] = whole.reshape(-1)[start:stop]
+    return part.reshape(share.tensor.shape)

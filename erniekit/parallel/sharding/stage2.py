@@ -1,0 +1,63 @@
+"""Stage 2: the ranks of a sharding group divide gradients, too (ZeRO; Rajbhandari et al., 2019, 1910.02054).
+
+Each gradient goes to the rank that updates its parameter as soon as the backward pass has made it, and is freed on the
+others. Ranks send in the order in which their backward passes come to the parameters, so each must come to all of them
+in every micro-batch, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import paddle
+from paddle import Tensor, nn
+from paddle.distributed.communication.group import Group
+from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2 import GroupShardedOptimizerStage2
+from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 import GroupShardedStage2
+from paddle.optimizer import AdamW
+
+from erniekit.parallel.sharding.loss_layer import LossLayer
+from erniekit.parallel.sharding.shares import Share
+from erniekit.training.objectives import LossOfBatch, MicroLoss
+
+
+class DividedGradients:
+    """Each parameter is updated by one rank, the next by the rank that has least so far."""
+
+    def __init__(self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group, model: nn.Layer) -> None:
+        device = paddle.get_device().partition(":")[0]
+        common = {"group": group, "device": device}
+        self._fleet = GroupShardedOptimizerStage2(
+            list(parameters.values()), optimizer, pretrain_sync_models=False, **common
+        )
+        # buffer_max_size 0: small gradients do not wait for each other in a buffer that stays allocated
+        self._layer = GroupShardedStage2(LossLayer(model), self._fleet, buffer_max_size=0, **common)
+        self._group, self._parameters = group, dict(parameters)
+        owners = self._fleet.param2rank
+        self.updated = [tensor for tensor in self._parameters.values() if owners[tensor.name] == group.rank]
+
+    def shares(self) -> dict[str, Share]:
+        def share(parameter: Tensor) -> Share:
+            owner = self._fleet.param2rank[parameter.name]
+            runs = tuple((0, parameter.size if member == owner else 0) for member in range(self._group.nranks))
+            tensor = parameter if owner == self._group.rank else None
+            return Share(tuple(parameter.shape), parameter.dtype, runs, tensor)
+
+        return {name: share(parameter) for name, parameter in self._parameters.items()}
+
+    def wrap(self, loss: LossOfBatch) -> LossOfBatch:
+        def wrapped(model: Any, batch: Any) -> MicroLoss:
+            return self._layer(loss, batch)
+
+        return wrapped
+
+    def reduce_gradients(self) -> list[Tensor]:
+        return self.updated  # sums already: what fleet would still do in its step is the mean
+
+    def step(self) -> None:
+        self._fleet._step()
+
+    def clear_grad(self, set_to_zero: bool) -> None:
+        for tensor in self.updated:
+            tensor.clear_gradient(set_to_zero)
