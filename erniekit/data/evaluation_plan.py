@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from erniekit.data.batches import Batch
@@ -15,14 +15,18 @@ from erniekit.errors import DataError
 class EvaluationPlan:
     """The plans of the files, one after another; no row holds samples of two files. A step is one micro-batch.
 
+    The steps are those of the whole evaluation; `part` gives those of one of the ranks that divide it.
+
     Attributes:
         dataset: of all files.
         sources: their names, in order; files without samples (of the lengths asked for) are left out.
+        data_rank, data_world: this rank among those that divide the steps.
     """
 
-    def __init__(self, dataset: Dataset, **options: Any) -> None:
+    def __init__(self, dataset: Dataset, *, data_rank: int = 0, data_world: int = 1, **options: Any) -> None:
         """`options` are those of StepPlan that say how samples share rows and batches."""
         self.dataset = dataset
+        self.data_rank, self.data_world = data_rank, data_world
         shortest, longest = options.get("shortest", 1), options.get("longest") or dataset.lengths.max(initial=0)
         taking_part = dataset.source_of[(dataset.lengths >= shortest) & (dataset.lengths <= longest)]
         numbers = [number for number in range(len(dataset.sources)) if (taking_part == number).any()]
@@ -44,6 +48,19 @@ class EvaluationPlan:
     def micro_batches(self, step: int) -> list[Batch]:
         place = self._place(step)
         return self._plans[place].micro_batches(step - self._first[place])
+
+    def part(self, stop: int) -> Iterator[tuple[int, Batch]]:
+        """This rank's part of the steps below `stop`, each with its number: r, r + data_world, ...
+
+        Every rank gets equally many, since ranks that share a model go through it together; where there is none left
+        for it, a rank gets the last step's number and a micro-batch of padding.
+        """
+        for first in range(0, stop, self.data_world):
+            step = first + self.data_rank
+            if step < stop:
+                yield step, self.micro_batches(step)[0]
+            else:
+                yield stop - 1, self._plans[0].padding()
 
     def source_of(self, step: int) -> str:
         """The file that a step reads."""

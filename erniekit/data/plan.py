@@ -139,7 +139,11 @@ class StepPlan:
         batches = [
             self._collate([packs[i] for i in range(start, min(start + self._batch_size, last))]) for start in own
         ]
-        return batches + [self._collate([np.empty(0, np.int64)])] * (count - len(batches))
+        return batches + [self.padding()] * (count - len(batches))
+
+    def padding(self) -> Batch:
+        """A micro-batch without samples."""
+        return self._collate([np.empty(0, np.int64)])
 
     @cached_property
     def left_out(self) -> tuple[int, int]:

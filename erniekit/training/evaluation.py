@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import paddle
+import numpy as np
 from paddle.nn import Layer
 
 from erniekit.errors import TrainingError
 from erniekit.training.objectives import Objective
 from erniekit.training.plan import EvaluationPlan
+from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.reference import measuring
 from erniekit.training.totals import Totals
 
 
@@ -61,65 +63,79 @@ def evaluate(
     max_batches: int = 0,
     describe_sample: Callable[[int], str] = str,
     further_figures: Callable[[Any], FurtherFigures] | None = None,
+    ranks: Ranks = SINGLE,
 ) -> EvaluationResult:
     """Run the first epoch of `plan` without dropout and without gradients; the model's mode is put back afterwards.
 
     Args:
-        plan: every step is one micro-batch of one source.
-        max_batches: stop after this many micro-batches; 0 or less runs all.
+        plan: every step is one micro-batch of one source; ranks that work on different data divide them.
+        max_batches: stop after this many micro-batches, over all ranks; 0 or less runs all.
         further_figures: called with the model; what it gives stands among the objective's figures.
+        ranks: among which the model and the steps are divided; the result is the same on all.
 
     Raises:
-        TrainingError: a loss is not finite; names the samples of the batch.
+        TrainingError: a loss is not finite; names the samples of the first such batch. Raised on all ranks.
     """
     started = time.perf_counter()
     available = plan.steps_in_epoch(0)
     read = min(available, max_batches) if max_batches > 0 else available
-    parts: dict[str, _Part] = {}
-    was_training = model.training
-    model.eval()
-    with paddle.no_grad():
-        loss = objective.loss_for(model, (batch for _, batch in _batches(plan, read)))
-        for number, (source, batch) in enumerate(_batches(plan, read)):
-            part = parts.setdefault(source, _Part())
-            before = time.perf_counter()
-            micro_loss = loss(model, batch)
-            loss_sum = float(micro_loss.loss_sum)
-            if not math.isfinite(loss_sum):
-                samples = ", ".join(describe_sample(sample) for row in batch.samples for sample in row)
-                raise TrainingError(
-                    f"the evaluation loss is not finite ({loss_sum}) in batch {number}, samples {samples}"
-                )
-            sums = {name: float(value) for name, value in micro_loss.sums.items()}
-            part.totals.add(Totals(loss_sum, objective.units(batch), sums, batch.token_count))
-            part.batches += 1
-            part.seconds += time.perf_counter() - before
-    if was_training:
-        model.train()
+    sources = Counter(plan.source_of(step) for step in range(read))
+    with measuring(model):
+        parts, not_finite = _run(model, plan, objective, read, list(sources), ranks)
+    first = _first(not_finite, plan, ranks)
+    if first is not None:
+        samples = ", ".join(describe_sample(sample) for row in plan.micro_batches(first)[0].samples for sample in row)
+        raise TrainingError(f"the evaluation loss is not finite in batch {first}, samples {samples}")
     whole = Totals()
     for part in parts.values():
-        whole.add(part.totals)
+        whole.add(part)
     further = further_figures(model) if further_figures else FurtherFigures({}, {})
-    steps_of = Counter(plan.source_of(step) for step in range(available))
     result = _result(whole, further.all, objective, read, available, time.perf_counter() - started)
-    if len(steps_of) < 2:
+    all_sources = Counter(plan.source_of(step) for step in range(available))
+    if len(all_sources) < 2:
         return result
-    sources = {
-        name: _result(
-            part.totals, further.by_source.get(name, {}), objective, part.batches, steps_of[name], part.seconds
-        )
+    by_source = {
+        name: _result(part, further.by_source.get(name, {}), objective, sources[name], all_sources[name], part.seconds)
         for name, part in parts.items()
     }
-    return replace(result, sources=sources)
+    return replace(result, sources=by_source)
 
 
-@dataclass
-class _Part:
-    """What was run of one source."""
+def _run(
+    model: Layer, plan: EvaluationPlan, objective: Objective, read: int, sources: Sequence[str], ranks: Ranks
+) -> tuple[dict[str, Totals], int | None]:
+    """The totals of each source over all ranks, and this rank's first step whose loss is not finite."""
+    parts = {source: Totals() for source in sources}
+    not_finite = None
+    names: Sequence[str] = ()
+    loss = objective.loss_for(model, (batch for _, batch in plan.part(read)), ranks.sum)
+    for step, batch in plan.part(read):
+        before = time.perf_counter()
+        micro_loss = loss(model, batch)
+        loss_sum, sums = float(micro_loss.loss_sum), {name: float(value) for name, value in micro_loss.sums.items()}
+        names = sorted(sums)
+        seconds = time.perf_counter() - before
+        parts[plan.source_of(step)].add(Totals(loss_sum, objective.units(batch), sums, batch.token_count, seconds))
+        if not math.isfinite(loss_sum) and not_finite is None:
+            not_finite = step
+            if plan.data_world == 1:
+                break  # otherwise ranks that share the model go on, and so must this one
+    own = [
+        [part.loss_sum, part.units, part.tokens, *(part.sums.get(name, 0.0) for name in names)]
+        for part in parts.values()
+    ]
+    for part, (loss_sum, units, tokens, *sums) in zip(parts.values(), ranks.sum(np.array(own)).tolist(), strict=True):
+        part.loss_sum, part.units, part.tokens = loss_sum, units, int(tokens)
+        part.sums = dict(zip(names, sums, strict=True))
+    return parts, not_finite
 
-    totals: Totals = field(default_factory=Totals)
-    batches: int = 0
-    seconds: float = 0.0
+
+def _first(step: int | None, plan: EvaluationPlan, ranks: Ranks) -> int | None:
+    """The first of the steps that the ranks name, each at most one of its own."""
+    said = np.zeros(plan.data_world)
+    if step is not None:
+        said[plan.data_rank] = step + 1
+    return min((int(number) - 1 for number in ranks.sum(said) if number), default=None)
 
 
 def _result(
@@ -135,12 +151,6 @@ def _result(
         batches_available=available,
         seconds=seconds,
     )
-
-
-def _batches(plan: EvaluationPlan, steps: int) -> Iterator[tuple[str, Any]]:
-    for step in range(steps):
-        for batch in plan.micro_batches(step):
-            yield plan.source_of(step), batch
 
 
 def _perplexity(loss: float) -> float:

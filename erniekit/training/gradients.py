@@ -21,13 +21,18 @@ def fill_missing_gradients(parameters: Iterable[Tensor]) -> None:
 
 @paddle.no_grad()
 def global_norm(parameters: Iterable[Tensor]) -> Tensor:
-    """The Euclidean norm of all gradients taken as one vector, a 0-d fp32 tensor.
+    """The Euclidean norm of all gradients taken as one vector, a 0-d tensor (fp64 of fp64 gradients, else fp32)."""
+    return paddle.stack([squared_norm(p.grad) for p in parameters if p.grad is not None]).sum().sqrt()
+
+
+def squared_norm(gradient: Tensor) -> Tensor:
+    """The sum of squares, 0-d, in fp32 or, of fp64, in fp64.
 
     Uses the kernel behind Paddle's own ClipGradByGlobalNorm: `paddle.linalg.norm` adds fp32 squares one after the other
     on a CPU and is 3.5% too small for a tensor of 30 million elements (and 30 times slower).
     """
-    squares = [_C_ops.squared_l2_norm(p.grad.astype("float32")).reshape([]) for p in parameters if p.grad is not None]
-    return paddle.stack(squares).sum().sqrt()
+    wide = gradient if gradient.dtype == paddle.float64 else gradient.astype("float32")
+    return _C_ops.squared_l2_norm(wide).reshape([])
 
 
 @paddle.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 
@@ -15,6 +15,20 @@ class Plan(Protocol):
 
 
 class EvaluationPlan(Plan, Protocol):
-    """A plan whose steps are one micro-batch each, and each of one source."""
+    """A plan whose steps are one micro-batch each, and each of one source; ranks may divide them.
+
+    Attributes:
+        data_rank, data_world: this rank among those that divide the steps.
+    """
+
+    @property
+    def data_rank(self) -> int: ...
+    @property
+    def data_world(self) -> int: ...
+
+    def part(self, stop: int, /) -> Iterator[tuple[int, Any]]:
+        """This rank's part of the steps below `stop`: numbers and micro-batches, equally many on every rank. A
+        micro-batch without samples fills up."""
+        ...
 
     def source_of(self, step: int, /) -> str: ...

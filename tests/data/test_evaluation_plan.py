@@ -40,3 +40,20 @@ def test_every_sample_once_and_no_row_of_two_files(dataset, packing, batch_size)
     assert list(read) == list(dict.fromkeys(plan.source_of(step) for step in range(plan.steps_in_epoch(0))))
     assert plan.epoch_of(plan.steps_in_epoch(0)) == 1.0
     assert np.array_equal(dataset.source_of[read[plan.sources[1]]], np.full(23, 2))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("stop", [1, 4, 10])
+def test_ranks_divide_the_steps_and_take_as_many_turns(dataset, world, stop):
+    options = {"max_seq_len": 64, "packing": False, "greedy": True, "window": 100, "batch_size": 4}
+    whole = EvaluationPlan(dataset, **options)
+    parts = [
+        list(EvaluationPlan(dataset, data_rank=rank, data_world=world, **options).part(stop)) for rank in range(world)
+    ]
+    assert {len(part) for part in parts} == {-(-stop // world)}
+    turns = [turn for part in parts for turn in part]
+    read = {step: batch for step, batch in turns if batch.token_count}
+    assert sorted(read) == list(range(stop))
+    for step, batch in read.items():
+        assert batch.samples == whole.micro_batches(step)[0].samples
+    assert all(batch.samples == ((),) and step < stop for step, batch in turns if not batch.token_count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class FakeBatch:
 
     @property
     def token_count(self) -> int:
-        return int(self.input_ids.size)
+        return int(self.input_ids.size) if any(self.samples) else 0
 
 
 class FakePlan:
@@ -53,6 +54,14 @@ class FakePlan:
 
     def source_of(self, step: int) -> str:
         return "held out"
+
+    data_rank, data_world = 0, 1
+
+    def part(self, stop: int) -> Iterator[tuple[int, FakeBatch]]:
+        nothing = FakeBatch(np.zeros((1, 1), np.int64), np.full((1, 1), PADDING), ((),))
+        for first in range(0, stop, self.data_world):
+            step = first + self.data_rank
+            yield (step, self.micro_batches(step)[0]) if step < stop else (stop - 1, nothing)
 
     def micro_batches(self, step: int) -> list[FakeBatch]:
         epoch, place = divmod(step, self.steps_in_epoch(0))
@@ -203,3 +212,26 @@ class Recorder:
 
 def without_speed(record: dict) -> dict:
     return {name: value for name, value in record.items() if name != "tokens_per_second"}
+
+
+class Recording:
+    """A rank that is alone, and keeps what it was asked to sum."""
+
+    def __init__(self) -> None:
+        self.asked: list[np.ndarray] = []
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        self.asked.append(values)
+        return values
+
+
+class OneOf(Recording):
+    """A rank among others that were asked for `asked`, one list for each: its sums are over all of them."""
+
+    def __init__(self, *asked: list[np.ndarray]) -> None:
+        super().__init__()
+        self._others = iter(zip(*asked, strict=True))
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        super().sum(values)
+        return np.sum(next(self._others), axis=0)

@@ -12,7 +12,7 @@ from erniekit.errors import TrainingError
 from erniekit.training.evaluation import evaluate
 from erniekit.training.objectives import MicroLoss, Objective
 
-from .fakes import FAKE_OBJECTIVE, PADDING, FakeModel, FakePlan
+from .fakes import FAKE_OBJECTIVE, PADDING, FakeBatch, FakeModel, FakePlan, OneOf, Recording
 
 
 def evaluation_plan(samples: int = 6) -> FakePlan:
@@ -86,5 +86,49 @@ def test_a_loss_that_is_not_finite_names_the_samples() -> None:
     plan = evaluation_plan()
     ((sample,),) = plan.micro_batches(0)[0].samples
     model = FakeModel()
-    with pytest.raises(TrainingError, match=rf"not finite \(nan\) in batch 0, samples eval.jsonl:{sample + 1}$"):
+    with pytest.raises(TrainingError, match=rf"not finite in batch 0, samples eval.jsonl:{sample + 1}$"):
         evaluate(model, plan, broken, describe_sample=lambda index: f"eval.jsonl:{index + 1}")
+
+
+def one_of(world: int, rank: int, samples: int = 6) -> FakePlan:
+    plan = evaluation_plan(samples)
+    plan.data_rank, plan.data_world = rank, world
+    return plan
+
+
+@pytest.mark.parametrize(("world", "limit"), [(2, 0), (3, 5), (4, 0), (4, 2), (7, 6)])
+def test_ranks_that_divide_the_batches_have_the_result_of_one(world: int, limit: int) -> None:
+    """Every rank takes as many turns; what it sums is recorded first, then each has the sums over all."""
+    alone = evaluate(FakeModel(), evaluation_plan(), FAKE_OBJECTIVE, max_batches=limit)
+    plans = [one_of(world, rank) for rank in range(world)]
+    recordings = [Recording() for _ in plans]
+    for plan, ranks in zip(plans, recordings, strict=True):
+        evaluate(FakeModel(), plan, FAKE_OBJECTIVE, max_batches=limit, ranks=ranks)
+    asked = [ranks.asked for ranks in recordings]
+    for plan in plans:
+        result = evaluate(FakeModel(), plan, FAKE_OBJECTIVE, max_batches=limit, ranks=OneOf(*asked))
+        assert result.loss == pytest.approx(alone.loss, rel=1e-12)
+        assert result.figures == pytest.approx(alone.figures, rel=1e-12)
+        same = ("units", "tokens", "batches", "batches_available")
+        assert {name: getattr(result, name) for name in same} == {name: getattr(alone, name) for name in same}
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_is_told_by_all() -> None:
+    """Rank 1 meets it in its second batch, goes on with the others, and all name the same batch."""
+    plans = [one_of(2, rank) for rank in range(2)]
+    (bad,) = plans[1].micro_batches(3)
+    loss = FAKE_OBJECTIVE.loss
+
+    def broken(model: FakeModel, batch: FakeBatch) -> MicroLoss:
+        result = loss(model, batch)
+        return MicroLoss(result.loss_sum * math.nan, result.sums) if batch.samples == bad.samples else result
+
+    objective = Objective(broken, FAKE_OBJECTIVE.units, "")
+    recordings = [Recording(), Recording()]
+    evaluate(FakeModel(), plans[0], objective, ranks=recordings[0])
+    with pytest.raises(TrainingError):
+        evaluate(FakeModel(), plans[1], objective, ranks=recordings[1])
+    assert len(recordings[1].asked) == len(recordings[0].asked)
+    for plan in plans:
+        with pytest.raises(TrainingError, match=r"not finite in batch 3, samples \d+$"):
+            evaluate(FakeModel(), plan, objective, ranks=OneOf(*(ranks.asked for ranks in recordings)))
