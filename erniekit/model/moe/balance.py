@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,10 +27,15 @@ class ExpertBalance:
     """One object for all routers of a model; the loop moves it on with `begin_micro_batch` and `end_step`.
 
     A recomputed layer reports twice. Reports are kept by their place, so the second one takes the place of the first.
+
+    Args:
+        add_loads: adds an array up over the ranks that have other tokens of a step.
     """
 
-    def __init__(self, settings: BalanceSettings) -> None:
-        self.settings = settings
+    def __init__(
+        self, settings: BalanceSettings, add_loads: Callable[[np.ndarray], np.ndarray] = lambda loads: loads
+    ) -> None:
+        self.settings, self._add_loads = settings, add_loads
         self.share = 1.0  # of the units of the step in this micro-batch; the step's router loss is the weighted mean
         self._micro_batch = 0
         self._losses: dict[tuple[int, str], paddle.Tensor] = {}
@@ -60,11 +65,15 @@ class ExpertBalance:
         theirs.
         """
         rate = self.settings.router_bias_update_rate
-        for router in routers if rate else ():
-            loads = [load for (_, layer), load in self._loads.items() if layer == router.layer]
-            if loads and not router.gate.weight.stop_gradient:
-                load_E = np.sum(loads, axis=0)
+        moving = [router for router in routers if rate and not router.gate.weight.stop_gradient]
+        if moving:
+            loads_RE = self._add_loads(np.array([self._load_of_step(router) for router in moving]))
+            for router, load_E in zip(moving, loads_RE, strict=True):
                 step = rate * np.sign(load_E.mean() - load_E)
                 bias = router.moe_statics.e_score_correction_bias
-                bias.set_value(bias + paddle.to_tensor(step[None].astype(np.float32)))
+                bias.set_value(bias + paddle.to_tensor(step[None]).astype(bias.dtype))
         self._loads.clear()
+
+    def _load_of_step(self, router: Router) -> np.ndarray:
+        loads = [load for (_, layer), load in self._loads.items() if layer == router.layer]
+        return np.sum([np.zeros(router.experts), *loads], axis=0)

@@ -1,9 +1,11 @@
 """A layer of experts: each token passes through a few of them, chosen by a router, and through the shared ones.
 
-Shapes: T tokens, E experts, K of them for each token, H hidden size.
+Shapes: T tokens, E experts, K of them for each token, H hidden size, R rows (a token on its way to one expert).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import paddle
@@ -13,55 +15,86 @@ from paddle import nn
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.mlp import MLP
 from erniekit.model.moe.balance import ExpertBalance
+from erniekit.model.moe.dispatch import ALL_HERE, Dispatch, held_experts
 from erniekit.model.moe.router import Gate, GateStatistics, Router, Routes
 from erniekit.model.tensor_slice import WHOLE, TensorSlice
+from erniekit.parallel.dispatch import one_after_the_other
+
+
+class Experts(nn.Layer):
+    """Those of a layer's experts that this rank holds, each named by its number among all.
+
+    Args:
+        numbers: which experts.
+        every: whether all of them run, also those without a row.
+    """
+
+    def __init__(self, config: ModelConfig, numbers: range, *, every: bool = False) -> None:
+        super().__init__()
+        self.numbers, self.total, self._every = numbers, config.moe_num_experts, every
+        for number in numbers:
+            self.add_sublayer(str(number), MLP(config, config.moe_intermediate_size))
+
+    def __getitem__(self, number: int) -> MLP:
+        return self._sub_layers[str(number)]
+
+    def __iter__(self) -> Iterator[MLP]:
+        return iter(self._sub_layers.values())
+
+    def forward(self, rows_RH: paddle.Tensor, counts: np.ndarray) -> paddle.Tensor:
+        """Each expert once, over its own rows, which lie side by side: `counts[i]` for the i-th expert held."""
+        running = np.arange(len(self.numbers)) if self._every else np.flatnonzero(counts)
+        groups = paddle.split(rows_RH, counts[running].tolist()) if len(running) > 1 else [rows_RH] * len(running)
+        outputs = [self[self.numbers[i]](group) for i, group in zip(running.tolist(), groups, strict=True)]
+        return paddle.concat(outputs) if outputs else rows_RH  # no rows at all
 
 
 class MoE(nn.Layer):
-    """Takes the place of a layer's MLP. Tokens are grouped by expert, so each expert runs once, over its own tokens."""
+    """Takes the place of a layer's MLP. Tokens are grouped by expert, so each expert runs once, over its own tokens.
 
-    def __init__(self, config: ModelConfig, layer: int, balance: ExpertBalance, tensor: TensorSlice = WHOLE) -> None:
+    The ranks of `tensor` divide the shared experts as they divide an MLP. A routed expert is never cut: those of
+    `dispatch` divide the experts.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        balance: ExpertBalance,
+        tensor: TensorSlice = WHOLE,
+        dispatch: Dispatch = ALL_HERE,
+    ) -> None:
         super().__init__()
-        inner = config.moe_intermediate_size
+        self.tensor, self.dispatch = tensor, dispatch
         self.gate, self.moe_statics = Gate(config), GateStatistics(config)
-        self.experts = nn.LayerList([MLP(config, inner) for _ in range(config.moe_num_experts)])
-        shared = config.moe_num_shared_experts
-        self.shared_experts = MLP(config, shared * inner, tensor) if shared else None
-        self.router = Router(config, layer, self.gate, self.moe_statics, balance)
+        numbers = held_experts(config.moe_num_experts, dispatch.group)
+        self.experts = Experts(config, numbers, every=dispatch.in_step)
+        inner = config.moe_num_shared_experts * config.moe_intermediate_size
+        self.shared_experts = MLP(config, inner, tensor) if inner else None
+        self.router = Router(config, layer, self.gate, self.moe_statics, balance, tensor)
 
     def forward(self, x_BSH: paddle.Tensor, is_token_BS: paddle.Tensor | None = None) -> paddle.Tensor:
-        """is_token_BS: 1.0 for tokens and 0.0 for padding, which no router loss counts; None: there is no padding."""
+        """is_token_BS: of all tokens of the micro-batch, 1.0, and 0.0 for padding, which no router loss counts; None:
+        there is no padding."""
         x_TH = x_BSH.reshape([-1, x_BSH.shape[-1]])
         routes, logits_TE = self.router(x_TH)
         if paddle.in_dynamic_mode():
             experts_TK = routes.experts.numpy()
             if self.training:
-                is_token_T = None if is_token_BS is None else is_token_BS.reshape([-1])
+                is_token_T = None if is_token_BS is None else self.tensor.own_tokens(is_token_BS).reshape([-1])
                 routes = self.router.balanced(routes, logits_TE, experts_TK, is_token_T)
-            out_TH = self._grouped(x_TH, routes, experts_TK)
+            out_TH = self.dispatch(x_TH, routes.weights.astype(x_TH.dtype), experts_TK, self.experts)
         else:
             out_TH = self._all_experts(x_TH, routes)
         if self.shared_experts is not None:
-            out_TH = out_TH + self.shared_experts(x_TH)
+            if self.tensor.size > 1 and self.dispatch.group is not None:  # both communicate
+                x_TH, out_TH = one_after_the_other(x_TH, out_TH)
+            out_TH = out_TH + self.shared_experts(x_TH).reshape(out_TH.shape)
         return out_TH.reshape(x_BSH.shape)
-
-    def _grouped(self, x_TH: paddle.Tensor, routes: Routes, experts_TK: np.ndarray) -> paddle.Tensor:
-        """Sum over a token's experts of weight * expert(token)."""
-        tokens, k = experts_TK.shape
-        order = np.argsort(experts_TK.reshape(-1), kind="stable")  # routes, those of one expert side by side
-        counts = np.bincount(experts_TK.reshape(-1), minlength=len(self.experts))
-        active = np.flatnonzero(counts)
-        rows = paddle.gather(x_TH, paddle.to_tensor(order // k))
-        groups = paddle.split(rows, counts[active].tolist()) if len(active) > 1 else [rows]
-        outputs = [self.experts[int(expert)](group) for expert, group in zip(active, groups, strict=True)]
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        outputs_TKH = paddle.gather(paddle.concat(outputs), paddle.to_tensor(back)).reshape([tokens, k, -1])
-        return paddle.matmul(routes.weights.unsqueeze(1).astype(x_TH.dtype), outputs_TKH).squeeze(1)
 
     def _all_experts(self, x_TH: paddle.Tensor, routes: Routes) -> paddle.Tensor:
         """The same sum with every expert over every token: how a saved program computes, whose groups have no size."""
-        chosen_TKE = F.one_hot(routes.experts, len(self.experts))
+        chosen_TKE = F.one_hot(routes.experts, self.experts.total)
         weights_TE = paddle.matmul(routes.weights.unsqueeze(1), chosen_TKE).squeeze(1).astype(x_TH.dtype)
         outputs = [weights_TE[:, number : number + 1] * expert(x_TH) for number, expert in enumerate(self.experts)]
         return paddle.add_n(outputs)

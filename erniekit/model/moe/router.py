@@ -15,7 +15,9 @@ from paddle import nn
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.linear import ZEROS
 from erniekit.model.moe.balance import ExpertBalance
-from erniekit.model.moe.router_losses import add_gradient, balance_loss, orthogonal_loss, z_loss
+from erniekit.model.moe.router_losses import add_gradient, all_here, balance_loss, orthogonal_loss, token_shares, z_loss
+from erniekit.model.tensor_slice import WHOLE, TensorSlice
+from erniekit.parallel.dispatch import Replicas
 
 
 class Routes(NamedTuple):
@@ -55,9 +57,17 @@ class Router:
     """
 
     def __init__(
-        self, config: ModelConfig, layer: int, gate: Gate, moe_statics: GateStatistics, balance: ExpertBalance
+        self,
+        config: ModelConfig,
+        layer: int,
+        gate: Gate,
+        moe_statics: GateStatistics,
+        balance: ExpertBalance,
+        tensor: TensorSlice = WHOLE,
     ) -> None:
-        self.layer, self.gate, self.moe_statics = layer, gate, moe_statics
+        self.layer, self.experts, self.gate, self.moe_statics = layer, config.moe_num_experts, gate, moe_statics
+        self._add = Replicas(tensor.group).home if tensor.sequence else all_here  # its ranks divide the tokens
+        self._parts = tensor.size if tensor.sequence else 1
         self._k, self._norm_min, self._balance = config.moe_k, config.moe_norm_min, balance
 
     def __call__(self, x_TH: paddle.Tensor) -> tuple[Routes, paddle.Tensor]:
@@ -80,13 +90,15 @@ class Router:
             is_token_T: 1.0 for tokens, 0.0 for padding, which counts in no loss and no load; None: there is no padding.
         """
         settings, losses = self._balance.settings, dict[str, tuple[float, paddle.Tensor]]()
+        share_T = token_shares(logits_TE, is_token_T, self._add)
         if settings.aux_loss_lambda:
-            loss = balance_loss(F.softmax(logits_TE), self._k, is_token_T)
+            loss = balance_loss(F.softmax(logits_TE), self._k, share_T, self._add)
             losses["router_aux_loss"] = settings.aux_loss_lambda, loss
         if settings.z_loss_lambda:
-            losses["router_z_loss"] = settings.z_loss_lambda, z_loss(logits_TE, is_token_T)
-        if settings.orthogonal_loss_lambda:
-            losses["router_orthogonal_loss"] = settings.orthogonal_loss_lambda, orthogonal_loss(self.gate.weight)
+            losses["router_z_loss"] = settings.z_loss_lambda, z_loss(logits_TE, share_T, self._add)
+        if settings.orthogonal_loss_lambda:  # of no token, so each rank that has a part of them gives a part
+            factor = settings.orthogonal_loss_lambda / self._parts
+            losses["router_orthogonal_loss"] = factor, orthogonal_loss(self.gate.weight)
         counted = experts_TK if is_token_T is None else experts_TK[is_token_T.numpy() > 0]
         load_E = np.bincount(counted.reshape(-1), minlength=logits_TE.shape[1])
         self._balance.report(self.layer, {name: loss for name, (_, loss) in losses.items()}, load_E)

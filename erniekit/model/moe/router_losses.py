@@ -1,42 +1,57 @@
 """Losses that keep experts in balance, and how their gradients join the run's.
 
-Shapes: T tokens, E experts, H hidden size. Every loss is a mean over tokens of one layer and one micro-batch.
+Shapes: T tokens, E experts, H hidden size. Losses of tokens are means over the tokens of one layer and one micro-batch,
+each a token's `share` of 1. Where ranks divide these tokens, `add` adds a figure up over them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
+Add = Callable[[paddle.Tensor], paddle.Tensor]
 
-def balance_loss(probabilities_TE: paddle.Tensor, moe_k: int, is_token_T: paddle.Tensor | None = None) -> paddle.Tensor:
+
+def all_here(figure: paddle.Tensor) -> paddle.Tensor:
+    """The `add` of one rank that has all tokens."""
+    return figure
+
+
+@paddle.no_grad()
+def token_shares(logits_TE: paddle.Tensor, is_token_T: paddle.Tensor | None, add: Add = all_here) -> paddle.Tensor:
+    """[T]: 1 / the number of tokens of the micro-batch for each token, 0 for padding.
+
+    Args:
+        is_token_T: 1.0 for tokens that count and 0.0 for padding; None: all count.
+    """
+    counted = paddle.ones(logits_TE.shape[:1], logits_TE.dtype) if is_token_T is None else is_token_T
+    counted = counted.astype(logits_TE.dtype)
+    return counted / add(counted.sum()).clip(min=1)  # some micro-batches hold padding only
+
+
+def balance_loss(
+    probabilities_TE: paddle.Tensor, moe_k: int, share_T: paddle.Tensor, add: Add = all_here
+) -> paddle.Tensor:
     """E * sum over experts of f_e * P_e; moe_k where every expert gets as many tokens as any other.
 
     P_e is the mean probability of expert e, f_e the number of tokens that have e among their `moe_k` most likely
     experts, per token. Fedus et al., 2021, arXiv:2101.03961, equations 4 to 6, with counts over all k choices as in
     ERNIE-4.5. The router's correction bias plays no part in f. The gradient flows through P alone.
-
-    Args:
-        is_token_T: 1.0 for tokens that count and 0.0 for padding; None: all count.
     """
-    tokens, experts = probabilities_TE.shape
+    experts = probabilities_TE.shape[1]
     chosen = paddle.topk(probabilities_TE.detach(), moe_k, axis=1)[1]
-    dtype = probabilities_TE.dtype
-    choices_TE = F.one_hot(chosen, experts).sum(1).astype(dtype)
-    weights = (
-        paddle.full([1, tokens], 1.0 / tokens, dtype)
-        if is_token_T is None
-        else (is_token_T / is_token_T.sum()).unsqueeze(0).astype(dtype)
-    )
-    fractions, means = paddle.matmul(weights, choices_TE), paddle.matmul(weights, probabilities_TE)
-    return (fractions * means).sum() * experts
+    choices_TE = F.one_hot(chosen, experts).sum(1).astype(probabilities_TE.dtype)
+    shares = share_T.unsqueeze(0)
+    means = add(paddle.concat([paddle.matmul(shares, values) for values in (choices_TE, probabilities_TE)]))
+    return (means[0].detach() * means[1]).sum() * experts
 
 
-def z_loss(logits_TE: paddle.Tensor, is_token_T: paddle.Tensor | None = None) -> paddle.Tensor:
+def z_loss(logits_TE: paddle.Tensor, share_T: paddle.Tensor, add: Add = all_here) -> paddle.Tensor:
     """Mean over tokens of (log sum over experts of exp(logit))^2. Zoph et al., 2022, arXiv:2202.08906, equation 5."""
-    squares = paddle.logsumexp(logits_TE, axis=1).square()
-    return squares.mean() if is_token_T is None else (squares * is_token_T).sum() / is_token_T.sum()
+    return add((paddle.logsumexp(logits_TE, axis=1).square() * share_T).sum())
 
 
 def orthogonal_loss(weight_EH: paddle.Tensor) -> paddle.Tensor:

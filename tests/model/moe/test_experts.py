@@ -85,7 +85,7 @@ def test_a_saved_program_computes_the_same_with_every_expert():
     layer = experts_layer()
     rows = paddle.to_tensor(np.random.default_rng(2).standard_normal((9, 16)).astype(np.float32))
     routes, _ = layer.router(rows)
-    grouped = layer._grouped(rows, routes, routes.experts.numpy()).numpy()
+    grouped = layer.dispatch(rows, routes.weights, routes.experts.numpy(), layer.experts).numpy()
     np.testing.assert_allclose(layer._all_experts(rows, routes).numpy(), grouped, atol=1e-5)
 
 

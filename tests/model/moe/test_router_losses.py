@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit.model.moe.router_losses import add_gradient, balance_loss, orthogonal_loss, z_loss
+from erniekit.model.moe.router_losses import add_gradient, balance_loss, orthogonal_loss, token_shares, z_loss
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.standard_normal((7, 5)).astype(np.float32)
@@ -16,6 +16,10 @@ IS_TOKEN = np.array([1, 1, 0, 1, 1, 1, 0], np.float32)
 def softmax(logits):
     powers = np.exp(logits.astype(np.float64))
     return powers / powers.sum(1, keepdims=True)
+
+
+def shares(is_token=None, tokens=7):
+    return token_shares(paddle.zeros([tokens, 5]), None if is_token is None else paddle.to_tensor(is_token))
 
 
 def balance_by_hand(probabilities, k, is_token=None):
@@ -30,22 +34,28 @@ def balance_by_hand(probabilities, k, is_token=None):
 @pytest.mark.parametrize("is_token", [None, IS_TOKEN])
 def test_balance_loss_by_hand(k, is_token):
     probabilities = softmax(LOGITS).astype(np.float32)
-    padding = None if is_token is None else paddle.to_tensor(is_token)
-    own = float(balance_loss(paddle.to_tensor(probabilities), k, padding))
+    own = float(balance_loss(paddle.to_tensor(probabilities), k, shares(is_token)))
     assert own == pytest.approx(balance_by_hand(probabilities, k, is_token), rel=1e-5)
 
 
 def test_balance_loss_is_k_where_experts_are_used_evenly():
     turns = np.full((4, 4), 0.1, np.float32) + 0.3 * np.eye(4, dtype=np.float32) + 0.3 * np.roll(np.eye(4), 1, 1)
-    assert float(balance_loss(paddle.to_tensor(turns.astype(np.float32)), 2)) == pytest.approx(2.0, rel=1e-6)
+    assert float(balance_loss(paddle.to_tensor(turns.astype(np.float32)), 2, shares(tokens=4))) == pytest.approx(
+        2.0, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("is_token", [None, IS_TOKEN])
 def test_z_loss_by_hand(is_token):
     squares = np.log(np.exp(LOGITS.astype(np.float64)).sum(1)) ** 2
     expected = squares.mean() if is_token is None else squares[is_token > 0].mean()
-    padding = None if is_token is None else paddle.to_tensor(is_token)
-    assert float(z_loss(paddle.to_tensor(LOGITS), padding)) == pytest.approx(expected, rel=1e-5)
+    assert float(z_loss(paddle.to_tensor(LOGITS), shares(is_token))) == pytest.approx(expected, rel=1e-5)
+
+
+def test_padding_alone_has_no_loss():
+    share = shares(np.zeros(7, np.float32))
+    assert float(z_loss(paddle.to_tensor(LOGITS), share)) == 0.0
+    assert float(balance_loss(paddle.to_tensor(softmax(LOGITS).astype(np.float32)), 2, share)) == 0.0
 
 
 def test_orthogonal_loss_by_hand():
@@ -59,8 +69,8 @@ def test_orthogonal_loss_by_hand():
 @pytest.mark.parametrize(
     ("loss", "size"),
     [
-        (lambda x: balance_loss(paddle.nn.functional.softmax(x), 2, paddle.to_tensor(IS_TOKEN)), (7, 5)),
-        (lambda x: z_loss(x, paddle.to_tensor(IS_TOKEN)), (7, 5)),
+        (lambda x: balance_loss(paddle.nn.functional.softmax(x), 2, shares(IS_TOKEN)), (7, 5)),
+        (lambda x: z_loss(x, shares(IS_TOKEN)), (7, 5)),
         (orthogonal_loss, (4, 6)),
     ],
     ids=["balance", "z", "orthogonal"],

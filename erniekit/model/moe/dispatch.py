@@ -1,0 +1,183 @@
+"""How tokens reach their experts, which may be on other ranks, and how what the experts make of them comes back.
+
+Every way gives the same: for each token the sum over its experts of weight * expert(token).
+Shapes: T tokens of this rank, K experts for each, H hidden size, E experts, M members of a group, R rows; a row is a
+token on its way to one of its experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import paddle
+from paddle.distributed.communication.group import Group
+
+from erniekit.parallel.dispatch import Exchange, Gathering, Replicas, counts_of_all
+
+
+class HeldExperts(Protocol):
+    """Those of a layer's experts that this rank has.
+
+    Attributes:
+        numbers: which, of `total`.
+    """
+
+    numbers: range
+    total: int
+
+    def __call__(self, rows_RH: paddle.Tensor, counts: np.ndarray) -> paddle.Tensor:
+        """Rows, those of one expert side by side, `counts[i]` for the i-th expert held -> what it makes of each."""
+        ...
+
+
+class Dispatch(Protocol):
+    """A way of tokens to experts.
+
+    Attributes:
+        group: the ranks that divide the experts; None: each has all of them.
+        in_step: whether every expert runs, also without a row, so that all ranks do the same: hooks of fleet's wait for
+            each parameter's gradient, and some gather a parameter just before it is used.
+    """
+
+    @property
+    def group(self) -> Group | None: ...
+
+    @property
+    def in_step(self) -> bool: ...
+
+    def __call__(
+        self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, held: HeldExperts
+    ) -> paddle.Tensor:
+        """The sums [T, H]. Weights have the dtype of x."""
+        ...
+
+
+def held_experts(total: int, group: Group | None) -> range:
+    """The experts of this rank: members of a group have equally many, in order."""
+    if group is None:
+        return range(total)
+    assert total % group.nranks == 0  # checked with the topology
+    each = total // group.nranks
+    return range(group.rank * each, (group.rank + 1) * each)
+
+
+@dataclass(frozen=True)
+class AllHere:
+    """Every rank has all experts."""
+
+    in_step: bool = False
+    group: None = None
+
+    def __call__(
+        self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, held: HeldExperts
+    ) -> paddle.Tensor:
+        order, counts_E = _by_expert(experts_TK, held.total)
+        outputs = held(_gather(x_TH, order // experts_TK.shape[1]), counts_E)
+        return _weighted_sums(outputs, order, weights_TK)
+
+
+ALL_HERE = AllHere()
+
+
+@dataclass(frozen=True)
+class ByExchange:
+    """Each member has tokens of its own; their rows go to the experts' members, and back, by all-to-all.
+
+    Attributes:
+        padded: transfers between all pairs of members are padded to the largest.
+    """
+
+    group: Group
+    padded: bool = False
+    in_step: bool = True
+
+    def __call__(
+        self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, held: HeldExperts
+    ) -> paddle.Tensor:
+        order, counts_E = _by_expert(experts_TK, held.total)  # the experts of one member are side by side, too
+        members = self.group.nranks
+        counts_ME = counts_of_all(counts_E, self.group)
+        there = Exchange.of(counts_ME.reshape(members, members, -1).sum(2), self.group, padded=self.padded)
+        rows = there(_gather(x_TH, order // experts_TK.shape[1]))
+        # They lie by sender and within by expert; an expert wants its rows of all senders side by side.
+        counts_M = counts_ME[:, held.numbers.start : held.numbers.stop]
+        by_expert = np.argsort(np.repeat(np.tile(held.numbers, members), counts_M.reshape(-1)), kind="stable")
+        outputs = held(_gather(rows, by_expert), counts_M.sum(0))
+        outputs = there.back()(_gather(outputs, _inverse(by_expert)))
+        return _weighted_sums(outputs, order, weights_TK)
+
+
+@dataclass(frozen=True)
+class ByGathering:
+    """Each member has tokens of its own; all members see all of them, compute what their experts give, and the sums go
+    back. Less moves than by exchange where a token has more experts than the group has members.
+
+    Attributes:
+        padded: where members have different numbers of tokens, these are padded to the largest.
+    """
+
+    group: Group
+    padded: bool = False
+    in_step: bool = True
+
+    def __call__(
+        self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, held: HeldExperts
+    ) -> paddle.Tensor:
+        tokens_M = counts_of_all(np.array([len(experts_TK)]), self.group)[:, 0]
+        way = Gathering(self.group, tuple(tokens_M.tolist()), self.padded)
+        return _sums_of_held(way, x_TH, weights_TK, way.collected(paddle.to_tensor(experts_TK)).numpy(), held)
+
+
+@dataclass(frozen=True)
+class ByReplicas:
+    """Every member has the same tokens already; each computes what its experts give, and the members add up."""
+
+    group: Group
+    in_step: bool = True
+
+    def __call__(
+        self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, held: HeldExperts
+    ) -> paddle.Tensor:
+        return _sums_of_held(Replicas(self.group), x_TH, weights_TK, experts_TK, held)
+
+
+def _sums_of_held(
+    way: Gathering | Replicas,
+    x_TH: paddle.Tensor,
+    weights_TK: paddle.Tensor,
+    experts_TK: np.ndarray,
+    held: HeldExperts,
+) -> paddle.Tensor:
+    """What the held experts give for the tokens of all members, added up over the members; `experts_TK` are of all."""
+    x_TH, weights_TK = way.to_all(x_TH, weights_TK)
+    flat, own = experts_TK.reshape(-1), held.numbers
+    routes = np.flatnonzero((flat >= own.start) & (flat < own.stop))
+    order, counts = _by_expert(flat[routes] - own.start, len(own))
+    order = routes[order]
+    tokens = order // experts_TK.shape[1]
+    outputs = held(_gather(x_TH, tokens), counts) * _gather(weights_TK.reshape([-1, 1]), order)
+    return way.home(paddle.index_add(paddle.zeros_like(x_TH), paddle.to_tensor(tokens), 0, outputs))
+
+
+def _by_expert(experts: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
+    """The order in which routes of one expert lie side by side, and how many each of `total` experts has."""
+    flat = experts.reshape(-1)
+    return np.argsort(flat, kind="stable"), np.bincount(flat, minlength=total)
+
+
+def _weighted_sums(outputs_RH: paddle.Tensor, order: np.ndarray, weights_TK: paddle.Tensor) -> paddle.Tensor:
+    """The outputs, `outputs_RH[i]` being that of route `order[i]`, weighted and summed for each token."""
+    outputs_TKH = _gather(outputs_RH, _inverse(order)).reshape([*weights_TK.shape, outputs_RH.shape[1]])
+    return paddle.matmul(weights_TK.unsqueeze(1), outputs_TKH).squeeze(1)
+
+
+def _inverse(order: np.ndarray) -> np.ndarray:
+    inverse = np.empty_like(order)
+    inverse[order] = np.arange(len(order))
+    return inverse
+
+
+def _gather(rows: paddle.Tensor, places: np.ndarray) -> paddle.Tensor:
+    return paddle.gather(rows, paddle.to_tensor(places))
