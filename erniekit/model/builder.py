@@ -16,6 +16,7 @@ from erniekit.model.initialization import initialize_weights
 from erniekit.model.moe.balance import BalanceSettings
 from erniekit.model.recompute import Recompute
 from erniekit.model.storage.weight_layouts import open_weights
+from erniekit.model.tensor_slice import WHOLE, TensorSlice
 from erniekit.model.weights import load_weights
 
 
@@ -31,6 +32,7 @@ def build_model(
     adapters: Path | str | None = None,
     balance: BalanceSettings | None = None,
     recompute: Recompute | None = None,
+    tensor: TensorSlice = WHOLE,
     log: Callable[[str], None] = lambda line: None,
 ) -> Decoder:
     """Describe the layers, create them, then fill them.
@@ -44,6 +46,7 @@ def build_model(
         adapters: a folder of adapters to load, PEFT's or paddlenlp's.
         balance: the losses and the bias updates of routers, where the model has experts; None: none of them.
         recompute: which layers keep only their input in training; None: every layer keeps its activations.
+        tensor: the ranks that divide every large matrix, and which of them this is.
         log: receives one line for each technique applied.
 
     Raises:
@@ -62,8 +65,12 @@ def build_model(
         hidden_dropout=hidden_dropout,
         attention_dropout=attention_dropout,
         balance=balance,
+        tensor=tensor,
     )
     log(f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")
+    if tensor.size > 1:
+        divided = ", and the sequence between them" if tensor.sequence else ""
+        log(f"tensor parallel: {tensor.size} slices of every large matrix{divided}")
     if stored is None:
         initialize_weights(decoder, seed)
         log(f"weights: random, seed {seed}, standard deviation {model_config.initializer_range}")

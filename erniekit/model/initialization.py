@@ -6,9 +6,11 @@ import hashlib
 import re
 
 import numpy as np
+import paddle
 
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder
+from erniekit.model.placement import placement
 from erniekit.model.weights import is_transposed, named_weights
 
 _NORM = re.compile(r"norm(\.\d+)?\.weight$")
@@ -19,7 +21,9 @@ def initialize_weights(decoder: Decoder, seed: int) -> None:
     shapes = decoder.config.weight_shapes()
     for name, parameter in named_weights(decoder).items():
         values = initial_weight(name, shapes[name], decoder.config, seed)
-        parameter.set_value(np.ascontiguousarray(values.T) if is_transposed(name) else values)
+        values = values.T if is_transposed(name) else values
+        own = decoder.tensor.cut(values, placement(name).axis)
+        parameter.set_value(paddle.to_tensor(np.ascontiguousarray(own)).astype(parameter.dtype))
 
 
 def initial_weight(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -> np.ndarray:

@@ -1,5 +1,6 @@
-"""How every weight lies on the ranks of a layout, by its name: the one table that loading, saving, the sums of gradients
-and their norm read. Needs no Paddle.
+"""How every weight lies on the ranks of a layout, by its name. Needs no Paddle.
+
+The one table that loading, saving, the sums of gradients and their norm read.
 
 Names are Hugging Face's, those of adapters `<path of the linear>.lora_A` and so on; axes are those of the decoder's
 layout (linear weights [in, out], embeddings and heads [vocabulary, H]).
@@ -56,7 +57,7 @@ def placement(name: str, *, sequence: bool = False) -> Placement:
         return Placement(axis=axis, partial=axis is None)  # A: every rank's slice of B gives a part of its gradient
     if linear in ROW_CUT:
         axis = _ROW_AXES.get(kind)
-        return Placement(axis=axis, partial=axis is None and (kind == "lora_B" or sequence))
+        return Placement(axis=axis, partial=axis is None and (kind.startswith("lora_") or sequence))
     if name.endswith(("q_norm.weight", "k_norm.weight")):
         return Placement(partial=True)  # each rank normalises its own heads
     return Placement(partial=sequence)

@@ -42,6 +42,21 @@ class TensorSlice:
         assert length % self.size == 0
         return length // self.size
 
+    def cut(self, values: np.ndarray, axis: int | None) -> np.ndarray:
+        """This rank's slice of an array along an axis; all of it where the axis is None."""
+        if axis is None or self.size == 1:
+            return values
+        width = self.part(values.shape[axis])
+        return values.take(range(self.rank * width, (self.rank + 1) * width), axis)
+
+    def whole(self, values: Tensor, axis: int | None) -> np.ndarray:
+        """What the ranks' slices along an axis make up."""
+        if axis is None or self.size == 1:
+            return values.numpy()
+        slices: list[Tensor] = []
+        dist.all_gather(slices, values.contiguous(), group=self.group)
+        return np.concatenate([part.numpy() for part in slices], axis)
+
     def enter(self, x: Tensor) -> Tensor:
         """Hidden states for a block: [..., H] as it is, or of all tokens, [1, T, H]; gradients of all ranks add up."""
         if self.size == 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,11 @@ import paddle
 
 from erniekit.model.configuration import CONFIG_FILE
 from erniekit.model.decoder import Decoder
+from erniekit.model.placement import placement
 from erniekit.model.storage.safetensors_file import StoredTensor
 from erniekit.model.storage.shards import write_weight_files
 from erniekit.model.storage.weight_layouts import StoredWeights, open_weights
+from erniekit.model.tensor_slice import TensorSlice
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_SHARD_BYTES = 5 * 10**9
@@ -56,10 +58,32 @@ def load_weights(decoder: Decoder, source: Path | str | StoredWeights) -> str:
     stored = source if isinstance(source, StoredWeights) else open_weights(decoder.config, source)
     for name, parameter in named_weights(decoder).items():
         turned = stored.is_transposed(name) != is_transposed(name)
-        for rows, values in stored.row_blocks(name):
+        for rows, values in _own_blocks(stored, name, decoder.tensor, turned):
             block = paddle.to_tensor(np.ascontiguousarray(values.T if turned else values)).astype(parameter.dtype)
             parameter[(slice(None), rows) if turned else rows] = block
     return str(stored.layout)
+
+
+def _own_blocks(
+    stored: StoredWeights, name: str, tensor: TensorSlice, turned: bool
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """The blocks of this rank's slice of a weight, as the file has them; row numbers count within the slice."""
+    axis = placement(name).axis if tensor.size > 1 else None
+    if axis is None:
+        yield from stored.row_blocks(name)
+        return
+    shape = stored.shape(name)
+    axis = axis if len(shape) == 1 or not turned else 1 - axis  # of the file
+    width = tensor.part(shape[axis])
+    own = range(tensor.rank * width, (tensor.rank + 1) * width)
+    for rows, values in stored.row_blocks(name, own if axis == 0 else None):
+        if axis == 1:
+            yield rows, values[:, own.start : own.stop]
+            continue
+        first, last = max(rows.start, own.start), min(rows.stop, own.stop)
+        if first < last:  # a fused tensor is read whole
+            kept = values[first - rows.start : last - rows.start]
+            yield slice(first - own.start, last - own.start), kept
 
 
 def save_weights(decoder: Decoder, folder: Path | str, max_shard_bytes: int = MAX_SHARD_BYTES) -> list[Path]:

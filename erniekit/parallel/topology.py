@@ -13,8 +13,8 @@ from typing import Literal
 
 from erniekit.errors import ConfigurationError
 
-AXES = ("data", "pipeline", "sharding", "tensor")  # slowest first, fleet's order
 Axis = Literal["data", "pipeline", "sharding", "tensor"]
+AXES: tuple[Axis, ...] = ("data", "pipeline", "sharding", "tensor")  # slowest first, fleet's order
 ExpertAxis = Literal["tensor", "data"]
 PARAMETER = {
     "tensor": "tensor_parallel_degree",

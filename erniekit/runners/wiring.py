@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from erniekit.model.decoder import Decoder
     from erniekit.model.moe.balance import BalanceSettings
     from erniekit.model.recompute import Recompute
+    from erniekit.parallel.mesh import Mesh
     from erniekit.training.objectives import Objective
     from erniekit.training.preference_losses import PreferenceSettings
 
@@ -163,27 +164,39 @@ def first_weights(config: Config) -> Path | None:
 
 
 def open_model(
-    config: Config, weights: Path | None, say: Say = print, *, adapters: AdapterPlan | None = None
+    config: Config,
+    weights: Path | None,
+    say: Say = print,
+    *,
+    adapters: AdapterPlan | None = None,
+    mesh: Mesh | None = None,
 ) -> Decoder:
     """Build the model of `model_name_or_path` for training, with the weights of a folder or random ones.
 
     Args:
         adapters: what is trained beside frozen weights; None: all weights are trained.
+        mesh: the ranks that divide the model; None: this process has all of it.
     """
     from erniekit.model.builder import build_model
+    from erniekit.parallel.mesh import ALONE
 
-    return build_model(
+    mesh = mesh or ALONE
+    model = build_model(
         read_model_config(config),
         weights,
         seed=config.training.seed,
+        rank=mesh.reader,
         hidden_dropout=config.basic.hidden_dropout_prob,
         attention_dropout=config.basic.attention_probs_dropout_prob,
         lora=adapters.settings if adapters else None,
         adapters=adapters.folder if adapters else None,
         balance=_balance(config),
         recompute=_recompute(config),
+        tensor=mesh.tensor,
         log=say,
     )
+    model.head.keeps_cut = config.distributed.tensor_parallel_output
+    return model
 
 
 def _balance(config: Config) -> BalanceSettings:

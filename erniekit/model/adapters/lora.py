@@ -20,6 +20,7 @@ from erniekit.model.adapters.low_rank import SHORTEST, Factors, initial_factors,
 from erniekit.model.adapters.settings import PISSA, LoraSettings, select_targets
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import ZEROS, Linear
+from erniekit.model.placement import placement
 from erniekit.model.randomness import Randomness, Site, dropout
 from erniekit.model.storage.weight_layouts import of_prediction
 from erniekit.model.weights import named_weights
@@ -39,34 +40,37 @@ class LowRankAdapter(nn.Layer):
         self.settings, self.base, self.start = settings, base, factors.start
         self.scaling = settings.scaling_of(path)
         self._randomness, self._place = base.randomness, zlib.crc32(path.encode())
-        self.lora_A = self._parameter(factors.A)
-        self.lora_B = self._parameter(factors.B)
+        self._part = linear.tensor.rank if linear.sums else 0  # of the inputs
+        self._sum = linear.tensor.sum if linear.sums else _itself
+        self.lora_A = self._parameter(_own(linear, path, "lora_A", factors.A))
+        self.lora_B = self._parameter(_own(linear, path, "lora_B", factors.B))
         self.lora_magnitude_vector = None
         if settings.dora:
             with paddle.no_grad():
-                self._weight_square = linear.weight.square().sum(0)
+                self._weight_square = self._sum(linear.weight.square().sum(0))
                 if factors.magnitude is None:
-                    self.lora_magnitude_vector = self._parameter(self.column_norms(linear.weight).numpy())
+                    magnitude = self.column_norms(linear.weight).numpy()
                 else:
-                    self.lora_magnitude_vector = self._parameter(factors.magnitude)
+                    magnitude = _own(linear, path, "lora_magnitude_vector", factors.magnitude)
+                self.lora_magnitude_vector = self._parameter(magnitude)
 
     def forward(self, x: paddle.Tensor, output: paddle.Tensor, linear: Linear) -> paddle.Tensor:
         probability = self.settings.dropout * self._randomness.dropout_scale if self.training else 0.0
-        x = dropout(x, probability, self._randomness.key(self._place, Site.ADAPTER_INPUT))
+        x = dropout(x, probability, self._randomness.key(self._place, Site.ADAPTER_INPUT, self._part))
         update = F.linear(F.linear(x, self.lora_A) * self.scaling, self.lora_B)
         if self.lora_magnitude_vector is None:
             return output + update
         with paddle.no_grad():
             norms = self.column_norms(linear.weight)
-        if linear.bias is None:
+        if linear.bias is None or linear.sums:  # or it is added after the sum
             return (output + update) * (self.lora_magnitude_vector / norms)
         return (output - linear.bias + update) * (self.lora_magnitude_vector / norms) + linear.bias
 
     def column_norms(self, weight: paddle.Tensor) -> paddle.Tensor:
         """||W + scaling * A B|| of every output, [out], without the product: its squares from A'W, A'A and B."""
         a, b, s = self.lora_A, self.lora_B, self.scaling
-        crossed = (paddle.matmul(a, weight, transpose_x=True) * b).sum(0)
-        own = (paddle.matmul(paddle.matmul(a, a, transpose_x=True), b) * b).sum(0)
+        crossed = (self._sum(paddle.matmul(a, weight, transpose_x=True)) * b).sum(0)
+        own = (paddle.matmul(self._sum(paddle.matmul(a, a, transpose_x=True)), b) * b).sum(0)
         return (self._weight_square + 2 * s * crossed + s * s * own).clip(min=SHORTEST**2).sqrt()
 
     def effective_weight(self, weight: paddle.Tensor) -> paddle.Tensor:
@@ -88,6 +92,20 @@ class LowRankAdapter(nn.Layer):
         return parameter
 
 
+def _itself(values: paddle.Tensor) -> paddle.Tensor:
+    return values
+
+
+def _own(linear: Linear, path: str, name: str, values: np.ndarray) -> np.ndarray:
+    """This rank's slice of a parameter of a linear layer, or of the adapter beside it."""
+    return linear.tensor.cut(values, placement(f"{path}.{name}").axis)
+
+
+def whole_weight(linear: Linear, path: str) -> np.ndarray:
+    """The weight [in, out], whose slices the ranks of a tensor-parallel group have; every one of them calls this."""
+    return linear.tensor.whole(linear.weight, placement(f"{path}.weight").axis)
+
+
 class Base(NamedTuple):
     """What all adapters of a decoder share beside their settings."""
 
@@ -102,13 +120,14 @@ def add_adapters(decoder: Decoder, settings: LoraSettings, *, seed: int) -> None
         ConfigurationError: a pattern names no layer, or PiSSA is asked for more singular values than there are.
     """
     base = freeze(decoder)
-    linears = named_linears(decoder)
+    linears, shapes = named_linears(decoder), decoder.config.weight_shapes()
     for path in select_targets(linears, settings.target_modules):
         linear, rank = linears[path], settings.rank_of(path)
         if settings.init == PISSA:
-            factors = principal_factors(path, linear.weight.numpy(), rank, settings.scaling_of(path))
+            factors = principal_factors(path, whole_weight(linear, path), rank, settings.scaling_of(path))
         else:
-            factors = initial_factors(path, tuple(linear.weight.shape), rank, seed)
+            outputs, inputs = shapes[f"{path}.weight"]
+            factors = initial_factors(path, (inputs, outputs), rank, seed)
         attach(linear, path, factors, settings, base)
 
 
@@ -123,7 +142,9 @@ def freeze(decoder: Decoder) -> Base:
 def attach(linear: Linear, path: str, factors: Factors, settings: LoraSettings, base: Base) -> None:
     """Put an adapter beside a frozen linear layer; what PiSSA has moved into it leaves the weight."""
     if factors.start is not None:
-        a, b = (paddle.to_tensor(np.ascontiguousarray(part)).astype(linear.weight.dtype) for part in factors.start)
+        parts = zip(("lora_A", "lora_B"), factors.start, strict=True)
+        own = (np.ascontiguousarray(_own(linear, path, name, values)) for name, values in parts)
+        a, b = (paddle.to_tensor(values).astype(linear.weight.dtype) for values in own)
         with paddle.no_grad():
             linear.weight.set_value(linear.weight - settings.scaling_of(path) * paddle.matmul(a, b))
     linear.adapter = LowRankAdapter(linear, path, factors, settings, base)
@@ -226,7 +247,7 @@ def load_adapters(decoder: Decoder, folder: Path | str, *, dropout: float = 0.0)
     linears = named_linears(decoder)
     settings = replace(stored.settings, dropout=dropout)
     for path in stored.factors:
-        weight = linears[path].weight.numpy()
+        weight = whole_weight(linears[path], path)
         attach(linears[path], path, stored.complete(path, weight), settings, base)
     return stored.base_fingerprint in ("", base.fingerprint)
 

@@ -103,13 +103,18 @@ class SafetensorsFile:
         shape = self.shape(name)
         return self._values(name, 0, math.prod(shape)).reshape(shape)
 
-    def row_blocks(self, name: str) -> Iterator[tuple[slice, np.ndarray]]:
-        """One tensor's values like `read`, a few MB at a time: which rows they are, and the rows."""
+    def row_blocks(self, name: str, wanted: range | None = None) -> Iterator[tuple[slice, np.ndarray]]:
+        """One tensor's values like `read`, a few MB at a time: which rows they are, and the rows.
+
+        Args:
+            wanted: consecutive rows; None: all. Others are not read.
+        """
         stored = self.stored(name)
         count = stored.shape[0]
         step = max(1, _BLOCK // max(1, stored.nbytes // max(1, count)))
-        for start in range(0, count, step):
-            stop = min(start + step, count)
+        rows = range(count) if wanted is None else wanted
+        for start in range(rows.start, rows.stop, step):
+            stop = min(start + step, rows.stop)
             yield slice(start, stop), self.rows(name, start, stop)
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:

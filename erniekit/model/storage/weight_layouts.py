@@ -89,20 +89,29 @@ class StoredWeights:
         stored = self._places[name].stored
         return self._files[stored].stored(stored).dtype if stored else "F32"
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one weight, in the order of the file (see `is_transposed`)."""
+        place = self._places[name]
+        return place.shape if place.outputs is None else (*place.shape[:-1], len(place.outputs))
+
     def is_transposed(self, name: str) -> bool:
         """Whether `row_blocks` yields rows of the transpose of what Hugging Face stores."""
         return self._places[name].transposed
 
-    def row_blocks(self, name: str) -> Iterator[tuple[slice, np.ndarray]]:
+    def row_blocks(self, name: str, wanted: range | None = None) -> Iterator[tuple[slice, np.ndarray]]:
         """One weight a few MB at a time, in the order of the file (see `is_transposed`): row numbers and rows.
 
         bfloat16 comes as float32, everything else in its own type.
+
+        Args:
+            wanted: consecutive rows, numbered as they come; None: all. Of a tensor of its own, others are not read.
         """
         place = self._places[name]
         if not place.stored:
-            yield slice(0, place.shape[0]), np.zeros(place.shape, np.float32)
+            own = range(place.shape[0]) if wanted is None else wanted
+            yield slice(own.start, own.stop), np.zeros((len(own), *place.shape[1:]), np.float32)
             return
-        blocks = self._files[place.stored].row_blocks(place.stored)
+        blocks = self._files[place.stored].row_blocks(place.stored, wanted if place.outputs is None else None)
         for rows, values in blocks:
             if place.outputs is None:
                 yield rows, values

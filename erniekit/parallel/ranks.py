@@ -1,0 +1,90 @@
+"""What an optimizer step needs of the other ranks of a layout (see `training.ranks.Ranks`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+from paddle import Tensor
+
+from erniekit.model.placement import Placement, placement
+from erniekit.parallel.mesh import BATCH_AXES, Mesh
+from erniekit.training.gradients import fill_missing_gradients
+from erniekit.training.ranks import measure_in_turn, run_in_turn
+
+
+class LayoutRanks:
+    """The ranks of a layout, as one of them sees them. Gradients are sums everywhere, never means.
+
+    Args:
+        parameters: the trained weights of this rank, by name.
+    """
+
+    at_once = 1
+    run = staticmethod(run_in_turn)
+    measure = staticmethod(measure_in_turn)
+
+    def __init__(self, mesh: Mesh, parameters: Mapping[str, Tensor]) -> None:
+        self.mesh = mesh
+        self._places = {parameter.name: self._placement(name) for name, parameter in parameters.items()}
+
+    @property
+    def is_first(self) -> bool:
+        return self.mesh.rank == 0
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        return self.mesh.sum(values, *BATCH_AXES)
+
+    def run(
+        self, model: Any, loss: LossOfBatch, batches: Sequence[Any], begin: Callable[[int], None], units: float
+    ) -> list[MicroLoss]:
+        return self._run(model, self._stage.wrap(loss) if self._stage else loss, batches, begin, units)
+
+    def reduce_gradients(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Add up what ranks with other samples have of a gradient, and the ranks of a tensor-parallel group."""
+        if self._stage is None:
+            updated = parameters
+            fill_missing_gradients(updated)
+        else:
+            updated = self._stage.reduce_gradients()
+        self._add_up([tensor for tensor in updated if self._place(tensor).partial], self.mesh.group("tensor"))
+        divided = self.mesh.topology.expert_axis == "data"  # then an expert's tokens have come from all data ranks
+        others = [tensor for tensor in updated if not divided or self._place(tensor).expert is None]
+        self._add_up(others, self.mesh.group("data"))
+        return updated
+
+    def global_norm(self, updated: Sequence[Tensor]) -> Tensor:
+        squares = [squared_norm(tensor.grad).astype("float64") for tensor in updated if self._counts(tensor)]
+        own = float(paddle.stack(squares).sum()) if squares else 0.0
+        total = self.mesh.sum(np.array([own]), *AXES)
+        return paddle.to_tensor(np.sqrt(total[0]), dtype="float32")
+
+    def _place(self, tensor: Tensor) -> Placement:
+        return self._places[tensor.name.removeprefix(SLICE)]
+
+    def _placement(self, name: str) -> Placement:
+        if self.mesh.topology.tensor == 1:
+            return Placement(expert=placement(name).expert)
+        return placement(name, sequence=self.mesh.topology.sequence_parallel)
+
+    def _counts(self, tensor: Tensor) -> bool:
+        """Whether this rank is the one that counts these values, which several ranks may have."""
+        place, first = self._place(tensor), self.mesh.is_first
+        divided_by = self.mesh.topology.expert_axis if place.expert is not None else None
+        same_on_tensor = place.axis is None and divided_by != "tensor"
+        same_on_data = divided_by != "data"
+        same_on_sharding = self._stage is not None and self._stage.is_whole(tensor)
+        return not (
+            (same_on_tensor and not first("tensor"))
+            or (same_on_data and not first("data"))
+            or (same_on_sharding and not first("sharding"))
+        )
+
+    @staticmethod
+    def _add_up(updated: list[Tensor], group: Any) -> None:
+        if group is not None:
+            for tensor in updated:  # in place: a gradient may be a view of a buffer of fleet's
+                dist.all_reduce(tensor.grad, group=group)

@@ -1,0 +1,59 @@
+"""From a topology to a running rank of it: process groups through fleet, on CPU ranks through the CPU backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+from paddle.distributed import fleet
+
+from erniekit.parallel.mesh import ALONE, BATCH_AXES, Mesh
+from erniekit.parallel.topology import AXES, Axis, Topology
+
+
+def start_ranks(topology: Topology, *, timeout: float) -> Mesh:
+    """Join the other ranks; called by each of them, before any weight is loaded.
+
+    The environment says which rank this process is (PADDLE_TRAINER_ID and its kin, set by the launcher).
+
+    Args:
+        timeout: seconds that a rank waits for another one.
+
+    Raises:
+        RankLostError, RankSilentError: another rank has ended, or does not come.
+    """
+    if topology.world_size == 1:
+        return ALONE
+    if paddle.get_device() == "cpu":
+        from erniekit.parallel import cpu_backend
+
+        cpu_backend.apply(timeout)
+    strategy = fleet.DistributedStrategy()
+    strategy.hybrid_configs = {
+        "dp_degree": topology.data,
+        "pp_degree": topology.pipeline,
+        "sharding_degree": topology.sharding,
+        "mp_degree": topology.tensor,
+    }
+    fleet.init(is_collective=True, strategy=strategy)
+    return Mesh(topology, dist.get_rank(), _groups(topology))
+
+
+def _groups(topology: Topology) -> dict[tuple[Axis, ...], Any]:
+    """fleet's groups of single axes, the group of all ranks, and the one of the ranks that divide a batch."""
+    hybrid = fleet.get_hybrid_communicate_group()
+    of_axis = {
+        "data": hybrid.get_data_parallel_group,
+        "pipeline": hybrid.get_pipe_parallel_group,
+        "sharding": hybrid.get_sharding_parallel_group,
+        "tensor": hybrid.get_model_parallel_group,
+    }
+    wide: tuple[Axis, ...] = tuple(axis for axis in AXES if topology.degree(axis) > 1)
+    groups: dict[tuple[Axis, ...], Any] = {(axis,): of_axis[axis]() for axis in wide}
+    if set(BATCH_AXES) < set(wide):
+        made = [(ranks, dist.new_group(ranks)) for ranks in topology.groups(*BATCH_AXES)]  # every rank makes all
+        groups[BATCH_AXES] = next(group for ranks, group in made if dist.get_rank() in ranks)
+    if len(wide) > 1:
+        groups[wide] = dist.get_group(0)
+    return groups

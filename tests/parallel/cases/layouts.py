@@ -1,0 +1,143 @@
+"""A tiny model trained on a layout, by the step of the product: what each rank computes, against one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+
+from erniekit.data.batches import Batch, collate
+from erniekit.data.template import Sample
+from erniekit.model.adapters.lora import trained_weights
+from erniekit.model.adapters.settings import LoraSettings
+from erniekit.model.builder import build_model
+from erniekit.model.placement import placement
+from erniekit.model.recompute import Recompute
+from erniekit.parallel.mesh import ALONE, Mesh
+from erniekit.parallel.ranks import LayoutRanks
+from erniekit.parallel.start import start_ranks
+from erniekit.parallel.topology import Topology
+from erniekit.training.objectives import supervised
+from erniekit.training.optimizer import OptimizerSettings, build_optimizer
+from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.step import train_step
+from tests.model.tiny import tiny_config
+
+STEPS = 5
+LENGTH = 24  # of a row
+
+
+def check(
+    world: int,
+    degrees: dict[str, Any],
+    model: dict[str, Any] | None = None,
+    lora: dict[str, Any] | None = None,
+    objective: dict[str, Any] | None = None,
+    keeps_cut: bool = True,
+    recompute: bool = False,
+) -> dict[str, float]:
+    """Train on the layout and alone; the largest differences of losses, norms and (relative) first gradients."""
+    mesh = start_ranks(Topology.from_degrees(world, **degrees), timeout=60)
+    options = {"model": model or {}, "lora": lora, "objective": objective or {}, "recompute": recompute}
+    own = _train(mesh, keeps_cut=keeps_cut, **options)
+    alone = _train(ALONE, keeps_cut=True, **options)
+    worst = {"loss": 0.0, "norm": 0.0, "gradient": 0.0}
+    for (loss, norm), (expected_loss, expected_norm) in zip(own["steps"], alone["steps"], strict=True):
+        worst["loss"] = max(worst["loss"], abs(loss - expected_loss))
+        worst["norm"] = max(worst["norm"], abs(norm - expected_norm) / expected_norm)
+    assert own["gradients"].keys() == alone["gradients"].keys()
+    for name, gradient in own["gradients"].items():
+        whole = alone["gradients"][name]
+        expected = mesh.tensor.cut(whole, placement(name).axis)
+        assert np.abs(expected).max() > 0 or "lora_A" in name, name
+        relative = np.abs(gradient - expected).max() / max(np.abs(whole).max(), 1e-12)
+        worst["gradient"] = max(worst["gradient"], float(relative))
+    return worst
+
+
+def _train(
+    mesh: Mesh,
+    *,
+    model: dict[str, Any],
+    lora: dict[str, Any] | None,
+    objective: dict[str, Any],
+    keeps_cut: bool,
+    recompute: bool,
+) -> dict[str, Any]:
+    config = tiny_config(vocab_size=56, **model)
+    decoder = build_model(
+        config,
+        None,
+        seed=3,
+        lora=LoraSettings(**lora) if lora is not None else None,
+        recompute=Recompute(use_reentrant=True) if recompute else None,
+        tensor=mesh.tensor,
+    )
+    decoder.head.keeps_cut = keeps_cut
+    parameters = trained_weights(decoder)
+    ranks: Ranks = SINGLE if mesh is ALONE else LayoutRanks(mesh, parameters)
+    optimizer = build_optimizer(parameters, OptimizerSettings(weight_decay=0.1))
+    result: dict[str, Any] = {"steps": []}
+    for step in range(STEPS):
+        if step == 0:
+            result["gradients"] = _gradients(
+                decoder, parameters, ranks, _batches(mesh, config.vocab_size, 0), objective
+            )
+        outcome = train_step(
+            decoder,
+            list(parameters.values()),
+            optimizer,
+            supervised(**objective),
+            _batches(mesh, config.vocab_size, step),
+            step=step,
+            learning_rate=1e-2,
+            max_grad_norm=0.5,
+            ranks=ranks,
+        )
+        result["steps"].append((outcome.totals.loss, outcome.grad_norm))
+    return result
+
+
+class _Keep:
+    """An optimizer that only looks at the gradients."""
+
+    def __init__(self, parameters: dict[str, paddle.Tensor]) -> None:
+        self._parameters, self.seen = parameters, dict[str, np.ndarray]()
+
+    def set_lr(self, rate: float) -> None: ...
+
+    def step(self) -> None:
+        self.seen = {name: parameter.grad.numpy().copy() for name, parameter in self._parameters.items()}
+
+    def clear_grad(self, set_to_zero: bool) -> None:
+        for parameter in self._parameters.values():
+            parameter.clear_gradient(set_to_zero)
+
+
+def _gradients(
+    decoder: Any, parameters: dict[str, paddle.Tensor], ranks: Ranks, batches: list[Batch], objective: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    keep = _Keep(parameters)
+    values = list(parameters.values())
+    train_step(decoder, values, keep, supervised(**objective), batches, step=0, learning_rate=0.0, ranks=ranks)  # type: ignore[arg-type]
+    return keep.seen
+
+
+def _batches(mesh: Mesh, vocabulary: int, step: int) -> list[Batch]:
+    """This rank's micro-batches of a step of four rows."""
+    random = np.random.default_rng(step)
+    rows = []
+    for row in range(4):
+        first = int(random.integers(5, LENGTH - 5))
+        lengths = [first, LENGTH - first - row]  # some rows end in padding
+        rows.append([_sample(random, vocabulary, length) for length in lengths])
+    pairs = [collate(rows[at : at + 2], [[at], [at + 1]], pad_id=0) for at in (0, 2)]
+    return pairs[mesh.reader :: mesh.topology.readers]
+
+
+def _sample(random: np.random.Generator, vocabulary: int, length: int) -> Sample:
+    ids = random.integers(1, vocabulary, length + 1)
+    labels = ids[1:].copy()
+    labels[: length // 3] = -100
+    return Sample(ids[:-1].astype(np.int32), labels.astype(np.int32))
