@@ -40,6 +40,7 @@ class Dataset:
         pad_id: what rows are filled up with.
         pairs: whether the samples are a prompt with two answers each.
         packed: the rows, where the samples come from a pre-packed folder.
+        parts: the arrays of each source.
         report: counts of every source.
         fingerprint: changes with the content of any file, the tokenizer, the template, and the probabilities.
     """
@@ -59,7 +60,7 @@ class Dataset:
         self.pairs = pairs
         self.packed = packed
         self.fingerprint = fingerprint
-        self._arrays = tuple(arrays)
+        self.parts = tuple(arrays)
         counts = [len(part.lines) for part in arrays]
         self._first = [0, *np.cumsum(counts).tolist()]  # first sample of each source
         self.lengths = np.concatenate([np.diff(part.offsets).astype(np.int32) for part in arrays])
@@ -105,7 +106,7 @@ class Dataset:
                     tokens=int(part.offsets[-1]),
                     lengths=length_percentiles(np.diff(part.offsets)),
                 )
-                for source, part in zip(self.sources, self._arrays, strict=True)
+                for source, part in zip(self.sources, self.parts, strict=True)
             )
         )
 
@@ -113,7 +114,7 @@ class Dataset:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         source = bisect_right(self._first, index) - 1
-        return self._arrays[source], index - self._first[source]
+        return self.parts[source], index - self._first[source]
 
 
 def open_dataset(
