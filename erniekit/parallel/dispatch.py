@@ -140,8 +140,8 @@ class Replicas:
         return tuple(_ToAll.apply(self, *map(_asking, tensors)))
 
     def home(self, rows: Tensor) -> Tensor:
-        """The sum over the members; its gradient, the same on all members, is that of each summand."""
-        return _Home.apply(_asking(rows), self)
+        """The sum over the members; its gradient, the same on all members, is that of each summand: nothing travels."""
+        return _Home.apply(rows, self)
 
     def collected(self, rows: Tensor) -> Tensor:
         return paddle.assign(rows)

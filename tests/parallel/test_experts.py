@@ -1,0 +1,22 @@
+"""Layers of experts on ranks against the whole layer: every way of dispatch, recomputed or not, frozen or not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parallel.cases import experts
+from tests.parallel.ranks import run_ranks
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.mark.parametrize(("count", "sequence"), [(2, False), (2, True), (4, True)])
+def test_tensor_parallel_ranks_compute_the_whole_layer(count: int, sequence: bool) -> None:
+    compared = run_ranks(experts.tensor_ranks, count, sequence=sequence)
+    assert [len(whats) for whats in compared] == [(5 if sequence else 2) * 2 * 3] * count
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_with_data_of_their_own_share_the_experts(count: int) -> None:
+    compared = run_ranks(experts.data_ranks, count)
+    assert [len(whats) for whats in compared] == [4 * 2 * 3] * count
