@@ -1,24 +1,31 @@
-"""What each process of `run_ranks` runs: `python -m tests.parallel.rank_main JOB RESULT`."""
+"""What each process of `run_ranks` runs: `python -m tests.parallel.rank_main JOB`."""
 
 from __future__ import annotations
 
-import faulthandler
 import json
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
 
 from erniekit.environment import apply_cpu_settings
+from erniekit.parallel.rank import attach
 
 
-def main(job_text: str, result: str) -> None:
+def main(job_text: str) -> None:
+    launcher = attach()
     job = json.loads(job_text)
-    # A rank whose parent has died ends by itself, and one that hangs shows where.
-    faulthandler.dump_traceback_later(max(1.0, job["timeout"] - 1.0), exit=True)
     apply_cpu_settings(threads=1)
     module, _, name = job["case"].partition(":")
-    returned = getattr(import_module(module), name)(**job["arguments"])
-    Path(result).write_text(json.dumps(returned), encoding="utf-8")
+    try:
+        returned = getattr(import_module(module), name)(**job["arguments"])
+    except Exception as error:
+        if launcher is None:
+            raise
+        launcher.tell(error)
+        sys.exit(1)
+    result = Path(job["folder"]) / f"{os.environ['PADDLE_TRAINER_ID']}.returned"
+    result.write_text(json.dumps(returned), encoding="utf-8")
 
 
 if __name__ == "__main__":

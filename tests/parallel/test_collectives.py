@@ -46,7 +46,7 @@ def test_a_rank_that_ends_wakes_those_that_wait_for_it() -> None:
     with pytest.raises(RanksFailedError) as raised:
         run_ranks(groups.one_ends, 3)
     text = str(raised.value)
-    assert text.startswith("rank 1 of 3") and "ValueError: the seventh sample is bad" in text
+    assert text.startswith("rank 1 failed") and "ValueError: the seventh sample is bad" in text
     assert time.monotonic() - started < 15
 
 

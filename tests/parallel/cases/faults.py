@@ -6,10 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+
+from erniekit.errors import ConfigurationError
 
 
 class RankLostError(RuntimeError):
+    """Of the same name as the backend's."""
+
+
+class RankSilentError(RuntimeError):
     """Of the same name as the backend's."""
 
 
@@ -52,3 +59,57 @@ def hangs(pids: str) -> None:
         file.write(f"{os.getpid()} {child.pid}")
     if _rank() == 1:
         time.sleep(60)
+
+
+def says_and_is_killed() -> None:
+    if _rank() == 1:
+        print("the last words", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def hangs_and_others_notice(stopped: bool) -> None:
+    if _rank() == 1:
+        if stopped:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        _waits_for_ever()
+    time.sleep(0.3)
+    raise RankSilentError("rank 1 has sent nothing for 0.3 s")
+
+
+def _waits_for_ever() -> None:
+    threading.Event().wait()
+
+
+def waits_for_all_others() -> None:
+    raise RankSilentError(f"rank {_rank()} has been sent nothing")
+
+
+def is_stopped_alone() -> None:
+    if _rank() == 1:
+        sys.exit(128 + signal.SIGTERM)
+    time.sleep(0.3)
+    raise RankLostError("rank 1 has ended")
+
+
+def refuses() -> None:
+    if _rank() == 1:
+        time.sleep(0.3)
+        raise ConfigurationError("max_seq_len: too long")
+    raise RankLostError("rank 1 has ended")
+
+
+def wraps_what_it_noticed() -> None:
+    if _rank() == 1:
+        time.sleep(0.3)
+        raise ValueError("the seventh sample is bad")
+    try:
+        raise RankLostError("rank 1 has ended")
+    except RankLostError as error:
+        raise OSError(f"(External) RankLostError: {error}") from None
+
+
+def sleeps(pids: str) -> None:
+    with open(f"{pids}/{_rank()}", "w", encoding="utf-8") as file:
+        file.write(str(os.getpid()))
+    time.sleep(60)

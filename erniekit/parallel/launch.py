@@ -1,0 +1,244 @@
+"""The ranks of one machine as processes: what they are told, where their output goes, and that none outlives the job.
+
+No Paddle.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from erniekit.parallel.rank import LAUNCHER, REPORT, SHOW_STACKS, Report, stacks_beside
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")  # a folder for each GPU
+# Of the job that this launcher was asked to start, or of one around it: ranks find each other through other variables.
+NOT_FOR_RANKS = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def visible_gpus(driver: Path = NVIDIA_DRIVER) -> int:
+    """The number of GPUs that Paddle would see here: 0 without a build for GPUs; CUDA_VISIBLE_DEVICES selects some."""
+    try:
+        metadata.version("paddlepaddle-gpu")
+    except metadata.PackageNotFoundError:
+        return 0
+    present = len(list(driver.iterdir())) if driver.is_dir() else 0
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return present
+    return min(present, len([name for name in chosen.split(",") if name.strip() not in ("", "-1")]))
+
+
+@dataclass(frozen=True)
+class Block:
+    """The ranks of one node: `count` of them from rank `first` on, among those of the whole job.
+
+    Attributes:
+        endpoints: an address for each rank of the job. Ranks meet at that of rank 0; the others only name hosts.
+    """
+
+    first: int
+    count: int
+    endpoints: tuple[str, ...]
+
+    @classmethod
+    def alone(cls, count: int) -> Block:
+        """All ranks on this machine."""
+        return cls(0, count, endpoints("127.0.0.1", free_port(), count))
+
+    @property
+    def world_size(self) -> int:
+        return len(self.endpoints)
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this node."""
+        return range(self.first, self.first + self.count)
+
+    def environment(self, rank: int, *, gpu: bool) -> dict[str, str]:
+        """The variables by which Paddle and ERNIEKit know that they are a rank."""
+        local = rank - self.first
+        device = {"FLAGS_selected_gpus": str(local)} if gpu else {"PADDLE_DISTRI_BACKEND": "gloo"}
+        return device | {
+            "PADDLE_TRAINER_ID": str(rank),
+            "PADDLE_TRAINERS_NUM": str(self.world_size),
+            "PADDLE_LOCAL_RANK": str(local),
+            "PADDLE_LOCAL_SIZE": str(self.count),
+            "PADDLE_MASTER": self.endpoints[0],
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(self.endpoints),
+            "PADDLE_CURRENT_ENDPOINT": self.endpoints[rank],
+        }
+
+
+def endpoints(host: str, port: int, count: int) -> tuple[str, ...]:
+    """An address for each of `count` ranks on a machine."""
+    return tuple(f"{host}:{port + local}" for local in range(count))
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A rank that is no more.
+
+    Attributes:
+        code: its exit code; minus the signal, where one ended it.
+        report: what it said of its failure, if it could.
+    """
+
+    rank: int
+    code: int
+    report: Report | None = None
+
+
+@dataclass
+class LocalRanks:
+    """The running ranks of this machine; see `spawn`."""
+
+    processes: dict[int, subprocess.Popen[bytes]]
+    reports: Path
+    shown: Sequence[threading.Thread] = ()
+    ended: dict[int, Ended] = field(default_factory=dict)  # in the order in which they were seen to end
+
+    @property
+    def running(self) -> list[int]:
+        """The ranks that had not ended when `look` was last called."""
+        return [rank for rank in self.processes if rank not in self.ended]
+
+    def look(self) -> None:
+        """Note the ranks that have ended."""
+        for rank in self.running:
+            code = self.processes[rank].poll()
+            if code is not None:
+                self.ended[rank] = Ended(rank, code, Report.read(_report(self.reports, rank)))
+
+    def send(self, number: int) -> None:
+        """Send a signal to every running rank."""
+        for rank in self.running:
+            self.processes[rank].send_signal(number)
+
+    def stacks(self, ranks: Sequence[int], patience: float = 1.0) -> dict[int, str]:
+        """Where the threads of running ranks are; "" for a rank that cannot say, such as a stopped one."""
+        before = {rank: _size(self._stacks(rank)) for rank in ranks}
+        for rank in ranks:
+            if before[rank] >= 0:  # otherwise it has not begun, and the signal would end it
+                self.processes[rank].send_signal(SHOW_STACKS)
+        time.sleep(patience)
+        return {rank: _tail(self._stacks(rank), before[rank]) for rank in ranks}
+
+    def end(self) -> None:
+        """End every rank with all that it has started, and wait until they are gone and all output is shown."""
+        for process in self.processes.values():
+            with suppress(ProcessLookupError):  # the rank and all that it started have ended
+                os.killpg(process.pid, signal.SIGKILL)
+        for process in self.processes.values():
+            process.wait()
+        self.look()
+        for thread in self.shown:
+            thread.join(timeout=1.0)  # longer only where a process that left the rank's session holds its output
+
+    def _stacks(self, rank: int) -> Path:
+        return stacks_beside(_report(self.reports, rank))
+
+
+def spawn(
+    block: Block,
+    command: Sequence[str],
+    *,
+    logs: Path,
+    reports: Path,
+    gpu: bool = False,
+    variables: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    show: bool = True,
+) -> LocalRanks:
+    """Start `command` once for each rank of a block.
+
+    Args:
+        logs: an existing folder; what rank 3 writes to standard output and error is appended to `rank-3.log`.
+        reports: an existing, empty folder for what failing ranks say.
+        gpu: every rank has a GPU of its own.
+        variables: more variables for every rank.
+        show: write what rank 0 writes to this process's standard output and error, too.
+    """
+    outside = {name: value for name, value in os.environ.items() if name not in NOT_FOR_RANKS}
+    processes: dict[int, subprocess.Popen[bytes]] = {}
+    shown: list[threading.Thread] = []
+    ranks = LocalRanks(processes, reports, shown)
+    try:
+        for rank in block.ranks:
+            own = {
+                "PYTHONUNBUFFERED": "1",  # what a rank wrote before it was killed is in its log
+                "PYTHONFAULTHANDLER": "1",  # a crash of native code shows where
+                LAUNCHER: str(os.getpid()),
+                REPORT: str(_report(reports, rank)),
+            }
+            seen = show and rank == 0
+            with log_of(logs, rank).open("ab") as log:
+                process = subprocess.Popen(
+                    list(command),
+                    cwd=cwd,
+                    env=outside | block.environment(rank, gpu=gpu) | own | dict(variables or {}),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if seen else log,
+                    stderr=subprocess.PIPE if seen else log,
+                    start_new_session=True,  # what it starts can be ended with it, and Ctrl-C reaches it through us
+                )
+            processes[rank] = process
+            for source, stream in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)) if seen else ():
+                assert source is not None
+                thread = threading.Thread(target=_copy, args=(source, stream, log_of(logs, rank)), daemon=True)
+                thread.start()
+                shown.append(thread)
+    except BaseException:
+        ranks.end()
+        raise
+    return ranks
+
+
+def log_of(logs: Path, rank: int) -> Path:
+    """Where a rank's output goes."""
+    return logs / f"rank-{rank}.log"
+
+
+def _report(reports: Path, rank: int) -> Path:
+    return reports / f"{rank}.json"
+
+
+def _copy(source: BinaryIO, stream: TextIO, log: Path) -> None:
+    """Write what comes to a stream and to a log, as it comes."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    with source, log.open("ab", buffering=0) as file:
+        while data := os.read(source.fileno(), 1 << 16):
+            file.write(data)
+            with suppress(OSError, ValueError):  # a run outlives the reader of its progress
+                stream.write(decoder.decode(data))
+                stream.flush()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else -1
+
+
+def _tail(path: Path, start: int) -> str:
+    if start < 0:
+        return ""
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read().decode("utf-8", errors="replace").strip()

@@ -1,0 +1,142 @@
+"""Waiting for the ranks of a job: until all have ended well, or one has failed; then which failure was the cause.
+
+No Paddle. A failure is told from its consequences by what the ranks report: a rank that lost another, or waited for it
+in vain, raises an exception of its own and often ends before the rank that caused it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from erniekit.parallel.launch import Ended, LocalRanks, log_of
+from erniekit.parallel.rank import Kind
+
+POLL = 0.05  # seconds
+GRACE = 2.0  # seconds for the other ranks to notice a failure and say what they saw
+SHOWN = 60  # lines of what a rank said
+STOPS = {signal.SIGINT, signal.SIGTERM}
+STOP_CODES = {code for number in STOPS for code in (-number, 128 + number)}
+
+Cause = Literal["user error", "error", "hang", "stopped", "lost", "silent"]
+# The first that occurs is the cause. A rank that was stopped alone explains those that lost it, and a rank that hangs
+# those that waited in vain.
+WHAT: dict[Kind, str] = {
+    "user error": "refused",
+    "error": "failed",
+    "lost": "lost another rank",
+    "silent": "waited for another rank in vain",
+}
+ORDER: tuple[tuple[Cause, ...], ...] = (("user error", "error"), ("hang",), ("stopped",), ("silent",), ("lost",))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job failed.
+
+    Attributes:
+        rank: where it failed first.
+        what: what that rank did, such as "was killed by SIGKILL".
+        text: what it said of it: a message, a traceback, its stacks, or the end of its output.
+        code: the exit code for the whole job, never 0.
+    """
+
+    rank: int
+    cause: Cause
+    what: str
+    text: str
+    code: int
+
+    def __str__(self) -> str:
+        if self.cause == "user error":
+            return self.text
+        said = "".join(f"\n[rank {self.rank}] {line}" for line in self.text.splitlines()[-SHOWN:])
+        return f"rank {self.rank} {self.what}{said}"
+
+
+def watch(ranks: LocalRanks, logs: Path, keep_waiting: Callable[[], bool] = lambda: True) -> list[Failure]:
+    """Wait until all ranks have ended, or, after a failure, until the others had time to say what they saw of it.
+
+    The caller ends the ranks that are left.
+
+    Args:
+        logs: where the output of the ranks is.
+        keep_waiting: asked several times a second; where it says no, waiting ends.
+
+    Returns:
+        What failed, rank by rank, in the order in which it was seen. Nothing where all ranks ended well, or
+        `keep_waiting` said no before any failed.
+    """
+    while keep_waiting():
+        ranks.look()
+        if _failed(ranks.ended.values()) or not ranks.running:
+            break
+        time.sleep(POLL)
+    if not _failed(ranks.ended.values()):
+        return []
+    ends = time.monotonic() + GRACE
+    while ranks.running and time.monotonic() < ends and keep_waiting():
+        time.sleep(POLL)
+        ranks.look()
+    failures = [_failure(ended, logs) for ended in ranks.ended.values() if ended.code]
+    if all(failure.cause in ("silent", "lost") for failure in failures) and ranks.running:
+        failures += hanging(ranks.stacks(ranks.running), failures)
+    return failures
+
+
+def first_cause(failures: Sequence[Failure]) -> Failure:
+    """The failure that the others follow from."""
+    return next(failure for causes in ORDER for failure in failures if failure.cause in causes)
+
+
+def hanging(stacks: Mapping[int, str], noticed: Sequence[Failure]) -> list[Failure]:
+    """Failures of the ranks that others waited for in vain and that are still there.
+
+    Args:
+        stacks: of every rank that is still there, where its threads are; "" for one that did not answer.
+        noticed: the failures of the others.
+    """
+    witness = next((failure for failure in noticed if failure.cause == "silent"), None)
+    if witness is None:
+        return []
+    seen = witness.text.rpartition("\n")[2]
+    return [
+        Failure(rank, "hang", f"hangs{'' if text else ' and does not answer'}: {seen}", text, witness.code)
+        for rank, text in stacks.items()
+    ]
+
+
+def _failed(ended: Iterable[Ended]) -> bool:
+    """Whether a rank has ended in a way that no signal asked for."""
+    return any(rank.code and rank.code not in STOP_CODES for rank in ended)
+
+
+def _failure(ended: Ended, logs: Path) -> Failure:
+    report, code = ended.report, ended.code if ended.code > 0 else 128 - ended.code
+    if report is not None:
+        return Failure(ended.rank, report.kind, WHAT[report.kind], report.text, code)
+    if ended.code in STOP_CODES:
+        number = signal.Signals(code - 128)
+        return Failure(ended.rank, "stopped", f"was stopped by {number.name}", "", code)
+    what = f"was killed by {_name(-ended.code)}" if ended.code < 0 else f"ended with exit code {ended.code}"
+    return Failure(ended.rank, "error", what, _last_lines(log_of(logs, ended.rank)), code)
+
+
+def _name(number: int) -> str:
+    if number == signal.SIGKILL:
+        return "SIGKILL (by hand, or by the kernel when memory ran out)"
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _last_lines(path: Path, size: int = 1 << 16) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+        return "\n".join(file.read().decode("utf-8", errors="replace").splitlines()[-SHOWN:])

@@ -1,0 +1,97 @@
+"""Which failure of several ranks is the cause, what is shown of it, and that nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from erniekit.parallel.launch import log_of
+from erniekit.parallel.watch import Failure, first_cause, watch
+from tests.parallel.cases import faults
+from tests.parallel.processes import wait_for_the_end
+from tests.parallel.ranks import ROOT, start_ranks
+
+pytestmark = pytest.mark.distributed
+
+
+def first(case: Callable, folder: Path, count: int = 2, **arguments: object) -> Failure:
+    """The first cause of a job that fails, within the time that a job may take to end."""
+    started = time.monotonic()
+    ranks = start_ranks(case, count, folder, **arguments)
+    pids = [process.pid for process in ranks.processes.values()]
+    try:
+        failures = watch(ranks, folder)
+    finally:
+        ranks.end()
+    assert time.monotonic() - started < 15
+    for pid in pids:
+        wait_for_the_end(pid)
+    return first_cause(failures)
+
+
+def test_what_a_killed_rank_said_last_is_shown(tmp_path: Path) -> None:
+    failure = first(faults.says_and_is_killed, tmp_path)
+    assert (failure.rank, failure.cause, failure.code) == (1, "error", 137)
+    assert str(failure) == (
+        "rank 1 was killed by SIGKILL (by hand, or by the kernel when memory ran out)\n[rank 1] the last words"
+    )
+    assert log_of(tmp_path, 1).read_text() == "the last words\n"
+
+
+def test_a_rank_that_hangs_shows_where(tmp_path: Path) -> None:
+    failure = first(faults.hangs_and_others_notice, tmp_path, stopped=False)
+    assert (failure.rank, failure.cause, failure.code) == (1, "hang", 1)
+    assert failure.what == "hangs: tests.parallel.cases.faults.RankSilentError: rank 1 has sent nothing for 0.3 s"
+    assert "in _waits_for_ever" in failure.text
+
+
+def test_a_stopped_rank_is_named_with_what_another_saw(tmp_path: Path) -> None:
+    failure = first(faults.hangs_and_others_notice, tmp_path, stopped=True)
+    assert failure.rank == 1 and failure.what.startswith("hangs and does not answer: ")
+
+
+def test_where_each_waits_for_the_others_the_first_is_shown(tmp_path: Path) -> None:
+    failure = first(faults.waits_for_all_others, tmp_path)
+    assert failure.cause == "silent" and "RankSilentError" in failure.text
+
+
+def test_a_rank_that_was_stopped_alone_is_the_cause(tmp_path: Path) -> None:
+    failure = first(faults.is_stopped_alone, tmp_path)
+    assert str(failure) == "rank 1 was stopped by SIGTERM"
+
+
+def test_what_the_user_can_mend_is_shown_without_a_traceback(tmp_path: Path) -> None:
+    failure = first(faults.refuses, tmp_path, 3)
+    assert (failure.rank, str(failure)) == (1, "max_seq_len: too long")
+
+
+def test_a_consequence_is_known_where_paddle_has_wrapped_it(tmp_path: Path) -> None:
+    assert first(faults.wraps_what_it_noticed, tmp_path).rank == 1
+
+
+def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    """A stopped rank, too: it could not end itself."""
+    program = (
+        "import sys, time; from pathlib import Path; from tests.parallel.ranks import start_ranks\n"
+        "from tests.parallel.cases import faults\n"
+        f"start_ranks(faults.sleeps, 2, Path({str(tmp_path)!r}), pids={str(tmp_path)!r}); time.sleep(60)"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    files = [tmp_path / "0", tmp_path / "1"]
+    ends = time.monotonic() + 20
+    while not all(file.exists() and file.read_text() for file in files):
+        assert time.monotonic() < ends and launcher.poll() is None
+        time.sleep(0.05)
+    pids = [int(file.read_text()) for file in files]
+    os.kill(pids[1], signal.SIGSTOP)
+    launcher.kill()
+    launcher.wait()
+    for pid in pids:
+        wait_for_the_end(pid)
