@@ -6,7 +6,7 @@ from typing import Any
 
 from paddle import nn
 
-from erniekit.training.objectives import LossOfBatch, MicroLoss
+from erniekit.training.passes import LossOfBatch, MicroLoss
 
 
 class LossLayer(nn.Layer):

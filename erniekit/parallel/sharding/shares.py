@@ -35,6 +35,12 @@ class Share:
         return len(set(self.runs)) > 1
 
 
+def owned(parameter: Tensor, owner: int, group: Group) -> Share:
+    """The share of a parameter that one member updates alone."""
+    runs = tuple((0, parameter.size if member == owner else 0) for member in range(group.nranks))
+    return Share(tuple(parameter.shape), parameter.dtype, runs, parameter if owner == group.rank else None)
+
+
 @paddle.no_grad()
 def summed(updated: Iterable[Tensor], ranks: int) -> list[Tensor]:
     """The tensors, their gradients sums where fleet has made means: the loss is divided once, by the whole step."""
@@ -66,7 +72,7 @@ def together(share: Share, part: Tensor | None, group: Group) -> Tensor:
 
 
 def same_everywhere(share: Share, value: Tensor | None, group: Group) -> Tensor:
-    """What every member that has a part of the parameter holds alike (a power of beta), on those that have none, too."""
+    """What each member that has a part of the parameter holds alike (a power of beta), on those that have none, too."""
     holder = next(member for member, (start, stop) in enumerate(share.runs) if start < stop)
     value = paddle.empty([1], share.dtype) if value is None else value.clone()
     dist.broadcast(value, src=group.ranks[holder], group=group)

@@ -17,34 +17,34 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 )
 from paddle.optimizer import AdamW
 
-from erniekit.parallel.sharding.shares import Share, summed
-from erniekit.training.objectives import LossOfBatch
+from erniekit.parallel.sharding.shares import Share, owned, summed
+from erniekit.training.passes import LossOfBatch
 
 
 class WholeParameters:
     """Each parameter is updated by one rank, the largest first, by the rank that has least so far."""
 
     def __init__(self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group) -> None:
-        self._groups = fleet.get_hybrid_communicate_group()
+        self._group, self._groups = group, fleet.get_hybrid_communicate_group()
+        self._parameters = list(parameters.values())
         self._fleet = DygraphShardingOptimizer(optimizer, self._groups)
-        self._group, self._parameters = group, dict(parameters)
-        self.updated: list[Tensor] = list(optimizer._parameter_list)
+        self._updated: list[Tensor] = list(optimizer._parameter_list)
 
-    def shares(self) -> dict[str, Share]:
-        def share(parameter: Tensor) -> Share:
-            owner = self._fleet._param2rank[parameter.name]
-            runs = tuple((0, parameter.size if member == owner else 0) for member in range(self._group.nranks))
-            tensor = parameter if owner == self._group.rank else None
-            return Share(tuple(parameter.shape), parameter.dtype, runs, tensor)
+    def share(self, parameter: Tensor) -> Share:
+        return owned(parameter, self._fleet._param2rank[parameter.name], self._group)
 
-        return {name: share(parameter) for name, parameter in self._parameters.items()}
+    def weight(self, parameter: Tensor) -> Tensor:
+        return parameter
 
     def wrap(self, loss: LossOfBatch) -> LossOfBatch:
         return loss
 
     def reduce_gradients(self) -> list[Tensor]:
-        self._fleet.reduce_gradients(list(self._parameters.values()), self._groups)
-        return summed(self.updated, self._group.nranks)
+        self._fleet.reduce_gradients(self._parameters, self._groups)
+        return summed(self._updated, self._group.nranks)
+
+    def is_whole(self, tensor: Tensor) -> bool:
+        return False
 
     def step(self) -> None:
         self._fleet.step()
@@ -57,37 +57,40 @@ class SplitParameters:
     """Each parameter is divided evenly between all ranks (fleet's `split_param`)."""
 
     def __init__(self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group) -> None:
-        self._groups = fleet.get_hybrid_communicate_group()
+        self._group, self._groups = group, fleet.get_hybrid_communicate_group()
+        self._parameters = list(parameters.values())
         self._fleet = DygraphShardingOptimizerV2(optimizer, self._groups)
-        self._group, self._parameters = group, dict(parameters)
         views = [buffer._sharding_param_grad_view for buffer in self._fleet._comm_buffer_list]
         self._views = {name: view for part in views for name, view in part.items()}
         for name, view in self._views.items():
             if view.has_effective_slice_param:
                 view.fill_slice_param(self._fleet._slice_params[name])
-        self.updated: list[Tensor] = [
+        self._updated: list[Tensor] = [
             self._fleet._slice_params[name] for name, view in self._views.items() if view.has_effective_slice_param
         ]
 
-    def shares(self) -> dict[str, Share]:
-        def share(parameter: Tensor) -> Share:
-            buffer = self._fleet.param2bucket[parameter.name][0]
-            view, length = self._views[parameter.name], buffer.buffer_size // self._group.nranks
-            edges = [min(max(member * length - view._index, 0), parameter.size) for member in range(self._group.nranks)]
-            runs = tuple(zip(edges, [*edges[1:], parameter.size], strict=True))
-            tensor = self._fleet._slice_params[parameter.name] if view.has_effective_slice_param else None
-            return Share(tuple(parameter.shape), parameter.dtype, runs, tensor)
+    def share(self, parameter: Tensor) -> Share:
+        buffer = self._fleet.param2bucket[parameter.name][0]
+        view, length = self._views[parameter.name], buffer.buffer_size // self._group.nranks
+        edges = [min(max(member * length - view._index, 0), parameter.size) for member in range(self._group.nranks)]
+        runs = tuple(zip(edges, [*edges[1:], parameter.size], strict=True))
+        tensor = self._fleet._slice_params[parameter.name] if view.has_effective_slice_param else None
+        return Share(tuple(parameter.shape), parameter.dtype, runs, tensor)
 
-        return {name: share(parameter) for name, parameter in self._parameters.items()}
+    def weight(self, parameter: Tensor) -> Tensor:
+        return parameter
 
     def wrap(self, loss: LossOfBatch) -> LossOfBatch:
         return loss
 
     def reduce_gradients(self) -> list[Tensor]:
-        self._fleet.reduce_gradients(list(self._parameters.values()), self._groups)
+        self._fleet.reduce_gradients(self._parameters, self._groups)
         self._fleet._collect_comm_buffers()
         self._fleet._assign_slice_grad()
-        return summed(self.updated, self._group.nranks)
+        return summed(self._updated, self._group.nranks)
+
+    def is_whole(self, tensor: Tensor) -> bool:
+        return False
 
     def step(self) -> None:
         self._fleet.step()

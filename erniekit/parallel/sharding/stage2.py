@@ -18,8 +18,8 @@ from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 import
 from paddle.optimizer import AdamW
 
 from erniekit.parallel.sharding.loss_layer import LossLayer
-from erniekit.parallel.sharding.shares import Share
-from erniekit.training.objectives import LossOfBatch, MicroLoss
+from erniekit.parallel.sharding.shares import Share, owned
+from erniekit.training.passes import LossOfBatch, MicroLoss
 
 
 class DividedGradients:
@@ -33,18 +33,14 @@ class DividedGradients:
         )
         # buffer_max_size 0: small gradients do not wait for each other in a buffer that stays allocated
         self._layer = GroupShardedStage2(LossLayer(model), self._fleet, buffer_max_size=0, **common)
-        self._group, self._parameters = group, dict(parameters)
-        owners = self._fleet.param2rank
-        self.updated = [tensor for tensor in self._parameters.values() if owners[tensor.name] == group.rank]
+        self._group, owners = group, self._fleet.param2rank
+        self._updated = [tensor for tensor in parameters.values() if owners[tensor.name] == group.rank]
 
-    def shares(self) -> dict[str, Share]:
-        def share(parameter: Tensor) -> Share:
-            owner = self._fleet.param2rank[parameter.name]
-            runs = tuple((0, parameter.size if member == owner else 0) for member in range(self._group.nranks))
-            tensor = parameter if owner == self._group.rank else None
-            return Share(tuple(parameter.shape), parameter.dtype, runs, tensor)
+    def share(self, parameter: Tensor) -> Share:
+        return owned(parameter, self._fleet.param2rank[parameter.name], self._group)
 
-        return {name: share(parameter) for name, parameter in self._parameters.items()}
+    def weight(self, parameter: Tensor) -> Tensor:
+        return parameter
 
     def wrap(self, loss: LossOfBatch) -> LossOfBatch:
         def wrapped(model: Any, batch: Any) -> MicroLoss:
@@ -53,11 +49,14 @@ class DividedGradients:
         return wrapped
 
     def reduce_gradients(self) -> list[Tensor]:
-        return self.updated  # sums already: what fleet would still do in its step is the mean
+        return self._updated  # sums already: what fleet would still do in its step is the mean
+
+    def is_whole(self, tensor: Tensor) -> bool:
+        return False
 
     def step(self) -> None:
         self._fleet._step()
 
     def clear_grad(self, set_to_zero: bool) -> None:
-        for tensor in self.updated:
+        for tensor in self._updated:
             tensor.clear_gradient(set_to_zero)

@@ -7,7 +7,6 @@ to all layers, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import paddle
@@ -18,16 +17,16 @@ from paddle.optimizer import AdamW
 
 from erniekit.parallel.sharding.loss_layer import LossLayer
 from erniekit.parallel.sharding.shares import Share, summed, together
-from erniekit.training.objectives import LossOfBatch, MicroLoss
+from erniekit.parallel.sharding.stage import SLICE
+from erniekit.training.passes import LossOfBatch, MicroLoss
 
-SLICE = "slice@"  # what fleet puts before the names of divided parameters
 NOT_DIVIDED = ["Gate", "GateStatistics"]  # a router's few weights, which it also uses beside their layers
 
 
 class DividedParameters:
     """Every parameter is divided evenly between all ranks, frozen ones too."""
 
-    def __init__(self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group, model: nn.Layer) -> None:
+    def __init__(self, optimizer: AdamW, group: Group, model: nn.Layer) -> None:
         if not model.head.parameters():
             model.head.extra_parameters = [model.head.projection]  # tied embeddings: gathered for the head, too
         decays = optimizer._apply_decay_param_fun
@@ -42,18 +41,23 @@ class DividedParameters:
             sync_comm=True,  # fetching ahead follows the order of the first pass, and evaluation has another
             exclude_layer=NOT_DIVIDED,
         )
-        self._optimizer, self._group, self._parameters = optimizer, group, dict(parameters)
+        self._optimizer, self._group = optimizer, group
         optimizer.update_scaler = True  # `step` leaves to us what comes before the update: `reduce_gradients`
 
-    def shares(self) -> dict[str, Share]:
-        return {name: self._share(parameter) for name, parameter in self._parameters.items()}
+    def share(self, parameter: Tensor) -> Share:
+        size, pieces = parameter.size, self._layer._param2buffer.get(parameter.name)
+        if pieces is None:
+            runs, tensor = ((0, size),) * self._group.nranks, parameter
+        else:
+            runs, tensor = tuple((min(start, size), min(stop, size)) for start, stop in pieces), parameter.fw_storage
+        return Share(tuple(parameter.shape), parameter.dtype, runs, tensor)
 
     def weight(self, parameter: Tensor) -> Tensor:
         """The whole of one of the model's parameters, frozen or not; all ranks of the group call this together.
 
         Not fleet's `get_all_parameters`, which leaves all of them gathered.
         """
-        share = self._share(parameter)
+        share = self.share(parameter)
         return together(share, share.tensor, self._group)
 
     def wrap(self, loss: LossOfBatch) -> LossOfBatch:
@@ -66,16 +70,11 @@ class DividedParameters:
         self._optimizer.update_slice()
         return summed(self._optimizer._parameter_list, self._group.nranks)
 
+    def is_whole(self, tensor: Tensor) -> bool:
+        return not tensor.name.startswith(SLICE)
+
     def step(self) -> None:
         self._optimizer.step()
 
     def clear_grad(self, set_to_zero: bool) -> None:
         self._optimizer.clear_grad()
-
-    def _share(self, parameter: Tensor) -> Share:
-        size, pieces = parameter.size, self._layer._param2buffer.get(parameter.name)
-        if pieces is None:
-            runs, tensor = ((0, size),) * self._group.nranks, parameter
-        else:
-            runs, tensor = tuple((min(start, size), min(stop, size)) for start, stop in pieces), parameter.fw_storage
-        return Share(tuple(parameter.shape), parameter.dtype, runs, tensor)

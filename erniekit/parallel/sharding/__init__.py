@@ -1,0 +1,38 @@
+"""Sharding: the ranks of a group, each with its own samples, divide what training keeps in memory, through fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paddle import Tensor, nn
+from paddle.optimizer import AdamW
+
+from erniekit.parallel.sharding.optimizer import DividedOptimizer
+from erniekit.parallel.sharding.stage import Stage
+from erniekit.parallel.sharding.stage1 import SplitParameters, WholeParameters
+from erniekit.parallel.sharding.stage2 import DividedGradients
+from erniekit.parallel.sharding.stage3 import DividedParameters
+from erniekit.training.optimizer import trainable_parameters
+
+__all__ = ["DividedOptimizer", "Stage", "divide"]
+
+
+def divide(
+    stage: str, adamw: AdamW, model: nn.Layer, parameters: Mapping[str, Tensor], group: Any, *, split: bool = False
+) -> Stage:
+    """Divide a run's memory among the ranks of a group; the model has its weights, AdamW no state yet.
+
+    Args:
+        stage: `sharding`: "stage1" (what AdamW remembers), "stage2" (gradients, too) or "stage3" (parameters, too).
+        parameters: by name; the trainable ones are those of `adamw`.
+        group: the sharding group.
+        split: divide every parameter instead of whole parameters, in stage 1 (`split_param`); stage 3 always does.
+    """
+    trained = trainable_parameters(parameters)
+    if stage == "stage1":
+        return (SplitParameters if split else WholeParameters)(adamw, trained, group)
+    if stage == "stage2":
+        return DividedGradients(adamw, trained, group, model)
+    assert stage == "stage3", stage
+    return DividedParameters(adamw, group, model)

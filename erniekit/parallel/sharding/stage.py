@@ -1,0 +1,47 @@
+"""What the three stages of sharding have in common."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from paddle import Tensor
+
+from erniekit.parallel.sharding.shares import Share
+from erniekit.training.passes import LossOfBatch
+
+SLICE = "slice@"  # what fleet puts before the name of a parameter's part in stage 3; in stage 1 it has the same name
+
+
+class Stage(Protocol):
+    """One of fleet's ways to divide a run's memory among the ranks of a sharding group, seen from one of them.
+
+    A step goes: micro-batches with the loss of `wrap`, `reduce_gradients`, clipping, `step`, `clear_grad`.
+    """
+
+    def share(self, parameter: Tensor) -> Share:
+        """Which values of a trained parameter each rank updates."""
+        ...
+
+    def wrap(self, loss: LossOfBatch) -> LossOfBatch:
+        """The loss to use, so that fleet is there when passes begin."""
+        ...
+
+    def reduce_gradients(self) -> list[Tensor]:
+        """What this rank updates, each with its gradient summed over the sharding group."""
+        ...
+
+    def is_whole(self, tensor: Tensor) -> bool:
+        """Whether one of what `reduce_gradients` gives is the same on all ranks of the group."""
+        ...
+
+    def step(self) -> None:
+        """Update this rank's values, and exchange them where every rank keeps all."""
+        ...
+
+    def clear_grad(self, set_to_zero: bool) -> None:
+        """Forget the gradients; `set_to_zero` keeps their memory where the stage keeps any."""
+        ...
+
+    def weight(self, parameter: Tensor) -> Tensor:
+        """The whole of one of the model's parameters; where parameters are divided, all ranks call this together."""
+        ...
