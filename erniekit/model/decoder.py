@@ -1,4 +1,4 @@
-"""The decoder of every family: an ordered list of stages (embedding, N layers, final norm, head).
+"""The decoder of every family: an ordered list of stages (embedding, N layers, final norm, head), or a part of it.
 
 Shapes: B batch, S tokens, H hidden size, N query heads, K key heads, D head size. Parameter names inside a stage are
 Hugging Face's; `Decoder.named_stages` gives each stage's prefix.
@@ -6,7 +6,8 @@ Hugging Face's; `Decoder.named_stages` gives each stage's prefix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import paddle
@@ -51,12 +52,12 @@ class Head(nn.Layer):
     The ranks of `tensor` divide the vocabulary.
     """
 
-    def __init__(self, config: ModelConfig, embedding: Embedding, tensor: TensorSlice = WHOLE) -> None:
+    def __init__(self, config: ModelConfig, tied_to: Embedding | None, tensor: TensorSlice = WHOLE) -> None:
         super().__init__()
         self.tensor = tensor
         self.keeps_cut = True  # whether a loss is computed from the slices of the logits (`tensor_parallel_output`)
-        if config.tie_word_embeddings:
-            self._owner = [embedding]  # in a list, so that Paddle does not register it a second time
+        if tied_to is not None:
+            self._owner = [tied_to]  # in a list, so that Paddle does not register it a second time
         else:
             shape = [tensor.part(config.vocab_size), config.hidden_size]
             self.weight = self.create_parameter(shape, default_initializer=ZEROS)
@@ -81,8 +82,28 @@ class Head(nn.Layer):
         return self.tensor.side_by_side(logits)
 
 
+@dataclass(frozen=True)
+class StackPart:
+    """What one stage of a pipeline has of the stack.
+
+    Attributes:
+        runs: the numbers of the decoder layers of each of its runs.
+        first: the embedding, too.
+        last: the final norm, multi-token prediction and the head, too. Where these use the embedding, this stage has a
+            copy of it, whose gradient is a part of the embedding's.
+    """
+
+    runs: tuple[range, ...]
+    first: bool
+    last: bool
+
+
 class Decoder(nn.Layer):
-    """The whole decoder; build it with `builder.build_model`, which also gives it weights."""
+    """The decoder; build it with `builder.build_model`, which also gives it weights.
+
+    Attributes:
+        part: what it has of the stack; attributes of stages that it does not have must not be asked for.
+    """
 
     def __init__(
         self,
@@ -94,13 +115,15 @@ class Decoder(nn.Layer):
         attention_dropout: float = 0.0,
         balance: BalanceSettings | None = None,
         tensor: TensorSlice = WHOLE,
+        part: StackPart | None = None,
     ) -> None:
         super().__init__()
         self.config, self.tensor = config, tensor
+        self.part = part = part or StackPart((range(config.num_hidden_layers),), first=True, last=True)
         self.randomness = Randomness(seed, rank)
         self.balance = ExpertBalance(balance or BalanceSettings())
         self.frequencies = rotary_frequencies(config)
-        embedding = Embedding(config, tensor)
+        self.recompute: Recompute | None = None
 
         def decoder_layer(number: int, moe: bool) -> DecoderLayer:
             return DecoderLayer(
@@ -114,44 +137,41 @@ class Decoder(nn.Layer):
                 tensor=tensor,
             )
 
-        layers = [decoder_layer(number, config.is_moe_layer(number)) for number in range(config.num_hidden_layers)]
+        predictions = config.num_nextn_predict_layers if part.last else 0
+        if part.first or predictions or (part.last and config.tie_word_embeddings):
+            self.embedding = Embedding(config, tensor)
+        self.runs = nn.LayerList(
+            nn.LayerList(decoder_layer(number, config.is_moe_layer(number)) for number in run) for run in part.runs
+        )
         # The block of depth d is made as layer d is; its number goes on from theirs, so that its draws are its own.
         self.mtp = nn.LayerList(
             MultiTokenPrediction(config, decoder_layer(config.num_hidden_layers + depth, config.is_moe_layer(depth)))
-            for depth in range(config.num_nextn_predict_layers)
+            for depth in range(predictions)
         )
-        norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.stages = nn.LayerList([embedding, *layers, norm, Head(config, embedding, tensor)])
-        self.recompute: Recompute | None = None
-
-    @property
-    def embedding(self) -> Embedding:
-        return self.stages[0]
+        if part.last:
+            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.head = Head(config, self.embedding if config.tie_word_embeddings else None, tensor)
 
     @property
     def layers(self) -> list[DecoderLayer]:
-        return list(self.stages)[1:-2]
-
-    @property
-    def norm(self) -> RMSNorm:
-        return self.stages[-2]
-
-    @property
-    def head(self) -> Head:
-        return self.stages[-1]
+        """The decoder layers that are here, in their order."""
+        return [layer for run in self.runs for layer in run]
 
     def named_stages(self) -> Iterator[tuple[str, nn.Layer]]:
-        """Every stage with the prefix of its Hugging Face weight names."""
-        yield "model.embed_tokens.", self.embedding
-        for number, layer in enumerate(self.layers):
-            yield f"model.layers.{number}.", layer
-        yield "model.norm.", self.norm
+        """Every stage that is here with the prefix of its Hugging Face weight names."""
+        if hasattr(self, "embedding"):
+            yield "model.embed_tokens.", self.embedding
+        for layer in self.layers:
+            yield f"model.layers.{layer.layer}.", layer
+        if self.part.last:
+            yield "model.norm.", self.norm
         for depth, prediction in enumerate(self.mtp):
             yield f"model.mtp_block.{depth}.", prediction.block
             yield f"model.mtp_emb_norm.{depth}.", prediction.emb_norm
             yield f"model.mtp_hidden_norm.{depth}.", prediction.hidden_norm
             yield f"model.mtp_linear_proj.{depth}.", prediction.linear_proj
-        yield "lm_head.", self.head
+        if self.part.last:
+            yield "lm_head.", self.head
 
     def begin_micro_batch(self, *, step: int, micro_batch: int, dropout_scale: float = 1.0, share: float = 1.0) -> None:
         """Tell the model its place in the run; `share` is this micro-batch's part of the units of the step."""
@@ -178,33 +198,13 @@ class Decoder(nn.Layer):
             plan: an `AttentionPlan` of the batch, or a `generation.KeyValueCache`.
             is_token_BS: 1.0 for tokens and 0.0 for padding, for the losses of routers; None: there is no padding.
         """
-        context = self._context(position_ids_BS, plan, is_token_BS)
-        return self.norm(self._through_layers(input_ids_BS, context))
+        context = self.context(position_ids_BS, plan, is_token_BS)
+        return self.norm(self.through_layers(self.embedding(input_ids_BS), context))
 
-    def predict_ahead(
-        self,
-        input_ids_BS: paddle.Tensor,
-        position_ids_BS: paddle.Tensor,
-        plan: Attends,
-        ahead_ids: list[paddle.Tensor],
-        is_token_BS: paddle.Tensor | None = None,
-    ) -> list[paddle.Tensor]:
-        """What `forward` gives, then the same of each multi-token prediction: [B, S, H] each.
-
-        Args:
-            ahead_ids: for depth d from 1 the ids [B, S] of the tokens d places further on (`mtp.ahead`). The states
-                of depth d at position i predict the token d + 1 places after it.
-        """
-        context = self._context(position_ids_BS, plan, is_token_BS)
-        states = [self._through_layers(input_ids_BS, context)]
-        for prediction, ids_BS in zip(self.mtp, ahead_ids, strict=True):
-            joined_BSH = prediction.join(self.embedding(ids_BS), states[-1])
-            states.append(self._through(prediction.block, joined_BSH, context))
-        return [self.norm(hidden_BSH) for hidden_BSH in states]
-
-    def _context(
-        self, position_ids_BS: paddle.Tensor, plan: Attends, is_token_BS: paddle.Tensor | None
+    def context(
+        self, position_ids_BS: paddle.Tensor, plan: Attends, is_token_BS: paddle.Tensor | None = None
     ) -> BatchContext:
+        """What all layers share while they compute a batch; arguments as of `forward`."""
         query_rotation, key_rotation = (
             rotary_tables(
                 position_ids_BS,
@@ -218,11 +218,29 @@ class Decoder(nn.Layer):
             is_token_BS = self.tensor.own_tokens(is_token_BS)
         return BatchContext(query_rotation, key_rotation, plan, position_ids_BS.shape, is_token_BS)
 
-    def _through_layers(self, input_ids_BS: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
-        hidden_BSH = self.embedding(input_ids_BS)
-        for layer in self.layers:
+    def through_layers(self, hidden_BSH: paddle.Tensor, context: BatchContext, run: int = 0) -> paddle.Tensor:
+        """Hidden states after the decoder layers of a run."""
+        for layer in self.runs[run]:
             hidden_BSH = self._through(layer, hidden_BSH, context)
         return hidden_BSH
+
+    def predict_ahead(
+        self, hidden_BSH: paddle.Tensor, context: BatchContext, ahead_ids: Sequence[paddle.Tensor]
+    ) -> list[paddle.Tensor]:
+        """What multi-token prediction, depth after depth, makes of hidden states that have passed all layers.
+
+        Args:
+            ahead_ids: for depth d from 1 the ids [B, S] of the tokens d places further on (`mtp.ahead`). The states
+                of depth d at position i predict the token d + 1 places after it.
+
+        Returns:
+            [B, S, H] for each depth, before the final norm, as `hidden_BSH` is.
+        """
+        states = [hidden_BSH]
+        for prediction, ids_BS in zip(self.mtp, ahead_ids, strict=True):
+            joined_BSH = prediction.join(self.embedding(ids_BS), states[-1])
+            states.append(self._through(prediction.block, joined_BSH, context))
+        return states[1:]
 
     def _through(self, layer: DecoderLayer, hidden_BSH: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
         return self.recompute(layer, hidden_BSH, context) if self.recompute else layer(hidden_BSH, context)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import paddle
-from paddle import Tensor
 
 from erniekit.data.batches import Batch
 from erniekit.data.dataset import Dataset
@@ -42,10 +41,12 @@ from erniekit.runners.wiring import (
 )
 from erniekit.training.checkpoint import load_beside_model, load_state
 from erniekit.training.objectives import Objective
-from erniekit.training.preference import answer_log_probabilities, preference
+from erniekit.training.preference import answer_log_probabilities, measure_answers, preference
+from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.reference import (
     AdaptersAside,
     FrozenCopy,
+    MeasureAnswers,
     Precomputed,
     Reference,
     copies,
@@ -202,15 +203,9 @@ def open_reference_model(config: Config, say: Say = print) -> Decoder:
     return build_model(other, folder)
 
 
-def measure_with(config: Config) -> Callable[[Decoder, Any], tuple[Tensor, Tensor]]:
-    """What takes the log-probabilities of a batch's answers as the objective does."""
-    heads = head_settings(config)
-
-    def measure(decoder: Decoder, batch: Any) -> tuple[Tensor, Tensor]:
-        answers = answer_log_probabilities(decoder, batch, **heads)
-        return answers.chosen, answers.rejected
-
-    return measure
+def measure_with(config: Config, ranks: Ranks = SINGLE) -> MeasureAnswers:
+    """What takes the log-probabilities of answers as the objective does."""
+    return measure_answers(answer_log_probabilities(**head_settings(config)), ranks)
 
 
 def _adapters_aside(

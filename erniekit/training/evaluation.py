@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from paddle.nn import Layer
 
 from erniekit.errors import TrainingError
 from erniekit.training.objectives import Objective
+from erniekit.training.passes import figures_of
 from erniekit.training.plan import EvaluationPlan
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.reference import measuring
@@ -108,18 +110,21 @@ def _run(
     parts = {source: Totals() for source in sources}
     not_finite = None
     names: Sequence[str] = ()
-    loss = objective.loss_for(model, (batch for _, batch in plan.part(read)), ranks.sum)
-    for step, batch in plan.part(read):
+    measured = figures_of(objective.loss_for(model, (batch for _, batch in plan.part(read)), ranks))
+    steps = iter(plan.part(read))
+    while some := list(islice(steps, ranks.at_once)):
         before = time.perf_counter()
-        micro_loss = loss(model, batch)
-        loss_sum, sums = float(micro_loss.loss_sum), {name: float(value) for name, value in micro_loss.sums.items()}
-        names = sorted(sums)
-        seconds = time.perf_counter() - before
-        parts[plan.source_of(step)].add(Totals(loss_sum, objective.units(batch), sums, batch.token_count, seconds))
-        if not math.isfinite(loss_sum) and not_finite is None:
-            not_finite = step
-            if plan.data_world == 1:
-                break  # otherwise ranks that share the model go on, and so must this one
+        found = ranks.measure(model, measured, [batch for _, batch in some])
+        seconds = (time.perf_counter() - before) / len(some)
+        for (step, batch), figures in zip(some, found, strict=True):
+            sums = {name: float(value) for name, value in figures.items()}
+            loss_sum = sums.pop("loss_sum")
+            names = sorted(sums)
+            parts[plan.source_of(step)].add(Totals(loss_sum, objective.units(batch), sums, batch.token_count, seconds))
+            if not math.isfinite(loss_sum) and not_finite is None:
+                not_finite = step
+        if not_finite is not None and plan.data_world == 1:
+            break  # otherwise ranks that share the model go on, and so must this one
     own = [
         [part.loss_sum, part.units, part.tokens, *(part.sums.get(name, 0.0) for name in names)]
         for part in parts.values()

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import paddle
 from paddle import Tensor
 
-from erniekit.model.attention import AttentionPlan
 from erniekit.model.decoder import Decoder
+from erniekit.model.decoder_layer import BatchContext
 from erniekit.model.head import NO_TARGET, TokenLoss, token_loss
 from erniekit.model.mtp import ahead
+from erniekit.training.passes import DecoderLoss, DecoderPass, LossOfBatch, MicroLoss
+from erniekit.training.ranks import SINGLE, Ranks
 
-
-class MicroLoss(NamedTuple):
-    """The result of one micro-batch. Sums, not means: only the loop knows what the whole step must be divided by."""
-
-    loss_sum: Tensor  # 0-d fp32, differentiable
-    sums: Mapping[str, Tensor]  # further figures, 0-d, summed over the same units; shown as sum / units
-
-
-LossOfBatch = Callable[[Any, Any], MicroLoss]  # (model, batch)
-Sum = Callable[[np.ndarray], np.ndarray]  # of figures, over the ranks that work on different data
-
-
-def own_figures(values: np.ndarray) -> np.ndarray:
-    """The sum over the ranks of a run with one."""
-    return values
+__all__ = ["LossOfBatch", "MicroLoss", "Objective", "supervised"]
 
 
 @dataclass(frozen=True)
@@ -42,8 +30,8 @@ class Objective:
         unit: "target tokens", "pairs": for messages.
         perplexity: whether exp(loss) means something.
         loss_of_step: for a loss that depends on more than its micro-batch: gives the loss to use with all the batches
-            of a step, or of an evaluation (which are read one at a time), from this rank's batches and a way to sum
-            over ranks. Called without gradients.
+            of a step, or of an evaluation (which are read one at a time), from this rank's batches and the ranks.
+            Called without gradients.
         after_update: called with the number of finished steps, before anything is saved.
         beside_model: what a checkpoint must hold for the loss of a resumed run to be the same.
     """
@@ -52,16 +40,16 @@ class Objective:
     units: Callable[[Any], int]
     unit: str
     perplexity: bool = False
-    loss_of_step: Callable[[Any, Iterable[Any], Sum], LossOfBatch] | None = None
+    loss_of_step: Callable[[Any, Iterable[Any], Ranks], LossOfBatch] | None = None
     after_update: Callable[[int], None] = lambda step: None
     beside_model: Callable[[], Mapping[str, Tensor]] = dict
 
-    def loss_for(self, model: Any, batches: Iterable[Any], sum_over_ranks: Sum = own_figures) -> LossOfBatch:
+    def loss_for(self, model: Any, batches: Iterable[Any], ranks: Ranks = SINGLE) -> LossOfBatch:
         """The loss to use with each of `batches`, this rank's part of one step or one evaluation."""
         if self.loss_of_step is None:
             return self.loss
         with paddle.no_grad():
-            return self.loss_of_step(model, batches, sum_over_ranks)
+            return self.loss_of_step(model, batches, ranks)
 
 
 def supervised(
@@ -83,34 +71,27 @@ def supervised(
         multi_token_pred_lambda: the weight of the mean over the depths of their summed losses.
     """
 
-    def loss(decoder: Decoder, batch: Any) -> MicroLoss:
-        plan = AttentionPlan.build(batch.startend_row_indices, causal=True, dense=dense_mask)
-        inputs = paddle.to_tensor(batch.input_ids), paddle.to_tensor(batch.position_ids), plan
-        is_token_BS = None if batch.is_token.all() else paddle.to_tensor(batch.is_token.astype(np.float32))
-
-        def head_loss(hidden_BSH: Tensor, labels_BS: np.ndarray) -> TokenLoss:
+    def finish(decoder: Decoder, hidden_BSH: Tensor, context: BatchContext, batch: Any, _: None) -> MicroLoss:
+        def head_loss(states_BSH: Tensor, labels_BS: np.ndarray) -> TokenLoss:
             labels = paddle.to_tensor(labels_BS)
-            return token_loss(decoder, hidden_BSH, labels, fused=fused_head, sparse=sparse_head)
+            return token_loss(decoder, decoder.norm(states_BSH), labels, fused=fused_head, sparse=sparse_head)
 
+        result = head_loss(hidden_BSH, batch.labels)
+        sums = {"token_accuracy": result.correct_count}
         if not (decoder.training and decoder.mtp):
-            result = head_loss(decoder(*inputs, is_token_BS), batch.labels)
-            sums = {"token_accuracy": result.correct_count}
-            loss_sum = result.loss_sum
-        else:
-            depths = range(1, len(decoder.mtp) + 1)
-            ids = [paddle.to_tensor(ahead(batch.input_ids, batch.document_ends, depth, fill=0)) for depth in depths]
-            hidden, *further = decoder.predict_ahead(*inputs, ids, is_token_BS)
-            result = head_loss(hidden, batch.labels)
-            predicted = [
-                head_loss(states, ahead(batch.labels, batch.document_ends, depth, fill=NO_TARGET)).loss_sum
-                for depth, states in zip(depths, further, strict=True)
-            ]
-            mtp_sum = paddle.add_n(predicted) / len(predicted)
-            sums = {"token_accuracy": result.correct_count, "mtp_loss": mtp_sum.detach()}
-            loss_sum = result.loss_sum + multi_token_pred_lambda * (mtp_sum - mtp_sum.detach())
-        if decoder.training:
-            figures = decoder.balance.figures()
-            sums |= {name: figure * batch.target_count for name, figure in figures.items()}  # shown per target token
-        return MicroLoss(loss_sum, sums)
+            return MicroLoss(result.loss_sum, sums)
+        depths = range(1, len(decoder.mtp) + 1)
+        ids = [paddle.to_tensor(ahead(batch.input_ids, batch.document_ends, depth, fill=0)) for depth in depths]
+        predicted = [
+            head_loss(states, ahead(batch.labels, batch.document_ends, depth, fill=NO_TARGET)).loss_sum
+            for depth, states in zip(depths, decoder.predict_ahead(hidden_BSH, context, ids), strict=True)
+        ]
+        mtp_sum = paddle.add_n(predicted) / len(predicted)
+        sums["mtp_loss"] = mtp_sum.detach()
+        return MicroLoss(result.loss_sum + multi_token_pred_lambda * (mtp_sum - mtp_sum.detach()), sums)
 
-    return Objective(loss, units=lambda batch: batch.target_count, unit="target tokens", perplexity=True)
+    def units(batch: Any) -> int:
+        return batch.target_count
+
+    loss = DecoderLoss(DecoderPass(finish, dense_mask), units)
+    return Objective(loss, units, unit="target tokens", perplexity=True)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
 from paddle import Tensor
 
-from erniekit.model.attention import AttentionPlan
 from erniekit.model.decoder import Decoder
+from erniekit.model.decoder_layer import BatchContext
 from erniekit.model.head import token_log_probabilities
-from erniekit.training.objectives import LossOfBatch, MicroLoss, Objective, Sum
+from erniekit.training.objectives import Objective
+from erniekit.training.passes import DecoderLoss, DecoderPass, MicroLoss
 from erniekit.training.preference_losses import LOSSES, Context, PreferenceSettings, needs_reference
-from erniekit.training.reference import Reference, measuring
+from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.reference import Constants, MeasureAnswers, Reference, measuring
 
 
 class AnswerLogProbabilities(NamedTuple):
@@ -27,24 +30,38 @@ class AnswerLogProbabilities(NamedTuple):
 
 
 def answer_log_probabilities(
-    decoder: Decoder, batch: Any, *, fused_head: bool = False, sparse_head: bool = False, dense_mask: bool = False
-) -> AnswerLogProbabilities:
+    *, fused_head: bool = False, sparse_head: bool = False, dense_mask: bool = False
+) -> DecoderPass[AnswerLogProbabilities]:
     """The sums over each answer's labels. Multi-token prediction layers have no part in it."""
-    plan = AttentionPlan.build(batch.startend_row_indices, causal=True, dense=dense_mask)
-    is_token_BS = None if batch.is_token.all() else paddle.to_tensor(batch.is_token.astype(np.float32))
-    hidden_BSH = decoder(paddle.to_tensor(batch.input_ids), paddle.to_tensor(batch.position_ids), plan, is_token_BS)
-    labels = paddle.to_tensor(batch.labels)
-    tokens = token_log_probabilities(decoder, hidden_BSH, labels, fused=fused_head, sparse=sparse_head)
-    if not batch.pairs.count:
-        nothing = tokens.values  # [0], still a function of the weights
-        return AnswerLogProbabilities(nothing, nothing, nothing.detach(), nothing.detach())
-    answers = batch.pairs.answers[batch.pairs.answers >= 0]  # in the order of positions, as `tokens` are
-    # float64: a sum over thousands of tokens in float32 loses the digits that the loss is made of
-    sums = paddle.geometric.segment_sum(tokens.values.astype("float64"), paddle.to_tensor(answers)).astype("float32")
-    lengths = np.bincount(answers, minlength=2 * batch.pairs.count).astype(np.float32)
-    return AnswerLogProbabilities(
-        sums[0::2], sums[1::2], paddle.to_tensor(lengths[0::2]), paddle.to_tensor(lengths[1::2])
-    )
+
+    def finish(
+        decoder: Decoder, hidden_BSH: Tensor, context: BatchContext, batch: Any, constant: Any
+    ) -> AnswerLogProbabilities:
+        labels = paddle.to_tensor(batch.labels)
+        states_BSH = decoder.norm(hidden_BSH)
+        tokens = token_log_probabilities(decoder, states_BSH, labels, fused=fused_head, sparse=sparse_head)
+        if not batch.pairs.count:
+            nothing = tokens.values  # [0], still a function of the weights
+            return AnswerLogProbabilities(nothing, nothing, nothing.detach(), nothing.detach())
+        answers = batch.pairs.answers[batch.pairs.answers >= 0]  # in the order of positions, as `tokens` are
+        # float64: a sum over thousands of tokens in float32 loses the digits that the loss is made of
+        sums = paddle.geometric.segment_sum(tokens.values.astype("float64"), paddle.to_tensor(answers))
+        sums = sums.astype(tokens.values.dtype)
+        lengths = paddle.to_tensor(np.bincount(answers, minlength=2 * batch.pairs.count)).astype(sums.dtype)
+        return AnswerLogProbabilities(sums[0::2], sums[1::2], lengths[0::2], lengths[1::2])
+
+    return DecoderPass(finish, dense_mask)
+
+
+def measure_answers(answers: DecoderPass[AnswerLogProbabilities], ranks: Ranks = SINGLE) -> MeasureAnswers:
+    """What a reference measures with."""
+    sums = answers.then(lambda found: {"chosen": found.chosen, "rejected": found.rejected})
+
+    def measure(model: Decoder, batches: Sequence[Any]) -> Sequence[Constants]:
+        found = ranks.measure(model, sums, batches)
+        return [(paddle.to_tensor(of["chosen"]), paddle.to_tensor(of["rejected"])) for of in found]
+
+    return measure
 
 
 def preference(
@@ -66,29 +83,39 @@ def preference(
         reference: None counts its log-probabilities as 0.
     """
     loss_kind = LOSSES[settings.loss_type]
-    heads = {"fused_head": fused_head, "sparse_head": sparse_head, "dense_mask": dense_mask}
+    answers_of = answer_log_probabilities(fused_head=fused_head, sparse_head=sparse_head, dense_mask=dense_mask)
     if not needs_reference(settings):
         reference = None
 
-    def compared(decoder: Decoder, batch: Any) -> tuple[AnswerLogProbabilities, Tensor, Tensor, Tensor | None]:
+    def units(batch: Any) -> int:
+        return batch.pairs.count
+
+    def constants(batches: Sequence[Any]) -> Sequence[Constants | None]:
+        return reference(batches) if reference else [None] * len(batches)
+
+    def compared(*given: Any) -> tuple[AnswerLogProbabilities, Tensor, Tensor, Tensor | None]:
         """The answers, what the loss function takes of them, and the log-ratios as they are."""
-        constants = reference(batch) if reference else None  # first: it may borrow the model
-        answers = answer_log_probabilities(decoder, batch, **heads)
+        constant: Constants | None = given[-1]
+        answers = answers_of.finish(*given)
         if loss_kind.of_means:
             return answers, answers.chosen / answers.chosen_lengths, answers.rejected / answers.rejected_lengths, None
         chosen, rejected = answers.chosen, answers.rejected
         ratios = None
-        if constants:
-            chosen, rejected = chosen - constants[0], rejected - constants[1]
+        if constant:
+            chosen, rejected = chosen - constant[0], rejected - constant[1]
             ratios = (chosen + rejected).detach() / 2
         if settings.normalize_logps:
             mean = (answers.chosen_lengths + answers.rejected_lengths) / 2
             chosen, rejected = chosen * (mean / answers.chosen_lengths), rejected * (mean / answers.rejected_lengths)
         return answers, chosen, rejected, ratios
 
-    def loss_with(kl_chosen: float, kl_rejected: float) -> LossOfBatch:
-        def loss(decoder: Decoder, batch: Any) -> MicroLoss:
-            answers, chosen, rejected, ratios = compared(decoder, batch)
+    def ratio_sums(*given: Any) -> Mapping[str, Tensor]:
+        _, chosen, rejected, _ = compared(*given)
+        return {"chosen": chosen.sum(), "rejected": rejected.sum()}
+
+    def loss_with(kl_chosen: float, kl_rejected: float) -> DecoderLoss:
+        def finish(decoder: Decoder, hidden_BSH: Tensor, shared: BatchContext, batch: Any, constant: Any) -> MicroLoss:
+            answers, chosen, rejected, ratios = compared(decoder, hidden_BSH, shared, batch, constant)
             context = Context(settings, _offsets(settings, batch), kl_chosen, kl_rejected)
             preference_loss = loss_kind.function(chosen, rejected, context)
             loss_sum = settings.pref_loss_ratio * preference_loss.sum()
@@ -108,26 +135,24 @@ def preference(
             }
             if ratios is not None:
                 sums["kl_to_reference"] = ratios.sum()
-            if decoder.training:
-                figures = decoder.balance.figures()
-                sums |= {name: figure * batch.pairs.count for name, figure in figures.items()}  # shown per pair
             return MicroLoss(loss_sum, sums)
 
-        return loss
+        return DecoderLoss(DecoderPass(finish, dense_mask, constants), units)
 
-    def loss_of_step(decoder: Decoder, batches: Iterable[Any], sum_over_ranks: Sum) -> LossOfBatch:
-        chosen_sum, rejected_sum, pairs = 0.0, 0.0, 0
+    def loss_of_step(decoder: Decoder, batches: Iterable[Any], ranks: Ranks) -> DecoderLoss:
+        totals = np.zeros(3)  # of the chosen answers' log-ratios, of the rejected ones', and of pairs
+        batches = iter(batches)
         with measuring(decoder):
-            for batch in batches:
-                _, chosen, rejected, _ = compared(decoder, batch)
-                chosen_sum, rejected_sum = chosen_sum + float(chosen.sum()), rejected_sum + float(rejected.sum())
-                pairs += batch.pairs.count
-        chosen_sum, rejected_sum, pairs = sum_over_ranks(np.array([chosen_sum, rejected_sum, pairs])).tolist()
+            while some := list(islice(batches, ranks.at_once)):
+                found = ranks.measure(decoder, DecoderPass(ratio_sums, dense_mask, constants), some)
+                for batch, sums in zip(some, found, strict=True):
+                    totals += [sums["chosen"], sums["rejected"], batch.pairs.count]
+        chosen_sum, rejected_sum, pairs = ranks.sum(totals).tolist()
         return loss_with(max(0.0, chosen_sum / max(1, pairs)), max(0.0, rejected_sum / max(1, pairs)))
 
     return Objective(
         loss_with(0.0, 0.0),
-        units=lambda batch: batch.pairs.count,
+        units,
         unit="pairs",
         loss_of_step=loss_of_step if loss_kind.over_step else None,
     )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import paddle
 from paddle import Tensor
 
-from erniekit.training.gradients import global_norm
-from erniekit.training.objectives import LossOfBatch, MicroLoss
+from erniekit.training.gradients import fill_missing_gradients, global_norm
+from erniekit.training.passes import LossOfBatch, MicroLoss
+
+Measured = Callable[[Any, Any], Mapping[str, Tensor]]  # (model, batch); for a decoder a `DecoderPass`
 
 
 class Ranks(Protocol):
@@ -17,13 +20,20 @@ class Ranks(Protocol):
 
     Attributes:
         is_first: whether this is the rank that writes and prints for all.
+        at_once: how many batches `measure` is best given at a time.
     """
 
     @property
     def is_first(self) -> bool: ...
+    @property
+    def at_once(self) -> int: ...
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """The float64 sum of figures over the ranks that work on different data; the same on every rank."""
+        ...
+
+    def exchange(self, value: Any) -> list[Any]:
+        """What every rank has given, in the order of the ranks. Values are JSON."""
         ...
 
     def run(
@@ -45,12 +55,24 @@ class Ranks(Protocol):
         """
         ...
 
-    def reduce_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Make every gradient the sum over all ranks that hold a part of it; called once, after the micro-batches."""
+    def measure(self, model: Any, measured: Measured, batches: Sequence[Any]) -> list[Mapping[str, np.ndarray]]:
+        """What a forward pass without gradients gives of each batch; ranks that share the model have the same."""
         ...
 
-    def global_norm(self, parameters: Sequence[Tensor]) -> Tensor:
-        """The norm of the gradients of the whole model, 0-d fp32, every value counted once; the same on every rank."""
+    def reduce_gradients(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Make every gradient the sum over all ranks that hold a part of it; called once, after the micro-batches.
+
+        Returns:
+            What this rank updates, each with its gradient, perhaps zeros: the parameters, or its shares of them.
+        """
+        ...
+
+    def global_norm(self, updated: Sequence[Tensor]) -> Tensor:
+        """The norm of the gradients of the whole model, 0-d fp32, every value counted once; the same on every rank.
+
+        Args:
+            updated: what `reduce_gradients` has returned.
+        """
         ...
 
 
@@ -67,21 +89,33 @@ def run_in_turn(
     return parts
 
 
+def measure_in_turn(model: Any, measured: Measured, batches: Sequence[Any]) -> list[Mapping[str, np.ndarray]]:
+    """One batch after another; see `Ranks.measure`."""
+    with paddle.no_grad():
+        return [{name: value.numpy() for name, value in measured(model, batch).items()} for batch in batches]
+
+
 class _Single:
     """One process: everything is here already."""
 
     is_first = True
+    at_once = 1
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         return values
 
+    def exchange(self, value: Any) -> list[Any]:
+        return [value]
+
     run = staticmethod(run_in_turn)
+    measure = staticmethod(measure_in_turn)
 
-    def reduce_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Nothing is elsewhere."""
+    def reduce_gradients(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+        fill_missing_gradients(parameters)
+        return parameters
 
-    def global_norm(self, parameters: Sequence[Tensor]) -> Tensor:
-        return global_norm(parameters)
+    def global_norm(self, updated: Sequence[Tensor]) -> Tensor:
+        return global_norm(updated)
 
 
 SINGLE: Ranks = _Single()

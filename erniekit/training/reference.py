@@ -11,7 +11,7 @@ Three ways to the same log-probabilities:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -24,15 +24,17 @@ from erniekit.model.adapters.lora import named_adapter_weights, without_adapters
 from erniekit.model.decoder import Decoder
 from erniekit.model.weights import named_weights
 
-# (model, batch) -> the summed log-probabilities of the chosen and the rejected answers, fp32[pairs] each
-MeasureAnswers = Callable[[Decoder, Any], tuple[Tensor, Tensor]]
+Constants = tuple[
+    Tensor, Tensor
+]  # of a batch: summed log-probabilities of its chosen and its rejected answers, [pairs]
+MeasureAnswers = Callable[[Decoder, Sequence[Any]], Sequence[Constants]]  # (model, batches)
 
 
 class Reference(Protocol):
     """What a preference loss asks of its reference, and a run of it."""
 
-    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """The summed log-probabilities of the batch's chosen and rejected answers, fp32[pairs] each, as constants."""
+    def __call__(self, batches: Sequence[Any]) -> Sequence[Constants]:
+        """The summed log-probabilities of the chosen and rejected answers of each batch."""
         ...
 
     def update(self) -> None:
@@ -54,16 +56,16 @@ class AdaptersAside:
     def __init__(self, model: Decoder, measure: MeasureAnswers, adapters: Mapping[str, Tensor] | None = None) -> None:
         self._model, self._measure, self._adapters = model, measure, adapters
 
-    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def __call__(self, batches: Sequence[Any]) -> Sequence[Constants]:
         if self._adapters is None:
             with without_adapters(self._model), measuring(self._model):
-                return self._measure(self._model, batch)
+                return self._measure(self._model, batches)
         trained = named_adapter_weights(self._model)
         present = copies(trained)
         with measuring(self._model):
             set_values(trained, self._adapters)
             try:
-                return self._measure(self._model, batch)
+                return self._measure(self._model, batches)
             finally:
                 set_values(trained, present)
 
@@ -88,9 +90,9 @@ class FrozenCopy:
         for parameter in copy.parameters():
             parameter.stop_gradient = True
 
-    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def __call__(self, batches: Sequence[Any]) -> Sequence[Constants]:
         with paddle.no_grad():
-            return self._measure(self._copy, batch)
+            return self._measure(self._copy, batches)
 
     def update(self) -> None:
         set_values(named_weights(self._copy), named_weights(self._model))
@@ -109,7 +111,10 @@ class Precomputed:
     def __init__(self, table: np.ndarray) -> None:
         self.table = table
 
-    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
+    def __call__(self, batches: Sequence[Any]) -> Sequence[Constants]:
+        return [self._of(batch) for batch in batches]
+
+    def _of(self, batch: Any) -> Constants:
         values = self.table[_samples(batch)]
         assert not np.isnan(values).any(), "a pair was not measured before the run"
         return paddle.to_tensor(values[:, 0]), paddle.to_tensor(values[:, 1])
@@ -150,7 +155,8 @@ def measure_missing(
             samples = _samples(batch)
             missing = np.isnan(table[samples]).any(axis=1)
             if missing.any():
-                measured = np.stack([values.numpy() for values in measure(model, batch)], axis=1)
+                (constants,) = measure(model, [batch])
+                measured = np.stack([values.numpy() for values in constants], axis=1)
                 unusable = missing & ~np.isfinite(measured).all(axis=1)
                 if unusable.any():
                     raise TrainingError(

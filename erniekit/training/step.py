@@ -12,7 +12,7 @@ from paddle import Tensor
 from paddle.nn import Layer
 from paddle.optimizer import Optimizer
 
-from erniekit.training.gradients import clip_by_norm, fill_missing_gradients, global_norm
+from erniekit.training.gradients import clip_by_norm, global_norm
 from erniekit.training.objectives import LossOfBatch, MicroLoss, Objective
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.totals import Totals
@@ -67,16 +67,15 @@ def train_step(
     if units == 0:
         return StepResult(Totals(tokens=int(tokens)), learning_rate, 0.0, updated=False)
 
-    loss = objective.loss_for(model, batches, ranks.sum)
+    loss = objective.loss_for(model, batches, ranks)
 
     def begin(index: int) -> None:
         share = objective.units(batches[index]) / units
         model.begin_micro_batch(step=step, micro_batch=index, dropout_scale=dropout_scale, share=share)
 
     parts = ranks.run(model, loss, batches, begin, units)
-    fill_missing_gradients(parameters)
-    ranks.reduce_gradients(parameters)
-    loss_sums, sums, norm = _to_host(parts, ranks.global_norm(parameters))
+    updated = ranks.reduce_gradients(parameters)
+    loss_sums, sums, norm = _to_host(parts, ranks.global_norm(updated))
     names = sorted(sums)
     wrong = float(not np.isfinite(loss_sums).all())
     over_ranks = ranks.sum(np.array([wrong, loss_sums.sum(), *(sums[name] for name in names)]))
@@ -84,7 +83,7 @@ def train_step(
         raise NotFiniteError("the loss", np.flatnonzero(~np.isfinite(loss_sums)).tolist())
     if not math.isfinite(norm):
         raise NotFiniteError("the gradient norm", _not_finite_gradients(model, loss, batches, begin, parameters, ranks))
-    clip_by_norm(parameters, norm, max_grad_norm)
+    clip_by_norm(updated, norm, max_grad_norm)
     optimizer.set_lr(learning_rate)
     optimizer.step()
     model.end_step()

@@ -31,6 +31,15 @@ def test_ahead_stays_in_the_document(lengths, places, padding):
         assert own[position] == (100 + position + places if inside else -1)
 
 
+def all_states(model, inputs, shifted):
+    """After the final norm: the model's own, then those of each depth."""
+    ids, positions, plan = inputs
+    context = model.context(positions, plan)
+    hidden = model.through_layers(model.embedding(ids), context)
+    further = model.predict_ahead(hidden, context, [paddle.to_tensor(row) for row in shifted])
+    return [model.norm(states).numpy()[0] for states in (hidden, *further)]
+
+
 def norm(x, weight, epsilon=1e-5):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * weight
 
@@ -43,11 +52,11 @@ def test_states_by_hand():
     inputs = pack(ids, [12])
     ends = np.full((1, 12), 12)
     shifted = [ahead(ids[None], ends, depth, fill=0) for depth in (1, 2)]
-    own = [states.numpy()[0] for states in model.predict_ahead(*inputs, [paddle.to_tensor(row) for row in shifted])]
+    own = all_states(model, inputs, shifted)
 
     weights = {name: tensor.numpy() for name, tensor in named_weights(model).items()}
-    context = model._context(inputs[1], inputs[2], None)
-    hidden = model._through_layers(inputs[0], context).numpy()[0]
+    context = model.context(inputs[1], inputs[2])
+    hidden = model.through_layers(model.embedding(inputs[0]), context).numpy()[0]
     final = weights["model.norm.weight"]
     np.testing.assert_allclose(own[0], norm(hidden, final), atol=1e-4)
     np.testing.assert_array_equal(own[0], model(*inputs).numpy()[0])
@@ -68,8 +77,8 @@ def test_packed_documents_are_predicted_as_if_alone():
 
     def states(ids, ends):
         document_ends = np.repeat(ends, np.diff([0, *ends]))[None]
-        shifted = [paddle.to_tensor(ahead(ids[None], document_ends, depth, fill=0)) for depth in (1, 2)]
-        return [hidden.numpy()[0] for hidden in model.predict_ahead(*pack(ids, ends), shifted)]
+        shifted = [ahead(ids[None], document_ends, depth, fill=0) for depth in (1, 2)]
+        return all_states(model, pack(ids, ends), shifted)
 
     packed = states(np.concatenate([first, second]), [11, 30])
     for depth, (own, alone, other) in enumerate(zip(packed, states(first, [11]), states(second, [19]), strict=True)):

@@ -81,7 +81,7 @@ def test_log_probabilities_of_packed_pairs_are_those_of_transformers(tmp_path):
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     rng = np.random.default_rng(3)
     tokens, batch = three_pairs(rng)
-    found = answer_log_probabilities(decoder, batch, fused_head=True)
+    found = answer_log_probabilities(fused_head=True)(decoder, batch)
     for number, (prompt, *answers) in enumerate(tokens):
         for answer, value in zip(answers, (found.chosen[number], found.rejected[number]), strict=True):
             with torch.no_grad():

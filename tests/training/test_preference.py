@@ -12,7 +12,7 @@ from erniekit.data.template import Sample
 from erniekit.model.weights import named_weights
 from erniekit.training.evaluation import evaluate
 from erniekit.training.objectives import supervised
-from erniekit.training.preference import answer_log_probabilities, preference
+from erniekit.training.preference import answer_log_probabilities, measure_answers, preference
 from erniekit.training.preference_losses import LOSSES, PreferenceSettings
 from erniekit.training.reference import FrozenCopy
 from erniekit.training.step import train_step
@@ -71,7 +71,7 @@ def test_packed_answers_have_the_log_probabilities_of_separate_dialogues(heads, 
     decoder.clear_gradients()
     found = np.full((len(PAIRS), 2), np.nan)
     for batch in batches(layout):
-        answers = answer_log_probabilities(decoder, batch, **heads)
+        answers = answer_log_probabilities(**heads)(decoder, batch)
         order = [sample for row in batch.samples for sample in row]
         if order:
             found[order] = np.stack([answers.chosen.numpy(), answers.rejected.numpy()], 1)
@@ -89,9 +89,7 @@ def step_of(name, layout, **changes):
     """The gradient of the step before clipping, and its figures."""
     decoder = tiny_model()
     decoder.train()
-    reference = FrozenCopy(
-        tiny_model(seed=5), decoder, lambda model, batch: answer_log_probabilities(model, batch)[:2], updated=False
-    )
+    reference = FrozenCopy(tiny_model(seed=5), decoder, measure_answers(answer_log_probabilities()), updated=False)
     settings = PreferenceSettings(loss_type=name, beta=0.3, **{"sft_loss_ratio": 0.5, **changes})
     objective = preference(settings, reference, sparse_head=True)
     parameters = list(named_weights(decoder).values())
@@ -127,9 +125,7 @@ def test_accumulation_and_packing_change_nothing(name, changes):
 def test_the_divergence_of_kto_is_that_of_the_step():
     """A wrong one, of the micro-batch, would show."""
     decoder, other = tiny_model(), tiny_model(seed=5)
-    reference = FrozenCopy(
-        other, decoder, lambda model, batch: answer_log_probabilities(model, batch)[:2], updated=False
-    )
+    reference = FrozenCopy(other, decoder, measure_answers(answer_log_probabilities()), updated=False)
     objective = preference(PreferenceSettings(loss_type="kto_pair"), reference)
     whole = objective.loss_for(decoder, batches("one row"))(decoder, batches("one row")[0]).loss_sum
     parts = objective.loss_for(decoder, batches("four micro-batches"))
@@ -165,9 +161,7 @@ class Plan:
 def test_evaluation_does_not_depend_on_the_batches(name):
     decoder = tiny_model()
     other = tiny_model(seed=5)
-    reference = FrozenCopy(
-        other, decoder, lambda model, batch: answer_log_probabilities(model, batch)[:2], updated=False
-    )
+    reference = FrozenCopy(other, decoder, measure_answers(answer_log_probabilities()), updated=False)
     settings = PreferenceSettings(loss_type=name, label_smoothing=0.1 if name == "robust" else 0.0)
     results = [evaluate(decoder, Plan(layout), preference(settings, reference)) for layout in LAYOUTS]
     for result in results:
@@ -181,8 +175,8 @@ def test_figures_mean_what_they_say():
     figures = result.totals.figures
     decoder, other = tiny_model(), tiny_model(seed=5)
     (batch,) = batches("one row")
-    own = answer_log_probabilities(decoder, batch)
-    ref = answer_log_probabilities(other, batch)
+    own = answer_log_probabilities()(decoder, batch)
+    ref = answer_log_probabilities()(other, batch)
     chosen, rejected = own.chosen.numpy() - ref.chosen.numpy(), own.rejected.numpy() - ref.rejected.numpy()
     expected = {
         "preference_loss": np.log1p(np.exp(-0.3 * (chosen - rejected))).mean(),
@@ -208,7 +202,7 @@ def test_figures_mean_what_they_say():
 def test_rescaled_log_probabilities():
     (batch,) = batches("one row")
     decoder = tiny_model()
-    plain = answer_log_probabilities(decoder, batch)
+    plain = answer_log_probabilities()(decoder, batch)
     settings = PreferenceSettings(loss_type="ipo", normalize_logps=True, reference_free=True, beta=1.0)
     found = preference(settings).loss(decoder, batch)
     chosen, rejected = plain.chosen.numpy(), plain.rejected.numpy()
@@ -223,7 +217,7 @@ def test_rescaled_log_probabilities():
 def test_offsets_are_of_each_pair():
     (batch,) = batches("one row")
     decoder = tiny_model()
-    answers = answer_log_probabilities(decoder, batch)
+    answers = answer_log_probabilities()(decoder, batch)
     settings = PreferenceSettings(reference_free=True, offset_alpha=2.0, beta=0.5)
     loss = float(preference(settings).loss(decoder, batch).loss_sum)
     logits = 0.5 * (answers.chosen.numpy() - answers.rejected.numpy()) - 2.0 * np.log([1.0, 2.0, 3.0, 4.0])

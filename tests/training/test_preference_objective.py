@@ -15,7 +15,7 @@ from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.moe.balance import BalanceSettings
 from erniekit.model.weights import named_weights
 from erniekit.training import preference as preference_module
-from erniekit.training.preference import answer_log_probabilities, preference
+from erniekit.training.preference import answer_log_probabilities, measure_answers, preference
 from erniekit.training.preference_losses import LOSSES, PreferenceSettings
 from erniekit.training.reference import AdaptersAside, FrozenCopy, set_values
 from erniekit.training.step import train_step
@@ -40,8 +40,7 @@ def batch_of(*lengths, seed=0):
     return collate([samples], [list(range(len(samples)))], 0, pairs=True)
 
 
-def measure(decoder, batch):
-    return answer_log_probabilities(decoder, batch)[:2]
+measure = measure_answers(answer_log_probabilities())
 
 
 def settings_of(name, **changes):
@@ -116,10 +115,10 @@ def test_dropout_is_drawn_as_if_nothing_else_ran():
         optimizer = paddle.optimizer.SGD(1.0, parameters=weights)
         reference = AdaptersAside(decoder, measure)
         if measured:
-            table = [reference(batch) for batch in batches]
+            table = reference(batches)
 
-            def reference(batch):
-                return table[next(number for number, own in enumerate(batches) if own is batch)]
+            def reference(asked):
+                return [table[next(number for number, own in enumerate(batches) if own is batch)] for batch in asked]
 
         objective = preference(settings_of("kto_pair"), reference)
         train_step(decoder, weights, optimizer, objective, batches, step=3, learning_rate=1.0)
@@ -151,7 +150,7 @@ def test_the_divergence_of_kto_is_measured_without_dropout():
     found = objective.loss_for(decoder, [batch])
     decoder.eval()
     expected = objective.loss_for(decoder, [batch])
-    answers, other = measure(decoder, batch), measure(tiny_model(seed=5), batch)
+    (answers,), (other,) = measure(decoder, [batch]), measure(tiny_model(seed=5), [batch])
     assert max(float((own - its).mean()) for own, its in zip(answers, other, strict=True)) > 0  # it counts
     assert float(found(decoder, batch).loss_sum) == float(expected(decoder, batch).loss_sum)
 
@@ -201,16 +200,16 @@ def test_the_reference_is_asked_before_the_model_runs():
         def __init__(self, decoder):
             self.decoder = decoder
 
-        def __call__(self, *inputs):
+        def through_layers(self, *given):
             order.append("model")
-            return self.decoder(*inputs)
+            return self.decoder.through_layers(*given)
 
         def __getattr__(self, name):
             return getattr(self.decoder, name)
 
-    def reference(batch):
+    def reference(batches):
         order.append("reference")
-        return paddle.zeros([1]), paddle.zeros([1])
+        return [(paddle.zeros([1]), paddle.zeros([1]))]
 
     preference(settings_of("sigmoid"), reference).loss(Watched(tiny_model()), batch_of((6, 4, 7)))
     assert order == ["reference", "model"]
@@ -225,8 +224,8 @@ def test_sums_over_long_answers_keep_their_digits(monkeypatch):
     prompt, chosen, rejected = [1], [2] * count, [3] * count
     sample = join_pair(prompt, Answer(chosen, chosen), Answer(rejected, rejected))
     batch = collate([[sample]], [[0]], 0, pairs=True)
-    decoder = lambda ids, positions, plan, is_token: paddle.zeros([*ids.shape, 1])  # noqa: E731
-    answers = answer_log_probabilities(decoder, batch)
+    decoder = SimpleNamespace(norm=lambda states: states)
+    answers = answer_log_probabilities().finish(decoder, paddle.zeros([1, 2 * count + 1, 1]), None, batch, None)
     found = [float(answers.chosen), float(answers.rejected)]
     np.testing.assert_allclose(found, values.astype(np.float64).sum(1), rtol=1e-7)
     assert (float(answers.chosen_lengths), float(answers.rejected_lengths)) == (count, count)

@@ -41,7 +41,7 @@ def batch(*samples):
     return SimpleNamespace(samples=(tuple(samples),))
 
 
-def measure(decoder, batch):
+def answers(decoder, batch):
     """Two different sums of log-probabilities for each sample, of tokens that depend on its number."""
     chosen, rejected = [], []
     for sample in batch.samples[0]:
@@ -50,6 +50,15 @@ def measure(decoder, batch):
         chosen.append(log_probabilities[:4].diagonal().sum())
         rejected.append(log_probabilities[4:].diagonal().sum())
     return paddle.stack(chosen), paddle.stack(rejected)
+
+
+def measure(decoder, batches):
+    return [answers(decoder, batch) for batch in batches]
+
+
+def of(reference, batch):
+    (constants,) = reference([batch])
+    return constants
 
 
 def values(pair):
@@ -65,17 +74,17 @@ def stir(tensors, seed):
 @pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
 def test_adapters_aside_give_the_model_as_it_was(settings):
     model = tiny_model()
-    before = values(measure(model, batch(0, 1)))
+    before = values(answers(model, batch(0, 1)))
     add_adapters(model, settings, seed=3)
     started = copies(named_adapter_weights(model)) if settings.init == "pissa" else None
     reference = AdaptersAside(model, measure, started)
     stir(trained_weights(model), 4)
     model.train()
-    trained = values(measure(model, batch(0, 1)))
+    trained = values(answers(model, batch(0, 1)))
 
-    np.testing.assert_allclose(values(reference(batch(0, 1))), before, rtol=2e-5)
+    np.testing.assert_allclose(values(of(reference, batch(0, 1))), before, rtol=2e-5)
     assert np.abs(trained - before).max() > 0.01  # the adapters do have an effect
-    np.testing.assert_array_equal(values(measure(model, batch(0, 1))), trained)
+    np.testing.assert_array_equal(values(answers(model, batch(0, 1))), trained)
     assert model.training
 
 
@@ -88,8 +97,8 @@ def test_gradients_are_those_of_the_trained_adapters():
         stir(trained_weights(model), 4)
         reference = AdaptersAside(model, measure, {name: 0 * w for name, w in named_adapter_weights(model).items()})
         if with_reference:
-            assert all(part.stop_gradient for part in reference(batch(0)))
-        measure(model, batch(0))[0].sum().backward()
+            assert all(part.stop_gradient for part in of(reference, batch(0)))
+        answers(model, batch(0))[0].sum().backward()
         return [parameter.grad.numpy() for parameter in trained_weights(model).values()]
 
     for with_reference, without in zip(gradients(True), gradients(False), strict=True):
@@ -100,15 +109,15 @@ def test_adapters_are_put_back_after_an_error():
     model = tiny_model()
     add_adapters(model, KINDS["LoRA"], seed=3)
     stir(trained_weights(model), 4)
-    trained = values(measure(model, batch(0)))
+    trained = values(answers(model, batch(0)))
 
-    def broken(decoder, batch):
+    def broken(decoder, batches):
         raise KeyboardInterrupt
 
     for adapters in (None, copies(named_adapter_weights(model))):
         with pytest.raises(KeyboardInterrupt):
-            AdaptersAside(model, broken, adapters)(batch(0))
-        np.testing.assert_array_equal(values(measure(model, batch(0))), trained)
+            AdaptersAside(model, broken, adapters)([batch(0)])
+        np.testing.assert_array_equal(values(answers(model, batch(0))), trained)
 
 
 @pytest.mark.parametrize("adapters", [True, False])
@@ -121,12 +130,12 @@ def test_an_updated_reference_is_the_model_of_that_moment(adapters):
     else:
         reference = FrozenCopy(tiny_model(), model, measure, updated=True)
     stir(trained_weights(model), 4)
-    then = values(measure(model, batch(0)))
-    assert not np.allclose(values(reference(batch(0))), then, rtol=1e-3)
+    then = values(answers(model, batch(0)))
+    assert not np.allclose(values(of(reference, batch(0))), then, rtol=1e-3)
     reference.update()
     kept = {name: tensor.numpy() for name, tensor in reference.tensors().items()}
     stir(trained_weights(model), 5)
-    np.testing.assert_allclose(values(reference(batch(0))), then, rtol=1e-6)
+    np.testing.assert_allclose(values(of(reference, batch(0))), then, rtol=1e-6)
 
     # what a checkpoint keeps is enough to go on
     if adapters:
@@ -135,17 +144,17 @@ def test_an_updated_reference_is_the_model_of_that_moment(adapters):
         copy = tiny_model(seed=9)
         set_values(named_weights(copy), kept)
         resumed = FrozenCopy(copy, model, measure, updated=True)
-    np.testing.assert_array_equal(values(resumed(batch(0))), values(reference(batch(0))))
+    np.testing.assert_array_equal(values(of(resumed, batch(0))), values(of(reference, batch(0))))
 
 
 def test_a_copy_is_not_trained_and_is_kept_only_where_it_changes():
     model = tiny_model()
     copy = FrozenCopy(tiny_model(), model, measure, updated=False)
     assert not copy.tensors()
-    before = values(copy(batch(0)))
+    before = values(of(copy, batch(0)))
     stir(named_weights(model), 1)
-    assert all(part.stop_gradient for part in copy(batch(0)))
-    np.testing.assert_array_equal(values(copy(batch(0))), before)
+    assert all(part.stop_gradient for part in of(copy, batch(0)))
+    np.testing.assert_array_equal(values(of(copy, batch(0))), before)
 
 
 def test_a_reference_that_gives_no_number_is_told_with_the_pair():
@@ -163,10 +172,10 @@ def test_pairs_are_measured_once():
     table = np.full((5, 2), np.nan, np.float32)
     calls = []
 
-    def counted(decoder, batch):
+    def counted(decoder, batches):
         assert not decoder.training  # without dropout
-        calls.append(batch.samples[0])
-        return measure(decoder, batch)
+        calls.extend(batch.samples[0] for batch in batches)
+        return measure(decoder, batches)
 
     batches = [batch(3, 1), batch(1, 3), batch(1, 4)]  # the same pairs again in another epoch
     assert is_missing(table, batches)
@@ -179,9 +188,9 @@ def test_pairs_are_measured_once():
 
     model.eval()
     stored = Precomputed(table)
-    np.testing.assert_allclose(values(stored(batch(4, 1))), values(measure(model, batch(4, 1))), rtol=1e-6)
+    np.testing.assert_allclose(values(of(stored, batch(4, 1))), values(answers(model, batch(4, 1))), rtol=1e-6)
     with pytest.raises(AssertionError, match="not measured"):
-        stored(batch(0))
+        of(stored, batch(0))
     assert not stored.tensors()
 
 
@@ -192,7 +201,7 @@ def test_continued_adapters_are_their_own_reference(tmp_path):
     save_adapters(first, tmp_path, "base")
     model = tiny_model()
     load_adapters(model, tmp_path)
-    start = values(measure(model, batch(2)))
+    start = values(answers(model, batch(2)))
     reference = AdaptersAside(model, measure, copies(named_adapter_weights(model)))
     stir(trained_weights(model), 5)
-    np.testing.assert_array_equal(values(reference(batch(2))), start)
+    np.testing.assert_array_equal(values(of(reference, batch(2))), start)

@@ -78,7 +78,8 @@ class OneOfSeveral:
         units, self._units = self._units, None
         return values if units is None else np.array([units, *values[1:]])
 
-    def reduce_gradients(self, parameters: list[paddle.Tensor]) -> None: ...
+    def reduce_gradients(self, parameters: list[paddle.Tensor]) -> list[paddle.Tensor]:
+        return parameters
 
     def global_norm(self, parameters: list[paddle.Tensor]) -> paddle.Tensor:
         return global_norm(parameters)

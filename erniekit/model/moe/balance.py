@@ -38,25 +38,28 @@ class ExpertBalance:
         self.settings, self._add_loads = settings, add_loads
         self.share = 1.0  # of the units of the step in this micro-batch; the step's router loss is the weighted mean
         self._micro_batch = 0
-        self._losses: dict[tuple[int, str], paddle.Tensor] = {}
+        self._losses: dict[tuple[int, int, str], paddle.Tensor] = {}  # by micro-batch, layer and name
         self._loads: dict[tuple[int, int], np.ndarray] = {}
 
     def begin_micro_batch(self, micro_batch: int, share: float) -> None:
         self._micro_batch, self.share = micro_batch, share
-        self._losses.clear()
 
     def report(self, layer: int, losses: dict[str, paddle.Tensor], load_E: np.ndarray) -> None:
         """Note a router's losses and how many tokens each of its experts received."""
         for name, loss in losses.items():
-            self._losses[layer, name] = loss.detach()
+            self._losses[self._micro_batch, layer, name] = loss.detach()
         if self.settings.router_bias_update_rate:
             self._loads[self._micro_batch, layer] = load_E
 
-    def figures(self) -> dict[str, paddle.Tensor]:
-        """Each loss of this micro-batch by name, without its weight, averaged over the layers; 0-d."""
-        names = dict.fromkeys(name for _, name in self._losses)
-        by_name = {name: [loss for (_, own), loss in self._losses.items() if own == name] for name in names}
-        return {name: paddle.stack(losses).mean() for name, losses in by_name.items()}
+    def reported(self, micro_batch: int | None = None) -> dict[str, tuple[paddle.Tensor, int]]:
+        """Each loss of a micro-batch of this step (default: the present one) by name, without its weight: the sum over
+        the layers that are here, 0-d, and their number."""
+        number = self._micro_batch if micro_batch is None else micro_batch
+        by_name: dict[str, list[paddle.Tensor]] = {}
+        for (owner, _, name), loss in self._losses.items():
+            if owner == number:
+                by_name.setdefault(name, []).append(loss)
+        return {name: (paddle.add_n(losses), len(losses)) for name, losses in by_name.items()}
 
     def end_step(self, routers: Iterable[Router]) -> None:
         """Raise the correction bias of experts with less than the mean load of the step, lower that of the others.
@@ -73,6 +76,7 @@ class ExpertBalance:
                 bias = router.moe_statics.e_score_correction_bias
                 bias.set_value(bias + paddle.to_tensor(step[None]).astype(bias.dtype))
         self._loads.clear()
+        self._losses.clear()
 
     def _load_of_step(self, router: Router) -> np.ndarray:
         loads = [load for (_, layer), load in self._loads.items() if layer == router.layer]
