@@ -61,6 +61,11 @@ def packed_maker(config: Config, tokenizer: Tokenizer, template: Template | None
     return Maker(tokenizer.fingerprint, template.fingerprint if template else None, config.basic.stage == "DPO")
 
 
+def evaluates(config: Config) -> bool:
+    """Whether the run evaluates from time to time."""
+    return config.basic.do_eval and config.evaluation.evaluation_strategy != "no"
+
+
 def evaluation_dataset(config: Config, tokenizer: Tokenizer, template: Template | None) -> Dataset:
     """The tokenised evaluation data."""
     return _dataset(config, tokenizer, template, evaluation_sources(config))

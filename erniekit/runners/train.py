@@ -22,6 +22,7 @@ from erniekit.parameters.training import peak_not_reached
 from erniekit.runners.adapters import adapter_plan, base_name, first_adapters, resolved_parameters
 from erniekit.runners.data_wiring import (
     count_steps,
+    evaluates,
     evaluation_dataset,
     evaluation_plan,
     training_dataset,
@@ -153,11 +154,6 @@ def _objectives(
 def _batch_settings(config: Config) -> dict[str, Any]:
     later = [name for name in LATER_BATCH_PARAMETERS if config[name] != PARAMETERS[name].default]
     return {name: config[name] for name in (*BATCH_PARAMETERS, *later)} | {"plan_version": PLAN_VERSION}
-
-
-def evaluates(config: Config) -> bool:
-    """Whether the run evaluates from time to time."""
-    return config.basic.do_eval and config.evaluation.evaluation_strategy != "no"
 
 
 def _generation_settings(folder: Path) -> Mapping[str, Any]:
