@@ -21,6 +21,7 @@ from erniekit.model.storage.safetensors_file import StoredTensor
 from erniekit.model.storage.shards import write_weight_files
 from erniekit.model.storage.weight_layouts import StoredWeights, open_weights
 from erniekit.model.tensor_slice import TensorSlice
+from erniekit.model.whole import OwnTensors, WholeTensors, held
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_SHARD_BYTES = 5 * 10**9
@@ -86,30 +87,50 @@ def _own_blocks(
             yield slice(first - own.start, last - own.start), kept
 
 
-def save_weights(decoder: Decoder, folder: Path | str, max_shard_bytes: int = MAX_SHARD_BYTES) -> list[Path]:
+def save_weights(
+    decoder: Decoder,
+    folder: Path | str | None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    whole: WholeTensors | None = None,
+) -> list[Path]:
     """Write the weights as float32 into `folder` and return the files written; more than one means an index too.
 
     Those of a float64 decoder, in which parallel layouts are compared, stay float64. Equal weights give equal bytes.
     Nothing is synced to disk; the checkpoint folder does that.
+
+    Args:
+        folder: None on ranks that only give what they hold of the weights.
+        whole: the weights of all ranks; default: those of this decoder.
     """
+    whole = whole or OwnTensors(held(named_weights(decoder)))
+    shapes = decoder.config.weight_shapes()
+    if folder is None:
+        for name in shapes:
+            whole.read(name)
+        return []
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    weights = named_weights(decoder)
-    dtype = "F64" if paddle.float64 in {weight.dtype for weight in weights.values()} else "F32"
-    tensors = {name: StoredTensor(dtype, shape) for name, shape in decoder.config.weight_shapes().items()}
-    contents = ((name, [_stored(name, weights[name])]) for name in tensors)
+    dtype = "F64" if paddle.float64 in {weight.dtype for weight in decoder.parameters()} else "F32"
+    tensors = {name: StoredTensor(dtype, shape) for name, shape in shapes.items()}
+    contents = ((name, [_stored(name, whole.read(name), dtype)]) for name in tensors)
     return write_weight_files(folder, tensors, contents, max_shard_bytes, {"format": "pt"})
 
 
 def save_model_folder(
     decoder: Decoder,
-    folder: Path | str,
+    folder: Path | str | None,
     tokenizer_files: Iterable[Path] = (),
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    whole: WholeTensors | None = None,
 ) -> list[Path]:
-    """Write a folder that this project and `transformers` load: configurations, weights and the tokenizer's files."""
+    """Write a folder that this project and `transformers` load: configurations, weights and the tokenizer's files.
+
+    For `folder` and `whole` see `save_weights`.
+    """
+    written = save_weights(decoder, folder, max_shard_bytes, whole)
+    if folder is None:
+        return []
     folder = Path(folder)
-    written = save_weights(decoder, folder, max_shard_bytes)
     config: dict[str, object] = decoder.config.to_json()
     written.append(_write_json(folder / CONFIG_FILE, config))
     return written + save_companions(decoder, folder, tokenizer_files)
@@ -127,8 +148,9 @@ def save_companions(decoder: Decoder, folder: Path, tokenizer_files: Iterable[Pa
     return written
 
 
-def _stored(name: str, weight: paddle.Tensor) -> memoryview:
-    values = (weight if weight.dtype == paddle.float64 else weight.astype("float32")).numpy()
+def _stored(name: str, weight: np.ndarray | None, dtype: str) -> memoryview:
+    assert weight is not None  # this rank writes
+    values = weight.astype(np.float64 if dtype == "F64" else np.float32)
     return np.ascontiguousarray(values.T if is_transposed(name) else values).data
 
 

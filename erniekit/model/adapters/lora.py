@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +17,14 @@ from paddle import nn
 
 from erniekit.model.adapters.files import StoredAdapters, read_adapters, write_adapters
 from erniekit.model.adapters.low_rank import SHORTEST, Factors, initial_factors, principal_factors
-from erniekit.model.adapters.settings import PISSA, LoraSettings, select_targets
+from erniekit.model.adapters.settings import PISSA, LoraSettings, linear_shapes, select_targets
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import ZEROS, Linear
 from erniekit.model.placement import placement
 from erniekit.model.randomness import Randomness, Site, dropout
 from erniekit.model.storage.weight_layouts import of_prediction
 from erniekit.model.weights import named_weights
+from erniekit.model.whole import Held, OwnTensors, WholeTensors, held
 
 _SAMPLES = 64  # values of every weight that a fingerprint looks at
 
@@ -40,7 +41,8 @@ class LowRankAdapter(nn.Layer):
         self.settings, self.base, self.start = settings, base, factors.start
         self.scaling = settings.scaling_of(path)
         self._randomness, self._place = base.randomness, zlib.crc32(path.encode())
-        self._part = linear.tensor.rank if linear.sums else 0  # of the inputs
+        divided = linear.sums or linear.tensor.size == 1  # the channels of the inputs, or their tokens: experts
+        self._part = linear.tensor.rank if divided else 0
         self._sum = linear.tensor.sum if linear.sums else _itself
         self.lora_A = self._parameter(_own(linear, path, "lora_A", factors.A))
         self.lora_B = self._parameter(_own(linear, path, "lora_B", factors.B))
@@ -81,11 +83,6 @@ class LowRankAdapter(nn.Layer):
                 return merged
             return merged * (self.lora_magnitude_vector / merged.square().sum(0).clip(min=SHORTEST**2).sqrt())
 
-    def factors(self) -> Factors:
-        """What is stored of the adapter."""
-        magnitude = None if self.lora_magnitude_vector is None else self.lora_magnitude_vector.numpy()
-        return Factors(self.lora_A.numpy(), self.lora_B.numpy(), magnitude, self.start)
-
     def _parameter(self, values: np.ndarray) -> paddle.Tensor:
         parameter = self.create_parameter(list(values.shape), default_initializer=ZEROS)
         parameter.set_value(paddle.to_tensor(np.ascontiguousarray(values)).astype(parameter.dtype))
@@ -121,7 +118,8 @@ def add_adapters(decoder: Decoder, settings: LoraSettings, *, seed: int) -> None
     """
     base = freeze(decoder)
     linears, shapes = named_linears(decoder), decoder.config.weight_shapes()
-    for path in select_targets(linears, settings.target_modules):
+    targets = select_targets(linear_shapes(shapes), settings.target_modules)  # of the model; not all of it is here
+    for path in (path for path in targets if path in linears):
         linear, rank = linears[path], settings.rank_of(path)
         if settings.init == PISSA:
             factors = principal_factors(path, whole_weight(linear, path), rank, settings.scaling_of(path))
@@ -246,17 +244,46 @@ def load_adapters(decoder: Decoder, folder: Path | str, *, dropout: float = 0.0)
     base = freeze(decoder)
     linears = named_linears(decoder)
     settings = replace(stored.settings, dropout=dropout)
-    for path in stored.factors:
+    for path in (path for path in stored.factors if path in linears):
         weight = whole_weight(linears[path], path)
         attach(linears[path], path, stored.complete(path, weight), settings, base)
     return stored.base_fingerprint in ("", base.fingerprint)
 
 
-def save_adapters(decoder: Decoder, folder: Path | str, base_model: str) -> list[Path]:
-    """Write the decoder's adapters as PEFT does; see `files.write_adapters`."""
-    adapters = named_adapters(decoder)
-    first = next(iter(adapters.values()))
-    stored = StoredAdapters(
-        first.settings, {path: adapter.factors() for path, adapter in adapters.items()}, first.base.fingerprint
-    )
+def held_adapters(decoder: Decoder) -> Held:
+    """The adapters' parameters, and under `<path>.start_A` and `.start_B` what PiSSA has taken out of the weight."""
+    starts = {
+        f"{path}.start_{letter}": paddle.to_tensor(values)
+        for path, adapter in named_adapters(decoder).items()
+        for letter, values in zip("AB", adapter.start or (), strict=False)
+    }
+    return held({**named_adapter_weights(decoder), **starts})
+
+
+def save_adapters(
+    decoder: Decoder, folder: Path | str | None, base_model: str, whole: WholeTensors | None = None
+) -> list[Path]:
+    """Write the decoder's adapters as PEFT does; see `files.write_adapters`.
+
+    Args:
+        folder: None on ranks that only give what they hold of the adapters.
+        whole: `held_adapters` of all ranks; default: those of this decoder.
+    """
+    whole = whole or OwnTensors(held_adapters(decoder))
+    values = {name: whole.read(name) for name in whole.names}
+    if folder is None:
+        return []
+    paths = dict.fromkeys(name.rpartition(".")[0] for name in whole.names)
+    order = [path for path in (name.rpartition(".")[0] for name in decoder.config.weight_shapes()) if path in paths]
+    first = next(iter(named_adapters(decoder).values()))
+    factors = {path: _factors(values, path) for path in dict.fromkeys(order)}
+    stored = StoredAdapters(first.settings, factors, first.base.fingerprint)
     return write_adapters(folder, stored, decoder.config.weight_shapes(), base_model)
+
+
+def _factors(values: Mapping[str, np.ndarray | None], path: str) -> Factors:
+    a, b = values[f"{path}.lora_A"], values[f"{path}.lora_B"]
+    start_a, start_b = values.get(f"{path}.start_A"), values.get(f"{path}.start_B")
+    assert a is not None and b is not None  # this rank writes
+    start = None if start_a is None or start_b is None else (start_a, start_b)
+    return Factors(a, b, values.get(f"{path}.lora_magnitude_vector"), start)
