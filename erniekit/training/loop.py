@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -106,6 +107,7 @@ class Trainer:
     state: TrainerState = field(default_factory=TrainerState, init=False)
     last_evaluation: EvaluationResult | None = field(default=None, init=False)
     _saved_step: int = field(default=-1, init=False)
+    _stopped_by: int | None = field(default=None, init=False)
 
     def fit(self, start: Start) -> TrainResult:
         """Train to the last step and save the final model into `output_dir`.
@@ -128,7 +130,7 @@ class Trainer:
                     self._save_final_model()
                 else:
                     self._save_where_it_stops()
-            result = self._result(stopped_by=None if finished else request.signal)
+            result = self._result(stopped_by=None if finished else self._stopped_by)
             if finished:
                 notify(self.callbacks, "on_train_end", result)
             return result
@@ -145,6 +147,7 @@ class Trainer:
             max_batches=self.settings.max_evaluate_steps,
             describe_sample=self.describe_evaluation_sample,
             further_figures=self.further_figures,
+            ranks=self.ranks,
         )
         self.last_evaluation = result
         place = {"step": self.state.step, "epoch": round(self.state.epoch, 4)}
@@ -168,20 +171,27 @@ class Trainer:
                 where = f"at step {self.state.step} of {self.settings.total_steps}"
                 early = ", where it stopped early" if self._stops_early() else ""
                 self.say(f"the checkpoint is {where}{early}: nothing to train")
-        remove_superseded(self.settings.output_dir, start, self.say)
-        write_config(self.settings.output_dir, self.resolved_config)
+        if self.ranks.is_first:
+            remove_superseded(self.settings.output_dir, start, self.say)
+            write_config(self.settings.output_dir, self.resolved_config)
 
     def _run_steps(self, request: StopRequest) -> None:
         first, stop = self.state.step, self.settings.total_steps
         read = self.read or (lambda first, stop: (self.plan.micro_batches(step) for step in range(first, stop)))
         with closing(read(first, stop)) as steps:
-            while not self._is_finished() and request.signal is None:
+            while not self._is_finished() and not self._is_asked_to_stop(request):
                 started = time.perf_counter()
                 result = self._step(next(steps))
                 result.totals.seconds = time.perf_counter() - started  # waiting for data included
                 self._finish_step(result)
-        if request.signal is not None and not self._is_finished():
-            self.say(f"{request}: stopping after this step; once more to stop at once")
+        if self._stopped_by is not None and not self._is_finished():
+            name = signal.Signals(self._stopped_by).name
+            self.say(f"{name}: stopping after this step; once more to stop at once")
+
+    def _is_asked_to_stop(self, request: StopRequest) -> bool:
+        """Whether a signal has reached any rank, so that all stop after the same step."""
+        self._stopped_by = max(self.ranks.exchange(request.signal or 0)) or None
+        return self._stopped_by is not None
 
     def _step(self, batches: Sequence[Any]) -> StepResult:
         step = self.state.step
@@ -293,10 +303,14 @@ class Trainer:
 
     def _not_finite(self, error: NotFiniteError, batches: Sequence[Any]) -> TrainingError:
         lines = [f"step {self.state.step + 1}: {error.what} is not finite; the model was not updated with it."]
+        own = []
         for index in error.micro_batches:
             samples = [self.describe_sample(sample) for row in batches[index].samples for sample in row]
             more = f" and {len(samples) - 20} more" if len(samples) > 20 else ""
-            lines.append(f"  micro-batch {index}: {', '.join(samples[:20])}{more}")
+            own.append(f"micro-batch {index}: {', '.join(samples[:20])}{more}")
+        of_all = self.ranks.exchange(own)
+        for rank, found in enumerate(of_all):
+            lines += [f"  rank {rank}, {line}" if len(of_all) > 1 else f"  {line}" for line in found]
         newest, _ = newest_complete(self.settings.output_dir)
         if newest is None:
             lines.append("  No checkpoint was saved. A lower learning_rate, warmup_steps or max_grad_norm may help.")

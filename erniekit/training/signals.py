@@ -18,9 +18,6 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int | None = None
 
-    def __str__(self) -> str:
-        return "no signal" if self.signal is None else signal.Signals(self.signal).name
-
 
 @contextmanager
 def stop_signals() -> Iterator[StopRequest]:
