@@ -14,6 +14,7 @@ from erniekit.model.decoder import Decoder
 from erniekit.model.host_memory import keep_freed_memory
 from erniekit.model.initialization import initialize_weights
 from erniekit.model.moe.balance import BalanceSettings
+from erniekit.model.moe.dispatch import NO_RANKS, ExpertRanks
 from erniekit.model.recompute import Recompute
 from erniekit.model.storage.weight_layouts import open_weights
 from erniekit.model.tensor_slice import WHOLE, TensorSlice
@@ -33,6 +34,7 @@ def build_model(
     balance: BalanceSettings | None = None,
     recompute: Recompute | None = None,
     tensor: TensorSlice = WHOLE,
+    experts: ExpertRanks = NO_RANKS,
     log: Callable[[str], None] = lambda line: None,
 ) -> Decoder:
     """Describe the layers, create them, then fill them.
@@ -47,6 +49,7 @@ def build_model(
         balance: the losses and the bias updates of routers, where the model has experts; None: none of them.
         recompute: which layers keep only their input in training; None: every layer keeps its activations.
         tensor: the ranks that divide every large matrix, and which of them this is.
+        experts: the ranks that divide the experts, where the model has any, and how tokens reach them.
         log: receives one line for each technique applied.
 
     Raises:
@@ -66,11 +69,14 @@ def build_model(
         attention_dropout=attention_dropout,
         balance=balance,
         tensor=tensor,
+        experts=experts,
     )
     log(f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")
     if tensor.size > 1:
         divided = ", and the sequence between them" if tensor.sequence else ""
         log(f"tensor parallel: {tensor.size} slices of every large matrix{divided}")
+    if model_config.moe_num_experts and experts.dispatch.group is not None:
+        log(f"expert parallel: {experts.dispatch}")
     if stored is None:
         initialize_weights(decoder, seed)
         log(f"weights: random, seed {seed}, standard deviation {model_config.initializer_range}")

@@ -18,6 +18,7 @@ from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder_layer import Attends, BatchContext, DecoderLayer
 from erniekit.model.linear import ZEROS
 from erniekit.model.moe.balance import BalanceSettings, ExpertBalance
+from erniekit.model.moe.dispatch import NO_RANKS, ExpertRanks
 from erniekit.model.moe.experts import MoE
 from erniekit.model.mtp import MultiTokenPrediction
 from erniekit.model.norm import RMSNorm
@@ -115,13 +116,14 @@ class Decoder(nn.Layer):
         attention_dropout: float = 0.0,
         balance: BalanceSettings | None = None,
         tensor: TensorSlice = WHOLE,
+        experts: ExpertRanks = NO_RANKS,
         part: StackPart | None = None,
     ) -> None:
         super().__init__()
         self.config, self.tensor = config, tensor
         self.part = part = part or StackPart((range(config.num_hidden_layers),), first=True, last=True)
         self.randomness = Randomness(seed, rank)
-        self.balance = ExpertBalance(balance or BalanceSettings())
+        self.balance = ExpertBalance(balance or BalanceSettings(), experts.add_loads)
         self.frequencies = rotary_frequencies(config)
         self.recompute: Recompute | None = None
 
@@ -135,6 +137,7 @@ class Decoder(nn.Layer):
                 hidden_dropout=hidden_dropout,
                 attention_dropout=attention_dropout,
                 tensor=tensor,
+                dispatch=experts.dispatch,
             )
 
         predictions = config.num_nextn_predict_layers if part.last else 0

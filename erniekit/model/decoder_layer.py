@@ -16,6 +16,7 @@ from erniekit.model.configuration import ModelConfig
 from erniekit.model.linear import Linear
 from erniekit.model.mlp import MLP
 from erniekit.model.moe.balance import ExpertBalance
+from erniekit.model.moe.dispatch import ALL_HERE, Dispatch
 from erniekit.model.moe.experts import MoE
 from erniekit.model.norm import RMSNorm
 from erniekit.model.randomness import Randomness, Site, dropout
@@ -100,6 +101,7 @@ class DecoderLayer(nn.Layer):
         hidden_dropout: float = 0.0,
         attention_dropout: float = 0.0,
         tensor: TensorSlice = WHOLE,
+        dispatch: Dispatch = ALL_HERE,
     ) -> None:
         super().__init__()
         self.layer, self.randomness, self.tensor = layer, randomness, tensor
@@ -107,7 +109,9 @@ class DecoderLayer(nn.Layer):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = SelfAttention(config, layer, tensor)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MoE(config, layer, balance, tensor) if moe else MLP(config, config.intermediate_size, tensor)
+        self.mlp: MoE | MLP = (
+            MoE(config, layer, balance, tensor, dispatch) if moe else MLP(config, config.intermediate_size, tensor)
+        )
 
     def forward(self, x_BSH: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
         scale = self.randomness.dropout_scale if self.training else 0.0

@@ -7,6 +7,7 @@ token on its way to one of its experts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -82,6 +83,22 @@ ALL_HERE = AllHere()
 
 
 @dataclass(frozen=True)
+class ExpertRanks:
+    """The other ranks, as layers of experts meet them.
+
+    Attributes:
+        dispatch: how tokens reach experts.
+        add_loads: adds an array up over the ranks that have other tokens of a step.
+    """
+
+    dispatch: Dispatch = ALL_HERE
+    add_loads: Callable[[np.ndarray], np.ndarray] = lambda loads: loads
+
+
+NO_RANKS = ExpertRanks()
+
+
+@dataclass(frozen=True)
 class ByExchange:
     """Each member has tokens of its own; their rows go to the experts' members, and back, by all-to-all.
 
@@ -92,6 +109,9 @@ class ByExchange:
     group: Group
     padded: bool = False
     in_step: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.group.nranks} parts of the experts, rows travel by all-to-all{', padded' * self.padded}"
 
     def __call__(
         self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, held: HeldExperts
@@ -122,6 +142,9 @@ class ByGathering:
     padded: bool = False
     in_step: bool = True
 
+    def __str__(self) -> str:
+        return f"{self.group.nranks} parts of the experts, tokens travel by all-gather{', padded' * self.padded}"
+
     def __call__(
         self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, held: HeldExperts
     ) -> paddle.Tensor:
@@ -136,6 +159,9 @@ class ByReplicas:
 
     group: Group
     in_step: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.group.nranks} parts of the experts, over tokens that every rank has; sums travel"
 
     def __call__(
         self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, held: HeldExperts

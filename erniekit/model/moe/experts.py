@@ -27,13 +27,15 @@ class Experts(nn.Layer):
     Args:
         numbers: which experts.
         every: whether all of them run, also those without a row.
+        part: which part of the tokens reaches them, where a tensor-parallel group divides the sequence.
     """
 
-    def __init__(self, config: ModelConfig, numbers: range, *, every: bool = False) -> None:
+    def __init__(self, config: ModelConfig, numbers: range, *, every: bool = False, part: int = 0) -> None:
         super().__init__()
         self.numbers, self.total, self._every = numbers, config.moe_num_experts, every
+        whole = TensorSlice(rank=part)  # an expert is never cut
         for number in numbers:
-            self.add_sublayer(str(number), MLP(config, config.moe_intermediate_size))
+            self.add_sublayer(str(number), MLP(config, config.moe_intermediate_size, whole))
 
     def __getitem__(self, number: int) -> MLP:
         return self._sub_layers[str(number)]
@@ -68,20 +70,20 @@ class MoE(nn.Layer):
         self.tensor, self.dispatch = tensor, dispatch
         self.gate, self.moe_statics = Gate(config), GateStatistics(config)
         numbers = held_experts(config.moe_num_experts, dispatch.group)
-        self.experts = Experts(config, numbers, every=dispatch.in_step)
+        part = tensor.rank if tensor.sequence else 0
+        self.experts = Experts(config, numbers, every=dispatch.in_step, part=part)
         inner = config.moe_num_shared_experts * config.moe_intermediate_size
         self.shared_experts = MLP(config, inner, tensor) if inner else None
         self.router = Router(config, layer, self.gate, self.moe_statics, balance, tensor)
 
     def forward(self, x_BSH: paddle.Tensor, is_token_BS: paddle.Tensor | None = None) -> paddle.Tensor:
-        """is_token_BS: of all tokens of the micro-batch, 1.0, and 0.0 for padding, which no router loss counts; None:
-        there is no padding."""
+        """is_token_BS: 1.0 for tokens and 0.0 for padding, which no router loss counts; None: there is no padding."""
         x_TH = x_BSH.reshape([-1, x_BSH.shape[-1]])
         routes, logits_TE = self.router(x_TH)
         if paddle.in_dynamic_mode():
             experts_TK = routes.experts.numpy()
             if self.training:
-                is_token_T = None if is_token_BS is None else self.tensor.own_tokens(is_token_BS).reshape([-1])
+                is_token_T = None if is_token_BS is None else is_token_BS.reshape([-1])
                 routes = self.router.balanced(routes, logits_TE, experts_TK, is_token_T)
             out_TH = self.dispatch(x_TH, routes.weights.astype(x_TH.dtype), experts_TK, self.experts)
         else:

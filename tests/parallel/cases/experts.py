@@ -148,7 +148,7 @@ def tensor_ranks(sequence: bool) -> list[str]:
                 what = f"{way_name}, frozen: {frozen_name}, recompute: {recompute_name}"
                 add_loads = ranks.sum if sequence else None
                 layer = _layer(tensor, way, frozen, add_loads)
-                own = np.ascontiguousarray(x[part]), is_token
+                own = np.ascontiguousarray(x[part]), is_token[part]
                 out, x_gradient = _run(layer, own, share=0.7, mechanism=mechanism, frozen=bool(frozen))
                 _close(out, expected_out[part], what)
                 if not frozen:
