@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,15 @@ from paddle import Tensor
 
 from erniekit.model.placement import Placement, placement
 from erniekit.parallel.mesh import BATCH_AXES, Mesh
-from erniekit.training.gradients import fill_missing_gradients
-from erniekit.training.ranks import measure_in_turn, run_in_turn
+from erniekit.parallel.sharding.stage import SLICE, Stage
+from erniekit.parallel.topology import AXES
+from erniekit.training.gradients import fill_missing_gradients, squared_norm
+from erniekit.training.passes import LossOfBatch, MicroLoss
+from erniekit.training.ranks import Measured, measure_in_turn, run_in_turn
+
+Begin = Callable[[int], None]
+Run = Callable[[Any, LossOfBatch, Sequence[Any], Begin, float], list[MicroLoss]]
+Measure = Callable[[Any, Measured, Sequence[Any]], list[Mapping[str, np.ndarray]]]
 
 
 class LayoutRanks:
@@ -21,14 +28,21 @@ class LayoutRanks:
 
     Args:
         parameters: the trained weights of this rank, by name.
+        stage: what divides memory among the ranks of a sharding group, where there is one.
     """
 
-    at_once = 1
-    run = staticmethod(run_in_turn)
-    measure = staticmethod(measure_in_turn)
-
-    def __init__(self, mesh: Mesh, parameters: Mapping[str, Tensor]) -> None:
-        self.mesh = mesh
+    def __init__(
+        self,
+        mesh: Mesh,
+        parameters: Mapping[str, Tensor],
+        *,
+        stage: Stage | None = None,
+        run: Run = run_in_turn,
+        measure: Measure = measure_in_turn,
+        at_once: int = 1,
+    ) -> None:
+        self.mesh, self.measure, self.at_once = mesh, measure, at_once
+        self._run, self._stage = run, stage
         self._places = {parameter.name: self._placement(name) for name, parameter in parameters.items()}
 
     @property
@@ -38,9 +52,10 @@ class LayoutRanks:
     def sum(self, values: np.ndarray) -> np.ndarray:
         return self.mesh.sum(values, *BATCH_AXES)
 
-    def run(
-        self, model: Any, loss: LossOfBatch, batches: Sequence[Any], begin: Callable[[int], None], units: float
-    ) -> list[MicroLoss]:
+    def exchange(self, value: Any) -> list[Any]:
+        return self.mesh.exchange(value)
+
+    def run(self, model: Any, loss: LossOfBatch, batches: Sequence[Any], begin: Begin, units: float) -> list[MicroLoss]:
         return self._run(model, self._stage.wrap(loss) if self._stage else loss, batches, begin, units)
 
     def reduce_gradients(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
