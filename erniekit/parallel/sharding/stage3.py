@@ -11,8 +11,9 @@ from typing import Any
 
 import paddle
 from paddle import Tensor, nn
+from paddle.autograd import PyLayer
 from paddle.distributed.communication.group import Group
-from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3 import GroupShardedStage3
+from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3 import GroupShardedStage3, _release_param
 from paddle.optimizer import AdamW
 
 from erniekit.parallel.sharding.loss_layer import LossLayer
@@ -42,6 +43,11 @@ class DividedParameters:
             exclude_layer=NOT_DIVIDED,
         )
         self._optimizer, self._group = optimizer, group
+        for layer in model.sublayers():
+            frozen = [p for p in self._layer._trainable_params.get(id(layer), []) if p.stop_gradient]
+            if frozen:
+                self._free_after_backward(layer, frozen)
+        self._frozen = [p for p in model.parameters() if p.stop_gradient and p.name in self._layer._param2buffer]
         optimizer.update_scaler = True  # `step` leaves to us what comes before the update: `reduce_gradients`
 
     def share(self, parameter: Tensor) -> Share:
@@ -67,6 +73,10 @@ class DividedParameters:
         return wrapped
 
     def reduce_gradients(self) -> list[Tensor]:
+        for parameter in self._frozen:  # of layers whose inputs have no gradient
+            if parameter.status == "all":
+                parameter.use_count = 1
+                self._free([parameter])
         self._optimizer.update_slice()
         return summed(self._optimizer._parameter_list, self._group.nranks)
 
@@ -78,3 +88,30 @@ class DividedParameters:
 
     def clear_grad(self, set_to_zero: bool) -> None:
         self._optimizer.clear_grad()
+
+    def _free_after_backward(self, layer: nn.Layer, frozen: list[Tensor]) -> None:
+        """Fleet gathers frozen parameters for a backward pass, too, and frees what has a gradient when that is made; so
+        free these when the gradient of the layer's input is made."""
+
+        def before_forward(layer: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            x, *others = inputs
+            return inputs if x.stop_gradient else (_AfterBackward.apply(x, lambda: self._free(frozen)), *others)
+
+        layer.register_forward_pre_hook(before_forward)
+
+    def _free(self, parameters: list[Tensor]) -> None:
+        _release_param(parameters, self._layer._param2buffer, self._group.rank, self._layer._task_flow)
+
+
+class _AfterBackward(PyLayer):
+    """The value unchanged; calls `then` when its gradient has been made."""
+
+    @staticmethod
+    def forward(ctx, value, then):  # type: ignore[no-untyped-def]
+        ctx.then = then
+        return paddle.assign(value)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        ctx.then()
+        return grad

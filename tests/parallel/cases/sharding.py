@@ -28,7 +28,7 @@ from erniekit.training.step import train_step
 from tests.model.tiny import tiny_model
 
 STEPS = 5
-LEARNING_RATE, MAX_NORM = 1e-2, 0.3  # the norms are larger, so every step is clipped
+LEARNING_RATE, MAX_NORM = 1e-2, 0.05  # the norms are larger, so every step is clipped
 SETTINGS = OptimizerSettings(
     weight_decay=0.1, epsilon=1e-3, layerwise_lr_decay_bound=0.5, num_layers=2, lora_plus_scale=4.0
 )
@@ -91,13 +91,15 @@ class Run:
         return {name: self.optimizer.read_state(name).numpy() for name in self.optimizer.state_shapes()}
 
 
-def model(lora: bool = False, recompute: bool = False, **changes: Any) -> Decoder:
+def model(lora: str = "", recompute: str = "", **changes: Any) -> Decoder:
+    """lora: "lora", "dora" or "" for full training; recompute: "reentrant", "hooks" or ""; changes of the model."""
     decoder = tiny_model(**changes)
     if lora:
-        add_adapters(decoder, LoraSettings(rank=4, alpha=8.0), seed=1)
+        add_adapters(decoder, LoraSettings(rank=4, alpha=8.0, dora=lora == "dora"), seed=1)
         for parameter in trained_weights(decoder).values():  # B is zero, and then A has no gradient
-            parameter.set_value(np.random.default_rng(parameter.size).standard_normal(parameter.shape) * 0.1)
-    decoder.recompute = Recompute() if recompute else None
+            values = 0.1 * np.random.default_rng(parameter.size).standard_normal(parameter.shape)
+            parameter.set_value(values.astype(np.float32))
+    decoder.recompute = Recompute(recompute == "reentrant") if recompute else None
     return decoder
 
 
