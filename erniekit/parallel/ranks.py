@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import paddle.distributed as dist
 from paddle import Tensor
 
 from erniekit.model.placement import Placement, placement
+from erniekit.model.whole import Held, WholeTensors
+from erniekit.parallel.gathering import Gathered, axis_of
 from erniekit.parallel.mesh import BATCH_AXES, Mesh
 from erniekit.parallel.sharding.stage import SLICE, Stage
 from erniekit.parallel.topology import AXES
@@ -81,9 +84,13 @@ class LayoutRanks:
         return self._places[tensor.name.removeprefix(SLICE)]
 
     def _placement(self, name: str) -> Placement:
-        if self.mesh.topology.tensor == 1:
+        topology = self.mesh.topology
+        if topology.tensor == 1:
             return Placement(expert=placement(name).expert)
-        return placement(name, sequence=self.mesh.topology.sequence_parallel)
+        place = placement(name, sequence=topology.sequence_parallel)
+        if place.expert is not None and topology.expert_axis == "tensor":
+            return replace(place, partial=False)  # the tokens of all ranks of the group have come to it
+        return place
 
     def _counts(self, tensor: Tensor) -> bool:
         """Whether this rank is the one that counts these values, which several ranks may have."""
