@@ -25,12 +25,9 @@ from erniekit.runners.hub_cache import chosen_hub
 from erniekit.runners.hubs import find_model_folder
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from erniekit.model.configuration import ModelConfig
     from erniekit.model.decoder import Decoder
     from erniekit.model.moe.balance import BalanceSettings
-    from erniekit.model.moe.dispatch import ExpertRanks
     from erniekit.model.recompute import Recompute
     from erniekit.parallel.mesh import Mesh
     from erniekit.training.objectives import Objective
@@ -181,9 +178,11 @@ def open_model(
         mesh: the ranks that divide the model; None: this process has all of it.
     """
     from erniekit.model.builder import build_model
+    from erniekit.parallel.experts import expert_ranks
     from erniekit.parallel.mesh import ALONE
 
     mesh = mesh or ALONE
+    way = config.acceleration.moe_multimodal_dispatch_use_allgather
     model = build_model(
         read_model_config(config),
         weights,
@@ -196,7 +195,7 @@ def open_model(
         balance=_balance(config),
         recompute=_recompute(config),
         tensor=mesh.tensor,
-        experts=_experts(config, mesh),
+        experts=expert_ranks(mesh, gather="allgather" in way, padded=not way.endswith("unpad")),
         log=say,
     )
     model.head.keeps_cut = config.distributed.tensor_parallel_output
@@ -213,29 +212,6 @@ def _balance(config: Config) -> BalanceSettings:
         orthogonal_loss_lambda=section.moe_orthogonal_loss_lambda,
         router_bias_update_rate=section.moe_router_bias_update_rate,
     )
-
-
-def _experts(config: Config, mesh: Mesh) -> ExpertRanks:
-    """The ranks that divide the experts, and how tokens reach them."""
-    from erniekit.model.moe.dispatch import AllHere, ByExchange, ByGathering, ByReplicas, Dispatch, ExpertRanks
-    from erniekit.parallel.mesh import BATCH_AXES
-
-    topology, way = mesh.topology, config.acceleration.moe_multimodal_dispatch_use_allgather
-    group = mesh.group(topology.expert_axis) if topology.expert_axis else None
-    dispatch: Dispatch
-    if group is None:
-        dispatch = AllHere(in_step=topology.world_size > 1)
-    elif topology.expert_axis == "tensor" and not topology.sequence_parallel:
-        dispatch = ByReplicas(group)
-    else:
-        by = ByGathering if "allgather" in way else ByExchange
-        dispatch = by(group, padded=not way.endswith("unpad"))
-
-    def add_loads(loads: np.ndarray) -> np.ndarray:
-        loads = mesh.sum(loads, *BATCH_AXES)
-        return mesh.sum(loads, "tensor") if topology.sequence_parallel else loads
-
-    return ExpertRanks(dispatch, add_loads)
 
 
 def _recompute(config: Config) -> Recompute | None:

@@ -1,0 +1,32 @@
+"""From a layout to the way in which tokens reach the experts that its ranks divide."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from erniekit.model.moe.dispatch import AllHere, ByExchange, ByGathering, ByReplicas, Dispatch, ExpertRanks
+from erniekit.parallel.mesh import BATCH_AXES, Mesh
+
+
+def expert_ranks(mesh: Mesh, *, gather: bool = False, padded: bool = False) -> ExpertRanks:
+    """What layers of experts need to know of the other ranks.
+
+    Args:
+        gather: tokens travel by all-gather, not by all-to-all; neither where every rank has them already.
+        padded: transfers of different sizes are padded to the largest.
+    """
+    topology = mesh.topology
+
+    def add_loads(loads: np.ndarray) -> np.ndarray:
+        loads = mesh.sum(loads, *BATCH_AXES)
+        return mesh.sum(loads, "tensor") if topology.sequence_parallel else loads
+
+    group = mesh.group(topology.expert_axis) if topology.expert_axis else None
+    dispatch: Dispatch
+    if group is None:
+        dispatch = AllHere(in_step=topology.world_size > 1)
+    elif topology.expert_axis == "tensor" and not topology.sequence_parallel:
+        dispatch = ByReplicas(group)
+    else:
+        dispatch = (ByGathering if gather else ByExchange)(group, padded)
+    return ExpertRanks(dispatch, add_loads)
