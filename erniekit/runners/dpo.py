@@ -61,7 +61,7 @@ _SAY_EVERY_S = 20.0
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs that a run reads, and how: `batches` gives every batch that the run will see."""
+    """Pairs that a run reads, and how: `batches` gives every batch that this rank will see in the run."""
 
     dataset: Dataset
     batches: Callable[[], Iterable[Batch]]
@@ -74,6 +74,7 @@ def preference_objectives(
     evaluation: EvaluationPlan | None,
     checkpoint: Path | None,
     say: Say = print,
+    ranks: Ranks = SINGLE,
 ) -> tuple[Objective, Objective]:
     """The objectives of training and of evaluation in a run that trains `model`, with their reference.
 
@@ -83,6 +84,7 @@ def preference_objectives(
         training: the plan of the run and its number of steps.
         evaluation: the plan of every evaluation in the run.
         checkpoint: what the run resumes from; `model` has its weights.
+        ranks: among which the run is divided.
 
     Raises:
         ModelFileError: the reference's folder cannot be used.
@@ -91,7 +93,7 @@ def preference_objectives(
     kept = load_beside_model(checkpoint) if checkpoint else {}
     if way == "precomputed":
         read = _pairs_read(config, training, evaluation, load_state(checkpoint).step if checkpoint else 0)
-        tables = _precomputed(config, model, read, kept, fresh=fresh, say=say)
+        tables = _precomputed(config, model, read, kept, ranks, fresh=fresh, say=say)
         objective = replace(
             _against(config, tables[TRAINING]),
             beside_model=lambda: {name: paddle.to_tensor(item.table) for name, item in tables.items()},
@@ -101,9 +103,9 @@ def preference_objectives(
         return _against(config, None), _against(config, None)
     reference: Reference
     if way == "adapters":
-        reference = _adapters_aside(config, model, kept, fresh=fresh, say=say)
+        reference = _adapters_aside(config, model, kept, ranks, fresh=fresh, say=say)
     else:
-        reference = _frozen_copy(config, model, kept, say)
+        reference = _frozen_copy(config, model, kept, ranks, say)
 
     def after_update(step: int) -> None:
         every = config.dpo.ref_model_update_steps
@@ -127,15 +129,14 @@ def _pairs_read(
 ) -> dict[str, Pairs]:
     plan, total_steps = training
 
-    def batches(plan: StepPlan | EvaluationPlan, first: int, stop: int) -> Callable[[], Iterable[Batch]]:
-        return lambda: chain.from_iterable(plan.micro_batches(step) for step in range(first, stop))
+    def trained() -> Iterator[Batch]:
+        return chain.from_iterable(plan.micro_batches(step) for step in range(first_step, total_steps))
 
-    read = {TRAINING: Pairs(plan.dataset, batches(plan, first_step, total_steps))}
+    read = {TRAINING: Pairs(plan.dataset, trained)}
     if evaluation is not None:
         available, limit = evaluation.steps_in_epoch(0), config.evaluation.max_evaluate_steps
-        read[EVALUATION] = Pairs(
-            evaluation.dataset, batches(evaluation, 0, min(limit, available) if limit > 0 else available)
-        )
+        stop = min(limit, available) if limit > 0 else available
+        read[EVALUATION] = Pairs(evaluation.dataset, lambda: (batch for _, batch in evaluation.part(stop)))
     return read
 
 
@@ -209,7 +210,7 @@ def measure_with(config: Config, ranks: Ranks = SINGLE) -> MeasureAnswers:
 
 
 def _adapters_aside(
-    config: Config, model: Decoder, kept: Mapping[str, np.ndarray], *, fresh: bool, say: Say
+    config: Config, model: Decoder, kept: Mapping[str, np.ndarray], ranks: Ranks, *, fresh: bool, say: Say
 ) -> AdaptersAside:
     """New adapters are without effect, unless PiSSA has moved a part of the weights into them."""
     adapters = {name: paddle.to_tensor(values) for name, values in kept.items()}
@@ -217,37 +218,47 @@ def _adapters_aside(
         adapters = copies(named_adapter_weights(model))
     what = "the adapters that the run started from" if adapters else "its adapters put aside"
     say(f"reference: the model with {what}")
-    return AdaptersAside(model, measure_with(config), adapters or None)
+    return AdaptersAside(model, measure_with(config, ranks), adapters or None)
 
 
-def _frozen_copy(config: Config, model: Decoder, kept: Mapping[str, np.ndarray], say: Say) -> FrozenCopy:
+def _frozen_copy(config: Config, model: Decoder, kept: Mapping[str, np.ndarray], ranks: Ranks, say: Say) -> FrozenCopy:
     copy = open_reference_model(config, say)
     if kept:
         set_values(named_weights(copy), kept)
     say(f"reference: a frozen copy, {sum(weight.size for weight in named_weights(copy).values()):,} parameters")
-    return FrozenCopy(copy, model, measure_with(config), updated=config.dpo.ref_model_update_steps > 0)
+    return FrozenCopy(copy, model, measure_with(config, ranks), updated=config.dpo.ref_model_update_steps > 0)
 
 
 def _precomputed(
-    config: Config, model: Decoder, read: Mapping[str, Pairs], kept: Mapping[str, np.ndarray], *, fresh: bool, say: Say
+    config: Config,
+    model: Decoder,
+    read: Mapping[str, Pairs],
+    kept: Mapping[str, np.ndarray],
+    ranks: Ranks,
+    *,
+    fresh: bool,
+    say: Say,
 ) -> dict[str, Precomputed]:
-    """Tables of what every pair of the run has under the reference: from the checkpoint, from disk, or measured now."""
-    measure = measure_with(config)
+    """Tables of what every pair of the run has under the reference: from the checkpoint, from disk, or measured now.
+
+    Every rank measures the pairs that it will see; all have the tables of all.
+    """
+    measure = measure_with(config, ranks)
     reference = model if fresh and not config.dpo.ref_model_name_or_path else None
     tables = {}
     for name, pairs in read.items():
         table = np.full((len(pairs.dataset), 2), np.nan, np.float32)
         if kept.get(name, np.empty(0)).shape == table.shape:
             table = kept[name].copy()
-        if fresh or is_missing(table, pairs.batches()):
+        if fresh or any(ranks.exchange(is_missing(table, pairs.batches()))):
             reference = reference or open_reference_model(config, say)
-            path = table_path(cache_folder(config), pairs.dataset, reference)
+            path = table_path(cache_folder(config), pairs.dataset, reference, ranks)
             earlier = read_table(path, table.shape)
             table = np.where(np.isnan(table), earlier, table)
             started = time.monotonic()
             batches = _announced(pairs.batches(), name, say)
-            count = measure_missing(table, batches, reference, measure, pairs.dataset.location)
-            if count:
+            count = measure_missing(table, batches, reference, measure, pairs.dataset.location, ranks)
+            if count and ranks.is_first:
                 write_table(path, table, say)
             seconds = (
                 f"{count:,} pairs measured in {time.monotonic() - started:.1f} s" if count else "nothing to measure"

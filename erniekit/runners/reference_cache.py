@@ -12,18 +12,23 @@ from erniekit.data.dataset import Dataset
 from erniekit.model.adapters.lora import named_adapter_weights, weights_fingerprint
 from erniekit.model.decoder import Decoder
 from erniekit.runners.wiring import Say
+from erniekit.training.ranks import SINGLE, Ranks
 
 TABLE_VERSION = 1  # raise it where the same pairs and weights come to other log-probabilities
 
 
-def table_path(cache: Path, dataset: Dataset, model: Decoder) -> Path:
-    """Named by what the values depend on: the pairs, the weights and the adapters."""
+def table_path(cache: Path, dataset: Dataset, model: Decoder, ranks: Ranks = SINGLE) -> Path:
+    """Named by what the values depend on: the pairs, the weights and the adapters; the same on every rank."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr((TABLE_VERSION, dataset.fingerprint, len(dataset), weights_fingerprint(model))).encode())
     for name, weight in named_adapter_weights(model).items():
         digest.update(name.encode())
         digest.update(weight.numpy().tobytes())
-    return cache / "reference" / f"{digest.hexdigest()}.npy"
+    parts = dict.fromkeys(ranks.exchange(digest.hexdigest()))  # one, unless ranks hold different parts of the model
+    name = (
+        "".join(parts) if len(parts) == 1 else hashlib.blake2b(repr(list(parts)).encode(), digest_size=16).hexdigest()
+    )
+    return cache / "reference" / f"{name}.npy"
 
 
 def read_table(path: Path, shape: tuple[int, ...]) -> np.ndarray:

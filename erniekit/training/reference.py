@@ -23,6 +23,7 @@ from erniekit.errors import TrainingError
 from erniekit.model.adapters.lora import named_adapter_weights, without_adapters
 from erniekit.model.decoder import Decoder
 from erniekit.model.weights import named_weights
+from erniekit.training.ranks import SINGLE, Ranks
 
 Constants = tuple[
     Tensor, Tensor
@@ -137,14 +138,16 @@ def measure_missing(
     model: Decoder,
     measure: MeasureAnswers,
     describe_sample: Callable[[int], str] = "pair {}".format,
+    ranks: Ranks = SINGLE,
 ) -> int:
-    """Fill the rows of `table` (see `Precomputed`) that `batches` need and that are NaN.
+    """Fill the rows of `table` (see `Precomputed`) that `batches` need and that are NaN, here and on the other ranks.
 
     Args:
+        batches: those of this rank, on every rank as many.
         describe_sample: where the sample of a number comes from, for errors.
 
     Returns:
-        How many pairs were measured.
+        How many pairs were measured, by all ranks.
 
     Raises:
         TrainingError: log-probabilities are not finite; names one of the pairs.
@@ -154,7 +157,7 @@ def measure_missing(
         for batch in batches:
             samples = _samples(batch)
             missing = np.isnan(table[samples]).any(axis=1)
-            if missing.any():
+            if any(ranks.exchange(bool(missing.any()))):  # ranks that share a model go through it together
                 (constants,) = measure(model, [batch])
                 measured = np.stack([values.numpy() for values in constants], axis=1)
                 unusable = missing & ~np.isfinite(measured).all(axis=1)
@@ -166,7 +169,10 @@ def measure_missing(
                     )
                 table[samples[missing]] = measured[missing]
                 count += len(np.unique(samples[missing]))
-    return count
+    known = ~np.isnan(table)
+    filled, ranks_that_know = ranks.sum(np.stack([np.where(known, table, 0.0), known.astype(np.float64)]))
+    np.copyto(table, filled / np.maximum(1, ranks_that_know), where=~known & (ranks_that_know > 0), casting="same_kind")
+    return int(ranks.sum(np.array([count]))[0])
 
 
 @contextmanager

@@ -216,26 +216,32 @@ def without_speed(record: dict) -> dict:
 
 
 class Recording:
-    """A rank that is alone, and keeps what it was asked to sum."""
+    """A rank that is alone, and keeps what it was asked to sum or to exchange."""
 
     at_once = 1
     measure = staticmethod(measure_in_turn)
 
     def __init__(self) -> None:
-        self.asked: list[np.ndarray] = []
+        self.asked: list[Any] = []
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         self.asked.append(values)
         return values
 
+    def exchange(self, value: Any) -> list[Any]:
+        self.asked.append(value)
+        return [value]
+
 
 class OneOf(Recording):
-    """A rank among others that were asked for `asked`, one list for each: its sums are over all of them."""
+    """A rank among others that were asked for `asked`, one list for each: it has what all of them were asked for."""
 
-    def __init__(self, *asked: list[np.ndarray]) -> None:
+    def __init__(self, *asked: list[Any]) -> None:
         super().__init__()
         self._others = iter(zip(*asked, strict=True))
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        super().sum(values)
         return np.sum(next(self._others), axis=0)
+
+    def exchange(self, value: Any) -> list[Any]:
+        return list(next(self._others))

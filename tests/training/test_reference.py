@@ -29,6 +29,7 @@ from erniekit.training.reference import (
 )
 
 from ..model.tiny import pack, tiny_model
+from .fakes import OneOf, Recording
 
 KINDS = {
     "LoRA": LoraSettings(4, 8.0),
@@ -205,3 +206,28 @@ def test_continued_adapters_are_their_own_reference(tmp_path):
     reference = AdaptersAside(model, measure, copies(named_adapter_weights(model)))
     stir(trained_weights(model), 5)
     np.testing.assert_array_equal(values(of(reference, batch(2))), start)
+
+
+def test_ranks_measure_their_own_pairs_and_have_those_of_all():
+    """Rank 1 knows its pairs already, and goes through the model as often as rank 0 all the same."""
+    model = tiny_model()
+    whole = np.full((5, 2), np.nan, np.float32)
+    measure_missing(whole, [batch(3, 1), batch(4, 2)], model, measure)
+    known = np.full((5, 2), np.nan, np.float32)
+    known[[2, 4]] = whole[[2, 4]]
+    of_ranks = [(np.full((5, 2), np.nan, np.float32), [batch(3, 1)]), (known, [batch(4, 2)])]
+    recordings = [Recording(), Recording()]
+    for (table, batches), ranks in zip(of_ranks, recordings, strict=True):
+        measure_missing(table.copy(), batches, model, measure, ranks=ranks)
+    for table, batches in of_ranks:
+        turns = []
+
+        def counted(decoder, some, turns=turns):
+            turns.append(len(some))
+            return measure(decoder, some)
+
+        ranks = OneOf(*(recording.asked for recording in recordings))
+        assert measure_missing(table, batches, model, counted, ranks=ranks) == 2
+        assert turns == [1]
+        np.testing.assert_allclose(table, whole, rtol=1e-5)
+        assert np.isnan(table[0]).all()
