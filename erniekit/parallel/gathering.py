@@ -15,6 +15,12 @@ from erniekit.parallel.mesh import Mesh
 WRITER = 0  # the rank that gets them
 
 
+def axis_of(name: str) -> int | None:
+    """The axis along which the ranks of a tensor-parallel group divide a weight, or a state `<weight>/<kind>` of it."""
+    weight, _, state = name.partition("/")
+    return None if state.endswith("pow_acc") else placement(weight).axis
+
+
 class Gathered:
     """`WholeTensors` of a layout. Made and read by every rank together.
 
@@ -68,9 +74,7 @@ class Gathered:
         return [next(rank for rank in holders if of_slice(rank).tensor == part) for part in range(self._slices)]
 
     def _axis(self, name: str) -> int | None:
-        weight, _, state = name.partition("/")
-        cut = self._slices > 1 and not state.endswith("pow_acc")
-        return placement(weight).axis if cut else None
+        return axis_of(name) if self._slices > 1 else None
 
     @property
     def _slices(self) -> int:

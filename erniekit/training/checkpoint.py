@@ -26,16 +26,17 @@ from typing import Any
 import numpy as np
 import yaml
 from paddle import Tensor
-from paddle.optimizer import AdamW
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from erniekit.errors import CheckpointError, ModelFileError
 from erniekit.json_files import read_json_object
+from erniekit.model.whole import WholeTensors, held
 from erniekit.training.best_model import BestSoFar
 from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_name, problems, write_folder
 from erniekit.training.json_file import replace_text
-from erniekit.training.optimizer import load_optimizer_state, optimizer_state
+from erniekit.training.optimizer import held_state, load_optimizer_state
+from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.run_identity import RunIdentity
 from erniekit.training.totals import Totals
 
@@ -66,32 +67,39 @@ def save_checkpoint(
     *,
     identity: RunIdentity,
     resolved_config: Mapping[str, Any],
-    write_model: Callable[[Path], None],
-    optimizer: AdamW | None,
+    write_model: Callable[[Path | None], None],
+    optimizer: Any,
     parameters: Mapping[str, Tensor],
     beside_model: Mapping[str, Tensor] = {},
+    ranks: Ranks = SINGLE,
 ) -> Path:
     """Write `checkpoint-{step}`, all or nothing. `optimizer` None leaves its state out.
 
     A complete checkpoint of this step stays as it is: step k of a run is the same whenever it is reached, and replacing
     the folder would take it away for a moment.
 
+    Args:
+        write_model: with None it gives what this rank holds to the one that writes.
+        ranks: every one of them calls this; the first writes.
+
     Raises:
         CheckpointError: the disk is full or cannot be written; earlier checkpoints are untouched.
     """
 
-    def write(folder: Path) -> None:
+    def write(folder: Path | None) -> None:
         write_model(folder)
         if optimizer is not None:
-            _write_tensors(folder, "optimizer", optimizer_state(optimizer, parameters))
-        _write_tensors(folder, "beside_model", beside_model)
+            _write_tensors(folder, "optimizer", ranks.whole(held_state(optimizer, parameters)))
+        _write_tensors(folder, "beside_model", ranks.whole(held(beside_model)))
+        if folder is None:
+            return
         (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
         (folder / IDENTITY_FILE).write_text(json.dumps(identity.to_json(), indent=1), encoding="utf-8")
         write_config(folder, resolved_config)
 
     folder = output_dir / checkpoint_name(state.step)
-    if problems(folder, hashes=True):
-        write_folder(folder, write)
+    if ranks.exchange(ranks.is_first and bool(problems(folder, hashes=True)))[0]:
+        write_folder(folder, write) if ranks.is_first else write(None)
     return folder
 
 
@@ -116,8 +124,8 @@ def load_identity(folder: Path) -> RunIdentity:
     return RunIdentity.from_json(_read_json(folder / IDENTITY_FILE), folder / IDENTITY_FILE)
 
 
-def load_optimizer(folder: Path, optimizer: AdamW, parameters: Mapping[str, Tensor]) -> None:
-    """Set AdamW's state to what `folder` holds, bit for bit.
+def load_optimizer(folder: Path, optimizer: Any, parameters: Mapping[str, Tensor], ranks: Ranks = SINGLE) -> None:
+    """Set AdamW's state to what `folder` holds, bit for bit; on every rank its part.
 
     Raises:
         CheckpointError: the folder holds no optimizer state, or that of other parameters.
@@ -131,7 +139,7 @@ def load_optimizer(folder: Path, optimizer: AdamW, parameters: Mapping[str, Tens
     with ExitStack() as stack:
         opened = [stack.enter_context(safe_open(file, framework="numpy")) for file in files]
         home = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (not a dictionary)
-        load_optimizer_state(optimizer, parameters, home, lambda name: home[name].get_tensor(name))
+        load_optimizer_state(optimizer, parameters, home, lambda name: home[name].get_tensor(name), ranks)
 
 
 def load_beside_model(folder: Path) -> dict[str, np.ndarray]:
@@ -166,19 +174,21 @@ def _config_text(resolved_config: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(resolved_config), sort_keys=False, allow_unicode=True)
 
 
-def _write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> None:
+def _write_tensors(folder: Path | None, stem: str, tensors: WholeTensors) -> None:
     groups = list(_groups(tensors, _BYTES_A_FILE))
     for number, names in enumerate(groups, start=1):
         suffix = "" if len(groups) == 1 else f"-{number:05}-of-{len(groups):05}"
-        save_file({name: tensors[name].numpy() for name in names}, folder / f"{stem}{suffix}.safetensors")
+        values = {name: tensors.read(name) for name in names}
+        if folder is not None:
+            save_file(values, folder / f"{stem}{suffix}.safetensors")
 
 
-def _groups(tensors: Mapping[str, Tensor], limit: int) -> Iterator[list[str]]:
+def _groups(tensors: WholeTensors, limit: int) -> Iterator[list[str]]:
     """Names in groups of at most `limit` bytes (or one larger tensor)."""
     group: list[str] = []
     size = 0
-    for name, tensor in tensors.items():
-        bytes_of_tensor = tensor.size * tensor.element_size()
+    for name in tensors.names:
+        bytes_of_tensor = tensors.nbytes(name)
         if group and size + bytes_of_tensor > limit:
             yield group
             group, size = [], 0

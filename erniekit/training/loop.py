@@ -14,7 +14,6 @@ from typing import Any
 
 from paddle import Tensor
 from paddle.nn import Layer
-from paddle.optimizer import AdamW
 
 from erniekit.errors import TrainingError
 from erniekit.training.best_model import BestSoFar, judge, out_of_patience, why_it_stops
@@ -87,14 +86,14 @@ class Trainer:
 
     model: Layer  # offers .begin_micro_batch(step=, micro_batch=, dropout_scale=, share=) and .end_step()
     parameters: Mapping[str, Tensor]  # by Hugging Face name
-    optimizer: AdamW
+    optimizer: Any  # AdamW, or what divides its state among ranks
     schedule: Schedule
     plan: Plan
     objective: Objective
     settings: TrainingSettings
     identity: RunIdentity
     resolved_config: Mapping[str, Any]
-    write_model: Callable[[Path], None]  # puts model and tokenizer files into a folder
+    write_model: Callable[[Path | None], None]  # puts model and tokenizer files into a folder; None: only gives
     evaluation_plan: EvaluationPlan | None = None
     evaluation_objective: Objective | None = None  # default: `objective`
     further_figures: Callable[[Any], FurtherFigures] | None = None  # of an evaluation, from the model
@@ -166,7 +165,7 @@ class Trainer:
             if self.settings.ignore_load_lr_and_optim:
                 self.say("ignore_load_lr_and_optim: AdamW starts with fresh moments, which is not bit-exact")
             else:
-                load_optimizer(start.checkpoint, self.optimizer, self.parameters)
+                load_optimizer(start.checkpoint, self.optimizer, self.parameters, self.ranks)
             if self._is_finished():
                 where = f"at step {self.state.step} of {self.settings.total_steps}"
                 early = ", where it stopped early" if self._stops_early() else ""
@@ -261,7 +260,8 @@ class Trainer:
         """The checkpoint of the best evaluation, where it was saved."""
         step = self.state.best.step
         folder = None if step is None else self.settings.output_dir / checkpoint_name(step)
-        return folder if folder is not None and not problems(folder, hashes=False) else None
+        complete = folder is not None and not problems(folder, hashes=False)
+        return folder if self.ranks.exchange(complete)[0] else None  # others may not see the first rank's disk
 
     def _save(self) -> None:
         settings, state = self.settings, self.state
@@ -274,9 +274,11 @@ class Trainer:
             optimizer=None if settings.ignore_save_lr_and_optim else self.optimizer,
             parameters=self.parameters,
             beside_model=self.objective.beside_model(),
+            ranks=self.ranks,
         )
         best = self._best_folder()
-        prune(settings.output_dir, settings.save_total_limit, keep={folder, best} if best else {folder})
+        if self.ranks.is_first:
+            prune(settings.output_dir, settings.save_total_limit, keep={folder, best} if best else {folder})
         self._saved_step = state.step
         notify(self.callbacks, "on_save", folder)
 
@@ -290,7 +292,10 @@ class Trainer:
             else:
                 write = partial(write_model_of, folder)
                 which = f" of step {best.step}, where {best.metric} was best ({best.value:.4g}),"
-        write_files_into(self.settings.output_dir, write)
+        if self.ranks.is_first:
+            write_files_into(self.settings.output_dir, write)
+        elif write is self.write_model:
+            write(None)
         self.say(f"saved the model{which} to {self.settings.output_dir}")
 
     def _save_where_it_stops(self) -> None:

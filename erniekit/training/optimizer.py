@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import paddle
@@ -12,6 +13,8 @@ from paddle import Tensor
 from paddle.optimizer import AdamW
 
 from erniekit.errors import CheckpointError
+from erniekit.model.whole import Held, held
+from erniekit.training.ranks import SINGLE, Ranks
 
 # Paddle's names of what AdamW remembers about a parameter: two moments, and the powers of the betas, shape [1].
 STATE_KINDS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")
@@ -115,33 +118,44 @@ def optimizer_state(optimizer: AdamW, parameters: Mapping[str, Tensor]) -> dict[
     }
 
 
+def held_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> Held:
+    """What this rank's optimizer remembers; of one whose state is divided among ranks, the whole of it."""
+    if isinstance(optimizer, AdamW):
+        return held(optimizer_state(optimizer, parameters))
+    return Held(optimizer.state_shapes(), optimizer.read_state)
+
+
 def load_optimizer_state(
-    optimizer: AdamW,
+    optimizer: Any,
     parameters: Mapping[str, Tensor],
     names: Collection[str],
     read: Callable[[str], np.ndarray],
+    ranks: Ranks = SINGLE,
 ) -> None:
-    """Set what AdamW remembers, bit for bit, one tensor after the other.
+    """Set what the optimizer remembers, bit for bit, one tensor after the other.
 
     Args:
         names: of all stored tensors, `<parameter name>/<kind>`.
         read: gives a stored tensor.
+        ranks: among which the trained parameters are divided; each rank takes its part.
 
     Raises:
         CheckpointError: the names or shapes are not those of this optimizer.
     """
-    own = optimizer_state(optimizer, parameters)
-    missing, surplus = sorted(own.keys() - set(names)), sorted(set(names) - own.keys())
+    own = held_state(optimizer, parameters)
+    expected = {name for held_names in ranks.exchange(list(own.shapes)) for name in held_names}
+    missing, surplus = sorted(expected - set(names)), sorted(set(names) - expected)
     if missing or surplus:
         raise CheckpointError(
             "the optimizer state belongs to another set of trainable parameters: "
             f"{len(missing)} missing (for example {missing[:2]}), {len(surplus)} unknown (for example {surplus[:2]}).\n"
             "  Resume with the configuration that wrote it, or set ignore_load_lr_and_optim: true for a fresh AdamW."
         )
-    for name, tensor in own.items():
-        stored = read(name)
-        if list(stored.shape) != list(tensor.shape):
-            raise CheckpointError(
-                f"optimizer state {name}: expected shape {list(tensor.shape)}, got {list(stored.shape)}"
-            )
-        tensor.set_value(stored)
+    for name, shape in own.shapes.items():
+        stored = ranks.own_part(name, read(name))
+        if tuple(stored.shape) != tuple(shape):
+            raise CheckpointError(f"optimizer state {name}: expected shape {list(shape)}, got {list(stored.shape)}")
+        if isinstance(optimizer, AdamW):
+            own.read(name).set_value(stored)
+        else:
+            optimizer.write_state(name, stored)

@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
+from erniekit.model.whole import Held, OwnTensors, WholeTensors
 from erniekit.training.gradients import fill_missing_gradients, global_norm
 from erniekit.training.passes import LossOfBatch, MicroLoss
 
@@ -34,6 +35,14 @@ class Ranks(Protocol):
 
     def exchange(self, value: Any) -> list[Any]:
         """What every rank has given, in the order of the ranks. Values are JSON."""
+        ...
+
+    def whole(self, own: Held) -> WholeTensors:
+        """The tensors that the ranks hold, for the first rank to write; called by every rank."""
+        ...
+
+    def own_part(self, name: str, whole: np.ndarray) -> np.ndarray:
+        """What this rank holds of a weight, or of `<weight>/<state>`."""
         ...
 
     def run(
@@ -106,6 +115,12 @@ class _Single:
 
     def exchange(self, value: Any) -> list[Any]:
         return [value]
+
+    def whole(self, own: Held) -> WholeTensors:
+        return OwnTensors(own)
+
+    def own_part(self, name: str, whole: np.ndarray) -> np.ndarray:
+        return whole
 
     run = staticmethod(run_in_turn)
     measure = staticmethod(measure_in_turn)
