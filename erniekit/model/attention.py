@@ -225,7 +225,7 @@ class _BlockAttention(PyLayer):
 
     @staticmethod
     def forward(ctx, q, k, v, plan, dropout, key):  # type: ignore[no-untyped-def]
-        work = _Work(plan, q.shape, k.shape[2])
+        work = _Work(plan, q, k.shape[2])
         q_tiles = work.query_tiles(q, scale=True)
         k_tiles, v_tiles = work.key_tiles(k), work.key_tiles(v)
         stream = MaskStream(key, dropout) if dropout else None
@@ -283,9 +283,10 @@ class _BlockAttention(PyLayer):
 class _Work:
     """The blocks of a plan for given numbers of heads, and the moves between [B, S, N, D] and lists of tiles."""
 
-    def __init__(self, plan: AttentionPlan, q_shape: Sequence[int], key_heads: int) -> None:
+    def __init__(self, plan: AttentionPlan, q_BSHD: paddle.Tensor, key_heads: int) -> None:
         assert plan.blocks is not None
-        self.batch, self.length, self.query_heads, self.head_dim = q_shape
+        self.batch, self.length, self.query_heads, self.head_dim = q_BSHD.shape
+        self.dtype = q_BSHD.dtype
         self.key_heads, self.group = key_heads, self.query_heads // key_heads
         self.blocks = plan.blocks
         self.lengths = plan.blocks.tile_lengths
@@ -345,9 +346,8 @@ class _Work:
             sums[tile] = part if total is None else total.add_(part)
 
     def _concat(self, tiles: list[paddle.Tensor | None], rows_per_token: int) -> paddle.Tensor:
-        dtype = next((tile.dtype for tile in tiles if tile is not None), paddle.float32)
         present = [
-            paddle.zeros([self.key_heads, length * rows_per_token, self.head_dim], dtype) if tile is None else tile
+            paddle.zeros([self.key_heads, length * rows_per_token, self.head_dim], self.dtype) if tile is None else tile
             for tile, length in zip(tiles, self.lengths, strict=True)
         ]
         return present[0] if len(present) == 1 else paddle.concat(present, axis=1)
