@@ -13,6 +13,13 @@ def parse_with_overrides(parser: argparse.ArgumentParser, arguments: list[str]) 
     return options
 
 
+def at_least_one(text: str) -> int:
+    """The value of an option that counts something."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text}")
+    return int(text)
+
+
 def _hint(option: str, arguments: list[str]) -> str:
     from erniekit.parameters.schema import ALIASES, PARAMETERS
 

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from erniekit.cli.overrides import parse_with_overrides
+from erniekit.cli.overrides import at_least_one, parse_with_overrides
 from erniekit.parameters import Config
 
 
@@ -21,8 +21,8 @@ def run(arguments: list[str]) -> int:
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="name=value", help="parameters that override the file"
     )
-    parser.add_argument("--rows", type=_count, default=1, help="how many packs to show (default 1)")
-    parser.add_argument("--documents", type=_count, default=8, help="how many documents of each pack (default 8)")
+    parser.add_argument("--rows", type=at_least_one, default=1, help="how many packs to show (default 1)")
+    parser.add_argument("--documents", type=at_least_one, default=8, help="how many documents of each pack (default 8)")
     parser.add_argument("--no-color", action="store_true", help="mark trained tokens with [[ ]] instead of a colour")
     options = parse_with_overrides(parser, arguments)
     config = Config.load(options.config, options.overrides, verb="preview")
@@ -31,9 +31,3 @@ def run(arguments: list[str]) -> int:
     color = sys.stdout.isatty() and not options.no_color and "NO_COLOR" not in os.environ
     print(preview(config, rows=options.rows, documents=options.documents, color=color))
     return 0
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text}")
-    return int(text)

@@ -8,14 +8,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from erniekit.cli.overrides import parse_with_overrides
+from erniekit.cli.layout_report import layout_blocks
+from erniekit.cli.overrides import at_least_one, parse_with_overrides
 from erniekit.errors import UserError
+from erniekit.parallel.from_config import topology_from
 from erniekit.parameters import Config
-from erniekit.parameters.dpo import reference_way
 from erniekit.parameters.schema import PARAMETERS, SECTIONS
 from erniekit.parameters.values import shown
 from erniekit.runners.checks import check_paths, check_positions
 from erniekit.runners.hub_cache import local_model_folder
+from erniekit.runners.layout_plan import plan_layout
 
 if TYPE_CHECKING:
     from erniekit.model.configuration import ModelConfig
@@ -35,6 +37,12 @@ def run(arguments: list[str]) -> int:
     )
     parser.add_argument("--all", action="store_true", help="show the parameters that keep their defaults, too")
     parser.add_argument("--data", action="store_true", help="read the data: exact steps and how well it packs")
+    parser.add_argument(
+        "--world-size",
+        type=at_least_one,
+        metavar="N",
+        help="check the layout for a job of N ranks: which rank holds what, and an estimate of the memory of each",
+    )
     parser.add_argument(
         "--verb",
         default="train",
@@ -59,24 +67,32 @@ def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> i
         config = Config.load(file, overrides, verb=options.verb)
         if options.verb in ("train", "preview"):
             check_paths(config)
-            _check_positions(config)
+            _check_model(config, options.world_size)
         data = "\n\n" + _data_summary(config) if options.data else ""  # first: it also counts the steps
-        print(report(config, with_defaults=options.all) + data)
+        print(report(config, with_defaults=options.all, world_size=options.world_size) + data)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _check_positions(config: Config) -> None:
-    """Raise ConfigurationError where the model is there and its positions end before `max_seq_len` does."""
+def _check_model(config: Config, world_size: int | None) -> None:
+    """Raise ConfigurationError where the model's positions end before `max_seq_len` does, or the layout does not fit
+    the number of ranks or, as far as it is known, the model."""
     model = _model_config(config)
-    if not isinstance(model, str):
+    if isinstance(model, str):
+        topology_from(config, world_size)
+    else:
         check_positions(config, model)
+        plan_layout(config, model, world_size)
 
 
-def report(config: Config, *, with_defaults: bool = False) -> str:
-    """The resolved configuration as text: what the user set, what follows from it, derived numbers, messages."""
+def report(config: Config, *, with_defaults: bool = False, world_size: int | None = None) -> str:
+    """The resolved configuration as text: what the user set, what follows from it, derived numbers, messages.
+
+    Args:
+        world_size: the number of ranks; None: as few as the layout needs.
+    """
     chosen = [name for name in PARAMETERS if config.is_set(name)]
     following = [name for name in PARAMETERS if not config.is_set(name) and config.origin(name) != "default"]
     blocks = [f"{config.path}: valid for `erniekit {config.verb}`"]
@@ -87,24 +103,29 @@ def report(config: Config, *, with_defaults: bool = False) -> str:
             names = [item.name for item in section.parameters if config.origin(item.name) == "default"]
             blocks += _block(f"defaults of {section.title}", _rows(config, names))
     if config.verb == "train":
-        blocks += _block("comes to", derived_numbers(config))
+        blocks += _block("comes to", derived_numbers(config, world_size))
+        model = _model_config(config)
+        if not isinstance(model, str) and (world_size or topology_from(config).world_size > 1):
+            blocks += layout_blocks(config, plan_layout(config, model, world_size))
     lines = [*config.messages, *config.without_effect_on_cpu()]
     if lines:
         blocks.append("\n".join(["notes", *(f"  {line}" for line in lines)]))
     return "\n\n".join(blocks)
 
 
-def derived_numbers(config: Config) -> list[tuple[str, ...]]:
+def derived_numbers(config: Config, world_size: int | None = None) -> list[tuple[str, ...]]:
     """What follows from the configuration without reading data: batch, steps, size of the model, memory."""
     training = config.training
+    readers = topology_from(config, world_size).readers
+    from_readers = f" from each of {readers} parts" if readers > 1 else ""
     if budget := config.acceleration.batch_tokens:
         passes = training.gradient_accumulation_steps
         batch = f"{passes} x samples of similar length, at most {passes * budget:,} tokens with padding"
-        return [("global batch", batch), ("steps", _steps(config)), *_model_numbers(config)]
-    packs = training.per_device_train_batch_size * training.gradient_accumulation_steps
+        return [("global batch", batch + from_readers), ("steps", _steps(config)), *_model_numbers(config, world_size)]
+    packs = training.per_device_train_batch_size * training.gradient_accumulation_steps * readers
     rows = f"{packs} {'pack' if config.acceleration.packing else 'sample'}{'s' if packs > 1 else ''}"
     batch = f"{rows} of up to {training.max_seq_len:,} tokens, at most {packs * training.max_seq_len:,} tokens"
-    return [("global batch", batch), ("steps", _steps(config)), *_model_numbers(config)]
+    return [("global batch", batch), ("steps", _steps(config)), *_model_numbers(config, world_size)]
 
 
 def _steps(config: Config) -> str:
@@ -121,48 +142,31 @@ def _steps(config: Config) -> str:
 def _model_config(config: Config) -> ModelConfig | str:
     """The shape of the model, or why it is unknown, which is no problem of the configuration: it may be made later."""
     from erniekit.model.configuration import ModelConfig
+    from erniekit.model.published import published_model
 
     try:
         folder = local_model_folder(config)
+        name = config.basic.model_name_or_path
         if folder is None:
-            return f"{config.basic.model_name_or_path} is not here yet; training fetches it"
+            return published_model(name) or f"{name} is not here yet; training fetches it"
         return ModelConfig.from_folder(folder)
     except UserError as error:
         return str(error)
 
 
-def _most_rows(config: Config) -> int:
-    """Rows of a micro-batch at full length; with a budget of tokens, as many as it holds."""
-    budget = config.acceleration.batch_tokens
-    return -(-budget // config.training.max_seq_len) if budget else config.training.per_device_train_batch_size
-
-
-def _model_numbers(config: Config) -> list[tuple[str, ...]]:
+def _model_numbers(config: Config, world_size: int | None) -> list[tuple[str, ...]]:
     from erniekit.model.adapters.settings import adapter_parameter_count
-    from erniekit.model.memory_estimate import training_memory
     from erniekit.runners.adapters import adapter_plan
 
     model = _model_config(config)
     if isinstance(model, str):
         return [("parameters", f"unknown: {model}"), ("memory", "unknown without the model's shape")]
-    layers = model.num_hidden_layers
-    recomputed = max(0, layers - config.memory.no_recompute_layers) if config.memory.recompute else 0
     adapters = adapter_plan(config, model)
-    shapes = model.weight_shapes()
-    trained = adapter_parameter_count(shapes, adapters.settings) if adapters else model.parameter_count()
-    memory = training_memory(
-        model,
-        trainable=trained,
-        batch_size=_most_rows(config),
-        max_seq_len=config.training.max_seq_len,
-        recomputed_layers=recomputed,
-        fused_head=config.memory.use_fused_head_and_loss_fn,
-        dense_mask=config.uses_dense_mask,
-        reference_copy=config.basic.stage == "DPO" and reference_way(config.dpo, lora=config.lora.lora) == "copy",
-    )
+    trained = f", {adapter_parameter_count(model.weight_shapes(), adapters.settings):,} trained" if adapters else ""
+    memory = max(plan_layout(config, model, world_size).memory, key=lambda stage: stage["total"])
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.items() if size and name != "total")
     return [
-        ("parameters", f"{model.parameter_count():,}" + (f", {trained:,} trained" if adapters else "")),
+        ("parameters", f"{model.parameter_count():,}{trained}"),
         ("memory", f"about {_size(memory['total'])} for full packs: {parts.replace('_', ' ')}"),
     ]
 

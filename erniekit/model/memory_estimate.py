@@ -1,90 +1,254 @@
-"""How much memory training takes, from the model's shape alone. Needs neither Paddle nor NumPy."""
+"""How much memory a rank takes in training, from the model's shape and the layout alone.
+
+What is kept for backward follows the decoder's own operations; `tools/bench/memory_estimate.py` compares it with what
+runs take. Letters: T tokens of a micro-batch, H hidden size, V vocabulary. Needs neither Paddle nor NumPy.
+"""
 
 from __future__ import annotations
 
-from erniekit.model.configuration import ModelConfig
+from dataclasses import dataclass
 
-_FLOAT32 = 4
-_ADAM_MOMENTS = 2
+from erniekit.model.adapters.settings import LoraSettings, adapter_shapes
+from erniekit.model.configuration import ModelConfig
+from erniekit.model.rank_share import EMBEDDING, on_stage, values_on_rank
+from erniekit.parallel.schedule import runs_in_flight
+from erniekit.parallel.stages import layer_runs, stage_layers
+from erniekit.parallel.topology import Topology
+
 CHUNK_LOGITS = 4 << 20  # head.CHUNK_LOGITS; a test compares the two
 KEPT_SCORES = 4 << 20  # attention.KEEP_SCORES_UP_TO; likewise
+TILE = 256  # attention_plan.TILE; likewise
+# What a process takes on a CPU beside its tensors, measured: Python, Paddle and its kernels' buffers, and gaps of the
+# heap where the temporary values of one layer after the other have been.
+PROCESS_BYTES = 450_000_000
+HEAP_GAPS = 1.5
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Bytes that one number of each kind takes.
+
+    Attributes:
+        master: of the float32 copies of trained weights that an optimizer keeps beside 16-bit ones; 0: there are none.
+        moments: of both moments of AdamW together.
+        on_cpu: attention runs in blocks of scores, and memory is the process's; otherwise in FlashMask's kernel.
+    """
+
+    weights: int = 4
+    activations: int = 4
+    gradients: int = 4
+    master: int = 0
+    moments: int = 8
+    on_cpu: bool = True
+
+
+FLOAT32_ON_CPU = Formats()
+BFLOAT16_O1 = Formats(activations=2, on_cpu=False)  # float32 weights, products and what is kept for them in 16 bits
+BFLOAT16_O2 = Formats(weights=2, activations=2, gradients=2, master=4, on_cpu=False)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What of a run decides how much memory it takes.
+
+    Attributes:
+        batch_size: rows of a micro-batch of one reader; rows are full.
+        longest_document: tokens that see each other, at most; None: a whole row.
+        accumulation: micro-batches of a step.
+        recompute: layers from `no_recompute_layers` on keep only their input and compute the rest again in backward.
+        fused_head: the logits are never whole.
+        dense_mask: FlashMask is switched off: a B x S x S mask and whole score matrices exist.
+        reference_copy: a second, frozen model is there as well.
+        adapters: what is trained beside frozen weights; None: all weights are trained.
+        sharding: 0; or what a sharding group divides: 1 optimizer states, 2 gradients, too, 3 parameters, too.
+    """
+
+    batch_size: int
+    max_seq_len: int
+    longest_document: int | None = None
+    accumulation: int = 1
+    recompute: bool = False
+    no_recompute_layers: int = 0
+    fused_head: bool = False
+    dense_mask: bool = False
+    reference_copy: bool = False
+    adapters: LoraSettings | None = None
+    sharding: int = 0
+    formats: Formats = FLOAT32_ON_CPU
+
+    @property
+    def tokens(self) -> int:
+        return self.batch_size * self.max_seq_len
 
 
 def training_memory(
-    model_config: ModelConfig,
-    *,
-    batch_size: int,
-    max_seq_len: int,
-    trainable: int | None = None,
-    recomputed_layers: int = 0,
-    fused_head: bool = False,
-    dense_mask: bool = False,
-    reference_copy: bool = False,
-    bytes_per_value: int = _FLOAT32,
+    model: ModelConfig,
+    work: Workload,
+    topology: Topology | None = None,
+    runs: list[range] | None = None,
+    stage: int = 0,
 ) -> dict[str, int]:
-    """Bytes by purpose for one device and one micro-batch of full rows; `total` is their sum.
+    """Bytes by purpose of each rank of a pipeline stage; `total` is their sum. Tokens spread evenly over experts.
 
     Args:
-        batch_size: rows (packs) in a micro-batch.
-        trainable: how many parameters are trained; default all.
-        recomputed_layers: how many layers keep only their input and compute the rest again in backward.
-        fused_head: the logits are never whole (`use_fused_head_and_loss_fn`).
-        dense_mask: FlashMask is switched off, so a B x S x S mask and whole score matrices exist.
-        reference_copy: a second, frozen model is there as well.
-        bytes_per_value: of weights and activations; gradients and optimizer states count as float32.
+        topology: None: one process.
+        runs: the layers of each run of the pipeline, see `stages.layer_runs`; None: divided equally.
     """
-    parameters = model_config.parameter_count()
-    trainable = parameters if trainable is None else trainable
-    tokens = batch_size * max_seq_len
-    hidden = model_config.hidden_size
-    moe = [model_config.is_moe_layer(number) for number in range(model_config.num_hidden_layers)]
-    moe += [model_config.is_moe_layer(depth) for depth in range(model_config.num_nextn_predict_layers)]
-    values = [_layer_values(model_config, is_moe, batch_size, max_seq_len, dense_mask) for is_moe in moe]
-    layers, layer = len(values), max(values)
-    # One layer's values exist a second time as gradients while it is in backward.
-    recomputed = min(recomputed_layers, layers)
-    kept = recomputed * tokens * hidden + sum(values[: layers - recomputed]) + (2 if recomputed else 1) * layer
-    heads = model_config.num_attention_heads + model_config.num_key_value_heads
-    shared = 3 * tokens * hidden + 2 * tokens * heads * model_config.head_dim  # embedding, final norm; rotary tables
+    topology = topology or Topology()
+    runs = runs or layer_runs(model.num_hidden_layers, topology)
+    formats = work.formats
+    weights, trained = _held_values(model, work, topology, runs, stage)
+    shards = [topology.sharding if work.sharding >= level else 1 for level in (1, 2, 3)]
+    kept, working = _Layers(model, work, topology).stage_values(runs, stage)
+    head_kept, head_working = _head_values(model, work, topology, stage)
+    workspace = max(working, head_working, _embedding_gradient(model, work, topology, stage)) * formats.activations
+    rows = work.batch_size * work.max_seq_len**2
     memory = {
-        "parameters": parameters * bytes_per_value,
-        "reference": parameters * bytes_per_value if reference_copy else 0,
-        "gradients": trainable * _FLOAT32,
-        "optimizer": trainable * _ADAM_MOMENTS * _FLOAT32,
-        "activations": (kept + shared) * bytes_per_value,
-        "logits": _logit_values(model_config, tokens, fused_head, trainable) * bytes_per_value,
-        "attention_mask": batch_size * max_seq_len * max_seq_len * _FLOAT32 if dense_mask else 0,
+        "parameters": weights * formats.weights // shards[2],
+        "reference": weights * formats.weights if work.reference_copy else 0,
+        "gradients": trained * formats.gradients // shards[1],
+        "optimizer": trained * (formats.master + formats.moments) // shards[0],
+        "activations": kept * formats.activations,
+        "logits": head_kept * formats.activations,
+        "workspace": workspace,
+        "attention_mask": rows * formats.activations if work.dense_mask else 0,
     }
+    memory["process"] = PROCESS_BYTES + int(HEAP_GAPS * workspace) if formats.on_cpu else 0
     return {**memory, "total": sum(memory.values())}
 
 
-def _layer_values(config: ModelConfig, moe: bool, batch_size: int, max_seq_len: int, dense_mask: bool) -> int:
-    """Numbers one decoder layer keeps between forward and backward."""
-    queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    per_token = (
-        4 * config.hidden_size  # the two residual streams and the two normalised inputs
-        + 2 * queries  # queries and attention's output
-        + 2 * keys
-        + (_expert_values(config) if moe else 3 * config.intermediate_size)  # gate, up, and their product
-    )
-    square = config.num_attention_heads * batch_size * max_seq_len * max_seq_len
-    scores = square if dense_mask else min(square // 2, KEPT_SCORES)
-    return batch_size * max_seq_len * per_token + scores
+def tensor_bytes(memory: dict[str, int]) -> int:
+    """What of an estimate are tensors, whose sum Paddle counts itself; the rest is the process."""
+    return memory["total"] - memory["process"]
 
 
-def _expert_values(config: ModelConfig) -> int:
-    """Per token: inputs and outputs of its experts, side by side and in order, what they keep, and the router's."""
-    experts = config.moe_k + config.moe_num_shared_experts
-    return (
-        3 * config.moe_k * config.hidden_size + 3 * experts * config.moe_intermediate_size + 3 * config.moe_num_experts
-    )
+def _held_values(
+    model: ModelConfig, work: Workload, topology: Topology, runs: list[range], stage: int
+) -> tuple[int, int]:
+    """How many values of parameters a rank of the stage has, and how many of them it trains."""
+    shapes = model.weight_shapes()
+    weights = values_on_rank(on_stage(shapes, model, topology, runs, stage), topology)
+    if work.adapters is None:
+        return weights, weights
+    adapters = on_stage(adapter_shapes(shapes, work.adapters), model, topology, runs, stage)
+    trained = values_on_rank(adapters, topology)
+    return weights + trained, trained
 
 
-def _logit_values(config: ModelConfig, tokens: int, fused_head: bool, trainable: int) -> int:
-    head = config.vocab_size * config.hidden_size
-    losses = 1 + config.num_nextn_predict_layers  # each keeps its own until backward begins
-    if fused_head:
-        chunk = min(max(CHUNK_LOGITS, head // 4), tokens * config.vocab_size)
-        # The gradients of head and hidden states are made with the loss; a chunk's share of the former comes on top.
-        return chunk + losses * tokens * config.hidden_size + ((losses + 1) * head if trainable >= head else 0)
-    return (losses + 1) * tokens * config.vocab_size  # probabilities, and first the logits, then their gradient
+class _Layers:
+    """Numbers that decoder layers keep and use, on one rank for one micro-batch."""
+
+    def __init__(self, model: ModelConfig, work: Workload, topology: Topology) -> None:
+        self.model, self.work, self.topology = model, work, topology
+        # Outside of blocks a rank has all tokens, or its part of the sequence.
+        self.own_tokens = work.tokens // (topology.tensor if topology.sequence_parallel else 1)
+        self.queries = model.num_attention_heads * model.head_dim // topology.tensor
+        self.keys = model.num_key_value_heads * model.head_dim // topology.tensor
+        self.longest = work.longest_document or work.max_seq_len
+
+    def stage_values(self, runs: list[range], stage: int) -> tuple[int, int]:
+        """What a stage keeps for backward over all micro-batches in flight, and what one layer's backward adds."""
+        model, work, topology = self.model, self.work, self.topology
+        layers = stage_layers(runs, stage, topology.pipeline)
+        predictions = range(model.num_nextn_predict_layers if stage == topology.pipeline - 1 else 0)
+        moe = [model.is_moe_layer(number) for number in (*layers, *predictions)]
+        again = [work.recompute and number >= work.no_recompute_layers for number in layers]
+        again += [work.recompute] * len(predictions)
+        hidden = self.own_tokens * model.hidden_size
+        whole = [self.kept(is_moe) for is_moe in moe]
+        kept = sum(hidden if is_again else values for values, is_again in zip(whole, again, strict=True))
+        # Beside layers: what comes in, what leaves or the final norm, and the rotary tables.
+        kept += 3 * hidden + 2 * work.tokens * (self.queries + self.keys)
+        in_flight = runs_in_flight(topology, stage, work.accumulation) / topology.virtual_pipeline
+        second = max((values - hidden for values, is_again in zip(whole, again, strict=True) if is_again), default=0)
+        working = second + max((self.working(is_moe) for is_moe in moe), default=0)
+        return int(kept * in_flight) + self.masks(), working
+
+    def kept(self, moe: bool) -> int:
+        """Between forward and backward."""
+        model, tokens = self.model, self.work.tokens
+        streams = 2 * self.own_tokens * model.hidden_size  # the two residual streams
+        inputs = 2 * tokens * model.hidden_size  # the two normalised inputs, of all tokens
+        attention = 2 * tokens * (self.queries + self.keys) + self._kept_scores()
+        mlp = self._expert_values() if moe else 3 * tokens * self._cut(model.intermediate_size)
+        return streams + inputs + attention + mlp + self._dropped(moe)
+
+    def _expert_values(self) -> int:
+        """The sorted inputs and outputs of experts; gate, up and their product, of shared ones too; the router's."""
+        model, inner = self.model, self.model.moe_intermediate_size
+        shared = 3 * self.work.tokens * self._cut(model.moe_num_shared_experts * inner)
+        router = 3 * self.own_tokens * model.moe_num_experts
+        return self._routed() * (2 * model.hidden_size + 3 * inner) + shared + router
+
+    def working(self, moe: bool) -> int:
+        """What the larger of a layer's two backward passes takes for a while."""
+        model, work = self.model, self.work
+        attention = 2 * work.tokens * (model.hidden_size + self.queries + 2 * self.keys)
+        if work.dense_mask:
+            attention += self._kept_scores()  # their gradient
+        elif work.formats.on_cpu:  # one block of scores, their probabilities and their gradient
+            attention += 3 * model.num_attention_heads // self.topology.tensor * min(TILE, self.longest) * self.longest
+        if moe:
+            return max(attention, (2 * self._routed() + 2 * work.tokens) * model.hidden_size)
+        return max(attention, 5 * work.tokens * self._cut(model.intermediate_size))
+
+    def masks(self) -> int:
+        """The causal masks of the blocks of the longest document, which all layers share."""
+        if not self.work.formats.on_cpu or self.work.dense_mask:
+            return 0
+        return self.model.num_attention_heads // self.model.num_key_value_heads * self.longest**2 // 2
+
+    def _kept_scores(self) -> int:
+        """Attention's probabilities, which are computed again in backward where they would be many."""
+        heads, tokens = self.model.num_attention_heads // self.topology.tensor, self.work.tokens
+        if self.work.dense_mask:
+            return heads * tokens * self.work.max_seq_len
+        if not self.work.formats.on_cpu:
+            return 0
+        scores = heads * tokens * min(self.longest, (self.longest + TILE) // 2)
+        if self.work.longest_document is None:
+            return min(scores, KEPT_SCORES)
+        return scores if scores <= KEPT_SCORES else 0
+
+    def _dropped(self, moe: bool) -> int:
+        """With dropout before adapters: of every linear layer the input once more, and the mask."""
+        if self.work.adapters is None or not self.work.adapters.dropout:
+            return 0
+        model, tokens = self.model, self.work.tokens
+        inputs = tokens * (3 * model.hidden_size + self.queries)
+        if not moe:
+            return 2 * (inputs + tokens * (2 * model.hidden_size + self._cut(model.intermediate_size)))
+        inputs += self._routed() * (2 * model.hidden_size + model.moe_intermediate_size)
+        if model.moe_num_shared_experts:
+            shared = self._cut(model.moe_num_shared_experts * model.moe_intermediate_size)
+            inputs += tokens * (2 * model.hidden_size + shared)
+        return 2 * inputs
+
+    def _routed(self) -> int:
+        """Pairs of a token and one of its experts that a rank computes."""
+        divided = self.topology.expert_axis == "tensor" or self.topology.sequence_parallel
+        return self.work.tokens * self.model.moe_k // (self.topology.tensor if divided else 1)
+
+    def _cut(self, size: int) -> int:
+        return size // self.topology.tensor
+
+
+def _head_values(model: ModelConfig, work: Workload, topology: Topology, stage: int) -> tuple[int, int]:
+    """What the loss keeps until backward has ended, and what it takes for a while."""
+    if stage < topology.pipeline - 1:
+        return 0, 0
+    vocabulary = model.vocab_size // topology.tensor
+    head = vocabulary * model.hidden_size
+    losses = 1 + model.num_nextn_predict_layers  # each keeps its own until backward begins
+    if not work.fused_head:
+        return losses * work.tokens * vocabulary, work.tokens * vocabulary  # probabilities; logits or their gradient
+    # The gradients of hidden states, and of a trained head, are made with the loss.
+    kept = losses * (work.tokens * model.hidden_size + (head if work.adapters is None else 0))
+    return kept, min(max(CHUNK_LOGITS, head // 4), work.tokens * vocabulary)
+
+
+def _embedding_gradient(model: ModelConfig, work: Workload, topology: Topology, stage: int) -> int:
+    """The dense gradient of the embedding, before it is added to what is there."""
+    if work.adapters is not None or stage > 0:
+        return 0
+    return values_on_rank({EMBEDDING: (model.vocab_size, model.hidden_size)}, topology)

@@ -9,6 +9,7 @@ import pytest
 from erniekit.cli import main
 from erniekit.cli.validate import report
 from erniekit.parameters import Config
+from erniekit.parameters.declaration import Parameter
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "examples" / "configs" / "quickstart" / "sft.yaml")
@@ -181,3 +182,74 @@ def test_an_unknown_option_is_not_taken_for_a_parameter(capsys: pytest.CaptureFi
 def test_preview_shows_at_least_one(option: str, count: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["preview", QUICKSTART, option, count]) == 2
     assert f"expected an integer of at least 1, got {count}" in capsys.readouterr().err
+
+
+def _layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """`erniekit validate --world-size` of a published model that is not here, as if every layout were available."""
+    monkeypatch.setattr(Parameter, "is_available", lambda self, value: True)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    file = _write(
+        tmp_path / "plan.yaml",
+        f"model_name_or_path: baidu/ERNIE-4.5-21B-A3B-PT\nfrom_hf_hub: true\noutput_dir: o\n"
+        f"train_dataset_path: {DATA}\nrecompute: true\nuse_fused_head_and_loss_fn: true\n",
+    )
+    return main(["validate", file, *words])
+
+
+def test_a_layout_for_a_cluster_that_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tensor_parallel_degree=2", "pipeline_parallel_degree=2", "moe_group=mp", "gradient_accumulation_steps=3"]
+    assert _layout(tmp_path, monkeypatch, "--world-size", "8", *words) == 0
+    text = capsys.readouterr().out
+    assert "6 packs of up to" in text  # two parts of three
+    assert "layout of 8 ranks: data 2 x pipeline 2 x tensor 2\n  rank  batch        layers        matrices" in text
+    assert "  3     part 0 of 2  stage 1 of 2  slice 1 of 2  part 1 of 2" in text
+    assert "stages wait 25% of a step" in text
+    table = [line.split() for line in text.partition("memory of each rank in GB")[2].splitlines()[1:4]]
+    assert [row[:4] for row in table[1:]] == [["0", "0-1,", "4-5", "0-13"], ["1", "2-3,", "6-7", "14-27"]]
+    assert sum(float(row[4]) for row in table[1:]) == pytest.approx(44.2, abs=0.1)  # half of 21.8e9 weights, and a bit
+    header, stages = table[0], [dict(zip(table[0][2:], row[4 - 1 :], strict=True)) for row in table[1:]]
+    assert header[:3] == ["stage", "ranks", "layers"]
+    for stage in stages:
+        parts = [float(size.replace(",", "")) for name, size in stage.items() if name not in ("layers", "total")]
+        assert sum(parts) == pytest.approx(float(stage["total"]), rel=0.02)
+
+
+def test_large_layouts_show_groups_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _layout(tmp_path, monkeypatch, "--world-size", "112", "tensor_parallel_degree=4") == 0
+    text = capsys.readouterr().out
+    assert "4-7 part 1 of 28 slices 0-3, one each" in " ".join(text.split())
+    assert "... and 4 groups of ranks more" in text
+
+
+def test_number_formats_decide_the_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def optimizer_and_title(*words: str) -> tuple[float, str]:
+        assert _layout(tmp_path, monkeypatch, "--world-size", "1", *words) == 0
+        title, names, row = capsys.readouterr().out.partition("memory of each rank in GB, ")[2].splitlines()[:3]
+        return float(row.split()[names.split().index("optimizer")]), title
+
+    sixteen = ["bf16=true", "fp16_opt_level=O2"]
+    assert optimizer_and_title() == (175, "computed for full rows: float32 on a CPU")
+    assert optimizer_and_title("device=gpu") == (175, "computed for full rows: float32 on a GPU")
+    size, title = optimizer_and_title(*sixteen, "amp_master_grad=true")
+    assert size == 262 and title.endswith("16 bits with float32 copies, 32-bit gradients, on a GPU")
+    assert optimizer_and_title(*sixteen, "use_lowprecision_moment=true")[0] == 175
+    assert optimizer_and_title(*sixteen, "device=cpu")[1].endswith("float32 on a CPU")
+
+
+def test_a_layout_that_does_not_fit_the_model_or_the_ranks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _layout(tmp_path, monkeypatch, "--world-size", "6", "tensor_parallel_degree=4") == 2
+    assert "6 ranks cannot be divided by the layout" in capsys.readouterr().err
+    assert _layout(tmp_path, monkeypatch, "--world-size", "8", "tensor_parallel_degree=8") == 2
+    assert "does not divide num_attention_heads 20, num_key_value_heads 4" in capsys.readouterr().err
+    assert _layout(tmp_path, monkeypatch, "pipeline_parallel_degree=3") == 2  # without --world-size, too
+    assert "28 layers cannot be divided equally" in capsys.readouterr().err
+    assert _layout(tmp_path, monkeypatch, "--world-size", "none") == 2
+    assert "expected an integer of at least 1" in capsys.readouterr().err

@@ -104,14 +104,22 @@ def linear_shapes(weight_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tup
     }
 
 
-def adapter_parameter_count(weight_shapes: Mapping[str, tuple[int, ...]], settings: LoraSettings) -> int:
-    """How many parameters the adapters of a model with these weights have."""
+def adapter_shapes(weight_shapes: Mapping[str, tuple[int, ...]], settings: LoraSettings) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every parameter of the adapters beside a model with these weights."""
     linears = linear_shapes(weight_shapes)
-    total = 0
+    shapes: dict[str, tuple[int, ...]] = {}
     for path in select_targets(linears, settings.target_modules):
         outputs, inputs = linears[path]
-        total += settings.rank_of(path) * (inputs + outputs) + (outputs if settings.dora else 0)
-    return total
+        rank = settings.rank_of(path)
+        shapes |= {f"{path}.lora_A": (inputs, rank), f"{path}.lora_B": (rank, outputs)}
+        if settings.dora:
+            shapes[f"{path}.lora_magnitude_vector"] = (outputs,)
+    return shapes
+
+
+def adapter_parameter_count(weight_shapes: Mapping[str, tuple[int, ...]], settings: LoraSettings) -> int:
+    """How many parameters the adapters of a model with these weights have."""
+    return sum(math.prod(shape) for shape in adapter_shapes(weight_shapes, settings).values())
 
 
 def _by_pattern(patterns: Mapping[str, Any], path: str, default: Any) -> Any:

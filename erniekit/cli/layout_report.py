@@ -1,0 +1,91 @@
+"""What `erniekit validate` says of a layout: which rank holds what, and the memory each one takes. Needs no Paddle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from erniekit.parallel.schedule import bubble_fraction
+from erniekit.parallel.stages import stage_layers
+from erniekit.runners.layout_plan import LayoutPlan, describe_formats, number_formats
+
+if TYPE_CHECKING:
+    from erniekit.parallel.topology import Topology
+    from erniekit.parameters import Config
+
+RANKS_SHOWN_EACH = 16  # of larger layouts the ranks that differ in their slice of the matrices share a line
+LINES_SHOWN = 24
+AXES_SHOWN = ("data", "pipeline", "sharding", "tensor")
+UNITS = {"GB": 10**9, "MB": 10**6}
+
+
+def layout_blocks(config: Config, plan: LayoutPlan) -> list[str]:
+    """Paragraphs about a layout of several ranks."""
+    topology = plan.topology
+    degrees = " x ".join(f"{axis} {topology.degree(axis)}" for axis in AXES_SHOWN if topology.degree(axis) > 1)
+    lines = [f"layout of {topology.world_size} ranks: {degrees or 'one process'}"]
+    lines += [f"  {line}" for line in _holdings(topology)]
+    if topology.expert_axis and topology.expert > 1:
+        lines.append(f"  experts are divided between {topology.expert} ranks ({topology.expert_axis})")
+    if topology.pipeline > 1:
+        accumulation = config.training.gradient_accumulation_steps
+        share = bubble_fraction(topology, accumulation)
+        lines.append(f"  stages wait {share:.0%} of a step with gradient_accumulation_steps {accumulation}")
+    return ["\n".join(lines), memory_table(config, plan)]
+
+
+def memory_table(config: Config, plan: LayoutPlan) -> str:
+    """The estimate of each rank, a line for the ranks of each stage."""
+    unit = "GB" if max(stage["total"] for stage in plan.memory) >= UNITS["GB"] else "MB"
+    purposes = [name for name in plan.memory[0] if any(stage[name] for stage in plan.memory)]
+    rows = [["stage", "ranks", "layers", *(name.replace("_", " ") for name in purposes)]]
+    for number, memory in enumerate(plan.memory):
+        layers = stage_layers(plan.runs, number, plan.topology.pipeline)
+        ranks = [rank for rank in range(plan.topology.world_size) if _stage(plan.topology, rank) == number]
+        sizes = [f"{memory[name] / UNITS[unit]:,.3g}" for name in purposes]
+        rows.append([str(number), _ranges(ranks), _ranges(layers), *sizes])
+    if plan.topology.pipeline == 1:
+        rows = [row[1:] for row in rows]
+    formats = describe_formats(number_formats(config))
+    title = f"memory of each rank in {unit}, computed for full rows: {formats}"
+    return "\n".join([title, *(f"  {line}" for line in _aligned(rows))])
+
+
+def _holdings(topology: Topology) -> list[str]:
+    """Which rank holds what."""
+    lines = topology.table().splitlines()
+    if topology.world_size <= RANKS_SHOWN_EACH:
+        return lines
+    titles = {"data": "batch", "pipeline": "stage", "sharding": "shard", "tensor": "matrices"}
+    wide = {"data": topology.readers, **{axis: topology.degree(axis) for axis in AXES_SHOWN[1:]}}
+    shown_axes = [axis for axis in AXES_SHOWN if wide[axis] > 1]
+    rows = [["ranks", *(titles[axis] for axis in shown_axes)]]
+    for ranks in topology.groups("tensor"):
+        place = topology.coordinates(ranks[0])
+        cells = {axis: f"{getattr(place, axis)} of {topology.degree(axis)}" for axis in shown_axes}
+        cells |= {"data": f"part {topology.reader(ranks[0])} of {topology.readers}"}
+        cells |= {"tensor": f"slices 0-{topology.tensor - 1}, one each"}
+        rows.append([_ranges(ranks), *(cells[axis] for axis in shown_axes)])
+    more = len(rows) - 1 - LINES_SHOWN
+    shown = _aligned(rows[: LINES_SHOWN + 1])
+    return [*shown, f"... and {more} groups of ranks more, numbered on in the same way"] if more > 0 else shown
+
+
+def _stage(topology: Topology, rank: int) -> int:
+    return topology.coordinates(rank).pipeline
+
+
+def _ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 8, 9] as "0-2, 8-9"; many ranges as the first and the last one."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    return ", ".join(texts) if len(texts) <= 3 else f"{texts[0]}, {texts[1]}, ..., {texts[-1]}"
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

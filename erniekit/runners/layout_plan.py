@@ -1,0 +1,105 @@
+"""A run's layout on paper: topology, layers of each stage, memory of a rank. Needs neither Paddle nor NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from erniekit.model.divisibility import check_divisible
+from erniekit.model.memory_estimate import BFLOAT16_O1, BFLOAT16_O2, FLOAT32_ON_CPU, Formats, Workload, training_memory
+from erniekit.parallel.from_config import topology_from
+from erniekit.parameters.dpo import reference_way
+from erniekit.runners.adapters import adapter_plan
+
+if TYPE_CHECKING:
+    from erniekit.model.configuration import ModelConfig
+    from erniekit.parallel.topology import Topology
+    from erniekit.parameters import Config
+
+SHARDING_LEVELS = {"none": 0, "stage1": 1, "stage2": 2, "stage3": 3}
+
+
+@dataclass(frozen=True)
+class LayoutPlan:
+    """What every rank of a run has.
+
+    Attributes:
+        runs: the layers of each run of the pipeline, see `stages.layer_runs`.
+        memory: bytes by purpose of a rank of each pipeline stage, see `training_memory`.
+    """
+
+    topology: Topology
+    runs: list[range]
+    memory: list[dict[str, int]]
+
+
+def plan_layout(config: Config, model: ModelConfig, world_size: int | None = None) -> LayoutPlan:
+    """Divide a model as a configuration says, over `world_size` ranks, or over as few as its degrees need.
+
+    Raises:
+        ConfigurationError: ranks or model cannot be divided so.
+    """
+    topology = topology_from(config, world_size)
+    runs = divided_layers(config, model, topology)
+    work = workload(config, model)
+    memory = [training_memory(model, work, topology, runs, stage) for stage in range(topology.pipeline)]
+    return LayoutPlan(topology, runs, memory)
+
+
+def divided_layers(config: Config, model: ModelConfig, topology: Topology) -> list[range]:
+    """The layers of each run of the pipeline, once everything of the model is known to be divisible.
+
+    Raises:
+        ConfigurationError: what cannot be divided, see `check_divisible`.
+    """
+    return check_divisible(
+        model,
+        topology,
+        max_seq_len=config.training.max_seq_len,
+        pp_seg_method=config.distributed.pp_seg_method,
+        add_tail_layers=config.distributed.add_tail_layers,
+    )
+
+
+def workload(config: Config, model: ModelConfig) -> Workload:
+    """What of a configuration decides how much memory a rank takes."""
+    adapters = adapter_plan(config, model)
+    way = reference_way(config.dpo, lora=config.lora.lora)
+    budget = config.acceleration.batch_tokens
+    rows = -(-budget // config.training.max_seq_len) if budget else config.training.per_device_train_batch_size
+    return Workload(
+        batch_size=rows,
+        max_seq_len=config.training.max_seq_len,
+        accumulation=config.training.gradient_accumulation_steps,
+        recompute=config.memory.recompute,
+        no_recompute_layers=config.memory.no_recompute_layers,
+        fused_head=config.memory.use_fused_head_and_loss_fn,
+        dense_mask=config.uses_dense_mask,
+        reference_copy=config.basic.stage == "DPO" and way == "copy",
+        adapters=adapters.settings if adapters else None,
+        sharding=SHARDING_LEVELS[config.distributed.sharding],
+        formats=number_formats(config),
+    )
+
+
+def number_formats(config: Config) -> Formats:
+    """float32 on a CPU; what section 1.8 says on the GPU that 16-bit formats or `device` ask for."""
+    precision = config.precision
+    sixteen_bits = precision.bf16 or precision.fp16
+    if config.basic.device == "cpu" or not (sixteen_bits or config.basic.device.startswith("gpu")):
+        return FLOAT32_ON_CPU
+    formats = replace(FLOAT32_ON_CPU, on_cpu=False)
+    if sixteen_bits:
+        formats = BFLOAT16_O2 if precision.fp16_opt_level == "O2" else BFLOAT16_O1
+    if formats.master and precision.amp_master_grad:
+        formats = replace(formats, gradients=4)
+    return replace(formats, moments=4) if config.fp8.use_lowprecision_moment else formats
+
+
+def describe_formats(formats: Formats) -> str:
+    """The same in words."""
+    if formats.on_cpu:
+        return "float32 on a CPU"
+    if not formats.master:
+        return "float32 on a GPU" if formats.activations == 4 else "float32 weights, 16-bit activations on a GPU"
+    return f"16 bits with float32 copies, {8 * formats.gradients}-bit gradients, on a GPU"
