@@ -8,7 +8,7 @@ from typing import Any
 
 from erniekit.data.batches import Batch
 from erniekit.data.dataset import Dataset
-from erniekit.data.plan import StepPlan
+from erniekit.data.plan import StepPlan, Through, read_here
 from erniekit.errors import DataError
 
 
@@ -23,9 +23,18 @@ class EvaluationPlan:
         data_rank, data_world: this rank among those that divide the steps.
     """
 
-    def __init__(self, dataset: Dataset, *, data_rank: int = 0, data_world: int = 1, **options: Any) -> None:
-        """`options` are those of StepPlan that say how samples share rows and batches."""
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        data_rank: int = 0,
+        data_world: int = 1,
+        through: Through = read_here,
+        **options: Any,
+    ) -> None:
+        """`through` is that of StepPlan, `options` those that say how samples share rows and batches."""
         self.dataset = dataset
+        self._through = through
         self.data_rank, self.data_world = data_rank, data_world
         shortest, longest = options.get("shortest", 1), options.get("longest") or dataset.lengths.max(initial=0)
         taking_part = dataset.source_of[(dataset.lengths >= shortest) & (dataset.lengths <= longest)]
@@ -47,7 +56,7 @@ class EvaluationPlan:
 
     def micro_batches(self, step: int) -> list[Batch]:
         place = self._place(step)
-        return self._plans[place].micro_batches(step - self._first[place])
+        return self._through(lambda: self._plans[place].read(step - self._first[place]))
 
     def part(self, stop: int) -> Iterator[tuple[int, Batch]]:
         """This rank's part of the steps below `stop`, each with its number: r, r + data_world, ...

@@ -6,6 +6,7 @@ import math
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -18,8 +19,15 @@ from erniekit.data.packing import Packs, join, pack_greedy, pack_none, pack_sequ
 from erniekit.data.seeds import Purpose, generator
 from erniekit.errors import ConfigurationError, DataError
 
+Through = Callable[[Callable[[], list[Batch]]], list[Batch]]
+
 EPOCHS_KEPT = 2  # prefetching runs into the next epoch while the last one is still in use
 MOST_EPOCHS_COUNTED = 10_000  # where each has to be packed to know how many steps it has
+
+
+def read_here(read: Callable[[], list[Batch]]) -> list[Batch]:
+    """What this process reads itself."""
+    return read()
 
 
 class StepPlan:
@@ -44,6 +52,9 @@ class StepPlan:
     epochs are packed to be counted. Otherwise all epochs have as many, and without shuffling they are one and the same.
 
     With `packs`, every epoch consists of these, in this order.
+
+    With `through`, another process may read the micro-batches for this one: it is called with what reads them, and
+    gives them, in the order in which they are asked for.
 
     With `source`, the samples of that one of the dataset's sources alone (see evaluation_plan).
 
@@ -74,10 +85,12 @@ class StepPlan:
         sorted_first: bool = False,
         source: int | None = None,
         packs: Packs | None = None,
+        through: Through = read_here,
     ) -> None:
         assert not (packing and batch_tokens), "samples are packed or grouped"
         self.dataset = dataset
         self.max_seq_len = max_seq_len
+        self.through = through
         self._packing, self._greedy, self._window = packing, greedy, window
         self._batch_tokens, self._max_batch_samples = batch_tokens, max_batch_samples
         self._shortest, self._longest = shortest, longest
@@ -129,6 +142,10 @@ class StepPlan:
 
     def micro_batches(self, step: int) -> list[Batch]:
         """This rank's micro-batches of a step; every rank gets the same number of them."""
+        return self.through(lambda: self.read(step))
+
+    def read(self, step: int) -> list[Batch]:
+        """The same, read by this process."""
         epoch, within = self._locate(step)
         packs = self.packs(epoch)
         first = within * self.packs_per_step

@@ -14,8 +14,8 @@ from erniekit.data.plan import StepPlan
 def prefetch(plan: StepPlan, start: int, workers: int, stop: int | None = None) -> Generator[list[Batch], None, None]:
     """Yield plan.micro_batches(step) for step = start, start + 1, ... (below `stop`), prepared by `workers` threads.
 
-    With 0 workers everything happens in the caller's thread. An exception in a worker is raised here, as it was, when
-    the loop comes to its step.
+    With 0 workers everything happens in the caller's thread; what `plan.through` does happens there in any case. An
+    exception in a worker is raised here, as it was, when the loop comes to its step.
     """
     steps = iter(count(start) if stop is None else range(start, stop))
     if workers == 0:
@@ -26,11 +26,11 @@ def prefetch(plan: StepPlan, start: int, workers: int, stop: int | None = None) 
         ahead: deque[Future[list[Batch]]] = deque()
         try:
             for step in steps:
-                ahead.append(pool.submit(plan.micro_batches, step))
+                ahead.append(pool.submit(plan.read, step))
                 if len(ahead) > workers:
-                    yield ahead.popleft().result()
+                    yield plan.through(ahead.popleft().result)
             while ahead:
-                yield ahead.popleft().result()
+                yield plan.through(ahead.popleft().result)
         finally:  # also when the loop stops early
             for future in ahead:
                 future.cancel()

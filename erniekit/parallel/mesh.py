@@ -15,6 +15,7 @@ from erniekit.model.tensor_slice import WHOLE, TensorSlice
 from erniekit.parallel.topology import AXES, Axis, Coordinates, Topology
 
 BATCH_AXES: tuple[Axis, ...] = ("data", "sharding")  # ranks that differ in these work on different samples
+MODEL_AXES: tuple[Axis, ...] = ("pipeline", "tensor")  # ranks that differ in these only work on the same ones
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.distributed import fleet
 
-from erniekit.parallel.mesh import ALONE, BATCH_AXES, Mesh
+from erniekit.parallel.mesh import ALONE, BATCH_AXES, MODEL_AXES, Mesh
 from erniekit.parallel.topology import AXES, Axis, Topology
 
 
@@ -51,9 +51,10 @@ def _groups(topology: Topology) -> dict[tuple[Axis, ...], Any]:
     }
     wide: tuple[Axis, ...] = tuple(axis for axis in AXES if topology.degree(axis) > 1)
     groups: dict[tuple[Axis, ...], Any] = {(axis,): of_axis[axis]() for axis in wide}
-    if set(BATCH_AXES) < set(wide):
-        made = [(ranks, dist.new_group(ranks)) for ranks in topology.groups(*BATCH_AXES)]  # every rank makes all
-        groups[BATCH_AXES] = next(group for ranks, group in made if dist.get_rank() in ranks)
+    for axes in (BATCH_AXES, MODEL_AXES):
+        if set(axes) < set(wide):
+            made = [(ranks, dist.new_group(ranks)) for ranks in topology.groups(*axes)]  # every rank makes all
+            groups[axes] = next(group for ranks, group in made if dist.get_rank() in ranks)
     if len(wide) > 1:
         groups[wide] = dist.get_group(0)
     return groups

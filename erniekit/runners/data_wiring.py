@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
 from erniekit.data.evaluation_plan import EvaluationPlan
 from erniekit.data.packed import Maker
-from erniekit.data.plan import StepPlan
+from erniekit.data.plan import StepPlan, Through, read_here
 from erniekit.data.preference_records import preference_kind
 from erniekit.data.sources import Source
 from erniekit.data.template import Template
@@ -91,7 +92,16 @@ def sample_limits(config: Config) -> dict[str, Any]:
     }
 
 
-def training_plan(config: Config, dataset: Dataset) -> StepPlan:
+@dataclass(frozen=True)
+class Reader:
+    """A process among those that divide every global batch, and how it comes to its part (`StepPlan`)."""
+
+    data_rank: int = 0
+    data_world: int = 1
+    through: Through = read_here
+
+
+def training_plan(config: Config, dataset: Dataset, reader: Reader = Reader()) -> StepPlan:
     """Which samples make which optimizer step."""
     if dataset.packed is not None:
         return StepPlan(
@@ -105,6 +115,7 @@ def training_plan(config: Config, dataset: Dataset) -> StepPlan:
             shuffle=False,
             packs=dataset.packed.packs,
             batch_tokens=dataset.packed.batch_tokens,
+            **vars(reader),
         )
     return StepPlan(
         dataset,
@@ -121,6 +132,7 @@ def training_plan(config: Config, dataset: Dataset) -> StepPlan:
         repeat_samples=config.sft.num_samples_each_epoch != SftParameters.num_samples_each_epoch,
         sorted_first=config.sft.curriculum == "length",
         **_length_groups(config),
+        **vars(reader),
     )
 
 
@@ -137,7 +149,11 @@ def _length_groups(config: Config) -> dict[str, Any]:
     }
 
 
-def evaluation_plan(config: Config, dataset: Dataset) -> EvaluationPlan:
+def evaluation_plan(
+    config: Config,
+    dataset: Dataset,
+    reader: Reader = Reader(),
+) -> EvaluationPlan:
     """Every evaluation sample once, in the order of the files; sources of probability 0 are left out."""
     return EvaluationPlan(
         dataset,
@@ -147,6 +163,7 @@ def evaluation_plan(config: Config, dataset: Dataset) -> EvaluationPlan:
         window=config.acceleration.buffer_size,
         batch_size=config.evaluation.per_device_eval_batch_size,
         **_length_groups(config),
+        **vars(reader),
     )
 
 
