@@ -66,9 +66,10 @@ class Mesh:
         dist.all_reduce(total, group=group)
         return total.numpy()
 
-    def exchange(self, value: Any) -> list[Any]:
-        """What every rank of the layout has given, in the order of the ranks. Values are JSON."""
-        group = self.group(*AXES)
+    def exchange(self, value: Any, *axes: Axis) -> list[Any]:
+        """What every rank has given that differs from this one in these axes only (all axes where none is given), in
+        the order of the ranks. Values are JSON."""
+        group = self.group(*(axes or AXES))
         if group is None:
             return [value]
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)

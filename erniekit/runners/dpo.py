@@ -24,12 +24,14 @@ from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.weights import named_weights
+from erniekit.parallel.mesh import ALONE, Mesh
 from erniekit.parameters import Config
 from erniekit.parameters.dpo import reference_way
 from erniekit.runners.adapters import adapter_plan, adapters_behind, first_adapters
 from erniekit.runners.hub_cache import chosen_hub
 from erniekit.runners.hubs import find_model_folder
 from erniekit.runners.known_steps import cache_folder
+from erniekit.runners.layout import model_division
 from erniekit.runners.reference_cache import read_table, table_path, write_table
 from erniekit.runners.wiring import (
     Say,
@@ -75,6 +77,7 @@ def preference_objectives(
     checkpoint: Path | None,
     say: Say = print,
     ranks: Ranks = SINGLE,
+    mesh: Mesh = ALONE,
 ) -> tuple[Objective, Objective]:
     """The objectives of training and of evaluation in a run that trains `model`, with their reference.
 
@@ -84,7 +87,7 @@ def preference_objectives(
         training: the plan of the run and its number of steps.
         evaluation: the plan of every evaluation in the run.
         checkpoint: what the run resumes from; `model` has its weights.
-        ranks: among which the run is divided.
+        ranks, mesh: among which the run is divided.
 
     Raises:
         ModelFileError: the reference's folder cannot be used.
@@ -93,7 +96,7 @@ def preference_objectives(
     kept = load_beside_model(checkpoint) if checkpoint else {}
     if way == "precomputed":
         read = _pairs_read(config, training, evaluation, load_state(checkpoint).step if checkpoint else 0)
-        tables = _precomputed(config, model, read, kept, ranks, fresh=fresh, say=say)
+        tables = _precomputed(config, model, read, kept, ranks, mesh, fresh=fresh, say=say)
         objective = replace(
             _against(config, tables[TRAINING]),
             beside_model=lambda: {name: paddle.to_tensor(item.table) for name, item in tables.items()},
@@ -105,7 +108,7 @@ def preference_objectives(
     if way == "adapters":
         reference = _adapters_aside(config, model, kept, ranks, fresh=fresh, say=say)
     else:
-        reference = _frozen_copy(config, model, kept, ranks, say)
+        reference = _frozen_copy(config, model, kept, ranks, mesh, say)
 
     def after_update(step: int) -> None:
         every = config.dpo.ref_model_update_steps
@@ -177,17 +180,18 @@ def _against(config: Config, reference: Reference | None) -> Objective:
     return preference(preference_settings(config), reference, **head_settings(config))
 
 
-def open_reference_model(config: Config, say: Say = print) -> Decoder:
+def open_reference_model(config: Config, say: Say = print, mesh: Mesh = ALONE) -> Decoder:
     """A model with the weights of the reference: `ref_model_name_or_path`, or what a fresh run would start from.
+
+    It is divided among the ranks as the trained one is.
 
     Raises:
         ModelFileError: the folder cannot be used.
     """
     name = config.dpo.ref_model_name_or_path
     if not name:
-        return open_model(
-            config, first_weights(config), _silent, adapters=adapter_plan(config, read_model_config(config))
-        )
+        adapters = adapter_plan(config, read_model_config(config))
+        return open_model(config, first_weights(config), _silent, adapters=adapters, mesh=mesh)
     folder = find_model_folder(name, chosen_hub(config), weights=True, parameter="ref_model_name_or_path")
     if is_adapter_folder(folder):
         raise ModelFileError(
@@ -201,7 +205,7 @@ def open_reference_model(config: Config, say: Say = print) -> Decoder:
             f"{own.vocab_size:,}: they read different tokens\n  Write a reference with the trained model's tokenizer."
         )
     say(f"reference: {folder}")
-    return build_model(other, folder)
+    return build_model(other, folder, **model_division(config, other, mesh))
 
 
 def measure_with(config: Config, ranks: Ranks = SINGLE) -> MeasureAnswers:
@@ -221,10 +225,13 @@ def _adapters_aside(
     return AdaptersAside(model, measure_with(config, ranks), adapters or None)
 
 
-def _frozen_copy(config: Config, model: Decoder, kept: Mapping[str, np.ndarray], ranks: Ranks, say: Say) -> FrozenCopy:
-    copy = open_reference_model(config, say)
+def _frozen_copy(
+    config: Config, model: Decoder, kept: Mapping[str, np.ndarray], ranks: Ranks, mesh: Mesh, say: Say
+) -> FrozenCopy:
+    copy = open_reference_model(config, say, mesh)
     if kept:
-        set_values(named_weights(copy), kept)
+        own = named_weights(copy)
+        set_values(own, {name: ranks.own_part(name, kept[name]) for name in own})
     say(f"reference: a frozen copy, {sum(weight.size for weight in named_weights(copy).values()):,} parameters")
     return FrozenCopy(copy, model, measure_with(config, ranks), updated=config.dpo.ref_model_update_steps > 0)
 
@@ -235,6 +242,7 @@ def _precomputed(
     read: Mapping[str, Pairs],
     kept: Mapping[str, np.ndarray],
     ranks: Ranks,
+    mesh: Mesh,
     *,
     fresh: bool,
     say: Say,
@@ -251,7 +259,7 @@ def _precomputed(
         if kept.get(name, np.empty(0)).shape == table.shape:
             table = kept[name].copy()
         if fresh or any(ranks.exchange(is_missing(table, pairs.batches()))):
-            reference = reference or open_reference_model(config, say)
+            reference = reference or open_reference_model(config, say, mesh)
             path = table_path(cache_folder(config), pairs.dataset, reference, ranks)
             earlier = read_table(path, table.shape)
             table = np.where(np.isnan(table), earlier, table)

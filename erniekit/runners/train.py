@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from erniekit.data.plan_version import PLAN_VERSION
 from erniekit.data.prefetch import prefetch
 from erniekit.environment import cpu_settings, package_versions
 from erniekit.json_files import read_json_object
-from erniekit.model.adapters.lora import base_fingerprint, save_adapters, trained_weights
+from erniekit.model.adapters.lora import base_fingerprint, held_adapters, save_adapters, trained_weights
 from erniekit.model.decoder import Decoder
-from erniekit.model.weights import GENERATION_CONFIG_FILE, save_companions, save_model_folder
+from erniekit.model.weights import GENERATION_CONFIG_FILE, named_weights, save_companions, save_model_folder
+from erniekit.model.whole import held
+from erniekit.parallel.mesh import Mesh
 from erniekit.parameters import Config
 from erniekit.parameters.schema import PARAMETERS
 from erniekit.parameters.training import peak_not_reached
@@ -29,6 +32,8 @@ from erniekit.runners.data_wiring import (
     training_plan,
 )
 from erniekit.runners.evaluate import answering
+from erniekit.runners.layout import divided_training, join_ranks, own_place
+from erniekit.runners.reading import known_to_all, reader_of, reads_data
 from erniekit.runners.wiring import (
     Say,
     announce_dense_mask,
@@ -41,10 +46,11 @@ from erniekit.runners.wiring import (
 from erniekit.training.callbacks.defaults import default_callbacks
 from erniekit.training.loop import Trainer, TrainResult
 from erniekit.training.objectives import Objective
-from erniekit.training.optimizer import build_optimizer, describe_decay
-from erniekit.training.output_folder import open_output_folder
+from erniekit.training.optimizer import describe_decay
+from erniekit.training.output_folder import Start, open_output_folder
+from erniekit.training.ranks import Ranks
 from erniekit.training.run_identity import RunIdentity
-from erniekit.training.settings import optimizer_settings_from, schedule_from, settings_from
+from erniekit.training.settings import schedule_from, settings_from
 
 # What decides which samples a step sees; a resumed run must have the same values.
 BATCH_PARAMETERS = (
@@ -64,23 +70,19 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
     model_config, tokenizer, template = begin_training(config, say)
     generation = _generation_settings(model_folder(config))
     output_dir = Path(config.basic.output_dir).expanduser()
+    topology, rank = own_place(config, model_config)
 
-    with open_output_folder(
-        output_dir,
-        resume_from_checkpoint=config.checkpoint.resume_from_checkpoint,
-        overwrite_output_dir=config.basic.overwrite_output_dir,
-        model_folder=model_folder(config),
-        weights_from=first_adapters(config) or first_weights(config),
-        say=say,
-    ) as start:
-        callbacks = default_callbacks(
-            output_dir,
-            logging_dir=Path(config.basic.logging_dir).expanduser(),
-            report_to=config.basic.report_to,
-            disable_tqdm=config.basic.disable_tqdm,
-        )
-        dataset = training_dataset(config, tokenizer, template)
-        plan = training_plan(config, dataset)
+    with _output_folder(config, output_dir, rank, say) as own_start:
+        # before ranks wait for each other; those that read nothing are told by those that do
+        reads = reads_data(config, topology, rank)
+        own_dataset = training_dataset(config, tokenizer, template) if reads else None
+        own_held_out = evaluation_dataset(config, tokenizer, template) if reads and evaluates(config) else None
+        mesh = join_ranks(config, topology)
+        start = Start.shared(own_start, mesh.exchange)
+        reader = reader_of(config, mesh)
+        dataset = known_to_all(config, mesh, own_dataset)
+        held_out = known_to_all(config, mesh, own_held_out) if evaluates(config) else None
+        plan = training_plan(config, dataset, reader)
         say(str(dataset.report))
         say(plan.describe(config.training.max_steps, config.training.num_train_epochs))
         total_steps = count_steps(config, plan)
@@ -88,7 +90,6 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
         if config.training.max_steps < 0 and schedule.kind != "constant" and total_steps <= schedule.warmup_steps:
             say(peak_not_reached(schedule.warmup_steps, total_steps))  # with max_steps it is one of config.messages
         batches = [(dataset, config.training.per_device_train_batch_size)]
-        held_out = evaluation_dataset(config, tokenizer, template) if evaluates(config) else None
         if held_out is not None:
             say(str(held_out.report))
             batches.append((held_out, config.evaluation.per_device_eval_batch_size))
@@ -96,17 +97,18 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
 
         adapters = adapter_plan(config, model_config, start.checkpoint)
         weights = first_weights(config) if adapters or not start.checkpoint else start.checkpoint
-        model = open_model(config, weights, say, adapters=adapters)
-        held_out_plan = None if held_out is None else evaluation_plan(config, held_out)
-        objective, evaluation_objective = _objectives(
-            config, model, (plan, total_steps), held_out_plan, start.checkpoint, say
-        )
+        model = open_model(config, weights, say, adapters=adapters, mesh=mesh)
+        held_out_plan = None if held_out is None else evaluation_plan(config, held_out, reader)
         parameters = trained_weights(model)
         say(describe_decay(parameters, config.training.weight_decay))
+        optimizer, ranks = divided_training(config, mesh, model, parameters)
+        objective, evaluation_objective = _objectives(
+            config, model, (plan, total_steps), held_out_plan, start.checkpoint, say, ranks, mesh
+        )
         trainer = Trainer(
             model=model,
             parameters=parameters,
-            optimizer=build_optimizer(parameters, optimizer_settings_from(config, model_config.num_hidden_layers)),
+            optimizer=optimizer,
             schedule=schedule,
             plan=plan,
             objective=objective,
@@ -122,9 +124,10 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
                 base_weights=base_fingerprint(model),
             ),
             resolved_config=resolved_parameters(config, adapters, model_config),
-            write_model=lambda folder: _write_model(model, folder, tokenizer.files, generation, config),
+            write_model=lambda folder: _write_model(model, folder, tokenizer.files, generation, config, ranks),
             evaluation_plan=held_out_plan,
-            callbacks=callbacks,
+            callbacks=_callbacks(config, output_dir) if ranks.is_first else (),
+            ranks=ranks,
             read=lambda first, stop: prefetch(plan, first, config.acceleration.dataloader_num_workers, stop),
             describe_sample=dataset.location,
             describe_evaluation_sample=str if held_out is None else held_out.location,
@@ -140,6 +143,8 @@ def _objectives(
     evaluation: EvaluationPlan | None,
     checkpoint: Path | None,
     say: Say,
+    ranks: Ranks,
+    mesh: Mesh,
 ) -> tuple[Objective, Objective]:
     """What training minimises, and what evaluation measures."""
     if config.basic.stage != "DPO":
@@ -148,7 +153,7 @@ def _objectives(
     from erniekit.runners.dpo import keep_predictions, preference_objectives
 
     keep_predictions(model, say)
-    return preference_objectives(config, model, training, evaluation, checkpoint, say)
+    return preference_objectives(config, model, training, evaluation, checkpoint, say, ranks, mesh)
 
 
 def _batch_settings(config: Config) -> dict[str, Any]:
@@ -165,14 +170,50 @@ def _generation_settings(folder: Path) -> Mapping[str, Any]:
 
 
 def _write_model(
-    model: Decoder, folder: Path, tokenizer_files: Iterable[Path], generation: Mapping[str, Any], config: Config
+    model: Decoder,
+    folder: Path | None,
+    tokenizer_files: Iterable[Path],
+    generation: Mapping[str, Any],
+    config: Config,
+    ranks: Ranks,
 ) -> None:
+    """Write the trained model; without a folder, give what this rank holds of it to the one that writes."""
     if config.lora.lora:
-        save_adapters(model, folder, base_name(config))
-        save_companions(model, folder, tokenizer_files)
+        save_adapters(model, folder, base_name(config), ranks.whole(held_adapters(model)))
     else:
         limit = int(config.checkpoint.max_shard_size * 10**9)
-        save_model_folder(model, folder, tokenizer_files, max_shard_bytes=limit)
+        whole = ranks.whole(held(named_weights(model)))
+        save_model_folder(model, folder, tokenizer_files, max_shard_bytes=limit, whole=whole)
+    if folder is None:
+        return
+    if config.lora.lora:
+        save_companions(model, folder, tokenizer_files)
     path = folder / GENERATION_CONFIG_FILE
     merged = {**json.loads(path.read_text(encoding="utf-8")), **generation}
     path.write_text(json.dumps(merged, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _output_folder(config: Config, output_dir: Path, rank: int, say: Say) -> Iterator[Start | None]:
+    """The first rank has the folder for itself, and finds where to start; to the others it tells that."""
+    if rank > 0:
+        yield None
+        return
+    with open_output_folder(
+        output_dir,
+        resume_from_checkpoint=config.checkpoint.resume_from_checkpoint,
+        overwrite_output_dir=config.basic.overwrite_output_dir,
+        model_folder=model_folder(config),
+        weights_from=first_adapters(config) or first_weights(config),
+        say=say,
+    ) as start:
+        yield start
+
+
+def _callbacks(config: Config, output_dir: Path) -> Sequence[object]:
+    return default_callbacks(
+        output_dir,
+        logging_dir=Path(config.basic.logging_dir).expanduser(),
+        report_to=config.basic.report_to,
+        disable_tqdm=config.basic.disable_tqdm,
+    )

@@ -178,27 +178,25 @@ def open_model(
         mesh: the ranks that divide the model; None: this process has all of it.
     """
     from erniekit.model.builder import build_model
-    from erniekit.parallel.experts import expert_ranks
     from erniekit.parallel.mesh import ALONE
+    from erniekit.runners.layout import model_division
 
-    mesh = mesh or ALONE
-    way = config.acceleration.moe_multimodal_dispatch_use_allgather
+    model_config = read_model_config(config)
     model = build_model(
-        read_model_config(config),
+        model_config,
         weights,
         seed=config.training.seed,
-        rank=mesh.reader,
         hidden_dropout=config.basic.hidden_dropout_prob,
         attention_dropout=config.basic.attention_probs_dropout_prob,
         lora=adapters.settings if adapters else None,
         adapters=adapters.folder if adapters else None,
         balance=_balance(config),
         recompute=_recompute(config),
-        tensor=mesh.tensor,
-        experts=expert_ranks(mesh, gather="allgather" in way, padded=not way.endswith("unpad")),
+        **model_division(config, model_config, mesh or ALONE),
         log=say,
     )
-    model.head.keeps_cut = config.distributed.tensor_parallel_output
+    if model.part.last:
+        model.head.keeps_cut = config.distributed.tensor_parallel_output
     return model
 
 

@@ -34,6 +34,12 @@ class Start:
     superseded: tuple[Path, ...] = ()  # checkpoints of another run, which go when this one begins to train
     supersedes_model: bool = False  # so does a model that is none of this run
 
+    @classmethod
+    def shared(cls, found: Start | None, exchange: Callable[[str], list[str]]) -> Start:
+        """What the first of several ranks has found, on all of them; it alone removes what is superseded."""
+        checkpoint = exchange(str(found.checkpoint or "") if found else "")[0]
+        return found or cls(Path(checkpoint) if checkpoint else None)
+
 
 @contextmanager
 def open_output_folder(

@@ -1,0 +1,80 @@
+"""The ranks of a run: which of them this process is, what it has of the model, what a step asks of the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from paddle import Tensor
+
+from erniekit.model.configuration import ModelConfig
+from erniekit.model.decoder import Decoder
+from erniekit.parallel.decoder_pipeline import DecoderPipeline, stack_part
+from erniekit.parallel.experts import expert_ranks
+from erniekit.parallel.from_config import topology_from
+from erniekit.parallel.mesh import Mesh
+from erniekit.parallel.ranks import LayoutRanks
+from erniekit.parallel.sharding import DividedOptimizer, divide
+from erniekit.parallel.start import start_ranks
+from erniekit.parallel.topology import Topology
+from erniekit.parameters import Config
+from erniekit.runners.layout_plan import divided_layers
+from erniekit.training.optimizer import build_optimizer, stateless_optimizer
+from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.settings import optimizer_settings_from
+
+
+def own_place(config: Config, model_config: ModelConfig) -> tuple[Topology, int]:
+    """The layout of the run, and which of its ranks this process is; known before any group forms.
+
+    A process that no launcher has started is alone.
+
+    Raises:
+        ConfigurationError: ranks or model cannot be divided as the configuration says.
+    """
+    topology = topology_from(config, int(os.environ.get("PADDLE_TRAINERS_NUM", 1)))
+    divided_layers(config, model_config, topology)
+    return topology, int(os.environ.get("PADDLE_TRAINER_ID", 0))
+
+
+def join_ranks(config: Config, topology: Topology) -> Mesh:
+    """Form the groups with the other ranks."""
+    return start_ranks(topology, timeout=config.distributed.distributed_timeout)
+
+
+def model_division(config: Config, model_config: ModelConfig, mesh: Mesh) -> dict[str, Any]:
+    """What this rank has of a model, as arguments of `build_model`."""
+    way, section = config.acceleration.moe_multimodal_dispatch_use_allgather, config.distributed
+    layers = model_config.num_hidden_layers
+    return {
+        "rank": mesh.reader,
+        "tensor": mesh.tensor,
+        "experts": expert_ranks(mesh, gather="allgather" in way, padded=not way.endswith("unpad")),
+        "part": stack_part(layers, mesh, section.pp_seg_method, section.add_tail_layers),
+    }
+
+
+def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Mapping[str, Tensor]) -> tuple[Any, Ranks]:
+    """The optimizer of this rank, and what a step asks of the others.
+
+    Args:
+        parameters: the trained weights of this rank, by name.
+    """
+    section, topology = config.distributed, mesh.topology
+    settings = optimizer_settings_from(config, model.config.num_hidden_layers)
+    if topology.world_size == 1:
+        return build_optimizer(parameters, settings), SINGLE
+    pipeline = stage = None
+    if topology.pipeline > 1:
+        copied = model.config.tie_word_embeddings or model.config.num_nextn_predict_layers > 0
+        pipeline = DecoderPipeline(mesh, copied_embedding=copied)
+    if topology.sharding > 1:
+        group, words = mesh.group("sharding"), section.sharding_parallel_config
+        adamw = stateless_optimizer(parameters, settings)
+        stage = divide(section.sharding, adamw, model, parameters, group, split="split_param" in words)
+        released = "enable_release_grads" in words
+        optimizer: Any = DividedOptimizer(adamw, stage, parameters, group, release=released)
+    else:
+        optimizer = build_optimizer(parameters, settings)
+    return optimizer, LayoutRanks(mesh, parameters, stage=stage, pipeline=pipeline)
