@@ -12,8 +12,7 @@ import paddle.distributed as dist
 from paddle import Tensor
 
 from erniekit.model.placement import Placement, placement
-from erniekit.model.whole import Held, WholeTensors
-from erniekit.parallel.gathering import Gathered, axis_of
+from erniekit.parallel.decoder_pipeline import DecoderPipeline
 from erniekit.parallel.mesh import BATCH_AXES, Mesh
 from erniekit.parallel.sharding.stage import SLICE, Stage
 from erniekit.parallel.topology import AXES
@@ -22,8 +21,7 @@ from erniekit.training.passes import LossOfBatch, MicroLoss
 from erniekit.training.ranks import Measured, measure_in_turn, run_in_turn
 
 Begin = Callable[[int], None]
-Run = Callable[[Any, LossOfBatch, Sequence[Any], Begin, float], list[MicroLoss]]
-Measure = Callable[[Any, Measured, Sequence[Any]], list[Mapping[str, np.ndarray]]]
+EMBEDDING = "model.embed_tokens.weight"
 
 
 class LayoutRanks:
@@ -32,6 +30,7 @@ class LayoutRanks:
     Args:
         parameters: the trained weights of this rank, by name.
         stage: what divides memory among the ranks of a sharding group, where there is one.
+        pipeline: what runs micro-batches through the stages, where there are several.
     """
 
     def __init__(
@@ -40,12 +39,12 @@ class LayoutRanks:
         parameters: Mapping[str, Tensor],
         *,
         stage: Stage | None = None,
-        run: Run = run_in_turn,
-        measure: Measure = measure_in_turn,
-        at_once: int = 1,
+        pipeline: DecoderPipeline | None = None,
     ) -> None:
-        self.mesh, self.measure, self.at_once = mesh, measure, at_once
-        self._run, self._stage = run, stage
+        self.mesh, self._stage, self._pipeline = mesh, stage, pipeline
+        self.at_once = pipeline.at_once if pipeline else 1
+        copied = pipeline is not None and pipeline.embedding_group is not None and EMBEDDING in parameters
+        self._copied = parameters[EMBEDDING].name if copied else None  # the first and the last stage have it
         self._places = {parameter.name: self._placement(name) for name, parameter in parameters.items()}
 
     @property
@@ -58,8 +57,19 @@ class LayoutRanks:
     def exchange(self, value: Any) -> list[Any]:
         return self.mesh.exchange(value)
 
+    def whole(self, own: Held) -> WholeTensors:
+        return Gathered(self.mesh, own)
+
+    def own_part(self, name: str, whole: np.ndarray) -> np.ndarray:
+        return self.mesh.tensor.cut(whole, axis_of(name))
+
     def run(self, model: Any, loss: LossOfBatch, batches: Sequence[Any], begin: Begin, units: float) -> list[MicroLoss]:
-        return self._run(model, self._stage.wrap(loss) if self._stage else loss, batches, begin, units)
+        run = self._pipeline.run if self._pipeline else run_in_turn
+        return run(model, self._stage.wrap(loss) if self._stage else loss, batches, begin, units)
+
+    def measure(self, model: Any, measured: Measured, batches: Sequence[Any]) -> list[Mapping[str, np.ndarray]]:
+        measure = self._pipeline.measure if self._pipeline else measure_in_turn
+        return measure(model, measured, batches)
 
     def reduce_gradients(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
         """Add up what ranks with other samples have of a gradient, and the ranks of a tensor-parallel group."""
@@ -69,6 +79,8 @@ class LayoutRanks:
         else:
             updated = self._stage.reduce_gradients()
         self._add_up([tensor for tensor in updated if self._place(tensor).partial], self.mesh.group("tensor"))
+        if self._pipeline:
+            self._add_up([t for t in updated if self._weight(t) == self._copied], self._pipeline.embedding_group)
         divided = self.mesh.topology.expert_axis == "data"  # then an expert's tokens have come from all data ranks
         others = [tensor for tensor in updated if not divided or self._place(tensor).expert is None]
         self._add_up(others, self.mesh.group("data"))
@@ -80,8 +92,12 @@ class LayoutRanks:
         total = self.mesh.sum(np.array([own]), *AXES)
         return paddle.to_tensor(np.sqrt(total[0]), dtype="float32")
 
+    @staticmethod
+    def _weight(tensor: Tensor) -> str:
+        return tensor.name.removeprefix(SLICE)
+
     def _place(self, tensor: Tensor) -> Placement:
-        return self._places[tensor.name.removeprefix(SLICE)]
+        return self._places[self._weight(tensor)]
 
     def _placement(self, name: str) -> Placement:
         topology = self.mesh.topology
@@ -103,6 +119,7 @@ class LayoutRanks:
             (same_on_tensor and not first("tensor"))
             or (same_on_data and not first("data"))
             or (same_on_sharding and not first("sharding"))
+            or (self._weight(tensor) == self._copied and not first("pipeline"))
         )
 
     @staticmethod
