@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 import paddle
+from paddle.autograd import PyLayer
 from paddle.distributed.communication.group import Group
 
 from erniekit.parallel.dispatch import Exchange, Gathering, Replicas, counts_of_all
@@ -184,7 +185,22 @@ def _sums_of_held(
     order = routes[order]
     tokens = order // experts_TK.shape[1]
     outputs = held(_gather(x_TH, tokens), counts) * _gather(weights_TK.reshape([-1, 1]), order)
-    return way.home(paddle.index_add(paddle.zeros_like(x_TH), paddle.to_tensor(tokens), 0, outputs))
+    return way.home(_SumsByToken.apply(outputs, tokens, x_TH.shape[0]))
+
+
+class _SumsByToken(PyLayer):
+    """Rows [R, H] added up by the token that each belongs to: [T, H]. Paddle's index_add lacks a gradient where there
+    are no rows and they come back from recomputation."""
+
+    @staticmethod
+    def forward(ctx, rows_RH, tokens, count):  # type: ignore[no-untyped-def]
+        ctx.tokens = tokens
+        sums_TH = paddle.zeros([count, rows_RH.shape[1]], rows_RH.dtype)
+        return paddle.index_add(sums_TH, paddle.to_tensor(tokens), 0, rows_RH) if len(tokens) else sums_TH
+
+    @staticmethod
+    def backward(ctx, gradient_TH):  # type: ignore[no-untyped-def]
+        return _gather(gradient_TH, ctx.tokens)
 
 
 def _by_expert(experts: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
