@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -63,6 +63,23 @@ class Batch:
     def is_token(self) -> np.ndarray:
         """bool[B, S]: false in the padding."""
         return self.document_ends > np.arange(self.input_ids.shape[1])
+
+    def padded(self, rows: int, length: int) -> Batch:
+        """The same with padding up to a shape [rows, length] that is at least its own."""
+        own_rows, own_length = self.input_ids.shape
+        more = (0, rows - own_rows), (0, length - own_length)
+        ends = np.pad(self.document_ends, more)
+        ends[:own_rows, own_length:] = self.document_ends[:, -1:]  # where the padding starts
+        pairs = self.pairs and replace(self.pairs, answers=np.pad(self.pairs.answers, more, constant_values=-1))
+        return replace(
+            self,
+            input_ids=np.pad(self.input_ids, more),
+            position_ids=np.pad(self.position_ids, more),
+            labels=np.pad(self.labels, more, constant_values=IGNORED),
+            startend_row_indices=ends[:, None, :, None],
+            samples=(*self.samples, *((),) * (rows - own_rows)),
+            pairs=pairs,
+        )
 
 
 def collate(

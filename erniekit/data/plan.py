@@ -53,6 +53,8 @@ class StepPlan:
 
     With `packs`, every epoch consists of these, in this order.
 
+    The length of rows is a multiple of `multiple_of`, with padding where samples do not fill them.
+
     With `through`, another process may read the micro-batches for this one: it is called with what reads them, and
     gives them, in the order in which they are asked for.
 
@@ -85,12 +87,14 @@ class StepPlan:
         sorted_first: bool = False,
         source: int | None = None,
         packs: Packs | None = None,
+        multiple_of: int = 1,
         through: Through = read_here,
     ) -> None:
         assert not (packing and batch_tokens), "samples are packed or grouped"
         self.dataset = dataset
         self.max_seq_len = max_seq_len
         self.through = through
+        self._multiple_of = multiple_of
         self._packing, self._greedy, self._window = packing, greedy, window
         self._batch_tokens, self._max_batch_samples = batch_tokens, max_batch_samples
         self._shortest, self._longest = shortest, longest
@@ -210,7 +214,9 @@ class StepPlan:
         if self._batch_tokens:
             packs = np.split(packs[0], range(1, len(packs[0])))  # each sample in a row of its own
         rows = [[self.dataset.sample(int(index)) for index in pack] for pack in packs]
-        return collate(rows, [pack.tolist() for pack in packs], self.dataset.pad_id, pairs=self.dataset.pairs)
+        batch = collate(rows, [pack.tolist() for pack in packs], self.dataset.pad_id, pairs=self.dataset.pairs)
+        count, length = batch.input_ids.shape
+        return batch.padded(count, length + -length % self._multiple_of) if length % self._multiple_of else batch
 
     def _locate(self, step: int) -> tuple[int, int]:
         """The epoch of a step, and the step's number in it. No epoch is counted that begins at the step or after it."""

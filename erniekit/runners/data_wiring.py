@@ -98,6 +98,7 @@ class Reader:
 
     data_rank: int = 0
     data_world: int = 1
+    multiple_of: int = 1
     through: Through = read_here
 
 
