@@ -12,7 +12,9 @@ import paddle.distributed as dist
 from paddle import Tensor
 
 from erniekit.model.placement import Placement, placement
+from erniekit.model.whole import Held, WholeTensors
 from erniekit.parallel.decoder_pipeline import DecoderPipeline
+from erniekit.parallel.gathering import Gathered, axis_of
 from erniekit.parallel.mesh import BATCH_AXES, Mesh
 from erniekit.parallel.sharding.stage import SLICE, Stage
 from erniekit.parallel.topology import AXES
