@@ -1,0 +1,120 @@
+"""Sharding stages 1 to 3 through fleet against one process, what they divide, and going on from what was saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.parallel.cases import sharding
+from tests.parallel.ranks import run_ranks
+
+pytestmark = pytest.mark.distributed
+
+WAYS: dict[str, dict[str, Any]] = {
+    "stage1": {"sharding": "stage1"},
+    "stage1 split": {"sharding": "stage1", "split": True},
+    "stage2": {"sharding": "stage2"},
+    "stage3": {"sharding": "stage3"},
+}
+MOE = {
+    "model_type": "ernie4_5_moe",
+    "moe_num_experts": 5,
+    "moe_k": 2,
+    "moe_intermediate_size": 12,
+    "moe_num_shared_experts": 1,
+    "moe_layer_start_index": 1,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "untied": {"tie_word_embeddings": False},
+    "recompute": {"recompute": "hooks"},
+    "reentrant": {"recompute": "reentrant"},
+    "lora": {"lora": "lora"},
+    "lora, recompute": {"lora": "lora", "recompute": "reentrant"},
+    "dora": {"lora": "dora"},
+    "moe": MOE,
+    "moe, lora, recompute": {"lora": "lora", "recompute": "hooks", **MOE},
+}
+
+
+def check(ranks: int, degree: int, **run: Any) -> None:
+    for differences in run_ranks(sharding.compare, ranks, degree=degree, **run):
+        assert differences["loss"] < 1e-6
+        assert max(differences[figure] for figure in ("norm", "gradient", "weight")) < 1e-5, differences
+        assert (
+            differences["state"] < 1e-4
+        )  # of moments that are nearly zero after five steps, rounding is a larger part
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_steps_are_those_of_one_process(way: str) -> None:
+    """Decaying matrices only and learning rates of layers are part of it: without either, weights differ by 1e-3."""
+    check(2, 2, **WAYS[way])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "kind"), [("stage1 split", "lora"), ("stage2", "moe"), ("stage3", "lora, recompute")])
+def test_some_kinds_of_training(way: str, kind: str) -> None:
+    check(2, 2, **WAYS[way], **KINDS[kind])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "full"])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_kind_of_training(way: str, kind: str) -> None:
+    check(2, 2, **WAYS[way], **KINDS[kind])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "kind"), [("stage1", "moe"), ("stage3", "lora")])
+def test_beside_data_parallelism(way: str, kind: str) -> None:
+    check(4, 2, **WAYS[way], **KINDS[kind])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["full", "lora", "moe"])
+@pytest.mark.parametrize("way", WAYS)
+def test_everything_beside_data_parallelism(way: str, kind: str) -> None:
+    check(4, 2, **WAYS[way], **KINDS[kind])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("way", WAYS)
+def test_three_ranks_by_which_nothing_can_be_divided(way: str) -> None:
+    check(3, 3, **WAYS[way])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lora"])
+@pytest.mark.parametrize("way", WAYS)
+def test_going_on_from_what_was_saved_gives_the_same_bits(way: str, kind: str) -> None:
+    assert run_ranks(sharding.resume, 2, **WAYS[way], **KINDS[kind], degree=2) == [True, True]
+
+
+@pytest.mark.slow
+def test_each_stage_divides_what_it_says() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512}
+
+    def held(ranks: int, **way: Any) -> list[dict[str, int]]:
+        return run_ranks(sharding.held_bytes, ranks, degree=ranks, **way, **sizes)
+
+    (whole,) = held(1, sharding="none")
+    divided = {"stage1": {"state"}, "stage1 split": {"state"}, "stage2": {"state", "gradients"}, "stage3": set(whole)}
+    for way, expected in divided.items():
+        for found in held(2, **WAYS[way]):
+            parts = {what: found[what] / whole[what] for what in whole}
+            assert {what for what, part in parts.items() if part == pytest.approx(0.5, rel=0.12)} == expected, (
+                way,
+                parts,
+            )
+            assert all(part == 1.0 for what, part in parts.items() if what not in expected)
+
+
+@pytest.mark.slow
+def test_stage3_divides_frozen_parameters_too() -> None:
+    """Also after backward passes; but for the first layer's projections, whose input has no gradient to wait for."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "num_hidden_layers": 4, "lora": "lora"}
+    (whole,) = run_ranks(sharding.held_bytes, 1, degree=1, sharding="none", **sizes)
+    for found in run_ranks(sharding.held_bytes, 2, degree=2, sharding="stage3", **sizes):
+        assert found["parameters"] < 0.6 * whole["parameters"]
