@@ -10,7 +10,7 @@ import paddle
 from erniekit.model.adapters.lora import add_adapters, describe_adapters, load_adapters
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.decoder import Decoder
+from erniekit.model.decoder import Decoder, StackPart
 from erniekit.model.host_memory import keep_freed_memory
 from erniekit.model.initialization import initialize_weights
 from erniekit.model.moe.balance import BalanceSettings
@@ -35,6 +35,7 @@ def build_model(
     recompute: Recompute | None = None,
     tensor: TensorSlice = WHOLE,
     experts: ExpertRanks = NO_RANKS,
+    part: StackPart | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Decoder:
     """Describe the layers, create them, then fill them.
@@ -50,6 +51,7 @@ def build_model(
         recompute: which layers keep only their input in training; None: every layer keeps its activations.
         tensor: the ranks that divide every large matrix, and which of them this is.
         experts: the ranks that divide the experts, where the model has any, and how tokens reach them.
+        part: what this stage of a pipeline has of the stack; None: all of it.
         log: receives one line for each technique applied.
 
     Raises:
@@ -70,11 +72,14 @@ def build_model(
         balance=balance,
         tensor=tensor,
         experts=experts,
+        part=part,
     )
     log(f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")
     if tensor.size > 1:
         divided = ", and the sequence between them" if tensor.sequence else ""
         log(f"tensor parallel: {tensor.size} slices of every large matrix{divided}")
+    if part is not None:
+        log(f"pipeline parallel: {part}")
     if model_config.moe_num_experts and experts.dispatch.group is not None:
         log(f"expert parallel: {experts.dispatch}")
     if stored is None:

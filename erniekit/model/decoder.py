@@ -83,6 +83,11 @@ class Head(nn.Layer):
         return self.tensor.side_by_side(logits)
 
 
+def embedding_at_the_end(config: ModelConfig) -> bool:
+    """Whether what comes after the layers uses the embedding, too."""
+    return config.tie_word_embeddings or config.num_nextn_predict_layers > 0
+
+
 @dataclass(frozen=True)
 class StackPart:
     """What one stage of a pipeline has of the stack.
@@ -97,6 +102,13 @@ class StackPart:
     runs: tuple[range, ...]
     first: bool
     last: bool
+
+    def __str__(self) -> str:
+        """For one line of a log: which layers are here."""
+        runs = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in self.runs if run]
+        words = ["the embedding"] if self.first else []
+        words += [f"layers {', '.join(runs)}"] if runs else []
+        return ", ".join(words + (["norm and head"] if self.last else [])) or "nothing"
 
 
 class Decoder(nn.Layer):
@@ -141,7 +153,7 @@ class Decoder(nn.Layer):
             )
 
         predictions = config.num_nextn_predict_layers if part.last else 0
-        if part.first or predictions or (part.last and config.tie_word_embeddings):
+        if part.first or (part.last and embedding_at_the_end(config)):
             self.embedding = Embedding(config, tensor)
         self.runs = nn.LayerList(
             nn.LayerList(decoder_layer(number, config.is_moe_layer(number)) for number in run) for run in part.runs

@@ -92,7 +92,7 @@ class LayoutRanks:
         squares = [squared_norm(tensor.grad).astype("float64") for tensor in updated if self._counts(tensor)]
         own = float(paddle.stack(squares).sum()) if squares else 0.0
         total = self.mesh.sum(np.array([own]), *AXES)
-        return paddle.to_tensor(np.sqrt(total[0]), dtype="float32")
+        return paddle.to_tensor(np.sqrt(total[0]), dtype="float64")
 
     @staticmethod
     def _weight(tensor: Tensor) -> str:

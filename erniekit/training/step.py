@@ -85,9 +85,11 @@ def train_step(
         raise NotFiniteError("the gradient norm", _not_finite_gradients(model, loss, batches, begin, parameters, ranks))
     clip_by_norm(updated, norm, max_grad_norm)
     optimizer.set_lr(learning_rate)
-    optimizer.step()
+    if parameters:  # a stage of a pipeline may have nothing to update; ranks that share an update all take part in it
+        optimizer.step()
     model.end_step()
-    optimizer.clear_grad(set_to_zero=not release_grads)
+    if parameters:
+        optimizer.clear_grad(set_to_zero=not release_grads)
 
     totals = Totals(
         loss_sum=float(over_ranks[1]),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from erniekit.data.batches import collate
+from erniekit.data.pairs import Answer, join_pair
 from erniekit.data.template import IGNORED, Sample
 
 PAD = 99
@@ -51,3 +52,23 @@ def test_a_row_without_documents_is_padding_only():
     assert batch.input_ids.tolist() == [[PAD]]
     assert batch.startend_row_indices.tolist() == [[[[0]]]]
     assert (batch.target_count, batch.token_count, batch.samples) == (0, 0, ((),))
+
+
+def test_padding_up_to_a_shape_is_what_laying_out_beside_longer_rows_gives():
+    short, shape = collate([[A, B], [C]], [[0, 1], [2]], 0), (3, 7)
+    beside = collate([[A, B], [C], [sample([1] * 7, [1] * 7)]], [[0, 1], [2], [3]], 0)
+    padded = short.padded(*shape)
+    for name in ("input_ids", "position_ids", "labels", "startend_row_indices"):
+        found = getattr(padded, name)
+        np.testing.assert_array_equal(found[:2], getattr(beside, name)[:2], err_msg=name)
+        assert found.dtype == getattr(short, name).dtype
+    assert not padded.is_token[2].any() and (padded.labels[2] == IGNORED).all()
+    assert padded.samples == ((0, 1), (2,), ())
+    assert (padded.token_count, padded.target_count) == (short.token_count, short.target_count)
+
+
+def test_padding_belongs_to_no_answer():
+    pair = join_pair([1], Answer([2], [2]), Answer([3, 4], [3, 4]))
+    padded = collate([[pair]], [[0]], 0, pairs=True).padded(2, 8)
+    assert padded.pairs.count == 1 and padded.pairs.answers.shape == (2, 8)
+    assert ((padded.pairs.answers >= 0) == (padded.labels != IGNORED)).all()

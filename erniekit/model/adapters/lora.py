@@ -191,8 +191,12 @@ def without_adapters(decoder: Decoder) -> Iterator[None]:
 
 
 def trained_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
-    """What training changes, by name: the adapters' parameters, or all weights where there is no adapter."""
-    return named_adapter_weights(decoder) or named_weights(decoder)
+    """What training changes, by name: the adapters' parameters, or all weights where there is no adapter.
+
+    A stage of a pipeline may have no layer with an adapter: then its weights are constant, and nothing of it changes.
+    """
+    weights, adapters = named_weights(decoder), named_adapter_weights(decoder)
+    return adapters if adapters or all(weight.stop_gradient for weight in weights.values()) else weights
 
 
 def describe_adapters(decoder: Decoder) -> str:

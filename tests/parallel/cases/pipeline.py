@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import paddle
 import paddle.distributed as dist
 from paddle import Tensor
 from paddle.distributed import fleet
 
+from erniekit.data.batches import Batch, collate
+from erniekit.data.pairs import Answer, join_pair
+from erniekit.data.template import Sample
+from erniekit.model.adapters.lora import add_adapters, named_adapter_weights, trained_weights
+from erniekit.model.adapters.settings import LoraSettings
+from erniekit.model.builder import build_model
+from erniekit.model.decoder import Decoder, embedding_at_the_end
+from erniekit.model.moe.balance import BalanceSettings
+from erniekit.model.placement import placement
+from erniekit.model.recompute import Recompute
 from erniekit.parallel import cpu_backend
+from erniekit.parallel.decoder_pipeline import DecoderPipeline, stack_part
+from erniekit.parallel.mesh import ALONE, Mesh
 from erniekit.parallel.pipeline import Pipeline, PipelineOptions
+from erniekit.parallel.ranks import LayoutRanks
+from erniekit.parallel.start import start_ranks
+from erniekit.parallel.topology import Topology
+from erniekit.training.evaluation import evaluate
+from erniekit.training.objectives import Objective, supervised
+from erniekit.training.optimizer import OptimizerSettings, build_optimizer
+from erniekit.training.preference import answer_log_probabilities, measure_answers, preference
+from erniekit.training.preference_losses import PreferenceSettings
+from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.reference import AdaptersAside, FrozenCopy
+from erniekit.training.step import train_step
+from tests.model.tiny import tiny_config
 
 WIDTH = 5
+STEPS = 5
 
 
 class Chain:
@@ -79,3 +106,169 @@ def run_chain(virtual: int, lengths: list[int], options: dict[str, bool], tensor
             else:
                 assert own is None
     return [type(engine).__name__ for engine in pipeline._engines.values()]
+
+
+def check_decoder(
+    world: int,
+    degrees: dict[str, Any],
+    model: dict[str, Any] | None = None,
+    method: str | list[int] = "layer:DecoderLayer",
+    options: dict[str, bool] | None = None,
+    build: dict[str, Any] | None = None,
+    lora: dict[str, Any] | None = None,
+    recompute: bool = False,
+    loss_type: str = "",
+    accumulation: int = 4,
+) -> dict[str, float]:
+    """A decoder trained in stages and alone: the largest differences of losses, norms, figures and first gradients."""
+    mesh = start_ranks(Topology.from_degrees(world, **degrees), timeout=60)
+    settings = {
+        "model": {"vocab_size": 56, "num_hidden_layers": 4, **(model or {})},
+        "build": dict(build or {}) | ({"recompute": Recompute(use_reentrant=True)} if recompute else {}),
+        "lora": lora,
+        "loss_type": loss_type,
+        "accumulation": accumulation,
+    }
+    if "balance" in settings["build"]:
+        settings["build"]["balance"] = BalanceSettings(**settings["build"]["balance"])
+    cut = tuple(method) if isinstance(method, list) else method
+    own = _train(mesh, cut, PipelineOptions(**(options or {})), **settings)
+    alone = _train(ALONE, cut, PipelineOptions(), **settings)
+    worst = {"figures": 0.0, "norm": 0.0, "gradient": 0.0}
+    for found, expected in zip(own["steps"], alone["steps"], strict=True):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            kind = "norm" if name == "norm" else "figures"
+            worst[kind] = max(worst[kind], abs(found[name] - value) / max(1.0, abs(value)))
+    for name, gradient in own["gradients"].items():
+        whole = alone["gradients"][name]
+        expected = mesh.tensor.cut(whole, placement(name).axis)
+        assert np.abs(expected).max() > 0 or "lora_A" in name, name
+        relative = np.abs(gradient - expected).max() / max(np.abs(whole).max(), 1e-12)
+        worst["gradient"] = max(worst["gradient"], float(relative))
+    worst["names"] = len(own["gradients"])
+    worst["all"] = len(alone["gradients"])
+    return worst
+
+
+def _train(
+    mesh: Mesh,
+    method: str | tuple[int, ...],
+    options: PipelineOptions,
+    *,
+    model: dict[str, Any],
+    build: dict[str, Any],
+    lora: dict[str, Any] | None,
+    loss_type: str,
+    accumulation: int,
+) -> dict[str, Any]:
+    config = tiny_config(**model)
+    part = stack_part(config.num_hidden_layers, mesh, method)
+
+    def built() -> Decoder:
+        return build_model(config, None, seed=3, rank=0, tensor=mesh.tensor, part=part, **build)
+
+    decoder = built()
+    if lora is not None:
+        add_adapters(decoder, LoraSettings(**lora), seed=3)
+        for name, weight in named_adapter_weights(decoder).items():  # so that they have an effect from the start
+            weight.set_value(np.random.default_rng(len(name)).standard_normal(weight.shape).astype("float32") * 0.1)
+    decoder.train()
+    parameters = trained_weights(decoder)
+    ranks: Ranks = SINGLE
+    if mesh is not ALONE:
+        pipeline = DecoderPipeline(mesh, options, copied_embedding=embedding_at_the_end(config))
+        ranks = LayoutRanks(mesh, parameters, pipeline=pipeline)
+    objective = _objective(decoder, built, ranks, loss_type, lora is not None)
+    optimizer = build_optimizer(parameters, OptimizerSettings(weight_decay=0.1))
+    result: dict[str, Any] = {"steps": []}
+    for step in range(STEPS):
+        batches = _batches(mesh, step, accumulation, pairs=bool(loss_type))
+        if step == 0:
+            keep = _Keep(parameters)
+            train_step(
+                decoder, list(parameters.values()), keep, objective, batches, step=0, learning_rate=0.0, ranks=ranks
+            )
+            result["gradients"] = keep.seen
+        outcome = train_step(
+            decoder,
+            list(parameters.values()),
+            optimizer,
+            objective,
+            batches,
+            step=step,
+            learning_rate=1e-2,
+            max_grad_norm=0.5,
+            ranks=ranks,
+        )
+        figures = {"loss": outcome.totals.loss, "norm": outcome.grad_norm, **outcome.totals.figures}
+        if step % 2:
+            evaluated = evaluate(decoder, _Plan(mesh, bool(loss_type)), objective, ranks=ranks)
+            figures |= {"eval loss": evaluated.loss, **{f"eval {name}": of for name, of in evaluated.figures.items()}}
+        result["steps"].append(figures)
+    return result
+
+
+def _objective(decoder: Decoder, built: Any, ranks: Ranks, loss_type: str, adapters: bool) -> Objective:
+    if not loss_type:
+        return supervised(multi_token_pred_lambda=0.3)
+    measure = measure_answers(answer_log_probabilities(), ranks)
+    reference = AdaptersAside(decoder, measure) if adapters else FrozenCopy(built(), decoder, measure, updated=False)
+    return preference(PreferenceSettings(loss_type=loss_type, beta=0.3, sft_loss_ratio=0.2), reference)
+
+
+class _Keep:
+    """An optimizer that only looks at the gradients."""
+
+    def __init__(self, parameters: dict[str, Tensor]) -> None:
+        self._parameters, self.seen = parameters, dict[str, np.ndarray]()
+
+    def set_lr(self, rate: float) -> None: ...
+
+    def step(self) -> None:
+        self.seen = {name: weight.grad.numpy() for name, weight in self._parameters.items() if not weight.stop_gradient}
+
+    def clear_grad(self, set_to_zero: bool) -> None:
+        for parameter in self._parameters.values():
+            parameter.clear_gradient(set_to_zero)
+
+
+class _Plan:
+    """Five batches to evaluate, which ranks with other data divide."""
+
+    def __init__(self, mesh: Mesh, pairs: bool) -> None:
+        self.data_rank, self.data_world = mesh.reader, mesh.topology.readers
+        self._batches = _batches(ALONE, 99, 6, pairs=pairs)
+
+    def steps_in_epoch(self, epoch: int) -> int:
+        return len(self._batches)
+
+    def source_of(self, step: int) -> str:
+        return "held out"
+
+    def micro_batches(self, step: int) -> list[Batch]:
+        return [self._batches[step]]
+
+    def part(self, stop: int) -> Any:
+        numbers = range(self.data_rank, stop, self.data_world)
+        return ((step, self._batches[step]) for step in numbers)
+
+
+def _batches(mesh: Mesh, step: int, accumulation: int, *, pairs: bool) -> list[Batch]:
+    """This rank's part of the micro-batches of a step, each of two rows and of its own length."""
+    random = np.random.default_rng(step)
+    made = []
+    for number in range(accumulation):
+        rows = [[_sample(random, pairs) for _ in range(2)] for _ in range(2)]
+        made.append(collate(rows, [[4 * number, 4 * number + 1], [4 * number + 2, 4 * number + 3]], 0, pairs=pairs))
+    return made[mesh.reader :: mesh.topology.readers]
+
+
+def _sample(random: np.random.Generator, pair: bool) -> Sample:
+    if pair:
+        prompt, chosen, rejected = (random.integers(1, 56, int(size)).tolist() for size in random.integers(2, 8, 3))
+        return join_pair(prompt, Answer(chosen, chosen), Answer(rejected, rejected), 1.0)
+    ids = random.integers(1, 56, int(random.integers(6, 16)))
+    labels = ids[1:].copy()
+    labels[: len(labels) // 3] = -100
+    return Sample(ids[:-1].astype(np.int32), labels.astype(np.int32))
