@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from erniekit.cli.process import TERMINATED, Terminated, signals_raise, standard_streams
 from erniekit.errors import UserError
+from erniekit.parallel.rank import Launcher, attach
 
 VERBS = {
     "train": "train a model as a configuration file says",
@@ -40,14 +41,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 on success, 1 where a check failed, 2 for what the user can mend, 130 after Ctrl-C,
         143 after SIGTERM.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    launcher = attach()
+    try:
+        return _main(list(sys.argv[1:] if arguments is None else arguments), launcher)
+    except Exception as error:  # a defect
+        if launcher is None:
+            raise
+        launcher.tell(error)
+        return PROBLEMS
+
+
+def _main(words: list[str], launcher: Launcher | None) -> int:
     verb = _verb(words[0]) if words else "help"
     with standard_streams(
         output_may_fail=verb in ("train", "dpo")
     ) as output:  # a run outlives the reader of its progress
         try:
             with signals_raise():
-                code = _run(verb, words[1:])
+                code = _run(verb, words[1:], launcher)
                 sys.stdout.flush()
         except OSError as error:
             if output is None or error is not output.failure:
@@ -58,14 +69,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
 
 
-def _run(verb: str, words: list[str]) -> int:
+def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
     if verb not in VERBS:
         print(f"error: {verb}: unknown verb{_did_you_mean(verb)}; `erniekit help` lists them", file=sys.stderr)
         return USAGE
     try:
         return int(importlib.import_module(f"erniekit.cli.{verb}").run(words))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if launcher is None:
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            launcher.tell(error)  # and it prints, once for all ranks
         return USAGE
     except Terminated:
         print("terminated", file=sys.stderr)

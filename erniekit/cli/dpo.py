@@ -21,4 +21,4 @@ def run(arguments: list[str]) -> int:
             f"{config.origin('stage')}: `stage`: {config.basic.stage} is not what `erniekit dpo` trains\n"
             "  Use `erniekit train`, or write stage: DPO."
         )
-    return train(config, try_one=options.try_one_sample)
+    return train("dpo", config, options)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from erniekit.cli.overrides import parse_with_overrides
+from erniekit.cli.ranks import add_rank_options, run_on_ranks
 from erniekit.environment import import_paddle
 from erniekit.parameters import Config
 
@@ -17,7 +18,7 @@ def run(arguments: list[str]) -> int:
         "Example: erniekit train examples/configs/quickstart/sft.yaml max_steps=20 learning_rate=1e-3",
     )
     options = parse_with_overrides(parser, arguments)
-    return train(Config.load(options.config, options.overrides, verb="train"), try_one=options.try_one_sample)
+    return train("train", Config.load(options.config, options.overrides, verb="train"), options)
 
 
 def train_parser(verb: str, description: str, epilog: str) -> argparse.ArgumentParser:
@@ -33,13 +34,18 @@ def train_parser(verb: str, description: str, epilog: str) -> argparse.ArgumentP
         action="store_true",
         help="check the configuration: overfit one sample of the data in under a minute, and write nothing",
     )
+    add_rank_options(parser)
     return parser
 
 
-def train(config: Config, *, try_one: bool) -> int:
-    """Run what the configuration says, and give the exit code."""
+def train(verb: str, config: Config, options: argparse.Namespace) -> int:
+    """Run what the configuration says, here or on several ranks, and give the exit code."""
+    if not options.try_one_sample:
+        code = run_on_ranks(config, options, (verb, str(options.config), *options.overrides))
+        if code is not None:
+            return code
     import_paddle()
-    if try_one:
+    if options.try_one_sample:
         from erniekit.runners.try_one import try_one_sample
 
         return 0 if try_one_sample(config) else 1

@@ -55,7 +55,7 @@ class Block:
     @classmethod
     def alone(cls, count: int) -> Block:
         """All ranks on this machine."""
-        return cls(0, count, endpoints("127.0.0.1", free_port(), count))
+        return cls(0, count, endpoints("127.0.0.1", free_port("127.0.0.1"), count))
 
     @property
     def world_size(self) -> int:
@@ -86,8 +86,8 @@ def endpoints(host: str, port: int, count: int) -> tuple[str, ...]:
     return tuple(f"{host}:{port + local}" for local in range(count))
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nothing listens on."""
+def free_port(host: str) -> int:
+    """A port that nothing listens on; host "": on any address of this machine."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -222,14 +222,18 @@ def _report(reports: Path, rank: int) -> Path:
 
 
 def _copy(source: BinaryIO, stream: TextIO, log: Path) -> None:
-    """Write what comes to a stream and to a log, as it comes."""
+    """Write what comes to a stream as it comes, and to a log by whole lines, because another stream goes there, too."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    line = b""
     with source, log.open("ab", buffering=0) as file:
         while data := os.read(source.fileno(), 1 << 16):
-            file.write(data)
+            whole, newline, rest = (line + data).rpartition(b"\n")
+            file.write(whole + newline)
+            line = rest
             with suppress(OSError, ValueError):  # a run outlives the reader of its progress
                 stream.write(decoder.decode(data))
                 stream.flush()
+        file.write(line)
 
 
 def _size(path: Path) -> int:

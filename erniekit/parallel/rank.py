@@ -5,7 +5,6 @@ No Paddle. A rank that something else started, such as paddle.distributed.launch
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import json
 import os
@@ -91,6 +90,8 @@ def attach() -> Launcher | None:
     if launcher is None or report is None:
         return None
     if sys.platform == "linux":
+        import ctypes  # costs every command a millisecond and a half
+
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(launcher):  # it was gone before the kernel was told
         os._exit(128 + signal.SIGKILL)

@@ -7,9 +7,10 @@ in vain, raises an exception of its own and often ends before the rank that caus
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,6 +21,9 @@ from erniekit.parallel.rank import Kind
 POLL = 0.05  # seconds
 GRACE = 2.0  # seconds for the other ranks to notice a failure and say what they saw
 SHOWN = 60  # lines of what a rank said
+# In the stacks of a rank: it waits for another one, only not yet too long. (A rank that a GPU's kernels wait for is not
+# told from one that waits.)
+WAITS_TOO = re.compile(r'mailboxes\.py", line \d+ in receive')
 STOPS = {signal.SIGINT, signal.SIGTERM}
 STOP_CODES = {code for number in STOPS for code in (-number, 128 + number)}
 
@@ -59,33 +63,45 @@ class Failure:
         return f"rank {self.rank} {self.what}{said}"
 
 
-def watch(ranks: LocalRanks, logs: Path, keep_waiting: Callable[[], bool] = lambda: True) -> list[Failure]:
-    """Wait until all ranks have ended, or, after a failure, until the others had time to say what they saw of it.
+def watch(
+    ranks: LocalRanks,
+    logs: Path,
+    *,
+    keep_waiting: Callable[[], bool] = lambda: True,
+    elsewhere: Callable[[], Sequence[Failure]] = lambda: (),
+) -> list[Failure]:
+    """Wait until all ranks of this machine have ended, or, after a failure, until the others could say what they saw.
 
     The caller ends the ranks that are left.
 
     Args:
         logs: where the output of the ranks is.
         keep_waiting: asked several times a second; where it says no, waiting ends.
+        elsewhere: what has failed on other machines so far.
 
     Returns:
-        What failed, rank by rank, in the order in which it was seen. Nothing where all ranks ended well, or
+        What failed here, rank by rank, in the order in which it was seen. Nothing where all ranks ended well, and where
         `keep_waiting` said no before any failed.
     """
+
+    def failed() -> bool:
+        return any(rank.code and rank.code not in STOP_CODES for rank in ranks.ended.values()) or bool(elsewhere())
+
     while keep_waiting():
         ranks.look()
-        if _failed(ranks.ended.values()) or not ranks.running:
+        if failed() or not ranks.running:
             break
         time.sleep(POLL)
-    if not _failed(ranks.ended.values()):
+    if not failed():
         return []
     ends = time.monotonic() + GRACE
     while ranks.running and time.monotonic() < ends and keep_waiting():
         time.sleep(POLL)
         ranks.look()
     failures = [_failure(ended, logs) for ended in ranks.ended.values() if ended.code]
-    if all(failure.cause in ("silent", "lost") for failure in failures) and ranks.running:
-        failures += hanging(ranks.stacks(ranks.running), failures)
+    noticed = [*failures, *elsewhere()]
+    if ranks.running and all(failure.cause in ("silent", "lost") for failure in noticed):
+        failures += hanging(ranks.stacks(ranks.running), noticed)
     return failures
 
 
@@ -105,15 +121,12 @@ def hanging(stacks: Mapping[int, str], noticed: Sequence[Failure]) -> list[Failu
     if witness is None:
         return []
     seen = witness.text.rpartition("\n")[2]
+    waiting = {rank for rank, text in stacks.items() if WAITS_TOO.search(text)}
     return [
         Failure(rank, "hang", f"hangs{'' if text else ' and does not answer'}: {seen}", text, witness.code)
         for rank, text in stacks.items()
+        if rank not in waiting
     ]
-
-
-def _failed(ended: Iterable[Ended]) -> bool:
-    """Whether a rank has ended in a way that no signal asked for."""
-    return any(rank.code and rank.code not in STOP_CODES for rank in ended)
 
 
 def _failure(ended: Ended, logs: Path) -> Failure:

@@ -176,6 +176,25 @@ class DistributedParameters:
         coming="expert parallelism",
         example="mp",
     )
+    distributed_timeout: float = parameter(
+        1800.0,
+        "How long a rank waits for another one before it takes it for lost. A slower rank is no fault; one that hangs "
+        "longer ends the job, which shows where it hangs. It must exceed the longest time that one rank works alone, "
+        "such as rank 0 while it writes a checkpoint.",
+        above=0,
+        unit="seconds",
+        example=600,
+    )
+    max_restarts: int = parameter(
+        0,
+        "How often a job that `erniekit` has started on several ranks is started again when a rank fails: from the "
+        "newest complete checkpoint that the job has written, or from its beginning where there is none. What the user "
+        "can mend, and a job that a signal has stopped, is not started again.",
+        minimum=0,
+        unit="restarts",
+        verbs=("train",),
+        example=3,
+    )
 
 
 @rule("tensor_parallel_degree", "sequence_parallel")

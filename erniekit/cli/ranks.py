@@ -1,0 +1,43 @@
+"""What verbs that run on several ranks have in common: their options, and who starts the ranks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from erniekit.parameters import Config
+from erniekit.runners.launching import plan_job, run_job
+
+
+def add_rank_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a launcher."""
+    parser.add_argument(
+        "--nproc",
+        type=_positive,
+        metavar="N",
+        help="run on N ranks of this machine; default: all visible GPUs, or on a CPU what the layout needs",
+    )
+    parser.add_argument(
+        "--rank-logs",
+        type=Path,
+        metavar="DIR",
+        help="the folder for the output of each rank; default: rank_logs in output_dir",
+    )
+
+
+def run_on_ranks(config: Config, options: argparse.Namespace, words: tuple[str, ...]) -> int | None:
+    """Start `erniekit WORDS` on several ranks, where it needs them and this process is not one of them.
+
+    Returns:
+        The exit code of the job; None where this process does the work itself.
+    """
+    logs = None if options.rank_logs is None else options.rank_logs.expanduser()
+    job = plan_job(config, (sys.executable, "-m", "erniekit", *words), nproc=options.nproc, logs=logs)
+    return None if job is None else run_job(job)
+
+
+def _positive(word: str) -> int:
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word} is not a number of ranks: write 1 or more")
+    return int(word)

@@ -1,0 +1,241 @@
+"""One command on several ranks: how many, what is done before they start, and starting again after a failure.
+
+Needs no Paddle. Where the processes come from, how they are watched, and how several machines work together:
+`parallel/launch.py`, `parallel/watch.py`, `parallel/nodes.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from erniekit.errors import ConfigurationError
+from erniekit.parallel.from_config import topology_from
+from erniekit.parallel.launch import free_port, log_of, spawn, visible_gpus
+from erniekit.parallel.nodes import Meeting, NodeLostError, Nodes, met
+from erniekit.parallel.rank import is_rank
+from erniekit.parallel.signals import passing_on, received_signals
+from erniekit.parallel.topology import AXES, Topology
+from erniekit.parallel.watch import Failure, first_cause, watch
+from erniekit.parameters import Config
+from erniekit.runners.data_wiring import evaluates, evaluation_dataset, training_dataset
+from erniekit.runners.wiring import Say, first_weights, open_tokenizer
+from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_folders, newest_complete
+
+LOG_FOLDER = "rank_logs"  # in output_dir
+FAILED, USER_ERROR = 1, 2  # exit codes
+RESUME = "resume_from_checkpoint"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command that several ranks run.
+
+    Attributes:
+        command: what each of them runs; `name=value` words can be appended.
+        here: the number of ranks on this machine; each has a GPU of its own where `gpu`.
+        meeting: where this machine meets the others of the job; None for one machine.
+        logs: the folder for the output of each rank.
+    """
+
+    config: Config
+    command: tuple[str, ...]
+    here: int
+    gpu: bool
+    meeting: Meeting | None
+    logs: Path
+
+
+def plan_job(config: Config, command: tuple[str, ...], *, nproc: int | None, logs: Path | None) -> Job | None:
+    """The job that this process should start; None where it does the work itself, alone or as a rank of a job.
+
+    Args:
+        nproc: the number of ranks on this machine, if the user gave it. Otherwise one for each GPU that is visible, or,
+            on a CPU, as many as the degrees of the configuration need.
+
+    Raises:
+        ConfigurationError: the layout does not fit the number of ranks, or this process is a rank already.
+    """
+    if is_rank():
+        if nproc is not None:
+            raise ConfigurationError(
+                f"--nproc {nproc}: this process is rank {os.environ['PADDLE_TRAINER_ID']} of a job already "
+                "(PADDLE_TRAINER_ID is set)\n  leave --nproc out, or unset the PADDLE_ variables"
+            )
+        return None
+    meeting = Meeting.from_environment()
+    nodes = meeting.nodes if meeting else 1
+    device = config.basic.device
+    gpus = 0 if device == "cpu" else visible_gpus()
+    if gpus and nproc is not None and nproc > gpus:
+        raise ConfigurationError(
+            f"--nproc {nproc}: every rank needs a GPU of its own, and {gpus} can be seen\n"
+            f"  write --nproc {gpus}, or device=cpu"
+        )
+    if nproc is None and gpus:
+        nproc = 1 if ":" in device else gpus
+    elif nproc is None:
+        nproc = max(1, topology_from(config).world_size // nodes)
+    if meeting is None:
+        topology_from(config, nproc)
+        if nproc == 1:
+            return None
+    folder = logs or _output_dir(config) / LOG_FOLDER
+    return Job(config, command, nproc, gpus > 0, meeting, folder)
+
+
+def run_job(job: Job, say: Say = print) -> int:
+    """Run a job to its end, or to its last failure.
+
+    Returns:
+        The exit code: 0, that of the rank that failed first (2 for what the user can mend), or 130 and 143 where a
+        signal ended the job.
+
+    Raises:
+        UserError: what the user can mend, found before any rank was started.
+    """
+    prepare(job.config)
+    with met(job.meeting, job.here, job.config.distributed.distributed_timeout) as nodes:
+        topology = topology_from(job.config, sum(nodes.counts))
+        job.logs.mkdir(parents=True, exist_ok=True)
+        say(_announcement(job, nodes, topology))
+        try:
+            return _run_until_done(job, nodes, say)
+        except NodeLostError as error:
+            print(f"error: {error}; the ranks of this node were ended", file=sys.stderr)
+            return FAILED
+
+
+def prepare(config: Config) -> None:
+    """Do once what every rank would otherwise do at the same time: fetch the model, tokenise the data.
+
+    Raises:
+        UserError: model or data cannot be used.
+    """
+    tokenizer, template = open_tokenizer(config)
+    first_weights(config)
+    if config.basic.do_train:
+        training_dataset(config, tokenizer, template)
+    if evaluates(config) or not config.basic.do_train:
+        evaluation_dataset(config, tokenizer, template)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """How the ranks of one node ended. As a dict it travels to node 0."""
+
+    failures: list[Failure]
+    code: int  # where nothing failed: 0, or what a signal made of it
+    stopped: bool  # a signal asked for an end
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What node 0 makes of an attempt. As a dict it travels to the others."""
+
+    failure: Failure | None
+    code: int
+    again: bool
+    resume: bool = False
+
+
+def _run_until_done(job: Job, nodes: Nodes, say: Say) -> int:
+    before = _checkpoints(job.config)
+    resume, attempt = False, 0
+    while True:
+        port = nodes.agree(free_port(""))
+        ended = _run_once(job, nodes, port, attempt, resume)
+        all_ended = [
+            _Attempt(**said | {"failures": [Failure(**failure) for failure in said["failures"]]})
+            for said in nodes.collect(asdict(ended))
+        ]
+        verdict = _verdict(job, all_ended, attempt, before, say) if nodes.number == 0 else None
+        said = nodes.agree(None if verdict is None else asdict(verdict))
+        verdict = _Verdict(**said | {"failure": Failure(**said["failure"]) if said["failure"] else None})
+        if verdict.failure is not None:
+            print(f"error: {verdict.failure}", file=sys.stderr)
+            if verdict.failure.cause != "user error":
+                print(f"all ranks were ended; the output of each: {_logs(job)}", file=sys.stderr)
+        if not verdict.again:
+            return verdict.code
+        resume, attempt = verdict.resume, attempt + 1
+
+
+def _run_once(job: Job, nodes: Nodes, port: int, attempt: int, resume: bool) -> _Attempt:
+    """Start the ranks of this node and wait for their end, or for a failure anywhere."""
+    command = job.command
+    if resume:
+        command = (*(word for word in command if not word.startswith(f"{RESUME}=")), f"{RESUME}=true")
+    block = nodes.block(port)
+    for rank in block.ranks:
+        with log_of(job.logs, rank).open("a", encoding="utf-8") as log:
+            log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} rank {rank} of {block.world_size}\n")
+
+    def elsewhere() -> list[Failure]:
+        heard = (alarm for alarm in nodes.listen() if alarm["attempt"] == attempt)
+        return [Failure(**failure) for alarm in heard for failure in alarm["failures"]]
+
+    with tempfile.TemporaryDirectory(prefix="erniekit-ranks-") as reports, received_signals() as received:
+        ranks = spawn(block, command, logs=job.logs, reports=Path(reports), gpu=job.gpu)
+        try:
+            waiting = passing_on(received, ranks)
+            failures = watch(ranks, job.logs, keep_waiting=waiting, elsewhere=elsewhere)
+            if failures:
+                nodes.call_out({"attempt": attempt, "failures": [asdict(failure) for failure in failures]})
+        finally:
+            ranks.end()
+    numbers = [abs(ended.code) % 128 for ended in ranks.ended.values() if ended.code]  # of signals, if nothing failed
+    code = 128 + (received[0] if received else numbers[0]) if numbers else 0
+    return _Attempt(failures, code, bool(received))
+
+
+def _verdict(job: Job, ended: list[_Attempt], attempt: int, before: dict[Path, int], say: Say) -> _Verdict:
+    failures = [failure for each in ended for failure in each.failures]
+    if not failures:
+        return _Verdict(None, next((each.code for each in ended if each.code), 0), False)
+    failure = first_cause(failures)
+    if failure.cause == "user error":
+        return _Verdict(failure, USER_ERROR, False)
+    restarts = job.config.distributed.max_restarts
+    if attempt == restarts or any(each.stopped for each in ended):
+        return _Verdict(failure, failure.code, False)
+    newest, skipped = newest_complete(_output_dir(job.config))
+    for line in skipped:
+        say(line)
+    written = newest is not None and before.get(newest) != _completed(newest)  # not one that this job may have replaced
+    say(
+        f"restart {attempt + 1} of {restarts}: "
+        + (f"from {newest}" if written else "this job has written no complete checkpoint, so it begins as it began")
+    )
+    return _Verdict(failure, failure.code, True, written)
+
+
+def _announcement(job: Job, nodes: Nodes, topology: Topology) -> str:
+    layout = " x ".join(f"{axis} {topology.degree(axis)}" for axis in AXES if topology.degree(axis) > 1)
+    ranks = f"{topology.world_size} ranks ({layout})"
+    if nodes.links:
+        here = nodes.block(0).ranks
+        ranks += f", of which node {nodes.number} of {len(nodes.counts)} runs {here[0]} to {here[-1]}"
+    return f"{ranks}; the output of each: {_logs(job)}"
+
+
+def _logs(job: Job) -> Path:
+    return log_of(job.logs, 0).with_name("rank-N.log")
+
+
+def _output_dir(config: Config) -> Path:
+    return Path(config.basic.output_dir).expanduser()
+
+
+def _checkpoints(config: Config) -> dict[Path, int]:
+    return {folder: _completed(folder) for folder in checkpoint_folders(_output_dir(config))}
+
+
+def _completed(checkpoint: Path) -> int:
+    """When a checkpoint was completed (nanoseconds); 0 where it is not complete."""
+    manifest = checkpoint / MANIFEST
+    return manifest.stat().st_mtime_ns if manifest.is_file() else 0
