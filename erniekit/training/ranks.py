@@ -77,7 +77,7 @@ class Ranks(Protocol):
         ...
 
     def global_norm(self, updated: Sequence[Tensor]) -> Tensor:
-        """The norm of the gradients of the whole model, 0-d fp32, every value counted once; the same on every rank.
+        """The norm of the gradients of the whole model, 0-d, every value counted once; the same on every rank.
 
         Args:
             updated: what `reduce_gradients` has returned.

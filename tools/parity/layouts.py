@@ -192,7 +192,7 @@ class Comparison:
     def _run(self, layout: Layout, precision: str) -> Run | Refused:
         model = self._folder / self.model
         if not model.exists():
-            run_ranks(make_model, 1, folder=str(model), settings=dict(MODELS[self.model]))
+            run_ranks(make_model, 1, model_folder=str(model), settings=dict(MODELS[self.model]))
         parameters = {
             **COMMON,
             **TASKS[self.task],
