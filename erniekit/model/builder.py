@@ -7,6 +7,7 @@ from pathlib import Path
 
 import paddle
 
+from erniekit.model.adapters.fingerprint import Exchange, alone
 from erniekit.model.adapters.lora import add_adapters, describe_adapters, load_adapters
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.configuration import ModelConfig
@@ -36,6 +37,7 @@ def build_model(
     tensor: TensorSlice = WHOLE,
     experts: ExpertRanks = NO_RANKS,
     part: StackPart | None = None,
+    exchange: Exchange = alone,
     log: Callable[[str], None] = lambda line: None,
 ) -> Decoder:
     """Describe the layers, create them, then fill them.
@@ -52,6 +54,7 @@ def build_model(
         tensor: the ranks that divide every large matrix, and which of them this is.
         experts: the ranks that divide the experts, where the model has any, and how tokens reach them.
         part: what this stage of a pipeline has of the stack; None: all of it.
+        exchange: with all ranks that have a part of the model.
         log: receives one line for each technique applied.
 
     Raises:
@@ -76,8 +79,8 @@ def build_model(
     )
     log(f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")
     if tensor.size > 1:
-        divided = ", and the sequence between them" if tensor.sequence else ""
-        log(f"tensor parallel: {tensor.size} slices of every large matrix{divided}")
+        sequence = ", and the sequence between them" if tensor.sequence else ""
+        log(f"tensor parallel: {tensor.size} slices of every large matrix{sequence}")
     if part is not None:
         log(f"pipeline parallel: {part}")
     if model_config.moe_num_experts and experts.dispatch.group is not None:
@@ -90,14 +93,15 @@ def build_model(
         log(f"weights: {weights} ({layout})")
     if hidden_dropout or attention_dropout:
         log(f"dropout: {hidden_dropout} on hidden states, {attention_dropout} on attention probabilities")
+    divided = " on this rank" if tensor.size > 1 or part is not None else ""
     if adapters is not None:
-        own_base = load_adapters(decoder, adapters, dropout=lora.dropout if lora else 0.0)
-        log(f"adapters: {adapters}, {describe_adapters(decoder)}")
+        own_base = load_adapters(decoder, adapters, dropout=lora.dropout if lora else 0.0, exchange=exchange)
+        log(f"adapters: {adapters}, {describe_adapters(decoder)}{divided}")
         if not own_base:
             log(f"warning: the adapters in {adapters} were trained beside other weights than these")
     elif lora is not None:
-        add_adapters(decoder, lora, seed=seed)
-        log(f"adapters: new, {describe_adapters(decoder)}")
+        add_adapters(decoder, lora, seed=seed, exchange=exchange)
+        log(f"adapters: new, {describe_adapters(decoder)}{divided}")
     if recompute is not None:
         decoder.recompute = recompute
         count = max(0, model_config.num_hidden_layers - recompute.first_layer)

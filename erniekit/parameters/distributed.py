@@ -61,8 +61,6 @@ class DistributedParameters:
         "Cut every large matrix into this many slices, one per device. It divides weights, gradients, optimizer "
         "states and much of the activations, at the price of communication in every layer.",
         minimum=1,
-        available=(1,),
-        coming="tensor parallelism",
         unit="ranks",
         example=8,
     )
@@ -98,8 +96,6 @@ class DistributedParameters:
         "Cut the stack of layers into this many consecutive stages, one per device. Micro-batches flow through the "
         "stages; `gradient_accumulation_steps` should be several times the degree.",
         minimum=1,
-        available=(1,),
-        coming="pipeline parallelism",
         unit="ranks",
         example=2,
     )
@@ -151,8 +147,6 @@ class DistributedParameters:
         "The number of ranks that divide optimizer states, gradients or parameters between them. Each works on its "
         "own data.",
         minimum=1,
-        available=(1,),
-        coming="sharded data parallelism",
         unit="ranks",
         example=8,
     )
@@ -172,8 +166,6 @@ class DistributedParameters:
         "written `dp`).",
         choices=("dummy", "mp", "data"),
         spellings={"dp": "data"},
-        available=("dummy",),
-        coming="expert parallelism",
         example="mp",
     )
     distributed_timeout: float = parameter(

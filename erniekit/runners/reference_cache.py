@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from erniekit.data.dataset import Dataset
-from erniekit.model.adapters.lora import named_adapter_weights, weights_fingerprint
+from erniekit.model.adapters.fingerprint import weights_fingerprint
+from erniekit.model.adapters.lora import named_adapter_weights
 from erniekit.model.decoder import Decoder
 from erniekit.runners.wiring import Say
 from erniekit.training.ranks import SINGLE, Ranks
@@ -20,7 +21,8 @@ TABLE_VERSION = 1  # raise it where the same pairs and weights come to other log
 def table_path(cache: Path, dataset: Dataset, model: Decoder, ranks: Ranks = SINGLE) -> Path:
     """Named by what the values depend on: the pairs, the weights and the adapters; the same on every rank."""
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(repr((TABLE_VERSION, dataset.fingerprint, len(dataset), weights_fingerprint(model))).encode())
+    base = weights_fingerprint(model, ranks.exchange)
+    digest.update(repr((TABLE_VERSION, dataset.fingerprint, len(dataset), base)).encode())
     for name, weight in named_adapter_weights(model).items():
         digest.update(name.encode())
         digest.update(weight.numpy().tobytes())

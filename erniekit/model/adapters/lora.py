@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,17 +15,15 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from erniekit.model.adapters.files import StoredAdapters, read_adapters, write_adapters
+from erniekit.model.adapters.fingerprint import Exchange, alone, weights_fingerprint
 from erniekit.model.adapters.low_rank import SHORTEST, Factors, initial_factors, principal_factors
 from erniekit.model.adapters.settings import PISSA, LoraSettings, linear_shapes, select_targets
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import ZEROS, Linear
 from erniekit.model.placement import placement
 from erniekit.model.randomness import Randomness, Site, dropout
-from erniekit.model.storage.weight_layouts import of_prediction
 from erniekit.model.weights import named_weights
 from erniekit.model.whole import Held, OwnTensors, WholeTensors, held
-
-_SAMPLES = 64  # values of every weight that a fingerprint looks at
 
 
 class LowRankAdapter(nn.Layer):
@@ -110,13 +107,16 @@ class Base(NamedTuple):
     fingerprint: str  # of the weights that the adapters belong to (`weights_fingerprint`)
 
 
-def add_adapters(decoder: Decoder, settings: LoraSettings, *, seed: int) -> None:
+def add_adapters(decoder: Decoder, settings: LoraSettings, *, seed: int, exchange: Exchange = alone) -> None:
     """Freeze the decoder and put new adapters beside its linear layers.
+
+    Args:
+        exchange: with the other ranks among which the decoder is divided.
 
     Raises:
         ConfigurationError: a pattern names no layer, or PiSSA is asked for more singular values than there are.
     """
-    base = freeze(decoder)
+    base = freeze(decoder, exchange)
     linears, shapes = named_linears(decoder), decoder.config.weight_shapes()
     targets = select_targets(linear_shapes(shapes), settings.target_modules)  # of the model; not all of it is here
     for path in (path for path in targets if path in linears):
@@ -129,9 +129,9 @@ def add_adapters(decoder: Decoder, settings: LoraSettings, *, seed: int) -> None
         attach(linear, path, factors, settings, base)
 
 
-def freeze(decoder: Decoder) -> Base:
+def freeze(decoder: Decoder, exchange: Exchange = alone) -> Base:
     """Make every weight of the decoder constant; called before anything of it changes."""
-    fingerprint = weights_fingerprint(decoder)
+    fingerprint = weights_fingerprint(decoder, exchange)
     for parameter in decoder.parameters():
         parameter.stop_gradient = True
     return Base(decoder.randomness, fingerprint)
@@ -213,30 +213,12 @@ def base_fingerprint(decoder: Decoder) -> str:
     return first.base.fingerprint if first else ""
 
 
-def weights_fingerprint(decoder: Decoder) -> str:
-    """A short hash of names, shapes and 64 values of each weight, spread over it; the same for any file layout, and
-    whether a run has the model's multi-token prediction layers or leaves them out."""
-    digest = hashlib.sha256()
-    for name, values in _samples(decoder):
-        digest.update(f"{name} {values.size} ".encode())
-        digest.update(values.tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _samples(decoder: Decoder) -> Iterator[tuple[str, np.ndarray]]:
-    for name, weight in named_weights(decoder).items():
-        if of_prediction(name):
-            continue
-        flat = weight.flatten()
-        places = np.linspace(0, flat.shape[0] - 1, min(_SAMPLES, flat.shape[0])).astype(np.int64)
-        yield f"{name} {weight.shape}", paddle.gather(flat, paddle.to_tensor(places)).astype("float32").numpy()
-
-
-def load_adapters(decoder: Decoder, folder: Path | str, *, dropout: float = 0.0) -> bool:
+def load_adapters(decoder: Decoder, folder: Path | str, *, dropout: float = 0.0, exchange: Exchange = alone) -> bool:
     """Freeze the decoder and put the adapters of `folder` beside its linear layers.
 
     Args:
         dropout: of the adapters in further training.
+        exchange: with the other ranks among which the decoder is divided.
 
     Returns:
         Whether the decoder's weights are those that the adapters were trained beside, or that is unknown.
@@ -245,7 +227,7 @@ def load_adapters(decoder: Decoder, folder: Path | str, *, dropout: float = 0.0)
         ModelFileError: see `files.read_adapters`.
     """
     stored = read_adapters(folder, decoder.config.weight_shapes())
-    base = freeze(decoder)
+    base = freeze(decoder, exchange)
     linears = named_linears(decoder)
     settings = replace(stored.settings, dropout=dropout)
     for path in (path for path in stored.factors if path in linears):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.errors import ConfigurationError
+from erniekit.model.adapters.fingerprint import weights_fingerprint
 from erniekit.model.adapters.lora import (
     Base,
     add_adapters,
@@ -17,7 +18,6 @@ from erniekit.model.adapters.lora import (
     named_adapters,
     named_linears,
     trained_weights,
-    weights_fingerprint,
 )
 from erniekit.model.adapters.low_rank import Factors, initial_factors, merged_weight, principal_factors
 from erniekit.model.adapters.merge import merge_adapters
