@@ -177,7 +177,8 @@ def spawn(
         variables: more variables for every rank.
         show: write what rank 0 writes to this process's standard output and error, too.
     """
-    outside = {name: value for name, value in os.environ.items() if name not in NOT_FOR_RANKS}
+    quiet = {"GLOG_minloglevel": "1"}  # without Paddle's notes on how ranks connect, unless they are asked for
+    outside = quiet | {name: value for name, value in os.environ.items() if name not in NOT_FOR_RANKS}
     processes: dict[int, subprocess.Popen[bytes]] = {}
     shown: list[threading.Thread] = []
     ranks = LocalRanks(processes, reports, shown)

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import paddle
@@ -29,6 +35,7 @@ def start_ranks(topology: Topology, *, timeout: float) -> Mesh:
         from erniekit.parallel import cpu_backend
 
         cpu_backend.apply(timeout)
+    os.environ.setdefault("PADDLE_PG_TIMEOUT", str(round(timeout * 1000)))  # of groups on GPUs, in milliseconds
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {
         "dp_degree": topology.data,
@@ -36,8 +43,23 @@ def start_ranks(topology: Topology, *, timeout: float) -> Mesh:
         "sharding_degree": topology.sharding,
         "mp_degree": topology.tensor,
     }
-    fleet.init(is_collective=True, strategy=strategy)
-    return Mesh(topology, dist.get_rank(), _groups(topology))
+    with _without_advice():
+        fleet.init(is_collective=True, strategy=strategy)
+        return Mesh(topology, dist.get_rank(), _groups(topology))
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Keep back what fleet says to its developers: which flags Paddle's own code has changed, and which groups this
+    rank is not in."""
+    captured = io.StringIO()
+    try:
+        with redirect_stderr(captured), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Current global rank .* is not in group")
+            yield
+    finally:
+        lines = captured.getvalue().splitlines(keepends=True)
+        sys.stderr.write("".join(line for line in lines if not line.startswith(("=====", "FLAGS("))))
 
 
 def _groups(topology: Topology) -> dict[tuple[Axis, ...], Any]:
