@@ -7,7 +7,7 @@ back; what travels beside it (positions, FlashMask's indices) has none.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,6 +68,19 @@ class PipelineOptions:
     overlapped: bool = False
     unbalanced: bool = False
     timed: bool = False
+
+    @classmethod
+    def from_words(cls, words: Collection[str], *, fixed_shape: bool = True) -> PipelineOptions:
+        """What the words of `pipeline_parallel_config` ask for."""
+        return cls(
+            fixed_shape=fixed_shape and "disable_p2p_cache_shape" not in words,
+            forget_shapes="enable_clear_every_step_cache" in words,
+            partial="disable_partial_send_recv" not in words,
+            batched="disable_batch_p2p_comm" not in words and "enable_overlap_p2p_comm" not in words,
+            overlapped="enable_overlap_p2p_comm" in words,
+            unbalanced="best_unbalanced_scheduler" in words,
+            timed="enable_timer" in words,
+        )
 
 
 class Pipeline:

@@ -7,6 +7,8 @@ from itertools import pairwise
 
 from erniekit.parameters.declaration import parameter, rule, section, when
 from erniekit.parameters.draft import Draft
+from erniekit.parameters.pipeline_words import PIPELINE_WORDS
+from erniekit.parameters.pipeline_words import RULES as PIPELINE_RULES
 from erniekit.parameters.values import SEGMENTS, WORDS
 
 TENSOR_WORDS = (
@@ -20,21 +22,6 @@ TENSOR_WORDS = (
     "sync_param",
     "sync_grad",
     "sync_moment",
-)
-PIPELINE_WORDS = (
-    "disable_p2p_cache_shape",
-    "disable_partial_send_recv",
-    "disable_batch_p2p_comm",
-    "disable_non_batch_p2p_comm",
-    "enable_delay_scale_loss",
-    "enable_dp_comm_overlap",
-    "enable_sharding_comm_overlap",
-    "enable_overlap_p2p_comm",
-    "enable_clear_every_step_cache",
-    "enable_release_grads",
-    "enable_split_backward",
-    "enable_timer",
-    "best_unbalanced_scheduler",
 )
 SHARDING_WORDS = (
     "enable_stage1_tensor_fusion",
@@ -214,5 +201,5 @@ SECTION = section(
     key="distributed",
     title="1.4 Distributed training",
     verbs=("train", "eval"),
-    rules=(sequence_parallel_needs_tensor_parallel, boundaries_are_increasing),
+    rules=(sequence_parallel_needs_tensor_parallel, boundaries_are_increasing, *PIPELINE_RULES),
 )

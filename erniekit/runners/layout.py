@@ -9,11 +9,12 @@ from typing import Any
 from paddle import Tensor
 
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.decoder import Decoder
+from erniekit.model.decoder import Decoder, embedding_at_the_end
 from erniekit.parallel.decoder_pipeline import DecoderPipeline, stack_part
 from erniekit.parallel.experts import expert_ranks
 from erniekit.parallel.from_config import topology_from
 from erniekit.parallel.mesh import Mesh
+from erniekit.parallel.pipeline import PipelineOptions
 from erniekit.parallel.ranks import LayoutRanks
 from erniekit.parallel.sharding import DividedOptimizer, divide
 from erniekit.parallel.start import start_ranks
@@ -68,8 +69,8 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
         return build_optimizer(parameters, settings), SINGLE
     pipeline = stage = None
     if topology.pipeline > 1:
-        copied = model.config.tie_word_embeddings or model.config.num_nextn_predict_layers > 0
-        pipeline = DecoderPipeline(mesh, copied_embedding=copied)
+        options = PipelineOptions.from_words(section.pipeline_parallel_config, fixed_shape=_padding_is_harmless(config))
+        pipeline = DecoderPipeline(mesh, options, copied_embedding=embedding_at_the_end(model.config))
     if topology.sharding > 1:
         group, words = mesh.group("sharding"), section.sharding_parallel_config
         adamw = stateless_optimizer(parameters, settings)
@@ -79,3 +80,10 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
     else:
         optimizer = build_optimizer(parameters, settings)
     return optimizer, LayoutRanks(mesh, parameters, stage=stage, pipeline=pipeline)
+
+
+def _padding_is_harmless(config: Config) -> bool:
+    """Whether micro-batches may be padded to one length, which changes the draws of dropout."""
+    basic, interleaved = config.basic, config.distributed.virtual_pp_degree > 1
+    dropout = basic.hidden_dropout_prob or basic.attention_probs_dropout_prob or config.lora.lora_dropout
+    return interleaved or not dropout
