@@ -60,6 +60,8 @@ class LayoutRanks:
         return self.mesh.exchange(value)
 
     def whole(self, own: Held) -> WholeTensors:
+        if self._stage is not None:
+            own = Held(own.shapes, lambda name, read=own.read, stage=self._stage: stage.weight(read(name)))
         return Gathered(self.mesh, own)
 
     def own_part(self, name: str, whole: np.ndarray) -> np.ndarray:
@@ -75,14 +77,15 @@ class LayoutRanks:
 
     def reduce_gradients(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
         """Add up what ranks with other samples have of a gradient, and the ranks of a tensor-parallel group."""
+        if self._pipeline:  # first, since either stage may divide what it updates in another way
+            copied = [tensor for tensor in parameters if tensor.name == self._copied]
+            self._add_up(copied, self._pipeline.embedding_group)
         if self._stage is None:
             updated = parameters
             fill_missing_gradients(updated)
         else:
             updated = self._stage.reduce_gradients()
         self._add_up([tensor for tensor in updated if self._place(tensor).partial], self.mesh.group("tensor"))
-        if self._pipeline:
-            self._add_up([t for t in updated if self._weight(t) == self._copied], self._pipeline.embedding_group)
         divided = self.mesh.topology.expert_axis == "data"  # then an expert's tokens have come from all data ranks
         others = [tensor for tensor in updated if not divided or self._place(tensor).expert is None]
         self._add_up(others, self.mesh.group("data"))
@@ -116,11 +119,9 @@ class LayoutRanks:
         divided_by = self.mesh.topology.expert_axis if place.expert is not None else None
         same_on_tensor = place.axis is None and divided_by != "tensor"
         same_on_data = divided_by != "data"
-        same_on_sharding = self._stage is not None and self._stage.is_whole(tensor)
         return not (
             (same_on_tensor and not first("tensor"))
             or (same_on_data and not first("data"))
-            or (same_on_sharding and not first("sharding"))
             or (self._weight(tensor) == self._copied and not first("pipeline"))
         )
 

@@ -5,6 +5,7 @@ Shapes: T tokens, E experts, K of them for each token, H hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +36,12 @@ class Gate(nn.Layer):
         shape = [config.moe_num_experts, config.hidden_size]
         self.weight = self.create_parameter(shape, default_initializer=ZEROS)
 
-    def forward(self, x_TH: paddle.Tensor) -> paddle.Tensor:
+    def forward(
+        self, x_TH: paddle.Tensor, compute: Callable[[paddle.Tensor], paddle.Tensor] | None = None
+    ) -> paddle.Tensor:
+        """The logits [T, E], or what `compute` makes of the weight, which is used in here only (see `Head`)."""
+        if compute is not None:
+            return compute(self.weight)
         return paddle.matmul(x_TH.astype(self.weight.dtype), self.weight, transpose_y=True)
 
 
@@ -98,7 +104,7 @@ class Router:
             losses["router_z_loss"] = settings.z_loss_lambda, z_loss(logits_TE, share_T, self._add)
         if settings.orthogonal_loss_lambda:  # of no token, so each rank that has a part of them gives a part
             factor = settings.orthogonal_loss_lambda / self._parts
-            losses["router_orthogonal_loss"] = factor, orthogonal_loss(self.gate.weight)
+            losses["router_orthogonal_loss"] = factor, self.gate(logits_TE, orthogonal_loss)
         counted = experts_TK if is_token_T is None else experts_TK[is_token_T.numpy() > 0]
         load_E = np.bincount(counted.reshape(-1), minlength=logits_TE.shape[1])
         self._balance.report(self.layer, {name: loss for name, (_, loss) in losses.items()}, load_E)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle.base import core
 
@@ -85,9 +86,34 @@ def clear_gradients_in_place() -> None:
     DygraphShardingOptimizerV2.clear_grad = clear_grad
 
 
+def let_buffers_be_float64() -> None:
+    """Cause: the buffers of sharding know the size of float32 and narrower types, and what is first made on a CPU is
+    float32. CPU ranks compute in float64 where layouts are compared to more digits than float32 has."""
+    import paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2 as optimizer_stage2
+    import paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3 as stage3
+    from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import ParamStorage
+    from paddle.distributed.fleet.utils import tensor_fusion_helper
+
+    for module in (optimizer_stage2, stage3, tensor_fusion_helper):
+        module.align[paddle.float64] = 8
+
+    def zeros(shape: int, dtype: type) -> np.ndarray:
+        return np.zeros(shape, paddle.get_default_dtype() if dtype is np.float32 else dtype)
+
+    stage3.np = Overlay(np, zeros=zeros)
+    original = ParamStorage.__init__
+
+    def with_its_dtype(self: Any, size: int, dtype: Any, device: str) -> None:
+        original(self, size, dtype, device)
+        self.buffer = self.buffer.astype(dtype)
+
+    ParamStorage.__init__ = with_its_dtype
+
+
 SHARDING_PATCHES = (
     let_group_sharding_take_a_cpu,
     keep_parameters_in_their_buffer,
     align_fused_tensors,
     clear_gradients_in_place,
+    let_buffers_be_float64,
 )

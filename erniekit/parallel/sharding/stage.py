@@ -30,10 +30,6 @@ class Stage(Protocol):
         """What this rank updates, each with its gradient summed over the sharding group."""
         ...
 
-    def is_whole(self, tensor: Tensor) -> bool:
-        """Whether one of what `reduce_gradients` gives is the same on all ranks of the group."""
-        ...
-
     def step(self) -> None:
         """Update this rank's values, and exchange them where every rank keeps all."""
         ...

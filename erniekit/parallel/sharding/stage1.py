@@ -43,9 +43,6 @@ class WholeParameters:
         self._fleet.reduce_gradients(self._parameters, self._groups)
         return summed(self._updated, self._group.nranks)
 
-    def is_whole(self, tensor: Tensor) -> bool:
-        return False
-
     def step(self) -> None:
         self._fleet.step()
 
@@ -88,9 +85,6 @@ class SplitParameters:
         self._fleet._collect_comm_buffers()
         self._fleet._assign_slice_grad()
         return summed(self._updated, self._group.nranks)
-
-    def is_whole(self, tensor: Tensor) -> bool:
-        return False
 
     def step(self) -> None:
         self._fleet.step()

@@ -51,9 +51,6 @@ class DividedGradients:
     def reduce_gradients(self) -> list[Tensor]:
         return self._updated  # sums already: what fleet would still do in its step is the mean
 
-    def is_whole(self, tensor: Tensor) -> bool:
-        return False
-
     def step(self) -> None:
         self._fleet._step()
 

@@ -21,7 +21,7 @@ from erniekit.parallel.sharding.shares import Share, summed, together
 from erniekit.parallel.sharding.stage import SLICE
 from erniekit.training.passes import LossOfBatch, MicroLoss
 
-NOT_DIVIDED = ["Gate", "GateStatistics"]  # a router's few weights, which it also uses beside their layers
+NOT_DIVIDED = ["GateStatistics"]  # a router uses and sets these few numbers itself
 
 
 class DividedParameters:
@@ -79,9 +79,6 @@ class DividedParameters:
                 self._free([parameter])
         self._optimizer.update_slice()
         return summed(self._optimizer._parameter_list, self._group.nranks)
-
-    def is_whole(self, tensor: Tensor) -> bool:
-        return not tensor.name.startswith(SLICE)
 
     def step(self) -> None:
         self._optimizer.step()
