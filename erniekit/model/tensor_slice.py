@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import paddle.distributed as dist
 from paddle import Tensor
 from paddle.distributed.fleet.layers.mpu import mp_ops
@@ -30,12 +31,14 @@ class TensorSlice:
         rank, size: this rank's number in the group, and how many there are.
         group: fleet's tensor-parallel group.
         sequence: whether hidden states are divided along the sequence outside of blocks.
+        skips_copies: what enters and leaves a block is not copied (`enable_mp_skip_c_identity`).
     """
 
     rank: int = 0
     size: int = 1
     group: Any = None
     sequence: bool = False
+    skips_copies: bool = False
 
     def part(self, length: int) -> int:
         """The length of a slice of an axis; the axis can be divided, which the runner has checked."""
@@ -62,7 +65,7 @@ class TensorSlice:
         if self.size == 1:
             return x
         if not self.sequence:
-            return mp_ops._c_identity(x, group=self.group)
+            return mp_ops._c_identity(x, self.group, self.skips_copies)
         return AllGatherOp.apply(_rows(x)).unsqueeze(0)
 
     def leave(self, x: Tensor) -> Tensor:
@@ -70,7 +73,7 @@ class TensorSlice:
         if self.size == 1:
             return x
         if not self.sequence:
-            return mp_ops._mp_allreduce(x, group=self.group)
+            return mp_ops._mp_allreduce(x, group=self.group, skip_c_identity_dynamic=self.skips_copies)
         return ReduceScatterOp.apply(_rows(x)).unsqueeze(0)
 
     def side_by_side(self, x: Tensor) -> Tensor:

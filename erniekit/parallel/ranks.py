@@ -13,6 +13,7 @@ from paddle import Tensor
 
 from erniekit.model.placement import Placement, placement
 from erniekit.model.whole import Held, WholeTensors
+from erniekit.parallel.copies import Copies
 from erniekit.parallel.decoder_pipeline import DecoderPipeline
 from erniekit.parallel.gathering import Gathered, axis_of
 from erniekit.parallel.mesh import BATCH_AXES, Mesh
@@ -33,6 +34,9 @@ class LayoutRanks:
         parameters: the trained weights of this rank, by name.
         stage: what divides memory among the ranks of a sharding group, where there is one.
         pipeline: what runs micro-batches through the stages, where there are several.
+        copies: what keeps copies on the ranks of a tensor-parallel group equal, where that is asked for.
+        sum_in_backward: what sequence parallelism keeps on all ranks is added up in every backward pass, rather than
+            once a step (`use_sp_callback` false).
     """
 
     def __init__(
@@ -42,12 +46,21 @@ class LayoutRanks:
         *,
         stage: Stage | None = None,
         pipeline: DecoderPipeline | None = None,
+        copies: Copies | None = None,
+        sum_in_backward: bool = False,
     ) -> None:
-        self.mesh, self._stage, self._pipeline = mesh, stage, pipeline
+        self.mesh, self._stage, self._pipeline, self._copies = mesh, stage, pipeline, copies
         self.at_once = pipeline.at_once if pipeline else 1
         copied = pipeline is not None and pipeline.embedding_group is not None and EMBEDDING in parameters
         self._copied = parameters[EMBEDDING].name if copied else None  # the first and the last stage have it
         self._places = {parameter.name: self._placement(name) for name, parameter in parameters.items()}
+        self._summed: set[str] = set()  # added up in the backward pass
+        if sum_in_backward and mesh.topology.sequence_parallel:
+            for parameter in parameters.values():
+                place = self._places[parameter.name]
+                if place.partial and place.expert is None and not parameter.stop_gradient:
+                    parameter.register_hook(self._sum_over_slices)
+                    self._summed.add(parameter.name)
 
     @property
     def is_first(self) -> bool:
@@ -85,17 +98,29 @@ class LayoutRanks:
             fill_missing_gradients(updated)
         else:
             updated = self._stage.reduce_gradients()
-        self._add_up([tensor for tensor in updated if self._place(tensor).partial], self.mesh.group("tensor"))
+        partial = [t for t in updated if self._place(t).partial and self._weight(t) not in self._summed]
+        self._add_up(partial, self.mesh.group("tensor"))
         divided = self.mesh.topology.expert_axis == "data"  # then an expert's tokens have come from all data ranks
         others = [tensor for tensor in updated if not divided or self._place(tensor).expert is None]
         self._add_up(others, self.mesh.group("data"))
+        if self._copies:
+            self._copies.before_update()
         return updated
+
+    def after_update(self) -> None:
+        if self._copies:
+            self._copies.after_update()
 
     def global_norm(self, updated: Sequence[Tensor]) -> Tensor:
         squares = [squared_norm(tensor.grad).astype("float64") for tensor in updated if self._counts(tensor)]
         own = float(paddle.stack(squares).sum()) if squares else 0.0
         total = self.mesh.sum(np.array([own]), *AXES)
         return paddle.to_tensor(np.sqrt(total[0]), dtype="float64")
+
+    def _sum_over_slices(self, gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total, group=self.mesh.group("tensor"))
+        return total
 
     @staticmethod
     def _weight(tensor: Tensor) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from paddle import Tensor
 
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder, embedding_at_the_end
+from erniekit.parallel.copies import SYNCHRONISED, Copies
 from erniekit.parallel.decoder_pipeline import DecoderPipeline, stack_part
 from erniekit.parallel.experts import expert_ranks
 from erniekit.parallel.from_config import topology_from
@@ -21,7 +23,7 @@ from erniekit.parallel.start import start_ranks
 from erniekit.parallel.topology import Topology
 from erniekit.parameters import Config
 from erniekit.runners.layout_plan import divided_layers
-from erniekit.training.optimizer import build_optimizer, stateless_optimizer
+from erniekit.training.optimizer import build_optimizer, stateless_optimizer, trainable_parameters
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.settings import optimizer_settings_from
 
@@ -50,7 +52,7 @@ def model_division(config: Config, model_config: ModelConfig, mesh: Mesh) -> dic
     layers = model_config.num_hidden_layers
     return {
         "rank": mesh.reader,
-        "tensor": mesh.tensor,
+        "tensor": replace(mesh.tensor, skips_copies="enable_mp_skip_c_identity" in section.tensor_parallel_config),
         "experts": expert_ranks(mesh, gather="allgather" in way, padded=not way.endswith("unpad")),
         "part": stack_part(layers, mesh, section.pp_seg_method, section.add_tail_layers),
         "exchange": mesh.exchange,
@@ -67,7 +69,7 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
     settings = optimizer_settings_from(config, model.config.num_hidden_layers)
     if topology.world_size == 1:
         return build_optimizer(parameters, settings), SINGLE
-    pipeline = stage = None
+    pipeline = stage = copies = None
     if topology.pipeline > 1:
         options = PipelineOptions.from_words(section.pipeline_parallel_config, fixed_shape=_padding_is_harmless(config))
         pipeline = DecoderPipeline(mesh, options, copied_embedding=embedding_at_the_end(model.config))
@@ -78,8 +80,17 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
         released = "enable_release_grads" in words
         optimizer: Any = DividedOptimizer(adamw, stage, parameters, group, release=released)
     else:
-        optimizer = build_optimizer(parameters, settings)
-    return optimizer, LayoutRanks(mesh, parameters, stage=stage, pipeline=pipeline)
+        adamw = optimizer = build_optimizer(parameters, settings)
+    words = section.tensor_parallel_config
+    if topology.tensor > 1 and SYNCHRONISED.intersection(words):
+        trained = trainable_parameters(parameters)
+        updated = {name: stage.share(parameter).tensor if stage else parameter for name, parameter in trained.items()}
+        own = {name: tensor for name, tensor in updated.items() if tensor is not None}
+        copies = Copies(own, lambda kind, tensor: adamw._accumulators[kind][tensor.name], mesh.group("tensor"), words)
+    in_backward = topology.sequence_parallel and not section.use_sp_callback
+    return optimizer, LayoutRanks(
+        mesh, parameters, stage=stage, pipeline=pipeline, copies=copies, sum_in_backward=in_backward
+    )
 
 
 def _padding_is_harmless(config: Config) -> bool:

@@ -84,6 +84,10 @@ class Ranks(Protocol):
         """
         ...
 
+    def after_update(self) -> None:
+        """What ranks do together once each has made its update."""
+        ...
+
 
 def run_in_turn(
     model: Any, loss: LossOfBatch, batches: Sequence[Any], begin: Callable[[int], None], units: float
@@ -131,6 +135,9 @@ class _Single:
 
     def global_norm(self, updated: Sequence[Tensor]) -> Tensor:
         return global_norm(updated)
+
+    def after_update(self) -> None:
+        """Nobody else is there."""
 
 
 SINGLE: Ranks = _Single()

@@ -87,6 +87,7 @@ def train_step(
     optimizer.set_lr(learning_rate)
     if parameters:  # a stage of a pipeline may have nothing to update; ranks that share an update all take part in it
         optimizer.step()
+    ranks.after_update()
     model.end_step()
     if parameters:
         optimizer.clear_grad(set_to_zero=not release_grads)

@@ -11,20 +11,25 @@ from tests.parallel.ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
 
-MOE = {"model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "fused head": {"objective": {"fused_head": True}},
     "whole logits": {"keeps_cut": False},
     "untied": {"model": {"tie_word_embeddings": False}},
     "lora": {"lora": {"rank": 2, "alpha": 4.0}},
+    "sums in backward": {"sum_in_backward": True, "lora": {"rank": 2, "alpha": 4.0}},
+    "sums in backward, all weights": {"sum_in_backward": True, "recompute": True},
+    "nothing copied": {"skips_copies": True},
+    "qwen3": {"model": {"model_type": "qwen3"}, "sum_in_backward": True},
+    "qwen2": {"model": {"model_type": "qwen2"}},
     "recompute": {"recompute": True, "lora": {"rank": 2, "alpha": 4.0, "dora": True}},
 }
 
 
 def expect_equal(differences: list[dict[str, float]]) -> None:
     for worst in differences:
-        assert worst["loss"] < 1e-5 and worst["norm"] < 1e-5 and worst["gradient"] < 1e-5, worst
+        # AdamW enlarges the rounding of gradients near zero, which later norms show
+        assert worst["loss"] < 1e-5 and worst["gradient"] < 1e-5 and worst["norm"] < 1e-4, worst
 
 
 @pytest.mark.parametrize("sequence", [False, True], ids=["tp2", "tp2+sp"])

@@ -84,6 +84,8 @@ class OneOfSeveral:
     def global_norm(self, parameters: list[paddle.Tensor]) -> paddle.Tensor:
         return global_norm(parameters)
 
+    def after_update(self) -> None: ...
+
 
 def test_two_ranks_with_half_of_the_samples_each() -> None:
     """Each rank divides by the targets of both, and the ranks' gradients add up to those of one process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,11 +37,14 @@ def check(
     objective: dict[str, Any] | None = None,
     keeps_cut: bool = True,
     recompute: bool = False,
+    sum_in_backward: bool = False,
+    skips_copies: bool = False,
 ) -> dict[str, float]:
     """Train on the layout and alone; the largest differences of losses, norms and (relative) first gradients."""
     mesh = start_ranks(Topology.from_degrees(world, **degrees), timeout=60)
     options = {"model": model or {}, "lora": lora, "objective": objective or {}, "recompute": recompute}
-    own = _train(mesh, keeps_cut=keeps_cut, **options)
+    ways = {"sum_in_backward": sum_in_backward, "skips_copies": skips_copies}
+    own = _train(mesh, keeps_cut=keeps_cut, **options, **ways)
     alone = _train(ALONE, keeps_cut=True, **options)
     worst = {"loss": 0.0, "norm": 0.0, "gradient": 0.0}
     for (loss, norm), (expected_loss, expected_norm) in zip(own["steps"], alone["steps"], strict=True):
@@ -64,6 +68,8 @@ def _train(
     objective: dict[str, Any],
     keeps_cut: bool,
     recompute: bool,
+    sum_in_backward: bool = False,
+    skips_copies: bool = False,
 ) -> dict[str, Any]:
     config = tiny_config(vocab_size=56, **model)
     decoder = build_model(
@@ -72,11 +78,11 @@ def _train(
         seed=3,
         lora=LoraSettings(**lora) if lora is not None else None,
         recompute=Recompute(use_reentrant=True) if recompute else None,
-        tensor=mesh.tensor,
+        tensor=replace(mesh.tensor, skips_copies=skips_copies),
     )
     decoder.head.keeps_cut = keeps_cut
     parameters = trained_weights(decoder)
-    ranks: Ranks = SINGLE if mesh is ALONE else LayoutRanks(mesh, parameters)
+    ranks: Ranks = SINGLE if mesh is ALONE else LayoutRanks(mesh, parameters, sum_in_backward=sum_in_backward)
     optimizer = build_optimizer(parameters, OptimizerSettings(weight_decay=0.1))
     result: dict[str, Any] = {"steps": []}
     for step in range(STEPS):
