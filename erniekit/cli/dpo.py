@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from erniekit.cli.overrides import parse_with_overrides
-from erniekit.cli.train import train, train_parser
+from erniekit.cli.train import load_config, train, train_parser
 from erniekit.errors import ConfigurationError
-from erniekit.parameters import Config
 
 
 def run(arguments: list[str]) -> int:
@@ -15,7 +14,7 @@ def run(arguments: list[str]) -> int:
         "Example: erniekit dpo examples/configs/quickstart/dpo.yaml beta=0.2",
     )
     options = parse_with_overrides(parser, arguments)
-    config = Config.load(options.config, options.overrides, verb="train", implied={"stage": "DPO"})
+    config = load_config(options, implied={"stage": "DPO"})
     if config.basic.stage != "DPO":
         raise ConfigurationError(
             f"{config.origin('stage')}: `stage`: {config.basic.stage} is not what `erniekit dpo` trains\n"

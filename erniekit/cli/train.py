@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from erniekit.cli.overrides import parse_with_overrides
 from erniekit.cli.ranks import add_rank_options, run_on_ranks
@@ -18,7 +20,7 @@ def run(arguments: list[str]) -> int:
         "Example: erniekit train examples/configs/quickstart/sft.yaml max_steps=20 learning_rate=1e-3",
     )
     options = parse_with_overrides(parser, arguments)
-    return train("train", Config.load(options.config, options.overrides, verb="train"), options)
+    return train("train", load_config(options), options)
 
 
 def train_parser(verb: str, description: str, epilog: str) -> argparse.ArgumentParser:
@@ -34,8 +36,28 @@ def train_parser(verb: str, description: str, epilog: str) -> argparse.ArgumentP
         action="store_true",
         help="check the configuration: overfit one sample of the data in under a minute, and write nothing",
     )
+    parser.add_argument(
+        "--shrink",
+        action="store_true",
+        help="the same layout logic on a tiny random model: at most 4 CPU ranks, 2 steps of shipped data, no GPU",
+    )
     add_rank_options(parser)
     return parser
+
+
+def load_config(options: argparse.Namespace, implied: Mapping[str, Any] | None = None) -> Config:
+    """The configuration that the words name; with --shrink, of the run in miniature, whose words join `options`."""
+    config = Config.load(options.config, options.overrides, verb="train", implied=implied)
+    if not options.shrink:
+        return config
+    from erniekit.runners.shrink import shrink_words
+
+    words, ranks, lines = shrink_words(config)
+    print("\n".join(lines), flush=True)
+    own = {word.partition("=")[0] for word in words}
+    options.overrides = [word for word in options.overrides if word.partition("=")[0] not in own] + words
+    options.nproc = options.nproc or ranks
+    return Config.load(options.config, options.overrides, verb="train", implied=implied)
 
 
 def train(verb: str, config: Config, options: argparse.Namespace) -> int:

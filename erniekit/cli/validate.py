@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from erniekit.cli.layout_report import layout_blocks
 from erniekit.cli.overrides import at_least_one, parse_with_overrides
@@ -16,11 +15,7 @@ from erniekit.parameters import Config
 from erniekit.parameters.schema import PARAMETERS, SECTIONS
 from erniekit.parameters.values import shown
 from erniekit.runners.checks import check_paths, check_positions
-from erniekit.runners.hub_cache import local_model_folder
-from erniekit.runners.layout_plan import plan_layout
-
-if TYPE_CHECKING:
-    from erniekit.model.configuration import ModelConfig
+from erniekit.runners.layout_plan import model_on_paper, plan_layout
 
 VALUE_WIDTH = 48
 
@@ -79,7 +74,7 @@ def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> i
 def _check_model(config: Config, world_size: int | None) -> None:
     """Raise ConfigurationError where the model's positions end before `max_seq_len` does, or the layout does not fit
     the number of ranks or, as far as it is known, the model."""
-    model = _model_config(config)
+    model = model_on_paper(config)
     if isinstance(model, str):
         topology_from(config, world_size)
     else:
@@ -104,7 +99,7 @@ def report(config: Config, *, with_defaults: bool = False, world_size: int | Non
             blocks += _block(f"defaults of {section.title}", _rows(config, names))
     if config.verb == "train":
         blocks += _block("comes to", derived_numbers(config, world_size))
-        model = _model_config(config)
+        model = model_on_paper(config)
         if not isinstance(model, str) and (world_size or topology_from(config).world_size > 1):
             blocks += layout_blocks(config, plan_layout(config, model, world_size))
     lines = [*config.messages, *config.without_effect_on_cpu()]
@@ -139,26 +134,11 @@ def _steps(config: Config) -> str:
     return "depend on the data; --data counts them" if known is None else f"{known:,} (counted before on this data)"
 
 
-def _model_config(config: Config) -> ModelConfig | str:
-    """The shape of the model, or why it is unknown, which is no problem of the configuration: it may be made later."""
-    from erniekit.model.configuration import ModelConfig
-    from erniekit.model.published import published_model
-
-    try:
-        folder = local_model_folder(config)
-        name = config.basic.model_name_or_path
-        if folder is None:
-            return published_model(name) or f"{name} is not here yet; training fetches it"
-        return ModelConfig.from_folder(folder)
-    except UserError as error:
-        return str(error)
-
-
 def _model_numbers(config: Config, world_size: int | None) -> list[tuple[str, ...]]:
     from erniekit.model.adapters.settings import adapter_parameter_count
     from erniekit.runners.adapters import adapter_plan
 
-    model = _model_config(config)
+    model = model_on_paper(config)
     if isinstance(model, str):
         return [("parameters", f"unknown: {model}"), ("memory", "unknown without the model's shape")]
     adapters = adapter_plan(config, model)

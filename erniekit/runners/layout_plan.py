@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from erniekit.errors import UserError
+from erniekit.model.configuration import ModelConfig
 from erniekit.model.divisibility import check_divisible
 from erniekit.model.memory_estimate import BFLOAT16_O1, BFLOAT16_O2, FLOAT32_ON_CPU, Formats, Workload, training_memory
+from erniekit.model.published import published_model
 from erniekit.parallel.from_config import topology_from
 from erniekit.parameters.dpo import reference_way
 from erniekit.runners.adapters import adapter_plan
+from erniekit.runners.hub_cache import local_model_folder
 
 if TYPE_CHECKING:
-    from erniekit.model.configuration import ModelConfig
     from erniekit.parallel.topology import Topology
     from erniekit.parameters import Config
 
@@ -44,6 +47,18 @@ def plan_layout(config: Config, model: ModelConfig, world_size: int | None = Non
     work = workload(config, model)
     memory = [training_memory(model, work, topology, runs, stage) for stage in range(topology.pipeline)]
     return LayoutPlan(topology, runs, memory)
+
+
+def model_on_paper(config: Config) -> ModelConfig | str:
+    """The shape of the model, or why it is unknown, which is no problem of the configuration: it may be made later."""
+    name = config.basic.model_name_or_path
+    try:
+        folder = local_model_folder(config)
+        if folder is None:
+            return published_model(name) or f"{name} is not here yet; training fetches it"
+        return ModelConfig.from_folder(folder)
+    except UserError as error:
+        return str(error)
 
 
 def divided_layers(config: Config, model: ModelConfig, topology: Topology) -> list[range]:

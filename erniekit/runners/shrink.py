@@ -1,0 +1,235 @@
+"""A run in miniature, `--shrink`: the layout logic of a configuration on a tiny model, at most four CPU ranks, 2 steps.
+
+Every axis of the layout that has several ranks keeps two as far as four ranks allow, and every kind of layer the model
+has stays: dense ones, experts, shared experts, empty ones of a pipeline. Weights are random; tokenizer and data are the
+shipped ones. `shrink` alone needs neither Paddle nor NumPy.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import erniekit
+from erniekit.errors import ConfigurationError
+from erniekit.parallel.from_config import topology_from
+from erniekit.parallel.topology import Topology
+from erniekit.parameters.values import shown
+from erniekit.runners.layout_plan import model_on_paper
+
+if TYPE_CHECKING:
+    from erniekit.model.configuration import ModelConfig
+    from erniekit.parameters import Config
+
+MOST_RANKS, WIDEST = 4, 2
+STEPS = 2
+LAYERS = 4
+DATA = {"PT": ("text", "text"), "SFT": ("sft", "erniekit"), "DPO": ("preference", "erniekit")}  # files and types
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+EXAMPLES = Path(erniekit.__file__).parents[1] / "examples"
+
+
+@dataclass(frozen=True)
+class Miniature:
+    """What a run becomes.
+
+    Attributes:
+        model: the tiny model.
+        parameters: what its configuration has instead.
+        ranks: how many ranks it needs.
+        notes: what four ranks could not keep.
+    """
+
+    model: ModelConfig
+    parameters: Mapping[str, Any]
+    ranks: int
+    notes: tuple[str, ...]
+
+
+def shrink(config: Config, model: ModelConfig, vocabulary: int) -> Miniature:
+    """The run of `config` in miniature.
+
+    Args:
+        model: of `model_name_or_path`.
+        vocabulary: the size of the shipped tokenizer's.
+    """
+    asked = topology_from(config)
+    topology = _few_ranks(asked, data=config.distributed.moe_group == "data")
+    small = _tiny_model(config, model, vocabulary)
+    parameters = _without_files(config) | _short_run(config) | _degrees(config, topology, small.num_hidden_layers)
+    if small.num_nextn_predict_layers != config.basic.num_nextn_predict_layers:
+        parameters["num_nextn_predict_layers"] = small.num_nextn_predict_layers
+    return Miniature(small, parameters, topology.world_size, tuple(_lost(asked, topology)))
+
+
+def shrink_words(config: Config) -> tuple[list[str], int, list[str]]:
+    """Write the tiny model beside `output_dir`, and say how to run it.
+
+    Returns:
+        Words for the command line, the number of ranks, and lines to print.
+
+    Raises:
+        ConfigurationError: the model's shape is not known here, or the shipped examples are not.
+    """
+    model = model_on_paper(config)
+    if isinstance(model, str):
+        raise ConfigurationError(f"--shrink needs the shape of the model: {model}")
+    source = EXAMPLES / "models" / "tiny-ernie"
+    if not source.is_dir():
+        raise ConfigurationError(f"--shrink needs the project's examples, and {EXAMPLES} does not exist")
+    vocabulary = json.loads((source / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    miniature = shrink(config, model, vocabulary)
+    folder = Path(f"{config.basic.output_dir}-shrunken").expanduser() / "model"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER:
+        shutil.copy(source / name, folder / name)
+    _write_model(miniature.model, config.training.seed, folder)
+    own = miniature.parameters | {"model_name_or_path": str(folder), "output_dir": str(folder.parent / "run")}
+    present = config.resolved()
+    words = [f"{name}={_written(value)}" for name, value in own.items() if value != present[name]]
+    lines = [
+        f"shrunken to {miniature.model.parameter_count():,} random weights, {miniature.ranks} "
+        f"rank{'s' if miniature.ranks > 1 else ''} and {STEPS} steps; written to {folder.parent}",
+        *miniature.notes,
+    ]
+    return words, miniature.ranks, lines
+
+
+def _write_model(model: ModelConfig, seed: int, folder: Path) -> None:
+    """`config.json` and random weights, which ranks then read as they read any model's."""
+    from erniekit.environment import import_paddle
+
+    import_paddle()
+    from erniekit.model.initialization import initial_weight
+    from erniekit.model.storage.safetensors_file import write_safetensors
+
+    text = json.dumps(model.to_json(), indent=2, sort_keys=True)
+    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    shapes = model.weight_shapes()
+    weights = ((name, initial_weight(name, shape, model, seed)) for name, shape in shapes.items())
+    write_safetensors(folder / "model.safetensors", shapes, weights)
+
+
+def _few_ranks(asked: Topology, *, data: bool) -> Topology:
+    """Two ranks for every axis that has several, in the order of what differs most between ranks, up to four."""
+    ranks, degrees = 1, {}
+    wanted = {"tensor": asked.tensor, "pipeline": asked.pipeline, "sharding": asked.sharding, "data": 1 + data}
+    for axis, degree in wanted.items():
+        degrees[axis] = WIDEST if degree > 1 and ranks * WIDEST <= MOST_RANKS else 1
+        ranks *= degrees[axis]
+    return replace(
+        asked, **degrees, virtual_pipeline=1, sequence_parallel=asked.sequence_parallel and degrees["tensor"] > 1
+    )
+
+
+def _tiny_model(config: Config, model: ModelConfig, vocabulary: int) -> ModelConfig:
+    """The same kinds of layers with tiny widths, which two ranks can divide."""
+    tail = min(config.distributed.add_tail_layers, 1) if config.distributed.pipeline_parallel_degree > 1 else 0
+    key_heads = min(model.num_key_value_heads, 2)
+    heads = min(model.num_attention_heads, 4) if model.num_attention_heads > model.num_key_value_heads else key_heads
+    small = replace(
+        model,
+        vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=LAYERS - tail,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        head_dim=16,
+        other_keys={},
+    )
+    if not model.moe_num_experts:
+        return small
+    return replace(
+        small,
+        moe_num_experts=min(model.moe_num_experts, 4),
+        moe_k=min(model.moe_k, 2),
+        moe_intermediate_size=32,
+        moe_num_shared_experts=min(model.moe_num_shared_experts, 1),
+        moe_layer_start_index=min(model.moe_layer_start_index, 1),
+        moe_layer_end_index=-1,
+        moe_layer_interval=min(model.moe_layer_interval, 2),
+        num_nextn_predict_layers=min(config.basic.num_nextn_predict_layers, 1),
+    )
+
+
+def _without_files(config: Config) -> dict[str, Any]:
+    """The written model and shipped data in place of the user's."""
+    files, kind = DATA[config.basic.stage]
+    return {
+        "continue_training": True,
+        "from_hf_hub": False,
+        "from_aistudio": False,
+        "from_modelscope": False,
+        "train_dataset_path": [str(EXAMPLES / "data" / f"{files}-train.jsonl")],
+        "train_dataset_type": [kind],
+        "train_dataset_prob": [1.0],
+        "ref_model_name_or_path": "",
+        "lora_path": "",
+        "init_from_checkpoint": "",
+        "resume_from_checkpoint": False,
+        "overwrite_output_dir": True,
+        "hf_hub_id": "",
+        "report_to": [],
+        "logging_dir": str(Path(f"{config.basic.output_dir}-shrunken").expanduser() / "run" / "logs"),
+        "device": "cpu",
+    }
+
+
+def _short_run(config: Config) -> dict[str, Any]:
+    """Two steps of short rows, without evaluation. What has no effect is left as it is."""
+    training = config.training
+    length = 256 if config.basic.stage == "DPO" else 128
+    further: dict[str, Any] = {}
+    if config.basic.stage == "DPO":
+        further["max_prompt_len"] = min(config.dpo.max_prompt_len, length // 2)
+    if config.lora.lora:
+        further["lora_rank"] = min(config.lora.lora_rank, 4)
+    if config.acceleration.batch_tokens:
+        further |= {"batch_tokens": 2 * length, "min_sample_len": 1, "max_sample_len": None}
+    return further | {
+        "max_steps": STEPS,
+        "lr_scheduler_type": "constant",
+        "warmup_steps": 0,
+        "logging_steps": 1,
+        "do_eval": False,
+        "load_best_model_at_end": False,
+        "max_seq_len": length,
+        "per_device_train_batch_size": min(training.per_device_train_batch_size, 2),
+        "gradient_accumulation_steps": min(training.gradient_accumulation_steps, 4),
+    }
+
+
+def _degrees(config: Config, topology: Topology, layers: int) -> dict[str, Any]:
+    """The parameters of a layout; the order of `pp_seg_method` is kept where it names no items."""
+    section = config.distributed
+    named = isinstance(section.pp_seg_method, str)
+    return {
+        "tensor_parallel_degree": topology.tensor,
+        "sequence_parallel": topology.sequence_parallel,
+        "pipeline_parallel_degree": topology.pipeline,
+        "virtual_pp_degree": 1,
+        "pp_seg_method": section.pp_seg_method if named else [0, 1 + layers // 2],
+        "add_tail_layers": LAYERS - layers,
+        "sharding_parallel_degree": topology.sharding,
+        "sharding": section.sharding if topology.sharding > 1 else "none",
+    }
+
+
+def _lost(asked: Topology, topology: Topology) -> list[str]:
+    axes = [axis for axis in ("tensor", "pipeline", "sharding") if asked.degree(axis) > topology.degree(axis) == 1]
+    lines = [f"{axis} parallelism is left out: {MOST_RANKS} ranks hold two axes" for axis in axes]
+    if asked.virtual_pipeline > 1:
+        lines.append("the pipeline is not interleaved: that needs three stages")
+    return lines
+
+
+def _written(value: Any) -> str:
+    """As the command line reads it."""
+    if isinstance(value, str):
+        return value
+    return shown(value) if value != [] else "none"
