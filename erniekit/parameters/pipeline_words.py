@@ -1,4 +1,4 @@
-"""The words of `pipeline_parallel_config`, and which of them change nothing, or cannot be had, in which layouts."""
+"""Rules of pipelines: the words of `pipeline_parallel_config` that act, change nothing or cannot be had, and more."""
 
 from __future__ import annotations
 
@@ -103,4 +103,12 @@ def dropout_in_padded_rows(draft: Draft) -> None:
         )
 
 
-RULES = (words_of_pipelines, enough_micro_batches, dropout_in_padded_rows)
+@rule("eval_answers", "pipeline_parallel_degree", "do_train")
+def answers_need_the_whole_model(draft: Draft) -> None:
+    """No stage of a pipeline can answer alone; `erniekit eval` runs the saved model whole."""
+    if draft["pipeline_parallel_degree"] > 1 and draft["do_train"] and draft["eval_answers"]:
+        what = "answers are written token by token by a whole model, and every stage of a pipeline has a part of it"
+        draft.problem("eval_answers", what, "write eval_answers: 0, and `erniekit eval OUTPUT_DIR` after the training")
+
+
+RULES = (words_of_pipelines, enough_micro_batches, dropout_in_padded_rows, answers_need_the_whole_model)
