@@ -91,5 +91,6 @@ def test_dropout_in_an_interleaved_pipeline_is_told() -> None:
 def test_stages_do_not_answer() -> None:
     with pytest.raises(ConfigurationError, match=r"`eval_answers`: .*whole model.*erniekit eval OUTPUT_DIR"):
         load(eval_answers=5)
-    assert load(eval_answers=5, do_train=False)["eval_answers"] == 5
+    evaluation = {"do_train": False, "do_eval": True, "eval_dataset_path": "e.jsonl"}
+    assert load(eval_answers=5, **evaluation)["eval_answers"] == 5
     assert load(eval_answers=5, pipeline_parallel_degree=1)["eval_answers"] == 5
