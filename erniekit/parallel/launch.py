@@ -112,6 +112,7 @@ class LocalRanks:
     """The running ranks of this machine; see `spawn`."""
 
     processes: dict[int, subprocess.Popen[bytes]]
+    logs: Path
     reports: Path
     shown: Sequence[threading.Thread] = ()
     ended: dict[int, Ended] = field(default_factory=dict)  # in the order in which they were seen to end
@@ -125,8 +126,12 @@ class LocalRanks:
         """Note the ranks that have ended."""
         for rank in self.running:
             code = self.processes[rank].poll()
-            if code is not None:
-                self.ended[rank] = Ended(rank, code, Report.read(_report(self.reports, rank)))
+            if code is None:
+                continue
+            ended = self.ended[rank] = Ended(rank, code, Report.read(_report(self.reports, rank)))
+            if ended.report is not None:
+                with log_of(self.logs, rank).open("a", encoding="utf-8") as log:
+                    log.write(f"{ended.report.text}\n")
 
     def send(self, number: int) -> None:
         """Send a signal to every running rank."""
@@ -181,7 +186,7 @@ def spawn(
     outside = quiet | {name: value for name, value in os.environ.items() if name not in NOT_FOR_RANKS}
     processes: dict[int, subprocess.Popen[bytes]] = {}
     shown: list[threading.Thread] = []
-    ranks = LocalRanks(processes, reports, shown)
+    ranks = LocalRanks(processes, logs, reports, shown)
     try:
         for rank in block.ranks:
             own = {

@@ -65,7 +65,6 @@ class Failure:
 
 def watch(
     ranks: LocalRanks,
-    logs: Path,
     *,
     keep_waiting: Callable[[], bool] = lambda: True,
     elsewhere: Callable[[], Sequence[Failure]] = lambda: (),
@@ -75,7 +74,6 @@ def watch(
     The caller ends the ranks that are left.
 
     Args:
-        logs: where the output of the ranks is.
         keep_waiting: asked several times a second; where it says no, waiting ends.
         elsewhere: what has failed on other machines so far.
 
@@ -98,7 +96,7 @@ def watch(
     while ranks.running and time.monotonic() < ends and keep_waiting():
         time.sleep(POLL)
         ranks.look()
-    failures = [_failure(ended, logs) for ended in ranks.ended.values() if ended.code]
+    failures = [_failure(ended, log_of(ranks.logs, ended.rank)) for ended in ranks.ended.values() if ended.code]
     noticed = [*failures, *elsewhere()]
     if ranks.running and all(failure.cause in ("silent", "lost") for failure in noticed):
         failures += hanging(ranks.stacks(ranks.running), noticed)
@@ -129,7 +127,7 @@ def hanging(stacks: Mapping[int, str], noticed: Sequence[Failure]) -> list[Failu
     ]
 
 
-def _failure(ended: Ended, logs: Path) -> Failure:
+def _failure(ended: Ended, log: Path) -> Failure:
     report, code = ended.report, ended.code if ended.code > 0 else 128 - ended.code
     if report is not None:
         return Failure(ended.rank, report.kind, WHAT[report.kind], report.text, code)
@@ -137,7 +135,7 @@ def _failure(ended: Ended, logs: Path) -> Failure:
         number = signal.Signals(code - 128)
         return Failure(ended.rank, "stopped", f"was stopped by {number.name}", "", code)
     what = f"was killed by {_name(-ended.code)}" if ended.code < 0 else f"ended with exit code {ended.code}"
-    return Failure(ended.rank, "error", what, _last_lines(log_of(logs, ended.rank)), code)
+    return Failure(ended.rank, "error", what, _last_lines(log), code)
 
 
 def _name(number: int) -> str:

@@ -183,7 +183,7 @@ def _run_once(job: Job, nodes: Nodes, port: int, attempt: int, resume: bool) -> 
         ranks = spawn(block, command, logs=job.logs, reports=Path(reports), gpu=job.gpu)
         try:
             waiting = passing_on(received, ranks)
-            failures = watch(ranks, job.logs, keep_waiting=waiting, elsewhere=elsewhere)
+            failures = watch(ranks, keep_waiting=waiting, elsewhere=elsewhere)
             if failures:
                 nodes.call_out({"attempt": attempt, "failures": [asdict(failure) for failure in failures]})
         finally:

@@ -45,7 +45,7 @@ def run_ranks(
         folder, ends = Path(name), time.monotonic() + timeout
         ranks = start_ranks(case, count, folder, environment=environment, **arguments)
         try:
-            failures = watch(ranks, folder, keep_waiting=lambda: time.monotonic() < ends)
+            failures = watch(ranks, keep_waiting=lambda: time.monotonic() < ends)
             if failures:
                 raise RanksFailedError(str(first_cause(failures)))
             if ranks.running:

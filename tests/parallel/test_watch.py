@@ -27,7 +27,7 @@ def first(case: Callable, folder: Path, count: int = 2, **arguments: object) -> 
     ranks = start_ranks(case, count, folder, **arguments)
     pids = [process.pid for process in ranks.processes.values()]
     try:
-        failures = watch(ranks, folder)
+        failures = watch(ranks)
     finally:
         ranks.end()
     assert time.monotonic() - started < 15

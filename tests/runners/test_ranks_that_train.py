@@ -1,0 +1,194 @@
+"""Jobs whose ranks train, two of them on different data: faults of every kind, restarts, signals, several machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from erniekit.parallel.launch import free_port
+from erniekit.parameters import Config
+from erniekit.runners.launching import Job, run_job
+from tests.parallel.processes import wait_for_the_end
+
+pytestmark = pytest.mark.distributed
+ROOT = Path(__file__).parents[2]
+VARIABLES = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+LIMIT = 15.0  # seconds from a fault to the end of the job
+MakeConfig = Callable[..., Config]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def run(make_config: MakeConfig, capfd: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
+    """Run a job of two ranks with a fault in rank 1; its exit code and what it showed."""
+
+    def run(fault: str, *, step: int = 2, **parameters: Any) -> tuple[int, str, str]:
+        config = make_config(**{"max_steps": 6, "save_strategy": "steps", "save_steps": 2, **parameters})
+        words = ("train", str(config.path))
+        command = (sys.executable, "-m", "tests.runners.faulty_rank", fault, "1", str(step), *words)
+        output = Path(config.basic.output_dir)
+        code = run_job(Job(config, command, 2, False, None, output / "rank_logs"))
+        return code, *capfd.readouterr()
+
+    return run
+
+
+def seconds_since_step(output: Path, step: int) -> float:
+    """How long ago the checkpoint of a step was written; a fault comes right after it."""
+    return time.time() - (output / f"checkpoint-{step}" / "manifest.json").stat().st_mtime
+
+
+def log(output: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
+    return [line for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "shown"),
+    [
+        ("raises", 1, "[rank 1] ValueError: the seventh sample is bad\n"),
+        ("exits", 3, "error: rank 1 ended with exit code 3\n"),
+        ("is_killed", 137, "error: rank 1 was killed by SIGKILL"),
+        ("refuses", 2, "error: step 2: this data cannot be trained on\n"),
+    ],
+)
+def test_a_rank_that_ends_ends_the_job(fault: str, code: int, shown: str, run: Callable, tmp_path: Path) -> None:
+    found, _, error = run(fault)
+    assert seconds_since_step(tmp_path / "run", 2) < LIMIT
+    assert found == code
+    assert shown in error
+    assert "RankLostError" not in error  # what rank 0 noticed is not shown
+    if fault == "refuses":
+        assert error == shown
+    if fault == "raises":
+        assert "error: rank 1 failed\n[rank 1] Traceback (most recent call last):" in error
+        assert "RankLostError" in (tmp_path / "run/rank_logs/rank-0.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["hangs", "is_stopped"])
+def test_a_rank_that_hangs_past_the_timeout_ends_the_job(fault: str, run: Callable, tmp_path: Path) -> None:
+    timeout = 8
+    code, _, error = run(fault, distributed_timeout=timeout)
+    assert timeout < seconds_since_step(tmp_path / "run", 2) < timeout + LIMIT
+    assert code == 1
+    silent = f"rank 0: rank 1 has sent nothing for {timeout} s"
+    if fault == "hangs":
+        assert "error: rank 1 hangs: " in error and silent in error
+        assert "in hangs\n" in error and "faulty_rank.py" in error  # where
+    else:
+        assert "error: rank 1 hangs and does not answer: " in error and silent in error
+
+
+@pytest.mark.slow
+def test_a_slow_rank_is_not_a_fault(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = run("is_slow", step=99)[0], log(tmp_path / "run")
+    monkeypatch.setenv("SECONDS", "60")
+    code, _, error = run("is_slow", overwrite_output_dir=True)
+    assert (code, error) == (0, "")
+    assert [line["loss"] for line in log(tmp_path / "run")] == [line["loss"] for line in plain[1]]
+
+
+@pytest.mark.slow
+def test_a_job_starts_again_from_its_newest_checkpoint(run: Callable, tmp_path: Path) -> None:
+    assert run("raises", step=99)[0] == 0
+    plain = [line["loss"] for line in log(tmp_path / "run")]
+    code, out, error = run("is_killed", step=5, max_restarts=1, overwrite_output_dir=True)
+    assert code == 0
+    assert "error: rank 1 was killed" in error and "restart 1 of 1: from" in out and "checkpoint-4" in out
+    assert [line["loss"] for line in log(tmp_path / "run")] == plain
+
+
+def started(config: Config, *words: str, nproc: int = 2, **variables: str) -> subprocess.Popen:
+    """`erniekit train`, or other words, as a user starts it."""
+    command = words or ("-m", "erniekit", "train", str(config.path), "--nproc", str(nproc))
+    return subprocess.Popen(
+        [sys.executable, *command],
+        env={**os.environ, **VARIABLES, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(path: Path, lines: int = 1) -> list[str]:
+    ends = time.monotonic() + 60
+    while not path.exists() or len(path.read_text().splitlines()) < lines:
+        assert time.monotonic() < ends, f"{path} did not appear"
+        time.sleep(0.05)
+    return path.read_text().splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_run_with_a_checkpoint(number: signal.Signals, code: int, make_config: MakeConfig) -> None:
+    config = make_config(max_steps=5000, save_strategy="steps", save_steps=100_000)
+    output = Path(config.basic.output_dir)
+    job = started(config)
+    wait_for(output / "training_log.jsonl", lines=3)
+    job.send_signal(number)
+    out, error = job.communicate(timeout=30)
+    assert (job.returncode, error) == (code, "")
+    stopped = max(int(path.name.removeprefix("checkpoint-")) for path in output.glob("checkpoint-*"))
+    assert f"stopped after step {stopped}; continue with resume_from_checkpoint=true" in out
+    finished = make_config(max_steps=stopped + 2, resume_from_checkpoint=True)
+    assert started(finished).wait(60) == 0
+    assert log(output)[-1]["step"] == stopped + 2
+
+
+def test_no_rank_outlives_a_launcher_that_is_killed(make_config: MakeConfig, tmp_path: Path) -> None:
+    config, told = make_config(max_steps=100_000), tmp_path / "told"
+    program = (
+        "import sys; from erniekit.parameters import Config; from pathlib import Path\n"
+        "from erniekit.runners.launching import Job, run_job\n"
+        f"config = Config.load({str(config.path)!r}, verb='train')\n"
+        "rank = (sys.executable, '-m', 'tests.runners.faulty_rank', 'tells_its_number', 'every', '1', 'train')\n"
+        f"run_job(Job(config, (*rank, str(config.path)), 2, False, None, Path({str(tmp_path)!r})))"
+    )
+    job = started(config, "-c", program, TELL=str(told))
+    pids = wait_for(told, lines=2)
+    job.kill()
+    job.communicate()
+    for pid in pids:
+        wait_for_the_end(pid)
+
+
+@pytest.mark.slow
+def test_two_launchers_train_as_one(make_config: MakeConfig, tmp_path: Path) -> None:
+    losses = []
+    for nodes in (1, 2):
+        config = make_config(output_dir=str(tmp_path / f"nodes-{nodes}"))
+        meeting = {"NNODES": str(nodes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
+        jobs = [started(config, nproc=2 // nodes, **meeting) for _ in range(nodes)]
+        ended = [(*job.communicate(timeout=60), job.returncode) for job in jobs]
+        assert [code for _, _, code in ended] == [0] * nodes, ended
+        losses.append([line["loss"] for line in log(tmp_path / f"nodes-{nodes}")])
+    assert losses[0] == losses[1]
+    shown = ["saved the model" in out for out, _, _ in ended]
+    assert sorted(shown) == [False, True]  # progress is shown on one node
+
+
+@pytest.mark.slow
+def test_under_paddles_own_launcher(make_config: MakeConfig, tmp_path: Path) -> None:
+    ours = make_config(output_dir=str(tmp_path / "ours"))
+    assert started(ours).wait(60) == 0
+    config = make_config(output_dir=str(tmp_path / "paddles"))
+    words = ("--nproc_per_node", "2", "--log_dir", str(tmp_path / "logs"), str(ROOT / "erniekit/__main__.py"))
+    job = started(config, "-m", "paddle.distributed.launch", *words, "train", str(config.path))
+    _, error = job.communicate(timeout=90)
+    assert job.returncode == 0, error
+    assert [line["loss"] for line in log(tmp_path / "paddles")] == [line["loss"] for line in log(tmp_path / "ours")]
