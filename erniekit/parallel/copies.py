@@ -1,7 +1,7 @@
 """What every rank of a tensor-parallel group has a copy of: norms, biases after a sum, factors of adapters.
 
-The same numbers are computed on all of them, so the copies stay equal. Where kernels add in an order of their own they
-may drift apart over a long run; the words `sync_grad`, `sync_param` and `sync_moment` give all ranks those of the first.
+The same numbers are computed on all of them, so the copies stay equal. Where kernels add in an order of their own,
+they may drift apart over a long run; with `sync_grad`, `sync_param` and `sync_moment` all ranks take the first one's.
 """
 
 from __future__ import annotations

@@ -37,3 +37,21 @@ def expect_equal(differences: list[dict[str, float]]) -> None:
 def test_two_slices_compute_what_one_process_does(case: str, sequence: bool) -> None:
     degrees = {"tensor": 2, "sequence_parallel": sequence}
     expect_equal(run_ranks(layouts.check, 2, world=2, degrees=degrees, **CASES[case]))
+
+
+@pytest.mark.parametrize("words", [[], ["sync_grad"], ["sync_param"], ["sync_moment"]])
+def test_copies_that_have_drifted_apart_are_made_equal(words: list[str]) -> None:
+    first, second = run_ranks(layouts.keep_copies_equal, 2, words=words)
+    for what, values in second.items():
+        assert (values == first[what]) == (what in words), what
+    assert second["slice"] == [2.0, 2.0]
+
+
+def test_four_slices_compute_what_one_process_does() -> None:
+    model = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    degrees = {"tensor": 4, "sequence_parallel": True}
+    expect_equal(run_ranks(layouts.check, 4, world=4, degrees=degrees, model=model))
+
+
+def test_slices_beside_other_samples() -> None:
+    expect_equal(run_ranks(layouts.check, 4, world=4, degrees={"tensor": 2, "sequence_parallel": True}))

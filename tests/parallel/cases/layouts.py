@@ -15,6 +15,7 @@ from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.builder import build_model
 from erniekit.model.placement import placement
 from erniekit.model.recompute import Recompute
+from erniekit.parallel.copies import Copies
 from erniekit.parallel.mesh import ALONE, Mesh
 from erniekit.parallel.ranks import LayoutRanks
 from erniekit.parallel.start import start_ranks
@@ -26,6 +27,7 @@ from erniekit.training.step import train_step
 from tests.model.tiny import tiny_config
 
 STEPS = 5
+NORM, SLICE = "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
 LENGTH = 24  # of a row
 
 
@@ -147,3 +149,33 @@ def _sample(random: np.random.Generator, vocabulary: int, length: int) -> Sample
     labels = ids[1:].copy()
     labels[: length // 3] = -100
     return Sample(ids[:-1].astype(np.int32), labels.astype(np.int32))
+
+
+def keep_copies_equal(words: list[str]) -> dict[str, list[float]]:
+    """Ranks whose copies have drifted apart take those of the first rank, as far as `words` say.
+
+    Returns:
+        Of a norm's gradient, value and first moment, and of a slice's value: the first number of each.
+    """
+    mesh = start_ranks(Topology.from_degrees(2, tensor=2), timeout=60)
+    decoder = build_model(tiny_config(vocab_size=56), None, seed=3, tensor=mesh.tensor)
+    parameters = {name: p for name, p in trained_weights(decoder).items() if name in (NORM, SLICE)}
+    optimizer = build_optimizer(parameters, OptimizerSettings())
+
+    def state(kind: str, tensor: paddle.Tensor) -> paddle.Tensor:
+        return optimizer._accumulators[kind][tensor.name]
+
+    copies = Copies(parameters, state, mesh.group("tensor"), words)
+    for parameter in parameters.values():
+        for tensor in (parameter, state("moment1", parameter)):
+            tensor.set_value(paddle.full_like(tensor, float(mesh.rank + 1)))
+        parameter.grad = paddle.full_like(parameter, float(mesh.rank + 1))
+    copies.before_update()
+    copies.after_update()
+    norm, own = parameters[NORM], parameters[SLICE]
+    return {
+        "sync_grad": [norm.grad[0].item()],
+        "sync_param": [norm[0].item()],
+        "sync_moment": [state("moment1", norm)[0].item()],
+        "slice": [own[0, 0].item(), own.grad[0, 0].item()],
+    }
