@@ -128,11 +128,11 @@ class AccelerationParameters:
     )
     moe_multimodal_dispatch_use_allgather: str = parameter(
         "v2-alltoall-unpad",
-        "How tokens travel to the ranks that hold their experts: by all-to-all or all-gather, with or without "
-        "padding to equal counts. It changes speed and memory, never the loss.",
+        "How tokens travel where ranks divide the experts (`moe_group`) and each has tokens of its own: by all-to-all "
+        "each goes to the ranks of its experts, by all-gather all go to all ranks, which moves less where a token has "
+        "more experts than there are ranks. `unpad` sends exactly what there is, the others pad what differs between "
+        "ranks to equal sizes. It changes speed and memory, never the loss.",
         choices=("v2-alltoall-unpad", "v2-alltoall", "v2-allgather-unpad", "v2-allgather"),
-        available=("v2-alltoall-unpad",),
-        coming="expert parallelism",
     )
 
 

@@ -9,20 +9,9 @@ from erniekit.parameters.declaration import parameter, rule, section, when
 from erniekit.parameters.draft import Draft
 from erniekit.parameters.pipeline_words import PIPELINE_WORDS
 from erniekit.parameters.pipeline_words import RULES as PIPELINE_RULES
+from erniekit.parameters.tensor_words import TENSOR_WORDS, words_of_tensor_parallelism
 from erniekit.parameters.values import SEGMENTS, WORDS
 
-TENSOR_WORDS = (
-    "enable_mp_async_allreduce",
-    "enable_mp_skip_c_identity",
-    "enable_mp_fused_linear_param_grad_add",
-    "enable_sp_async_reduce_scatter",
-    "enable_delay_scale_loss",
-    "replace_with_c_embedding",
-    "replace_with_parallel_cross_entropy",
-    "sync_param",
-    "sync_grad",
-    "sync_moment",
-)
 SHARDING_WORDS = (
     "enable_stage1_tensor_fusion",
     "enable_stage1_overlap",
@@ -54,7 +43,9 @@ class DistributedParameters:
     tensor_parallel_config: tuple[str, ...] = parameter(
         (),
         "Options of tensor parallelism. `sync_param`, `sync_grad` and `sync_moment` keep the copies of parameters "
-        "that are not cut, their gradients and their moments equal on all ranks of a group.",
+        "that are not cut, their gradients and their moments equal on all ranks of a group, should their kernels add in "
+        "different orders. `enable_mp_skip_c_identity` saves a copy of what enters each block. The other words are "
+        "reported with the reason why they change nothing.",
         kind=WORDS,
         choices=TENSOR_WORDS,
         needs=IN_TENSOR,
@@ -74,8 +65,8 @@ class DistributedParameters:
     )
     use_sp_callback: bool = parameter(
         False,
-        "Synchronise the gradients of parameters that sequence parallelism keeps on all ranks once a step, in a "
-        "callback, instead of after every backward pass.",
+        "Add up the gradients of parameters that sequence parallelism keeps on all ranks once a step, after the last "
+        "micro-batch, instead of during every backward pass.",
         needs=when("sequence_parallel"),
     )
     pipeline_parallel_degree: int = parameter(
@@ -150,7 +141,8 @@ class DistributedParameters:
         "dummy",
         "Which ranks divide the experts of a mixture-of-experts model: none (`dummy`, every rank holds all "
         "experts), the tensor-parallel group (`mp`), or the ranks that work on different data (`data`, also "
-        "written `dp`).",
+        "written `dp`). Their number must divide the number of experts. A routed expert stays whole; shared experts "
+        "are cut as other matrices are. It never changes the loss.",
         choices=("dummy", "mp", "data"),
         spellings={"dp": "data"},
         example="mp",
@@ -201,5 +193,10 @@ SECTION = section(
     key="distributed",
     title="1.4 Distributed training",
     verbs=("train", "eval"),
-    rules=(sequence_parallel_needs_tensor_parallel, boundaries_are_increasing, *PIPELINE_RULES),
+    rules=(
+        sequence_parallel_needs_tensor_parallel,
+        words_of_tensor_parallelism,
+        boundaries_are_increasing,
+        *PIPELINE_RULES,
+    ),
 )

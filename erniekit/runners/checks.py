@@ -15,6 +15,7 @@ from erniekit.runners.hub_cache import chosen_hub, hub_hint, local_model_folder
 if TYPE_CHECKING:
     from erniekit.data.tokenizer import Tokenizer
     from erniekit.model.configuration import ModelConfig
+    from erniekit.parallel.topology import Topology
 
 
 def check_paths(config: Config) -> None:
@@ -97,6 +98,21 @@ def what_the_model_lacks(config: Config, model_config: ModelConfig, folder: Path
             f"{'is' if left_out == 1 else 'are'} left out, of training and of the saved model"
         )
     return lines
+
+
+def what_divides_no_experts(config: Config, model_config: ModelConfig, topology: Topology) -> list[str]:
+    """Lines for what was written about dividing experts where they are not divided, or nothing has to travel for it."""
+    group, way = config.distributed.moe_group, "moe_multimodal_dispatch_use_allgather"
+    idle = {}
+    if not model_config.moe_num_experts:
+        idle = dict.fromkeys(("moe_group", way), f"{model_config.model_type} has no experts")
+    elif topology.expert == 1:
+        alone = {"mp": "tensor_parallel_degree is 1", "data": "no two ranks work on different data"}
+        idle = {"moe_group": alone.get(group, ""), way: "every rank holds all experts"}
+    elif group == "mp" and not topology.sequence_parallel:
+        idle = {way: "without sequence_parallel every rank of `moe_group: mp` has all tokens already"}
+    asked = [key for key in idle if config.is_set(key) and config[key] != "dummy"]
+    return [f"`{key}: {config[key]}` has no effect: {idle[key]}" for key in asked]
 
 
 def check_vocabulary(model_config: ModelConfig, tokenizer: Tokenizer) -> None:

@@ -31,6 +31,7 @@ from erniekit.runners.data_wiring import (
     training_dataset,
     training_plan,
 )
+from erniekit.runners.checks import what_divides_no_experts
 from erniekit.runners.evaluate import answering
 from erniekit.runners.layout import divided_training, join_ranks, own_place
 from erniekit.runners.reading import known_to_all, reader_of, reads_data
@@ -71,6 +72,8 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
     generation = _generation_settings(model_folder(config))
     output_dir = Path(config.basic.output_dir).expanduser()
     topology, rank = own_place(config, model_config)
+    for line in what_divides_no_experts(config, model_config, topology):
+        say(line)
 
     with _output_folder(config, output_dir, rank, say) as own_start:
         # before ranks wait for each other; those that read nothing are told by those that do

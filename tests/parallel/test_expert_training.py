@@ -9,7 +9,7 @@ import pytest
 from tests.parallel.cases import expert_training
 from tests.parallel.ranks import run_ranks
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 # The norm that clips is in float32, so the weights have its rounding after the first update.
 MAY_DIFFER = {"losses": 1e-8, "norms": 1e-6, "figures": 1e-6, "weights": 1e-8}

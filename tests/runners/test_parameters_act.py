@@ -126,6 +126,10 @@ SEEN_ELSEWHERE: dict[str, str] = {
         ),
         "runners/test_experts.py::test_each_parameter_of_experts_and_predictions_changes_the_losses",
     ),
+    **dict.fromkeys(
+        ("moe_group", "moe_multimodal_dispatch_use_allgather"),
+        "runners/test_experts_on_ranks.py::test_every_way_of_dispatch_gives_the_losses_of_one_process",
+    ),
     "max_restarts": "runners/test_launching.py::test_a_failed_job_is_started_again_as_often_as_asked",
     "distributed_timeout": "runners/test_ranks_that_train.py::test_a_rank_that_hangs_past_the_timeout_ends_the_job",
     "sequence_parallel": "parameters/test_config.py::test_changes_are_told_only_for_what_the_user_set",

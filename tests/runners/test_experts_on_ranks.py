@@ -1,0 +1,114 @@
+"""`moe_group` and `moe_multimodal_dispatch_use_allgather`: what they divide and move, and that no loss changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from erniekit.model.storage.safetensors_file import SafetensorsFile
+from tests.parallel.cases import expert_runs
+from tests.parallel.ranks import RanksFailedError, run_ranks
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+WAYS = {
+    "v2-alltoall-unpad": "rows travel by all-to-all",
+    "v2-alltoall": "rows travel by all-to-all, padded",
+    "v2-allgather-unpad": "tokens travel by all-gather",
+    "v2-allgather": "tokens travel by all-gather, padded",
+}
+SEQUENCE = {"tensor_parallel_degree": 2, "sequence_parallel": True}
+
+
+@pytest.fixture
+def run_values(moe_model: Path, records: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """The values of a run of two steps with everything of routers switched on, evaluated in the end."""
+
+    def make(name: str, **values: Any) -> dict[str, Any]:
+        return {
+            "model_name_or_path": str(moe_model),
+            "continue_training": False,
+            "output_dir": str(tmp_path / name),
+            "train_dataset_path": str(records),
+            "data_cache_dir": str(tmp_path / "cache"),
+            "do_eval": True,
+            "eval_dataset_path": str(records),
+            "eval_steps": 3,
+            "max_evaluate_steps": 3,
+            "max_seq_len": 128,
+            "max_steps": 3,
+            "learning_rate": 1e-2,
+            "logging_steps": 1,
+            "report_to": "none",
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+            "num_nextn_predict_layers": 1,
+            "moe_aux_loss_lambda": 0.1,
+            "moe_z_loss_lambda": 0.1,
+            "moe_orthogonal_loss_lambda": 0.1,
+            "moe_router_bias_update_rate": 0.05,
+            **values,
+        }
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("layout", "accumulation"),
+    [({"moe_group": "data"}, 1), ({"moe_group": "mp", **SEQUENCE}, 2)],
+    ids=["data", "mp with sequence_parallel"],
+)
+def test_every_way_of_dispatch_gives_the_losses_of_one_process(
+    run_values: Callable[..., dict[str, Any]], layout: dict[str, Any], accumulation: int
+) -> None:
+    (alone,) = run_ranks(expert_runs.train, 1, parameters=[run_values("alone")])[0]
+    assert len(alone["losses"]) == 4 and "parts of the experts" not in alone["said"]
+    runs = [
+        run_values(
+            way,
+            **layout,
+            gradient_accumulation_steps=accumulation,
+            moe_multimodal_dispatch_use_allgather=way,
+        )
+        for way in WAYS
+    ]
+    for told in run_ranks(expert_runs.train, 2, parameters=runs):
+        for how, run in zip(WAYS.values(), told, strict=True):
+            assert f"expert parallel: 2 parts of the experts, {how}" in run["said"].splitlines()
+            assert "has no effect" not in run["said"]
+            np.testing.assert_allclose(run["losses"], alone["losses"], atol=1e-5, rtol=0)
+
+
+def test_experts_over_tensor_ranks_that_have_all_tokens(run_values: Callable[..., dict[str, Any]]) -> None:
+    layout = {"tensor_parallel_degree": 2, "sequence_parallel": False, "moe_group": "mp"}
+    way = {"moe_multimodal_dispatch_use_allgather": "v2-allgather"}
+    (alone,) = run_ranks(expert_runs.train, 1, parameters=[run_values("alone")])[0]
+    for (run,) in run_ranks(expert_runs.train, 2, parameters=[run_values("mp", **layout, **way)]):
+        assert "2 parts of the experts, over tokens that every rank has" in run["said"]
+        assert "`moe_multimodal_dispatch_use_allgather: v2-allgather` has no effect: without" in run["said"]
+        np.testing.assert_allclose(run["losses"], alone["losses"], atol=1e-5, rtol=0)
+
+
+def test_the_saved_model_holds_all_experts_and_the_biases_of_all_tokens(
+    run_values: Callable[..., dict[str, Any]],
+) -> None:
+    alone, data = run_values("alone"), run_values("data", moe_group="data", gradient_accumulation_steps=1)
+    run_ranks(expert_runs.train, 1, parameters=[alone])
+    run_ranks(expert_runs.train, 2, parameters=[data])
+    own, expected = (SafetensorsFile(Path(run["output_dir"]) / "model.safetensors") for run in (data, alone))
+    assert own.names() == expected.names()
+    biases = [name for name in own.names() if name.endswith("e_score_correction_bias")]
+    assert len(biases) == 1
+    for name in biases:
+        values = expected.read(name)
+        assert np.abs(values).max() > 0
+        np.testing.assert_allclose(own.read(name), values, atol=1e-7)
+
+
+def test_experts_that_cannot_be_divided_are_refused(run_values: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(RanksFailedError, match="moe_num_experts 4 cannot be divided between 3 ranks"):
+        run_ranks(expert_runs.train, 3, parameters=[run_values("three", moe_group="data")])
