@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -73,12 +74,13 @@ class LayoutRanks:
         return self.mesh.exchange(value)
 
     def whole(self, own: Held) -> WholeTensors:
-        if self._stage is not None:
-            own = Held(own.shapes, lambda name, read=own.read, stage=self._stage: stage.weight(read(name)))
-        return Gathered(self.mesh, own)
+        return Gathered(self.mesh, Held(own.shapes, lambda name: self._weight_of(own.read(name))))
 
     def own_part(self, name: str, whole: np.ndarray) -> np.ndarray:
         return self.mesh.tensor.cut(whole, axis_of(name))
+
+    def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
+        return self._stage.present(parameters) if self._stage else nullcontext()
 
     def run(self, model: Any, loss: LossOfBatch, batches: Sequence[Any], begin: Begin, units: float) -> list[MicroLoss]:
         run = self._pipeline.run if self._pipeline else run_in_turn
@@ -128,6 +130,9 @@ class LayoutRanks:
 
     def _place(self, tensor: Tensor) -> Placement:
         return self._places[self._weight(tensor)]
+
+    def _weight_of(self, tensor: Tensor) -> Tensor:
+        return self._stage.weight(tensor) if self._stage else tensor
 
     def _placement(self, name: str) -> Placement:
         topology = self.mesh.topology

@@ -219,10 +219,12 @@ def _adapters_aside(
     """New adapters are without effect, unless PiSSA has moved a part of the weights into them."""
     adapters = {name: paddle.to_tensor(values) for name, values in kept.items()}
     if fresh and (first_adapters(config) is not None or config.lora.lora_init == PISSA):
-        adapters = copies(named_adapter_weights(model))
+        trained = named_adapter_weights(model)
+        with ranks.present(trained.values()):
+            adapters = copies(trained)
     what = "the adapters that the run started from" if adapters else "its adapters put aside"
     say(f"reference: the model with {what}")
-    return AdaptersAside(model, measure_with(config, ranks), adapters or None)
+    return AdaptersAside(model, measure_with(config, ranks), adapters or None, ranks)
 
 
 def _frozen_copy(
@@ -233,7 +235,8 @@ def _frozen_copy(
         own = named_weights(copy)
         set_values(own, {name: ranks.own_part(name, kept[name]) for name in own})
     say(f"reference: a frozen copy, {sum(weight.size for weight in named_weights(copy).values()):,} parameters")
-    return FrozenCopy(copy, model, measure_with(config, ranks), updated=config.dpo.ref_model_update_steps > 0)
+    updated = config.dpo.ref_model_update_steps > 0
+    return FrozenCopy(copy, model, measure_with(config, ranks), updated=updated, ranks=ranks)
 
 
 def _precomputed(
@@ -260,7 +263,8 @@ def _precomputed(
             table = kept[name].copy()
         if fresh or any(ranks.exchange(is_missing(table, pairs.batches()))):
             reference = reference or open_reference_model(config, say, mesh)
-            path = table_path(cache_folder(config), pairs.dataset, reference, ranks)
+            with ranks.present(reference.parameters()):
+                path = table_path(cache_folder(config), pairs.dataset, reference, ranks)
             earlier = read_table(path, table.shape)
             table = np.where(np.isnan(table), earlier, table)
             started = time.monotonic()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,6 +44,11 @@ class Ranks(Protocol):
 
     def own_part(self, name: str, whole: np.ndarray) -> np.ndarray:
         """What this rank holds of a weight, or of `<weight>/<state>`."""
+        ...
+
+    def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
+        """Inside, these parameters have all values, to be read or set, also where ranks divide them between steps; all
+        that have a part of them enter together."""
         ...
 
     def run(
@@ -125,6 +131,9 @@ class _Single:
 
     def own_part(self, name: str, whole: np.ndarray) -> np.ndarray:
         return whole
+
+    def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
+        return nullcontext()
 
     run = staticmethod(run_in_turn)
     measure = staticmethod(measure_in_turn)

@@ -52,26 +52,35 @@ class AdaptersAside:
 
     Args:
         adapters: the reference's adapters, where they are not without effect.
+        ranks: among which the model is divided.
     """
 
-    def __init__(self, model: Decoder, measure: MeasureAnswers, adapters: Mapping[str, Tensor] | None = None) -> None:
-        self._model, self._measure, self._adapters = model, measure, adapters
+    def __init__(
+        self,
+        model: Decoder,
+        measure: MeasureAnswers,
+        adapters: Mapping[str, Tensor] | None = None,
+        ranks: Ranks = SINGLE,
+    ) -> None:
+        self._model, self._measure, self._adapters, self._ranks = model, measure, adapters, ranks
 
     def __call__(self, batches: Sequence[Any]) -> Sequence[Constants]:
         if self._adapters is None:
             with without_adapters(self._model), measuring(self._model):
                 return self._measure(self._model, batches)
         trained = named_adapter_weights(self._model)
-        present = copies(trained)
-        with measuring(self._model):
+        with self._ranks.present(trained.values()), measuring(self._model):
+            own = copies(trained)
             set_values(trained, self._adapters)
             try:
                 return self._measure(self._model, batches)
             finally:
-                set_values(trained, present)
+                set_values(trained, own)
 
     def update(self) -> None:
-        self._adapters = copies(named_adapter_weights(self._model))
+        trained = named_adapter_weights(self._model)
+        with self._ranks.present(trained.values()):
+            self._adapters = copies(trained)
 
     def tensors(self) -> Mapping[str, Tensor]:
         return self._adapters or {}
@@ -83,10 +92,13 @@ class FrozenCopy:
     Args:
         updated: whether the run calls `update`; otherwise checkpoints need not hold the copy, for it is the model that
             the run starts from.
+        ranks: among which the model is divided.
     """
 
-    def __init__(self, copy: Decoder, model: Decoder, measure: MeasureAnswers, *, updated: bool) -> None:
-        self._copy, self._model, self._measure, self._updated = copy, model, measure, updated
+    def __init__(
+        self, copy: Decoder, model: Decoder, measure: MeasureAnswers, *, updated: bool, ranks: Ranks = SINGLE
+    ) -> None:
+        self._copy, self._model, self._measure, self._updated, self._ranks = copy, model, measure, updated, ranks
         copy.eval()
         for parameter in copy.parameters():
             parameter.stop_gradient = True
@@ -96,7 +108,10 @@ class FrozenCopy:
             return self._measure(self._copy, batches)
 
     def update(self) -> None:
-        set_values(named_weights(self._copy), named_weights(self._model))
+        weights = named_weights(self._model)
+        for name, copied in named_weights(self._copy).items():  # one by one: the whole model may be too large
+            with self._ranks.present([weights[name]]):
+                copied.set_value(weights[name])
 
     def tensors(self) -> Mapping[str, Tensor]:
         return named_weights(self._copy) if self._updated else {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from paddle import Tensor
@@ -36,6 +38,10 @@ class Stage(Protocol):
 
     def clear_grad(self, set_to_zero: bool) -> None:
         """Forget the gradients; `set_to_zero` keeps their memory where the stage keeps any."""
+        ...
+
+    def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
+        """Inside, these parameters of the model are whole, to be read or set; all of the group enter together."""
         ...
 
     def weight(self, parameter: Tensor) -> Tensor:

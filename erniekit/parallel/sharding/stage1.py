@@ -6,7 +6,8 @@ updates its parameter, which then sends the new values to the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 from paddle import Tensor
 from paddle.distributed import fleet
@@ -32,6 +33,9 @@ class WholeParameters:
 
     def share(self, parameter: Tensor) -> Share:
         return owned(parameter, self._fleet._param2rank[parameter.name], self._group)
+
+    def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def weight(self, parameter: Tensor) -> Tensor:
         return parameter
@@ -73,6 +77,9 @@ class SplitParameters:
         runs = tuple(zip(edges, [*edges[1:], parameter.size], strict=True))
         tensor = self._fleet._slice_params[parameter.name] if view.has_effective_slice_param else None
         return Share(tuple(parameter.shape), parameter.dtype, runs, tensor)
+
+    def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def weight(self, parameter: Tensor) -> Tensor:
         return parameter

@@ -7,7 +7,8 @@ in every micro-batch, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import paddle
@@ -38,6 +39,9 @@ class DividedGradients:
 
     def share(self, parameter: Tensor) -> Share:
         return owned(parameter, self._fleet.param2rank[parameter.name], self._group)
+
+    def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def weight(self, parameter: Tensor) -> Tensor:
         return parameter

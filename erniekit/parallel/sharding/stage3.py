@@ -7,13 +7,19 @@ to all layers, in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import paddle
 from paddle import Tensor, nn
 from paddle.autograd import PyLayer
 from paddle.distributed.communication.group import Group
-from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3 import GroupShardedStage3, _release_param
+from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3 import (
+    GroupShardedStage3,
+    _allgather_buffer,
+    _release_param,
+)
 from paddle.optimizer import AdamW
 
 from erniekit.parallel.sharding.loss_layer import LossLayer
@@ -57,6 +63,22 @@ class DividedParameters:
         else:
             runs, tensor = tuple((min(start, size), min(stop, size)) for start, stop in pieces), parameter.fw_storage
         return Share(tuple(parameter.shape), parameter.dtype, runs, tensor)
+
+    @contextmanager
+    def present(self, parameters: Iterable[Tensor]) -> Iterator[None]:
+        divided = [parameter for parameter in parameters if parameter.name in self._layer._param2buffer]
+        _allgather_buffer(
+            divided,
+            self._group,
+            param2buffer_size=self._layer._param2buffer_size,
+            use_calc_stream=True,
+            task_flow=self._layer._task_flow,
+            sync_wait=True,
+        )
+        try:
+            yield
+        finally:
+            self._free(divided)
 
     def weight(self, parameter: Tensor) -> Tensor:
         """The whole of one of the model's parameters, frozen or not; all ranks of the group call this together.
