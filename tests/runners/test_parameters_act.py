@@ -132,6 +132,14 @@ SEEN_ELSEWHERE: dict[str, str] = {
     ),
     "max_restarts": "runners/test_launching.py::test_a_failed_job_is_started_again_as_often_as_asked",
     "distributed_timeout": "runners/test_ranks_that_train.py::test_a_rank_that_hangs_past_the_timeout_ends_the_job",
+    "pipeline_parallel_degree": (
+        "runners/test_pipelines.py::test_two_stages_train_as_one_process_and_go_on_from_their_checkpoint"
+    ),
+    "pipeline_parallel_config": "runners/test_pipelines.py::test_words_of_the_pipeline_reach_it_and_change_no_loss",
+    **dict.fromkeys(
+        ("pp_seg_method", "virtual_pp_degree", "add_tail_layers"),
+        "runners/test_pipelines.py::test_the_stack_is_cut_where_it_is_asked_to_be",
+    ),
     "sequence_parallel": "parameters/test_config.py::test_changes_are_told_only_for_what_the_user_set",
     "use_sp_callback": "parameters/test_config.py::test_value_without_effect_is_reported",
     **dict.fromkeys(

@@ -1,0 +1,111 @@
+"""`erniekit train` in stages of a pipeline: losses and weights as in one process, wherever the stack is cut."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from erniekit.parameters import Config
+from erniekit.runners.launching import plan_job, run_job
+
+pytestmark = pytest.mark.distributed
+ROOT = Path(__file__).parents[2]
+COMMON = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 1, "max_grad_norm": 0.5}
+
+
+@pytest.fixture
+def train_ranks(
+    make_config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., SimpleNamespace]:
+    """Train on as many ranks as the layout needs; the losses, what each rank has said, and the folder."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(**parameters: Any) -> SimpleNamespace:
+        output = tmp_path / "ranks"
+        config = make_config(**{"output_dir": str(output), **COMMON, **parameters})
+        if not config.checkpoint.resume_from_checkpoint:
+            shutil.rmtree(output, ignore_errors=True)
+        job = plan_job(config, (sys.executable, "-m", "erniekit", "train", str(config.path)), nproc=None, logs=None)
+        assert job is not None and run_job(job, say=lambda line: None) == 0
+        log = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
+        said = [(job.logs / f"rank-{rank}.log").read_text() for rank in range(job.here)]
+        return SimpleNamespace(losses=[line["loss"] for line in log if "loss" in line], said=said, output=output)
+
+    return run
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_two_stages_train_as_one_process_and_go_on_from_their_checkpoint(
+    train: Callable[..., Any], train_ranks: Callable[..., SimpleNamespace], records: Path
+) -> None:
+    parameters = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "do_eval": True, "eval_steps": 2}
+    parameters |= {"eval_dataset_path": str(records), "max_evaluate_steps": 5, "hidden_dropout_prob": 0.1}
+    alone = train(**COMMON, **parameters)
+    staged = train_ranks(**parameters, pipeline_parallel_degree=2)
+    np.testing.assert_allclose(staged.losses, alone.losses, atol=1e-5)
+    found, expected = weights(staged.output), weights(alone.output)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, atol=1e-4, err_msg=name)
+    evaluations = [json.loads((run.output / "eval_results.json").read_text()) for run in (staged, alone)]
+    assert evaluations[0]["eval_loss"] == pytest.approx(evaluations[1]["eval_loss"], abs=1e-5)
+
+    shutil.rmtree(staged.output / "checkpoint-4")
+    for path in staged.output.glob("model*"):
+        path.unlink()
+    again = train_ranks(**parameters, pipeline_parallel_degree=2, resume_from_checkpoint=True)
+    for name, values in weights(again.output).items():
+        np.testing.assert_array_equal(values, found[name], err_msg=name)
+
+
+CUTS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "pp_seg_method": (
+        {"pipeline_parallel_degree": 2, "pp_seg_method": [0, 1]},
+        ["the embedding", "layers 0-1, norm and head"],
+    ),
+    "add_tail_layers": (
+        {"pipeline_parallel_degree": 2, "add_tail_layers": 2},
+        ["the embedding, layers 0-1", "norm and head"],
+    ),
+    "virtual_pp_degree": (
+        {"pipeline_parallel_degree": 3, "virtual_pp_degree": 2, "add_tail_layers": 4},
+        ["the embedding, layers 0", "layers 1", "norm and head"],
+    ),
+}
+
+
+@pytest.mark.parametrize("parameter", CUTS)
+def test_the_stack_is_cut_where_it_is_asked_to_be(
+    parameter: str, train: Callable[..., Any], train_ranks: Callable[..., SimpleNamespace]
+) -> None:
+    asked, parts = CUTS[parameter]
+    staged = train_ranks(max_steps=2, **asked)
+    for said, part in zip(staged.said, parts, strict=True):
+        assert f"pipeline parallel: {part}\n" in said
+    np.testing.assert_allclose(staged.losses, train(max_steps=2, **COMMON).losses, atol=1e-5)
+
+
+def test_words_of_the_pipeline_reach_it_and_change_no_loss(
+    train: Callable[..., Any], train_ranks: Callable[..., SimpleNamespace]
+) -> None:
+    """fleet prints the time of every phase where it is asked to."""
+    words = "enable_timer disable_p2p_cache_shape disable_batch_p2p_comm enable_clear_every_step_cache"
+    plain = train_ranks(max_steps=2, pipeline_parallel_degree=2)
+    worded = train_ranks(max_steps=2, pipeline_parallel_degree=2, pipeline_parallel_config=words)
+    assert "backward_step" in worded.said[0] and "backward_step" not in plain.said[0]
+    expected = train(max_steps=2, **COMMON).losses
+    np.testing.assert_allclose(plain.losses, expected, atol=1e-5)
+    np.testing.assert_allclose(worded.losses, expected, atol=1e-5)
