@@ -20,7 +20,7 @@ from erniekit.parallel.gathering import Gathered, axis_of
 from erniekit.parallel.mesh import BATCH_AXES, Mesh
 from erniekit.parallel.sharding.stage import SLICE, Stage
 from erniekit.parallel.topology import AXES
-from erniekit.training.gradients import fill_missing_gradients, squared_norm
+from erniekit.training.gradients import fill_missing_gradients, global_norm, squared_norm
 from erniekit.training.passes import LossOfBatch, MicroLoss
 from erniekit.training.ranks import Measured, measure_in_turn, run_in_turn
 
@@ -94,6 +94,7 @@ class LayoutRanks:
         """Add up what ranks with other samples have of a gradient, and the ranks of a tensor-parallel group."""
         if self._pipeline:  # first, since either stage may divide what it updates in another way
             copied = [tensor for tensor in parameters if tensor.name == self._copied]
+            fill_missing_gradients(copied)
             self._add_up(copied, self._pipeline.embedding_group)
         if self._stage is None:
             updated = parameters
@@ -108,6 +109,11 @@ class LayoutRanks:
         if self._copies:
             self._copies.before_update()
         return updated
+
+    def all_finite(self, parameters: Sequence[Tensor]) -> bool:
+        gradients = [parameter for parameter in parameters if parameter.grad is not None]
+        wrong = np.array([float(bool(gradients) and not np.isfinite(float(global_norm(gradients))))])
+        return not self.mesh.sum(self.mesh.sum(wrong, "pipeline"), "tensor")[0]
 
     def after_update(self) -> None:
         if self._copies:

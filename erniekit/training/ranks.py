@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -90,6 +91,10 @@ class Ranks(Protocol):
         """
         ...
 
+    def all_finite(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether every gradient is finite that this rank's micro-batches gave, also on the ranks that share them."""
+        ...
+
     def after_update(self) -> None:
         """What ranks do together once each has made its update."""
         ...
@@ -141,6 +146,9 @@ class _Single:
     def reduce_gradients(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
         fill_missing_gradients(parameters)
         return parameters
+
+    def all_finite(self, parameters: Sequence[Tensor]) -> bool:
+        return math.isfinite(float(global_norm(parameters)))
 
     def global_norm(self, updated: Sequence[Tensor]) -> Tensor:
         return global_norm(updated)

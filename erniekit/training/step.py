@@ -12,7 +12,7 @@ from paddle import Tensor
 from paddle.nn import Layer
 from paddle.optimizer import Optimizer
 
-from erniekit.training.gradients import clip_by_norm, global_norm
+from erniekit.training.gradients import clip_by_norm
 from erniekit.training.objectives import LossOfBatch, MicroLoss, Objective
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.totals import Totals
@@ -128,7 +128,7 @@ def _not_finite_gradients(
         for parameter in parameters:
             parameter.clear_gradient(set_to_zero=True)
         ranks.run(model, loss, [batch], lambda _, index=index: begin(index), 1.0)  # type: ignore[misc]
-        if not math.isfinite(float(global_norm(parameters))):
+        if not ranks.all_finite(parameters):
             found.append(index)
     if not found and ranks.sum(np.ones(1))[0] == 1:
         return list(range(len(batches)))  # none alone: their sum overflowed

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.parallel.cases.pipeline import check_decoder, run_chain
+from tests.parallel.cases.pipeline import break_a_gradient, check_decoder, run_chain
 from tests.parallel.ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -89,3 +89,7 @@ def test_a_decoder_in_stages_trains_as_in_one_process(run: str) -> None:
     for worst in found:
         assert worst["figures"] < 1e-5 and worst["gradient"] < 1e-5 and worst["norm"] < 1e-4, worst
     assert sum(worst["names"] for worst in found) >= found[0]["all"]
+
+
+def test_all_stages_blame_the_same_micro_batch() -> None:
+    assert run_ranks(break_a_gradient, 2, timeout=60, number=2) == [[2], [2]]

@@ -84,6 +84,9 @@ class OneOfSeveral:
     def global_norm(self, parameters: list[paddle.Tensor]) -> paddle.Tensor:
         return global_norm(parameters)
 
+    def all_finite(self, parameters: list[paddle.Tensor]) -> bool:
+        return bool(np.isfinite(global_norm(parameters).item()))
+
     def after_update(self) -> None: ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,12 @@ from erniekit.parallel.topology import Topology
 from erniekit.training.evaluation import evaluate
 from erniekit.training.objectives import Objective, supervised
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer
+from erniekit.training.passes import DecoderLoss, MicroLoss
 from erniekit.training.preference import answer_log_probabilities, measure_answers, preference
 from erniekit.training.preference_losses import PreferenceSettings
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.reference import AdaptersAside, FrozenCopy
-from erniekit.training.step import train_step
+from erniekit.training.step import NotFiniteError, train_step
 from tests.model.tiny import tiny_config
 
 WIDTH = 5
@@ -272,3 +274,39 @@ def _sample(random: np.random.Generator, pair: bool) -> Sample:
     labels = ids[1:].copy()
     labels[: len(labels) // 3] = -100
     return Sample(ids[:-1].astype(np.int32), labels.astype(np.int32))
+
+
+def break_a_gradient(number: int) -> list[int]:
+    """A micro-batch whose loss is a number and whose gradient is none, on the last stage only; what a step blames."""
+    mesh = start_ranks(Topology.from_degrees(2, pipeline=2), timeout=60)
+    config = tiny_config(vocab_size=56)
+    decoder = build_model(config, None, seed=3, part=stack_part(config.num_hidden_layers, mesh, "layer:DecoderLayer"))
+    decoder.train()
+    parameters = trained_weights(decoder)
+    ranks = LayoutRanks(mesh, parameters, pipeline=DecoderPipeline(mesh, copied_embedding=True))
+    batches = _batches(mesh, 0, 4, pairs=False)
+    objective = supervised()
+    assert isinstance(objective.loss, DecoderLoss)
+    own = objective.loss.own
+
+    def finish(stage: Decoder, hidden: Tensor, context: Any, batch: Batch, constant: Any) -> MicroLoss:
+        result = own.finish(stage, hidden, context, batch, constant)
+        slope = paddle.sqrt(0 * stage.norm.weight.sum()) if batch.samples == batches[number].samples else 0.0
+        return MicroLoss(result.loss_sum + slope, result.sums)
+
+    broken = replace(objective, loss=replace(objective.loss, own=replace(own, finish=finish)))
+    try:
+        train_step(
+            decoder,
+            list(parameters.values()),
+            _Keep(parameters),
+            broken,
+            batches,
+            step=0,
+            learning_rate=0.0,
+            ranks=ranks,
+        )
+    except NotFiniteError as error:
+        assert error.what == "the gradient norm"
+        return list(error.micro_batches)
+    raise AssertionError("nothing was noticed")
