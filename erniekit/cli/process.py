@@ -78,7 +78,7 @@ def standard_streams(*, output_may_fail: bool) -> Iterator[Output | None]:
 def _text(output: Output, like: Any) -> io.TextIOWrapper:
     like.flush()
     return io.TextIOWrapper(
-        io.BufferedWriter(output),
+        output if like.write_through else io.BufferedWriter(output),  # PYTHONUNBUFFERED, as in the logs of ranks
         encoding=like.encoding,
         errors="backslashreplace",
         line_buffering=like.line_buffering,

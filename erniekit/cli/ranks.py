@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from erniekit.parameters import Config
-from erniekit.runners.launching import plan_job, run_job
 
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +32,11 @@ def run_on_ranks(config: Config, options: argparse.Namespace, words: tuple[str, 
     Returns:
         The exit code of the job; None where this process does the work itself.
     """
+    from erniekit.runners.launching import plan_job, run_job
+
     logs = None if options.rank_logs is None else options.rank_logs.expanduser()
     job = plan_job(config, (sys.executable, "-m", "erniekit", *words), nproc=options.nproc, logs=logs)
-    return None if job is None else run_job(job)
+    return None if job is None else run_job(job, partial(print, flush=True))
 
 
 def _positive(word: str) -> int:

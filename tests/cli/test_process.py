@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,12 @@ def test_a_training_run_outlives_its_output(unbuffered: str) -> None:
         result = run_verb("train", body, stdout=full, env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
     assert result.returncode == 0
     assert result.stderr == "trained\nerror: standard output cannot be written: No space left on device\n"
+
+
+def test_what_an_unbuffered_process_wrote_before_it_was_killed_is_there() -> None:
+    body = "print('the last words'); os.kill(os.getpid(), signal.SIGKILL)"
+    result = run_verb("train", body, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    assert (result.returncode, result.stdout) == (-signal.SIGKILL, "the last words\n")
 
 
 def test_other_errors_of_the_system_keep_their_traceback() -> None:
