@@ -1,0 +1,114 @@
+"""How many bytes a rank sends in one optimizer step, from the model's shape and the layout alone.
+
+Counted as the ring algorithms send them, and as `tools/bench/communication.py` counts them on CPU ranks: of n ranks
+each sends (n - 1) / n of what is gathered, scattered or exchanged, and twice that for an all-reduce. T tokens of a
+micro-batch, H hidden size. Needs neither Paddle nor NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+
+from erniekit.model.adapters.settings import adapter_shapes
+from erniekit.model.configuration import ModelConfig
+from erniekit.model.memory_estimate import Workload
+from erniekit.model.placement import placement
+from erniekit.model.rank_share import EMBEDDING, on_stage, values_on_rank
+from erniekit.model.weight_shapes import Shapes
+from erniekit.parallel.stages import layer_runs, stage_layers
+from erniekit.parallel.topology import Topology
+
+LOSS_NUMBERS = 3  # that ranks exchange for each token: the largest logit, the sum of exponentials, the label's logit
+INDEX_BYTES = 4 + 8  # of a token's FlashMask index and position, which travel with its hidden state
+
+
+def step_bytes(
+    model: ModelConfig, work: Workload, topology: Topology, runs: list[range] | None = None, stage: int = 0
+) -> dict[str, int]:
+    """Bytes that each rank of a pipeline stage sends in a step, by the axis of the group; `experts` between the ranks
+    that divide them. Tokens spread evenly over experts."""
+    runs = runs or layer_runs(model.num_hidden_layers, topology)
+    shapes = model.weight_shapes()
+    weights = on_stage(shapes, model, topology, runs, stage)
+    trained = weights
+    if work.adapters is not None:
+        trained = on_stage(adapter_shapes(shapes, work.adapters), model, topology, runs, stage)
+    sent = {
+        "tensor": _tensor(model, work, topology, runs, stage, trained),
+        "experts": _experts(model, work, topology, runs, stage),
+        "pipeline": _pipeline(model, work, topology, stage, trained),
+        "sharding": _sharding(work, topology, weights, trained),
+        "data": _data(work, topology, trained),
+    }
+    return {axis: int(size) for axis, size in sent.items()}
+
+
+def _share(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+def _passes(work: Workload, layer: int) -> int:
+    """Forward and backward, and forward once more where a layer is computed again."""
+    return 3 if work.recompute and layer >= work.no_recompute_layers else 2
+
+
+def _tensor(
+    model: ModelConfig, work: Workload, topology: Topology, runs: list[range], stage: int, trained: Shapes
+) -> float:
+    """Two blocks in a layer, each with a sum of hidden states in every pass; routed experts are no such block."""
+    hidden = work.tokens * model.hidden_size * work.formats.activations
+    blocks = 0
+    for layer in stage_layers(runs, stage, topology.pipeline):
+        mlp = not model.is_moe_layer(layer) or model.moe_num_shared_experts > 0
+        blocks += _passes(work, layer) * (1 + mlp)
+    last = stage == topology.pipeline - 1
+    blocks += (stage == 0) + last  # behind the embedding; before the head
+    loss = LOSS_NUMBERS * 4 * work.tokens * last
+    places = {name: placement(name, sequence=topology.sequence_parallel) for name in trained}
+    partial = {name: shape for name, shape in trained.items() if places[name].partial and places[name].expert is None}
+    gradients = sum(math.prod(shape) for shape in partial.values()) * work.formats.gradients
+    return 2 * _share(topology.tensor) * (work.accumulation * (blocks * hidden + loss) + gradients)
+
+
+def _experts(model: ModelConfig, work: Workload, topology: Topology, runs: list[range], stage: int) -> float:
+    """To the ranks of a token's experts and back, in every pass."""
+    own = work.tokens // (topology.tensor if topology.expert_axis == "tensor" else 1)
+    rows = own * model.moe_k * model.hidden_size * work.formats.activations
+    layers = stage_layers(runs, stage, topology.pipeline)
+    passes = sum(_passes(work, layer) for layer in layers if model.is_moe_layer(layer))
+    return 2 * _share(topology.expert) * work.accumulation * passes * rows
+
+
+def _pipeline(model: ModelConfig, work: Workload, topology: Topology, stage: int, trained: Shapes) -> float:
+    """Hidden states to the next run of layers, their gradients to the one before; the sum of tied embeddings."""
+    if topology.pipeline == 1:
+        return 0
+    own = work.tokens // (topology.tensor if topology.sequence_parallel else 1)
+    hidden = own * model.hidden_size * work.formats.activations
+    first, last = stage == 0, stage == topology.pipeline - 1
+    forward = topology.virtual_pipeline - last  # the last run of all sends nothing on
+    backward = topology.virtual_pipeline - first
+    sent = work.accumulation * (forward * (hidden + INDEX_BYTES * work.tokens) + backward * hidden)
+    if model.tie_word_embeddings and (first or last) and EMBEDDING in trained:
+        copies = values_on_rank({EMBEDDING: trained[EMBEDDING]}, topology)
+        sent += copies * work.formats.gradients  # 2 (n - 1) / n of two ranks
+    return sent
+
+
+def _sharding(work: Workload, topology: Topology, weights: Shapes, trained: Shapes) -> float:
+    """Gradients to the ranks that update them, and new values back; in stage 3 all values before every pass."""
+    values = values_on_rank(trained, topology)
+    gradients, new = values * work.formats.gradients, values * work.formats.weights
+    if work.sharding == 3:
+        gathered = 2 * work.accumulation * values_on_rank(weights, topology) * work.formats.weights
+        return _share(topology.sharding) * (gathered + gradients)
+    return _share(topology.sharding) * (gradients + new)
+
+
+def _data(work: Workload, topology: Topology, trained: Shapes) -> float:
+    """An all-reduce of what a rank trains; experts that the data ranks divide have theirs already."""
+    own = trained
+    if topology.expert_axis == "data":
+        own = {name: shape for name, shape in trained.items() if placement(name).expert is None}
+    values = values_on_rank(own, topology) // (topology.sharding if work.sharding >= 2 else 1)
+    return 2 * _share(topology.data) * values * work.formats.gradients
