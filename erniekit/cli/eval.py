@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from erniekit.cli.overrides import parse_with_overrides
+from erniekit.cli.ranks import add_rank_options, run_on_ranks
 from erniekit.environment import import_paddle
 
 
@@ -20,9 +21,16 @@ def run(arguments: list[str]) -> int:
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="name=value", help="parameters that override the run's"
     )
+    add_rank_options(parser)
     options = parse_with_overrides(parser, arguments)
-    import_paddle()
-    from erniekit.runners.evaluate import evaluation_config, run_evaluation
+    from erniekit.runners.evaluation_config import evaluation_config
 
-    run_evaluation(evaluation_config(options.model.expanduser(), options.overrides))
+    config = evaluation_config(options.model.expanduser(), options.overrides)
+    code = run_on_ranks(config, options, ("eval", str(options.model), *options.overrides))
+    if code is not None:
+        return code
+    import_paddle()
+    from erniekit.runners.evaluate import run_evaluation
+
+    run_evaluation(config)
     return 0

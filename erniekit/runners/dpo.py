@@ -143,17 +143,20 @@ def _pairs_read(
     return read
 
 
-def evaluation_objective(config: Config, model: Decoder, say: Say = print) -> Objective:
-    """The preference loss for an evaluation on its own.
+def evaluation_objective(
+    config: Config, model: Decoder, say: Say = print, ranks: Ranks = SINGLE, mesh: Mesh = ALONE
+) -> Objective:
+    """The preference loss for an evaluation on its own, among the ranks that it is divided among.
 
     The reference is `ref_model_name_or_path`; or of adapters those that their run started from, else their base. A
     whole model alone has none, and its rewards are then beta x log-probability.
     """
     if reference_way(config.dpo, lora=config.lora.lora) == "none":
         return _against(config, None)
-    measure = measure_with(config)
+    measure = measure_with(config, ranks)
     if config.dpo.ref_model_name_or_path:
-        return _against(config, FrozenCopy(open_reference_model(config, say), model, measure, updated=False))
+        copy = open_reference_model(config, say, mesh)
+        return _against(config, FrozenCopy(copy, model, measure, updated=False, ranks=ranks))
     if config.lora.lora:
         model_config = read_model_config(config)
         adapters = adapter_plan(config, model_config)
@@ -161,10 +164,11 @@ def evaluation_objective(config: Config, model: Decoder, say: Say = print) -> Ob
         # PiSSA has moved a part of the base into its adapters: put aside, they do not leave the base
         if started_from is not None or (adapters and adapters.settings.init == PISSA):
             say(f"reference: {started_from or 'the base of the adapters'}, a frozen copy")
-            other = build_model(model_config, first_weights(config), adapters=started_from)
-            return _against(config, FrozenCopy(other, model, measure, updated=False))
+            division = model_division(config, model_config, mesh)
+            other = build_model(model_config, first_weights(config), adapters=started_from, **division)
+            return _against(config, FrozenCopy(other, model, measure, updated=False, ranks=ranks))
         say("reference: the model with its adapters put aside")
-        return _against(config, AdaptersAside(model, measure))
+        return _against(config, AdaptersAside(model, measure, ranks=ranks))
     say("reference: none; write ref_model_name_or_path to compare with the model before preference training")
     return _against(config, None)
 

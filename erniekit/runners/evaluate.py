@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from erniekit.data.template import Template
 from erniekit.data.tokenizer import Tokenizer
-from erniekit.errors import ConfigurationError
 from erniekit.model.decoder import Decoder
+from erniekit.parallel.mesh import Mesh
 from erniekit.parameters import Config
-from erniekit.runners.adapters import adapter_plan, starts_from_adapters
+from erniekit.runners.adapters import adapter_plan
 from erniekit.runners.checks import check_vocabulary
 from erniekit.runners.data_wiring import evaluation_dataset, evaluation_plan, evaluation_sources
 from erniekit.runners.held_out_answers import SAMPLES_FILE, AnswerHeldOut, read_samples
-from erniekit.runners.trained_model import PARAMETERS_FILE, find_trained_model
+from erniekit.runners.layout import divided_evaluation, join_ranks, own_place
+from erniekit.runners.reading import known_to_all, reader_of, reads_data
 from erniekit.runners.wiring import (
     Say,
     announce_dense_mask,
@@ -30,71 +31,9 @@ from erniekit.training.callbacks.results import EVALUATION_FILE, Results
 from erniekit.training.checkpoint_folder import locked, refuse_damaged
 from erniekit.training.evaluation import EvaluationResult, evaluate
 from erniekit.training.objectives import Objective
+from erniekit.training.ranks import Ranks
 
 SAMPLES_SHOWN = 3
-# defaults of a training, which the configuration that it leaves writes out, and what an evaluation on its own takes
-_DEFAULTS = {"max_evaluate_steps": (1, -1), "eval_answers": (0, 100)}
-_NO_HUB = ("from_hf_hub=false", "from_aistudio=false", "from_modelscope=false")
-_CHOOSES_A_MODEL = ("model_name_or_path", "init_from_checkpoint", "lora_path")
-
-
-def evaluation_config(named: Path, overrides: Sequence[str]) -> Config:
-    """What `erniekit eval NAMED` evaluates: the model that a run has left, with the data and settings of the run.
-
-    Args:
-        named: the configuration of a run, its output_dir or a checkpoint. Where a word of the command line chooses a
-            model, that model is evaluated.
-
-    Raises:
-        UserError: the configuration cannot be used, or the run has not left a model.
-    """
-    file = named / PARAMETERS_FILE if named.is_dir() else named
-    if not file.is_file():
-        what = (
-            f"holds no {PARAMETERS_FILE}, so it says nothing of held-out data" if named.is_dir() else "does not exist"
-        )
-        raise ConfigurationError(f"{named}: {what}\n  Name the configuration of the run: erniekit eval CONFIG")
-    words = ["do_train=false", "do_eval=true", *overrides]
-    if any(word.startswith("model_name_or_path=") for word in overrides):  # whose weights are meant, not random ones
-        words.insert(0, "continue_training=true")
-    if named.is_dir():  # nothing of how that run began is meant
-        words = ["resume_from_checkpoint=false", *words]
-    config = _load(file, words)
-    if named.is_dir():
-        words = [*_own_defaults(config), *words]
-        config = _load(file, words)
-    if any(config.origin(name) == "command line" and config[name] for name in _CHOOSES_A_MODEL):
-        return config
-    # output_dir on the command line is where results go; the model is where the run has left it
-    of_the_run = _load(file, [word for word in words if not word.startswith("output_dir=")])
-    trained = find_trained_model(named, of_the_run)
-    if trained.is_adapter:
-        other_weights = config.checkpoint.init_from_checkpoint and not starts_from_adapters(config)
-        words.append("init_from_checkpoint=")
-        if other_weights:
-            words += [f"model_name_or_path={trained.base}", "continue_training=true", *_NO_HUB]
-        return _load(file, [*words, "lora=true", f"lora_path={trained.folder}"])
-    own_weights = config.basic.model_name_or_path if config.basic.continue_training else ""
-    start = config.checkpoint.init_from_checkpoint or own_weights
-    words += [f"model_name_or_path={trained.folder}", "lora=false", "lora_path=", "continue_training=true"]
-    words += [*_NO_HUB, "init_from_checkpoint="]
-    if config.basic.stage == "DPO" and not config.dpo.ref_model_name_or_path and start:
-        words.append(f"ref_model_name_or_path={start}")
-    return _load(file, words)
-
-
-def _own_defaults(config: Config) -> list[str]:
-    """Words for what `config`, as a training has left it, does not say otherwise."""
-    names = [name for name, (trainings, _) in _DEFAULTS.items() if config[name] == trainings]
-    if config.basic.stage == "PT":
-        names = [name for name in names if name != "eval_answers"]  # there are no dialogues
-    return [f"{name}={_DEFAULTS[name][1]}" for name in names]
-
-
-def _load(file: Path, words: Sequence[str]) -> Config:
-    """The configuration with words of which the last of a name counts."""
-    last = {word.partition("=")[0]: word for word in words}
-    return Config.load(file, list(last.values()), verb="train")
 
 
 def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
@@ -113,26 +52,33 @@ def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
     if weights is not None:
         refuse_damaged(weights)
     output_dir = Path(config.basic.output_dir).expanduser()
-    with locked(output_dir):  # first: an evaluation whose figures cannot be kept is in vain
-        dataset = evaluation_dataset(config, tokenizer, template)
+    topology, rank = own_place(config, model_config)
+    # first: an evaluation whose figures cannot be kept is in vain
+    with locked(output_dir) if rank == 0 else nullcontext():
+        own_dataset = evaluation_dataset(config, tokenizer, template) if reads_data(config, topology, rank) else None
+        mesh = join_ranks(config, topology)
+        dataset = known_to_all(config, mesh, own_dataset)
         say(str(dataset.report))
         announce_dense_mask(config, [(dataset, config.evaluation.per_device_eval_batch_size)], say)
-        model = open_model(config, weights, say, adapters=adapters)
+        model = open_model(config, weights, say, adapters=adapters, mesh=mesh)
+        ranks = divided_evaluation(config, mesh, model)
         answer = answering(config, tokenizer, template, output_dir)
         result = evaluate(
             model,
-            evaluation_plan(config, dataset),
-            _objective(config, model, say),
+            evaluation_plan(config, dataset, reader_of(config, mesh)),
+            _objective(config, model, say, ranks, mesh),
             max_batches=config.evaluation.max_evaluate_steps,
             describe_sample=dataset.location,
             further_figures=answer,
+            ranks=ranks,
         )
         record = {"step": 0, "epoch": 0.0, **result.results()}
         covered = f"{result.batches} of {result.batches_available} batches, {result.seconds:.1f} s"
         say(f"evaluation of {adapters.folder if adapters else weights or 'random weights'} ({covered})")
         for line in figure_table(result):
             say(line)
-        Results(output_dir).on_evaluate(record)
+        if ranks.is_first:
+            Results(output_dir).on_evaluate(record)
         if answer is not None:
             _show_samples(output_dir, say)
         say(f"results: {output_dir / EVALUATION_FILE}")
@@ -179,12 +125,12 @@ def _cells(result: EvaluationResult) -> dict[str, str]:
     }
 
 
-def _objective(config: Config, model: Decoder, say: Say) -> Objective:
+def _objective(config: Config, model: Decoder, say: Say, ranks: Ranks, mesh: Mesh) -> Objective:
     if config.basic.stage != "DPO":
         return objective_from(config)
     from erniekit.runners.dpo import evaluation_objective
 
-    return evaluation_objective(config, model, say)
+    return evaluation_objective(config, model, say, ranks, mesh)
 
 
 def _show_samples(output_dir: Path, say: Say) -> None:

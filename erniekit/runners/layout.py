@@ -69,10 +69,7 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
     settings = optimizer_settings_from(config, model.config.num_hidden_layers)
     if topology.world_size == 1:
         return build_optimizer(parameters, settings), SINGLE
-    pipeline = stage = copies = None
-    if topology.pipeline > 1:
-        options = PipelineOptions.from_words(section.pipeline_parallel_config, fixed_shape=_padding_is_harmless(config))
-        pipeline = DecoderPipeline(mesh, options, copied_embedding=embedding_at_the_end(model.config))
+    stage = copies = None
     if topology.sharding > 1:
         group, words = mesh.group("sharding"), section.sharding_parallel_config
         adamw = stateless_optimizer(parameters, settings)
@@ -89,8 +86,28 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
         copies = Copies(own, lambda kind, tensor: adamw._accumulators[kind][tensor.name], mesh.group("tensor"), words)
     in_backward = topology.sequence_parallel and not section.use_sp_callback
     return optimizer, LayoutRanks(
-        mesh, parameters, stage=stage, pipeline=pipeline, copies=copies, sum_in_backward=in_backward
+        mesh,
+        parameters,
+        stage=stage,
+        pipeline=_pipeline(config, mesh, model),
+        copies=copies,
+        sum_in_backward=in_backward,
     )
+
+
+def divided_evaluation(config: Config, mesh: Mesh, model: Decoder) -> Ranks:
+    """What an evaluation on its own asks of the other ranks: nothing is trained, so only the model is divided."""
+    if mesh.topology.world_size == 1:
+        return SINGLE
+    return LayoutRanks(mesh, {}, pipeline=_pipeline(config, mesh, model))
+
+
+def _pipeline(config: Config, mesh: Mesh, model: Decoder) -> DecoderPipeline | None:
+    if mesh.topology.pipeline == 1:
+        return None
+    words = config.distributed.pipeline_parallel_config
+    options = PipelineOptions.from_words(words, fixed_shape=_padding_is_harmless(config))
+    return DecoderPipeline(mesh, options, copied_embedding=embedding_at_the_end(model.config))
 
 
 def _padding_is_harmless(config: Config) -> bool:

@@ -14,7 +14,8 @@ import pytest
 
 from erniekit.cli import main
 from erniekit.errors import CheckpointError, ConfigurationError
-from erniekit.runners.evaluate import evaluation_config, run_evaluation
+from erniekit.runners.evaluate import run_evaluation
+from erniekit.runners.evaluation_config import evaluation_config
 
 ROOT = Path(__file__).parents[2]
 
