@@ -1,0 +1,116 @@
+"""What the example configurations of ERNIE-4.5 21B and 300B would take on their GPUs: computed, nothing is run.
+
+    python tools/bench/layouts_on_paper.py [--write | --check]
+
+Of each configuration with several ranks: memory of the rank that takes most, bytes that the busiest rank sends in a
+step by axis, and the share of a step in which stages wait. The formulas are those of `erniekit validate --world-size`
+(model/memory_estimate.py, model/communication_estimate.py, parallel/schedule.py). `--write` puts the table into
+docs/parallelism.md, `--check` compares what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from erniekit.errors import ConfigurationError
+from erniekit.model.communication_estimate import step_bytes
+from erniekit.model.published import published_model
+from erniekit.parallel.schedule import bubble_fraction
+from erniekit.parallel.topology import Topology
+from erniekit.parameters import Config
+from erniekit.runners.layout_plan import plan_layout, workload
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs/parallelism.md"
+BEGIN, END = "<!-- computed: begin -->", "<!-- computed: end -->"
+MODELS = ("ernie-4.5-21b-a3b", "ernie-4.5-300b-a47b")
+MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "workspace", "total")
+AXES = ("tensor", "experts", "pipeline", "sharding")
+LETTERS = {"tensor": "tp", "pipeline": "pp", "sharding": "sharding"}
+
+
+def table() -> str:
+    """The Markdown between the marks."""
+    head = ["configuration", "layout", "ranks", *(f"{name}" for name in MEMORY), *(f"sent: {axis}" for axis in AXES)]
+    lines = ["| " + " | ".join([*head, "waiting"]) + " |", "|---|---|" + "---:|" * (len(head) - 1)]
+    alike: dict[tuple[str, ...], list[str]] = {}  # SFT and DPO of a length take the same
+    for path in configurations():
+        for name, *cells in rows(path):
+            alike.setdefault(tuple(cells), []).append(name)
+    lines += ["| " + " | ".join([_joined(names), *cells]) + " |" for cells, names in alike.items()]
+    return "\n".join(lines)
+
+
+def _joined(names: list[str]) -> str:
+    """["21b/sft-8k", "21b/dpo-8k"] as "21b/sft-8k, dpo-8k"."""
+    return ", ".join([names[0], *(name.partition("/")[2] for name in names[1:])])
+
+
+def configurations() -> Iterator[Path]:
+    for model in MODELS:
+        yield from sorted((ROOT / "examples/configs" / model).glob("*.yaml"), key=_order)
+
+
+def rows(path: Path) -> Iterator[list[str]]:
+    """A row of a configuration; none of one that waits for weights in 8 or 4 bits."""
+    try:
+        config = Config.load(path)
+    except ConfigurationError as error:
+        if "not available yet" not in str(error):
+            raise
+        return
+    model = published_model(config.basic.model_name_or_path)
+    assert model is not None
+    plan = plan_layout(config, model)
+    topology, work = plan.topology, workload(config, model)
+    sent = [step_bytes(model, work, topology, plan.runs, stage) for stage in range(topology.pipeline)]
+    busiest = max(sent, key=lambda axes: sum(axes.values()))
+    fullest = max(plan.memory, key=lambda stage: stage["total"])
+    waiting = bubble_fraction(topology, config.training.gradient_accumulation_steps)
+    yield [
+        f"{path.parent.name.removeprefix('ernie-4.5-')}/{path.stem}",
+        _layout(topology),
+        str(topology.world_size),
+        *(f"{fullest[name] / 1e9:.1f}" for name in MEMORY),
+        *(f"{busiest[axis] / 1e9:.1f}" if busiest[axis] else "" for axis in AXES),
+        f"{waiting:.0%}" if topology.pipeline > 1 else "",
+    ]
+
+
+def _layout(topology: Topology) -> str:
+    parts = [f"{letters}{topology.degree(axis)}" for axis, letters in LETTERS.items() if topology.degree(axis) > 1]
+    return " x ".join(parts) or "one GPU"
+
+
+def _order(path: Path) -> tuple[str, int, bool]:
+    method, _, length = path.stem.rpartition("-")
+    return method.removeprefix("sft").removeprefix("dpo"), int(length.removesuffix("k")), path.stem.startswith("dpo")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/parallelism.md")
+    parser.add_argument("--check", action="store_true", help="only check that the table there is up to date")
+    arguments = parser.parse_args()
+    if not (arguments.write or arguments.check):
+        print(table())
+        return 0
+    document = DOCUMENT.read_text(encoding="utf-8")
+    before, _, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{DOCUMENT} does not hold the marks {BEGIN} and {END}")
+    made = f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    if arguments.check and made != document:
+        print(f"stale: {DOCUMENT}; run python {sys.argv[0]} --write", file=sys.stderr)
+        return 1
+    if arguments.write:
+        DOCUMENT.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""The memory that `erniekit validate` estimates, beside what runs take: small models, two steps, one process or ranks.
+
+    python tools/bench/memory_estimate.py [NAME ...] [--list]
+
+Each run is `erniekit train` in processes of its own. "tensors" is the peak that Paddle's allocator counts; "process" is
+the peak of resident memory (VmHWM), which holds Python, libraries and gaps as well. Of several ranks the one that takes
+most is compared with the stage that should. Prints a Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from erniekit.model.configuration import ModelConfig
+from erniekit.model.memory_estimate import tensor_bytes
+from erniekit.parameters import Config
+from erniekit.runners.layout_plan import plan_layout
+
+ROOT = Path(__file__).parents[2]
+TOKENIZER = ROOT / "examples" / "models" / "tiny-ernie"
+LENGTH = 1024
+DENSE = {
+    "model_type": "ernie4_5",
+    "vocab_size": 8192,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+}
+EXPERTS = DENSE | {
+    "model_type": "ernie4_5_moe",
+    "moe_num_experts": 8,
+    "moe_k": 2,
+    "moe_intermediate_size": 768,
+    "moe_num_shared_experts": 1,
+    "moe_layer_start_index": 1,
+}
+RUN = {
+    "stage": "SFT",
+    "train_dataset_type": "erniekit",
+    "max_seq_len": LENGTH,
+    "max_steps": 2,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": 1e-4,
+    "lr_scheduler_type": "constant",
+    "warmup_steps": 0,
+    "save_strategy": "no",
+    "report_to": "none",
+    "device": "cpu",
+    "use_fused_head_and_loss_fn": True,
+}
+LORA = {"lora": True, "lora_rank": 8}
+AGAIN = {"recompute": True}
+TENSOR = {"tensor_parallel_degree": 2}
+PIPELINE = {"pipeline_parallel_degree": 2, "gradient_accumulation_steps": 4}
+# name -> model, tokens of a sample, parameters
+CASES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
+    "all weights": (DENSE, 128, {}),
+    "all weights, one sample a row": (DENSE, LENGTH, {"packing": False}),
+    "all weights, whole logits": (DENSE, 128, {"use_fused_head_and_loss_fn": False}),
+    "all weights, recompute": (DENSE, 128, AGAIN),
+    "LoRA": (DENSE, 128, LORA),
+    "LoRA with dropout": (DENSE, 128, LORA | {"lora_dropout": 0.1}),
+    "LoRA, recompute": (DENSE, 128, LORA | AGAIN),
+    "LoRA, recompute, one sample a row": (DENSE, LENGTH, LORA | AGAIN | {"packing": False}),
+    "experts": (EXPERTS, 128, {}),
+    "experts, LoRA, recompute": (EXPERTS, 128, LORA | AGAIN),
+    "tp2": (DENSE, 128, TENSOR | {"sequence_parallel": False}),
+    "tp2 + sp": (DENSE, 128, TENSOR),
+    "pp2": (DENSE, 128, PIPELINE),
+    "pp2, recompute": (DENSE, 128, PIPELINE | AGAIN),
+    "sharding stage 1 x 2": (DENSE, 128, {"sharding": "stage1", "sharding_parallel_degree": 2}),
+    "sharding stage 2 x 2": (DENSE, 128, {"sharding": "stage2", "sharding_parallel_degree": 2}),
+    "sharding stage 3 x 2": (DENSE, 128, {"sharding": "stage3", "sharding_parallel_degree": 2}),
+    "dp2": (DENSE, 128, {"ranks": 2}),
+    "tp2 x pp2, LoRA": (DENSE, 128, TENSOR | PIPELINE | LORA),
+    "experts, ep2 over mp": (EXPERTS, 128, TENSOR | {"moe_group": "mp"}),
+}
+# Runs in every process before anything else; what it writes tells the peaks of the ones that have loaded Paddle.
+REPORT = """
+import atexit, json, os, re, sys
+def report():
+    if "paddle" in sys.modules:
+        from paddle.base import core
+        status = open("/proc/self/status").read()
+        peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) * 1024
+        rank = int(os.environ.get("PADDLE_TRAINER_ID", 0))
+        line = {"rank": rank, "process": peak, "tensors": core.host_memory_stat_peak_value("Allocated", 0)}
+        open(os.environ["MEMORY_REPORT"], "a").write(json.dumps(line) + "\\n")
+atexit.register(report)
+"""
+
+
+def measure(name: str, folder: Path) -> list[str]:
+    """One row of the table."""
+    shape, sample, parameters = CASES[name]
+    parameters = dict(parameters)
+    ranks = parameters.pop("ranks", None)
+    model_folder = write_model(shape, folder)
+    data = write_data(sample, folder / f"data-{sample}.jsonl")
+    values = RUN | {
+        "model_name_or_path": str(model_folder),
+        "train_dataset_path": str(data),
+        "output_dir": str(folder / "out"),
+        "data_cache_dir": str(folder / "cache"),
+        **parameters,
+    }
+    report = folder / "report.jsonl"
+    report.unlink(missing_ok=True)
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    (folder / "run.json").write_text(json.dumps(values), encoding="utf-8")
+    (folder / "sitecustomize.py").write_text(REPORT, encoding="utf-8")
+    words = [sys.executable, "-m", "erniekit", "train", str(folder / "run.json")]
+    words += ["--nproc", str(ranks)] if ranks else []
+    paths = os.pathsep.join([str(folder), str(ROOT)])
+    own = {"PYTHONPATH": paths, "MEMORY_REPORT": str(report), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, env={**os.environ, **own}, capture_output=True, text=True, timeout=900)
+    if done.returncode:
+        raise SystemExit(f"{name}: {done.stdout}{done.stderr}")
+    peaks = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
+    plan = plan_layout(Config.from_mapping(values), ModelConfig.from_folder(model_folder), ranks)
+    cells = [name, str(plan.topology.world_size)]
+    for measured, estimated in (
+        (max(peak["tensors"] for peak in peaks), max(map(tensor_bytes, plan.memory))),
+        (max(peak["process"] for peak in peaks), max(memory["total"] for memory in plan.memory)),
+    ):
+        cells += [f"{measured / 1e6:,.0f}", f"{estimated / 1e6:,.0f}", f"{estimated / measured - 1:+.0%}"]
+    return cells
+
+
+def write_model(shape: dict[str, Any], folder: Path) -> Path:
+    """A folder with random weights, made once."""
+    target = folder / shape["model_type"]
+    if not target.is_dir():
+        from erniekit.environment import import_paddle
+
+        import_paddle()
+        from erniekit.model.builder import build_model
+        from erniekit.model.weights import save_model_folder
+
+        files = [TOKENIZER / name for name in ("tokenizer.json", "tokenizer_config.json")]
+        save_model_folder(build_model(ModelConfig.from_json(shape), None, seed=1), target, files)
+    return target
+
+
+def write_data(tokens: int, path: Path) -> Path:
+    """Samples of about so many tokens: the shipped tokenizer has one for each digit."""
+    draw = random.Random(1)
+    with path.open("w", encoding="utf-8") as file:
+        for _ in range(40_000 // tokens + 20):
+            digits = "".join(draw.choices("0123456789", k=tokens - 20))
+            file.write(json.dumps({"src": [digits[: tokens // 2]], "tgt": [digits[tokens // 2 :]]}) + "\n")
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the runs; default all of them")
+    parser.add_argument("--list", action="store_true", help="show the names")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(CASES))
+        return
+    print("| run | ranks | tensors: measured, MB | estimated | error | process: measured, MB | estimated | error |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.names or CASES:
+            print("| " + " | ".join(measure(name, Path(folder))) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
