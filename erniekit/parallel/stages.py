@@ -1,7 +1,8 @@
 """Which layers each stage of a pipeline has. Needs neither Paddle nor NumPy.
 
-The stack is cut as fleet's `SegmentLayers` cuts it. Its items are the embedding, the decoder layers, the empty layers
-of `add_tail_layers`, the final norm and the head; so item i + 1 is layer i.
+The stack is cut as fleet's `SegmentLayers` cuts it; a stack of several runs a stage, which fleet cuts by layers only, in
+the same ways. Its items are the embedding, the decoder layers, the empty layers of `add_tail_layers`, the final norm and
+the head; so item i + 1 is layer i.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def layer_runs(
 
     Args:
         layers: how many decoder layers the model has.
-        method: `pp_seg_method`: "uniform", "layer:NAME" or the first item of each stage.
+        method: `pp_seg_method`: "uniform", "layer:NAME" or the first item of each run.
         tail: `add_tail_layers`.
 
     Raises:
@@ -47,12 +48,6 @@ def _bounds(layers: int, topology: Topology, method: str | tuple[int, ...], tail
         return [0, items]
     if isinstance(method, str) and method.startswith(BY_LAYER):
         return _by_layer(layers, topology, method.removeprefix(BY_LAYER), tail, items)
-    if topology.virtual_pipeline > 1:
-        raise ConfigurationError(
-            f"pp_seg_method {_shown(method)} with virtual_pp_degree {topology.virtual_pipeline}: fleet cuts an "
-            f"interleaved pipeline by layers only\n  Write pp_seg_method: {BY_LAYER}{DECODER_LAYER}, or "
-            "virtual_pp_degree: 1."
-        )
     if isinstance(method, str):
         return _uniform(items, runs)
     bounds = [*method, items] if len(method) == runs else list(method)

@@ -43,8 +43,8 @@ class DistributedParameters:
     tensor_parallel_config: tuple[str, ...] = parameter(
         (),
         "Options of tensor parallelism. `sync_param`, `sync_grad` and `sync_moment` keep the copies of parameters "
-        "that are not cut, their gradients and their moments equal on all ranks of a group, should their kernels add in "
-        "different orders. `enable_mp_skip_c_identity` saves a copy of what enters each block. The other words are "
+        "that are not cut, their gradients and their moments equal on all ranks of a group, should their kernels add "
+        "in different orders. `enable_mp_skip_c_identity` saves a copy of what enters each block. The other words are "
         "reported with the reason why they change nothing.",
         kind=WORDS,
         choices=TENSOR_WORDS,
@@ -90,7 +90,7 @@ class DistributedParameters:
         "layer:DecoderLayer",
         "Where the stack is cut. `layer:DecoderLayer` gives every stage the same number of decoder layers (several "
         "class names are separated by `|`), `uniform` counts all layers alike, and a list such as [0, 29, 57] "
-        "names the first layer of each stage; the end may be left out.",
+        "names the first layer of each stage (of each run, with `virtual_pp_degree`); the end may be left out.",
         kind=SEGMENTS,
         needs=IN_PIPELINE,
         example=[0, 29, 57],
@@ -175,17 +175,21 @@ def sequence_parallel_needs_tensor_parallel(draft: Draft) -> None:
         draft.change("sequence_parallel", False, "tensor_parallel_degree is 1")
 
 
-@rule("pp_seg_method", "pipeline_parallel_degree")
+@rule("pp_seg_method", "pipeline_parallel_degree", "virtual_pp_degree")
 def boundaries_are_increasing(draft: Draft) -> None:
-    """A list in `pp_seg_method` starts at 0, increases, and names as many stages as `pipeline_parallel_degree`."""
-    bounds, degree = draft["pp_seg_method"], draft["pipeline_parallel_degree"]
+    """A list in `pp_seg_method` starts at 0, increases, and names as many runs of layers as the degrees make."""
+    bounds, degree = draft["pp_seg_method"], draft["pipeline_parallel_degree"] * draft["virtual_pp_degree"]
     if not isinstance(bounds, (list, tuple)):
         return
     if bounds[0] != 0 or any(left >= right for left, right in pairwise(bounds)):
         draft.problem("pp_seg_method", "the boundaries must start at 0 and increase", "for example [0, 29, 57]")
-    elif degree > 1 and len(bounds) not in (degree, degree + 1):
-        what = f"{len(bounds)} boundaries do not make {degree} stages"
+    elif draft["pipeline_parallel_degree"] > 1 and len(bounds) not in (degree, degree + 1):
+        what = f"{len(bounds)} boundaries do not make {degree} {_runs(draft)}"
         draft.problem("pp_seg_method", what, f"write {degree} first layers, and the end if you like")
+
+
+def _runs(draft: Draft) -> str:
+    return "stages" if draft["virtual_pp_degree"] == 1 else "runs (pipeline_parallel_degree x virtual_pp_degree)"
 
 
 SECTION = section(

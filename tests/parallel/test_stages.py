@@ -72,6 +72,12 @@ def test_interleaved_runs_go_round_the_stages() -> None:
     assert stage_layers(runs, 1, 4) == [2, 3, 10, 11]
 
 
+def test_interleaved_runs_are_cut_in_every_way() -> None:
+    topology = Topology(pipeline=3, virtual_pipeline=2)
+    assert [len(run) for run in layer_runs(9, topology, method="uniform")] == [1, 2, 2, 2, 2, 0]
+    assert [len(run) for run in layer_runs(9, topology, method=(0, 3, 4, 5, 7, 9))] == [2, 1, 1, 2, 2, 1]
+
+
 def test_names_of_classes_may_have_prefixes() -> None:
     topology = Topology(pipeline=2)
     expected = layer_runs(4, topology)
@@ -86,7 +92,6 @@ def test_names_of_classes_may_have_prefixes() -> None:
         (54, Topology(pipeline=4), {}, "pipeline_parallel_degree: 1, 2, 3, 6, 9, 18, 27, 54"),
         (7, Topology(pipeline=3, virtual_pipeline=2), {"tail": 1}, "7 layers and 1 empty ones .*virtual_pp_degree 2"),
         (4, Topology(pipeline=2), {"method": "layer:Linear"}, "no layer is called so"),
-        (8, Topology(pipeline=4, virtual_pipeline=2), {"method": "uniform"}, "by layers only"),
         (54, Topology(pipeline=2), {"method": (0, 29, 55)}, "The list ends at 57"),
         (54, Topology(pipeline=2), {"method": (0, 56)}, "norm and head stay together"),
         (1, Topology(pipeline=4), {"method": "uniform"}, "4 items are too few for 4 stages"),
