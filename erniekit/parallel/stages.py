@@ -1,8 +1,8 @@
 """Which layers each stage of a pipeline has. Needs neither Paddle nor NumPy.
 
-The stack is cut as fleet's `SegmentLayers` cuts it; a stack of several runs a stage, which fleet cuts by layers only, in
-the same ways. Its items are the embedding, the decoder layers, the empty layers of `add_tail_layers`, the final norm and
-the head; so item i + 1 is layer i.
+The stack is cut as fleet's `SegmentLayers` cuts it; where stages have several runs, which fleet cuts by layers only, in
+the same ways. Its items are the embedding, the decoder layers, the empty layers of `add_tail_layers`, the final norm
+and the head; so item i + 1 is layer i.
 """
 
 from __future__ import annotations
