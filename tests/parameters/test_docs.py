@@ -47,7 +47,7 @@ def test_page_tells_everything_declared() -> None:
         "sharding: stage1",
     ):
         assert line in entry
-    assert "| not available yet | anything but `1` (tensor parallelism) |" in page
+    assert "| not available yet | anything but `O0` (compressed checkpoints) |" in pages()["checkpoint.md"]
     assert "| bounds | at least 0.0, below 1.0 |" in pages()["basic.md"]
 
 
