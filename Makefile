@@ -57,6 +57,7 @@ check-generated: $(VENV)/.cpu ## fail when a generated file is stale
 	$(BIN)/python tools/quickstart/make_data.py --check
 	$(BIN)/python tools/quickstart/make_model.py --check
 	$(BIN)/python tools/quickstart/make_configs.py --check
+	$(BIN)/python tools/bench/layouts_on_paper.py --check
 
 BENCHES := startup packing attention head_loss load export tokenise checkpoint host_memory
 BENCHES_TORCH := training_speed dpo moe

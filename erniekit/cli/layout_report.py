@@ -30,6 +30,9 @@ def layout_blocks(config: Config, plan: LayoutPlan) -> list[str]:
         accumulation = config.training.gradient_accumulation_steps
         share = bubble_fraction(topology, accumulation)
         lines.append(f"  stages wait {share:.0%} of a step with gradient_accumulation_steps {accumulation}")
+    traffic = ", ".join(f"{axis} {size / UNITS['GB']:,.3g} GB" for axis, size in plan.busiest.items() if size)
+    if traffic:
+        lines.append(f"  the busiest rank sends in a step, computed: {traffic}")
     return ["\n".join(lines), memory_table(config, plan)]
 
 

@@ -143,7 +143,7 @@ def _model_numbers(config: Config, world_size: int | None) -> list[tuple[str, ..
         return [("parameters", f"unknown: {model}"), ("memory", "unknown without the model's shape")]
     adapters = adapter_plan(config, model)
     trained = f", {adapter_parameter_count(model.weight_shapes(), adapters.settings):,} trained" if adapters else ""
-    memory = max(plan_layout(config, model, world_size).memory, key=lambda stage: stage["total"])
+    memory = plan_layout(config, model, world_size).fullest
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.items() if size and name != "total")
     return [
         ("parameters", f"{model.parameter_count():,}{trained}"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from erniekit.errors import UserError
+from erniekit.model.communication_estimate import step_bytes
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.divisibility import check_divisible
 from erniekit.model.memory_estimate import BFLOAT16_O1, BFLOAT16_O2, FLOAT32_ON_CPU, Formats, Workload, training_memory
@@ -29,11 +30,23 @@ class LayoutPlan:
     Attributes:
         runs: the layers of each run of the pipeline, see `stages.layer_runs`.
         memory: bytes by purpose of a rank of each pipeline stage, see `training_memory`.
+        sent: bytes that a rank of each stage sends in a step, by axis, see `step_bytes`.
     """
 
     topology: Topology
     runs: list[range]
     memory: list[dict[str, int]]
+    sent: list[dict[str, int]]
+
+    @property
+    def busiest(self) -> dict[str, int]:
+        """What the rank that sends most sends in a step, by axis."""
+        return max(self.sent, key=lambda axes: sum(axes.values()))
+
+    @property
+    def fullest(self) -> dict[str, int]:
+        """The memory of the rank that takes most."""
+        return max(self.memory, key=lambda stage: stage["total"])
 
 
 def plan_layout(config: Config, model: ModelConfig, world_size: int | None = None) -> LayoutPlan:
@@ -45,8 +58,13 @@ def plan_layout(config: Config, model: ModelConfig, world_size: int | None = Non
     topology = topology_from(config, world_size)
     runs = divided_layers(config, model, topology)
     work = workload(config, model)
-    memory = [training_memory(model, work, topology, runs, stage) for stage in range(topology.pipeline)]
-    return LayoutPlan(topology, runs, memory)
+    stages = range(topology.pipeline)
+    return LayoutPlan(
+        topology,
+        runs,
+        memory=[training_memory(model, work, topology, runs, stage) for stage in stages],
+        sent=[step_bytes(model, work, topology, runs, stage) for stage in stages],
+    )
 
 
 def model_on_paper(config: Config) -> ModelConfig | str:

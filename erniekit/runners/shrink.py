@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +44,7 @@ class Miniature:
     """
 
     model: ModelConfig
-    parameters: Mapping[str, Any]
+    parameters: dict[str, Any]
     ranks: int
     notes: tuple[str, ...]
 
@@ -121,8 +120,13 @@ def _few_ranks(asked: Topology, *, data: bool) -> Topology:
     for axis, degree in wanted.items():
         degrees[axis] = WIDEST if degree > 1 and ranks * WIDEST <= MOST_RANKS else 1
         ranks *= degrees[axis]
-    return replace(
-        asked, **degrees, virtual_pipeline=1, sequence_parallel=asked.sequence_parallel and degrees["tensor"] > 1
+    return Topology(
+        tensor=degrees["tensor"],
+        pipeline=degrees["pipeline"],
+        sharding=degrees["sharding"],
+        data=degrees["data"],
+        expert_axis=asked.expert_axis,
+        sequence_parallel=asked.sequence_parallel and degrees["tensor"] > 1,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,9 @@ def test_a_layout_for_a_cluster_that_is_not_here(
     assert "layout of 8 ranks: data 2 x pipeline 2 x tensor 2\n  rank  batch        layers        matrices" in text
     assert "  3     part 0 of 2  stage 1 of 2  slice 1 of 2  part 1 of 2" in text
     assert "stages wait 25% of a step" in text
+    assert re.search(
+        r"sends in a step, computed: tensor [\d.]+ GB, experts [\d.]+ GB, pipeline .* data [\d.]+ GB", text
+    )
     table = [line.split() for line in text.partition("memory of each rank in GB")[2].splitlines()[1:4]]
     assert [row[:4] for row in table[1:]] == [["0", "0-1,", "4-5", "0-13"], ["1", "2-3,", "6-7", "14-27"]]
     assert sum(float(row[4]) for row in table[1:]) == pytest.approx(44.2, abs=0.1)  # half of 21.8e9 weights, and a bit

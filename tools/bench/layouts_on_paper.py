@@ -16,12 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from erniekit.errors import ConfigurationError
-from erniekit.model.communication_estimate import step_bytes
 from erniekit.model.published import published_model
 from erniekit.parallel.schedule import bubble_fraction
 from erniekit.parallel.topology import Topology
 from erniekit.parameters import Config
-from erniekit.runners.layout_plan import plan_layout, workload
+from erniekit.runners.layout_plan import plan_layout
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs/parallelism.md"
@@ -65,10 +64,7 @@ def rows(path: Path) -> Iterator[list[str]]:
     model = published_model(config.basic.model_name_or_path)
     assert model is not None
     plan = plan_layout(config, model)
-    topology, work = plan.topology, workload(config, model)
-    sent = [step_bytes(model, work, topology, plan.runs, stage) for stage in range(topology.pipeline)]
-    busiest = max(sent, key=lambda axes: sum(axes.values()))
-    fullest = max(plan.memory, key=lambda stage: stage["total"])
+    topology, fullest, busiest = plan.topology, plan.fullest, plan.busiest
     waiting = bubble_fraction(topology, config.training.gradient_accumulation_steps)
     yield [
         f"{path.parent.name.removeprefix('ernie-4.5-')}/{path.stem}",

@@ -135,7 +135,7 @@ def measure(name: str, folder: Path) -> list[str]:
     cells = [name, str(plan.topology.world_size)]
     for measured, estimated in (
         (max(peak["tensors"] for peak in peaks), max(map(tensor_bytes, plan.memory))),
-        (max(peak["process"] for peak in peaks), max(memory["total"] for memory in plan.memory)),
+        (max(peak["process"] for peak in peaks), plan.fullest["total"]),
     ):
         cells += [f"{measured / 1e6:,.0f}", f"{estimated / 1e6:,.0f}", f"{estimated / measured - 1:+.0%}"]
     return cells
