@@ -52,7 +52,7 @@ def _miniature(values: dict, model: ModelConfig | None = None) -> tuple[Miniatur
         ({"pipeline_parallel_degree": 7, "moe_group": "mp"}, Topology(pipeline=2, expert_axis="tensor"), ()),
         ({"moe_group": "data"}, Topology(data=2, expert_axis="data"), ()),
         (
-            {"pipeline_parallel_degree": 4, "sharding": "stage2", "sharding_parallel_degree": 8},
+            {"pipeline_parallel_degree": 4, "sharding": "stage1", "sharding_parallel_degree": 8},
             Topology(pipeline=2, sharding=2),
             (),
         ),
