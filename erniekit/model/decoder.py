@@ -138,6 +138,7 @@ class Decoder(nn.Layer):
         self.balance = ExpertBalance(balance or BalanceSettings(), experts.add_loads)
         self.frequencies = rotary_frequencies(config)
         self.recompute: Recompute | None = None
+        self.adapters: Any = None  # the kind of adapters beside its weights (adapters.lora.Kind), if it has any
 
         def decoder_layer(number: int, moe: bool) -> DecoderLayer:
             return DecoderLayer(

@@ -109,6 +109,36 @@ def test_the_saved_model_holds_all_experts_and_the_biases_of_all_tokens(
         np.testing.assert_allclose(own.read(name), values, atol=1e-7)
 
 
+def test_adapters_on_experts_of_one_rank_are_trained_saved_and_resumed(
+    run_values: Callable[..., dict[str, Any]],
+) -> None:
+    """The rank that writes holds none of them."""
+    base = run_values("base", max_steps=1)
+    run_ranks(expert_runs.train, 1, parameters=[base])
+    lora = {
+        "model_name_or_path": base["output_dir"],
+        "continue_training": True,
+        "lora": True,
+        "lora_rank": 2,
+        "lora_target_modules": ["*.experts.3.*"],
+        "moe_orthogonal_loss_lambda": 0.0,
+        "moe_router_bias_update_rate": 0.0,
+        "save_strategy": "steps",
+        "save_steps": 2,
+    }
+    (alone,) = run_ranks(expert_runs.train, 1, parameters=[run_values("alone", **lora)])[0]
+    data = run_values("data", moe_group="data", **{**lora, "gradient_accumulation_steps": 1})
+    checkpoint = f"{data['output_dir']}/checkpoint-2"
+    resumed = {**data, "output_dir": data["output_dir"] + "-resumed", "resume_from_checkpoint": checkpoint}
+    for whole, rest in run_ranks(expert_runs.train, 2, parameters=[data, resumed]):
+        np.testing.assert_allclose(whole["losses"], alone["losses"], atol=1e-5, rtol=0)
+        assert rest["losses"] == whole["losses"][2:]
+    files = [Path(folder) / "adapter_model.safetensors" for folder in (data["output_dir"], resumed["output_dir"])]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    names = SafetensorsFile(files[0]).names()
+    assert len(names) == 6 and all(".mlp.experts.3." in name for name in names)
+
+
 def test_experts_that_cannot_be_divided_are_refused(run_values: Callable[..., dict[str, Any]]) -> None:
     with pytest.raises(RanksFailedError, match="moe_num_experts 4 cannot be divided between 3 ranks"):
         run_ranks(expert_runs.train, 3, parameters=[run_values("three", moe_group="data")])

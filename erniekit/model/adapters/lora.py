@@ -107,6 +107,13 @@ class Base(NamedTuple):
     fingerprint: str  # of the weights that the adapters belong to (`weights_fingerprint`)
 
 
+class Kind(NamedTuple):
+    """What adapters a decoder has (`Decoder.adapters`), the same on all ranks, of which some may hold none of them."""
+
+    settings: LoraSettings
+    base: Base
+
+
 def add_adapters(decoder: Decoder, settings: LoraSettings, *, seed: int, exchange: Exchange = alone) -> None:
     """Freeze the decoder and put new adapters beside its linear layers.
 
@@ -127,6 +134,7 @@ def add_adapters(decoder: Decoder, settings: LoraSettings, *, seed: int, exchang
             outputs, inputs = shapes[f"{path}.weight"]
             factors = initial_factors(path, (inputs, outputs), rank, seed)
         attach(linear, path, factors, settings, base)
+    decoder.adapters = Kind(settings, base)
 
 
 def freeze(decoder: Decoder, exchange: Exchange = alone) -> Base:
@@ -191,26 +199,20 @@ def without_adapters(decoder: Decoder) -> Iterator[None]:
 
 
 def trained_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
-    """What training changes, by name: the adapters' parameters, or all weights where there is no adapter.
-
-    A stage of a pipeline may have no layer with an adapter: then its weights are constant, and nothing of it changes.
-    """
-    weights, adapters = named_weights(decoder), named_adapter_weights(decoder)
-    return adapters if adapters or all(weight.stop_gradient for weight in weights.values()) else weights
+    """What training changes of what this rank holds, by name: the adapters' parameters, or all weights of a decoder
+    without adapters."""
+    return named_weights(decoder) if decoder.adapters is None else named_adapter_weights(decoder)
 
 
 def describe_adapters(decoder: Decoder) -> str:
-    """Kind, number of layers and of parameters, in words."""
-    adapters = named_adapters(decoder)
+    """Kind, and on this rank the number of layers and of parameters, in words."""
     count = sum(parameter.size for parameter in named_adapter_weights(decoder).values())
-    settings = next(iter(adapters.values())).settings
-    return f"{settings}, on {len(adapters)} linear layers, {count:,} parameters"
+    return f"{decoder.adapters.settings}, on {len(named_adapters(decoder))} linear layers, {count:,} parameters"
 
 
 def base_fingerprint(decoder: Decoder) -> str:
     """Of the frozen weights beside the decoder's adapters; "" without adapters."""
-    first = next(iter(named_adapters(decoder).values()), None)
-    return first.base.fingerprint if first else ""
+    return "" if decoder.adapters is None else decoder.adapters.base.fingerprint
 
 
 def load_adapters(decoder: Decoder, folder: Path | str, *, dropout: float = 0.0, exchange: Exchange = alone) -> bool:
@@ -233,6 +235,7 @@ def load_adapters(decoder: Decoder, folder: Path | str, *, dropout: float = 0.0,
     for path in (path for path in stored.factors if path in linears):
         weight = whole_weight(linears[path], path)
         attach(linears[path], path, stored.complete(path, weight), settings, base)
+    decoder.adapters = Kind(settings, base)
     return stored.base_fingerprint in ("", base.fingerprint)
 
 
@@ -261,9 +264,8 @@ def save_adapters(
         return []
     paths = dict.fromkeys(name.rpartition(".")[0] for name in whole.names)
     order = [path for path in (name.rpartition(".")[0] for name in decoder.config.weight_shapes()) if path in paths]
-    first = next(iter(named_adapters(decoder).values()))
     factors = {path: _factors(values, path) for path in dict.fromkeys(order)}
-    stored = StoredAdapters(first.settings, factors, first.base.fingerprint)
+    stored = StoredAdapters(decoder.adapters.settings, factors, base_fingerprint(decoder))
     return write_adapters(folder, stored, decoder.config.weight_shapes(), base_model)
 
 

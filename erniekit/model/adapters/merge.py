@@ -17,6 +17,7 @@ def merge_adapters(decoder: Decoder) -> None:
         linear = linears[path]
         linear.weight.set_value(adapter.effective_weight(linear.weight))
         linear.adapter = None
+    decoder.adapters = None
     for layer in decoder.sublayers():
         for parameter in layer.parameters(include_sublayers=False):
             parameter.stop_gradient = isinstance(layer, GateStatistics)  # which no gradient ever reaches

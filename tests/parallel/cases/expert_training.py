@@ -96,6 +96,7 @@ def _train(
         recompute=None if recompute is None else Recompute(use_reentrant=recompute == "PyLayer"),
         tensor=mesh.tensor,
         experts=expert_ranks(mesh, gather=gather, padded=padded),
+        exchange=mesh.exchange,
     )
     parameters = trained_weights(decoder)
     for name, parameter in parameters.items():  # adapters of which B is not zero, so that A learns, too
