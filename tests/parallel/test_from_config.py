@@ -32,7 +32,7 @@ def test_degrees_and_options_have_their_place() -> None:
         "tensor_parallel_degree": 2,
         "pipeline_parallel_degree": 4,
         "virtual_pp_degree": 3,
-        "sharding": "stage2",
+        "sharding": "stage1",
         "sharding_parallel_degree": 5,
         "moe_group": "mp",
         "gradient_accumulation_steps": 8,
