@@ -20,7 +20,7 @@ KEPT_SCORES = 4 << 20  # attention.KEEP_SCORES_UP_TO; likewise
 TILE = 256  # attention_plan.TILE; likewise
 # What a process takes on a CPU beside its tensors, measured: Python, Paddle and its kernels' buffers, and gaps of the
 # heap where the temporary values of one layer after the other have been.
-PROCESS_BYTES = 450_000_000
+PROCESS_BYTES = 650_000_000
 HEAP_GAPS = 1.5
 
 

@@ -24,9 +24,8 @@ def runs_in_flight(topology: Topology, stage: int, micro_batches: int) -> int:
     """
     stages, runs = topology.pipeline, topology.virtual_pipeline
     behind = stages - stage - 1
-    everything = micro_batches * runs
     if runs == 1:
-        return min(everything, behind + 1)
-    if micro_batches < 2 * stages:  # fleet then goes forward through everything first
-        return everything
-    return min(everything, 2 * behind + (runs - 1) * stages + 1)
+        return min(micro_batches, behind + 1)
+    if micro_batches <= stages:  # fleet then goes forward through everything first
+        return stages * runs
+    return min(max(micro_batches, 2 * stages) * runs, 2 * behind + (runs - 1) * stages + 1)
