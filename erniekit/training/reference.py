@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -168,26 +169,33 @@ def measure_missing(
         TrainingError: log-probabilities are not finite; names one of the pairs.
     """
     count = 0
+    batches = iter(batches)
     with measuring(model):
-        for batch in batches:
-            samples = _samples(batch)
-            missing = np.isnan(table[samples]).any(axis=1)
-            if any(ranks.exchange(bool(missing.any()))):  # ranks that share a model go through it together
-                (constants,) = measure(model, [batch])
-                measured = np.stack([values.numpy() for values in constants], axis=1)
-                unusable = missing & ~np.isfinite(measured).all(axis=1)
-                if unusable.any():
-                    raise TrainingError(
-                        f"{describe_sample(int(samples[unusable][0]))}: the reference gives log-probabilities that are "
-                        f"not finite to {unusable.sum()} of {len(samples)} pairs\n  Its weights are damaged, or hold "
-                        "numbers that are not finite; name another model."
-                    )
-                table[samples[missing]] = measured[missing]
-                count += len(np.unique(samples[missing]))
+        while some := list(islice(batches, ranks.at_once)):
+            lacking = ranks.exchange([bool(np.isnan(table[_samples(batch)]).any()) for batch in some])
+            asked = [batch for batch, lack in zip(some, zip(*lacking, strict=True), strict=True) if any(lack)]
+            # ranks that share a model go through it together
+            for batch, constants in zip(asked, measure(model, asked) if asked else (), strict=True):
+                count += _fill(table, _samples(batch), constants, describe_sample)
     known = ~np.isnan(table)
     filled, ranks_that_know = ranks.sum(np.stack([np.where(known, table, 0.0), known.astype(np.float64)]))
     np.copyto(table, filled / np.maximum(1, ranks_that_know), where=~known & (ranks_that_know > 0), casting="same_kind")
     return int(ranks.sum(np.array([count]))[0])
+
+
+def _fill(table: np.ndarray, samples: np.ndarray, constants: Constants, describe_sample: Callable[[int], str]) -> int:
+    """Put what was measured of these pairs where the table lacks it; returns of how many pairs."""
+    missing = np.isnan(table[samples]).any(axis=1)
+    measured = np.stack([values.numpy() for values in constants], axis=1)
+    unusable = missing & ~np.isfinite(measured).all(axis=1)
+    if unusable.any():
+        raise TrainingError(
+            f"{describe_sample(int(samples[unusable][0]))}: the reference gives log-probabilities that are not finite "
+            f"to {unusable.sum()} of {len(samples)} pairs\n  Its weights are damaged, or hold numbers that are not "
+            "finite; name another model."
+        )
+    table[samples[missing]] = measured[missing]
+    return len(np.unique(samples[missing]))
 
 
 @contextmanager

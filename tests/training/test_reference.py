@@ -208,6 +208,23 @@ def test_continued_adapters_are_their_own_reference(tmp_path):
     np.testing.assert_array_equal(values(of(reference, batch(2))), start)
 
 
+def test_a_pipeline_is_given_several_batches_at_once():
+    """A pair that comes twice among them counts once; batches of which everything is known are left out."""
+    ranks, model, turns = Recording(), tiny_model(), []
+    ranks.at_once = 3
+    table = np.full((6, 2), np.nan, np.float32)
+    table[5] = -1.0
+
+    def counted(decoder, some):
+        turns.append([own.samples[0] for own in some])
+        return measure(decoder, some)
+
+    batches = [batch(3, 1), batch(5), batch(1, 2), batch(5)]
+    assert measure_missing(table, batches, model, counted, ranks=ranks) == 3
+    assert turns == [[(3, 1), (1, 2)]]
+    assert table[5].tolist() == [-1.0, -1.0] and np.isnan(table[[0, 4]]).all() and np.isfinite(table[1:4]).all()
+
+
 def test_ranks_measure_their_own_pairs_and_have_those_of_all():
     """Rank 1 knows its pairs already, and goes through the model as often as rank 0 all the same."""
     model = tiny_model()
