@@ -2,7 +2,7 @@
 
 Every axis of the layout that has several ranks keeps two as far as four ranks allow, and every kind of layer the model
 has stays: dense ones, experts, shared experts, empty ones of a pipeline. Weights are random; tokenizer and data are the
-shipped ones. `shrink` alone needs neither Paddle nor NumPy.
+shipped ones. Needs no Paddle, and `shrink` alone no NumPy.
 """
 
 from __future__ import annotations
@@ -100,10 +100,7 @@ def shrink_words(config: Config) -> tuple[list[str], int, list[str]]:
 
 def _write_model(model: ModelConfig, seed: int, folder: Path) -> None:
     """`config.json` and random weights, which ranks then read as they read any model's."""
-    from erniekit.environment import import_paddle
-
-    import_paddle()
-    from erniekit.model.initialization import initial_weight
+    from erniekit.model.initial_weight import initial_weight
     from erniekit.model.storage.safetensors_file import write_safetensors
 
     text = json.dumps(model.to_json(), indent=2, sort_keys=True)

@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def write_random(folder: Path, config, dtype: str, max_shard_bytes: int) -> None:  # type: ignore[no-untyped-def]
-    from erniekit.model.initialization import initial_weight
+    from erniekit.model.initial_weight import initial_weight
     from erniekit.model.storage.precision import to_stored
     from erniekit.model.storage.safetensors_file import StoredTensor
     from erniekit.model.storage.shards import write_weight_files
