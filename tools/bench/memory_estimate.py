@@ -18,10 +18,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.memory_estimate import tensor_bytes
+from erniekit.parallel.memory_estimate import tensor_bytes
 from erniekit.parameters import Config
 from erniekit.runners.layout_plan import plan_layout
 
@@ -104,8 +104,19 @@ atexit.register(report)
 """
 
 
-def measure(name: str, folder: Path) -> list[str]:
-    """One row of the table."""
+class Peak(NamedTuple):
+    """Bytes of the rank that takes most."""
+
+    measured: int
+    estimated: int
+
+    @property
+    def error(self) -> float:
+        return self.estimated / self.measured - 1
+
+
+def measure(name: str, folder: Path) -> tuple[int, Peak, Peak]:
+    """Run a case: its number of ranks, the peak of tensors, and of whole processes."""
     shape, sample, parameters = CASES[name]
     parameters = dict(parameters)
     ranks = parameters.pop("ranks", None)
@@ -132,13 +143,11 @@ def measure(name: str, folder: Path) -> list[str]:
         raise SystemExit(f"{name}: {done.stdout}{done.stderr}")
     peaks = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
     plan = plan_layout(Config.from_mapping(values), ModelConfig.from_folder(model_folder), ranks)
-    cells = [name, str(plan.topology.world_size)]
-    for measured, estimated in (
-        (max(peak["tensors"] for peak in peaks), max(map(tensor_bytes, plan.memory))),
-        (max(peak["process"] for peak in peaks), plan.fullest["total"]),
-    ):
-        cells += [f"{measured / 1e6:,.0f}", f"{estimated / 1e6:,.0f}", f"{estimated / measured - 1:+.0%}"]
-    return cells
+    return (
+        plan.topology.world_size,
+        Peak(max(peak["tensors"] for peak in peaks), max(map(tensor_bytes, plan.memory))),
+        Peak(max(peak["process"] for peak in peaks), plan.fullest["total"]),
+    )
 
 
 def write_model(shape: dict[str, Any], folder: Path) -> Path:
@@ -178,7 +187,11 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.names or CASES:
-            print("| " + " | ".join(measure(name, Path(folder))) + " |", flush=True)
+            ranks, *peaks = measure(name, Path(folder))
+            cells = [name, str(ranks)]
+            for peak in peaks:
+                cells += [f"{peak.measured / 1e6:,.0f}", f"{peak.estimated / 1e6:,.0f}", f"{peak.error:+.0%}"]
+            print("| " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":
