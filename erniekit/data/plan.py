@@ -99,7 +99,7 @@ class StepPlan:
         self._batch_tokens, self._max_batch_samples = batch_tokens, max_batch_samples
         self._shortest, self._longest = shortest, longest
         self._batch_size = 1 if batch_tokens else batch_size  # a group is a whole micro-batch
-        self._data_rank, self._data_world = data_rank, data_world
+        self.data_rank, self.data_world = data_rank, data_world
         self.packs_per_step = self._batch_size * accumulation * data_world
         self._seed, self._shuffle = seed, shuffle
         self._strategy, self._num_samples, self._repeat = strategy, num_samples_each_epoch, repeat_samples
@@ -155,8 +155,8 @@ class StepPlan:
         first = within * self.packs_per_step
         last = min(first + self.packs_per_step, len(packs))
         starts = range(first, last, self._batch_size)
-        count = math.ceil(len(starts) / self._data_world)
-        own = starts[self._data_rank :: self._data_world]
+        count = math.ceil(len(starts) / self.data_world)
+        own = starts[self.data_rank :: self.data_world]
         batches = [
             self._collate([packs[i] for i in range(start, min(start + self._batch_size, last))]) for start in own
         ]

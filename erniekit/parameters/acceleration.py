@@ -121,8 +121,6 @@ class AccelerationParameters:
         "With 1, one rank of each pipeline and tensor group reads the data and hands batches to the others, instead of "
         "every rank reading for itself.",
         kind=FLAG,
-        available=(0,),
-        coming="reading data on one rank for others",
         verbs=("train", "eval"),
         example=1,
     )

@@ -168,8 +168,9 @@ def evaluation_plan(
     )
 
 
-def count_steps(config: Config, plan: StepPlan) -> int:
-    """The exact number of steps of the run; noted for `erniekit validate`."""
+def count_steps(config: Config, plan: StepPlan, *, note: bool = True) -> int:
+    """The exact number of steps of the run, `note`d for `erniekit validate` where no other ranks divide it."""
     steps = plan.total_steps(config.training.max_steps, config.training.num_train_epochs)
-    remember_steps(config, steps)
+    if note and plan.data_world == 1:
+        remember_steps(config, steps)
     return steps

@@ -30,7 +30,7 @@ def reader_of(config: Config, mesh: Mesh) -> Reader:
     group = mesh.group(*MODEL_AXES) if config.acceleration.distributed_dataloader else None
 
     def handed(read: Callable[[], list[Batch]]) -> list[Batch]:
-        message = pack_batches(read()) if group.rank == 0 else Message([], [])
+        message = pack_batches(read()) if mesh.is_first(*MODEL_AXES) else Message([], [])
         return unpack_batches(Message(*hand_over(*message, group)))
 
     slices = mesh.topology.tensor if mesh.topology.sequence_parallel else 1  # of the tokens of a micro-batch

@@ -23,6 +23,7 @@ from erniekit.parameters import Config
 from erniekit.parameters.schema import PARAMETERS
 from erniekit.parameters.training import peak_not_reached
 from erniekit.runners.adapters import adapter_plan, base_name, first_adapters, resolved_parameters
+from erniekit.runners.checks import what_divides_no_experts
 from erniekit.runners.data_wiring import (
     count_steps,
     evaluates,
@@ -31,7 +32,6 @@ from erniekit.runners.data_wiring import (
     training_dataset,
     training_plan,
 )
-from erniekit.runners.checks import what_divides_no_experts
 from erniekit.runners.evaluate import answering
 from erniekit.runners.layout import divided_training, join_ranks, own_place
 from erniekit.runners.reading import known_to_all, reader_of, reads_data
@@ -88,10 +88,11 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
         plan = training_plan(config, dataset, reader)
         say(str(dataset.report))
         say(plan.describe(config.training.max_steps, config.training.num_train_epochs))
-        total_steps = count_steps(config, plan)
+        total_steps = count_steps(config, plan, note=rank == 0)
         schedule = schedule_from(config, total_steps)
         if config.training.max_steps < 0 and schedule.kind != "constant" and total_steps <= schedule.warmup_steps:
             say(peak_not_reached(schedule.warmup_steps, total_steps))  # with max_steps it is one of config.messages
+        workers = config.acceleration.dataloader_num_workers if reads else 0
         batches = [(dataset, config.training.per_device_train_batch_size)]
         if held_out is not None:
             say(str(held_out.report))
@@ -121,7 +122,7 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
             identity=RunIdentity(
                 seed=config.training.seed,
                 data_fingerprint=dataset.fingerprint,
-                batches=_batch_settings(config),
+                batches=_batch_settings(config, reader.data_world),
                 cpu_settings=cpu_settings(),
                 versions=package_versions(),
                 base_weights=base_fingerprint(model),
@@ -131,7 +132,7 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
             evaluation_plan=held_out_plan,
             callbacks=_callbacks(config, output_dir) if ranks.is_first else (),
             ranks=ranks,
-            read=lambda first, stop: prefetch(plan, first, config.acceleration.dataloader_num_workers, stop),
+            read=lambda first, stop: prefetch(plan, first, workers, stop),
             describe_sample=dataset.location,
             describe_evaluation_sample=str if held_out is None else held_out.location,
             say=say,
@@ -159,9 +160,11 @@ def _objectives(
     return preference_objectives(config, model, training, evaluation, checkpoint, say, ranks, mesh)
 
 
-def _batch_settings(config: Config) -> dict[str, Any]:
+def _batch_settings(config: Config, readers: int) -> dict[str, Any]:
+    """What decides which samples a step sees. Twice the ranks with half the accumulation see the same."""
     later = [name for name in LATER_BATCH_PARAMETERS if config[name] != PARAMETERS[name].default]
-    return {name: config[name] for name in (*BATCH_PARAMETERS, *later)} | {"plan_version": PLAN_VERSION}
+    settings = {name: config[name] for name in (*BATCH_PARAMETERS, *later)} | {"plan_version": PLAN_VERSION}
+    return settings | {"gradient_accumulation_steps": readers * config.training.gradient_accumulation_steps}
 
 
 def _generation_settings(folder: Path) -> Mapping[str, Any]:

@@ -9,6 +9,8 @@ from typing import Any
 
 from erniekit.errors import CheckpointError
 
+_TOLD_AS = {"gradient_accumulation_steps": "gradient_accumulation_steps (times the ranks that read different data)"}
+
 
 @dataclass(frozen=True)
 class RunIdentity:
@@ -74,4 +76,4 @@ def check_identity(stored: RunIdentity, own: RunIdentity, folder: Path) -> list[
 
 def _changed(stored: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
     names = [name for name in {**stored, **own} if stored.get(name) != own.get(name)]
-    return [f"{name} was {stored.get(name)}, is {own.get(name)}" for name in names]
+    return [f"{_TOLD_AS.get(name, name)} was {stored.get(name)}, is {own.get(name)}" for name in names]

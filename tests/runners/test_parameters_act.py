@@ -130,6 +130,7 @@ SEEN_ELSEWHERE: dict[str, str] = {
         ("moe_group", "moe_multimodal_dispatch_use_allgather"),
         "runners/test_experts_on_ranks.py::test_every_way_of_dispatch_gives_the_losses_of_one_process",
     ),
+    "distributed_dataloader": "runners/test_data_ranks.py::test_one_rank_of_a_tensor_group_reads_the_data",
     "max_restarts": "runners/test_launching.py::test_a_failed_job_is_started_again_as_often_as_asked",
     "distributed_timeout": "runners/test_ranks_that_train.py::test_a_rank_that_hangs_past_the_timeout_ends_the_job",
     "pipeline_parallel_degree": (
