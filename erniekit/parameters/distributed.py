@@ -9,20 +9,11 @@ from erniekit.parameters.declaration import parameter, rule, section, when
 from erniekit.parameters.draft import Draft
 from erniekit.parameters.pipeline_words import PIPELINE_WORDS
 from erniekit.parameters.pipeline_words import RULES as PIPELINE_RULES
+from erniekit.parameters.sharding_words import RULES as SHARDING_RULES
+from erniekit.parameters.sharding_words import SHARDING_WORDS
 from erniekit.parameters.tensor_words import TENSOR_WORDS, words_of_tensor_parallelism
 from erniekit.parameters.values import SEGMENTS, WORDS
 
-SHARDING_WORDS = (
-    "enable_stage1_tensor_fusion",
-    "enable_stage1_overlap",
-    "enable_stage1_allgather_overlap",
-    "enable_stage1_broadcast_overlap",
-    "enable_stage2_overlap",
-    "enable_release_grads",
-    "enable_fuse_optimizer_states",
-    "disable_stage1_reduce_avg",
-    "split_param",
-)
 IN_TENSOR = when("tensor_parallel_degree", above=1)
 IN_PIPELINE = when("pipeline_parallel_degree", above=1)
 IN_SHARDING = when("sharding_parallel_degree", above=1)
@@ -114,7 +105,8 @@ class DistributedParameters:
     sharding: str = parameter(
         "none",
         "What the ranks of a sharding group divide between them instead of each keeping all of it: optimizer states "
-        "(`stage1`), gradients too (`stage2`), parameters too (`stage3`).",
+        "(`stage1`), gradients too (`stage2`), parameters too (`stage3`, frozen ones as well). `stage1` goes with every "
+        "other kind of parallelism, the others with data parallelism.",
         choices=("none", "stage1", "stage2", "stage3"),
         spellings={"": "none", "null": "none"},
         needs=IN_SHARDING,
@@ -130,12 +122,14 @@ class DistributedParameters:
     )
     sharding_parallel_config: tuple[str, ...] = parameter(
         (),
-        "Options of sharding: overlapping its communication with the backward pass, fusing small tensors, and "
-        "splitting single parameters between ranks (`split_param`).",
+        "Options of sharding. In `stage1`, `split_param` splits single parameters evenly between ranks, instead of "
+        "giving whole ones to each, and `enable_stage1_tensor_fusion` exchanges them in large pieces. "
+        "`enable_release_grads` stands for `release_grads`. The other words are reported with the reason why they "
+        "change nothing.",
         kind=WORDS,
         choices=SHARDING_WORDS,
         needs=IN_SHARDING,
-        example="enable_stage1_overlap enable_release_grads",
+        example="split_param enable_release_grads",
     )
     moe_group: str = parameter(
         "dummy",
@@ -202,5 +196,6 @@ SECTION = section(
         words_of_tensor_parallelism,
         boundaries_are_increasing,
         *PIPELINE_RULES,
+        *SHARDING_RULES,
     ),
 )

@@ -73,9 +73,17 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
     if topology.sharding > 1:
         group, words = mesh.group("sharding"), section.sharding_parallel_config
         adamw = stateless_optimizer(parameters, settings)
-        stage = divide(section.sharding, adamw, model, parameters, group, split="split_param" in words)
-        released = "enable_release_grads" in words
-        optimizer: Any = DividedOptimizer(adamw, stage, parameters, group, release=released)
+        stage = divide(
+            section.sharding,
+            adamw,
+            model,
+            parameters,
+            group,
+            split="split_param" in words,
+            fused="enable_stage1_tensor_fusion" in words,
+            release=config.memory.release_grads,
+        )
+        optimizer: Any = DividedOptimizer(adamw, stage, parameters, group)
     else:
         adamw = optimizer = build_optimizer(parameters, settings)
     words = section.tensor_parallel_config

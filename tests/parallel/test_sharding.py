@@ -12,10 +12,16 @@ from tests.parallel.ranks import run_ranks
 pytestmark = pytest.mark.distributed
 
 WAYS: dict[str, dict[str, Any]] = {
-    "stage1": {"sharding": "stage1"},
-    "stage1 split": {"sharding": "stage1", "split": True},
-    "stage2": {"sharding": "stage2"},
-    "stage3": {"sharding": "stage3"},
+    "stage1": {"sharding": "stage1", "options": {}},
+    "stage1 split": {"sharding": "stage1", "options": {"split": True}},
+    "stage2": {"sharding": "stage2", "options": {}},
+    "stage3": {"sharding": "stage3", "options": {}},
+}
+MORE_WAYS: dict[str, dict[str, Any]] = {
+    "stage1 fused": {"sharding": "stage1", "options": {"fused": True}},
+    "stage1 released": {"sharding": "stage1", "options": {"release": True}},
+    "stage1 split, released": {"sharding": "stage1", "options": {"split": True, "release": True}},
+    "stage2 released": {"sharding": "stage2", "options": {"release": True}},
 }
 MOE = {
     "model_type": "ernie4_5_moe",
@@ -51,6 +57,12 @@ def check(ranks: int, degree: int, **run: Any) -> None:
 def test_steps_are_those_of_one_process(way: str) -> None:
     """Decaying matrices only and learning rates of layers are part of it: without either, weights differ by 1e-3."""
     check(2, 2, **WAYS[way])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", MORE_WAYS)
+def test_options_change_no_number(way: str) -> None:
+    check(2, 2, **MORE_WAYS[way])
 
 
 @pytest.mark.slow
@@ -99,7 +111,7 @@ def test_each_stage_divides_what_it_says() -> None:
     def held(ranks: int, **way: Any) -> list[dict[str, int]]:
         return run_ranks(sharding.held_bytes, ranks, degree=ranks, **way, **sizes)
 
-    (whole,) = held(1, sharding="none")
+    (whole,) = held(1, sharding="none", options={})
     divided = {"stage1": {"state"}, "stage1 split": {"state"}, "stage2": {"state", "gradients"}, "stage3": set(whole)}
     for way, expected in divided.items():
         for found in held(2, **WAYS[way]):
@@ -115,6 +127,6 @@ def test_each_stage_divides_what_it_says() -> None:
 def test_stage3_divides_frozen_parameters_too() -> None:
     """Also after backward passes; but for the first layer's projections, whose input has no gradient to wait for."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512, "num_hidden_layers": 4, "lora": "lora"}
-    (whole,) = run_ranks(sharding.held_bytes, 1, degree=1, sharding="none", **sizes)
-    for found in run_ranks(sharding.held_bytes, 2, degree=2, sharding="stage3", **sizes):
+    (whole,) = run_ranks(sharding.held_bytes, 1, degree=1, sharding="none", options={}, **sizes)
+    for found in run_ranks(sharding.held_bytes, 2, degree=2, sharding="stage3", options={}, **sizes):
         assert found["parameters"] < 0.6 * whole["parameters"]

@@ -19,7 +19,15 @@ __all__ = ["DividedOptimizer", "Stage", "divide"]
 
 
 def divide(
-    stage: str, adamw: AdamW, model: nn.Layer, parameters: Mapping[str, Tensor], group: Any, *, split: bool = False
+    stage: str,
+    adamw: AdamW,
+    model: nn.Layer,
+    parameters: Mapping[str, Tensor],
+    group: Any,
+    *,
+    split: bool = False,
+    fused: bool = False,
+    release: bool = False,
 ) -> Stage:
     """Divide a run's memory among the ranks of a group; the model has its weights, AdamW no state yet.
 
@@ -28,10 +36,14 @@ def divide(
         parameters: by name; the trainable ones are those of `adamw`.
         group: the sharding group.
         split: divide every parameter instead of whole parameters, in stage 1 (`split_param`); stage 3 always does.
+        fused: exchange parameters in large pieces, in stage 1 (`enable_stage1_tensor_fusion`); `split` does anyway.
+        release: give the memory of gradients back after every step (`release_grads`).
     """
     trained = trainable_parameters(parameters)
     if stage == "stage1":
-        return (SplitParameters if split else WholeParameters)(adamw, trained, group)
+        if split:
+            return SplitParameters(adamw, trained, group, release=release)
+        return WholeParameters(adamw, trained, group, fused=fused and not release)
     if stage == "stage2":
         return DividedGradients(adamw, trained, group, model)
     assert stage == "stage3", stage

@@ -20,13 +20,10 @@ class DividedOptimizer:
     Args:
         adamw: what the stage was made with (`stateless_optimizer`).
         group: the sharding group.
-        release: give the memory of gradients back after every step (`enable_release_grads`).
     """
 
-    def __init__(
-        self, adamw: AdamW, stage: Stage, parameters: Mapping[str, Tensor], group: Group, *, release: bool = False
-    ) -> None:
-        self._adamw, self._stage, self._group, self._release = adamw, stage, group, release
+    def __init__(self, adamw: AdamW, stage: Stage, parameters: Mapping[str, Tensor], group: Group) -> None:
+        self._adamw, self._stage, self._group = adamw, stage, group
         self._parameters = trainable_parameters(parameters)
         updated = [stage.share(parameter).tensor for parameter in self._parameters.values()]
         create_state(adamw, [tensor for tensor in updated if tensor is not None])
@@ -38,7 +35,7 @@ class DividedOptimizer:
         self._stage.step()
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
-        self._stage.clear_grad(set_to_zero and not self._release)
+        self._stage.clear_grad(set_to_zero)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of everything that AdamW remembers, by `<parameter>/<kind>`, as if nothing were divided."""

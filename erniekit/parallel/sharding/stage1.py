@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
+import paddle
 from paddle import Tensor
 from paddle.distributed import fleet
 from paddle.distributed.communication.group import Group
@@ -23,13 +24,20 @@ from erniekit.training.passes import LossOfBatch
 
 
 class WholeParameters:
-    """Each parameter is updated by one rank, the largest first, by the rank that has least so far."""
+    """Each parameter is updated by one rank, the largest first, by the rank that has least so far.
 
-    def __init__(self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group) -> None:
-        self._group, self._groups = group, fleet.get_hybrid_communicate_group()
-        self._parameters = list(parameters.values())
+    With `fused`, the parameters of a rank lie in a few buffers, which are exchanged instead (`tensor_fusion`).
+    """
+
+    def __init__(
+        self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group, *, fused: bool = False
+    ) -> None:
+        _configure(tensor_fusion=fused)
+        self._group, self._groups, self._fused = group, fleet.get_hybrid_communicate_group(), fused
+        decays = optimizer._apply_decay_param_fun
         self._fleet = DygraphShardingOptimizer(optimizer, self._groups)
-        self._updated: list[Tensor] = list(optimizer._parameter_list)
+        optimizer._apply_decay_param_fun = decays  # fleet's knows fused parameters only, and single ones are updated
+        self._updated: list[Tensor] = self._fleet._rank2params[group.rank]
 
     def share(self, parameter: Tensor) -> Share:
         return owned(parameter, self._fleet._param2rank[parameter.name], self._group)
@@ -44,20 +52,28 @@ class WholeParameters:
         return loss
 
     def reduce_gradients(self) -> list[Tensor]:
-        self._fleet.reduce_gradients(self._parameters, self._groups)
+        self._fleet.reduce_gradients(self._fleet._parameter_list, self._groups)
         return summed(self._updated, self._group.nranks)
 
     def step(self) -> None:
         self._fleet.step()
 
+    @paddle.no_grad()
     def clear_grad(self, set_to_zero: bool) -> None:
-        self._fleet.clear_grad(set_to_zero)
+        # the gradients of fused parameters are views of a buffer that stays
+        self._fleet.clear_grad(set_to_zero or self._fused)
 
 
 class SplitParameters:
-    """Each parameter is divided evenly between all ranks (fleet's `split_param`)."""
+    """Each parameter is divided evenly between all ranks (fleet's `split_param`).
 
-    def __init__(self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group) -> None:
+    With `release`, the memory of gradients is given back after every step.
+    """
+
+    def __init__(
+        self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group, *, release: bool = False
+    ) -> None:
+        _configure(release_gradients=release)
         self._group, self._groups = group, fleet.get_hybrid_communicate_group()
         self._parameters = list(parameters.values())
         self._fleet = DygraphShardingOptimizerV2(optimizer, self._groups)
@@ -96,8 +112,24 @@ class SplitParameters:
     def step(self) -> None:
         self._fleet.step()
 
+    @paddle.no_grad()
     def clear_grad(self, set_to_zero: bool) -> None:
         # Not fleet's, which clears each parameter's gradient: that may leave the buffer, and then the next step sends
         # what the buffer still holds.
         for buffer in self._fleet._comm_buffer_list:
-            buffer.grad_storage.zero_()
+            if not self._fleet.sd_release_grads:
+                buffer.grad_storage.zero_()
+            elif buffer.grad_storage is not None:
+                for tensor in (*buffer.params, *self._updated):
+                    tensor.clear_gradient(False)
+                buffer._clear_grad_storage()
+
+
+def _configure(**options: bool) -> None:
+    """fleet's options of stage 1, which it reads when an optimizer is wrapped.
+
+    A mean is never taken on the way, since not every device can; the sum of quotients that stands for it is undone.
+    """
+    configs = fleet.fleet._user_defined_strategy.hybrid_configs["sharding_configs"]
+    for name, value in {"use_reduce_avg": False, "fuse_optimizer": False, **options}.items():
+        setattr(configs, name, value)

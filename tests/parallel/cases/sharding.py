@@ -60,6 +60,7 @@ class Run:
     ranks: Ranks
     mesh: Mesh
     stage: Stage | None = None
+    release: bool = False
 
     def steps(self, first: int, stop: int) -> list[tuple[float, float]]:
         """Loss and gradient norm of each."""
@@ -75,6 +76,7 @@ class Run:
                 step=step,
                 learning_rate=LEARNING_RATE * (step + 1),
                 max_grad_norm=MAX_NORM,
+                release_grads=self.release,
                 ranks=self.ranks,
             )
             figures.append((result.totals.loss, result.grad_norm))
@@ -114,20 +116,28 @@ def alone(**kind: Any) -> Run:
     return Run(decoder, parameters, build_optimizer(parameters, SETTINGS), SINGLE, ALONE)
 
 
-def sharded(mesh: Mesh, sharding: str, split: bool, decoder: Decoder | None = None, **kind: Any) -> Run:
+def sharded(mesh: Mesh, sharding: str, options: Mapping[str, bool], decoder: Decoder | None = None, **kind: Any) -> Run:
     decoder = decoder or model(mesh, **kind)
     parameters = trained_weights(decoder)
     adamw, group = stateless_optimizer(parameters, SETTINGS), mesh.group("sharding")
-    stage = divide(sharding, adamw, decoder, parameters, group, split=split)
+    stage = divide(sharding, adamw, decoder, parameters, group, **options)
     optimizer = DividedOptimizer(adamw, stage, parameters, group)
-    return Run(decoder, parameters, optimizer, LayoutRanks(mesh, parameters, stage=stage), mesh, stage)
+    return Run(
+        decoder,
+        parameters,
+        optimizer,
+        LayoutRanks(mesh, parameters, stage=stage),
+        mesh,
+        stage,
+        options.get("release", False),
+    )
 
 
-def compare(degree: int, sharding: str, split: bool = False, **kind: Any) -> dict[str, float]:
+def compare(degree: int, sharding: str, options: Mapping[str, bool], **kind: Any) -> dict[str, float]:
     """The largest differences from one process: of losses and norms over five steps, of the gradients of the first step
     (clipped, from the first moments), of state and weights after the last, each relative to the tensor's largest."""
     mesh = _start(degree)
-    single, run = alone(**kind), sharded(mesh, sharding, split, **kind)
+    single, run = alone(**kind), sharded(mesh, sharding, options, **kind)
     expected, figures = single.steps(0, 1), run.steps(0, 1)
     gradient = _largest(_first_moments(run), _first_moments(single))
     expected += single.steps(1, STEPS)
@@ -143,17 +153,17 @@ def compare(degree: int, sharding: str, split: bool = False, **kind: Any) -> dic
     }
 
 
-def resume(degree: int, sharding: str, split: bool = False, **kind: Any) -> bool:
+def resume(degree: int, sharding: str, options: Mapping[str, bool], **kind: Any) -> bool:
     """Whether a run that goes on from what another one has saved, whole, ends with the same bits."""
     mesh = _start(degree)
-    run = sharded(mesh, sharding, split, **kind)
+    run = sharded(mesh, sharding, options, **kind)
     run.steps(0, 3)
     weights, state = run.weights(), run.state()
     figures = run.steps(3, STEPS)
     decoder = model(mesh, **kind)
     for name, parameter in {**named_weights(decoder), **trained_weights(decoder)}.items():
         parameter.set_value(weights[name])
-    later = sharded(mesh, sharding, split, decoder)
+    later = sharded(mesh, sharding, options, decoder)
     for name, values in state.items():
         later.optimizer.write_state(name, values)
     assert all(np.array_equal(values, state[name]) for name, values in later.state().items())
@@ -162,10 +172,10 @@ def resume(degree: int, sharding: str, split: bool = False, **kind: Any) -> bool
     return same and all(np.array_equal(values, ends[1][name]) for name, values in ends[0].items())
 
 
-def held_bytes(degree: int, sharding: str, split: bool = False, **kind: Any) -> dict[str, int]:
+def held_bytes(degree: int, sharding: str, options: Mapping[str, bool], **kind: Any) -> dict[str, int]:
     """What this rank holds between a backward pass and the update that follows, beside activations."""
     mesh = _start(degree)
-    run = alone(**kind) if sharding == "none" else sharded(mesh, sharding, split, **kind)
+    run = alone(**kind) if sharding == "none" else sharded(mesh, sharding, options, **kind)
     run.steps(0, 1)
     loss = run.stage.wrap(supervised().loss) if run.stage else supervised().loss
     for number in range(2):
