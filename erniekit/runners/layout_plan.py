@@ -6,12 +6,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from erniekit.errors import UserError
-from erniekit.model.communication_estimate import step_bytes
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.divisibility import check_divisible
-from erniekit.model.memory_estimate import BFLOAT16_O1, BFLOAT16_O2, FLOAT32_ON_CPU, Formats, Workload, training_memory
 from erniekit.model.published import published_model
+from erniekit.parallel.communication_estimate import step_bytes
+from erniekit.parallel.divisibility import check_divisible
 from erniekit.parallel.from_config import topology_from
+from erniekit.parallel.memory_estimate import (
+    BFLOAT16_O1,
+    BFLOAT16_O2,
+    FLOAT32_ON_CPU,
+    Formats,
+    Workload,
+    training_memory,
+)
 from erniekit.parameters.dpo import reference_way
 from erniekit.runners.adapters import adapter_plan
 from erniekit.runners.hub_cache import local_model_folder

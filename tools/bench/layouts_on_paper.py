@@ -4,7 +4,7 @@
 
 Of each configuration with several ranks: memory of the rank that takes most, bytes that the busiest rank sends in a
 step by axis, and the share of a step in which stages wait. The formulas are those of `erniekit validate --world-size`
-(model/memory_estimate.py, model/communication_estimate.py, parallel/schedule.py). `--write` puts the table into
+(parallel/memory_estimate.py, parallel/communication_estimate.py, parallel/schedule.py). `--write` puts the table into
 docs/parallelism.md, `--check` compares what is there.
 """
 

@@ -16,7 +16,7 @@ import paddle
 from paddle.autograd import PyLayer
 from paddle.distributed.communication.group import Group
 
-from erniekit.parallel.dispatch import Exchange, Gathering, Replicas, counts_of_all
+from erniekit.model.moe.exchange import Exchange, Gathering, Replicas, counts_of_all
 
 
 class HeldExperts(Protocol):

@@ -16,9 +16,9 @@ from erniekit.model.configuration import ModelConfig
 from erniekit.model.mlp import MLP
 from erniekit.model.moe.balance import ExpertBalance
 from erniekit.model.moe.dispatch import ALL_HERE, Dispatch, held_experts
+from erniekit.model.moe.exchange import one_after_the_other
 from erniekit.model.moe.router import Gate, GateStatistics, Router, Routes
 from erniekit.model.tensor_slice import WHOLE, TensorSlice
-from erniekit.parallel.dispatch import one_after_the_other
 
 
 class Experts(nn.Layer):

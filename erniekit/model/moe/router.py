@@ -16,9 +16,9 @@ from paddle import nn
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.linear import ZEROS
 from erniekit.model.moe.balance import ExpertBalance
+from erniekit.model.moe.exchange import Replicas
 from erniekit.model.moe.router_losses import add_gradient, all_here, balance_loss, orthogonal_loss, token_shares, z_loss
 from erniekit.model.tensor_slice import WHOLE, TensorSlice
-from erniekit.parallel.dispatch import Replicas
 
 
 class Routes(NamedTuple):

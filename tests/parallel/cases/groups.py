@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -10,6 +11,7 @@ import paddle.distributed as dist
 from paddle.distributed import fleet
 
 from erniekit.parallel import cpu_backend
+from erniekit.parallel.start import start_ranks
 from erniekit.parallel.topology import Topology
 
 
@@ -101,3 +103,10 @@ def start_fleet(**degrees: int) -> dict[str, list[int]]:
             dist.all_reduce(tensor, group=group)
             assert tensor.item() == sum(group.ranks)
     return {axis: group.ranks for axis, group in found.items()}
+
+
+def one_does_not_join(patience: float) -> None:
+    """Rank 1 hangs before groups form."""
+    if dist.get_rank() == 1:
+        threading.Event().wait()
+    start_ranks(Topology(data=2), timeout=patience)

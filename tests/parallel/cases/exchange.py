@@ -7,8 +7,8 @@ import paddle
 import paddle.distributed as dist
 from paddle.distributed.communication.group import Group
 
+from erniekit.model.moe.exchange import Exchange, Gathering, Replicas, counts_of_all, one_after_the_other
 from erniekit.parallel import cpu_backend
-from erniekit.parallel.dispatch import Exchange, Gathering, Replicas, counts_of_all, one_after_the_other
 
 WIDTH = 3
 # How many rows go from each rank (axis 0) to each rank (axis 1), and how many rows each rank has.

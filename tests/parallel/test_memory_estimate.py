@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from erniekit.model import attention, attention_plan, head, memory_estimate
+from erniekit.model import attention, attention_plan, head
 from erniekit.model.adapters.settings import LoraSettings
-from erniekit.model.memory_estimate import BFLOAT16_O2, Workload, tensor_bytes, training_memory
 from erniekit.model.published import published_model
+from erniekit.parallel import memory_estimate
+from erniekit.parallel.memory_estimate import BFLOAT16_O2, Workload, tensor_bytes, training_memory
 from erniekit.parallel.stages import layer_runs
 from erniekit.parallel.topology import Topology
-
-from .tiny import tiny_config
+from tests.model.tiny import tiny_config
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = {

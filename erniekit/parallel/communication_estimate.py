@@ -11,10 +11,10 @@ import math
 
 from erniekit.model.adapters.settings import adapter_shapes
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.memory_estimate import Workload
 from erniekit.model.placement import placement
-from erniekit.model.rank_share import EMBEDDING, on_stage, values_on_rank
 from erniekit.model.weight_shapes import Shapes
+from erniekit.parallel.memory_estimate import Workload
+from erniekit.parallel.rank_share import EMBEDDING, on_stage, values_on_rank
 from erniekit.parallel.stages import layer_runs, stage_layers
 from erniekit.parallel.topology import Topology
 

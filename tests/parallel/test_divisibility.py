@@ -6,11 +6,10 @@ import pytest
 
 from erniekit.errors import ConfigurationError
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.divisibility import check_divisible
 from erniekit.model.published import published_model
+from erniekit.parallel.divisibility import check_divisible
 from erniekit.parallel.topology import Topology
-
-from .tiny import tiny_config
+from tests.model.tiny import tiny_config
 
 
 def _published(size: str) -> ModelConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parallel.cases import dispatch
+from tests.parallel.cases import exchange
 from tests.parallel.ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -13,19 +13,19 @@ counts = pytest.mark.parametrize("count", [2, 4])
 
 @counts
 def test_rows_reach_those_who_want_them_and_gradients_come_back(count: int) -> None:
-    received = run_ranks(dispatch.exchange, count)
-    tables = [table for table in dispatch.EXCHANGES[count] for _ in ("exact", "padded")]
+    received = run_ranks(exchange.exchange, count)
+    tables = [table for table in exchange.EXCHANGES[count] for _ in ("exact", "padded")]
     assert received == [[sum(row[rank] for row in table) for table in tables] for rank in range(count)]
 
 
 @counts
 def test_everyone_sees_all_rows_and_gets_the_sums_of_its_own(count: int) -> None:
-    run_ranks(dispatch.gather, count)
+    run_ranks(exchange.gather, count)
 
 
 def test_replicas_add_up() -> None:
-    run_ranks(dispatch.replicas, 4)
+    run_ranks(exchange.replicas, 4)
 
 
 def test_backward_runs_in_one_order_whatever_a_rank_holds() -> None:
-    assert run_ranks(dispatch.two_branches, 2) == [["shared", "routed"]] * 2
+    assert run_ranks(exchange.two_branches, 2) == [["shared", "routed"]] * 2

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from erniekit.model.adapters.settings import LoraSettings
-from erniekit.model.communication_estimate import step_bytes
-from erniekit.model.memory_estimate import BFLOAT16_O2, Workload
+from erniekit.parallel.communication_estimate import step_bytes
+from erniekit.parallel.memory_estimate import BFLOAT16_O2, Workload
 from erniekit.parallel.stages import layer_runs
 from erniekit.parallel.topology import Topology
-
-from .tiny import tiny_config
+from tests.model.tiny import tiny_config
 
 LAYERS, HIDDEN, TOKENS, MICRO_BATCHES = 4, 16, 64, 8
 MODEL = tiny_config(num_hidden_layers=LAYERS, vocab_size=64, tie_word_embeddings=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from erniekit.model.adapters.settings import LoraSettings, adapter_shapes
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.rank_share import EMBEDDING, on_stage, values_on_rank
+from erniekit.parallel.rank_share import EMBEDDING, on_stage, values_on_rank
 from erniekit.parallel.schedule import runs_in_flight
 from erniekit.parallel.stages import layer_runs, stage_layers
 from erniekit.parallel.topology import Topology
