@@ -11,7 +11,8 @@ from erniekit.parameters.pipeline_words import PIPELINE_WORDS
 from erniekit.parameters.pipeline_words import RULES as PIPELINE_RULES
 from erniekit.parameters.sharding_words import RULES as SHARDING_RULES
 from erniekit.parameters.sharding_words import SHARDING_WORDS
-from erniekit.parameters.tensor_words import TENSOR_WORDS, words_of_tensor_parallelism
+from erniekit.parameters.tensor_words import RULES as TENSOR_RULES
+from erniekit.parameters.tensor_words import TENSOR_WORDS
 from erniekit.parameters.values import SEGMENTS, WORDS
 
 IN_TENSOR = when("tensor_parallel_degree", above=1)
@@ -193,7 +194,7 @@ SECTION = section(
     verbs=("train", "eval"),
     rules=(
         sequence_parallel_needs_tensor_parallel,
-        words_of_tensor_parallelism,
+        *TENSOR_RULES,
         boundaries_are_increasing,
         *PIPELINE_RULES,
         *SHARDING_RULES,
