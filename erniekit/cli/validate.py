@@ -63,7 +63,7 @@ def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> i
         if options.verb in ("train", "preview"):
             check_paths(config)
             _check_model(config, options.world_size)
-        data = "\n\n" + _data_summary(config) if options.data else ""  # first: it also counts the steps
+        data = "\n\n" + _data_summary(config, options.world_size) if options.data else ""  # first: it counts the steps
         print(report(config, with_defaults=options.all, world_size=options.world_size) + data)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -116,21 +116,25 @@ def derived_numbers(config: Config, world_size: int | None = None) -> list[tuple
     if budget := config.acceleration.batch_tokens:
         passes = training.gradient_accumulation_steps
         batch = f"{passes} x samples of similar length, at most {passes * budget:,} tokens with padding"
-        return [("global batch", batch + from_readers), ("steps", _steps(config)), *_model_numbers(config, world_size)]
+        return [
+            ("global batch", batch + from_readers),
+            ("steps", _steps(config, readers)),
+            *_model_numbers(config, world_size),
+        ]
     packs = training.per_device_train_batch_size * training.gradient_accumulation_steps * readers
     rows = f"{packs} {'pack' if config.acceleration.packing else 'sample'}{'s' if packs > 1 else ''}"
     batch = f"{rows} of up to {training.max_seq_len:,} tokens, at most {packs * training.max_seq_len:,} tokens"
-    return [("global batch", batch), ("steps", _steps(config)), *_model_numbers(config, world_size)]
+    return [("global batch", batch), ("steps", _steps(config, readers)), *_model_numbers(config, world_size)]
 
 
-def _steps(config: Config) -> str:
+def _steps(config: Config, readers: int) -> str:
     if not config.basic.do_train:
         return "none: do_train is false"
     if config.training.max_steps > 0:
         return f"{config.training.max_steps:,}"
     from erniekit.runners.known_steps import known_steps
 
-    known = known_steps(config)
+    known = known_steps(config, readers=readers)
     return "depend on the data; --data counts them" if known is None else f"{known:,} (counted before on this data)"
 
 
@@ -151,10 +155,10 @@ def _model_numbers(config: Config, world_size: int | None) -> list[tuple[str, ..
     ]
 
 
-def _data_summary(config: Config) -> str:
+def _data_summary(config: Config, world_size: int | None) -> str:
     from erniekit.runners.preview import data_summary
 
-    return str(data_summary(config))
+    return str(data_summary(config, topology_from(config, world_size).readers))
 
 
 def _rows(config: Config, names: Iterable[str]) -> list[tuple[str, ...]]:

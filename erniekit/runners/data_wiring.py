@@ -169,8 +169,8 @@ def evaluation_plan(
 
 
 def count_steps(config: Config, plan: StepPlan, *, note: bool = True) -> int:
-    """The exact number of steps of the run, `note`d for `erniekit validate` where no other ranks divide it."""
+    """The exact number of steps of the run, `note`d for `erniekit validate`."""
     steps = plan.total_steps(config.training.max_steps, config.training.num_train_epochs)
-    if note and plan.data_world == 1:
-        remember_steps(config, steps)
+    if note:
+        remember_steps(config, steps, readers=plan.data_world)
     return steps

@@ -257,3 +257,17 @@ def test_a_layout_that_does_not_fit_the_model_or_the_ranks_is_refused(
     assert "28 layers cannot be divided equally" in capsys.readouterr().err
     assert _layout(tmp_path, monkeypatch, "--world-size", "none") == 2
     assert "expected an integer of at least 1" in capsys.readouterr().err
+
+
+def test_ranks_that_divide_the_data_make_fewer_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["validate", QUICKSTART, f"data_cache_dir={tmp_path}", "model_name_or_path=" + TINY, "max_seq_len=512"]
+
+    def steps(*more: str) -> str:
+        assert main([*words, *more]) == 0
+        return next(line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  steps "))
+
+    alone, divided = int(steps("--data").replace(",", "")), int(steps("--data", "--world-size", "4").replace(",", ""))
+    assert 3.5 < alone / divided < 4.1
+    assert int(steps().replace(",", "")) == alone  # each is known from then on
+    assert int(steps("--world-size", "4").replace(",", "")) == divided
+    assert steps("--world-size", "2") == "depend"
