@@ -29,11 +29,8 @@ def stack_part(layers: int, mesh: Mesh, method: str | tuple[int, ...], tail: int
     """What this rank has of a stack of so many decoder layers; see `layer_runs`. None without a pipeline."""
     if mesh.topology.pipeline == 1:
         return None
-    runs, stages, stage = (
-        layer_runs(layers, mesh.topology, method=method, tail=tail),
-        mesh.topology.pipeline,
-        mesh.place.pipeline,
-    )
+    stages, stage = mesh.topology.pipeline, mesh.place.pipeline
+    runs = layer_runs(layers, mesh.topology, method=method, tail=tail)
     return StackPart(tuple(runs[stage::stages]), first=stage == 0, last=stage == stages - 1)
 
 

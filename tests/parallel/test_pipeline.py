@@ -58,14 +58,19 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "a list of stages, adapters": (2, {"degrees": TWO, "method": [0, 1], "lora": LORA}),
     "experts, predictions ahead": (
         2,
-        {"degrees": TWO, "model": {**EXPERTS, "num_nextn_predict_layers": 2}, "build": {"balance": BALANCE}},
+        {
+            "degrees": TWO,
+            "model": {**EXPERTS, "num_nextn_predict_layers": 2},
+            "build": {"balance": BALANCE},
+            "recompute": "hooks",
+        },
     ),
     "dropout and recomputation": (
         2,
         {
             "degrees": TWO,
             "options": {"fixed_shape": False},  # padding would change the draws
-            "recompute": True,
+            "recompute": "PyLayer",
             "build": {"hidden_dropout": 0.2, "attention_dropout": 0.1},
         },
     ),

@@ -118,7 +118,7 @@ def check_decoder(
     options: dict[str, bool] | None = None,
     build: dict[str, Any] | None = None,
     lora: dict[str, Any] | None = None,
-    recompute: bool = False,
+    recompute: str = "",
     loss_type: str = "",
     accumulation: int = 4,
 ) -> dict[str, float]:
@@ -126,7 +126,7 @@ def check_decoder(
     mesh = start_ranks(Topology.from_degrees(world, **degrees), timeout=60)
     settings = {
         "model": {"vocab_size": 56, "num_hidden_layers": 4, **(model or {})},
-        "build": dict(build or {}) | ({"recompute": Recompute(use_reentrant=True)} if recompute else {}),
+        "build": dict(build or {}) | ({"recompute": Recompute(recompute == "PyLayer")} if recompute else {}),
         "lora": lora,
         "loss_type": loss_type,
         "accumulation": accumulation,
@@ -172,7 +172,7 @@ def _train(
 
     decoder = built()
     if lora is not None:
-        add_adapters(decoder, LoraSettings(**lora), seed=3)
+        add_adapters(decoder, LoraSettings(**lora), seed=3, exchange=mesh.exchange)
         for name, weight in named_adapter_weights(decoder).items():  # so that they have an effect from the start
             weight.set_value(np.random.default_rng(len(name)).standard_normal(weight.shape).astype("float32") * 0.1)
     decoder.train()
@@ -257,12 +257,13 @@ class _Plan:
 
 
 def _batches(mesh: Mesh, step: int, accumulation: int, *, pairs: bool) -> list[Batch]:
-    """This rank's part of the micro-batches of a step, each of two rows and of its own length."""
+    """This rank's part of the micro-batches of a step, each of its own length; the last one has fewer rows."""
     random = np.random.default_rng(step)
     made = []
     for number in range(accumulation):
-        rows = [[_sample(random, pairs) for _ in range(2)] for _ in range(2)]
-        made.append(collate(rows, [[4 * number, 4 * number + 1], [4 * number + 2, 4 * number + 3]], 0, pairs=pairs))
+        rows = [[_sample(random, pairs) for _ in range(2)] for _ in range(2 if number < accumulation - 1 else 1)]
+        first = range(4 * number, 4 * number + 2 * len(rows), 2)
+        made.append(collate(rows, [[at, at + 1] for at in first], 0, pairs=pairs))
     return made[mesh.reader :: mesh.topology.readers]
 
 
