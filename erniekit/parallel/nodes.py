@@ -24,7 +24,9 @@ from erniekit.parallel.launch import Block, endpoints
 
 DEFAULT_MASTER = ("127.0.0.1", 8080)
 GREETING_TIME = 10.0  # seconds for whoever connects to say who it is
-KEEPALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # a machine that is gone is noticed after 10 s
+KEEPALIVE = {  # a machine that is gone is noticed after 10 s, whether or not something is on its way to it
+    "TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000,
+}  # fmt: skip
 Message = dict[str, Any]
 
 
@@ -142,9 +144,9 @@ class _Link:
         self._arrived: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, seconds in KEEPALIVE.items():
+        for name, value in KEEPALIVE.items():
             if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, message: Message) -> None:

@@ -15,6 +15,7 @@ import paddle.distributed as dist
 from paddle.distributed import fleet
 
 from erniekit.parallel.mesh import ALONE, BATCH_AXES, MODEL_AXES, Mesh
+from erniekit.parallel.roll_call import call_roll
 from erniekit.parallel.topology import AXES, Axis, Topology
 
 
@@ -31,6 +32,7 @@ def start_ranks(topology: Topology, *, timeout: float) -> Mesh:
     """
     if topology.world_size == 1:
         return ALONE
+    call_roll(int(os.environ["PADDLE_TRAINER_ID"]), topology.world_size, _address_of_rank_0(), timeout)
     if paddle.get_device() == "cpu":
         from erniekit.parallel import cpu_backend
 
@@ -46,6 +48,15 @@ def start_ranks(topology: Topology, *, timeout: float) -> Mesh:
     with _without_advice():
         fleet.init(is_collective=True, strategy=strategy)
         return Mesh(topology, dist.get_rank(), _groups(topology))
+
+
+def _address_of_rank_0() -> tuple[str, int]:
+    """Where Paddle's store will be, which looks into the same variables in this order."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not (host and port):
+        named = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
+        host, _, port = named.rpartition(":")
+    return host, int(port)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ GRACE = 2.0  # seconds for the other ranks to notice a failure and say what they
 SHOWN = 60  # lines of what a rank said
 # In the stacks of a rank: it waits for another one, only not yet too long. (A rank that a GPU's kernels wait for is not
 # told from one that waits.)
-WAITS_TOO = re.compile(r'mailboxes\.py", line \d+ in receive')
+WAITS_TOO = re.compile(r'mailboxes\.py", line \d+ in receive|roll_call\.py", line \d+ in _wait')
 STOPS = {signal.SIGINT, signal.SIGTERM}
 STOP_CODES = {code for number in STOPS for code in (-number, 128 + number)}
 

@@ -41,6 +41,15 @@ def test_a_rank_that_hangs_past_the_timeout_is_named() -> None:
     assert time.monotonic() - started < 15
 
 
+def test_a_rank_that_does_not_join_is_named() -> None:
+    started = time.monotonic()
+    with pytest.raises(RanksFailedError) as raised:
+        run_ranks(groups.one_does_not_join, 3, patience=2)
+    assert "rank 0: ranks [1] have not come within 2 s" in str(raised.value)
+    assert "rank 1 hangs" in str(raised.value) and "in one_does_not_join" in str(raised.value)
+    assert time.monotonic() - started < 15
+
+
 def test_a_rank_that_ends_wakes_those_that_wait_for_it() -> None:
     started = time.monotonic()
     with pytest.raises(RanksFailedError) as raised:

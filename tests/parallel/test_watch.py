@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 
 from erniekit.parallel.launch import log_of
-from erniekit.parallel.watch import Failure, first_cause, watch
+from erniekit.parallel.watch import Cause, Failure, first_cause, hanging, watch
 from tests.parallel.cases import faults
 from tests.parallel.processes import wait_for_the_end
 from tests.parallel.ranks import ROOT, start_ranks
-
-pytestmark = pytest.mark.distributed
 
 
 def first(case: Callable, folder: Path, count: int = 2, **arguments: object) -> Failure:
@@ -36,6 +34,34 @@ def first(case: Callable, folder: Path, count: int = 2, **arguments: object) -> 
     return first_cause(failures)
 
 
+def failure(rank: int, cause: Cause, text: str = "") -> Failure:
+    return Failure(rank, cause, "failed", text, 1)
+
+
+def test_consequences_are_not_the_cause() -> None:
+    order: list[Cause] = ["error", "hang", "stopped", "silent", "lost"]
+    for place in range(len(order)):
+        seen = [failure(rank, cause) for rank, cause in enumerate(order[place:])][::-1]
+        assert first_cause(seen).cause == order[place]
+    assert first_cause([failure(3, "lost"), failure(2, "error"), failure(1, "user error")]).rank == 2  # came first
+
+
+def test_a_rank_that_waits_too_does_not_hang() -> None:
+    stacks = {
+        0: 'File "erniekit/parallel/cpu_backend/mailboxes.py", line 97 in receive',
+        1: 'File "train.py", line 3 in load',
+        2: 'File "erniekit/parallel/roll_call.py", line 70 in _wait_for_go',
+        4: "",
+    }
+    noticed = [failure(3, "silent", "Traceback\nRankSilentError: rank 3: rank 1 has sent nothing")]
+    found = hanging(stacks, noticed)
+    assert [each.rank for each in found] == [1, 4]
+    assert found[0].what == "hangs: RankSilentError: rank 3: rank 1 has sent nothing"
+    assert found[1].what.startswith("hangs and does not answer: ")
+    assert hanging(stacks, [failure(3, "lost")]) == []
+
+
+@pytest.mark.distributed
 def test_what_a_killed_rank_said_last_is_shown(tmp_path: Path) -> None:
     failure = first(faults.says_and_is_killed, tmp_path)
     assert (failure.rank, failure.cause, failure.code) == (1, "error", 137)
@@ -45,6 +71,7 @@ def test_what_a_killed_rank_said_last_is_shown(tmp_path: Path) -> None:
     assert log_of(tmp_path, 1).read_text() == "the last words\n"
 
 
+@pytest.mark.distributed
 def test_a_rank_that_hangs_shows_where(tmp_path: Path) -> None:
     failure = first(faults.hangs_and_others_notice, tmp_path, stopped=False)
     assert (failure.rank, failure.cause, failure.code) == (1, "hang", 1)
@@ -52,30 +79,36 @@ def test_a_rank_that_hangs_shows_where(tmp_path: Path) -> None:
     assert "in _waits_for_ever" in failure.text
 
 
+@pytest.mark.distributed
 def test_a_stopped_rank_is_named_with_what_another_saw(tmp_path: Path) -> None:
     failure = first(faults.hangs_and_others_notice, tmp_path, stopped=True)
     assert failure.rank == 1 and failure.what.startswith("hangs and does not answer: ")
 
 
+@pytest.mark.distributed
 def test_where_each_waits_for_the_others_the_first_is_shown(tmp_path: Path) -> None:
     failure = first(faults.waits_for_all_others, tmp_path)
     assert failure.cause == "silent" and "RankSilentError" in failure.text
 
 
+@pytest.mark.distributed
 def test_a_rank_that_was_stopped_alone_is_the_cause(tmp_path: Path) -> None:
     failure = first(faults.is_stopped_alone, tmp_path)
     assert str(failure) == "rank 1 was stopped by SIGTERM"
 
 
+@pytest.mark.distributed
 def test_what_the_user_can_mend_is_shown_without_a_traceback(tmp_path: Path) -> None:
     failure = first(faults.refuses, tmp_path, 3)
     assert (failure.rank, str(failure)) == (1, "max_seq_len: too long")
 
 
+@pytest.mark.distributed
 def test_a_consequence_is_known_where_paddle_has_wrapped_it(tmp_path: Path) -> None:
     assert first(faults.wraps_what_it_noticed, tmp_path).rank == 1
 
 
+@pytest.mark.distributed
 def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     """A stopped rank, too: it could not end itself."""
     program = (

@@ -109,4 +109,4 @@ def one_does_not_join(patience: float) -> None:
     """Rank 1 hangs before groups form."""
     if dist.get_rank() == 1:
         threading.Event().wait()
-    start_ranks(Topology(data=2), timeout=patience)
+    start_ranks(Topology(data=3), timeout=patience)

@@ -1,0 +1,68 @@
+"""Ranks that call before Paddle waits for them: threads on loopback."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from erniekit.parallel.cpu_backend.mailboxes import RankLostError, RankSilentError
+from erniekit.parallel.launch import free_port
+from erniekit.parallel.roll_call import call_roll
+
+
+def call(ranks: list[int], world_size: int, timeout: float = 10.0) -> tuple[list[Future], int]:
+    port = free_port("127.0.0.1")
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return [pool.submit(call_roll, rank, world_size, ("127.0.0.1", port), timeout) for rank in ranks], port
+
+
+def test_all_go_on_when_all_have_come_and_the_port_is_free_again() -> None:
+    futures, port = call([2, 0, 1], 3)
+    assert [future.result() for future in futures] == [None] * 3
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+def test_those_who_do_not_come_are_named() -> None:
+    futures, _ = call([0, 2], 4, timeout=0.5)
+    error = futures[0].exception()
+    assert isinstance(error, RankSilentError) and "ranks [1, 3] have not come within 0.5 s" in str(error)
+    assert isinstance(futures[1].exception(), (RankSilentError, RankLostError))
+
+
+def test_rank_0_that_does_not_come_is_named() -> None:
+    (future,), port = call([1], 2, timeout=0.3)
+    error = future.exception()
+    assert isinstance(error, RankSilentError) and f"rank 0 has not come to 127.0.0.1:{port}" in str(error)
+
+
+def test_a_stranger_does_not_count() -> None:
+    port = free_port("127.0.0.1")
+
+    def stranger_and_rank() -> None:
+        while True:
+            try:
+                with socket.create_connection(("127.0.0.1", port)) as connection:
+                    connection.sendall(b"GET / HTTP/1.1\r\n")
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.02)
+        call_roll(1, 2, ("127.0.0.1", port), 10)
+
+    thread = threading.Thread(target=stranger_and_rank)
+    thread.start()
+    call_roll(0, 2, ("127.0.0.1", port), 10)
+    thread.join()
+
+
+def test_waiting_ends_with_rank_0() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=lambda: server.accept()[0].close())
+        thread.start()
+        with pytest.raises(RankLostError, match="rank 0 has ended"):
+            call_roll(1, 2, server.getsockname(), 10)
+        thread.join()
