@@ -19,6 +19,7 @@ from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, Pip
 from paddle.distributed.fleet.meta_parallel.pipeline_parallel import (
     PipelineParallelWithInterleave,
     PipelineParallelWithInterleaveFthenB,
+    VPPFhenBInBalancedMemory,
 )
 from paddle.distributed.fleet.meta_parallel.pp_utils.p2p_communication import P2pHelper
 
@@ -150,8 +151,8 @@ class Pipeline:
         """fleet's scheduler for so many micro-batches, as `fleet.distributed_model` chooses it."""
         kind = PipelineParallel
         if self.virtual > 1:
-            enough = count >= 2 * self.stages
-            kind = PipelineParallelWithInterleave if enough else PipelineParallelWithInterleaveFthenB
+            few = VPPFhenBInBalancedMemory if self._options.unbalanced else PipelineParallelWithInterleaveFthenB
+            kind = few if count < 2 * self.stages else PipelineParallelWithInterleave
         if kind not in self._engines:
             strategy = _strategy(self._options, count)
             self._engines[kind] = kind(self._layers(), self._groups, strategy)

@@ -20,6 +20,7 @@ SCHEDULES = {
     "timed": (2, 1, [4, 4], {"timed": True}, "PipelineParallel"),
     "interleaved": (4, 2, [4] * 8, {}, "PipelineParallelWithInterleave"),
     "interleaved, few micro-batches": (4, 2, [4] * 4, {}, "PipelineParallelWithInterleaveFthenB"),
+    "interleaved, few and unbalanced": (4, 2, [4] * 4, {"unbalanced": True}, "VPPFhenBInBalancedMemory"),
     "interleaved, unbalanced": (4, 2, [4] * 9, {"unbalanced": True}, "PipelineParallelWithInterleave"),
     "interleaved, overlapped": (4, 2, [4] * 8, {"overlapped": True}, "PipelineParallelWithInterleave"),
 }
