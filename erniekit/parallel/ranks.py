@@ -11,6 +11,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 from paddle import Tensor
+from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients_with_group
 
 from erniekit.model.placement import Placement, placement
 from erniekit.model.whole import Held, WholeTensors
@@ -161,8 +162,11 @@ class LayoutRanks:
             or (self._weight(tensor) == self._copied and not first("pipeline"))
         )
 
-    @staticmethod
-    def _add_up(updated: list[Tensor], group: Any) -> None:
-        if group is not None:
-            for tensor in updated:  # in place: a gradient may be a view of a buffer of fleet's
-                dist.all_reduce(tensor.grad, group=group)
+    def _add_up(self, updated: list[Tensor], group: Any) -> None:
+        if group is None or not updated:
+            return
+        if self._stage is None:
+            fused_allreduce_gradients_with_group(updated, group, scale=1.0)
+            return
+        for tensor in updated:  # in place: a gradient may be a view of a buffer of fleet's
+            dist.all_reduce(tensor.grad, group=group)
