@@ -32,7 +32,8 @@ def start_ranks(topology: Topology, *, timeout: float) -> Mesh:
     """
     if topology.world_size == 1:
         return ALONE
-    call_roll(int(os.environ["PADDLE_TRAINER_ID"]), topology.world_size, _address_of_rank_0(), timeout)
+    if not dist.is_initialized():  # a second run of a process has met the others before
+        call_roll(int(os.environ["PADDLE_TRAINER_ID"]), topology.world_size, _address_of_rank_0(), timeout)
     if paddle.get_device() == "cpu":
         from erniekit.parallel import cpu_backend
 
