@@ -15,6 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from marked import DOCUMENT, with_table
+
 from erniekit.errors import ConfigurationError
 from erniekit.model.published import published_model
 from erniekit.parallel.schedule import bubble_fraction
@@ -23,8 +25,6 @@ from erniekit.parameters import Config
 from erniekit.runners.layout_plan import plan_layout
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs/parallelism.md"
-BEGIN, END = "<!-- computed: begin -->", "<!-- computed: end -->"
 MODELS = ("ernie-4.5-21b-a3b", "ernie-4.5-300b-a47b")
 MEMORY = ("parameters", "gradients", "optimizer", "activations", "logits", "workspace", "total")
 AXES = ("tensor", "experts", "pipeline", "sharding")
@@ -94,13 +94,8 @@ def main() -> int:
     if not (arguments.write or arguments.check):
         print(table())
         return 0
-    document = DOCUMENT.read_text(encoding="utf-8")
-    before, _, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise SystemExit(f"{DOCUMENT} does not hold the marks {BEGIN} and {END}")
-    made = f"{before}{BEGIN}\n{table()}\n{END}{after}"
-    if arguments.check and made != document:
+    made = with_table("computed", table())
+    if arguments.check and made != DOCUMENT.read_text(encoding="utf-8"):
         print(f"stale: {DOCUMENT}; run python {sys.argv[0]} --write", file=sys.stderr)
         return 1
     if arguments.write:

@@ -1,6 +1,6 @@
 """The memory that `erniekit validate` estimates, beside what runs take: small models, two steps, one process or ranks.
 
-    python tools/bench/memory_estimate.py [NAME ...] [--list]
+    python tools/bench/memory_estimate.py [NAME ...] [--list | --write]
 
 Each run is `erniekit train` in processes of its own. "tensors" is the peak that Paddle's allocator counts; "process" is
 the peak of resident memory (VmHWM), which holds Python, libraries and gaps as well. Of several ranks the one that takes
@@ -19,6 +19,9 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent))
+from marked import DOCUMENT, with_table
 
 from erniekit.model.configuration import ModelConfig
 from erniekit.parallel.memory_estimate import tensor_bytes
@@ -178,20 +181,27 @@ def write_data(tokens: int, path: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="the runs; default all of them")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/parallelism.md")
     parser.add_argument("--list", action="store_true", help="show the names")
     arguments = parser.parse_args()
     if arguments.list:
         print("\n".join(CASES))
         return
-    print("| run | ranks | tensors: measured, MB | estimated | error | process: measured, MB | estimated | error |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    lines = [
+        "| run | ranks | tensors: measured, MB | estimated | error | process: measured, MB | estimated | error |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    print("\n".join(lines))
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.names or CASES:
             ranks, *peaks = measure(name, Path(folder))
             cells = [name, str(ranks)]
             for peak in peaks:
                 cells += [f"{peak.measured / 1e6:,.0f}", f"{peak.estimated / 1e6:,.0f}", f"{peak.error:+.0%}"]
-            print("| " + " | ".join(cells) + " |", flush=True)
+            lines.append("| " + " | ".join(cells) + " |")
+            print(lines[-1], flush=True)
+    if arguments.write:
+        DOCUMENT.write_text(with_table("memory", "\n".join(lines)), encoding="utf-8")
 
 
 if __name__ == "__main__":
