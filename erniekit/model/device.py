@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import paddle
 
 from erniekit.errors import ConfigurationError
 
+GIVEN_GPU = "FLAGS_selected_gpus"  # the variable by which launchers give every rank its own
 
 def use_device(wanted: str) -> str:
     """Select "auto" (a GPU where there is one), "cpu", "gpu" or "gpu:<n>".
+
+    One of several ranks has the GPU that its launcher has given it.
 
     Returns:
         "cpu" or "gpu:<n>".
@@ -18,9 +23,9 @@ def use_device(wanted: str) -> str:
     """
     gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
     if wanted == "auto":
-        wanted = "gpu:0" if gpus else "cpu"
+        wanted = "gpu" if gpus else "cpu"
     if wanted == "gpu":
-        wanted = "gpu:0"
+        wanted = f"gpu:{os.environ.get(GIVEN_GPU, '0').partition(',')[0]}"
     if wanted.startswith("gpu:") and int(wanted.removeprefix("gpu:")) >= gpus:
         build = "" if paddle.is_compiled_with_cuda() else "; this is a CPU build of Paddle (see README.md, 'On a GPU')"
         raise ConfigurationError(f"device: {wanted}: this machine has {gpus} GPUs{build}. Write device: cpu or auto")

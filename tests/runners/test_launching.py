@@ -55,6 +55,15 @@ def test_one_process_where_nothing_asks_for_more(make_config: MakeConfig) -> Non
     assert ranks(make_config()) == 1 == ranks(make_config(), 1)
 
 
+def test_the_layout_says_how_many(make_config: MakeConfig) -> None:
+    config = make_config(tensor_parallel_degree=2, pipeline_parallel_degree=2)
+    assert ranks(config) == 4 and ranks(config, 8) == 8
+    with pytest.raises(ConfigurationError, match="6 ranks cannot be divided by the layout"):
+        ranks(config, 6)
+    with pytest.raises(ConfigurationError, match="1 ranks cannot be divided"):
+        ranks(config, 1)
+
+
 def test_nproc_says_how_many(make_config: MakeConfig) -> None:
     assert ranks(make_config(), 3) == 3
 

@@ -192,3 +192,20 @@ def test_under_paddles_own_launcher(make_config: MakeConfig, tmp_path: Path) -> 
     _, error = job.communicate(timeout=90)
     assert job.returncode == 0, error
     assert [line["loss"] for line in log(tmp_path / "paddles")] == [line["loss"] for line in log(tmp_path / "ours")]
+
+
+@pytest.mark.parametrize("layout", [{}, {"tensor_parallel_degree": 2, "sequence_parallel": False}])
+def test_ranks_evaluate_as_one(layout: dict, make_config: MakeConfig, records: Path, tmp_path: Path) -> None:
+    """Two ranks on different samples, and two on slices of the model."""
+    figures = []
+    for nproc in (1, 2):
+        output = tmp_path / str(nproc)
+        words = {"do_train": False, "do_eval": True, "max_evaluate_steps": -1, "output_dir": str(output)}
+        config = make_config(eval_dataset_path=str(records), **words, **(layout if nproc == 2 else {}))
+        job = started(config, nproc=nproc)
+        _, error = job.communicate(timeout=60)
+        assert (job.returncode, error) == (0, ""), error
+        figures.append(json.loads((output / "eval_results.json").read_text()))
+    assert figures[0]["eval_batches"] == figures[1]["eval_batches"] > 2
+    for name in ("eval_loss", "eval_perplexity", "eval_token_accuracy"):
+        assert figures[1][name] == pytest.approx(figures[0][name], rel=1e-5)
