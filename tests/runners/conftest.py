@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,5 +117,29 @@ def train(make_config: Callable[..., Config], tmp_path: Path) -> Callable[..., A
             output=output,
             losses=[entry["loss"] for entry in log if "loss" in entry],
         )
+
+    return run
+
+
+@pytest.fixture
+def train_on_ranks(
+    make_config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., SimpleNamespace]:
+    """Train on as many ranks as the layout needs; the losses, what each rank has said, and the folder."""
+    from erniekit.runners.launching import plan_job, run_job
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(*, nproc: int | None = None, **parameters: Any) -> SimpleNamespace:
+        output = tmp_path / "ranks"
+        config = make_config(**{"output_dir": str(output), **parameters})
+        if not config.checkpoint.resume_from_checkpoint:
+            shutil.rmtree(output, ignore_errors=True)
+        job = plan_job(config, (sys.executable, "-m", "erniekit", "train", str(config.path)), nproc=nproc, logs=None)
+        assert job is not None and run_job(job, say=lambda line: None) == 0
+        log = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
+        said = [(job.logs / f"rank-{rank}.log").read_text() for rank in range(job.here)]
+        return SimpleNamespace(losses=[line["loss"] for line in log if "loss" in line], said=said, output=output)
 
     return run

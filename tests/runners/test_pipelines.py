@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,34 +13,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from erniekit.parameters import Config
-from erniekit.runners.launching import plan_job, run_job
-
 pytestmark = pytest.mark.distributed
-ROOT = Path(__file__).parents[2]
 COMMON = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 1, "max_grad_norm": 0.5}
 
 
 @pytest.fixture
-def train_ranks(
-    make_config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., SimpleNamespace]:
-    """Train on as many ranks as the layout needs; the losses, what each rank has said, and the folder."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-    def run(**parameters: Any) -> SimpleNamespace:
-        output = tmp_path / "ranks"
-        config = make_config(**{"output_dir": str(output), **COMMON, **parameters})
-        if not config.checkpoint.resume_from_checkpoint:
-            shutil.rmtree(output, ignore_errors=True)
-        job = plan_job(config, (sys.executable, "-m", "erniekit", "train", str(config.path)), nproc=None, logs=None)
-        assert job is not None and run_job(job, say=lambda line: None) == 0
-        log = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
-        said = [(job.logs / f"rank-{rank}.log").read_text() for rank in range(job.here)]
-        return SimpleNamespace(losses=[line["loss"] for line in log if "loss" in line], said=said, output=output)
-
-    return run
+def train_ranks(train_on_ranks: Callable[..., SimpleNamespace]) -> Callable[..., SimpleNamespace]:
+    return lambda **parameters: train_on_ranks(**{**COMMON, **parameters})
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:

@@ -61,4 +61,4 @@ class DividedOptimizer:
     def _held(self, name: str) -> tuple[Share, str, Tensor | None]:
         parameter, _, kind = name.rpartition("/")
         share = self._stage.share(self._parameters[parameter])
-        return share, kind, None if share.tensor is None else self._adamw._accumulators[kind][share.tensor.name]
+        return share, kind, None if share.tensor is None else self._adamw._accumulators[kind][share.name]

@@ -22,12 +22,14 @@ class Share:
         runs: (start, stop) for each member of the group, start == stop where it has nothing. All have the whole run
             where the parameter is not divided.
         tensor: what this rank's AdamW updates: its run, perhaps with padding after it; None where it has nothing.
+        name: of that tensor for AdamW.
     """
 
     shape: tuple[int, ...]
     dtype: paddle.dtype
     runs: tuple[tuple[int, int], ...]
     tensor: Tensor | None
+    name: str
 
     @property
     def divided(self) -> bool:
@@ -38,7 +40,9 @@ class Share:
 def owned(parameter: Tensor, owner: int, group: Group) -> Share:
     """The share of a parameter that one member updates alone."""
     runs = tuple((0, parameter.size if member == owner else 0) for member in range(group.nranks))
-    return Share(tuple(parameter.shape), parameter.dtype, runs, parameter if owner == group.rank else None)
+    return Share(
+        tuple(parameter.shape), parameter.dtype, runs, parameter if owner == group.rank else None, parameter.name
+    )
 
 
 @paddle.no_grad()

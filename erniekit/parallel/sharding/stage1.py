@@ -92,7 +92,7 @@ class SplitParameters:
         edges = [min(max(member * length - view._index, 0), parameter.size) for member in range(self._group.nranks)]
         runs = tuple(zip(edges, [*edges[1:], parameter.size], strict=True))
         tensor = self._fleet._slice_params[parameter.name] if view.has_effective_slice_param else None
-        return Share(tuple(parameter.shape), parameter.dtype, runs, tensor)
+        return Share(tuple(parameter.shape), parameter.dtype, runs, tensor, parameter.name)
 
     def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
         return nullcontext()

@@ -62,7 +62,8 @@ class DividedParameters:
             runs, tensor = ((0, size),) * self._group.nranks, parameter
         else:
             runs, tensor = tuple((min(start, size), min(stop, size)) for start, stop in pieces), parameter.fw_storage
-        return Share(tuple(parameter.shape), parameter.dtype, runs, tensor)
+        # by its own name fleet's slice is known only until a pass has gathered it
+        return Share(tuple(parameter.shape), parameter.dtype, runs, tensor, SLICE + parameter.name)
 
     @contextmanager
     def present(self, parameters: Iterable[Tensor]) -> Iterator[None]:

@@ -26,7 +26,9 @@ from erniekit.parallel.start import start_ranks
 from erniekit.parallel.topology import Topology
 from erniekit.training.objectives import supervised
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer, optimizer_state, stateless_optimizer
+from erniekit.training.passes import figures_of
 from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.reference import measuring
 from erniekit.training.step import train_step
 from tests.model.tiny import tiny_config, tiny_model
 
@@ -158,6 +160,8 @@ def resume(degree: int, sharding: str, options: Mapping[str, bool], **kind: Any)
     mesh = _start(degree)
     run = sharded(mesh, sharding, options, **kind)
     run.steps(0, 3)
+    with measuring(run.model):
+        run.ranks.measure(run.model, figures_of(supervised().loss), [batch(9, mesh.reader)])  # an evaluation in between
     weights, state = run.weights(), run.state()
     figures = run.steps(3, STEPS)
     decoder = model(mesh, **kind)

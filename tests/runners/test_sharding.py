@@ -1,0 +1,70 @@
+"""`erniekit train` on ranks that divide optimizer states, gradients or parameters: as in one process, and resumable."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+pytestmark = pytest.mark.distributed
+COMMON = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 1, "max_grad_norm": 0.5}
+DIVIDED = {**COMMON, "gradient_accumulation_steps": 2, "sharding_parallel_degree": 2}
+STAGES: dict[str, dict[str, Any]] = {
+    "stage1": {"sharding": "stage1"},
+    "stage1 split": {"sharding": "stage1", "sharding_parallel_config": "split_param enable_release_grads"},
+    "stage1 fused": {"sharding": "stage1", "sharding_parallel_config": "enable_stage1_tensor_fusion"},
+    "stage2": {"sharding": "stage2"},
+    "stage3": {"sharding": "stage3"},
+}
+
+
+def tensors(folder: Path, pattern: str) -> dict[str, np.ndarray]:
+    return {name: values for file in folder.glob(pattern) for name, values in load_file(file).items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", STAGES)
+def test_ranks_train_as_one_process_and_go_on_from_their_checkpoint(
+    train: Callable[..., Any], train_on_ranks: Callable[..., SimpleNamespace], records: Path, stage: str
+) -> None:
+    parameters = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "do_eval": True, "eval_steps": 2}
+    parameters |= {"eval_dataset_path": str(records), "max_evaluate_steps": 5, "weight_decay": 0.1}
+    alone = train(**COMMON, **parameters)
+    divided = train_on_ranks(**DIVIDED, **STAGES[stage], **parameters)
+    np.testing.assert_allclose(divided.losses, alone.losses, atol=1e-5)
+    evaluations = [json.loads((run.output / "eval_results.json").read_text()) for run in (divided, alone)]
+    assert evaluations[0]["eval_loss"] == pytest.approx(evaluations[1]["eval_loss"], abs=1e-5)
+    expected = tensors(alone.output, "model*.safetensors")
+    found = tensors(divided.output, "model*.safetensors")
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, atol=1e-4, err_msg=name)
+    state, state_alone = (tensors(run.output / "checkpoint-2", "optimizer*.safetensors") for run in (divided, alone))
+    assert {name: values.shape for name, values in state.items()} == {
+        name: values.shape for name, values in state_alone.items()
+    }
+
+    shutil.rmtree(divided.output / "checkpoint-4")
+    for path in divided.output.glob("model*"):
+        path.unlink()
+    again = train_on_ranks(**DIVIDED, **STAGES[stage], **parameters, resume_from_checkpoint=True)
+    for name, values in tensors(again.output, "model*.safetensors").items():
+        np.testing.assert_array_equal(values, found[name], err_msg=name)
+
+
+def test_one_process_goes_on_from_a_checkpoint_of_several_ranks(
+    train: Callable[..., Any], train_on_ranks: Callable[..., SimpleNamespace]
+) -> None:
+    """Checkpoints are whole, whatever divided what they hold."""
+    parameters = {"max_steps": 3, "save_strategy": "steps", "save_steps": 2}
+    divided = train_on_ranks(**DIVIDED, **STAGES["stage3"], **parameters)
+    shutil.rmtree(divided.output / "checkpoint-3")
+    alone = train(**COMMON, **parameters, output_dir=str(divided.output), resume_from_checkpoint=True)
+    assert alone.losses[-1] == pytest.approx(divided.losses[-1], abs=1e-5)
