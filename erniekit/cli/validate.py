@@ -49,6 +49,8 @@ def run(arguments: list[str]) -> int:
     files = [word for word in options.words if word not in overrides]
     if not files:
         parser.error("name at least one configuration file")
+    if options.world_size and options.verb != "train":
+        parser.error(f"--world-size is for the ranks of a training, and --verb is {options.verb}")
     codes: list[int] = []
     for file in files:
         if codes:

@@ -186,8 +186,7 @@ def test_preview_shows_at_least_one(option: str, count: str, capsys: pytest.Capt
 
 
 def _layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """`erniekit validate --world-size` of a published model that is not here, as if every layout were available."""
-    monkeypatch.setattr(Parameter, "is_available", lambda self, value: True)
+    """`erniekit validate --world-size` of a published model that is not here."""
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     file = _write(
         tmp_path / "plan.yaml",
@@ -232,6 +231,8 @@ def test_large_layouts_show_groups_of_ranks(
 def test_number_formats_decide_the_estimate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(Parameter, "is_available", lambda self, value: True)  # moments in 16 bits, too
+
     def optimizer_and_title(*words: str) -> tuple[float, str]:
         assert _layout(tmp_path, monkeypatch, "--world-size", "1", *words) == 0
         title, names, row = capsys.readouterr().out.partition("memory of each rank in GB, ")[2].splitlines()[:3]
@@ -257,6 +258,8 @@ def test_a_layout_that_does_not_fit_the_model_or_the_ranks_is_refused(
     assert "28 layers cannot be divided equally" in capsys.readouterr().err
     assert _layout(tmp_path, monkeypatch, "--world-size", "none") == 2
     assert "expected an integer of at least 1" in capsys.readouterr().err
+    assert _layout(tmp_path, monkeypatch, "--world-size", "2", "--verb", "preview") == 2
+    assert "for the ranks of a training" in capsys.readouterr().err
 
 
 def test_ranks_that_divide_the_data_make_fewer_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

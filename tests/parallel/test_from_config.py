@@ -8,15 +8,8 @@ from erniekit.errors import ConfigurationError
 from erniekit.parallel.from_config import topology_from
 from erniekit.parallel.topology import Topology
 from erniekit.parameters import Config
-from erniekit.parameters.declaration import Parameter
 
 NEEDED = {"model_name_or_path": "m", "output_dir": "o", "train_dataset_path": "t"}
-
-
-@pytest.fixture(autouse=True)
-def _every_layout_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a degree means does not wait for the machinery behind it."""
-    monkeypatch.setattr(Parameter, "is_available", lambda self, value: True)
 
 
 def _topology(world_size: int | None = None, **values: object) -> Topology:
