@@ -141,6 +141,11 @@ SEEN_ELSEWHERE: dict[str, str] = {
         ("pp_seg_method", "virtual_pp_degree", "add_tail_layers"),
         "runners/test_pipelines.py::test_the_stack_is_cut_where_it_is_asked_to_be",
     ),
+    **dict.fromkeys(
+        ("sharding", "sharding_parallel_degree"),
+        "runners/test_sharding.py::test_ranks_train_as_one_process_and_go_on_from_their_checkpoint",
+    ),
+    "sharding_parallel_config": "parameters/test_sharding_words.py::test_a_word_acts_or_is_told",
     "sequence_parallel": "parameters/test_config.py::test_changes_are_told_only_for_what_the_user_set",
     "use_sp_callback": "parameters/test_config.py::test_value_without_effect_is_reported",
     **dict.fromkeys(
