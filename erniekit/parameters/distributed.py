@@ -153,9 +153,9 @@ class DistributedParameters:
     )
     max_restarts: int = parameter(
         0,
-        "How often a job that `erniekit` has started on several ranks is started again when a rank fails: from the "
-        "newest complete checkpoint that the job has written, or from its beginning where there is none. What the user "
-        "can mend, and a job that a signal has stopped, is not started again.",
+        "How often a run is started again when it fails, on one rank or several: from the newest complete checkpoint "
+        "that it has written, or from its beginning where there is none. What the user can mend, and a run that a "
+        "signal has stopped, is not started again; nor are ranks that another launcher than `erniekit` has started.",
         minimum=0,
         unit="restarts",
         verbs=("train",),

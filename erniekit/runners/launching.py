@@ -53,6 +53,8 @@ class Job:
 def plan_job(config: Config, command: tuple[str, ...], *, nproc: int | None, logs: Path | None) -> Job | None:
     """The job that this process should start; None where it does the work itself, alone or as a rank of a job.
 
+    One rank alone is a job where it may have to be started again.
+
     Args:
         nproc: the number of ranks on this machine, if the user gave it. Otherwise one for each GPU that is visible, or,
             on a CPU, as many as the degrees of the configuration need.
@@ -82,7 +84,7 @@ def plan_job(config: Config, command: tuple[str, ...], *, nproc: int | None, log
         nproc = max(1, topology_from(config).world_size // nodes)
     if meeting is None:
         topology_from(config, nproc)
-        if nproc == 1:
+        if nproc == 1 and not config.distributed.max_restarts:
             return None
     folder = logs or _output_dir(config) / LOG_FOLDER
     return Job(config, command, nproc, gpus > 0, meeting, folder)
@@ -216,7 +218,7 @@ def _verdict(job: Job, ended: list[_Attempt], attempt: int, before: dict[Path, i
 
 def _announcement(job: Job, nodes: Nodes, topology: Topology) -> str:
     layout = " x ".join(f"{axis} {topology.degree(axis)}" for axis in AXES if topology.degree(axis) > 1)
-    ranks = f"{topology.world_size} ranks ({layout})"
+    ranks = f"{topology.world_size} ranks ({layout})" if layout else "1 rank"
     if nodes.links:
         here = nodes.block(0).ranks
         ranks += f", of which node {nodes.number} of {len(nodes.counts)} runs {here[0]} to {here[-1]}"

@@ -64,6 +64,11 @@ def test_the_layout_says_how_many(make_config: MakeConfig) -> None:
         ranks(config, 1)
 
 
+def test_one_rank_is_a_job_where_it_may_be_started_again(make_config: MakeConfig) -> None:
+    job = plan_job(make_config(max_restarts=1), ("command",), nproc=None, logs=None)
+    assert job is not None and job.here == 1
+
+
 def test_nproc_says_how_many(make_config: MakeConfig) -> None:
     assert ranks(make_config(), 3) == 3
 

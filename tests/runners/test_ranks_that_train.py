@@ -34,14 +34,14 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(make_config: MakeConfig, capfd: pytest.CaptureFixture) -> Callable[..., tuple[int, str, str]]:
-    """Run a job of two ranks with a fault in rank 1; its exit code and what it showed."""
+    """Run a job of two ranks, or of one, with a fault in the last; its exit code and what it showed."""
 
-    def run(fault: str, *, step: int = 2, **parameters: Any) -> tuple[int, str, str]:
+    def run(fault: str, *, step: int = 2, here: int = 2, **parameters: Any) -> tuple[int, str, str]:
         config = make_config(**{"max_steps": 6, "save_strategy": "steps", "save_steps": 2, **parameters})
         words = ("train", str(config.path))
-        command = (sys.executable, "-m", "tests.runners.faulty_rank", fault, "1", str(step), *words)
+        command = (sys.executable, "-m", "tests.runners.faulty_rank", fault, str(here - 1), str(step), *words)
         output = Path(config.basic.output_dir)
-        code = run_job(Job(config, command, 2, False, None, output / "rank_logs"))
+        code = run_job(Job(config, command, here, False, None, output / "rank_logs"))
         return code, *capfd.readouterr()
 
     return run
@@ -104,12 +104,13 @@ def test_a_slow_rank_is_not_a_fault(run: Callable, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_a_job_starts_again_from_its_newest_checkpoint(run: Callable, tmp_path: Path) -> None:
-    assert run("raises", step=99)[0] == 0
+@pytest.mark.parametrize("here", [1, 2])
+def test_a_job_starts_again_from_its_newest_checkpoint(here: int, run: Callable, tmp_path: Path) -> None:
+    assert run("raises", step=99, here=here)[0] == 0
     plain = [line["loss"] for line in log(tmp_path / "run")]
-    code, out, error = run("is_killed", step=5, max_restarts=1, overwrite_output_dir=True)
+    code, out, error = run("is_killed", step=5, here=here, max_restarts=1, overwrite_output_dir=True)
     assert code == 0
-    assert "error: rank 1 was killed" in error and "restart 1 of 1: from" in out and "checkpoint-4" in out
+    assert f"error: rank {here - 1} was killed" in error and "restart 1 of 1: from" in out and "checkpoint-4" in out
     assert [line["loss"] for line in log(tmp_path / "run")] == plain
 
 
