@@ -96,9 +96,12 @@ def _pipeline(model: ModelConfig, work: Workload, topology: Topology, stage: int
 
 
 def _sharding(work: Workload, topology: Topology, weights: Shapes, trained: Shapes) -> float:
-    """Gradients to the ranks that update them, and new values back; in stage 3 all values before every pass."""
+    """Gradients to the ranks that update them, and new values back; in stage 3 all values before every pass. Stages 2
+    and 3 keep no whole gradients, so those of every micro-batch are sent."""
     values = values_on_rank(trained, topology)
     gradients, new = values * work.formats.gradients, values * work.formats.weights
+    if work.sharding >= 2:
+        gradients *= work.accumulation
     if work.sharding == 3:
         gathered = 2 * work.accumulation * values_on_rank(weights, topology) * work.formats.weights
         return _share(topology.sharding) * (gathered + gradients)
