@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tools.bench.marked import with_table
 from tools.parity import layouts
 from tools.parity.layout_run import Refused
 from tools.parity.layouts import Comparison, Differences, Layout
@@ -104,10 +106,10 @@ def test_what_is_too_large_is_told_and_set_in_bold() -> None:
     assert lines[-1] == "(1) not yet"
 
 
-def test_the_tables_replace_what_is_between_the_marks() -> None:
-    document = f"# Title\n{layouts.BEGIN}\nold\n{layouts.END}\nrest\n"
-    written = layouts.written_into(document, "new")
-    assert written == f"# Title\n{layouts.BEGIN}\n\nnew\n\n{layouts.END}\nrest\n"
-    assert layouts.written_into(written, "new") == written
+def test_the_tables_replace_what_is_between_the_marks(tmp_path: Path) -> None:
+    document = tmp_path / "document.md"
+    document.write_text("# Title\n<!-- layouts: begin -->\nold\n<!-- layouts: end -->\nrest\n", encoding="utf-8")
+    written = with_table("layouts", "new", document)
+    assert written == "# Title\n<!-- layouts: begin -->\nnew\n<!-- layouts: end -->\nrest\n"
     with pytest.raises(SystemExit, match="does not hold the marks"):
-        layouts.written_into("# Title\n", "new")
+        with_table("other", "new", document)

@@ -30,13 +30,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.parallel.ranks import run_ranks
+from tools.bench.marked import DOCUMENT, with_table
 from tools.parity.layout_run import ROOT, Refused, Run, make_model, run
 
 STEPS = 5
 MICRO_BATCHES = 8  # of a step, over all ranks; pp4 x vpp2 needs as many on one
 MAY_DIFFER = {"losses": 1e-5, "gradient": 1e-5, "weights": 1e-9}
-DOCUMENT = ROOT / "docs/parallelism.md"
-BEGIN, END = "<!-- layouts: begin -->", "<!-- layouts: end -->"
 
 
 @dataclass(frozen=True)
@@ -93,6 +92,12 @@ LAYOUTS = (
     Layout("ep2 over data", {"moe_group": "data"}, data=2, experts=True),
     Layout("tp2 x pp2", tensor(2) | pipeline(2)),
     Layout("tp2 x sharding2", tensor(2) | sharding(1)),
+    Layout("tp2 x sharding2, split_param", tensor(2) | sharding(1, "split_param")),
+    Layout("pp2 x sharding2", pipeline(2) | sharding(1)),
+    Layout("pp2 x sharding2, split_param", pipeline(2) | sharding(1, "split_param")),
+    Layout("sharding2 x 2 x dp2", sharding(2), data=2),
+    Layout("sharding3 x 2 x dp2", sharding(3), data=2),
+    Layout("ep2 over data x sharding2", {"moe_group": "data"} | sharding(1), data=2, experts=True),
     Layout("pp2 x dp2", pipeline(2), data=2),
     Layout("tp2 x pp2 + sp", tensor(2, sequence=True) | pipeline(2)),
     Layout("tp2 x pp2 + sp, recompute", tensor(2, sequence=True) | pipeline(2) | {"recompute": True}),
@@ -242,15 +247,6 @@ def table(model: str, tasks: Sequence[str], results: Mapping[tuple[str, str], Di
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
-def written_into(document: str, tables: str) -> str:
-    """`document` with `tables` between the marks of this tool."""
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"{DOCUMENT} does not hold the marks {BEGIN} and {END}")
-    return f"{before}{begin}\n\n{tables}\n\n{end}{after}"
-
-
 def compare(
     layouts: Iterable[Layout], model: str, tasks: Sequence[str]
 ) -> dict[tuple[str, str], Differences | Refused]:
@@ -281,7 +277,7 @@ def main() -> None:
     tables = "\n\n".join(table(model, args.tasks, found) for model, found in results.items())
     print(tables)
     if args.write:
-        DOCUMENT.write_text(written_into(DOCUMENT.read_text(encoding="utf-8"), tables), encoding="utf-8")
+        DOCUMENT.write_text(with_table("layouts", f"\n{tables}\n", DOCUMENT), encoding="utf-8")
     wrong = [
         f"{model}, {task}, {layout}: {', '.join(result.too_large())}"
         for model, found in results.items()
