@@ -22,9 +22,18 @@ SHOW_STACKS = signal.SIGUSR1
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 Kind = Literal["user error", "error", "lost", "silent"]
-# What a rank raises that has only noticed another's end or silence (cpu_backend.mailboxes): by name, because Paddle may
-# wrap what is raised in a backward pass, and because importing the classes would import Paddle.
-CONSEQUENCES: dict[str, Kind] = {"RankLostError": "lost", "RankSilentError": "silent"}
+
+
+class RankLostError(RuntimeError):
+    """Another rank has ended, so what is waited for will not come: a consequence, not the cause, of a failure."""
+
+
+class RankSilentError(RuntimeError):
+    """Another rank has sent nothing for the whole time allowed: it hangs, or is too slow."""
+
+
+# by name, because Paddle may wrap what is raised in a backward pass
+CONSEQUENCES: dict[str, Kind] = {RankLostError.__name__: "lost", RankSilentError.__name__: "silent"}
 
 
 def is_rank() -> bool:

@@ -1,7 +1,7 @@
 """Every rank says that it is there, before Paddle waits for all of them: a rank that does not come is then named.
 
 Cause: Paddle's store waits for its server without end and for its clients 15 minutes, whatever timeout is declared, and
-cannot be interrupted meanwhile.
+cannot be interrupted meanwhile. No Paddle here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import socket
 import struct
 import time
 
-from erniekit.parallel.cpu_backend.mailboxes import RankLostError, RankSilentError
+from erniekit.parallel.rank import RankLostError, RankSilentError
 
 RANK = struct.Struct("<q")
 GO = b"go"

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from erniekit.parallel.cpu_backend.mailboxes import RankLostError, RankSilentError
 from erniekit.parallel.launch import free_port
+from erniekit.parallel.rank import RankLostError, RankSilentError
 from erniekit.parallel.roll_call import call_roll
 
 

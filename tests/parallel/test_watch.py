@@ -75,7 +75,7 @@ def test_what_a_killed_rank_said_last_is_shown(tmp_path: Path) -> None:
 def test_a_rank_that_hangs_shows_where(tmp_path: Path) -> None:
     failure = first(faults.hangs_and_others_notice, tmp_path, stopped=False)
     assert (failure.rank, failure.cause, failure.code) == (1, "hang", 1)
-    assert failure.what == "hangs: tests.parallel.cases.faults.RankSilentError: rank 1 has sent nothing for 0.3 s"
+    assert failure.what == "hangs: erniekit.parallel.rank.RankSilentError: rank 1 has sent nothing for 0.3 s"
     assert "in _waits_for_ever" in failure.text
 
 

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from erniekit.parallel.cpu_backend.mailboxes import RankLostError, RankSilentError
 from erniekit.parallel.cpu_backend.patches import PATCHES, Connections, make_groups_over_sockets
-
-__all__ = ["RankLostError", "RankSilentError", "apply", "bytes_sent"]
 
 DEFAULT_TIMEOUT = 1800.0  # seconds, what NCCL's process groups are given, too
 

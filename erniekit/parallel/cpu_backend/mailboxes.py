@@ -17,6 +17,8 @@ from typing import Protocol
 
 import numpy as np
 
+from erniekit.parallel.rank import RankLostError, RankSilentError
+
 Channel = tuple[int, int]  # a group and a kind of traffic within it
 HEADER = struct.Struct("<qqq")  # channel (two numbers), bytes that follow
 GREETING = struct.Struct("<q16s")  # rank, the job's secret
@@ -28,14 +30,6 @@ class Store(Protocol):
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
-
-
-class RankLostError(RuntimeError):
-    """Another rank has ended, so what is waited for will not come: a consequence, not the cause, of a failure."""
-
-
-class RankSilentError(RuntimeError):
-    """Another rank is there, and has sent nothing for the whole time allowed."""
 
 
 class Mailboxes:

@@ -10,14 +10,7 @@ import threading
 import time
 
 from erniekit.errors import ConfigurationError
-
-
-class RankLostError(RuntimeError):
-    """Of the same name as the backend's."""
-
-
-class RankSilentError(RuntimeError):
-    """Of the same name as the backend's."""
+from erniekit.parallel.rank import RankLostError, RankSilentError
 
 
 def _rank() -> int:
