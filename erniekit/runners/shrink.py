@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 MOST_RANKS, WIDEST = 4, 2
 STEPS = 2
 LAYERS = 4
-DATA = {"PT": ("text", "text"), "SFT": ("sft", "erniekit"), "DPO": ("preference", "erniekit")}  # files and types
+DATA = {  # of each stage: files to train and to evaluate on, and their type
+    "PT": ("text-train", "text-train", "text"),
+    "SFT": ("sft-train", "sft-eval", "erniekit"),
+    "DPO": ("preference-train", "preference-eval", "erniekit"),
+}
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 EXAMPLES = Path(erniekit.__file__).parents[1] / "examples"
 
@@ -160,13 +164,18 @@ def _tiny_model(config: Config, model: ModelConfig, vocabulary: int) -> ModelCon
 
 def _without_files(config: Config) -> dict[str, Any]:
     """The written model and shipped data in place of the user's."""
-    files, kind = DATA[config.basic.stage]
-    return {
+    train, held_out, kind = DATA[config.basic.stage]
+    evaluated = {
+        "eval_dataset_path": [_data_file(held_out)],
+        "eval_dataset_type": [kind],
+        "eval_dataset_prob": [1.0],
+    }
+    return (evaluated if config.basic.do_eval else {}) | {
         "continue_training": True,
         "from_hf_hub": False,
         "from_aistudio": False,
         "from_modelscope": False,
-        "train_dataset_path": [str(EXAMPLES / "data" / f"{files}-train.jsonl")],
+        "train_dataset_path": [_data_file(train)],
         "train_dataset_type": [kind],
         "train_dataset_prob": [1.0],
         "ref_model_name_or_path": "",
@@ -181,8 +190,12 @@ def _without_files(config: Config) -> dict[str, Any]:
     }
 
 
+def _data_file(name: str) -> str:
+    return str(EXAMPLES / "data" / f"{name}.jsonl")
+
+
 def _short_run(config: Config) -> dict[str, Any]:
-    """Two steps of short rows, without evaluation. What has no effect is left as it is."""
+    """Two steps of short rows; what is due every so many steps is due after each. What has no effect stays."""
     training = config.training
     length = 256 if config.basic.stage == "DPO" else 128
     further: dict[str, Any] = {}
@@ -192,13 +205,16 @@ def _short_run(config: Config) -> dict[str, Any]:
         further["lora_rank"] = min(config.lora.lora_rank, 4)
     if config.acceleration.batch_tokens:
         further |= {"batch_tokens": 2 * length, "min_sample_len": 1, "max_sample_len": None}
+    if config.basic.do_eval:
+        further |= {"max_evaluate_steps": 1, "eval_answers": 0}
+        further |= {"eval_steps": 1} if config.evaluation.evaluation_strategy == "steps" else {}
+    if config.checkpoint.save_strategy == "steps":
+        further["save_steps"] = 1
     return further | {
         "max_steps": STEPS,
         "lr_scheduler_type": "constant",
         "warmup_steps": 0,
         "logging_steps": 1,
-        "do_eval": False,
-        "load_best_model_at_end": False,
         "max_seq_len": length,
         "per_device_train_batch_size": min(training.per_device_train_batch_size, 2),
         "gradient_accumulation_steps": min(training.gradient_accumulation_steps, 4),

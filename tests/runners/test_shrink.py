@@ -109,6 +109,14 @@ def test_what_the_run_needs_is_written(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(Path(path).is_file() for path in small.training.train_dataset_path)
 
 
+def test_evaluation_stays_on_shipped_data() -> None:
+    values = {"do_eval": True, "eval_dataset_path": "e", "eval_steps": 50, "save_steps": 50}
+    best = {"load_best_model_at_end": True, "early_stopping_patience": 2, "save_strategy": "steps"}
+    parameters = _miniature(values | best)[0].parameters
+    assert Path(parameters["eval_dataset_path"][0]).is_file() and parameters["eval_steps"] == 1
+    assert "eval_dataset_path" not in _miniature({})[0].parameters
+
+
 def test_a_model_of_unknown_shape_cannot_be_shrunk(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(yaml.safe_dump(NEEDED | {"model_name_or_path": "nobody/unknown"}), encoding="utf-8")
