@@ -101,6 +101,8 @@ def run_job(job: Job, say: Say = print) -> int:
         UserError: what the user can mend, found before any rank was started.
     """
     prepare(job.config)
+    if job.meeting:
+        say(f"{job.meeting.nodes} nodes meet at {job.meeting}")
     with met(job.meeting, job.here, job.config.distributed.distributed_timeout) as nodes:
         topology = topology_from(job.config, sum(nodes.counts))
         job.logs.mkdir(parents=True, exist_ok=True)
@@ -141,8 +143,9 @@ class _Verdict:
 
     failure: Failure | None
     code: int
-    again: bool
+    again: bool = False
     resume: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def _run_until_done(job: Job, nodes: Nodes, say: Say) -> int:
@@ -155,13 +158,15 @@ def _run_until_done(job: Job, nodes: Nodes, say: Say) -> int:
             _Attempt(**said | {"failures": [Failure(**failure) for failure in said["failures"]]})
             for said in nodes.collect(asdict(ended))
         ]
-        verdict = _verdict(job, all_ended, attempt, before, say) if nodes.number == 0 else None
+        verdict = _verdict(job, all_ended, attempt, before) if nodes.number == 0 else None
         said = nodes.agree(None if verdict is None else asdict(verdict))
         verdict = _Verdict(**said | {"failure": Failure(**said["failure"]) if said["failure"] else None})
         if verdict.failure is not None:
             print(f"error: {verdict.failure}", file=sys.stderr)
             if verdict.failure.cause != "user error":
                 print(f"all ranks were ended; the output of each: {_logs(job)}", file=sys.stderr)
+        for note in verdict.notes:
+            say(note)
         if not verdict.again:
             return verdict.code
         resume, attempt = verdict.resume, attempt + 1
@@ -195,25 +200,26 @@ def _run_once(job: Job, nodes: Nodes, port: int, attempt: int, resume: bool) -> 
     return _Attempt(failures, code, bool(received))
 
 
-def _verdict(job: Job, ended: list[_Attempt], attempt: int, before: dict[Path, int], say: Say) -> _Verdict:
+def _verdict(job: Job, ended: list[_Attempt], attempt: int, before: dict[Path, int]) -> _Verdict:
+    """What comes after an attempt.
+
+    Args:
+        before: the checkpoints that were there before the first attempt, and when each was completed.
+    """
     failures = [failure for each in ended for failure in each.failures]
     if not failures:
-        return _Verdict(None, next((each.code for each in ended if each.code), 0), False)
+        return _Verdict(None, next((each.code for each in ended if each.code), 0))
     failure = first_cause(failures)
     if failure.cause == "user error":
-        return _Verdict(failure, USER_ERROR, False)
+        return _Verdict(failure, USER_ERROR)
     restarts = job.config.distributed.max_restarts
     if attempt == restarts or any(each.stopped for each in ended):
-        return _Verdict(failure, failure.code, False)
+        return _Verdict(failure, failure.code)
     newest, skipped = newest_complete(_output_dir(job.config))
-    for line in skipped:
-        say(line)
-    written = newest is not None and before.get(newest) != _completed(newest)  # not one that this job may have replaced
-    say(
-        f"restart {attempt + 1} of {restarts}: "
-        + (f"from {newest}" if written else "this job has written no complete checkpoint, so it begins as it began")
-    )
-    return _Verdict(failure, failure.code, True, written)
+    own = newest is not None and before.get(newest) != _completed(newest)  # others may be what this job replaces
+    whence = f"from {newest}" if own else "this job has written no complete checkpoint, so it begins as it began"
+    notes = (*skipped, f"restart {attempt + 1} of {restarts}: {whence}")
+    return _Verdict(failure, failure.code, again=True, resume=own, notes=notes)
 
 
 def _announcement(job: Job, nodes: Nodes, topology: Topology) -> str:
