@@ -20,3 +20,8 @@ def test_tensor_parallel_ranks_compute_the_whole_layer(count: int, sequence: boo
 def test_ranks_with_data_of_their_own_share_the_experts(count: int) -> None:
     compared = run_ranks(experts.data_ranks, count)
     assert [len(whats) for whats in compared] == [4 * 2 * 3] * count
+
+
+def test_shared_experts_come_before_routed_ones_in_backward_on_every_rank() -> None:
+    shared, routed = ["all_gather", "reduce_scatter_tensor"], ["all_to_all_single"] * 2
+    assert run_ranks(experts.order_of_backward, 2) == [shared + routed] * 2

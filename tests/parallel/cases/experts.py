@@ -220,3 +220,27 @@ def data_ranks() -> list[str]:
                 )
                 compared.append(what)
     return compared
+
+
+def order_of_backward() -> list[str]:
+    """The collectives of a backward pass where shared experts and routed ones both communicate."""
+    ranks = Ranks("tensor")
+    layer = _layer(TensorSlice(ranks.rank, ranks.size, ranks.group, sequence=True), ByExchange(ranks.group), ())
+    layer.eval()
+    x = paddle.to_tensor(_micro_batch(5, 4, 0)[0], stop_gradient=False)
+    loss = layer(x).sum()
+    called: list[str] = []
+    group = ranks.group.process_group
+    for name in ("all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"):
+        for form in (name, f"{name}_on_calc_stream"):
+            setattr(group, form, _noting(called, name, getattr(group, form)))
+    loss.backward()
+    return called
+
+
+def _noting(called: list[str], name: str, collective: Any) -> Any:
+    def noting(*arguments: Any, **options: Any) -> Any:
+        called.append(name)
+        return collective(*arguments, **options)
+
+    return noting
