@@ -73,7 +73,7 @@ class SelfAttention(nn.Layer):
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
 
     def forward(self, x_BSH: paddle.Tensor, context: BatchContext, dropout: float, key: Sequence[int]) -> paddle.Tensor:
-        batch, length = context.shape if self.tensor.sequence else x_BSH.shape[:2]
+        batch, length = context.shape if self.tensor.divides_tokens else x_BSH.shape[:2]
         x_BSH = self.tensor.enter(x_BSH)
         by_token = [batch * length, -1, self.head_dim]
         heads = [batch, length, -1, self.head_dim]
@@ -117,7 +117,7 @@ class DecoderLayer(nn.Layer):
         scale = self.randomness.dropout_scale if self.training else 0.0
         hidden_dropout = self.hidden_dropout * scale
 
-        part = self.tensor.rank if self.tensor.sequence else 0  # of the tokens, in what is not inside of a block
+        part = self.tensor.rank if self.tensor.divides_tokens else 0  # of the tokens, in what is not inside of a block
         key = self.randomness.key(self.layer, Site.ATTENTION_PROBABILITIES, self.tensor.rank)
         branch = self.self_attn(self.input_layernorm(x_BSH), context, self.attention_dropout * scale, key)
         x_BSH = x_BSH + dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.ATTENTION_OUTPUT, part))

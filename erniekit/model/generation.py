@@ -157,7 +157,8 @@ def _prompt_logits(decoder: Decoder, prompts: Sequence[Sequence[int]], cache: Ke
     hidden = _evaluate(decoder, paddle.to_tensor(ids), paddle.to_tensor(positions), cache)
     last = np.arange(len(prompts)) * longest + cache.prompt_lengths - 1
     rows = paddle.gather(hidden.reshape([-1, hidden.shape[-1]]), paddle.to_tensor(last))
-    return decoder.head(rows).numpy()
+    with decoder.tensor.undivided():
+        return decoder.head(rows).numpy()
 
 
 @paddle.no_grad()
@@ -165,15 +166,18 @@ def _next_logits(decoder: Decoder, seen: Sequence[Sequence[int]], cache: KeyValu
     """Feed every row's newest token; the logits of the token after it [B, V]."""
     positions = cache.extend()
     newest = paddle.to_tensor(np.array([[tokens[-1]] for tokens in seen], np.int64))
-    return decoder.head(_evaluate(decoder, newest, positions, cache)[:, 0]).numpy()
+    rows = _evaluate(decoder, newest, positions, cache)[:, 0]
+    with decoder.tensor.undivided():
+        return decoder.head(rows).numpy()
 
 
 def _evaluate(decoder: Decoder, ids: paddle.Tensor, positions: paddle.Tensor, cache: KeyValueCache) -> paddle.Tensor:
-    """One forward pass without dropout, whatever mode the decoder is in."""
+    """One forward pass without dropout, whatever mode the decoder is in; on every rank the states of all tokens."""
     training = decoder.training
     decoder.eval()
     try:
-        return decoder(ids, positions, cache)
+        with decoder.tensor.undivided():
+            return decoder(ids, positions, cache)
     finally:
         if training:
             decoder.train()

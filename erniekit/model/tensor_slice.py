@@ -11,7 +11,9 @@ Outside, every rank has the same hidden states; with the sequence divided, each 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,12 @@ import paddle.distributed as dist
 from paddle import Tensor
 from paddle.distributed.fleet.layers.mpu import mp_ops
 from paddle.distributed.fleet.utils.sequence_parallel_utils import AllGatherOp, ReduceScatterOp
+
+
+class _Undivided:
+    """A switch that all layers of a model share."""
+
+    now = False
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,22 @@ class TensorSlice:
     group: Any = None
     sequence: bool = False
     skips_copies: bool = False
+    _undivided: _Undivided = field(default_factory=lambda: _Undivided())
+
+    @property
+    def divides_tokens(self) -> bool:
+        """Whether hidden states outside of blocks are of this rank's tokens, at this moment."""
+        return self.size > 1 and self.sequence and not self._undivided.now
+
+    @contextmanager
+    def undivided(self) -> Iterator[None]:
+        """Inside, every rank has the hidden states of all tokens, as without sequence parallelism: answers are written
+        one token at a time. Holds for every layer that was given this slice, or one made from it by `replace`."""
+        self._undivided.now = True
+        try:
+            yield
+        finally:
+            self._undivided.now = False
 
     def part(self, length: int) -> int:
         """The length of a slice of an axis; the axis can be divided, which the runner has checked."""
@@ -64,7 +88,7 @@ class TensorSlice:
         """Hidden states for a block: [..., H] as it is, or of all tokens, [1, T, H]; gradients of all ranks add up."""
         if self.size == 1:
             return x
-        if not self.sequence:
+        if not self.divides_tokens:
             return mp_ops._c_identity(x, self.group, self.skips_copies)
         return AllGatherOp.apply(_rows(x)).unsqueeze(0)
 
@@ -72,7 +96,7 @@ class TensorSlice:
         """The sum of what the ranks' slices of a block gave: on every rank [..., H], or its tokens' [1, T / n, H]."""
         if self.size == 1:
             return x
-        if not self.sequence:
+        if not self.divides_tokens:
             return mp_ops._mp_allreduce(x, group=self.group, skip_c_identity_dynamic=self.skips_copies)
         return ReduceScatterOp.apply(_rows(x)).unsqueeze(0)
 
@@ -82,7 +106,7 @@ class TensorSlice:
 
     def own_tokens(self, x_BS: Tensor) -> Tensor:
         """What belongs to the tokens that this rank has outside of blocks, [1, T / n]; x as it is where it has all."""
-        if self.size == 1 or not self.sequence:
+        if not self.divides_tokens:
             return x_BS
         flat = x_BS.reshape([1, -1])
         width = self.part(flat.shape[1])

@@ -55,3 +55,10 @@ def test_four_slices_compute_what_one_process_does() -> None:
 
 def test_slices_beside_other_samples() -> None:
     expect_equal(run_ranks(layouts.check, 4, world=4, degrees={"tensor": 2, "sequence_parallel": True}))
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["tp2", "tp2+sp"])
+def test_slices_answer_as_one_process_does(sequence: bool) -> None:
+    degrees = {"tensor": 2, "sequence_parallel": sequence}
+    first, second = run_ranks(layouts.answer, 2, degrees=degrees, model={"initializer_range": 0.5})
+    assert first == second and all(first)

@@ -13,8 +13,10 @@ from erniekit.data.template import Sample
 from erniekit.model.adapters.lora import trained_weights
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.builder import build_model
+from erniekit.model.generation import generate
 from erniekit.model.placement import placement
 from erniekit.model.recompute import Recompute
+from erniekit.model.sampling import Sampling
 from erniekit.parallel.copies import Copies
 from erniekit.parallel.mesh import ALONE, Mesh
 from erniekit.parallel.ranks import LayoutRanks
@@ -179,3 +181,13 @@ def keep_copies_equal(words: list[str]) -> dict[str, list[float]]:
         "sync_moment": [state("moment1", norm)[0].item()],
         "slice": [own[0, 0].item(), own.grad[0, 0].item()],
     }
+
+
+def answer(degrees: dict[str, Any], model: dict[str, Any]) -> list[list[int]]:
+    """Greedy answers of a divided model to prompts whose number and lengths no rank divides."""
+    mesh = start_ranks(Topology.from_degrees(2, **degrees), timeout=60)
+    prompts = [[5, 9, 2], [7], [11, 3, 4, 8, 20]]
+    config, sampling = tiny_config(vocab_size=56, **model), Sampling(max_new_tokens=6, temperature=0.0)
+    own = generate(build_model(config, None, seed=3, tensor=mesh.tensor), prompts, sampling)
+    assert own == generate(build_model(config, None, seed=3), prompts, sampling)
+    return own
