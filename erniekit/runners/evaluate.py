@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import cast
 
 from erniekit.data.template import Template
 from erniekit.data.tokenizer import Tokenizer
 from erniekit.model.decoder import Decoder
 from erniekit.parallel.mesh import Mesh
+from erniekit.parallel.staged_decoder import StagedDecoder
 from erniekit.parameters import Config
 from erniekit.runners.adapters import adapter_plan
 from erniekit.runners.checks import check_vocabulary
@@ -29,7 +33,7 @@ from erniekit.runners.wiring import (
 from erniekit.terminal import printable
 from erniekit.training.callbacks.results import EVALUATION_FILE, Results
 from erniekit.training.checkpoint_folder import locked, refuse_damaged
-from erniekit.training.evaluation import EvaluationResult, evaluate
+from erniekit.training.evaluation import EvaluationResult, FurtherFigures, evaluate
 from erniekit.training.objectives import Objective
 from erniekit.training.ranks import Ranks
 
@@ -62,7 +66,7 @@ def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
         announce_dense_mask(config, [(dataset, config.evaluation.per_device_eval_batch_size)], say)
         model = open_model(config, weights, say, adapters=adapters, mesh=mesh)
         ranks = divided_evaluation(config, mesh, model)
-        answer = answering(config, tokenizer, template, output_dir)
+        answer = answering(config, tokenizer, template, output_dir, mesh)
         result = evaluate(
             model,
             evaluation_plan(config, dataset, reader_of(config, mesh)),
@@ -79,23 +83,27 @@ def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
             say(line)
         if ranks.is_first:
             Results(output_dir).on_evaluate(record)
-        if answer is not None:
+        if answer is not None and ranks.is_first:
             _show_samples(output_dir, say)
         say(f"results: {output_dir / EVALUATION_FILE}")
     return result
 
 
 def answering(
-    config: Config, tokenizer: Tokenizer, template: Template | None, output_dir: Path
-) -> AnswerHeldOut | None:
-    """What answers held-out dialogues in this run; None where it should not.
+    config: Config, tokenizer: Tokenizer, template: Template | None, output_dir: Path, mesh: Mesh
+) -> Callable[[Decoder], FurtherFigures] | None:
+    """What answers held-out dialogues in this run; None where it should not. All ranks answer, the first one writes.
 
     Raises:
         ConfigurationError: the libraries that score answers are not installed.
     """
     if not config.evaluation.eval_answers or template is None:
         return None
-    return AnswerHeldOut(evaluation_sources(config), tokenizer, template, config.evaluation.eval_answers, output_dir)
+    samples = output_dir / SAMPLES_FILE if mesh.rank == 0 else Path(os.devnull)
+    answer = AnswerHeldOut(evaluation_sources(config), tokenizer, template, config.evaluation.eval_answers, samples)
+    if mesh.topology.pipeline == 1:
+        return answer
+    return lambda model: answer(cast(Decoder, StagedDecoder(model, mesh)))  # stands in for it where answers are written
 
 
 def figure_table(result: EvaluationResult) -> list[str]:

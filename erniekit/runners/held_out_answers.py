@@ -52,22 +52,23 @@ class AnswerHeldOut:
     Args:
         sources: files of dialogues or pairs.
         count: how many dialogues of each file, spread over it; -1: all.
+        samples: the file to write.
 
     Raises:
         ConfigurationError: a library that scores answers is not installed.
     """
 
     def __init__(
-        self, sources: Sequence[Source], tokenizer: Tokenizer, template: Template, count: int, output_dir: Path
+        self, sources: Sequence[Source], tokenizer: Tokenizer, template: Template, count: int, samples: Path
     ) -> None:
         AnswerScores()  # a missing library is told before the first evaluation
         asked = [source for source in sources if source.probability > 0]
         self._sources = dict(zip(source_names([str(source.path) for source in asked]), asked, strict=True))
         self._tokenizer, self._template, self._count = tokenizer, template, count
-        self._path = output_dir / SAMPLES_FILE
+        self._path = samples
 
     def __call__(self, decoder: Decoder) -> FurtherFigures:
-        """Answer, and write every dialogue with its answer and scores to SAMPLES_FILE, one JSON object a line."""
+        """Answer, and write every dialogue with its answer and scores to `samples`, one JSON object a line."""
         scores: dict[str, AnswerScores] = {}
         cut = skipped = 0
         with measuring(decoder), open(self._path, "w", encoding="utf-8") as file:

@@ -86,11 +86,3 @@ def test_dropout_in_an_interleaved_pipeline_is_told() -> None:
     interleaved = {"virtual_pp_degree": 2, "gradient_accumulation_steps": 8}
     assert "its masks are others" in messages(hidden_dropout_prob=0.1, **interleaved)
     assert "masks" not in messages(hidden_dropout_prob=0.1)
-
-
-def test_stages_do_not_answer() -> None:
-    with pytest.raises(ConfigurationError, match=r"`eval_answers`: .*whole model.*erniekit eval OUTPUT_DIR"):
-        load(eval_answers=5)
-    evaluation = {"do_train": False, "do_eval": True, "eval_dataset_path": "e.jsonl"}
-    assert load(eval_answers=5, **evaluation)["eval_answers"] == 5
-    assert load(eval_answers=5, pipeline_parallel_degree=1)["eval_answers"] == 5

@@ -36,7 +36,7 @@ def write(path: Path, records: list[dict[str, Any]]) -> Source:
 
 
 def answering(model: ChatModel, sources: list[Source], folder: Path, count: int = -1) -> AnswerHeldOut:
-    return AnswerHeldOut(sources, model.tokenizer, model.template, count, folder)
+    return AnswerHeldOut(sources, model.tokenizer, model.template, count, folder / SAMPLES_FILE)
 
 
 def samples(folder: Path) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ def test_two_stages_train_as_one_process_and_go_on_from_their_checkpoint(
 ) -> None:
     parameters = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "do_eval": True, "eval_steps": 2}
     parameters |= {"eval_dataset_path": str(records), "max_evaluate_steps": 5, "hidden_dropout_prob": 0.1}
+    parameters |= {"eval_answers": 3}
     alone = train(**COMMON, **parameters)
     staged = train_ranks(**parameters, pipeline_parallel_degree=2)
     np.testing.assert_allclose(staged.losses, alone.losses, atol=1e-5)
@@ -40,6 +41,8 @@ def test_two_stages_train_as_one_process_and_go_on_from_their_checkpoint(
         np.testing.assert_allclose(found[name], values, atol=1e-4, err_msg=name)
     evaluations = [json.loads((run.output / "eval_results.json").read_text()) for run in (staged, alone)]
     assert evaluations[0]["eval_loss"] == pytest.approx(evaluations[1]["eval_loss"], abs=1e-5)
+    answers = [(run.output / "eval_samples.jsonl").read_text() for run in (staged, alone)]
+    assert answers[0] == answers[1] and answers[0].count("\n") == 3
 
     shutil.rmtree(staged.output / "checkpoint-4")
     for path in staged.output.glob("model*"):
