@@ -139,7 +139,11 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "sft": DIALOGUES,
     "lora": DIALOGUES | {"fine_tuning": "LoRA", "lora_rank": 4},
     "dpo": PAIRS,
+    "dpo-lora": PAIRS | {"fine_tuning": "LoRA", "lora_rank": 4},
+    "dpo-copy": PAIRS | {"reference_model": "copy", "ref_model_update_steps": 2},
+    "kto": PAIRS | {"loss_type": "kto_pair"},
 }
+IN_TABLE = ("sft", "lora", "dpo")  # the others: references of other kinds, a divergence over the whole step
 
 
 @dataclass(frozen=True)
@@ -269,7 +273,7 @@ def main() -> None:
     names = [layout.name for layout in LAYOUTS]
     parser.add_argument("--layouts", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=IN_TABLE)
     parser.add_argument("--write", action="store_true", help=f"put the tables into {DOCUMENT.relative_to(ROOT)}")
     args = parser.parse_args()
     layouts = [layout for layout in LAYOUTS if layout.name in args.layouts]
