@@ -15,6 +15,16 @@ from tools.parity.layout_run import Refused
 from tools.parity.layouts import Comparison, Differences, Layout
 
 BY_NAME = {layout.name: layout for layout in layouts.LAYOUTS}
+REFERENCES_ON = (
+    "dp2",
+    "tp2 + sp",
+    "pp2",
+    "pp4 x vpp2",
+    "sharding1 x 2",
+    "sharding2 x 2",
+    "sharding3 x 2",
+    "tp2 x pp2 + sp",
+)
 SHORT = [
     ("dp2", "dense", "dpo"),
     ("tp2 + sp", "dense", "lora"),
@@ -27,10 +37,14 @@ SHORT = [
     ("tp2 x pp2 + sp", "dense", "sft"),
 ]
 REST = [
+    *[(name, "dense", task) for name in REFERENCES_ON for task in ("dpo-lora", "dpo-copy", "kto")],
+    *[(name, "moe", task) for name in ("ep2 over mp", "ep2 over data") for task in ("dpo-lora", "kto")],
+]
+REST += [
     (name, model, task)
     for name, layout in BY_NAME.items()
     for model in layouts.MODELS
-    for task in layouts.TASKS
+    for task in layouts.IN_TABLE
     if (name, model, task) not in SHORT and (model == "moe" or not layout.experts)
 ]
 
