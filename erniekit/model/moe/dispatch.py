@@ -16,7 +16,7 @@ import paddle
 from paddle.autograd import PyLayer
 from paddle.distributed.communication.group import Group
 
-from erniekit.model.moe.exchange import Exchange, Gathering, Replicas, counts_of_all
+from erniekit.model.moe.exchange import Exchange, Gathering, Replicas, asking, counts_of_all
 
 
 class HeldExperts(Protocol):
@@ -76,7 +76,8 @@ class AllHere:
         self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, held: HeldExperts
     ) -> paddle.Tensor:
         order, counts_E = _by_expert(experts_TK, held.total)
-        outputs = held(_gather(x_TH, order // experts_TK.shape[1]), counts_E)
+        rows = _gather(asking(x_TH) if self.in_step else x_TH, order // experts_TK.shape[1])
+        outputs = held(rows, counts_E)
         return _weighted_sums(outputs, order, weights_TK)
 
 

@@ -3,7 +3,7 @@ all of them to every member and their sums back.
 
 Nothing here knows what a row is. Every call below is the same number of collectives on every member, whatever the
 number of rows, its own or the others', and so is its backward pass: rows that leave for another member always ask for
-a gradient, since whether they need one may depend on what the member holds (`_asking`).
+a gradient, since whether they need one may depend on what the member holds (`asking`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Exchange:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Rows [sum of sent, H] -> those received [sum of received, H], in order of members."""
-        return _Exchange.apply(_asking(rows), self)
+        return _Exchange.apply(asking(rows), self)
 
     def _moved(self, rows: Tensor) -> Tensor:
         if self.block is None:
@@ -85,11 +85,11 @@ class Gathering:
 
     def to_all(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Of each tensor [own rows, ...] those of all members; gradients of all members add up on the rows' owner."""
-        return tuple(_ToAll.apply(self, *map(_asking, tensors)))
+        return tuple(_ToAll.apply(self, *map(asking, tensors)))
 
     def home(self, rows: Tensor) -> Tensor:
         """Sums over the members [rows of all, ...] -> this member's own; the gradient goes to all."""
-        return _Home.apply(_asking(rows), self)
+        return _Home.apply(asking(rows), self)
 
     def collected(self, rows: Tensor) -> Tensor:
         """The rows of all members, without a gradient."""
@@ -137,7 +137,7 @@ class Replicas:
 
     def to_all(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The tensors as they are; the gradients of all members add up."""
-        return tuple(_ToAll.apply(self, *map(_asking, tensors)))
+        return tuple(_ToAll.apply(self, *map(asking, tensors)))
 
     def home(self, rows: Tensor) -> Tensor:
         """The sum over the members; its gradient, the same on all members, is that of each summand: nothing travels."""
@@ -158,7 +158,7 @@ def one_after_the_other(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     The order of two branches in backward depends on their depths, and these on what a member holds (an adapter beside
     some expert). Where both call collectives, all members must call them in one order.
     """
-    return tuple(_Together.apply(_asking(first), _asking(second)))
+    return tuple(_Together.apply(asking(first), asking(second)))
 
 
 class _Exchange(PyLayer):
@@ -206,8 +206,11 @@ class _Together(PyLayer):
         return tuple(paddle.assign(gradient) for gradient in gradients)
 
 
-def _asking(x: Tensor) -> Tensor:
-    """x, in training as a tensor that asks for a gradient: then its backward pass takes place on every member."""
+def asking(x: Tensor) -> Tensor:
+    """x, in training as a tensor that asks for a gradient: then its backward pass takes place on every member.
+
+    (A product with no rows must have it, too: Paddle fails where only the other factor's gradient is wanted.)
+    """
     if not paddle.is_grad_enabled() or not x.stop_gradient:
         return x
     x = x.detach()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import paddle
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from erniekit.model.head import token_loss
 from erniekit.model.mlp import MLP
 from erniekit.model.moe.balance import BalanceSettings, ExpertBalance
+from erniekit.model.moe.dispatch import ALL_HERE, AllHere, ByExchange
 from erniekit.model.moe.experts import MoE
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
@@ -27,8 +30,8 @@ NO_LOSSES = BalanceSettings()
 SETTINGS = BalanceSettings(0.3, 0.2, 0.1)
 
 
-def experts_layer(settings=NO_LOSSES, bias=(0.0,) * 5, **changes):
-    layer = MoE(tiny_config(**{**MOE, **changes}), 0, ExpertBalance(settings))
+def experts_layer(settings=NO_LOSSES, bias=(0.0,) * 5, dispatch=ALL_HERE, **changes):
+    layer = MoE(tiny_config(**{**MOE, **changes}), 0, ExpertBalance(settings), dispatch=dispatch)
     rng = np.random.default_rng(1)
     for parameter in layer.parameters():
         parameter.set_value(rng.standard_normal(parameter.shape).astype(np.float32) * 0.5)
@@ -79,6 +82,28 @@ def test_an_expert_runs_once_over_its_own_tokens_and_not_at_all_without_any():
         expert.register_forward_pre_hook(lambda own, inputs, number=number: seen.append((number, inputs[0].shape[0])))
     layer(paddle.ones([1, 6, 16]))
     assert seen == [(0, 6), (1, 6)]
+
+
+def test_in_step_with_other_ranks_every_expert_runs_and_has_a_gradient():
+    bias = (9.0, 8.0, 0.0, 0.0, 0.0)
+    alone, layer = experts_layer(bias=bias), experts_layer(bias=bias, dispatch=AllHere(in_step=True))
+    rows = paddle.to_tensor(np.random.default_rng(2).standard_normal((1, 6, 16)).astype(np.float32))
+    outputs = [own(rows) for own in (alone, layer)]
+    np.testing.assert_array_equal(outputs[1].numpy(), outputs[0].numpy())
+    paddle.add_n(outputs).sum().backward()
+    for number, expert in enumerate(layer.experts):
+        gradient, expected = expert.up_proj.weight.grad, alone.experts[number].up_proj.weight.grad
+        assert (expected is None) == (number > 1)  # no token comes to the other experts
+        np.testing.assert_array_equal(gradient.numpy(), 0.0 if expected is None else expected.numpy())
+
+
+def test_a_layer_holds_the_experts_of_its_rank_under_their_own_numbers():
+    second = SimpleNamespace(rank=1, nranks=2)
+    layer = MoE(tiny_config(**{**MOE, "moe_num_experts": 4}), 0, ExpertBalance(NO_LOSSES), dispatch=ByExchange(second))
+    names = [name for name, _ in layer.named_parameters() if name.startswith("experts.")]
+    linears = ("gate_proj", "up_proj", "down_proj")
+    assert names == [f"experts.{number}.{linear}.weight" for number in (2, 3) for linear in linears]
+    assert layer.experts[3].up_proj.weight.shape == [16, 12]
 
 
 def test_a_saved_program_computes_the_same_with_every_expert():
