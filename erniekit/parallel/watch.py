@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from erniekit.parallel.launch import Ended, LocalRanks, log_of
-from erniekit.parallel.rank import Kind
+from erniekit.parallel.rank import Kind, RankSilentError
 
 POLL = 0.05  # seconds
 GRACE = 2.0  # seconds for the other ranks to notice a failure and say what they saw
@@ -118,7 +118,8 @@ def hanging(stacks: Mapping[int, str], noticed: Sequence[Failure]) -> list[Failu
     witness = next((failure for failure in noticed if failure.cause == "silent"), None)
     if witness is None:
         return []
-    seen = witness.text.rpartition("\n")[2]
+    said = [line for line in witness.text.splitlines() if RankSilentError.__name__ in line]
+    seen = said[-1].strip() if said else witness.what  # Paddle wraps what is raised in a backward pass in many lines
     waiting = {rank for rank, text in stacks.items() if WAITS_TOO.search(text)}
     return [
         Failure(rank, "hang", f"hangs{'' if text else ' and does not answer'}: {seen}", text, witness.code)

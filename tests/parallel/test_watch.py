@@ -53,7 +53,10 @@ def test_a_rank_that_waits_too_does_not_hang() -> None:
         2: 'File "erniekit/parallel/roll_call.py", line 70 in _wait_for_go',
         4: "",
     }
-    noticed = [failure(3, "silent", "Traceback\nRankSilentError: rank 3: rank 1 has sent nothing")]
+    wrapped = (
+        "Traceback\nOSError: (External) {\n  RankSilentError: rank 3: rank 1 has sent nothing\n}\n (at py_layer.cc)"
+    )
+    noticed = [failure(3, "silent", wrapped)]
     found = hanging(stacks, noticed)
     assert [each.rank for each in found] == [1, 4]
     assert found[0].what == "hangs: RankSilentError: rank 3: rank 1 has sent nothing"

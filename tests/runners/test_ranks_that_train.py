@@ -95,6 +95,22 @@ def test_a_rank_that_hangs_past_the_timeout_ends_the_job(fault: str, run: Callab
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"tensor_parallel_degree": 2},
+        {"pipeline_parallel_degree": 2, "gradient_accumulation_steps": 4},
+        {"sharding": "stage3", "sharding_parallel_degree": 2},
+    ],
+)
+def test_a_rank_that_ends_within_a_step_ends_the_job(layout: dict, run: Callable, tmp_path: Path) -> None:
+    code, _, error = run("is_killed_in_backward", **layout)
+    assert seconds_since_step(tmp_path / "run", 2) < LIMIT
+    assert code == 137 and error.startswith("error: rank 1 was killed by SIGKILL")
+    assert "RankLostError" in (tmp_path / "run/rank_logs/rank-0.log").read_text()
+
+
+@pytest.mark.slow
 def test_a_slow_rank_is_not_a_fault(run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = run("is_slow", step=99)[0], log(tmp_path / "run")
     monkeypatch.setenv("SECONDS", "60")
