@@ -59,7 +59,7 @@ check-generated: $(VENV)/.cpu ## fail when a generated file is stale
 	$(BIN)/python tools/quickstart/make_configs.py --check
 	$(BIN)/python tools/bench/layouts_on_paper.py --check
 
-BENCHES := startup packing attention head_loss load export tokenise checkpoint host_memory
+BENCHES := startup launching packing attention head_loss load export tokenise checkpoint host_memory
 BENCHES_TORCH := training_speed dpo moe
 
 bench: $(VENV)/.cpu ## the benchmarks that need no torch; results belong in docs/benchmarks.md

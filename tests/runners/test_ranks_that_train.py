@@ -211,6 +211,7 @@ def test_under_paddles_own_launcher(make_config: MakeConfig, tmp_path: Path) -> 
     assert [line["loss"] for line in log(tmp_path / "paddles")] == [line["loss"] for line in log(tmp_path / "ours")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [{}, {"tensor_parallel_degree": 2, "sequence_parallel": False}])
 def test_ranks_evaluate_as_one(layout: dict, make_config: MakeConfig, records: Path, tmp_path: Path) -> None:
     """Two ranks on different samples, and two on slices of the model."""
