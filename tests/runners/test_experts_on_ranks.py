@@ -109,6 +109,23 @@ def test_the_saved_model_holds_all_experts_and_the_biases_of_all_tokens(
         np.testing.assert_allclose(own.read(name), values, atol=1e-7)
 
 
+@pytest.mark.parametrize("layout", [{"moe_group": "data"}, {"moe_group": "mp", **SEQUENCE}], ids=["data", "mp"])
+def test_a_run_goes_on_where_it_was_on_the_same_ranks_and_on_one(
+    run_values: Callable[..., dict[str, Any]], layout: dict[str, Any]
+) -> None:
+    accumulation = 1 if layout["moe_group"] == "data" else 2
+    divided = {**layout, "gradient_accumulation_steps": accumulation}
+    whole = run_values("whole", **divided, save_strategy="steps", save_steps=2)
+    resume = {"resume_from_checkpoint": f"{whole['output_dir']}/checkpoint-2"}
+    again = run_values("again", **divided, **resume)
+    for first, second in run_ranks(expert_runs.train, 2, parameters=[whole, again]):
+        assert second["losses"] == first["losses"][2:]
+    files = [Path(run["output_dir"]) / "model.safetensors" for run in (whole, again)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    (alone,) = run_ranks(expert_runs.train, 1, parameters=[run_values("alone", **resume)])[0]
+    np.testing.assert_allclose(alone["losses"], first["losses"][2:], atol=1e-5, rtol=0)
+
+
 def test_adapters_on_experts_of_one_rank_are_trained_saved_and_resumed(
     run_values: Callable[..., dict[str, Any]],
 ) -> None:
