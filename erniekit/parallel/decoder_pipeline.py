@@ -58,12 +58,13 @@ class DecoderPipeline:
     ) -> list[MicroLoss]:
         """See `Ranks.run`."""
         assert isinstance(loss, DecoderLoss), "a pipeline needs a loss in two parts"
-        results: list[Any] = [None] * len(batches)
+        results: list[dict[str, Tensor]] = [{}] * len(batches)
 
         def take(number: int, result: MicroLoss) -> Tensor:
             if number >= len(batches):
                 return result.loss_sum * 0.0
-            results[number] = [_number(result.loss_sum), {name: _number(value) for name, value in result.sums.items()}]
+            figures = {"loss_sum": result.loss_sum, **result.sums}
+            results[number] = {name: value.detach() for name, value in figures.items()}
             return result.loss_sum / units
 
         def begin_any(number: int) -> None:
@@ -73,16 +74,18 @@ class DecoderPipeline:
 
         work = self._work(model, loss.own, batches, begin_any, take)
         self._pipeline.train(work, work.count, work.shape)
-        routers = [
-            {name: [_number(total), count] for name, (total, count) in model.balance.reported(number).items()}
-            for number in range(len(batches))
-        ]
-        of_stages = self._mesh.exchange({"results": results, "routers": routers}, "pipeline")
+        reported = [model.balance.reported(number) for number in range(len(batches))]
+        own = {
+            "results": _on_host(results),
+            "totals": _on_host([{name: total for name, (total, _) in of.items()} for of in reported]),
+            "counts": [{name: count for name, (_, count) in of.items()} for of in reported],
+        }
+        of_stages = self._mesh.exchange(own, "pipeline")
         parts = []
-        for number, (loss_sum, sums) in enumerate(of_stages[-1]["results"]):
-            part = MicroLoss(_tensor(loss_sum), {name: _tensor(value) for name, value in sums.items()})
-            reported = _added([of_stage["routers"][number] for of_stage in of_stages])
-            parts.append(loss.with_routers(part, reported, batches[number]))
+        for number, figures in enumerate(of_stages[-1]["results"]):
+            sums = {name: paddle.to_tensor(value, dtype="float64") for name, value in figures.items()}
+            routers = [(of_stage["totals"][number], of_stage["counts"][number]) for of_stage in of_stages]
+            parts.append(loss.with_routers(MicroLoss(sums.pop("loss_sum"), sums), _added(routers), batches[number]))
         return parts
 
     def measure(self, model: Decoder, measured: Measured, batches: Sequence[Any]) -> list[Mapping[str, np.ndarray]]:
@@ -169,16 +172,22 @@ class _DecoderWork:
         return self._take(number, self._passed.finish(self._model, tensors[0], self._context, batch, constant))
 
 
-def _added(reported: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:
+def _added(
+    reported: Sequence[tuple[Mapping[str, float], Mapping[str, int]]],
+) -> dict[str, tuple[float, int]]:
     """What routers of all stages have reported of one micro-batch: sums and their numbers, by name."""
-    names = sorted({name for of_stage in reported for name in of_stage})
-    found = {name: [of_stage[name] for of_stage in reported if name in of_stage] for name in names}
-    return {name: (sum(total for total, _ in of), sum(count for _, count in of)) for name, of in found.items()}
+    names = sorted({name for totals, _ in reported for name in totals})
+    return {
+        name: (
+            sum(totals.get(name, 0.0) for totals, _ in reported),
+            sum(counts.get(name, 0) for _, counts in reported),
+        )
+        for name in names
+    }
 
 
-def _number(value: Tensor) -> float:
-    return float(value.astype("float64").item())
-
-
-def _tensor(value: float) -> Tensor:
-    return paddle.to_tensor(value, dtype="float64")
+def _on_host(figures: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
+    """0-d tensors as numbers, in one transfer from the device."""
+    tensors = [tensor.astype("float64").reshape([]) for of in figures for tensor in of.values()]
+    numbers = iter(paddle.stack(tensors).numpy().tolist() if tensors else [])
+    return [{name: next(numbers) for name in of} for of in figures]
