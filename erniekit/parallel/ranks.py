@@ -21,7 +21,7 @@ from erniekit.parallel.gathering import Gathered, axis_of
 from erniekit.parallel.mesh import BATCH_AXES, Mesh
 from erniekit.parallel.sharding.stage import SLICE, Stage
 from erniekit.parallel.topology import AXES
-from erniekit.training.gradients import fill_missing_gradients, global_norm, squared_norm
+from erniekit.training.gradients import fill_missing_gradients, squared_norm
 from erniekit.training.passes import LossOfBatch, MicroLoss
 from erniekit.training.ranks import Measured, measure_in_turn, run_in_turn
 
@@ -112,8 +112,13 @@ class LayoutRanks:
         return updated
 
     def all_finite(self, parameters: Sequence[Tensor]) -> bool:
-        gradients = [parameter for parameter in parameters if parameter.grad is not None]
-        wrong = np.array([float(bool(gradients) and not np.isfinite(float(global_norm(gradients))))])
+        if self._stage is None:
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        else:
+            gradients = self._stage.gradients(parameters)
+        wrong = np.array([float(any(not np.isfinite(float(squared_norm(gradient))) for gradient in gradients))])
+        if self._stage is not None and self._stage.adds_in_passes:
+            wrong = self.mesh.sum(wrong, "sharding")
         return not self.mesh.sum(self.mesh.sum(wrong, "pipeline"), "tensor")[0]
 
     def after_update(self) -> None:

@@ -73,6 +73,10 @@ def train_step(
         share = objective.units(batches[index]) / units
         model.begin_micro_batch(step=step, micro_batch=index, dropout_scale=dropout_scale, share=share)
 
+    def forget(set_to_zero: bool = True) -> None:
+        if parameters:
+            optimizer.clear_grad(set_to_zero=set_to_zero)
+
     parts = ranks.run(model, loss, batches, begin, units)
     updated = ranks.reduce_gradients(parameters)
     loss_sums, sums, norm = _to_host(parts, ranks.global_norm(updated))
@@ -82,15 +86,15 @@ def train_step(
     if over_ranks[0]:
         raise NotFiniteError("the loss", np.flatnonzero(~np.isfinite(loss_sums)).tolist())
     if not math.isfinite(norm):
-        raise NotFiniteError("the gradient norm", _not_finite_gradients(model, loss, batches, begin, parameters, ranks))
+        found = _not_finite_gradients(model, loss, batches, begin, parameters, forget, ranks)
+        raise NotFiniteError("the gradient norm", found)
     clip_by_norm(updated, norm, max_grad_norm)
     optimizer.set_lr(learning_rate)
     if parameters:  # a stage of a pipeline may have nothing to update; ranks that share an update all take part in it
         optimizer.step()
     ranks.after_update()
     model.end_step()
-    if parameters:
-        optimizer.clear_grad(set_to_zero=not release_grads)
+    forget(set_to_zero=not release_grads)
 
     totals = Totals(
         loss_sum=float(over_ranks[1]),
@@ -117,6 +121,7 @@ def _not_finite_gradients(
     batches: Sequence[Any],
     begin: Callable[[int], None],
     parameters: Sequence[Tensor],
+    forget: Callable[[], None],
     ranks: Ranks,
 ) -> list[int]:
     """Which micro-batches of this rank have a gradient that is not finite by itself: each is run again, alone.
@@ -125,11 +130,10 @@ def _not_finite_gradients(
     """
     found = []
     for index, batch in enumerate(batches):
-        for parameter in parameters:
-            parameter.clear_gradient(set_to_zero=True)
+        forget()
         ranks.run(model, loss, [batch], lambda _, index=index: begin(index), 1.0)  # type: ignore[misc]
         if not ranks.all_finite(parameters):
             found.append(index)
-    if not found and ranks.sum(np.ones(1))[0] == 1:
+    if not ranks.sum(np.array([float(len(found))]))[0]:
         return list(range(len(batches)))  # none alone: their sum overflowed
     return found

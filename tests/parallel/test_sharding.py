@@ -130,3 +130,11 @@ def test_stage3_divides_frozen_parameters_too() -> None:
     (whole,) = run_ranks(sharding.held_bytes, 1, degree=1, sharding="none", options={}, **sizes)
     for found in run_ranks(sharding.held_bytes, 2, degree=2, sharding="stage3", options={}, **sizes):
         assert found["parameters"] < 0.6 * whole["parameters"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_micro_batches_whose_gradient_is_not_finite_are_named(way: str) -> None:
+    """By all ranks where gradients are added up in the backward pass, so that only their sum is known."""
+    alone = way.startswith("stage1")
+    assert run_ranks(sharding.not_finite, 2, degree=2, **WAYS[way]) == [[] if alone else [2], [2]]

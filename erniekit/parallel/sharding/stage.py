@@ -18,7 +18,12 @@ class Stage(Protocol):
     """One of fleet's ways to divide a run's memory among the ranks of a sharding group, seen from one of them.
 
     A step goes: micro-batches with the loss of `wrap`, `reduce_gradients`, clipping, `step`, `clear_grad`.
+
+    Attributes:
+        adds_in_passes: whether gradients are added up over the group in every backward pass, or once a step.
     """
+
+    adds_in_passes: bool
 
     def share(self, parameter: Tensor) -> Share:
         """Which values of a trained parameter each rank updates."""
@@ -26,6 +31,10 @@ class Stage(Protocol):
 
     def wrap(self, loss: LossOfBatch) -> LossOfBatch:
         """The loss to use, so that fleet is there when passes begin."""
+        ...
+
+    def gradients(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        """What backward passes have left on this rank, of the trained parameters."""
         ...
 
     def reduce_gradients(self) -> list[Tensor]:

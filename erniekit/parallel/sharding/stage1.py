@@ -29,6 +29,8 @@ class WholeParameters:
     With `fused`, the parameters of a rank lie in a few buffers, which are exchanged instead (`tensor_fusion`).
     """
 
+    adds_in_passes = False
+
     def __init__(
         self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group, *, fused: bool = False
     ) -> None:
@@ -51,6 +53,9 @@ class WholeParameters:
     def wrap(self, loss: LossOfBatch) -> LossOfBatch:
         return loss
 
+    def gradients(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
     def reduce_gradients(self) -> list[Tensor]:
         self._fleet.reduce_gradients(self._fleet._parameter_list, self._groups)
         return summed(self._updated, self._group.nranks)
@@ -69,6 +74,8 @@ class SplitParameters:
 
     With `release`, the memory of gradients is given back after every step.
     """
+
+    adds_in_passes = False
 
     def __init__(
         self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group, *, release: bool = False
@@ -102,6 +109,9 @@ class SplitParameters:
 
     def wrap(self, loss: LossOfBatch) -> LossOfBatch:
         return loss
+
+    def gradients(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
     def reduce_gradients(self) -> list[Tensor]:
         self._fleet.reduce_gradients(self._parameters, self._groups)

@@ -26,6 +26,8 @@ from erniekit.training.passes import LossOfBatch, MicroLoss
 class DividedGradients:
     """Each parameter is updated by one rank, the next by the rank that has least so far."""
 
+    adds_in_passes = True
+
     def __init__(self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group, model: nn.Layer) -> None:
         device = paddle.get_device().partition(":")[0]
         common = {"group": group, "device": device}
@@ -52,7 +54,11 @@ class DividedGradients:
 
         return wrapped
 
+    def gradients(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
     def reduce_gradients(self) -> list[Tensor]:
+        assert not any(self._layer._grad_reduced), "a parameter got no gradient from the last micro-batch"
         return self._updated  # sums already: what fleet would still do in its step is the mean
 
     def step(self) -> None:

@@ -33,6 +33,8 @@ NOT_DIVIDED = ["GateStatistics"]  # a router uses and sets these few numbers its
 class DividedParameters:
     """Every parameter is divided evenly between all ranks, frozen ones too."""
 
+    adds_in_passes = True
+
     def __init__(self, optimizer: AdamW, group: Group, model: nn.Layer) -> None:
         if not model.head.parameters():
             model.head.extra_parameters = [model.head.projection]  # tied embeddings: gathered for the head, too
@@ -94,6 +96,9 @@ class DividedParameters:
             return self._layer(loss, batch)
 
         return wrapped
+
+    def gradients(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        return [parameter.bw_storage for parameter in parameters if parameter.bw_storage is not None]
 
     def reduce_gradients(self) -> list[Tensor]:
         for parameter in self._frozen:  # of layers whose inputs have no gradient

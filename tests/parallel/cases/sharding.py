@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,10 @@ from erniekit.parallel.start import start_ranks
 from erniekit.parallel.topology import Topology
 from erniekit.training.objectives import supervised
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer, optimizer_state, stateless_optimizer
-from erniekit.training.passes import figures_of
+from erniekit.training.passes import MicroLoss, figures_of
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.reference import measuring
-from erniekit.training.step import train_step
+from erniekit.training.step import NotFiniteError, train_step
 from tests.model.tiny import tiny_config, tiny_model
 
 STEPS = 5
@@ -174,6 +174,28 @@ def resume(degree: int, sharding: str, options: Mapping[str, bool], **kind: Any)
     same = later.steps(3, STEPS) == figures
     ends = run.weights(), later.weights()
     return same and all(np.array_equal(values, ends[1][name]) for name, values in ends[0].items())
+
+
+def not_finite(degree: int, sharding: str, options: Mapping[str, bool], **kind: Any) -> list[int]:
+    """The micro-batches that this rank names where the gradient of the last one of rank 1 is not finite."""
+    mesh = _start(degree)
+    run, objective = sharded(mesh, sharding, options, **kind), supervised()
+    batches = [batch(0, number) for number in range(3 * mesh.reader, 3 * mesh.reader + 3)]
+
+    def loss(model: Decoder, batch: Batch) -> MicroLoss:
+        result = objective.loss(model, batch)
+        if batch is batches[2] and mesh.reader == 1:
+            nothing = (0.0 * result.loss_sum).sqrt()  # its derivative is 0 / 0
+            return result._replace(loss_sum=result.loss_sum + nothing)
+        return result
+
+    try:
+        parameters = list(run.parameters.values())
+        poisoned = replace(objective, loss=loss)
+        train_step(run.model, parameters, run.optimizer, poisoned, batches, step=0, learning_rate=0.1, ranks=run.ranks)
+    except NotFiniteError as error:
+        return list(error.micro_batches)
+    raise AssertionError("the step has gone well")
 
 
 def held_bytes(degree: int, sharding: str, options: Mapping[str, bool], **kind: Any) -> dict[str, int]:
