@@ -27,16 +27,18 @@ WAITS_TOO = re.compile(r'mailboxes\.py", line \d+ in receive|roll_call\.py", lin
 STOPS = {signal.SIGINT, signal.SIGTERM}
 STOP_CODES = {code for number in STOPS for code in (-number, 128 + number)}
 
-Cause = Literal["user error", "error", "hang", "stopped", "lost", "silent"]
-# The first that occurs is the cause. A rank that was stopped alone explains those that lost it, and a rank that hangs
-# those that waited in vain.
+Cause = Literal["user error", "error", "hang", "stopped", "left", "lost", "silent"]
 WHAT: dict[Kind, str] = {
     "user error": "refused",
     "error": "failed",
     "lost": "lost another rank",
     "silent": "waited for another rank in vain",
 }
-ORDER: tuple[tuple[Cause, ...], ...] = (("user error", "error"), ("hang",), ("stopped",), ("silent",), ("lost",))
+# The first that occurs is the cause: a rank that was stopped alone, or that left, explains those that lost it, and one
+# that hangs explains those that waited in vain.
+ORDER: tuple[tuple[Cause, ...], ...] = (
+    ("user error", "error"), ("hang",), ("stopped",), ("left",), ("silent",), ("lost",),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,11 @@ def watch(
     noticed = [*failures, *elsewhere()]
     if ranks.running and all(failure.cause in ("silent", "lost") for failure in noticed):
         failures += hanging(ranks.stacks(ranks.running), noticed)
+    if all(failure.cause == "lost" for failure in noticed):
+        left = [ended.rank for ended in ranks.ended.values() if ended.code == 0]
+        failures += [
+            Failure(rank, "left", "ended before the others", noticed[0].text, noticed[0].code) for rank in left
+        ]
     return failures
 
 

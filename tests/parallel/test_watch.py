@@ -39,7 +39,7 @@ def failure(rank: int, cause: Cause, text: str = "") -> Failure:
 
 
 def test_consequences_are_not_the_cause() -> None:
-    order: list[Cause] = ["error", "hang", "stopped", "silent", "lost"]
+    order: list[Cause] = ["error", "hang", "stopped", "left", "silent", "lost"]
     for place in range(len(order)):
         seen = [failure(rank, cause) for rank, cause in enumerate(order[place:])][::-1]
         assert first_cause(seen).cause == order[place]
@@ -98,6 +98,13 @@ def test_where_each_waits_for_the_others_the_first_is_shown(tmp_path: Path) -> N
 def test_a_rank_that_was_stopped_alone_is_the_cause(tmp_path: Path) -> None:
     failure = first(faults.is_stopped_alone, tmp_path)
     assert str(failure) == "rank 1 was stopped by SIGTERM"
+
+
+@pytest.mark.distributed
+def test_a_rank_that_leaves_early_is_named(tmp_path: Path) -> None:
+    failure = first(faults.leaves, tmp_path)
+    assert (failure.rank, failure.what, failure.code) == (1, "ended before the others", 1)
+    assert "RankLostError: rank 1 has ended" in failure.text
 
 
 @pytest.mark.distributed

@@ -2,10 +2,10 @@
 
     python tools/bench/launching.py [--repeats 3]
 
-Prints a Markdown table: the best of some runs of one step of the quickstart's model, its data tokenised before. "ready" is
-when the launcher has read the configuration and found the data; "ranks" when rank 0 says its first word, with Paddle
-imported; "joined" when the groups have formed; "step 1" when the model is made and the first step is done; "end" when the
-command has ended, with the model saved.
+Prints a Markdown table: the best of some runs of one step of the quickstart's model, its data tokenised before. "ready"
+is when the launcher has read the configuration and found the data; "ranks" when rank 0 says its first word, with Paddle
+imported; "joined" when the groups have formed; "step 1" when the model is made and the first step is done; "end" when
+the command has ended, with the model saved.
 """
 
 from __future__ import annotations

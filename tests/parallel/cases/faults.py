@@ -85,6 +85,13 @@ def is_stopped_alone() -> None:
     raise RankLostError("rank 1 has ended")
 
 
+def leaves() -> None:
+    if _rank() == 1:
+        sys.exit(0)
+    time.sleep(0.3)
+    raise RankLostError("rank 1 has ended")
+
+
 def refuses() -> None:
     if _rank() == 1:
         time.sleep(0.3)
