@@ -16,7 +16,8 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
         "--nproc",
         type=_positive,
         metavar="N",
-        help="run on N ranks of this machine; default: all visible GPUs, or on a CPU what the layout needs",
+        help="run on N ranks of this machine; default: all visible GPUs, or on a CPU what the layout needs. On several "
+        "machines: the same command on each, with NNODES, MASTER_ADDR and MASTER_PORT set (docs/parallelism.md)",
     )
     parser.add_argument(
         "--rank-logs",

@@ -282,6 +282,16 @@ def test_two_nodes_end_with_a_failure_on_one(make_config: MakeConfig) -> None:
 
 
 @pytest.mark.distributed
+def test_two_nodes_refuse_a_layout_that_does_not_fit_both(make_config: MakeConfig) -> None:
+    config, port = make_config(tensor_parallel_degree=4), free_port("127.0.0.1")
+    launchers = [start_launcher(config, "say_who", here=1, port=port) for _ in range(2)]
+    for launcher in launchers:
+        assert "ConfigurationError: 2 ranks cannot be divided by the layout" in launcher.communicate(timeout=30)[1]
+        assert launcher.returncode
+    assert not (Path(config.basic.output_dir) / "rank_logs").exists()  # none was started
+
+
+@pytest.mark.distributed
 def test_two_nodes_end_when_one_launcher_is_killed(make_config: MakeConfig) -> None:
     config, port = make_config(), free_port("127.0.0.1")
     launchers = [start_launcher(config, "does_not_stop", here=2, port=port) for _ in range(2)]
