@@ -174,12 +174,12 @@ class _DecoderWork:
 
 def _added(
     reported: Sequence[tuple[Mapping[str, float], Mapping[str, int]]],
-) -> dict[str, tuple[float, int]]:
+) -> dict[str, tuple[Tensor, int]]:
     """What routers of all stages have reported of one micro-batch: sums and their numbers, by name."""
     names = sorted({name for totals, _ in reported for name in totals})
     return {
         name: (
-            sum(totals.get(name, 0.0) for totals, _ in reported),
+            paddle.to_tensor(sum(totals.get(name, 0.0) for totals, _ in reported), dtype="float64"),
             sum(counts.get(name, 0) for _, counts in reported),
         )
         for name in names

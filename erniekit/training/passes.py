@@ -85,10 +85,10 @@ class DecoderLoss:
         result = self.own(decoder, batch)
         return self.with_routers(result, decoder.balance.reported(), batch) if decoder.training else result
 
-    def with_routers(self, result: MicroLoss, reported: Mapping[str, tuple[Any, int]], batch: Any) -> MicroLoss:
+    def with_routers(self, result: MicroLoss, reported: Mapping[str, tuple[Tensor, int]], batch: Any) -> MicroLoss:
         """`result` with the mean of what routers have reported, by name the sum and the number of them."""
         units = self.units(batch)
-        routers = {name: paddle.to_tensor(total) * (units / count) for name, (total, count) in reported.items()}
+        routers = {name: total * (units / count) for name, (total, count) in reported.items()}
         return MicroLoss(result.loss_sum, {**result.sums, **routers})  # shown per unit
 
 
