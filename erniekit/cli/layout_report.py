@@ -28,8 +28,11 @@ def layout_blocks(config: Config, plan: LayoutPlan) -> list[str]:
         lines.append(f"  experts are divided between {topology.expert} ranks ({topology.expert_axis})")
     if topology.pipeline > 1:
         accumulation = config.training.gradient_accumulation_steps
-        share = bubble_fraction(topology, accumulation)
-        lines.append(f"  stages wait {share:.0%} of a step with gradient_accumulation_steps {accumulation}")
+        equal = bubble_fraction(topology, accumulation)
+        lines.append(
+            f"  stages wait {plan.waiting:.0%} of a step with gradient_accumulation_steps {accumulation} "
+            f"({equal:.0%} if all took equally long)"
+        )
     traffic = ", ".join(f"{axis} {size / UNITS['GB']:,.3g} GB" for axis, size in plan.busiest.items() if size)
     if traffic:
         lines.append(f"  the busiest rank sends in a step, computed: {traffic}")

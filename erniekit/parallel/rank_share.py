@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from erniekit.model.configuration import ModelConfig
 
 EMBEDDING = "model.embed_tokens.weight"
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 def on_stage(shapes: Shapes, model: ModelConfig, topology: Topology, runs: list[range], stage: int) -> Shapes:
@@ -29,7 +29,7 @@ def on_stage(shapes: Shapes, model: ModelConfig, topology: Topology, runs: list[
     first, last = stage == 0, stage == topology.pipeline - 1
 
     def is_here(name: str) -> bool:
-        layer = _LAYER.match(name)
+        layer = LAYER.match(name)
         if layer:
             return int(layer[1]) in layers
         if name == EMBEDDING:

@@ -19,6 +19,7 @@ from erniekit.parallel.memory_estimate import (
     Workload,
     training_memory,
 )
+from erniekit.parallel.simulation import run_costs, simulate
 from erniekit.parameters.dpo import reference_way
 from erniekit.runners.adapters import adapter_plan
 from erniekit.runners.hub_cache import local_model_folder
@@ -38,12 +39,14 @@ class LayoutPlan:
         runs: the layers of each run of the pipeline, see `stages.layer_runs`.
         memory: bytes by purpose of a rank of each pipeline stage, see `training_memory`.
         sent: bytes that a rank of each stage sends in a step, by axis, see `step_bytes`.
+        waiting: the share of a step in which stages wait for each other, see `simulate`.
     """
 
     topology: Topology
     runs: list[range]
     memory: list[dict[str, int]]
     sent: list[dict[str, int]]
+    waiting: float
 
     @property
     def busiest(self) -> dict[str, int]:
@@ -66,11 +69,13 @@ def plan_layout(config: Config, model: ModelConfig, world_size: int | None = Non
     runs = divided_layers(config, model, topology)
     work = workload(config, model)
     stages = range(topology.pipeline)
+    timeline = simulate(topology, work.accumulation, run_costs(model, runs), backward=3 if work.recompute else 2)
     return LayoutPlan(
         topology,
         runs,
         memory=[training_memory(model, work, topology, runs, stage) for stage in stages],
         sent=[step_bytes(model, work, topology, runs, stage) for stage in stages],
+        waiting=timeline.waiting,
     )
 
 

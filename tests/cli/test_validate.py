@@ -205,7 +205,7 @@ def test_a_layout_for_a_cluster_that_is_not_here(
     assert "6 packs of up to" in text  # two parts of three
     assert "layout of 8 ranks: data 2 x pipeline 2 x tensor 2\n  rank  batch        layers        matrices" in text
     assert "  3     part 0 of 2  stage 1 of 2  slice 1 of 2  part 1 of 2" in text
-    assert "stages wait 25% of a step" in text
+    assert re.search(r"stages wait [23]\d% of a step .* \(25% if all took equally long\)", text)  # the head is on one
     assert re.search(
         r"sends in a step, computed: tensor [\d.]+ GB, experts [\d.]+ GB, pipeline .* data [\d.]+ GB", text
     )

@@ -4,42 +4,30 @@ from __future__ import annotations
 
 import pytest
 
+from erniekit.model.published import published_model
 from erniekit.parallel.schedule import bubble_fraction, runs_in_flight
+from erniekit.parallel.simulation import run_costs, simulate
+from erniekit.parallel.stages import layer_runs
 from erniekit.parallel.topology import Topology
-
-
-def _play(stages: int, micro_batches: int) -> tuple[float, list[int]]:
-    """1F1B with steps of one unit forward and one backward: the share of waiting, and what each stage holds at most."""
-    done_forward = [[-1] * micro_batches for _ in range(stages)]  # when each was finished
-    done_backward = [[-1] * micro_batches for _ in range(stages)]
-    forward, backward, held = [0] * stages, [0] * stages, [0] * stages
-    clock = 0
-    while min(backward) < micro_batches:
-        for stage in range(stages):
-            warm = min(micro_batches, stages - stage)
-            first, last = stage == 0, stage == stages - 1
-            wants_backward = forward[stage] == micro_batches or forward[stage] - backward[stage] == warm
-            if wants_backward:
-                number = min(backward[stage], micro_batches - 1)
-                ready = done_forward[stage][number] if last else done_backward[stage + 1][number]
-                if backward[stage] < micro_batches and -1 < ready < clock:
-                    done_backward[stage][number], backward[stage] = clock, number + 1
-            else:
-                number = forward[stage]
-                if first or -1 < done_forward[stage - 1][number] < clock:
-                    done_forward[stage][number], forward[stage] = clock, number + 1
-            held[stage] = max(held[stage], forward[stage] - backward[stage])
-        clock += 1
-    return (clock - 2 * micro_batches) / clock, held
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("micro_batches", [1, 2, 3, 8])
-def test_the_formulas_are_those_of_the_schedule(stages: int, micro_batches: int) -> None:
+@pytest.mark.parametrize("backward", [1.0, 2.0, 3.0])
+def test_the_formulas_are_those_of_the_schedule(stages: int, micro_batches: int, backward: float) -> None:
     topology = Topology(pipeline=stages)
-    waiting, held = _play(stages, micro_batches)
-    assert bubble_fraction(topology, micro_batches) == pytest.approx(waiting)
-    assert [runs_in_flight(topology, stage, micro_batches) for stage in range(stages)] == held
+    timeline = simulate(topology, micro_batches, [1.0] * stages, backward=backward)
+    assert timeline.waiting == pytest.approx(bubble_fraction(topology, micro_batches))
+    assert timeline.length == pytest.approx((micro_batches + stages - 1) * (1 + backward))
+    assert timeline.held == [runs_in_flight(topology, stage, micro_batches) for stage in range(stages)]
+
+
+@pytest.mark.parametrize(("stages", "virtual", "micro_batches"), [(3, 2, 6), (4, 2, 8), (4, 3, 16), (4, 2, 4)])
+def test_the_formulas_hold_for_interleaved_stages(stages: int, virtual: int, micro_batches: int) -> None:
+    topology = Topology(pipeline=stages, virtual_pipeline=virtual)
+    timeline = simulate(topology, micro_batches, [1.0] * (stages * virtual))
+    assert timeline.waiting == pytest.approx(bubble_fraction(topology, micro_batches))
+    assert timeline.held == [runs_in_flight(topology, stage, micro_batches) for stage in range(stages)]
 
 
 def test_interleaving_waits_less_and_holds_more() -> None:
@@ -48,3 +36,23 @@ def test_interleaving_waits_less_and_holds_more() -> None:
     runs = [runs_in_flight(interleaved, stage, 8) for stage in range(4)]
     assert runs == [11, 9, 7, 5]  # of half a stage's layers each: 5.5 micro-batches instead of 4
     assert [runs_in_flight(interleaved, stage, 4) for stage in range(4)] == [8] * 4  # all forward first
+
+
+def test_the_longest_stage_sets_the_pace() -> None:
+    topology = Topology(pipeline=3)
+    even = simulate(topology, 12, [2.0, 2.0, 2.0])
+    uneven = simulate(topology, 12, [1.0, 4.0, 1.0])
+    assert sum(uneven.busy) == sum(even.busy) and uneven.waiting > 2 * even.waiting
+    assert uneven.length == pytest.approx(
+        12 * 4.0 * 3 + 1.0 + 2.0
+    )  # its own work, and the first stage before and after
+
+
+def test_what_a_run_of_layers_costs_a_token() -> None:
+    model = published_model("baidu/ERNIE-4.5-300B-A47B-PT")
+    assert model is not None
+    costs = run_costs(model, layer_runs(54, Topology(pipeline=3)))
+    assert sum(costs) == pytest.approx(47e9, rel=0.02)  # the weights that its name says are active
+    head = model.vocab_size * model.hidden_size
+    assert costs[2] - costs[1] == pytest.approx(head)
+    assert costs[0] == pytest.approx(costs[1], rel=0.001)  # a dense layer is as wide as the experts of a token

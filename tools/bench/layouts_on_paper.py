@@ -19,7 +19,6 @@ from marked import DOCUMENT, with_table
 
 from erniekit.errors import ConfigurationError
 from erniekit.model.published import published_model
-from erniekit.parallel.schedule import bubble_fraction
 from erniekit.parallel.topology import Topology
 from erniekit.parameters import Config
 from erniekit.runners.layout_plan import plan_layout
@@ -65,14 +64,13 @@ def rows(path: Path) -> Iterator[list[str]]:
     assert model is not None
     plan = plan_layout(config, model)
     topology, fullest, busiest = plan.topology, plan.fullest, plan.busiest
-    waiting = bubble_fraction(topology, config.training.gradient_accumulation_steps)
     yield [
         f"{path.parent.name.removeprefix('ernie-4.5-')}/{path.stem}",
         _layout(topology),
         str(topology.world_size),
         *(f"{fullest[name] / 1e9:.1f}" for name in MEMORY),
         *(f"{busiest[axis] / 1e9:.1f}" if busiest[axis] else "" for axis in AXES),
-        f"{waiting:.0%}" if topology.pipeline > 1 else "",
+        f"{plan.waiting:.0%}" if topology.pipeline > 1 else "",
     ]
 
 

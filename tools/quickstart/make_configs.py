@@ -41,10 +41,10 @@ class Layout:
 
 FOURTEEN_STAGES = Layout(8, 14, tail=2, accumulation=56, notes={
     "add_tail_layers": "54 layers and 2 empty ones: 14 stages of 4, and 2 beside the head",
-    "gradient_accumulation_steps": "4 x the stages: they wait 19% of a step",
+    "gradient_accumulation_steps": "4 x the stages: they wait 20% of a step",
 })  # fmt: skip
-TWELVE_STAGES = Layout(8, 12, segments=(0, 6, 10, 14, 18, 22, 27, 32, 37, 42, 47, 51), accumulation=48, notes={
-    "pp_seg_method": "54 layers on 12 stages: 5 beside the embedding, whose first three have no experts, then 4, 5 and 4",
+ELEVEN_STAGES = Layout(8, 11, tail=1, accumulation=44, notes={
+    "add_tail_layers": "54 layers and an empty one: 11 stages of 5; the last has 4 and the head, which costs one",
     "gradient_accumulation_steps": "4 x the stages: they wait 19% of a step",
 })  # fmt: skip
 LAYOUTS: dict[str, dict[str, dict[str, Layout]]] = {
@@ -56,9 +56,10 @@ LAYOUTS: dict[str, dict[str, dict[str, Layout]]] = {
         "full": {
             "8k": Layout(4, sharding=2),
             "32k": Layout(4, sharding=2),
-            "128k": Layout(4, 2, accumulation=16, notes={
+            "128k": Layout(4, 2, accumulation=16, segments=(0, 16), notes={
+                "pp_seg_method": "15 layers; 13 layers and the head, which costs as much as two",
                 "pipeline_parallel_degree": "instead of sharding: activations of half the layers on each GPU",
-                "gradient_accumulation_steps": "8 x the stages: they wait 6% of a step",
+                "gradient_accumulation_steps": "8 x the stages: they wait 7% of a step",
             }),
         },
         "lora": {"8k": Layout(), "32k": Layout(), "128k": Layout(2)},
@@ -66,7 +67,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Layout]]] = {
     },
     "300B-A47B": {
         "full": {
-            "8k": TWELVE_STAGES,
+            "8k": ELEVEN_STAGES,
             "32k": FOURTEEN_STAGES,
             "128k": Layout(8, 14, 4, tail=2, accumulation=56, master_grad=False, notes={
                 **FOURTEEN_STAGES.notes,
