@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.distributed
 COMMON = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 1, "max_grad_norm": 0.5}
 DIVIDED = {**COMMON, "gradient_accumulation_steps": 2, "sharding_parallel_degree": 2}
@@ -30,7 +31,13 @@ def tensors(folder: Path, pattern: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage",
+    [
+        stage if stage in ("stage1 split", "stage3") else pytest.param(stage, marks=pytest.mark.exhaustive)
+        for stage in STAGES
+    ],
+)
 def test_ranks_train_as_one_process_and_go_on_from_their_checkpoint(
     train: Callable[..., Any], train_on_ranks: Callable[..., SimpleNamespace], records: Path, stage: str
 ) -> None:
@@ -59,6 +66,19 @@ def test_ranks_train_as_one_process_and_go_on_from_their_checkpoint(
         np.testing.assert_array_equal(values, found[name], err_msg=name)
 
 
+@pytest.mark.slow
+def test_answers_are_written_while_parameters_are_divided(
+    train: Callable[..., Any], train_on_ranks: Callable[..., SimpleNamespace], records: Path
+) -> None:
+    parameters = {"max_steps": 2, "do_eval": True, "eval_steps": 2, "eval_dataset_path": str(records)}
+    parameters |= {"max_evaluate_steps": 2, "eval_answers": 3}
+    runs = [train(**COMMON, **parameters), train_on_ranks(**DIVIDED, **STAGES["stage3"], **parameters)]
+    answers = [json.loads((run.output / "eval_results.json").read_text()) for run in runs]
+    figures = [{name: found[name] for name in ("eval_rouge1", "eval_bleu", "eval_exact_match")} for found in answers]
+    assert figures[1] == figures[0]
+
+
+@pytest.mark.slow
 def test_one_process_goes_on_from_a_checkpoint_of_several_ranks(
     train: Callable[..., Any], train_on_ranks: Callable[..., SimpleNamespace]
 ) -> None:
@@ -68,3 +88,33 @@ def test_one_process_goes_on_from_a_checkpoint_of_several_ranks(
     shutil.rmtree(divided.output / "checkpoint-3")
     alone = train(**COMMON, **parameters, output_dir=str(divided.output), resume_from_checkpoint=True)
     assert alone.losses[-1] == pytest.approx(divided.losses[-1], abs=1e-5)
+
+
+REFERENCES: dict[str, dict[str, Any]] = {
+    "a copy that follows": {"ref_model_update_steps": 2},
+    "adapters put aside": {"lora": True, "lora_rank": 4},
+    "adapters that follow": {"lora": True, "lora_rank": 4, "ref_model_update_steps": 2},
+    "PiSSA": {"lora": True, "lora_rank": 4, "lora_init": "pissa"},
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("stage", ["stage1 split", "stage2", "stage3"])
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_references_of_preferences_read_what_ranks_divide(
+    train: Callable[..., Any],
+    train_on_ranks: Callable[..., SimpleNamespace],
+    tiny_base: Path,
+    reference: str,
+    stage: str,
+) -> None:
+    """Also resumed, from what the checkpoint has of the reference."""
+    parameters = {"stage": "DPO", "model_name_or_path": str(tiny_base), "continue_training": True, "max_steps": 5}
+    parameters |= {"train_dataset_path": str(ROOT / "examples/data/preference-train.jsonl"), **REFERENCES[reference]}
+    parameters |= {"save_strategy": "steps", "save_steps": 3}
+    alone = train(**COMMON, **parameters)
+    divided = train_on_ranks(**DIVIDED, **STAGES[stage], **parameters)
+    np.testing.assert_allclose(divided.losses, alone.losses, atol=1e-5)
+    shutil.rmtree(divided.output / "checkpoint-5")
+    again = train_on_ranks(**DIVIDED, **STAGES[stage], **parameters, resume_from_checkpoint=True)
+    assert again.losses[-1] == divided.losses[-1]
