@@ -62,3 +62,15 @@ def test_slices_answer_as_one_process_does(sequence: bool) -> None:
     degrees = {"tensor": 2, "sequence_parallel": sequence}
     first, second = run_ranks(layouts.answer, 2, degrees=degrees, model={"initializer_range": 0.5})
     assert first == second and all(first)
+
+
+def test_ranks_that_have_the_same_hidden_states_drop_the_same_of_them() -> None:
+    expect_equal(run_ranks(layouts.check, 2, world=2, degrees={"tensor": 2}, hidden_dropout=0.3))
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["tp2", "tp2+sp"])
+def test_what_ranks_divide_is_dropped_independently(sequence: bool) -> None:
+    first, second = run_ranks(layouts.draw_masks, 2, degrees={"tensor": 2, "sequence_parallel": sequence})
+    assert first["ATTENTION_PROBABILITIES"] != second["ATTENTION_PROBABILITIES"]  # of other heads
+    for site in ("ATTENTION_OUTPUT", "MLP_OUTPUT"):  # of the same tokens, or of others
+        assert (first[site] != second[site]) == sequence

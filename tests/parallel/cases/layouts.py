@@ -15,6 +15,7 @@ from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.builder import build_model
 from erniekit.model.generation import generate
 from erniekit.model.placement import placement
+from erniekit.model.randomness import Site
 from erniekit.model.recompute import Recompute
 from erniekit.model.sampling import Sampling
 from erniekit.parallel.copies import Copies
@@ -43,10 +44,12 @@ def check(
     recompute: bool = False,
     sum_in_backward: bool = False,
     skips_copies: bool = False,
+    hidden_dropout: float = 0.0,
 ) -> dict[str, float]:
     """Train on the layout and alone; the largest differences of losses, norms and (relative) first gradients."""
     mesh = start_ranks(Topology.from_degrees(world, **degrees), timeout=60)
     options = {"model": model or {}, "lora": lora, "objective": objective or {}, "recompute": recompute}
+    options["hidden_dropout"] = hidden_dropout
     ways = {"sum_in_backward": sum_in_backward, "skips_copies": skips_copies}
     own = _train(mesh, keeps_cut=keeps_cut, **options, **ways)
     alone = _train(ALONE, keeps_cut=True, **options)
@@ -72,6 +75,7 @@ def _train(
     objective: dict[str, Any],
     keeps_cut: bool,
     recompute: bool,
+    hidden_dropout: float,
     sum_in_backward: bool = False,
     skips_copies: bool = False,
 ) -> dict[str, Any]:
@@ -80,6 +84,7 @@ def _train(
         config,
         None,
         seed=3,
+        hidden_dropout=hidden_dropout,
         lora=LoraSettings(**lora) if lora is not None else None,
         recompute=Recompute(use_reentrant=True) if recompute else None,
         tensor=replace(mesh.tensor, skips_copies=skips_copies),
@@ -191,3 +196,21 @@ def answer(degrees: dict[str, Any], model: dict[str, Any]) -> list[list[int]]:
     own = generate(build_model(config, None, seed=3, tensor=mesh.tensor), prompts, sampling)
     assert own == generate(build_model(config, None, seed=3), prompts, sampling)
     return own
+
+
+def draw_masks(degrees: dict[str, Any]) -> dict[str, list[int]]:
+    """The keys that seed a layer's dropout masks on this rank, for what ranks have alike and for what they divide."""
+    mesh = start_ranks(Topology.from_degrees(2, **degrees), timeout=60)
+    seen: dict[str, list[int]] = {}
+    decoder = build_model(tiny_config(vocab_size=56), None, seed=3, hidden_dropout=0.1, tensor=mesh.tensor)
+    draw = decoder.randomness.key
+
+    def noted(layer: int, site: Site, part: int = 0) -> tuple[int, ...]:
+        seen[site.name] = list(draw(layer, site, part))
+        return draw(layer, site, part)
+
+    decoder.randomness.key = noted  # type: ignore[method-assign]
+    decoder.train()
+    (batch, *_) = _batches(ALONE, 56, 0)
+    supervised().loss(decoder, batch)
+    return seen
