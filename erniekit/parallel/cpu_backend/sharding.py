@@ -70,22 +70,6 @@ def align_fused_tensors() -> None:
     tensor_fusion_helper.__dict__["__current_device_type__"] = "cpu"  # a class body would mangle the dotted name
 
 
-def clear_gradients_in_place() -> None:
-    """Cause: stage 1 with `split_param` keeps gradients as views of one communication buffer, and
-    `Tensor.clear_gradient(True)` gives them storage of their own: from the second step on, the buffer is stale."""
-    from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
-        DygraphShardingOptimizerV2,
-    )
-
-    def clear_grad(self: Any, set_to_zero: bool = True) -> None:
-        for parameter in self._parameter_list:
-            gradient = parameter.main_grad if hasattr(parameter, "main_grad") else parameter.grad
-            if gradient is not None:
-                gradient.zero_()
-
-    DygraphShardingOptimizerV2.clear_grad = clear_grad
-
-
 def let_buffers_be_float64() -> None:
     """Cause: the buffers of sharding know the size of float32 and narrower types, and what is first made on a CPU is
     float32. CPU ranks compute in float64 where layouts are compared to more digits than float32 has."""
@@ -114,6 +98,5 @@ SHARDING_PATCHES = (
     let_group_sharding_take_a_cpu,
     keep_parameters_in_their_buffer,
     align_fused_tensors,
-    clear_gradients_in_place,
     let_buffers_be_float64,
 )
