@@ -15,7 +15,7 @@ from erniekit.parameters import Config
 from erniekit.parameters.schema import PARAMETERS, SECTIONS
 from erniekit.parameters.values import shown
 from erniekit.runners.checks import check_paths, check_positions
-from erniekit.runners.layout_plan import model_on_paper, plan_layout
+from erniekit.runners.layout_plan import LayoutPlan, model_on_paper, plan_layout
 
 VALUE_WIDTH = 48
 
@@ -65,8 +65,8 @@ def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> i
         if options.verb in ("train", "preview"):
             check_paths(config)
             _check_model(config, options.world_size)
-        data = "\n\n" + _data_summary(config, options.world_size) if options.data else ""  # first: it counts the steps
-        print(report(config, with_defaults=options.all, world_size=options.world_size) + data)
+        data, longest = _of_the_data(config, options.world_size) if options.data else ("", None)
+        print(report(config, options.world_size, longest, with_defaults=options.all) + data)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -84,11 +84,18 @@ def _check_model(config: Config, world_size: int | None) -> None:
         plan_layout(config, model, world_size)
 
 
-def report(config: Config, *, with_defaults: bool = False, world_size: int | None = None) -> str:
+def report(
+    config: Config,
+    world_size: int | None = None,
+    longest_document: int | None = None,
+    *,
+    with_defaults: bool = False,
+) -> str:
     """The resolved configuration as text: what the user set, what follows from it, derived numbers, messages.
 
     Args:
         world_size: the number of ranks; None: as few as the layout needs.
+        longest_document: in tokens, where the data has been read.
     """
     chosen = [name for name in PARAMETERS if config.is_set(name)]
     following = [name for name in PARAMETERS if not config.is_set(name) and config.origin(name) != "default"]
@@ -100,33 +107,34 @@ def report(config: Config, *, with_defaults: bool = False, world_size: int | Non
             names = [item.name for item in section.parameters if config.origin(item.name) == "default"]
             blocks += _block(f"defaults of {section.title}", _rows(config, names))
     if config.verb == "train":
-        blocks += _block("comes to", derived_numbers(config, world_size))
-        model = model_on_paper(config)
-        if not isinstance(model, str) and (world_size or topology_from(config).world_size > 1):
-            blocks += layout_blocks(config, plan_layout(config, model, world_size))
+        model, topology = model_on_paper(config), topology_from(config, world_size)
+        plan = model if isinstance(model, str) else plan_layout(config, model, world_size, longest_document)
+        blocks += _block("comes to", derived_numbers(config, topology.readers, plan))
+        if not isinstance(plan, str) and (world_size or topology.world_size > 1):
+            blocks += layout_blocks(config, plan)
     lines = [*config.messages, *config.without_effect_on_cpu()]
     if lines:
         blocks.append("\n".join(["notes", *(f"  {line}" for line in lines)]))
     return "\n\n".join(blocks)
 
 
-def derived_numbers(config: Config, world_size: int | None = None) -> list[tuple[str, ...]]:
-    """What follows from the configuration without reading data: batch, steps, size of the model, memory."""
+def derived_numbers(config: Config, readers: int, plan: LayoutPlan | str) -> list[tuple[str, ...]]:
+    """What follows from the configuration: batch, steps, size of the model, memory.
+
+    Args:
+        readers: how many ranks divide a global batch.
+        plan: or why there is none.
+    """
     training = config.training
-    readers = topology_from(config, world_size).readers
     from_readers = f" from each of {readers} parts" if readers > 1 else ""
     if budget := config.acceleration.batch_tokens:
         passes = training.gradient_accumulation_steps
         batch = f"{passes} x samples of similar length, at most {passes * budget:,} tokens with padding"
-        return [
-            ("global batch", batch + from_readers),
-            ("steps", _steps(config, readers)),
-            *_model_numbers(config, world_size),
-        ]
+        return [("global batch", batch + from_readers), ("steps", _steps(config, readers)), *_model_numbers(plan)]
     packs = training.per_device_train_batch_size * training.gradient_accumulation_steps * readers
     rows = f"{packs} {'pack' if config.acceleration.packing else 'sample'}{'s' if packs > 1 else ''}"
     batch = f"{rows} of up to {training.max_seq_len:,} tokens, at most {packs * training.max_seq_len:,} tokens"
-    return [("global batch", batch), ("steps", _steps(config, readers)), *_model_numbers(config, world_size)]
+    return [("global batch", batch), ("steps", _steps(config, readers)), *_model_numbers(plan)]
 
 
 def _steps(config: Config, readers: int) -> str:
@@ -140,27 +148,25 @@ def _steps(config: Config, readers: int) -> str:
     return "depend on the data; --data counts them" if known is None else f"{known:,} (counted before on this data)"
 
 
-def _model_numbers(config: Config, world_size: int | None) -> list[tuple[str, ...]]:
+def _model_numbers(plan: LayoutPlan | str) -> list[tuple[str, ...]]:
     from erniekit.model.adapters.settings import adapter_parameter_count
-    from erniekit.runners.adapters import adapter_plan
 
-    model = model_on_paper(config)
-    if isinstance(model, str):
-        return [("parameters", f"unknown: {model}"), ("memory", "unknown without the model's shape")]
-    adapters = adapter_plan(config, model)
-    trained = f", {adapter_parameter_count(model.weight_shapes(), adapters.settings):,} trained" if adapters else ""
-    memory = plan_layout(config, model, world_size).fullest
+    if isinstance(plan, str):
+        return [("parameters", f"unknown: {plan}"), ("memory", "unknown without the model's shape")]
+    adapters, memory = plan.work.adapters, plan.fullest
+    trained = f", {adapter_parameter_count(plan.model.weight_shapes(), adapters):,} trained" if adapters else ""
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.items() if size and name != "total")
     return [
-        ("parameters", f"{model.parameter_count():,}{trained}"),
+        ("parameters", f"{plan.model.parameter_count():,}{trained}"),
         ("memory", f"about {_size(memory['total'])} for full packs: {parts.replace('_', ' ')}"),
     ]
 
 
-def _data_summary(config: Config, world_size: int | None) -> str:
-    from erniekit.runners.preview import data_summary
+def _of_the_data(config: Config, world_size: int | None) -> tuple[str, int | None]:
+    """What reading the data tells, as text, and its longest training sample; it also counts the steps."""
+    from erniekit.runners.preview import data_summary, longest_sample
 
-    return str(data_summary(config, topology_from(config, world_size).readers))
+    return "\n\n" + data_summary(config, topology_from(config, world_size).readers), longest_sample(config)
 
 
 def _rows(config: Config, names: Iterable[str]) -> list[tuple[str, ...]]:

@@ -36,12 +36,15 @@ class LayoutPlan:
     """What every rank of a run has.
 
     Attributes:
+        work: what a rank computes at a time.
         runs: the layers of each run of the pipeline, see `stages.layer_runs`.
         memory: bytes by purpose of a rank of each pipeline stage, see `training_memory`.
         sent: bytes that a rank of each stage sends in a step, by axis, see `step_bytes`.
         waiting: the share of a step in which stages wait for each other, see `simulate`.
     """
 
+    model: ModelConfig
+    work: Workload
     topology: Topology
     runs: list[range]
     memory: list[dict[str, int]]
@@ -59,18 +62,25 @@ class LayoutPlan:
         return max(self.memory, key=lambda stage: stage["total"])
 
 
-def plan_layout(config: Config, model: ModelConfig, world_size: int | None = None) -> LayoutPlan:
+def plan_layout(
+    config: Config, model: ModelConfig, world_size: int | None = None, longest_document: int | None = None
+) -> LayoutPlan:
     """Divide a model as a configuration says, over `world_size` ranks, or over as few as its degrees need.
+
+    Args:
+        longest_document: in tokens, where the data has been read.
 
     Raises:
         ConfigurationError: ranks or model cannot be divided so.
     """
     topology = topology_from(config, world_size)
     runs = divided_layers(config, model, topology)
-    work = workload(config, model)
+    work = replace(workload(config, model), longest_document=longest_document)
     stages = range(topology.pipeline)
     timeline = simulate(topology, work.accumulation, run_costs(model, runs), backward=3 if work.recompute else 2)
     return LayoutPlan(
+        model,
+        work,
         topology,
         runs,
         memory=[training_memory(model, work, topology, runs, stage) for stage in stages],

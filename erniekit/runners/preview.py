@@ -54,3 +54,14 @@ def data_summary(config: Config, readers: int = 1) -> str:
         batches = evaluation_plan(config, held_out).steps_in_epoch(0)
         blocks.append(f"{held_out.report}\nevaluation: {batches:,} batches")
     return "\n".join(blocks)
+
+
+def longest_sample(config: Config) -> int | None:
+    """The tokens of the longest training sample; None where the run reads no training data.
+
+    Raises:
+        UserError: the tokenizer or the data cannot be used.
+    """
+    if not config.basic.do_train:
+        return None
+    return int(training_dataset(config, *open_tokenizer(config)).lengths.max())

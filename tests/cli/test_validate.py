@@ -274,3 +274,14 @@ def test_ranks_that_divide_the_data_make_fewer_steps(tmp_path: Path, capsys: pyt
     assert int(steps().replace(",", "")) == alone  # each is known from then on
     assert int(steps("--world-size", "4").replace(",", "")) == divided
     assert steps("--world-size", "2") == "depend"
+
+
+def test_the_longest_sample_makes_the_estimate_closer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["validate", QUICKSTART, f"data_cache_dir={tmp_path}", "model_name_or_path=" + TINY, "max_seq_len=4096"]
+
+    def workspace(*more: str) -> float:
+        assert main([*words, "--world-size", "1", *more]) == 0
+        names, row = capsys.readouterr().out.partition("memory of each rank in")[2].splitlines()[1:3]
+        return float(row.split()[names.split().index("workspace")].replace(",", ""))
+
+    assert workspace("--data") < 0.8 * workspace()  # samples of at most 100 tokens, not of 4,096
