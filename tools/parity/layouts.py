@@ -114,7 +114,12 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "moe": ERNIE | {
         "model_type": "ernie4_5_moe", "tie_word_embeddings": False, "moe_num_experts": 4, "moe_k": 2,
         "moe_intermediate_size": 32, "moe_num_shared_experts": 1, "moe_layer_start_index": 1,
+        "num_nextn_predict_layers": 1,
     },
+}  # fmt: skip
+OF_MOE = {  # all that balances experts, strong enough to be seen, and a layer of multi-token prediction
+    "moe_aux_loss_lambda": 0.01, "moe_z_loss_lambda": 0.01, "moe_orthogonal_loss_lambda": 0.01,
+    "moe_router_bias_update_rate": 0.001, "num_nextn_predict_layers": 1,
 }  # fmt: skip
 
 COMMON = {
@@ -205,6 +210,7 @@ class Comparison:
         parameters = {
             **COMMON,
             **TASKS[self.task],
+            **(OF_MOE if self.model == "moe" else {}),
             **layout.parameters,
             "model_name_or_path": str(model),
             "output_dir": str(self._folder / "run"),
