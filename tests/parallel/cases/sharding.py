@@ -199,19 +199,28 @@ def not_finite(degree: int, sharding: str, options: Mapping[str, bool], **kind: 
 
 
 def held_bytes(degree: int, sharding: str, options: Mapping[str, bool], **kind: Any) -> dict[str, int]:
-    """What this rank holds between a backward pass and the update that follows, beside activations."""
+    """What this rank holds between a backward pass and the update that follows, beside activations; and the most that it
+    holds in gradients during the passes."""
     mesh = _start(degree)
     run = alone(**kind) if sharding == "none" else sharded(mesh, sharding, options, **kind)
     run.steps(0, 1)
     loss = run.stage.wrap(supervised().loss) if run.stage else supervised().loss
+    parameters = run.model.parameters()
+
+    def gradients() -> int:
+        return _bytes(part for p in parameters for part in (p.grad, getattr(p, "bw_storage", None)))
+
+    during: list[int] = []
+    for parameter in run.parameters.values():
+        parameter._register_backward_hook(lambda: during.append(gradients()))
     for number in range(2):
         run.model.begin_micro_batch(step=1, micro_batch=number)
         loss(run.model, batch(1, number)).loss_sum.backward()
     adamw = getattr(run.optimizer, "_adamw", run.optimizer)
-    parameters = run.model.parameters()
     return {
         "state": _bytes(tensor for kind in adamw._accumulators.values() for tensor in kind.values()),
-        "gradients": _bytes(part for p in parameters for part in (p.grad, getattr(p, "bw_storage", None))),
+        "gradients": gradients(),
+        "gradients in passes": max(during),
         "parameters": _bytes(part for p in parameters for part in (p, getattr(p, "fw_storage", None))),
     }
 
