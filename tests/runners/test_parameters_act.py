@@ -146,8 +146,13 @@ SEEN_ELSEWHERE: dict[str, str] = {
         "runners/test_sharding.py::test_ranks_train_as_one_process_and_go_on_from_their_checkpoint",
     ),
     "sharding_parallel_config": "parameters/test_sharding_words.py::test_a_word_acts_or_is_told",
-    "sequence_parallel": "parameters/test_config.py::test_changes_are_told_only_for_what_the_user_set",
-    "use_sp_callback": "parameters/test_config.py::test_value_without_effect_is_reported",
+    **dict.fromkeys(
+        ("tensor_parallel_degree", "use_sp_callback"),
+        "runners/test_tensor_slices.py::test_two_slices_train_as_one_process_and_go_on_from_their_checkpoint",
+    ),
+    "tensor_parallel_output": "runners/test_tensor_slices.py::test_the_loss_reads_slices_or_whole_logits_as_asked",
+    "tensor_parallel_config": "parameters/test_tensor_words.py::test_a_word_acts_or_is_told",
+    "sequence_parallel": "parallel/test_tensor.py::test_what_ranks_divide_is_dropped_independently",
     **dict.fromkeys(
         ("from_hf_hub", "from_aistudio", "from_modelscope"),
         "runners/test_hubs.py::test_each_parameter_makes_preview_and_train_use_its_hub",
