@@ -12,7 +12,7 @@ import pytest
 from tools.bench.marked import with_table
 from tools.parity import layouts
 from tools.parity.layout_run import Refused
-from tools.parity.layouts import Comparison, Differences, Layout
+from tools.parity.layouts import Comparison, Differences, Failed, Layout
 
 BY_NAME = {layout.name: layout for layout in layouts.LAYOUTS}
 REFERENCES_ON = (
@@ -112,12 +112,13 @@ def test_differences() -> None:
 def test_what_is_too_large_is_told_and_set_in_bold() -> None:
     good, bad = Differences(1e-6, 2e-7, 3e-15), Differences(1e-6, float("nan"), 2e-9)
     assert good.too_large() == [] and bad.too_large() == ["gradient nan", "weights 2.0e-09"]
-    results = {("tp2", "sft"): good, ("tp2", "dpo"): Refused("not\n  yet"), ("pp2", "sft"): bad, ("pp2", "dpo"): good}
+    results = {("tp2", "sft"): good, ("tp2", "dpo"): Refused("not\n  yet"), ("pp2", "sft"): bad}
+    results |= {("pp2", "dpo"): Failed("rank 1 failed")}
     lines = layouts.table("dense", ["sft", "dpo"], results).splitlines()
     assert lines[0] == "| dense | sft | dpo |"
     assert lines[2] == "| tp2 | 1e-06 / 2e-07 / 3e-15 | refused (1) |"
-    assert lines[3] == "| pp2 | **1e-06 / nan / 2e-09** | 1e-06 / 2e-07 / 3e-15 |"
-    assert lines[-1] == "(1) not yet"
+    assert lines[3] == "| pp2 | **1e-06 / nan / 2e-09** | **failed** (2) |"
+    assert lines[-2:] == ["(1) not yet", "(2) rank 1 failed"]
 
 
 def test_the_tables_replace_what_is_between_the_marks(tmp_path: Path) -> None:

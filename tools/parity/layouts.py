@@ -1,6 +1,7 @@
 """How far every parallel layout is from a single process after 5 AdamW steps with clipping, as a Markdown table.
 
-    python tools/parity/layouts.py [--layouts tp2 pp2 ...] [--models dense moe] [--tasks sft lora dpo] [--write]
+    python tools/parity/layouts.py [--layouts tp2 pp2 ...] [--models dense moe] [--tasks sft lora dpo]
+                                   [--at-once 1] [--write]
 
 Every cell is training as `erniekit train` does it, on the shipped data, with evaluation and a checkpoint at every step,
 from the same random weights and over the same global batches, in float32 and in float64. It holds three differences:
@@ -11,7 +12,7 @@ from the same random weights and over the same global batches, in float32 and in
 
 float32 weights are not compared: AdamW divides by the size of a gradient, so the rounding of one near zero becomes a
 step. A layout that the project refuses has its reason under the table. `--write` puts the tables into
-docs/parallelism.md. Exit code 1: a difference is larger than it may be.
+docs/parallelism.md. Exit code 1: a difference is larger than it may be, or a rank has failed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +31,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.parallel.ranks import run_ranks
+from tests.parallel.ranks import RanksFailedError, run_ranks
 from tools.bench.marked import DOCUMENT, with_table
 from tools.parity.layout_run import ROOT, Refused, Run, make_model, run
 
@@ -166,6 +168,16 @@ class Differences:
         return " / ".join(f"{value:.0e}" for value in vars(self).values())
 
 
+@dataclass(frozen=True)
+class Failed:
+    """A rank of a layout has failed."""
+
+    reason: str
+
+
+Results = Mapping[tuple[str, str], Differences | Refused | Failed]  # (layout, task) -> what came out
+
+
 class Comparison:
     """A model and a task on one process, against which layouts are compared.
 
@@ -175,6 +187,12 @@ class Comparison:
 
     def __init__(self, model: str, task: str, folder: Path, *, timeout: float = 240.0) -> None:
         self.model, self.task, self._folder, self._timeout = model, task, folder, timeout
+        if not (folder / model).exists():
+            run_ranks(make_model, 1, model_folder=str(folder / model), settings=dict(MODELS[model]))
+
+    def alone(self) -> None:
+        """Run the single process now; otherwise it runs when it is first needed."""
+        _ = self._alone_in_float32, self._alone_in_float64
 
     def of(self, layout: Layout) -> Differences | Refused:
         """Run a layout in both precisions."""
@@ -204,16 +222,13 @@ class Comparison:
         return result
 
     def _run(self, layout: Layout, precision: str) -> Run | Refused:
-        model = self._folder / self.model
-        if not model.exists():
-            run_ranks(make_model, 1, model_folder=str(model), settings=dict(MODELS[self.model]))
         parameters = {
             **COMMON,
             **TASKS[self.task],
             **(OF_MOE if self.model == "moe" else {}),
             **layout.parameters,
-            "model_name_or_path": str(model),
-            "output_dir": str(self._folder / "run"),
+            "model_name_or_path": str(self._folder / self.model),
+            "output_dir": str(self._folder / f"{self.model} {self.task} {layout.name} {precision}"),
             "gradient_accumulation_steps": MICRO_BATCHES // layout.readers,
         }
         return run(parameters, layout.ranks, precision, timeout=self._timeout)
@@ -239,16 +254,16 @@ def relative_difference(own: Mapping[str, np.ndarray], other: Mapping[str, np.nd
     )
 
 
-def table(model: str, tasks: Sequence[str], results: Mapping[tuple[str, str], Differences | Refused]) -> str:
+def table(model: str, tasks: Sequence[str], results: Results) -> str:
     """A row for each layout of `results`, whose keys are (layout, task), and the reasons of those refused below it."""
     reasons: list[str] = []
 
-    def cell(result: Differences | Refused) -> str:
+    def cell(result: Differences | Refused | Failed) -> str:
         if isinstance(result, Differences):
             return f"**{result}**" if result.too_large() else str(result)
         if result.reason not in reasons:
             reasons.append(result.reason)
-        return f"refused ({reasons.index(result.reason) + 1})"
+        return f"{'refused' if isinstance(result, Refused) else '**failed**'} ({reasons.index(result.reason) + 1})"
 
     lines = [f"| {model} | " + " | ".join(tasks) + " |", "|---|" + "---|" * len(tasks)]
     for layout in dict.fromkeys(name for name, _ in results):
@@ -257,21 +272,26 @@ def table(model: str, tasks: Sequence[str], results: Mapping[tuple[str, str], Di
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
-def compare(
-    layouts: Iterable[Layout], model: str, tasks: Sequence[str]
-) -> dict[tuple[str, str], Differences | Refused]:
-    """Every task on every layout that makes sense for the model."""
-    results = {}
-    with tempfile.TemporaryDirectory() as folder:
+def compare(layouts: Iterable[Layout], model: str, tasks: Sequence[str], at_once: int = 1) -> Results:
+    """Every task on every layout that makes sense for the model, `at_once` of them at the same time."""
+    work = [(layout, task) for layout in layouts if model == "moe" or not layout.experts for task in tasks]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(at_once) as pool:
         comparisons = {task: Comparison(model, task, Path(folder)) for task in tasks}
-        for layout in layouts:
-            if layout.experts and model != "moe":
-                continue
-            for task in tasks:
-                result = results[layout.name, task] = comparisons[task].of(layout)
-                shown = result if isinstance(result, Differences) else "refused"
-                print(f"{model}, {task}, {layout.name}: {shown}", file=sys.stderr, flush=True)
-    return results
+        for _ in pool.map(Comparison.alone, comparisons.values()):
+            pass
+
+        def one(layout: Layout, task: str) -> Differences | Refused | Failed:
+            result: Differences | Refused | Failed
+            try:
+                result = comparisons[task].of(layout)
+            except RanksFailedError as error:
+                result = Failed(str(error))
+            shown = result if isinstance(result, Differences) else result.reason
+            print(f"{model}, {task}, {layout.name}: {shown}", file=sys.stderr, flush=True)
+            return result
+
+        found = pool.map(one, *zip(*work, strict=True))
+        return {(layout.name, task): result for (layout, task), result in zip(work, found, strict=True)}
 
 
 def main() -> None:
@@ -281,18 +301,19 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=IN_TABLE)
     parser.add_argument("--write", action="store_true", help=f"put the tables into {DOCUMENT.relative_to(ROOT)}")
+    parser.add_argument("--at-once", type=int, default=1, help="comparisons that run at the same time")
     args = parser.parse_args()
     layouts = [layout for layout in LAYOUTS if layout.name in args.layouts]
-    results = {model: compare(layouts, model, args.tasks) for model in args.models}
+    results = {model: compare(layouts, model, args.tasks, args.at_once) for model in args.models}
     tables = "\n\n".join(table(model, args.tasks, found) for model, found in results.items())
     print(tables)
     if args.write:
         DOCUMENT.write_text(with_table("layouts", f"\n{tables}\n", DOCUMENT), encoding="utf-8")
     wrong = [
-        f"{model}, {task}, {layout}: {', '.join(result.too_large())}"
+        f"{model}, {task}, {layout}: {'failed' if isinstance(result, Failed) else ', '.join(result.too_large())}"
         for model, found in results.items()
         for (layout, task), result in found.items()
-        if isinstance(result, Differences) and result.too_large()
+        if isinstance(result, Failed) or (isinstance(result, Differences) and result.too_large())
     ]
     sys.exit("\n".join(wrong) or 0)
 
