@@ -40,6 +40,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "lora, recompute": {"lora": "lora", "recompute": "reentrant"},
     "dora": {"lora": "dora"},
     "moe": MOE,
+    "moe, predictions": {"num_nextn_predict_layers": 2, **MOE},
+    "moe, predictions, recompute": {"num_nextn_predict_layers": 2, "recompute": "hooks", **MOE},
     "moe, lora, recompute": {"lora": "lora", "recompute": "hooks", **MOE},
 }
 

@@ -73,7 +73,7 @@ class Run:
                 self.model,
                 list(self.parameters.values()),
                 self.optimizer,
-                supervised(fused_head=True),
+                supervised(fused_head=True, multi_token_pred_lambda=0.3),
                 _part([batch(step, number) for number in range(MICRO_BATCHES)], reader, readers),
                 step=step,
                 learning_rate=LEARNING_RATE * (step + 1),
@@ -199,8 +199,8 @@ def not_finite(degree: int, sharding: str, options: Mapping[str, bool], **kind: 
 
 
 def held_bytes(degree: int, sharding: str, options: Mapping[str, bool], **kind: Any) -> dict[str, int]:
-    """What this rank holds between a backward pass and the update that follows, beside activations; and the most that it
-    holds in gradients during the passes."""
+    """What this rank holds between a backward pass and the update that follows, beside activations; and the most in
+    gradients during the passes."""
     mesh = _start(degree)
     run = alone(**kind) if sharding == "none" else sharded(mesh, sharding, options, **kind)
     run.steps(0, 1)
