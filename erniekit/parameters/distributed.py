@@ -11,8 +11,7 @@ from erniekit.parameters.pipeline_words import PIPELINE_WORDS
 from erniekit.parameters.pipeline_words import RULES as PIPELINE_RULES
 from erniekit.parameters.sharding_words import RULES as SHARDING_RULES
 from erniekit.parameters.sharding_words import SHARDING_WORDS
-from erniekit.parameters.tensor_words import RULES as TENSOR_RULES
-from erniekit.parameters.tensor_words import TENSOR_WORDS
+from erniekit.parameters.tensor_words import TENSOR_WORDS, words_of_tensor_parallelism
 from erniekit.parameters.values import SEGMENTS, WORDS
 
 IN_TENSOR = when("tensor_parallel_degree", above=1)
@@ -106,8 +105,8 @@ class DistributedParameters:
     sharding: str = parameter(
         "none",
         "What the ranks of a sharding group divide between them instead of each keeping all of it: optimizer states "
-        "(`stage1`), gradients too (`stage2`), parameters too (`stage3`, frozen ones as well). `stage1` goes with every "
-        "other kind of parallelism, the others with data parallelism.",
+        "(`stage1`), gradients too (`stage2`), parameters too (`stage3`, frozen ones as well). `stage1` goes with "
+        "every other kind of parallelism, the others with data parallelism.",
         choices=("none", "stage1", "stage2", "stage3"),
         spellings={"": "none", "null": "none"},
         needs=IN_SHARDING,
@@ -194,7 +193,7 @@ SECTION = section(
     verbs=("train", "eval"),
     rules=(
         sequence_parallel_needs_tensor_parallel,
-        *TENSOR_RULES,
+        words_of_tensor_parallelism,
         boundaries_are_increasing,
         *PIPELINE_RULES,
         *SHARDING_RULES,

@@ -1,4 +1,4 @@
-"""Rules of tensor parallelism: the words of `tensor_parallel_config` that change nothing, and more."""
+"""The words of `tensor_parallel_config`, and which of them change nothing."""
 
 from __future__ import annotations
 
@@ -41,16 +41,3 @@ def words_of_tensor_parallelism(draft: Draft) -> None:
         if word in reasons:
             where = draft.origins["tensor_parallel_config"]
             draft.messages.append(f"`tensor_parallel_config` ({where}): {word} has no effect: {reasons[word]}")
-
-
-@rule("eval_answers", "sequence_parallel", "tensor_parallel_degree", "do_train")
-def answers_have_no_sequence_to_divide(draft: Draft) -> None:
-    """Answers are written one token at a time, which `sequence_parallel` cannot divide."""
-    divided = draft["sequence_parallel"] and draft["tensor_parallel_degree"] > 1
-    if divided and draft["do_train"] and draft["eval_answers"]:
-        what = "answers are written one token at a time, and sequence_parallel divides tokens between ranks"
-        remedy = "write sequence_parallel: false; or eval_answers: 0, and `erniekit eval OUTPUT_DIR` after the training"
-        draft.problem("eval_answers", what, remedy)
-
-
-RULES = (words_of_tensor_parallelism, answers_have_no_sequence_to_divide)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from erniekit.errors import ConfigurationError
 from erniekit.parallel.copies import SYNCHRONISED
 from erniekit.parameters import Config
 from erniekit.parameters.tensor_words import TENSOR_WORDS, WITHOUT_EFFECT
@@ -31,11 +30,3 @@ def test_a_word_acts_or_is_told(word: str) -> None:
 
 def test_with_the_sequence_divided_tokens_are_copied_anyway() -> None:
     assert f"{SKIPS_COPIES} has no effect: with sequence_parallel" in messages(SKIPS_COPIES)
-
-
-def test_answers_are_written_one_token_at_a_time() -> None:
-    asked = {"eval_answers": 3, "do_eval": True, "eval_dataset_path": "e.jsonl"}
-    with pytest.raises(ConfigurationError, match="write sequence_parallel: false; or eval_answers: 0"):
-        messages("sync_param", **asked)
-    messages("sync_param", **asked, sequence_parallel=False)
-    messages("sync_param", **asked, do_train=False)  # `erniekit eval` runs the whole model

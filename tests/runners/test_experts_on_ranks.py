@@ -126,6 +126,21 @@ def test_a_run_goes_on_where_it_was_on_the_same_ranks_and_on_one(
     np.testing.assert_allclose(alone["losses"], first["losses"][2:], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("layout", [{"moe_group": "data"}, {"moe_group": "mp", **SEQUENCE}], ids=["data", "mp"])
+def test_answers_in_training_are_those_of_one_process(
+    run_values: Callable[..., dict[str, Any]], layout: dict[str, Any]
+) -> None:
+    """Three of them, so that with the sequence divided no two ranks could share the newest tokens."""
+    asked = {"eval_answers": 3, "max_new_tokens": 4}
+    accumulation = 1 if layout["moe_group"] == "data" else 2
+    alone, divided = run_values("alone", **asked), run_values("divided", **asked, **layout)
+    divided["gradient_accumulation_steps"] = accumulation
+    run_ranks(expert_runs.train, 1, parameters=[alone])
+    run_ranks(expert_runs.train, 2, parameters=[divided])
+    own, expected = ((Path(run["output_dir"]) / "eval_samples.jsonl").read_bytes() for run in (divided, alone))
+    assert own == expected and own.count(b"\n") == 3
+
+
 def test_adapters_on_experts_of_one_rank_are_trained_saved_and_resumed(
     run_values: Callable[..., dict[str, Any]],
 ) -> None:
