@@ -103,6 +103,41 @@ def test_one_rank_of_a_tensor_group_reads_the_data(
     assert any("60 records" in line for line in ranks[1]["said"])  # what the other has read
 
 
+def test_one_rank_reads_pairs_and_measures_their_reference_with_the_other(
+    train: Callable[..., Any], on_ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    pairs = {"stage": "DPO", "max_steps": 3, "max_prompt_len": 64, "packing": True, "do_eval": True, "eval_steps": 2}
+    pairs |= {
+        f"{part}_dataset_path": str(ROOT / f"examples/data/preference-{part}.jsonl") for part in ("train", "eval")
+    }
+    alone = train(**BATCHES, **pairs)
+    missing = {"train_dataset_path": "missing.jsonl", "eval_dataset_path": "missing.jsonl"}
+    divided = {"tensor_parallel_degree": 2, "distributed_dataloader": 1}
+    on_ranks(**pairs, **BATCHES, **divided, of_rank_1=missing)
+    found, expected = log(tmp_path / "ranks"), log(alone.output)
+    for lines in (found, expected):
+        lines[0].pop("reward_accuracy")  # in the first step both rewards are 0 but for rounding
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("divided", [{}, {"tensor_parallel_degree": 2}, {"pipeline_parallel_degree": 2}])
+def test_an_evaluation_on_its_own_has_the_figures_of_one_process(
+    divided: dict[str, Any], on_ranks: Callable[..., list[Any]], make_config: Callable[..., Config], records: Path,
+    tiny_base: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    """Loss and answers, on ranks that read different batches and on ranks that divide the model; all have them all."""
+    parameters = {"do_train": False, "do_eval": True, "eval_dataset_path": str(records), "eval_answers": 6}
+    parameters |= {"model_name_or_path": str(tiny_base), "continue_training": True, "max_evaluate_steps": 7}
+    config = make_config(**BATCHES, **parameters, output_dir=str(tmp_path / "alone"))
+    (alone,) = run_ranks(data_ranks.evaluate, 1, parameters=config.resolved())
+    ranks = on_ranks(data_ranks.evaluate, **parameters, **divided)
+    for rank in ranks:
+        assert rank == pytest.approx(alone, rel=1e-5)
+    assert alone["eval_answers"] == 6.0
+    samples = [(tmp_path / name / "eval_samples.jsonl").read_text() for name in ("alone", "ranks")]
+    assert samples[0] == samples[1] and samples[0].count("\n") == 6
+
+
 def test_a_signal_to_one_rank_stops_both_after_the_same_step(
     on_ranks: Callable[..., list[Any]], tmp_path: Path
 ) -> None:

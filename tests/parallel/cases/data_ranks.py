@@ -10,6 +10,7 @@ import paddle.distributed as dist
 
 from erniekit.errors import TrainingError
 from erniekit.parameters import Config
+from erniekit.runners.evaluate import run_evaluation
 from erniekit.runners.train import run_training
 from erniekit.training import loop
 from erniekit.training.step import StepResult
@@ -25,6 +26,12 @@ def train(parameters: dict[str, Any], of_rank_1: dict[str, Any]) -> dict[str, An
     except TrainingError as error:
         return {"error": str(error)}
     return {"step": result.step, "best": result.best.step, "stopped by": result.stopped_by, "said": said}
+
+
+def evaluate(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Evaluate; the figures that this rank has."""
+    result = run_evaluation(Config.from_mapping(parameters, verb="train"), say=lambda line: None)
+    return {name: value for name, value in result.results().items() if "second" not in name}
 
 
 def train_and_get_a_signal(parameters: dict[str, Any], step: int) -> dict[str, Any]:
