@@ -22,7 +22,8 @@ class Copies:
     """Keeps copies equal.
 
     Args:
-        updated: by the name of a weight what this rank updates of it, where it updates any.
+        parameters: the trained weights, by name.
+        updated: what this rank updates of them, where ranks of a sharding group divide that.
         state: (a kind of state, a tensor of `updated`) -> what AdamW remembers of it.
         group: the tensor-parallel group.
         words: of `tensor_parallel_config`.
@@ -30,30 +31,33 @@ class Copies:
 
     def __init__(
         self,
-        updated: Mapping[str, Tensor],
+        parameters: Mapping[str, Tensor],
         state: Callable[[str, Tensor], Tensor],
         group: Group,
         words: Collection[str],
+        updated: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self._copied = [
-            tensor
-            for name, tensor in updated.items()
-            if (place := placement(name)).axis is None and place.expert is None
-        ]
+        self._parameters, self._updated = _copied(parameters), _copied(parameters if updated is None else updated)
         self._state, self._group, self._words = state, group, words
 
     def before_update(self) -> None:
         """Equal gradients."""
         if "sync_grad" in self._words:
-            self._equal(tensor.grad for tensor in self._copied)
+            self._equal(tensor.grad for tensor in self._updated)
 
     def after_update(self) -> None:
         """Equal parameters and moments."""
         if "sync_param" in self._words:
-            self._equal(self._copied)
+            self._equal(self._parameters)
         if "sync_moment" in self._words:
-            self._equal(self._state(kind, tensor) for tensor in self._copied for kind in MOMENTS)
+            self._equal(self._state(kind, tensor) for tensor in self._updated for kind in MOMENTS)
 
     def _equal(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             dist.broadcast(tensor, src=self._group.ranks[0], group=self._group)
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """Those of weights that every rank of a tensor-parallel group has whole."""
+    places = {name: placement(name) for name in tensors}
+    return [tensors[name] for name, place in places.items() if place.axis is None and place.expert is None]

@@ -88,10 +88,15 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
         adamw = optimizer = build_optimizer(parameters, settings)
     words = section.tensor_parallel_config
     if topology.tensor > 1 and SYNCHRONISED.intersection(words):
-        trained = trainable_parameters(parameters)
-        updated = {name: stage.share(parameter).tensor if stage else parameter for name, parameter in trained.items()}
-        own = {name: tensor for name, tensor in updated.items() if tensor is not None}
-        copies = Copies(own, lambda kind, tensor: adamw._accumulators[kind][tensor.name], mesh.group("tensor"), words)
+        trained, updated = trainable_parameters(parameters), None
+        if stage is not None:
+            shares = {name: stage.share(parameter).tensor for name, parameter in trained.items()}
+            updated = {name: tensor for name, tensor in shares.items() if tensor is not None}
+
+        def state(kind: str, tensor: Tensor) -> Tensor:
+            return adamw._accumulators[kind][tensor.name]
+
+        copies = Copies(trained, state, mesh.group("tensor"), words, updated)
     in_backward = topology.sequence_parallel and not section.use_sp_callback
     return optimizer, LayoutRanks(
         mesh,

@@ -90,6 +90,27 @@ def test_one_process_goes_on_from_a_checkpoint_of_several_ranks(
     assert alone.losses[-1] == pytest.approx(divided.losses[-1], abs=1e-5)
 
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "tensor slices": {"tensor_parallel_degree": 2, "tensor_parallel_config": "sync_param sync_grad sync_moment"},
+    "pipeline": {"pipeline_parallel_degree": 2},
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("stage", ["stage1", "stage1 split", "stage1 fused"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_beside_other_parallelism(
+    train: Callable[..., Any], train_on_ranks: Callable[..., SimpleNamespace], other: str, stage: str
+) -> None:
+    parameters = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "weight_decay": 0.1}
+    alone = train(**COMMON, **parameters)
+    divided = train_on_ranks(**DIVIDED, **STAGES[stage], **OTHERS[other], **parameters)
+    np.testing.assert_allclose(divided.losses, alone.losses, atol=1e-5)
+    shutil.rmtree(divided.output / "checkpoint-4")
+    again = train_on_ranks(**DIVIDED, **STAGES[stage], **OTHERS[other], **parameters, resume_from_checkpoint=True)
+    assert again.losses == divided.losses
+
+
 REFERENCES: dict[str, dict[str, Any]] = {
     "a copy that follows": {"ref_model_update_steps": 2},
     "adapters put aside": {"lora": True, "lora_rank": 4},
