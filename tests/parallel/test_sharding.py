@@ -99,6 +99,13 @@ def test_three_ranks_by_which_nothing_can_be_divided(way: str) -> None:
     check(3, 3, **WAYS[way])
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("way", {**WAYS, **MORE_WAYS})
+def test_ranks_for_which_nothing_is_left(way: str) -> None:
+    """Two trained parameters on three ranks."""
+    check(3, 3, lora="one", **{**WAYS, **MORE_WAYS}[way])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lora"])
 @pytest.mark.parametrize("way", WAYS)

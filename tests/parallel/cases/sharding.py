@@ -97,14 +97,16 @@ class Run:
 
 
 def model(mesh: Mesh, lora: str = "", recompute: str = "", **changes: Any) -> Decoder:
-    """lora: "lora", "dora" or "" for full training; recompute: "reentrant", "hooks" or ""; changes of the model."""
+    """lora: "lora", "one" (a single linear), "dora", "" (full); recompute: "reentrant", "hooks" or ""; changes of the model."""
     experts = ExpertRanks(AllHere(in_step=True), lambda loads: mesh.sum(loads, *BATCH_AXES))
     decoder = build_model(tiny_config(**changes), None, balance=BALANCE, experts=experts)
     values = named_weights(tiny_model(**changes))
     for name, parameter in named_weights(decoder).items():
         parameter.set_value(values[name])
     if lora:
-        add_adapters(decoder, LoraSettings(rank=4, alpha=8.0, dora=lora == "dora"), seed=1)
+        targets = ("model.layers.0.self_attn.q_proj",) if lora == "one" else ()
+        settings = LoraSettings(rank=4, alpha=8.0, dora=lora == "dora", target_modules=targets)
+        add_adapters(decoder, settings, seed=1)
         for parameter in trained_weights(decoder).values():  # B is zero, and then A has no gradient
             values = 0.1 * np.random.default_rng(parameter.size).standard_normal(parameter.shape)
             parameter.set_value(values.astype(np.float32))
