@@ -79,7 +79,7 @@ def test_answers_are_written_while_parameters_are_divided(
 
 
 @pytest.mark.slow
-def test_one_process_goes_on_from_a_checkpoint_of_several_ranks(
+def test_any_layout_goes_on_from_a_checkpoint_of_another(
     train: Callable[..., Any], train_on_ranks: Callable[..., SimpleNamespace]
 ) -> None:
     """Checkpoints are whole, whatever divided what they hold."""
@@ -88,6 +88,10 @@ def test_one_process_goes_on_from_a_checkpoint_of_several_ranks(
     shutil.rmtree(divided.output / "checkpoint-3")
     alone = train(**COMMON, **parameters, output_dir=str(divided.output), resume_from_checkpoint=True)
     assert alone.losses[-1] == pytest.approx(divided.losses[-1], abs=1e-5)
+    for stage in ("stage1 split", "stage3"):
+        shutil.rmtree(divided.output / "checkpoint-3")
+        again = train_on_ranks(**DIVIDED, **STAGES[stage], **parameters, resume_from_checkpoint=True)
+        assert again.losses[-1] == pytest.approx(divided.losses[-1], abs=1e-5)
 
 
 OTHERS: dict[str, dict[str, Any]] = {

@@ -97,7 +97,7 @@ class Run:
 
 
 def model(mesh: Mesh, lora: str = "", recompute: str = "", **changes: Any) -> Decoder:
-    """lora: "lora", "one" (a single linear), "dora", "" (full); recompute: "reentrant", "hooks" or ""; changes of the model."""
+    """lora: "lora", "one" (a single linear), "dora" or "" (full training); recompute: "reentrant", "hooks" or ""."""
     experts = ExpertRanks(AllHere(in_step=True), lambda loads: mesh.sum(loads, *BATCH_AXES))
     decoder = build_model(tiny_config(**changes), None, balance=BALANCE, experts=experts)
     values = named_weights(tiny_model(**changes))
