@@ -27,7 +27,8 @@ def build_model(
     weights: Path | str | None,
     *,
     seed: int = 0,
-    rank: int = 0,
+    reader: int = 0,
+    readers: int = 1,
     hidden_dropout: float = 0.0,
     attention_dropout: float = 0.0,
     lora: LoraSettings | None = None,
@@ -44,7 +45,7 @@ def build_model(
 
     Args:
         weights: a model folder to load safetensors from, or None for random weights drawn from `seed`.
-        rank: this process's data rank, which its dropout masks depend on.
+        reader, readers: this rank among those that read different data, for dropout masks as one process draws them.
         hidden_dropout: probability for the outputs of attention and MLP, before they join the residual stream.
         attention_dropout: probability for attention probabilities.
         lora: freeze the weights and train new adapters of this kind; beside `adapters` only its dropout counts.
@@ -69,7 +70,8 @@ def build_model(
     decoder = Decoder(
         model_config,
         seed=seed,
-        rank=rank,
+        reader=reader,
+        readers=readers,
         hidden_dropout=hidden_dropout,
         attention_dropout=attention_dropout,
         balance=balance,

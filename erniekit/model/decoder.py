@@ -123,7 +123,8 @@ class Decoder(nn.Layer):
         config: ModelConfig,
         *,
         seed: int = 0,
-        rank: int = 0,
+        reader: int = 0,
+        readers: int = 1,
         hidden_dropout: float = 0.0,
         attention_dropout: float = 0.0,
         balance: BalanceSettings | None = None,
@@ -134,7 +135,7 @@ class Decoder(nn.Layer):
         super().__init__()
         self.config, self.tensor = config, tensor
         self.part = part = part or StackPart((range(config.num_hidden_layers),), first=True, last=True)
-        self.randomness = Randomness(seed, rank)
+        self.randomness = Randomness(seed, reader, readers)
         self.balance = ExpertBalance(balance or BalanceSettings(), experts.add_loads)
         self.frequencies = rotary_frequencies(config)
         self.recompute: Recompute | None = None

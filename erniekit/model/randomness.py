@@ -1,7 +1,8 @@
 """Dropout masks that depend on nothing but their place in the run.
 
-Every draw is seeded from (seed, step, micro-batch, layer, site, rank). Nothing needs to be stored to resume a run,
-a recomputed layer draws the same mask again, and results do not depend on what ran before.
+Every draw is seeded from (seed, step, micro-batch, layer, site); micro-batches are counted over all ranks that read
+different data, so that ranks which divide a step draw what one process draws. Nothing needs to be stored to resume a
+run, a recomputed layer draws the same mask again, and results do not depend on what ran before.
 """
 
 from __future__ import annotations
@@ -27,18 +28,22 @@ class Randomness:
 
     `dropout_scale` multiplies every dropout probability (the loop's warm-up). The place must not change between the
     forward and the backward pass of a micro-batch, because masks are drawn again there.
+
+    Args:
+        reader, readers: this rank among those that take the micro-batches of a step in turn.
     """
 
-    def __init__(self, seed: int, rank: int = 0) -> None:
-        self.seed, self.rank = seed, rank
+    def __init__(self, seed: int, reader: int = 0, readers: int = 1) -> None:
+        self.seed, self._reader, self._readers = seed, reader, readers
         self.step, self.micro_batch, self.dropout_scale = 0, 0, 1.0
 
     def set(self, *, step: int, micro_batch: int, dropout_scale: float = 1.0) -> None:
-        self.step, self.micro_batch, self.dropout_scale = step, micro_batch, dropout_scale
+        self.step, self.dropout_scale = step, dropout_scale
+        self.micro_batch = micro_batch * self._readers + self._reader
 
     def key(self, layer: int, site: Site, part: int = 0) -> tuple[int, ...]:
         """`part`: which part of the values this rank holds, where a tensor-parallel group divides them."""
-        place = (self.seed, self.step, self.micro_batch, layer, int(site), self.rank)
+        place = (self.seed, self.step, self.micro_batch, layer, int(site), 0)  # the last was once a rank
         return (*place, part) if part else place
 
 

@@ -51,7 +51,8 @@ def model_division(config: Config, model_config: ModelConfig, mesh: Mesh) -> dic
     way, section = config.acceleration.moe_multimodal_dispatch_use_allgather, config.distributed
     layers = model_config.num_hidden_layers
     return {
-        "rank": mesh.reader,
+        "reader": mesh.reader,
+        "readers": mesh.topology.readers,
         "tensor": replace(mesh.tensor, skips_copies="enable_mp_skip_c_identity" in section.tensor_parallel_config),
         "experts": expert_ranks(mesh, gather="allgather" in way, padded=not way.endswith("unpad")),
         "part": stack_part(layers, mesh, section.pp_seg_method, section.add_tail_layers),

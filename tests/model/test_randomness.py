@@ -23,12 +23,22 @@ def test_a_stream_can_be_drawn_again_and_moves_on():
 
 
 def test_every_part_of_the_place_changes_the_key():
-    randomness = Randomness(seed=1, rank=0)
+    randomness = Randomness(seed=1)
     randomness.set(step=2, micro_batch=3)
     keys = {randomness.key(layer, site) for layer in range(3) for site in Site}
     randomness.set(step=3, micro_batch=2)
     keys |= {randomness.key(layer, site) for layer in range(3) for site in Site}
     assert len(keys) == 2 * 3 * len(Site)
+
+
+def test_ranks_that_divide_a_step_draw_what_one_process_draws():
+    def keys(randomness, count):
+        for number in range(count):
+            randomness.set(step=4, micro_batch=number)
+            yield randomness.key(1, Site.MLP_OUTPUT)
+
+    ranks = [list(keys(Randomness(5, reader, 3), 2)) for reader in range(3)]
+    assert [ranks[number % 3][number // 3] for number in range(6)] == list(keys(Randomness(5), 6))
 
 
 def test_dropout_scales_gradients_by_the_same_mask():

@@ -77,6 +77,15 @@ def test_everything_that_is_logged_is_that_of_one_process(
     assert_same(*([{name: value for name, value in result.items() if "second" not in name}] for result in results))
 
 
+def test_dropout_is_that_of_one_process(
+    train: Callable[..., Any], on_ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    parameters = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.1, "max_steps": 3}
+    alone = train(**BATCHES, **parameters)
+    on_ranks(**parameters)
+    assert_same(log(tmp_path / "ranks"), log(alone.output))
+
+
 def test_a_loss_over_the_whole_step_is_over_the_pairs_of_all_ranks(
     train: Callable[..., Any], on_ranks: Callable[..., list[Any]], tmp_path: Path
 ) -> None:

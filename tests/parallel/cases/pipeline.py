@@ -168,7 +168,7 @@ def _train(
     part = stack_part(config.num_hidden_layers, mesh, method)
 
     def built() -> Decoder:
-        return build_model(config, None, seed=3, rank=0, tensor=mesh.tensor, part=part, **build)
+        return build_model(config, None, seed=3, tensor=mesh.tensor, part=part, **build)
 
     decoder = built()
     if lora is not None:
