@@ -1,6 +1,6 @@
 """What the ranks of a layout send to each other in one training step: counted, and by the formulas.
 
-    python tools/bench/communication.py [--hidden 64] [--layers 8] [--length 256] [--micro-batches 4]
+    python tools/bench/communication.py [--hidden 64] [--layers 8] [--length 256] [--micro-batches 4] [--write]
 
 Trains as `erniekit train` does on rows of full length, for two and for six steps: the difference counts steps alone,
 without what starts and ends a run. Counted are the bytes that a rank hands to the sockets of a group of ranks, float32.
@@ -23,7 +23,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.parallel.ranks import run_ranks
-from tools.parity.layout_run import make_model
+from tools.bench.marked import DOCUMENT, with_table
+from tools.parity.layout_run import ROOT, make_model
 from tools.parity.layouts import LAYOUTS, MODELS, Layout
 
 STEPS = 2, 6
@@ -116,9 +117,12 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256, help="tokens of a row; a micro-batch is one row")
     parser.add_argument("--micro-batches", type=int, default=4, help="of a rank, in a step")
     parser.add_argument("--layouts", nargs="+", choices=BY_NAME, default=SHOWN, metavar="NAME", help=", ".join(SHOWN))
+    parser.add_argument("--write", action="store_true", help=f"put the table into {DOCUMENT.relative_to(ROOT)}")
     args = parser.parse_args()
-    print("| layout | group | MB a rank sends in a step | by the formulas | counted / formulas |")
-    print("|---|---|---:|---:|---:|")
+    table = [
+        "| layout | group | MB a rank sends in a step | by the formulas | counted / formulas |",
+        "|---|---|---:|---:|---:|",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.jsonl"
         write_rows(text, args.length)
@@ -143,8 +147,11 @@ def main() -> None:
                 "data_cache_dir": str(Path(folder) / "cache"), **layout.parameters,
             }  # fmt: skip
             counted, computed = counted_bytes(layout, parameters), computed_bytes(layout, parameters, settings)
-            for line in rows(name, counted, computed):
-                print(line, flush=True)
+            table += rows(name, counted, computed)
+            print(table[-1], file=sys.stderr, flush=True)
+    print("\n".join(table))
+    if args.write:
+        DOCUMENT.write_text(with_table("communication", "\n".join(table)), encoding="utf-8")
 
 
 def rows(name: str, counted: list[dict[str, float]], computed: list[dict[str, int]]) -> list[str]:

@@ -1,6 +1,6 @@
 """Speed of training on two ranks against one process, each with one thread, as ratios.
 
-    python tools/bench/scaling.py [--hidden 512] [--layers 6] [--length 512] [--rounds 3]
+    python tools/bench/scaling.py [--hidden 512] [--layers 6] [--length 512] [--rounds 3] [--write]
 
 A step takes the same global batch everywhere: eight rows of full length, float32. The variants take turns; a ratio is
 that of the tokens per second of a variant to those of one process in the same round, without the first two steps.
@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.parallel.ranks import run_ranks
 from tools.bench.communication import write_rows
-from tools.parity.layout_run import make_model, train
+from tools.bench.marked import DOCUMENT, with_table
+from tools.parity.layout_run import ROOT, make_model, train
 from tools.parity.layouts import ERNIE, LAYOUTS, MICRO_BATCHES, Layout
 
 WARM_UP = 2  # steps
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layouts", nargs="+", choices=BY_NAME, default=SHOWN, metavar="NAME", help=", ".join(SHOWN))
+    parser.add_argument("--write", action="store_true", help=f"put the table into {DOCUMENT.relative_to(ROOT)}")
     args = parser.parse_args()
     names = ["one process", *(name for name in args.layouts if name != "one process")]
     settings = ERNIE | {
@@ -73,12 +75,14 @@ def main() -> None:
             for name in names:
                 speeds[name].append(tokens_per_second(BY_NAME[name], parameters))
                 print(f"{name}: {speeds[name][-1]:,.0f} tokens/s", file=sys.stderr, flush=True)
-    print("| layout | tokens/s | times one process (range) |")
-    print("|---|---:|---|")
+    table = ["| layout | tokens/s | times one process (range) |", "|---|---:|---|"]
     for name in names:
         ratios = [own / alone for own, alone in zip(speeds[name], speeds["one process"], strict=True)]
         shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-        print(f"| {name} | {statistics.median(speeds[name]):,.0f} | {shown} |")
+        table.append(f"| {name} | {statistics.median(speeds[name]):,.0f} | {shown} |")
+    print("\n".join(table))
+    if args.write:
+        DOCUMENT.write_text(with_table("scaling", "\n".join(table)), encoding="utf-8")
 
 
 if __name__ == "__main__":
