@@ -9,7 +9,7 @@ checkpoint-{step}/
   training_config.yaml       the resolved configuration
   manifest.json              sizes and hashes of all files
 
-No random-generator state: every draw is seeded from (seed, step, micro-batch, layer, rank). No learning rate: it is a
+No random-generator state: every draw is seeded from (seed, step, micro-batch, layer). No learning rate: it is a
 function of the step. No data state: the plan is a function of the step.
 """
 
