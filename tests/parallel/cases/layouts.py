@@ -34,9 +34,14 @@ NORM, SLICE = "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
 LENGTH = 24  # of a row
 
 
+def check_all(world: int, degrees: dict[str, Any], cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """`check` for several cases, by name."""
+    mesh = start_ranks(Topology.from_degrees(world, **degrees), timeout=60)
+    return {name: check(mesh, **case) for name, case in cases.items()}
+
+
 def check(
-    world: int,
-    degrees: dict[str, Any],
+    mesh: Mesh,
     model: dict[str, Any] | None = None,
     lora: dict[str, Any] | None = None,
     objective: dict[str, Any] | None = None,
@@ -47,7 +52,6 @@ def check(
     hidden_dropout: float = 0.0,
 ) -> dict[str, float]:
     """Train on the layout and alone; the largest differences of losses, norms and (relative) first gradients."""
-    mesh = start_ranks(Topology.from_degrees(world, **degrees), timeout=60)
     options = {"model": model or {}, "lora": lora, "objective": objective or {}, "recompute": recompute}
     options["hidden_dropout"] = hidden_dropout
     ways = {"sum_in_backward": sum_in_backward, "skips_copies": skips_copies}
