@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-fast test-all parity lint docs check-generated bench bench-torch validate-examples clean
+.PHONY: help quickstart test test-fast test-all parity lint docs check-generated bench bench-torch layouts validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -64,6 +64,11 @@ BENCHES_TORCH := training_speed dpo moe
 
 bench: $(VENV)/.cpu ## the benchmarks that need no torch; results belong in docs/benchmarks.md
 	set -e; for name in $(BENCHES); do echo "== $$name"; $(BIN)/python tools/bench/$$name.py; done
+
+layouts: $(VENV)/.cpu ## every parallel layout against one process, traffic and speed of ranks, into docs/parallelism.md (an hour)
+	$(BIN)/python tools/parity/layouts.py --write
+	$(BIN)/python tools/bench/communication.py --write
+	$(BIN)/python tools/bench/scaling.py --write
 
 validate-examples: $(VENV)/.cpu ## validate every shipped configuration
 	@# weights in 8 and 4 bits are not available yet; layouts are checked rank by rank in tests/runners/test_layout_examples.py
