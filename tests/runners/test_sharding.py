@@ -119,6 +119,8 @@ REFERENCES: dict[str, dict[str, Any]] = {
     "a copy that follows": {"ref_model_update_steps": 2},
     "adapters put aside": {"lora": True, "lora_rank": 4},
     "adapters that follow": {"lora": True, "lora_rank": 4, "ref_model_update_steps": 2},
+    "over the step": {"loss_type": "kto_pair", "beta": 0.5},
+    "heads by rows": {"use_sparse_head_and_loss_fn": True},
     "PiSSA": {"lora": True, "lora_rank": 4, "lora_init": "pissa"},
 }
 
