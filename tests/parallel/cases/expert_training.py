@@ -90,7 +90,6 @@ def _train(
         tiny_config(**MOE),
         None,
         seed=3,
-        rank=mesh.reader,
         lora=LoraSettings(**lora) if lora else None,
         balance=LOSSES,
         recompute=None if recompute is None else Recompute(use_reentrant=recompute == "PyLayer"),
