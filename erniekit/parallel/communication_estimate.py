@@ -71,11 +71,14 @@ def _tensor(
 
 
 def _experts(model: ModelConfig, work: Workload, topology: Topology, runs: list[range], stage: int) -> float:
-    """To the ranks of a token's experts and back, in every pass."""
-    own = work.tokens // (topology.tensor if topology.expert_axis == "tensor" else 1)
-    rows = own * model.moe_k * model.hidden_size * work.formats.activations
+    """To the ranks of a token's experts and back, in every pass; where all ranks have all tokens, a sum of the results."""
     layers = stage_layers(runs, stage, topology.pipeline)
     passes = sum(_passes(work, layer) for layer in layers if model.is_moe_layer(layer))
+    if topology.expert_axis == "tensor" and not topology.sequence_parallel:
+        hidden = work.tokens * model.hidden_size * work.formats.activations
+        return 2 * _share(topology.expert) * work.accumulation * passes * hidden
+    own = work.tokens // (topology.tensor if topology.expert_axis == "tensor" else 1)
+    rows = own * model.moe_k * model.hidden_size * work.formats.activations
     return 2 * _share(topology.expert) * work.accumulation * passes * rows
 
 

@@ -87,3 +87,9 @@ def test_sixteen_bit_activations_are_half_as_many_bytes() -> None:
         for formats in (WORK.formats, replace(BFLOAT16_O2, gradients=4))
     )
     assert half == pytest.approx(whole / 2, rel=0.02)  # but for the loss
+
+
+def test_experts_of_ranks_that_have_all_tokens_add_up_their_results() -> None:
+    topology = Topology(tensor=2, expert_axis="tensor")
+    passes, all_reduce = 2, 2 * 1 / 2
+    assert step_bytes(EXPERTS, WORK, topology)["experts"] == pytest.approx(LAYERS * passes * all_reduce * STATES)
