@@ -10,6 +10,7 @@ from erniekit.errors import ConfigurationError
 
 GIVEN_GPU = "FLAGS_selected_gpus"  # the variable by which launchers give every rank its own
 
+
 def use_device(wanted: str) -> str:
     """Select "auto" (a GPU where there is one), "cpu", "gpu" or "gpu:<n>".
 
