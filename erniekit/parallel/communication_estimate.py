@@ -71,7 +71,7 @@ def _tensor(
 
 
 def _experts(model: ModelConfig, work: Workload, topology: Topology, runs: list[range], stage: int) -> float:
-    """To the ranks of a token's experts and back, in every pass; a sum of the results where all ranks have all tokens."""
+    """To the ranks of a token's experts and back, in every pass; a sum of results where all ranks have all tokens."""
     layers = stage_layers(runs, stage, topology.pipeline)
     passes = sum(_passes(work, layer) for layer in layers if model.is_moe_layer(layer))
     if topology.expert_axis == "tensor" and not topology.sequence_parallel:
