@@ -103,6 +103,10 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
         weights = first_weights(config) if adapters or not start.checkpoint else start.checkpoint
         model = open_model(config, weights, say, adapters=adapters, mesh=mesh)
         held_out_plan = None if held_out is None else evaluation_plan(config, held_out, reader)
+        if config.basic.stage == "DPO":
+            from erniekit.runners.dpo import keep_predictions
+
+            keep_predictions(model, say)  # before anything asks what is trained
         parameters = trained_weights(model)
         say(describe_decay(parameters, config.training.weight_decay))
         optimizer, ranks = divided_training(config, mesh, model, parameters)
@@ -154,9 +158,8 @@ def _objectives(
     if config.basic.stage != "DPO":
         objective = objective_from(config)
         return objective, objective
-    from erniekit.runners.dpo import keep_predictions, preference_objectives
+    from erniekit.runners.dpo import preference_objectives
 
-    keep_predictions(model, say)
     return preference_objectives(config, model, training, evaluation, checkpoint, say, ranks, mesh)
 
 

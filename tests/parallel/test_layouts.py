@@ -29,7 +29,7 @@ SHORT = [
     ("dp2", "dense", "dpo"),
     ("tp2 + sp", "dense", "lora"),
     ("pp2", "dense", "sft"),
-    ("sharding1 x 2", "dense", "dpo"),
+    ("sharding1 x 2", "moe", "dpo"),
     ("sharding2 x 2", "dense", "sft"),
     ("sharding3 x 2", "moe", "sft"),
     ("ep2 over mp", "moe", "sft"),
