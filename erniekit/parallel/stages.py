@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from erniekit.errors import ConfigurationError
-from erniekit.parallel.topology import Topology
+from erniekit.parallel.topology import SMALLEST_INTERLEAVED_PIPELINE, Topology
 
 BY_LAYER = "layer:"
 DECODER_LAYER = "DecoderLayer"
@@ -95,14 +95,19 @@ def _not_divisible(layers: int, topology: Topology, tail: int) -> str:
         f"{layers} layers{empty} cannot be divided equally: pipeline_parallel_degree {topology.pipeline}{virtual} = "
         f"{runs} runs of layers"
     ]
+    instead = []
     missing = -layers % runs
     if missing < (layers + missing) // runs:  # so that no run holds empty layers only
-        lines.append(f"  either write add_tail_layers: {missing}")
-    fitting = [degree for degree in range(1, layers + 1) if layers % (degree * topology.virtual_pipeline) == 0]
-    lines.append(f"  or one of pipeline_parallel_degree: {', '.join(map(str, fitting))}")
-    if topology.virtual_pipeline == 1:
-        lines.append("  or a list of the first item of each stage as pp_seg_method")
-    return "\n".join(lines)
+        instead.append(f"add_tail_layers: {missing}")
+    interleaved = topology.virtual_pipeline > 1
+    degrees = range(SMALLEST_INTERLEAVED_PIPELINE if interleaved else 1, layers + 1)
+    fitting = [str(degree) for degree in degrees if (layers + tail) % (degree * topology.virtual_pipeline) == 0]
+    if fitting:
+        instead.append(f"{'one of ' if len(fitting) > 1 else ''}pipeline_parallel_degree: {', '.join(fitting)}")
+    if interleaved and (layers + tail) % topology.pipeline == 0:
+        instead.append("virtual_pp_degree: 1")
+    instead.append(f"a list of the first item of each {'run' if interleaved else 'stage'} as pp_seg_method")
+    return "\n".join([*lines, "  write " + "\n  or ".join(instead)])
 
 
 def _shown(method: str | tuple[int, ...]) -> str:

@@ -108,3 +108,15 @@ def test_what_the_error_advises_works() -> None:
     with pytest.raises(ConfigurationError) as raised:
         layer_runs(3, Topology(pipeline=5))  # two empty layers would be two stages without any
     assert "add_tail_layers" not in str(raised.value)
+
+
+def test_what_the_error_advises_of_interleaved_stages_is_not_refused_itself() -> None:
+    """Two interleaved stages are: neither they nor one belong to the advice, which need not have several parts."""
+    with pytest.raises(ConfigurationError) as raised:
+        layer_runs(4, Topology(pipeline=4, virtual_pipeline=2))
+    assert str(raised.value).splitlines()[1:] == [
+        "  write virtual_pp_degree: 1",
+        "  or a list of the first item of each run as pp_seg_method",
+    ]
+    with pytest.raises(ConfigurationError, match="write add_tail_layers: 2\n  or pipeline_parallel_degree: 11\n"):
+        layer_runs(22, Topology(pipeline=4, virtual_pipeline=2))
