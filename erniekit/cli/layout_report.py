@@ -18,9 +18,12 @@ AXES_SHOWN = ("data", "pipeline", "sharding", "tensor")
 UNITS = {"GB": 10**9, "MB": 10**6}
 
 
-def layout_blocks(config: Config, plan: LayoutPlan) -> list[str]:
-    """Paragraphs about a layout of several ranks."""
-    topology = plan.topology
+def layout_blocks(config: Config, topology: Topology, plan: LayoutPlan | None) -> list[str]:
+    """Paragraphs about a layout of several ranks.
+
+    Args:
+        plan: None where the model's shape is unknown; then what follows from it is left out.
+    """
     degrees = " x ".join(f"{axis} {topology.degree(axis)}" for axis in AXES_SHOWN if topology.degree(axis) > 1)
     lines = [f"layout of {topology.world_size} ranks: {degrees or 'one process'}"]
     lines += [f"  {line}" for line in _holdings(topology)]
@@ -29,10 +32,10 @@ def layout_blocks(config: Config, plan: LayoutPlan) -> list[str]:
     if topology.pipeline > 1:
         accumulation = config.training.gradient_accumulation_steps
         equal = bubble_fraction(topology, accumulation)
-        lines.append(
-            f"  stages wait {plan.waiting:.0%} of a step with gradient_accumulation_steps {accumulation} "
-            f"({equal:.0%} if all took equally long)"
-        )
+        waiting, remark = (plan.waiting, f" ({equal:.0%} if all took equally long)") if plan else (equal, "")
+        lines.append(f"  stages wait {waiting:.0%} of a step with gradient_accumulation_steps {accumulation}{remark}")
+    if plan is None:
+        return ["\n".join(lines)]
     traffic = ", ".join(f"{axis} {size / UNITS['GB']:,.3g} GB" for axis, size in plan.busiest.items() if size)
     if traffic:
         lines.append(f"  the busiest rank sends in a step, computed: {traffic}")
@@ -65,6 +68,9 @@ def _holdings(topology: Topology) -> list[str]:
     wide = {"data": topology.readers, **{axis: topology.degree(axis) for axis in AXES_SHOWN[1:]}}
     shown_axes = [axis for axis in AXES_SHOWN if wide[axis] > 1]
     rows = [["ranks", *(titles[axis] for axis in shown_axes)]]
+    if shown_axes == ["data"]:
+        last = topology.world_size - 1
+        return _aligned([*rows, [f"0-{last}", f"parts 0-{last} of {topology.readers}, one each"]])
     for ranks in topology.groups("tensor"):
         place = topology.coordinates(ranks[0])
         cells = {axis: f"{getattr(place, axis)} of {topology.degree(axis)}" for axis in shown_axes}

@@ -110,8 +110,8 @@ def report(
         model, topology = model_on_paper(config), topology_from(config, world_size)
         plan = model if isinstance(model, str) else plan_layout(config, model, world_size, longest_document)
         blocks += _block("comes to", derived_numbers(config, topology.readers, plan))
-        if not isinstance(plan, str) and (world_size or topology.world_size > 1):
-            blocks += layout_blocks(config, plan)
+        if world_size or topology.world_size > 1:
+            blocks += layout_blocks(config, topology, None if isinstance(plan, str) else plan)
     lines = [*config.messages, *config.without_effect_on_cpu()]
     if lines:
         blocks.append("\n".join(["notes", *(f"  {line}" for line in lines)]))

@@ -226,6 +226,19 @@ def test_large_layouts_show_groups_of_ranks(
     text = capsys.readouterr().out
     assert "4-7 part 1 of 28 slices 0-3, one each" in " ".join(text.split())
     assert "... and 4 groups of ranks more" in text
+    assert _layout(tmp_path, monkeypatch, "--world-size", "96") == 0
+    assert (
+        "layout of 96 ranks: data 96\n  ranks  batch\n  0-95   parts 0-95 of 96, one each\n" in capsys.readouterr().out
+    )
+
+
+def test_a_layout_is_shown_before_the_model_is_known() -> None:
+    values = {"model_name_or_path": "absent", "output_dir": "o", "train_dataset_path": "t"}
+    values |= {"pipeline_parallel_degree": 2, "gradient_accumulation_steps": 3}
+    text = report(Config.from_mapping(values), 4)
+    assert "layout of 4 ranks: data 2 x pipeline 2\n  rank  batch        layers\n" in text
+    assert "stages wait 25% of a step with gradient_accumulation_steps 3" in text
+    assert "memory of each rank" not in text
 
 
 def test_number_formats_decide_the_estimate(
