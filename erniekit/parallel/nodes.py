@@ -62,10 +62,16 @@ class Meeting:
         if number is not None and number >= nodes:
             raise ConfigurationError(f"NODE_RANK={number}: with NNODES={nodes} the nodes are 0 to {nodes - 1}")
         host, port = DEFAULT_MASTER
-        return cls(nodes, (os.environ.get("MASTER_ADDR", host), _number("MASTER_PORT", port, least=1)), number)
+        port = _number("MASTER_PORT", port, least=1, most=65_535)
+        return cls(nodes, (os.environ.get("MASTER_ADDR", host), port), number)
 
     def __str__(self) -> str:
         return f"{self.address[0]}:{self.address[1]} (MASTER_ADDR, MASTER_PORT)"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether other machines cannot come there."""
+        return self.address[0] == "localhost" or self.address[0].startswith("127.")
 
 
 @dataclass
@@ -221,7 +227,7 @@ def _listen(meeting: Meeting) -> socket.socket | None:
         if meeting.number == 0 and error.errno == errno.EADDRNOTAVAIL:  # a name of this machine that only others know
             return socket.create_server(("", port), backlog=meeting.nodes)
         raise ConfigurationError(
-            f"{meeting}: cannot listen there: {error.strerror or error}\n"
+            f"{meeting}: cannot listen there: {(error.strerror or str(error)).partition(' (while ')[0]}\n"
             "  write an address of node 0 and a port that is free there, the same on every node"
         ) from None
 
@@ -338,8 +344,8 @@ def _read_line(connection: socket.socket, limit: int = 1 << 16) -> Message | Non
     return message if isinstance(message, dict) else None
 
 
-def _number(name: str, default: int, *, least: int) -> int:
+def _number(name: str, default: int, *, least: int, most: int | None = None) -> int:
     word = os.environ.get(name, "").strip() or str(default)
-    if not word.isdecimal() or int(word) < least:
-        raise ConfigurationError(f"{name}={word}: write a whole number from {least} on")
+    if not word.isdecimal() or int(word) < least or (most is not None and int(word) > most):
+        raise ConfigurationError(f"{name}={word}: write a whole number from {least} {f'to {most}' if most else 'on'}")
     return int(word)

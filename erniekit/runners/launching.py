@@ -23,6 +23,7 @@ from erniekit.parallel.topology import AXES, Topology
 from erniekit.parallel.watch import Failure, first_cause, watch
 from erniekit.parameters import Config
 from erniekit.runners.data_wiring import evaluates, evaluation_dataset, training_dataset
+from erniekit.runners.layout_plan import divided_layers, model_on_paper
 from erniekit.runners.wiring import Say, first_weights, open_tokenizer
 from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_folders, newest_complete
 
@@ -102,10 +103,14 @@ def run_job(job: Job, say: Say = print) -> int:
     """
     prepare(job.config)
     if job.meeting:
-        say(f"{job.meeting.nodes} nodes meet at {job.meeting}")
+        reach = ", which only this machine can reach" if job.meeting.is_loopback else ""
+        say(f"{job.meeting.nodes} nodes meet at {job.meeting}{reach}")
     with met(job.meeting, job.here, job.config.distributed.distributed_timeout) as nodes:
         topology = topology_from(job.config, sum(nodes.counts))
-        job.logs.mkdir(parents=True, exist_ok=True)
+        model = model_on_paper(job.config)
+        if not isinstance(model, str):  # otherwise the ranks say what is wrong with it
+            divided_layers(job.config, model, topology)
+        _make_log_folder(job.logs)
         say(_announcement(job, nodes, topology))
         try:
             return _run_until_done(job, nodes, say)
@@ -227,8 +232,19 @@ def _announcement(job: Job, nodes: Nodes, topology: Topology) -> str:
     ranks = f"{topology.world_size} ranks ({layout})" if layout else "1 rank"
     if nodes.links:
         here = nodes.block(0).ranks
-        ranks += f", of which node {nodes.number} of {len(nodes.counts)} runs {here[0]} to {here[-1]}"
+        own = f"{here[0]} to {here[-1]}" if len(here) > 1 else f"rank {here[0]}"
+        ranks += f", of which node {nodes.number} of {len(nodes.counts)} runs {own}"
     return f"{ranks}; the output of each: {_logs(job)}"
+
+
+def _make_log_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder}: the output of the ranks cannot be written there: {error.strerror}\n"
+            "  write another output_dir, or --rank-logs DIR for that output alone"
+        ) from None
 
 
 def _logs(job: Job) -> Path:

@@ -219,6 +219,7 @@ def test_the_environment_says_where_to_meet(
     [
         ({"NNODES": "two"}, "NNODES=two: write a whole number"),
         ({"NNODES": "2", "MASTER_PORT": "0"}, "MASTER_PORT=0"),
+        ({"NNODES": "2", "MASTER_PORT": "99999"}, "MASTER_PORT=99999: write a whole number from 1 to 65535"),
         ({"NNODES": "2", "NODE_RANK": "2"}, "the nodes are 0 to 1"),
     ],
 )

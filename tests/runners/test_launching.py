@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,31 @@ def test_data_is_read_before_ranks_start(
         run_job(job_of(make_config(train_dataset_path="no-such.jsonl"), "say_who"), lambda line: None)
 
 
+@pytest.mark.parametrize(
+    ("changes", "logs", "message"),
+    [
+        ({"tensor_parallel_degree": 3}, "logs", "tensor_parallel_degree 3 does not divide num_attention_heads 4"),
+        ({}, "file/logs", "file/logs: the output of the ranks cannot be written there: Not a directory\n  write"),
+    ],
+)
+def test_no_rank_starts_where_something_does_not_fit(
+    changes: dict, logs: str, message: str, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "spawn", None)  # not called
+    (tmp_path / "file").touch()
+    job = replace(job_of(make_config(**changes), "say_who", here=6), logs=tmp_path / logs)
+    with pytest.raises(ConfigurationError, match=message):
+        run_job(job, lambda line: None)
+
+
+@pytest.mark.distributed
+def test_two_nodes_of_a_rank_each_are_announced(make_config: MakeConfig) -> None:
+    found = on_two_nodes(make_config(), "say_who", here=1)
+    said = sorted(line for _, out, _ in found for line in out.splitlines() if "of which" in line)
+    assert ["node 0 of 2 runs rank 0;" in said[0], "node 1 of 2 runs rank 1;" in said[1]] == [True, True]
+    assert all(", which only this machine can reach\n" in out for _, out, _ in found)
+
+
 @pytest.mark.distributed
 def test_a_failed_job_is_started_again_from_its_newest_checkpoint(
     make_config: MakeConfig, capsys: pytest.CaptureFixture
@@ -245,9 +271,9 @@ def test_ranks_that_do_not_stop_are_ended_with_the_third_signal(make_config: Mak
         wait_for_the_end(path.read_text())
 
 
-def on_two_nodes(config: Config, behaviour: str) -> list[tuple[int, str, str]]:
+def on_two_nodes(config: Config, behaviour: str, here: int = 2) -> list[tuple[int, str, str]]:
     port = free_port("127.0.0.1")
-    launchers = [start_launcher(config, behaviour, here=2, port=port) for _ in range(2)]
+    launchers = [start_launcher(config, behaviour, here=here, port=port) for _ in range(2)]
     both = [(*launcher.communicate(timeout=30), launcher.returncode) for launcher in launchers]
     return sorted((code, out, err) for out, err, code in both)
 
