@@ -242,7 +242,7 @@ def load_adapters(decoder: Decoder, folder: Path | str, *, dropout: float = 0.0,
 def held_adapters(decoder: Decoder) -> Held:
     """The adapters' parameters, and under `<path>.start_A` and `.start_B` what PiSSA has taken out of the weight."""
     starts = {
-        f"{path}.start_{letter}": paddle.to_tensor(values)
+        f"{path}.start_{letter}": paddle.to_tensor(values, paddle.get_default_dtype())
         for path, adapter in named_adapters(decoder).items()
         for letter, values in zip("AB", adapter.start or (), strict=False)
     }

@@ -14,6 +14,7 @@ from erniekit.model.adapters.lora import (
     Base,
     add_adapters,
     attach,
+    held_adapters,
     named_adapter_weights,
     named_adapters,
     named_linears,
@@ -194,6 +195,18 @@ def test_pissa_takes_the_best_approximation():
     np.testing.assert_allclose(merged_weight(weight, factors, 2.0), weight, atol=1e-6)
     with pytest.raises(ConfigurationError, match=r"p has only 7 singular values.*\n.*lora_rank: 7"):
         principal_factors("p", weight, 8, scaling=2.0)
+
+
+def test_ranks_pass_on_what_pissa_took_in_the_precision_that_the_others_expect():
+    """`parallel.gathering` takes them in Paddle's default type; what PiSSA took is float32 in NumPy."""
+    model = with_adapters(LoraSettings(4, 8.0, init="pissa"), stirred=False)
+    paddle.set_default_dtype("float64")
+    try:
+        whole = held_adapters(model)
+        starts = [name for name in whole.shapes if ".start_" in name]
+        assert starts and {whole.read(name).dtype for name in starts} == {paddle.float64}
+    finally:
+        paddle.set_default_dtype("float32")
 
 
 def test_pissa_leaves_the_rest_in_the_frozen_weight():
