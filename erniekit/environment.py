@@ -105,6 +105,8 @@ def import_paddle() -> None:
         UserError: no Paddle is installed.
     """
     apply_cpu_settings()
+    if "PADDLE_TRAINER_ID" in os.environ:  # a rank, whichever launcher has started it
+        os.environ.setdefault("GLOG_minloglevel", "1")  # without Paddle's notes on how ranks connect
     try:
         with _signals_held_back(), warnings.catch_warnings(), _without_thread_advice():
             warnings.simplefilter("ignore")  # Paddle warns about a missing ccache, which only its developers need

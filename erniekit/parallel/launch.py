@@ -182,8 +182,7 @@ def spawn(
         variables: more variables for every rank.
         show: write what rank 0 writes to this process's standard output and error, too.
     """
-    quiet = {"GLOG_minloglevel": "1"}  # without Paddle's notes on how ranks connect, unless they are asked for
-    outside = quiet | {name: value for name, value in os.environ.items() if name not in NOT_FOR_RANKS}
+    outside = {name: value for name, value in os.environ.items() if name not in NOT_FOR_RANKS}
     processes: dict[int, subprocess.Popen[bytes]] = {}
     shown: list[threading.Thread] = []
     ranks = LocalRanks(processes, logs, reports, shown)
