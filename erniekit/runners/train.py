@@ -108,7 +108,7 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
 
             keep_predictions(model, say)  # before anything asks what is trained
         parameters = trained_weights(model)
-        on_rank = " on this rank" if topology.tensor > 1 or topology.pipeline > 1 else ""
+        on_rank = ", counted on this rank" if topology.tensor > 1 or topology.pipeline > 1 else ""
         say(describe_decay(parameters, config.training.weight_decay) + on_rank)
         optimizer, ranks = divided_training(config, mesh, model, parameters)
         objective, evaluation_objective = _objectives(
