@@ -71,7 +71,8 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
     if topology.world_size == 1:
         return build_optimizer(parameters, settings), SINGLE
     stage = copies = None
-    if topology.sharding > 1:
+    # a sharding group may be one without adapters, on all its ranks: of a stage, or of experts
+    if topology.sharding > 1 and trainable_parameters(parameters):
         group, words = mesh.group("sharding"), section.sharding_parallel_config
         adamw = stateless_optimizer(parameters, settings)
         stage = divide(
