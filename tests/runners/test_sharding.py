@@ -67,6 +67,16 @@ def test_ranks_train_as_one_process_and_go_on_from_their_checkpoint(
 
 
 @pytest.mark.slow
+def test_a_stage_may_have_no_adapters_to_divide(
+    train: Callable[..., Any], train_on_ranks: Callable[..., SimpleNamespace], tiny_base: Path
+) -> None:
+    parameters = {"max_steps": 2, "model_name_or_path": str(tiny_base), "continue_training": True}
+    parameters |= {"fine_tuning": "LoRA", "lora_target_modules": "model.layers.0.*", "learning_rate": 0.01}
+    divided = train_on_ranks(**DIVIDED, **STAGES["stage1"], **parameters, pipeline_parallel_degree=2)
+    np.testing.assert_allclose(divided.losses, train(**COMMON, **parameters).losses, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_answers_are_written_while_parameters_are_divided(
     train: Callable[..., Any], train_on_ranks: Callable[..., SimpleNamespace], records: Path
 ) -> None:
