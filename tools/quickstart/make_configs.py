@@ -110,6 +110,16 @@ def files() -> Iterator[tuple[str, str]]:
                     yield path, text(path, size, method, stage, length, layout)
 
 
+READY = (
+    "# The first command needs no GPU: it says which rank holds what, and how much memory each one takes. Twice as",
+    "# many GPUs read twice as many rows at once. Written by tools/quickstart/make_configs.py.",
+)
+NOT_YET = (
+    "# Not available yet: both commands refuse it and name what is missing.",
+    "# Written by tools/quickstart/make_configs.py.",
+)
+
+
 def text(path: str, size: str, method: str, stage: str, length: str, layout: Layout) -> str:
     """One file."""
     adapters = method in ("lora", "wint48")
@@ -123,8 +133,7 @@ def text(path: str, size: str, method: str, stage: str, length: str, layout: Lay
         f"# rows of {LENGTHS[length]:,} tokens, on {where} of 80 GB.",
         f"#   erniekit validate examples/configs/{path} --world-size {layout.ranks}",
         f"#   erniekit {verb} examples/configs/{path}",
-        "# The first command needs no GPU: it says which rank holds what, and how much memory each one takes. Twice as",
-        "# many GPUs read twice as many rows at once. Written by tools/quickstart/make_configs.py.",
+        *(NOT_YET if method in ("wint48", "fp8") else READY),
         "",
         "# What to train",
         f"stage: {stage.upper()}",
