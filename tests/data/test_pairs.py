@@ -365,7 +365,7 @@ def test_a_plan_packs_pairs_whole_and_every_pair_once(open_pairs):
     counts = []
     for step in range(plan.steps_in_epoch(0)):
         for rank in range(2):
-            plan._data_rank = rank
+            plan.data_rank = rank
             for batch in plan.micro_batches(step):
                 assert batch.input_ids.shape[1] <= 128
                 assert batch.pairs.count == sum(len(row) for row in batch.samples)
