@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2# processes that run tests at the same time; tests that start ranks start more
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
@@ -33,10 +34,10 @@ quickstart: $(VENV)/.cpu ## create a virtual environment, train a tiny ERNIE on 
 	$(BIN)/python tools/quickstart/run.py
 
 test: $(VENV)/.dev ## run the tests (no torch, no network)
-	$(BIN)/python -m pytest -m "not parity and not exhaustive"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not parity and not exhaustive"
 
 test-fast: $(VENV)/.dev ## the unit tests only
-	$(BIN)/python -m pytest -m "not parity and not slow and not distributed and not exhaustive"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not parity and not slow and not distributed and not exhaustive"
 
 parity: $(VENV)/.parity ## compare with torch, transformers and their optimizers and schedules
 	$(BIN)/python -m pytest -m parity
