@@ -52,9 +52,14 @@ setup(
         # Not on PyPI, which stops at 2.6.2: README.md names Paddle's own index.
         "gpu": ["paddlepaddle-gpu>=3.3.1"],
         "dev": [
-            "pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff==0.17.5", "mypy==2.4.1", "types-PyYAML",
+            "pytest>=8",
+            "pytest-xdist>=3.6",
+            "hypothesis>=6.100",
+            "ruff==0.17.5",
+            "mypy==2.4.1",
+            "types-PyYAML",
             "types-jsonschema",
-        ],  # fmt: skip
+        ],
         # from_modelscope: 0.3 MB, and of what it needs only cryptography is not here anyway
         "modelscope": ["modelscope-hub>=0.5.1,<0.6"],
         # `erniekit export --format onnx`; paddlenlp brings paddle2onnx, and onnxruntime checks what it wrote

@@ -254,9 +254,12 @@ def test_validate_counts_what_is_trained(
     tiny_base: Path, make_config: Callable[..., Any], train_adapters: Train
 ) -> None:
     from erniekit.cli.validate import derived_numbers
+    from erniekit.runners.layout_plan import plan_layout
+    from erniekit.runners.wiring import read_model_config
 
     values = {"lora": True, "model_name_or_path": str(tiny_base), "continue_training": True, "dora": True}
-    numbers = dict(derived_numbers(make_config(**values)))
+    config = make_config(**values)
+    numbers = dict(derived_numbers(config, 1, plan_layout(config, read_model_config(config))))
     run = train_adapters(dora=True)
     stored = SafetensorsFile(run.output / "adapter_model.safetensors")
     count = sum(int(np.prod(stored.shape(name))) for name in stored.names())
