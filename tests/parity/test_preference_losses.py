@@ -101,7 +101,8 @@ def test_gradients_of_packed_pairs_are_those_of_transformers_and_trl(name, tmp_p
     tokens, batch = three_pairs(rng)
     constants = rng.normal(-20, 3, (2, 3)).astype(np.float32)
     settings = PreferenceSettings(loss_type=name, beta=beta, label_smoothing=smoothing, simpo_gamma=0.7)
-    found = preference(settings, lambda batch: tuple(map(paddle.to_tensor, constants))).loss(decoder, batch)
+    objective = preference(settings, lambda batches: [tuple(map(paddle.to_tensor, constants))] * len(batches))
+    found = objective.loss(decoder, batch)
     found.loss_sum.backward()
 
     sums, lengths = [], []
