@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import paddle
@@ -16,10 +17,12 @@ from erniekit.model.host_memory import keep_freed_memory
 from erniekit.model.initialization import initialize_weights
 from erniekit.model.moe.balance import BalanceSettings
 from erniekit.model.moe.dispatch import NO_RANKS, ExpertRanks
+from erniekit.model.quantization.packed import pack_linears
+from erniekit.model.quantization.settings import Quantization, WeightOnly
 from erniekit.model.recompute import Recompute
 from erniekit.model.storage.weight_layouts import open_weights
 from erniekit.model.tensor_slice import WHOLE, TensorSlice
-from erniekit.model.weights import load_weights
+from erniekit.model.weights import load_weights, named_linears, packed_weights
 
 
 def build_model(
@@ -35,6 +38,7 @@ def build_model(
     adapters: Path | str | None = None,
     balance: BalanceSettings | None = None,
     recompute: Recompute | None = None,
+    quantization: Quantization | None = None,
     tensor: TensorSlice = WHOLE,
     experts: ExpertRanks = NO_RANKS,
     part: StackPart | None = None,
@@ -52,6 +56,7 @@ def build_model(
         adapters: a folder of adapters to load, PEFT's or paddlenlp's.
         balance: the losses and the bias updates of routers, where the model has experts; None: none of them.
         recompute: which layers keep only their input in training; None: every layer keeps its activations.
+        quantization: how linear layers keep their weights or compute their products; None: plainly.
         tensor: the ranks that divide every large matrix, and which of them this is.
         experts: the ranks that divide the experts, where the model has any, and how tokens reach them.
         part: what this stage of a pipeline has of the stack; None: all of it.
@@ -60,25 +65,31 @@ def build_model(
 
     Raises:
         ModelFileError: the weights or adapters are missing, damaged or do not fit `model_config`.
-        ConfigurationError: `lora` asks for layers or singular values that the model does not have.
+        ConfigurationError: `lora` asks for layers or singular values that the model does not have, or `quantization`
+            does not fit its shapes.
     """
     # what does not fit is told before memory is taken for it
     stored = None if weights is None else open_weights(model_config, weights)
     # Beside adapters it would win a tenth of the time at most, and lose a third of the memory they are meant to save.
     if paddle.get_device() == "cpu" and lora is None and adapters is None and keep_freed_memory():
         log("host memory: freed blocks are kept for the next step")
-    decoder = Decoder(
-        model_config,
-        seed=seed,
-        reader=reader,
-        readers=readers,
-        hidden_dropout=hidden_dropout,
-        attention_dropout=attention_dropout,
-        balance=balance,
-        tensor=tensor,
-        experts=experts,
-        part=part,
-    )
+    with paddle.LazyGuard() if isinstance(quantization, WeightOnly) else nullcontext():  # no dense weight ever exists
+        decoder = Decoder(
+            model_config,
+            seed=seed,
+            reader=reader,
+            readers=readers,
+            hidden_dropout=hidden_dropout,
+            attention_dropout=attention_dropout,
+            balance=balance,
+            tensor=tensor,
+            experts=experts,
+            part=part,
+        )
+    if isinstance(quantization, WeightOnly):
+        pack_linears(named_linears(decoder), model_config.weight_shapes(), quantization, tensor)
+        for parameter in decoder.parameters():
+            parameter.initialize()
     log(f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")
     if tensor.size > 1:
         sequence = ", and the sequence between them" if tensor.sequence else ""
@@ -93,6 +104,8 @@ def build_model(
     else:
         layout = load_weights(decoder, stored)
         log(f"weights: {weights} ({layout})")
+    if isinstance(quantization, WeightOnly):
+        log(f"quantisation: {quantization}; {_size_of_packed(decoder)}")
     if hidden_dropout or attention_dropout:
         log(f"dropout: {hidden_dropout} on hidden states, {attention_dropout} on attention probabilities")
     divided = " on this rank" if tensor.size > 1 or part is not None else ""
@@ -110,3 +123,9 @@ def build_model(
         mechanism = "PyLayer" if recompute.use_reentrant else "hooks"
         log(f"recompute: {count} of {model_config.num_hidden_layers} layers, by {mechanism}")
     return decoder
+
+
+def _size_of_packed(decoder: Decoder) -> str:
+    packed = packed_weights(decoder).values()
+    held, values = sum(weight.nbytes for weight in packed), sum(weight.values for weight in packed)
+    return f"{len(packed)} linear weights in {held / 2**20:,.1f} MiB, {8 * held / max(1, values):.2f} bits a value"

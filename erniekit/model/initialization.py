@@ -8,7 +8,7 @@ import paddle
 from erniekit.model.decoder import Decoder
 from erniekit.model.initial_weight import initial_weight
 from erniekit.model.placement import placement
-from erniekit.model.weights import is_transposed, named_weights
+from erniekit.model.weights import is_transposed, named_weights, packed_weights
 
 
 def initialize_weights(decoder: Decoder, seed: int) -> None:
@@ -19,3 +19,5 @@ def initialize_weights(decoder: Decoder, seed: int) -> None:
         values = values.T if is_transposed(name) else values
         own = decoder.tensor.cut(values, placement(name).axis)
         parameter.set_value(paddle.to_tensor(np.ascontiguousarray(own)).astype(parameter.dtype))
+    for name, weight in packed_weights(decoder).items():
+        weight.fill(name, initial_weight(name, shapes[name], decoder.config, seed), decoder.tensor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import paddle
 import paddle.nn.functional as F
@@ -19,10 +19,21 @@ class Adapter(Protocol):
     def __call__(self, x: paddle.Tensor, output: paddle.Tensor, linear: Linear) -> paddle.Tensor: ...
 
 
+class Product(Protocol):
+    """How a `Linear` computes x W where it is no plain product: with a weight in few bits, or through FP8."""
+
+    def __call__(self, x: paddle.Tensor, linear: Linear) -> paddle.Tensor: ...
+
+    def dense(self) -> paddle.Tensor:
+        """The weight [out, in] that is computed with, made now; asked where the layer has none of its own."""
+        ...
+
+
 class Linear(nn.Layer):
     """x [..., in] -> x W + b [..., out], W [in, out]. With an adapter, what the adapter makes of that.
 
-    Parameters are named `weight` and `bias`; those of an adapter begin with `adapter.`.
+    Parameters are named `weight` and `bias`; those of an adapter begin with `adapter.`. Where `product` keeps the
+    weight in few bits, `weight` is None.
 
     Args:
         tensor: the ranks that divide it.
@@ -46,12 +57,30 @@ class Linear(nn.Layer):
             inputs = tensor.part(inputs)
         elif cut == "outputs":
             outputs = tensor.part(outputs)
-        self.weight = self.create_parameter([inputs, outputs], default_initializer=ZEROS)
+        self.weight: Any = self.create_parameter([inputs, outputs], default_initializer=ZEROS)
         self.bias = self.create_parameter([outputs], default_initializer=ZEROS, is_bias=True) if bias else None
+        self.product: Any = None  # a layer that is a `Product`; None: plain
         self.adapter: nn.Layer | None = None
 
+    @property
+    def dense_weight(self) -> paddle.Tensor:
+        """W [in, out]: the parameter, or, where it is kept in few bits, a copy that is made now."""
+        return self.product.dense().t() if self.weight is None else self.weight
+
+    def set_dense_weight(self, values: paddle.Tensor) -> None:
+        """Compute with this W [in, out] from now on."""
+        if self.weight is None:
+            self.product = None
+            self.weight = self.create_parameter(values.shape, dtype=values.dtype, default_initializer=ZEROS)
+        self.weight.set_value(values)
+
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        output = F.linear(x, self.weight, None if self.sums else self.bias)
+        bias = None if self.sums else self.bias
+        if self.product is None:
+            output = F.linear(x, self.weight, bias)
+        else:
+            output = self.product(x, self)
+            output = output if bias is None else output + bias
         if self.adapter is not None:
             output = self.adapter(x, output, self)
         if self.sums:

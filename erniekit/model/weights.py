@@ -16,7 +16,9 @@ import paddle
 
 from erniekit.model.configuration import CONFIG_FILE
 from erniekit.model.decoder import Decoder
+from erniekit.model.linear import Linear
 from erniekit.model.placement import placement
+from erniekit.model.quantization.packed import PackedWeight, packed_weight
 from erniekit.model.storage.safetensors_file import StoredTensor
 from erniekit.model.storage.shards import write_weight_files
 from erniekit.model.storage.weight_layouts import StoredWeights, open_weights
@@ -41,6 +43,22 @@ def named_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
     }
 
 
+def named_linears(decoder: Decoder) -> dict[str, Linear]:
+    """Every linear layer between embedding and head, by its Hugging Face path, in the decoder's order."""
+    return {
+        (prefix + name).removesuffix("."): layer
+        for prefix, stage in decoder.named_stages()
+        for name, layer in stage.named_sublayers(include_self=True)  # a stage may be a linear layer itself
+        if isinstance(layer, Linear)
+    }
+
+
+def packed_weights(decoder: Decoder) -> dict[str, PackedWeight]:
+    """The weights that are kept in few bits, which are none of `named_weights`, under their Hugging Face names."""
+    packed = {f"{path}.weight": packed_weight(linear) for path, linear in named_linears(decoder).items()}
+    return {name: weight for name, weight in packed.items() if weight is not None}
+
+
 def is_transposed(name: str) -> bool:
     """Whether the decoder keeps this weight as the transpose of Hugging Face's."""
     return _TRANSPOSED.search(name) is not None
@@ -50,7 +68,7 @@ def is_transposed(name: str) -> bool:
 def load_weights(decoder: Decoder, source: Path | str | StoredWeights) -> str:
     """Fill the decoder from a folder's safetensors files, a few MB at a time; returns in words which layout they have.
 
-    bfloat16 and float16 files become the decoder's own precision.
+    bfloat16 and float16 files become the decoder's own precision. A weight that is kept in few bits is read whole.
 
     Raises:
         ModelFileError: a file is missing or damaged, the folder was left half-written, the layout cannot be told, or
@@ -62,6 +80,8 @@ def load_weights(decoder: Decoder, source: Path | str | StoredWeights) -> str:
         for rows, values in _own_blocks(stored, name, decoder.tensor, turned):
             block = paddle.to_tensor(np.ascontiguousarray(values.T if turned else values)).astype(parameter.dtype)
             parameter[(slice(None), rows) if turned else rows] = block
+    for name, weight in packed_weights(decoder).items():
+        weight.fill(name, stored.read(name), decoder.tensor)
     return str(stored.layout)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from paddle import Tensor
 from erniekit.model.decoder import Decoder
 from erniekit.model.placement import placement
 from erniekit.model.storage.weight_layouts import of_prediction
-from erniekit.model.weights import is_transposed, named_weights
+from erniekit.model.weights import is_transposed, named_weights, packed_weights
 
 Exchange = Callable[[Any], list[Any]]  # what every rank that has a part of the model has given; values are JSON
 SAMPLES = 64  # values of every weight that are looked at
@@ -26,7 +27,9 @@ def alone(value: Any) -> list[Any]:
 
 def weights_fingerprint(decoder: Decoder, exchange: Exchange = alone) -> str:
     """A short hash of names, shapes and 64 values of each weight, spread over it; the same for any file layout, for any
-    division among ranks, and whether a run has the model's multi-token prediction layers or leaves them out."""
+    division among ranks, and whether a run has the model's multi-token prediction layers or leaves them out.
+
+    Of a weight in few bits the values count that its codes stand for."""
     of_all: dict[str, list[float]] = {}
     for samples in exchange(dict(_samples(decoder))):
         of_all |= samples
@@ -41,7 +44,8 @@ def weights_fingerprint(decoder: Decoder, exchange: Exchange = alone) -> str:
 
 def _samples(decoder: Decoder) -> Iterator[tuple[str, list[float]]]:
     shapes = decoder.config.weight_shapes()
-    for name, weight in named_weights(decoder).items():
+    dense = ((name, weight.dense().t()) for name, weight in packed_weights(decoder).items())
+    for name, weight in chain(named_weights(decoder).items(), dense):
         shape = _turned(name, shapes[name])
         size = int(np.prod(shape))
         places = np.linspace(0, size - 1, min(SAMPLES, size)).astype(np.int64)

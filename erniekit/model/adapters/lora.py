@@ -14,6 +14,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
+from erniekit.errors import ConfigurationError
 from erniekit.model.adapters.files import StoredAdapters, read_adapters, write_adapters
 from erniekit.model.adapters.fingerprint import Exchange, alone, weights_fingerprint
 from erniekit.model.adapters.low_rank import SHORTEST, Factors, initial_factors, principal_factors
@@ -22,7 +23,7 @@ from erniekit.model.decoder import Decoder
 from erniekit.model.linear import ZEROS, Linear
 from erniekit.model.placement import placement
 from erniekit.model.randomness import Randomness, Site, dropout
-from erniekit.model.weights import named_weights
+from erniekit.model.weights import named_linears, named_weights
 from erniekit.model.whole import Held, OwnTensors, WholeTensors, held
 
 
@@ -46,9 +47,10 @@ class LowRankAdapter(nn.Layer):
         self.lora_magnitude_vector = None
         if settings.dora:
             with paddle.no_grad():
-                self._weight_square = self._sum(linear.weight.square().sum(0))
+                weight = linear.dense_weight
+                self._weight_square = self._sum(weight.square().sum(0))
                 if factors.magnitude is None:
-                    magnitude = self.column_norms(linear.weight).numpy()
+                    magnitude = self.column_norms(weight).numpy()
                 else:
                     magnitude = _own(linear, path, "lora_magnitude_vector", factors.magnitude)
                 self.lora_magnitude_vector = self._parameter(magnitude)
@@ -60,7 +62,7 @@ class LowRankAdapter(nn.Layer):
         if self.lora_magnitude_vector is None:
             return output + update
         with paddle.no_grad():
-            norms = self.column_norms(linear.weight)
+            norms = self.column_norms(linear.dense_weight)
         if linear.bias is None or linear.sums:  # or it is added after the sum
             return (output + update) * (self.lora_magnitude_vector / norms)
         return (output - linear.bias + update) * (self.lora_magnitude_vector / norms) + linear.bias
@@ -97,7 +99,7 @@ def _own(linear: Linear, path: str, name: str, values: np.ndarray) -> np.ndarray
 
 def whole_weight(linear: Linear, path: str) -> np.ndarray:
     """The weight [in, out], whose slices the ranks of a tensor-parallel group have; every one of them calls this."""
-    return linear.tensor.whole(linear.weight, placement(f"{path}.weight").axis)
+    return linear.tensor.whole(linear.dense_weight, placement(f"{path}.weight").axis)
 
 
 class Base(NamedTuple):
@@ -146,24 +148,23 @@ def freeze(decoder: Decoder, exchange: Exchange = alone) -> Base:
 
 
 def attach(linear: Linear, path: str, factors: Factors, settings: LoraSettings, base: Base) -> None:
-    """Put an adapter beside a frozen linear layer; what PiSSA has moved into it leaves the weight."""
+    """Put an adapter beside a frozen linear layer; what PiSSA has moved into it leaves the weight.
+
+    Raises:
+        ConfigurationError: it would leave a weight that is kept in few bits.
+    """
     if factors.start is not None:
+        if linear.weight is None:
+            raise ConfigurationError(
+                f"{path}: PiSSA takes singular values out of the weight, which weight_quantize_algo keeps in few bits, "
+                "so that it would be rounded twice.\n  Write lora_init: kaiming, or weight_quantize_algo: none."
+            )
         parts = zip(("lora_A", "lora_B"), factors.start, strict=True)
         own = (np.ascontiguousarray(_own(linear, path, name, values)) for name, values in parts)
         a, b = (paddle.to_tensor(values).astype(linear.weight.dtype) for values in own)
         with paddle.no_grad():
             linear.weight.set_value(linear.weight - settings.scaling_of(path) * paddle.matmul(a, b))
     linear.adapter = LowRankAdapter(linear, path, factors, settings, base)
-
-
-def named_linears(decoder: Decoder) -> dict[str, Linear]:
-    """Every linear layer that may have an adapter, by its Hugging Face path, in the decoder's order."""
-    return {
-        (prefix + name).removesuffix("."): layer
-        for prefix, stage in decoder.named_stages()
-        for name, layer in stage.named_sublayers(include_self=True)  # a stage may be a linear layer itself
-        if isinstance(layer, Linear)
-    }
 
 
 def named_adapters(decoder: Decoder) -> dict[str, LowRankAdapter]:

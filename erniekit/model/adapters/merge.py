@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from erniekit.model.adapters.lora import named_adapters, named_linears
+from erniekit.model.adapters.lora import named_adapters
 from erniekit.model.decoder import Decoder
 from erniekit.model.moe.router import GateStatistics
+from erniekit.model.weights import named_linears
 
 
 def merge_adapters(decoder: Decoder) -> None:
@@ -15,7 +16,7 @@ def merge_adapters(decoder: Decoder) -> None:
     linears = named_linears(decoder)
     for path, adapter in named_adapters(decoder).items():
         linear = linears[path]
-        linear.weight.set_value(adapter.effective_weight(linear.weight))
+        linear.set_dense_weight(adapter.effective_weight(linear.dense_weight))
         linear.adapter = None
     decoder.adapters = None
     for layer in decoder.sublayers():

@@ -1,0 +1,123 @@
+"""A frozen weight that is kept in few bits and made dense where it is used, in forward and again in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.autograd import PyLayer
+
+from erniekit.errors import ConfigurationError
+from erniekit.model.autograd import apply
+from erniekit.model.linear import Linear
+from erniekit.model.placement import placement
+from erniekit.model.quantization.formats import Format, byte_levels, cut, divides, quantize
+from erniekit.model.quantization.settings import WeightOnly
+from erniekit.model.tensor_slice import TensorSlice
+
+
+class PackedWeight(nn.Layer):
+    """Takes the place of `Linear.weight`; its tensors are buffers, for no optimizer and no sum of gradients knows them.
+
+    Codes and scales are [out, ...] as in files (see `formats.Packed`), this rank's slice of them.
+    """
+
+    def __init__(self, form: Format, dtype: paddle.dtype) -> None:
+        """`dtype`: of dense copies where none is asked for."""
+        super().__init__()
+        self.form, self._dtype = form, dtype
+
+    @paddle.no_grad()
+    def fill(self, name: str, values: np.ndarray, tensor: TensorSlice) -> None:
+        """Take a whole weight [out, in]; scales are those of the whole, of which this rank may have a slice.
+
+        Raises:
+            ModelFileError: the values cannot be quantised.
+        """
+        packed = quantize(values, self.form, name)
+        axis = placement(name).axis
+        if tensor.size > 1 and axis is not None:
+            axis = 1 - axis  # of the file
+            width = tensor.part(values.shape[axis])
+            own = range(tensor.rank * width, (tensor.rank + 1) * width)
+            packed = cut(packed, self.form, axis, own, values.shape[1])
+        for key, part in packed._asdict().items():
+            self.register_buffer(key, paddle.to_tensor(np.ascontiguousarray(part)), persistable=False)
+
+    def forward(self, x: paddle.Tensor, linear: Linear) -> paddle.Tensor:
+        """x [..., in] -> x W [..., out]."""
+        return apply(_Product, x, self)
+
+    def dense(self, dtype: paddle.dtype | None = None) -> paddle.Tensor:
+        """A dense copy [out, in], made now."""
+        dtype = dtype or self._dtype
+        with paddle.no_grad():
+            outputs, groups = self.scales.shape
+            if self.form.levels:
+                levels = _levels(self.form, str(dtype).removeprefix("paddle."), paddle.get_device())
+                units = paddle.gather(levels, self.codes.flatten().astype("int32"))
+            else:
+                units = self.codes.astype(dtype)
+            grouped = units.reshape([outputs, groups, -1]).multiply_(self.scales.unsqueeze(-1).astype(dtype))
+            return grouped.reshape([outputs, -1])
+
+    @property
+    def values(self) -> int:
+        """How many weights the codes stand for."""
+        return self.codes.size * 8 // self.form.bits
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.size * buffer.element_size() for buffer in (self.codes, self.scales))
+
+
+@cache
+def _levels(form: Format, dtype: str, device: str) -> paddle.Tensor:
+    return paddle.to_tensor(byte_levels(form), place=device).astype(dtype)
+
+
+class _Product(PyLayer):
+    """y = x W, dx = dy W^T. Nothing is kept between the two: a frozen weight has no gradient that would need x."""
+
+    @staticmethod
+    def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
+        ctx.weight = weight
+        return paddle.matmul(x, weight.dense(x.dtype), transpose_y=True)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return paddle.matmul(grad, ctx.weight.dense(grad.dtype))
+
+
+def pack_linears(
+    linears: Mapping[str, Linear], shapes: Mapping[str, tuple[int, ...]], settings: WeightOnly, tensor: TensorSlice
+) -> None:
+    """Put packed weights, still empty, in the place of the dense ones.
+
+    Args:
+        linears: by path; their weights may be uninitialised.
+        shapes: of whole weights, by Hugging Face name.
+
+    Raises:
+        ConfigurationError: tensor-parallel ranks would divide inputs that share a scale (all listed).
+    """
+    problems = []
+    for path, linear in linears.items():
+        inputs, form = shapes[f"{path}.weight"][1], settings.form(path)
+        if linear.sums and not divides(form, inputs, tensor.size):
+            problems.append(f"  {path}: {inputs} inputs in groups of {form.group(inputs)}")
+        linear.product, linear.weight = PackedWeight(form, linear.weight.dtype), None
+    if problems:
+        raise ConfigurationError(
+            f"weight_quantize_algo: {settings.algorithm}: {tensor.size} tensor-parallel ranks would divide inputs that "
+            "share a scale:\n" + "\n".join(problems[:5]) + "\n  Write a smaller tensor_parallel_degree, or "
+            "weight_only_int8, whose scales belong to outputs."
+        )
+
+
+def packed_weight(linear: Linear) -> PackedWeight | None:
+    """The packed weight of a linear layer that has one."""
+    return linear.product if isinstance(linear.product, PackedWeight) else None

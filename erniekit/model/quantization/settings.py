@@ -1,0 +1,63 @@
+"""What a configuration says of the weights and products of linear layers. Needs no Paddle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from erniekit.model.placement import placement
+from erniekit.model.quantization.formats import INT4, INT8, NF4, Format
+
+WEIGHT_ONLY = {
+    "weight_only_int8": (INT8, INT8),
+    "weight_only_int4": (INT4, INT4),
+    "weight_only_mix": (INT8, INT4),
+    "nf4": (NF4, NF4),
+}  # the formats of ordinary linear layers, and of those of routed experts
+
+
+@dataclass(frozen=True)
+class WeightOnly:
+    """Frozen weights of all linear layers in few bits."""
+
+    algorithm: str
+
+    def form(self, path: str) -> Format:
+        """That of the linear layer with this path."""
+        usual, of_experts = WEIGHT_ONLY[self.algorithm]
+        return usual if placement(f"{path}.weight").expert is None else of_experts
+
+    def __str__(self) -> str:
+        usual, of_experts = WEIGHT_ONLY[self.algorithm]
+        return usual.name if usual == of_experts else f"{usual.name}, those of experts {of_experts.name}"
+
+
+@dataclass(frozen=True)
+class Fp8:
+    """Products of all linear layers through 8-bit floats; names are those of the parameters.
+
+    Attributes:
+        hadamard_block: the side of the blocks by which inputs are rotated; 0: they are not.
+    """
+
+    hadamard_block: int = 32
+    apply_online_actscale_step: int = 200
+    actscale_moving_rate: float = 0.01
+    fp8_format_type: Literal["hybrid", "e4m3"] = "hybrid"
+    quant_input_grad: bool = False
+    quant_weight_grad: bool = False
+
+    def __str__(self) -> str:
+        rotated = f"inputs rotated in blocks of {self.hadamard_block}, " if self.hadamard_block else ""
+        gradients = [
+            name for name, on in (("inputs", self.quant_input_grad), ("weights", self.quant_weight_grad)) if on
+        ]
+        own = f"gradients of {' and '.join(gradients)} in {self.gradient_format}" if gradients else "exact gradients"
+        return f"e4m3, {rotated}{own}"
+
+    @property
+    def gradient_format(self) -> str:
+        return "e5m2" if self.fp8_format_type == "hybrid" else "e4m3"
+
+
+Quantization = WeightOnly | Fp8

@@ -1,0 +1,169 @@
+"""Frozen weights in few bits, in whole decoders: the same as dense ones that hold the values of the codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from erniekit.errors import ConfigurationError
+from erniekit.model.adapters.lora import load_adapters, named_adapter_weights, save_adapters
+from erniekit.model.adapters.merge import merge_adapters
+from erniekit.model.adapters.settings import LoraSettings
+from erniekit.model.builder import build_model
+from erniekit.model.linear import Linear
+from erniekit.model.quantization.formats import INT4, INT8, NF4, dequantize, quantize
+from erniekit.model.quantization.packed import PackedWeight, pack_linears
+from erniekit.model.quantization.settings import WEIGHT_ONLY, WeightOnly
+from erniekit.model.recompute import Recompute
+from erniekit.model.tensor_slice import TensorSlice
+from erniekit.model.weights import named_linears, named_weights, packed_weights, save_model_folder
+
+from ..tiny import logits_of, pack, tiny_config, tiny_model
+
+IDS = [5, 9, 2, 40, 17, 3, 8]
+EXPERTS = {
+    "model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 12,
+    "moe_num_shared_experts": 1, "moe_layer_start_index": 1, "tie_word_embeddings": False,
+}  # fmt: skip
+LORA = LoraSettings(rank=2, alpha=4.0)
+
+
+@pytest.fixture(scope="module", params=[{}, EXPERTS], ids=["dense", "experts"])
+def folder(request, tmp_path_factory) -> Path:
+    target = tmp_path_factory.mktemp("base")
+    save_model_folder(tiny_model(seed=3, **request.param), target)
+    return target
+
+
+def _config(folder: Path):
+    from erniekit.model.configuration import ModelConfig
+
+    return ModelConfig.from_folder(folder)
+
+
+def _rounded(folder: Path, algorithm: str, **changes):
+    """The plain decoder of a folder whose linear weights hold what their codes stand for."""
+    decoder = build_model(_config(folder), folder, **changes)
+    for path, linear in named_linears(decoder).items():
+        form = WeightOnly(algorithm).form(path)
+        linear.weight.set_value(dequantize(quantize(linear.weight.numpy().T, form), form).T.copy())
+    return decoder
+
+
+def _loss(decoder) -> paddle.Tensor:
+    logits = decoder.head(decoder(*pack(IDS, [4, 7])))
+    return paddle.nn.functional.cross_entropy(logits[0], paddle.to_tensor([*IDS[1:], 1]))
+
+
+def _gradients(decoder, **changes) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    for parameter in named_adapter_weights(decoder).values():
+        parameter.set_value(rng.standard_normal(parameter.shape).astype(np.float32) * 0.1)
+    _loss(decoder).backward()
+    reached = {name: each for name, each in named_adapter_weights(decoder).items() if each.grad is not None}
+    assert len(reached) > 20  # experts that no token reaches have none
+    return {name: parameter.grad.numpy() for name, parameter in reached.items()}
+
+
+@pytest.mark.parametrize("algorithm", WEIGHT_ONLY)
+def test_losses_and_gradients_are_those_of_the_values_that_codes_stand_for(folder: Path, algorithm: str) -> None:
+    settings = WeightOnly(algorithm)
+    packed = build_model(_config(folder), folder, lora=LORA, quantization=settings)
+    plain = _rounded(folder, algorithm)
+    assert not [name for name in named_weights(packed) if name.endswith("_proj.weight")]
+    assert packed_weights(packed).keys() == {f"{path}.weight" for path in named_linears(plain)}
+    np.testing.assert_allclose(logits_of(packed, IDS), logits_of(plain, IDS), rtol=1e-4, atol=1e-5)
+    save = folder / f"rounded-{algorithm}"
+    save_model_folder(plain, save)
+    beside_plain = build_model(plain.config, save, lora=LORA)
+    expected = _gradients(beside_plain)
+    for name, gradient in _gradients(packed).items():
+        np.testing.assert_allclose(gradient, expected[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_the_formats_of_a_mixture() -> None:
+    decoder = build_model(tiny_config(**EXPERTS), None, quantization=WeightOnly("weight_only_mix"), lora=LORA)
+    forms = {name: weight.form for name, weight in packed_weights(decoder).items()}
+    assert {form for name, form in forms.items() if ".experts." in name} == {INT4}
+    assert {form for name, form in forms.items() if ".experts." not in name} == {INT8}
+    assert any(".shared_experts." in name for name in forms)
+
+
+def test_no_dense_copy_is_held(folder: Path) -> None:
+    packed = build_model(_config(folder), folder, lora=LORA, quantization=WeightOnly("nf4"))
+    _loss(packed).backward()
+    for linear in named_linears(packed).values():
+        assert linear.weight is None
+        held = [*linear.product.buffers(), *linear.product.parameters()]
+        assert {str(buffer.dtype) for buffer in held} == {"paddle.uint8", "paddle.float32"}
+        assert sum(buffer.size for buffer in held) < linear.product.values
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputation_gives_the_same_gradients(folder: Path, reentrant: bool) -> None:
+    def gradients(recompute: Recompute | None) -> dict[str, np.ndarray]:
+        settings = WeightOnly("weight_only_mix")
+        decoder = build_model(_config(folder), folder, lora=LORA, quantization=settings, recompute=recompute)
+        return _gradients(decoder)
+
+    plain = gradients(None)
+    for name, gradient in gradients(Recompute(reentrant)).items():
+        np.testing.assert_array_equal(gradient, plain[name], err_msg=name)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_adapters_merge_onto_the_values_that_codes_stand_for(folder: Path, dora: bool) -> None:
+    lora = LoraSettings(rank=2, alpha=4.0, dora=dora)
+    packed = build_model(_config(folder), folder, lora=lora, quantization=WeightOnly("weight_only_int4"))
+    _gradients(packed)
+    expected = logits_of(packed, IDS)
+    merge_adapters(packed)
+    assert not packed_weights(packed)
+    assert all(name in named_weights(packed) for name in packed.config.weight_shapes())
+    np.testing.assert_allclose(logits_of(packed, IDS), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_know_the_rounded_base_they_were_trained_beside(folder: Path, tmp_path: Path) -> None:
+    config, settings = _config(folder), WeightOnly("nf4")
+    save_adapters(build_model(config, folder, lora=LORA, quantization=settings), tmp_path, str(folder))
+    assert load_adapters(build_model(config, folder, quantization=settings), tmp_path)
+    assert load_adapters(_rounded(folder, "nf4"), tmp_path)
+    assert not load_adapters(build_model(config, folder), tmp_path)
+    assert not load_adapters(build_model(config, folder, quantization=WeightOnly("weight_only_int8")), tmp_path)
+
+
+def test_pissa_is_refused(folder: Path) -> None:
+    lora = LoraSettings(rank=2, alpha=4.0, init="pissa")
+    with pytest.raises(ConfigurationError, match="PiSSA"):
+        build_model(_config(folder), folder, lora=lora, quantization=WeightOnly("nf4"))
+
+
+@pytest.mark.parametrize("cut", ["inputs", "outputs"])
+@pytest.mark.parametrize("form", [INT8, INT4, NF4], ids=lambda form: form.name)
+def test_ranks_have_slices_of_the_whole_and_its_scales(form, cut: str) -> None:
+    values = np.random.default_rng(0).standard_normal((8, 256)).astype(np.float32)
+    values[:, 3] = 5.0  # would be no part of the scales of the second rank's inputs
+    name = f"model.layers.0.self_attn.{'o_proj' if cut == 'inputs' else 'q_proj'}.weight"
+    whole = dequantize(quantize(values, form), form)
+    parts = []
+    for rank in range(2):
+        weight = PackedWeight(form, paddle.float32)
+        weight.fill(name, values, TensorSlice(rank, 2))
+        parts.append(weight.dense().numpy())
+    np.testing.assert_allclose(np.concatenate(parts, 1 if cut == "inputs" else 0), whole, rtol=1e-6)
+
+
+def test_groups_that_ranks_would_divide_are_refused() -> None:
+    path = "model.layers.0.mlp.down_proj"
+    for algorithm, refused in (("nf4", True), ("weight_only_int8", False)):
+        tensor = TensorSlice(0, 4)
+        linear = Linear(128, 8, tensor=tensor, cut="inputs")
+        arguments = {path: linear}, {f"{path}.weight": (8, 128)}, WeightOnly(algorithm), tensor
+        if refused:
+            with pytest.raises(ConfigurationError, match=r"down_proj: 128 inputs in groups of 64"):
+                pack_linears(*arguments)
+        else:
+            pack_linears(*arguments)
