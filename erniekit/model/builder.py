@@ -17,8 +17,9 @@ from erniekit.model.host_memory import keep_freed_memory
 from erniekit.model.initialization import initialize_weights
 from erniekit.model.moe.balance import BalanceSettings
 from erniekit.model.moe.dispatch import NO_RANKS, ExpertRanks
+from erniekit.model.quantization.fp8 import compute_in_fp8, read_averages
 from erniekit.model.quantization.packed import pack_linears
-from erniekit.model.quantization.settings import Quantization, WeightOnly
+from erniekit.model.quantization.settings import Fp8, Quantization, WeightOnly
 from erniekit.model.recompute import Recompute
 from erniekit.model.storage.weight_layouts import open_weights
 from erniekit.model.tensor_slice import WHOLE, TensorSlice
@@ -106,6 +107,11 @@ def build_model(
         log(f"weights: {weights} ({layout})")
     if isinstance(quantization, WeightOnly):
         log(f"quantisation: {quantization}; {_size_of_packed(decoder)}")
+    if isinstance(quantization, Fp8):
+        linears = named_linears(decoder)
+        decoder.activation_scales = compute_in_fp8(linears, quantization, decoder.randomness, exchange)
+        decoder.activation_scales.restore(read_averages(weights))
+        log(f"FP8: {len(linears)} linear layers, {quantization}")
     if hidden_dropout or attention_dropout:
         log(f"dropout: {hidden_dropout} on hidden states, {attention_dropout} on attention probabilities")
     divided = " on this rank" if tensor.size > 1 or part is not None else ""

@@ -140,6 +140,7 @@ class Decoder(nn.Layer):
         self.frequencies = rotary_frequencies(config)
         self.recompute: Recompute | None = None
         self.adapters: Any = None  # the kind of adapters beside its weights (adapters.lora.Kind), if it has any
+        self.activation_scales: Any = None  # of its FP8 products (quantization.fp8.ActivationScales), if it has any
 
         def decoder_layer(number: int, moe: bool) -> DecoderLayer:
             return DecoderLayer(
@@ -199,6 +200,8 @@ class Decoder(nn.Layer):
         """After the optimizer's update: what follows the step but no gradient."""
         blocks = [*self.layers, *(prediction.block for prediction in self.mtp)]
         self.balance.end_step(layer.mlp.router for layer in blocks if isinstance(layer.mlp, MoE))
+        if self.activation_scales is not None:
+            self.activation_scales.end_step()
 
     def forward(
         self,

@@ -39,3 +39,10 @@ def has_flashmask_kernel() -> bool:
     if not paddle.is_compiled_with_cuda() or not paddle.get_device().startswith("gpu"):
         return False
     return paddle.device.cuda.get_device_capability()[0] >= 8
+
+
+def has_fp8_products() -> bool:
+    """Whether the current device multiplies 8-bit floats (NVIDIA, compute capability 8.9 or newer)."""
+    if not paddle.is_compiled_with_cuda() or not paddle.get_device().startswith("gpu"):
+        return False
+    return paddle.device.cuda.get_device_capability() >= (8, 9)

@@ -1,0 +1,73 @@
+"""8-bit floats with one scale for a tensor (Micikevicius et al., 2022, arXiv:2209.05433).
+
+A value x is stored as the code nearest to x / scale, ties to even, with scale = largest |x| / largest code, so that the
+largest value meets the largest code. e4m3 has 3 bits of fraction and reaches 448, e5m2 has 2 and reaches 57,344.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import paddle
+
+LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
+DTYPES = {"e4m3": paddle.float8_e4m3fn, "e5m2": paddle.float8_e5m2}
+
+
+class Float8(NamedTuple):
+    """A tensor in 8-bit floats: it stands for codes * scale.
+
+    Attributes:
+        codes: of one of Paddle's FP8 types.
+        scale: 0-d, of the type that the tensor was computed in.
+    """
+
+    codes: paddle.Tensor
+    scale: paddle.Tensor
+
+    def decoded(self) -> paddle.Tensor:
+        """What it stands for, in the type of its scale."""
+        return self.codes.astype(self.scale.dtype) * self.scale
+
+
+def encode(x: paddle.Tensor, form: str, largest: paddle.Tensor) -> Float8:
+    """Round x to "e4m3" or "e5m2".
+
+    Args:
+        largest: 0-d, the absolute value that meets the largest code; what is beyond it becomes as large as it.
+    """
+    limit = LARGEST[form]
+    scale = paddle.where(largest > 0, largest / limit, paddle.ones_like(largest)).astype(x.dtype)
+    # Paddle's cast does not saturate everywhere: 465 becomes not-a-number
+    return Float8((x / scale).clip(-limit, limit).astype(DTYPES[form]), scale)
+
+
+def largest_of(x: paddle.Tensor) -> paddle.Tensor:
+    """The largest absolute value, 0-d float32; 0 of an empty tensor."""
+    return x.abs().max().astype("float32") if x.size else paddle.zeros([])
+
+
+@cache
+def hadamard(size: int) -> np.ndarray:
+    """The orthogonal, symmetric matrix [size, size] of +-1 / sqrt(size) (Sylvester's); `size` is a power of two."""
+    matrix = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return (matrix / np.sqrt(size)).astype(np.float32)
+
+
+def rotate(x: paddle.Tensor, block: int) -> paddle.Tensor:
+    """Multiply every `block` values of the last axis by a Hadamard matrix, which spreads outliers over them.
+
+    Doing it again undoes it. 0 leaves x as it is.
+    """
+    if not block or not x.size:
+        return x
+    return paddle.matmul(x.reshape([-1, block]), _matrix(block, x.dtype, paddle.get_device())).reshape(x.shape)
+
+
+@cache
+def _matrix(block: int, dtype: paddle.dtype, device: str) -> paddle.Tensor:
+    return paddle.to_tensor(hadamard(block), place=device).astype(dtype)

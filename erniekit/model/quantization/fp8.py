@@ -1,0 +1,211 @@
+"""Training through 8-bit floats: what a linear layer multiplies is rounded to e4m3, gradients pass straight through.
+
+    y = Q(x H) Q(W^T H)^T        dx = g Q(W^T H) H        dW = (Q(x H) H)^T g
+
+with g = dy, or dy in 8 bits. H, block-diagonal and Hadamard's, is symmetric and orthogonal, so it cancels in the
+product: it only spreads outliers before rounding. Everything has one scale for the whole tensor. That of a weight or a gradient
+is of its own largest value; that of activations of the batch's largest for a while, and of a moving average afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import paddle
+from paddle import nn
+from paddle.autograd import PyLayer
+
+from erniekit.errors import ConfigurationError, ModelFileError
+from erniekit.json_files import read_json_object
+from erniekit.model.adapters.fingerprint import Exchange, alone
+from erniekit.model.autograd import apply, given, needed
+from erniekit.model.device import has_fp8_products
+from erniekit.model.linear import Linear
+from erniekit.model.quantization.float8 import Float8, encode, largest_of, rotate
+from erniekit.model.quantization.settings import Fp8
+from erniekit.model.randomness import Randomness
+
+FORWARD = "e4m3"
+HALF = (paddle.float16, paddle.bfloat16)  # what the device's product gives
+AVERAGES_FILE = "activation_scales.json"
+Average = tuple[float, int]  # of the largest absolute activation of a step, and over how many steps
+
+
+class Fp8Product(nn.Layer):
+    """The slot `Linear.product`. The weight stays the linear layer's own, in full precision, and is what is trained."""
+
+    def __init__(self, shared: ActivationScales) -> None:
+        super().__init__()
+        self.shared = shared
+        self.average, self.steps = 0.0, 0
+        self.observed: paddle.Tensor | None = None  # the largest absolute activation of this step so far
+
+    def forward(self, x: paddle.Tensor, linear: Linear) -> paddle.Tensor:
+        return apply(_Product, x, linear.weight, self, linear)
+
+    def largest_activation(self, x: paddle.Tensor, linear: Linear) -> paddle.Tensor:
+        """The value that the scale of rotated activations follows from, 0-d. A recomputed layer observes it again."""
+        if not self.training and self.steps:
+            return paddle.to_tensor(self.average)
+        largest = largest_of(x)
+        if linear.sums:  # this rank has a slice of the channels
+            largest = linear.tensor.maximum(largest)
+        if self.training:
+            self.observed = largest if self.observed is None else paddle.maximum(self.observed, largest)
+            if self.steps and not self.shared.follows_batches:
+                return paddle.to_tensor(self.average)
+        return largest
+
+    def weight_codes(self, linear: Linear) -> Float8:
+        """The rotated weight [out, in] in 8 bits; ranks that have slices of it share the scale of the whole."""
+        rotated = rotate(linear.weight.t(), self.shared.settings.hadamard_block)
+        return encode(rotated, FORWARD, linear.tensor.maximum(largest_of(rotated)))
+
+    def end_step(self, observed: float) -> None:
+        """Take the largest activation of a step, over all micro-batches and ranks, into the average."""
+        weight = max(self.shared.settings.actscale_moving_rate, 1 / (self.steps + 1))
+        self.average += weight * (observed - self.average)
+        self.steps += 1
+
+
+class ActivationScales:
+    """What the FP8 products of a decoder share; the loop ends each step with `end_step`.
+
+    Attributes:
+        products: by the path of their linear layer.
+    """
+
+    def __init__(self, settings: Fp8, randomness: Randomness, exchange: Exchange = alone) -> None:
+        self.settings, self._randomness, self._exchange = settings, randomness, exchange
+        self.products: dict[str, Fp8Product] = {}
+
+    @property
+    def follows_batches(self) -> bool:
+        """Whether this is one of the first steps, in which scales follow each batch."""
+        return self._randomness.step < self.settings.apply_online_actscale_step
+
+    def end_step(self) -> None:
+        """Move the averages on. Experts that no token has reached keep theirs."""
+        reached = [(path, product.observed) for path, product in self.products.items() if product.observed is not None]
+        values = paddle.stack([observed for _, observed in reached]).numpy().tolist() if reached else []
+        own = {path: value for (path, _), value in zip(reached, values, strict=True)}
+        of_all = self._exchange(own)  # other ranks have other tokens, or other layers
+        for path, product in self.products.items():
+            largest = max(figures.get(path, 0.0) for figures in of_all)
+            if largest > 0:
+                product.end_step(largest)
+        for product in self.products.values():
+            product.observed = None
+
+    def averages(self) -> dict[str, Average]:
+        """What a checkpoint keeps, of all ranks, for the layers that have seen a step. All ranks call it together."""
+        own = {path: (each.average, each.steps) for path, each in self.products.items() if each.steps}
+        return {path: average for part in self._exchange(own) for path, average in part.items()}
+
+    def restore(self, averages: Mapping[str, Average]) -> None:
+        """The opposite; what belongs to layers that are not here is passed over."""
+        for path in self.products.keys() & averages.keys():
+            self.products[path].average, self.products[path].steps = averages[path]
+
+
+def compute_in_fp8(
+    linears: Mapping[str, Linear], settings: Fp8, randomness: Randomness, exchange: Exchange = alone
+) -> ActivationScales:
+    """Give all these linear layers, by path, FP8 products.
+
+    Args:
+        exchange: with all ranks of the run.
+
+    Raises:
+        ConfigurationError: blocks of the Hadamard matrix do not divide the inputs of a layer (all listed).
+    """
+    block = settings.hadamard_block
+    problems = [
+        f"  {path}: {each.weight.shape[0]} inputs" for path, each in linears.items() if not _divides(block, each)
+    ]
+    if problems:
+        raise ConfigurationError(
+            f"hadamard_block_size: blocks of {block} do not divide the inputs that a rank has of\n"
+            + "\n".join(problems[:5])
+            + "\n  Write a smaller power of two, or apply_hadamard: false."
+        )
+    scales = ActivationScales(settings, randomness, exchange)
+    for path, linear in linears.items():
+        linear.product = scales.products[path] = Fp8Product(scales)
+    return scales
+
+
+def read_averages(folder: Path | str | None) -> dict[str, Average]:
+    """The averages of activations that a model was saved with; none where it has not been trained through FP8.
+
+    Raises:
+        ModelFileError: the file is damaged.
+    """
+    path = None if folder is None else Path(folder) / AVERAGES_FILE
+    if path is None or not path.is_file():
+        return {}
+    stored = read_json_object(path)
+    try:
+        return {name: (float(average), int(steps)) for name, (average, steps) in stored.items()}
+    except (TypeError, ValueError):
+        raise ModelFileError(f"{path}: expected for each linear layer an average and a number of steps") from None
+
+
+def write_averages(folder: Path, averages: Mapping[str, Average]) -> Path:
+    """Write them beside the weights, in the order of their names."""
+    path = folder / AVERAGES_FILE
+    path.write_text(json.dumps(averages, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+    return path
+
+
+def _divides(block: int, linear: Linear) -> bool:
+    return not block or linear.weight.shape[0] % block == 0
+
+
+class _Product(PyLayer):
+    """See the head of this file. Between forward and backward the codes are kept, a byte for each activation."""
+
+    @staticmethod
+    def forward(ctx, x, weight, product, linear):  # type: ignore[no-untyped-def]
+        ctx.wanted = _, wants_weight = needed(x, weight)
+        ctx.product, ctx.linear = product, linear
+        rotated = rotate(x, product.shared.settings.hadamard_block)
+        left = encode(rotated, FORWARD, product.largest_activation(rotated, linear))
+        if wants_weight:
+            ctx.save_for_backward(*left)
+        return multiply(left, product.weight_codes(linear))
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        settings, linear, (wants_x, wants_weight) = ctx.product.shared.settings, ctx.linear, ctx.wanted
+        block, rounded = settings.hadamard_block, grad
+        if (wants_x and settings.quant_input_grad) or (wants_weight and settings.quant_weight_grad):
+            largest = linear.tensor.maximum(largest_of(grad))
+            rounded = encode(grad, settings.gradient_format, largest).decoded()
+        grad_x = grad_weight = None
+        if wants_x:
+            g = rounded if settings.quant_input_grad else grad
+            grad_x = rotate(paddle.matmul(g, ctx.product.weight_codes(linear).decoded()), block)
+        if wants_weight:
+            g = rounded if settings.quant_weight_grad else grad
+            x = rotate(Float8(*ctx.saved_tensor()).decoded(), block)
+            grad_weight = paddle.matmul(_rows(x), _rows(g), transpose_x=True)
+        return given((grad_x, grad_weight), ctx.wanted)
+
+
+def multiply(left: Float8, right: Float8) -> paddle.Tensor:
+    """left [..., in], right [out, in] -> left right^T [..., out], by the device's FP8 product where it has one."""
+    dtype = left.scale.dtype
+    if dtype in HALF and has_fp8_products():
+        rows = _rows(left.codes)
+        name = str(dtype).removeprefix("paddle.")
+        product = paddle.linalg.fp8_fp8_half_gemm_fused(rows, right.codes, transpose_y=True, output_dtype=name)
+        return (product * (left.scale * right.scale)).reshape([*left.codes.shape[:-1], -1])
+    return paddle.matmul(left.decoded(), right.decoded(), transpose_y=True)
+
+
+def _rows(x: paddle.Tensor) -> paddle.Tensor:
+    return x.reshape([math.prod(x.shape[:-1]), x.shape[-1]])  # no -1, for there may be no rows
