@@ -3,8 +3,9 @@
     y = Q(x H) Q(W^T H)^T        dx = g Q(W^T H) H        dW = (Q(x H) H)^T g
 
 with g = dy, or dy in 8 bits. H, block-diagonal and Hadamard's, is symmetric and orthogonal, so it cancels in the
-product: it only spreads outliers before rounding. Everything has one scale for the whole tensor. That of a weight or a gradient
-is of its own largest value; that of activations of the batch's largest for a while, and of a moving average afterwards.
+product: it only spreads outliers before rounding. Everything has one scale for the whole tensor. That of a weight or a
+gradient is of its own largest value; that of activations of the batch's largest for a while, and of a moving average
+afterwards.
 """
 
 from __future__ import annotations

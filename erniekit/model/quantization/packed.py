@@ -14,7 +14,8 @@ from erniekit.errors import ConfigurationError
 from erniekit.model.autograd import apply
 from erniekit.model.linear import Linear
 from erniekit.model.placement import placement
-from erniekit.model.quantization.formats import Format, byte_levels, cut, divides, quantize
+from erniekit.model.quantization.codes import byte_levels, cut, quantize
+from erniekit.model.quantization.formats import Format
 from erniekit.model.quantization.settings import WeightOnly
 from erniekit.model.tensor_slice import TensorSlice
 
@@ -107,7 +108,7 @@ def pack_linears(
     problems = []
     for path, linear in linears.items():
         inputs, form = shapes[f"{path}.weight"][1], settings.form(path)
-        if linear.sums and not divides(form, inputs, tensor.size):
+        if linear.sums and not form.divides(inputs, tensor.size):
             problems.append(f"  {path}: {inputs} inputs in groups of {form.group(inputs)}")
         linear.product, linear.weight = PackedWeight(form, linear.weight.dtype), None
     if problems:

@@ -1,4 +1,4 @@
-"""What a configuration says of the weights and products of linear layers. Needs no Paddle."""
+"""What a configuration says of the weights and products of linear layers. Needs neither Paddle nor NumPy."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from erniekit.model.adapters.merge import merge_adapters
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.builder import build_model
 from erniekit.model.linear import Linear
-from erniekit.model.quantization.formats import INT4, INT8, NF4, dequantize, quantize
+from erniekit.model.quantization.codes import dequantize, quantize
+from erniekit.model.quantization.formats import INT4, INT8, NF4
 from erniekit.model.quantization.packed import PackedWeight, pack_linears
 from erniekit.model.quantization.settings import WEIGHT_ONLY, WeightOnly
 from erniekit.model.recompute import Recompute

@@ -1,0 +1,93 @@
+"""From values to codes and back (see `formats`). NumPy only."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from erniekit.errors import ModelFileError
+from erniekit.model.quantization.formats import Format
+
+_BLOCK = 1 << 20  # values that are quantised at once, for that takes room beside them
+
+
+class Packed(NamedTuple):
+    """A weight in few bits.
+
+    Attributes:
+        codes: int8 [out, in], or two to a byte, uint8 [out, in / 2].
+        scales: float32 [out, in / group].
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes
+
+
+def quantize(values: np.ndarray, form: Format, name: str = "a weight") -> Packed:
+    """The nearest codes of a weight [out, in]; the largest value of each group is kept as it is.
+
+    Args:
+        name: of the weight, for the error.
+
+    Raises:
+        ModelFileError: a value is not finite, or the inputs of 4-bit codes are odd in number.
+    """
+    outputs, inputs = values.shape
+    if form.bits == 4 and inputs % 2:
+        raise ModelFileError(f"{name}: {inputs} inputs cannot be stored two to a byte; write weight_only_int8")
+    code_shape, scale_shape = form.shapes(outputs, inputs)
+    packed = Packed(np.empty(code_shape, np.uint8 if form.levels else np.int8), np.empty(scale_shape, np.float32))
+    step = max(1, _BLOCK // inputs)
+    for start in range(0, outputs, step):
+        rows = slice(start, start + step)
+        packed.codes[rows], packed.scales[rows] = _quantize_rows(np.asarray(values[rows], np.float32), form)
+    if not np.isfinite(packed.scales).all():
+        raise ModelFileError(f"{name}: holds values that are not finite, so the weights are damaged")
+    return packed
+
+
+def _quantize_rows(values: np.ndarray, form: Format) -> tuple[np.ndarray, np.ndarray]:
+    rows, inputs = values.shape
+    grouped = values.reshape(rows, -1, form.group(inputs))
+    scales = np.abs(grouped).max(axis=2) / np.float32(form.largest)
+    with np.errstate(invalid="ignore"):  # of values that are not finite, which are refused
+        units = (grouped / np.where(scales > 0, scales, np.float32(1))[:, :, None]).reshape(rows, inputs)
+        if not form.levels:
+            return np.rint(units).astype(np.int8), scales
+        levels = np.asarray(form.levels, np.float32)
+        codes = np.searchsorted((levels[1:] + levels[:-1]) / 2, units).astype(np.uint8)
+    return codes[:, 0::2] | codes[:, 1::2] << 4, scales
+
+
+def dequantize(packed: Packed, form: Format) -> np.ndarray:
+    """The values [out, in] that the codes stand for, float32."""
+    units = byte_levels(form)[packed.codes] if form.levels else packed.codes.astype(np.float32)
+    outputs, groups = packed.scales.shape
+    grouped = units.reshape(outputs, groups, -1) * packed.scales[:, :, None]
+    return grouped.reshape(outputs, -1)
+
+
+def byte_levels(form: Format) -> np.ndarray:
+    """What the two 4-bit codes of every byte stand for, float32 [256, 2], in units of the scale."""
+    levels, bytes_ = np.asarray(form.levels, np.float32), np.arange(256)
+    return np.stack([levels[bytes_ & 15], levels[bytes_ >> 4]], axis=1)
+
+
+def cut(packed: Packed, form: Format, axis: int, part: range, whole: int) -> Packed:
+    """Some consecutive outputs (axis 0) or inputs (axis 1) of a weight, with the scales of the whole of it.
+
+    Args:
+        whole: how many inputs the weight has.
+    """
+    if axis == 0:
+        rows = slice(part.start, part.stop)
+        return Packed(packed.codes[rows], packed.scales[rows])
+    columns = slice(part.start * form.bits // 8, part.stop * form.bits // 8)
+    group = form.group(whole)
+    shared = slice(None) if not form.levels else slice(part.start // group, part.stop // group)
+    return Packed(packed.codes[:, columns], packed.scales[:, shared])
