@@ -126,8 +126,7 @@ def build_model(
     if recompute is not None:
         decoder.recompute = recompute
         count = max(0, model_config.num_hidden_layers - recompute.first_layer)
-        mechanism = "PyLayer" if recompute.use_reentrant else "hooks"
-        log(f"recompute: {count} of {model_config.num_hidden_layers} layers, by {mechanism}")
+        log(f"recompute: {count} of {model_config.num_hidden_layers} layers, {recompute}")
     return decoder
 
 

@@ -5,9 +5,9 @@ Shapes: B batch, S tokens, H hidden size, N query heads, K key heads, D head siz
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import paddle
 from paddle import nn
@@ -39,15 +39,27 @@ class Attends(Protocol):
     ) -> paddle.Tensor: ...
 
 
+def at_once(function: Callable[..., paddle.Tensor], *arguments: Any) -> paddle.Tensor:
+    """Call a part of a layer as it stands, keeping for backward what it keeps."""
+    return function(*arguments)
+
+
 @dataclass(frozen=True)
 class BatchContext:
-    """What all layers share while they compute one batch."""
+    """What all layers share while they compute one batch.
+
+    Attributes:
+        run_attention, run_core: how a layer calls its attention block, and in it the attention product; recomputation
+            puts its own in their place (`recompute.Recompute`).
+    """
 
     query_rotation: RotaryTables
     key_rotation: RotaryTables
     plan: Attends
     shape: Sequence[int]  # B, S of all tokens; hidden states may be of this rank's part of them
     is_token: paddle.Tensor | None  # [B, S], 1.0 for tokens, 0.0 for padding; None: there is no padding
+    run_attention: Callable[..., paddle.Tensor] = at_once
+    run_core: Callable[..., paddle.Tensor] = at_once
 
 
 class SelfAttention(nn.Layer):
@@ -83,7 +95,11 @@ class SelfAttention(nn.Layer):
         q = rotate(q, context.query_rotation).reshape(heads)
         k = rotate(k, context.key_rotation).reshape(heads)
         v = self.v_proj(x_BSH).reshape(heads)
-        out = context.plan.attend(q, k, v, layer=self.layer, dropout=dropout, key=key)
+
+        def core(q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
+            return context.plan.attend(q, k, v, layer=self.layer, dropout=dropout, key=key)
+
+        out = context.run_core(core, q, k, v)
         return self.o_proj(out.reshape([batch, length, -1]))
 
 
@@ -119,9 +135,14 @@ class DecoderLayer(nn.Layer):
 
         part = self.tensor.rank if self.tensor.divides_tokens else 0  # of the tokens, in what is not inside of a block
         key = self.randomness.key(self.layer, Site.ATTENTION_PROBABILITIES, self.tensor.rank)
-        branch = self.self_attn(self.input_layernorm(x_BSH), context, self.attention_dropout * scale, key)
+        branch = context.run_attention(self._attention, x_BSH, context, self.attention_dropout * scale, key)
         x_BSH = x_BSH + dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.ATTENTION_OUTPUT, part))
 
         normalised = self.post_attention_layernorm(x_BSH)
         branch = self.mlp(normalised, context.is_token) if isinstance(self.mlp, MoE) else self.mlp(normalised)
         return x_BSH + dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.MLP_OUTPUT, part))
+
+    def _attention(
+        self, x_BSH: paddle.Tensor, context: BatchContext, dropout: float, key: Sequence[int]
+    ) -> paddle.Tensor:
+        return self.self_attn(self.input_layernorm(x_BSH), context, dropout, key)

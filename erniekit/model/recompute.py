@@ -1,4 +1,5 @@
-"""Recomputation: a layer keeps its input and computes the rest again in backward (Chen et al., 2016, 1604.06174).
+"""Recomputation: a layer, or a part of it, keeps its input and computes the rest again in backward (Chen et al., 2016,
+1604.06174).
 
 Losses and gradients are the same to the bit: the same operations run on the same values, and every dropout mask is
 drawn from its place in the run (`randomness.py`), so that the second pass draws what the first one drew.
@@ -6,8 +7,9 @@ drawn from its place in the run (`randomness.py`), so that the second pass draws
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import paddle
 from paddle.distributed.fleet.utils import recompute
@@ -18,23 +20,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recompute:
-    """Which layers are computed again, and by which of Paddle's two mechanisms.
+    """Which layers, or which parts of them, are computed again, and by which of Paddle's two mechanisms.
 
-    `use_reentrant` runs the layer inside a PyLayer and calls autograd again from its backward; otherwise hooks on saved
+    `use_reentrant` runs the part inside a PyLayer and calls autograd again from its backward; otherwise hooks on saved
     tensors bring the values back.
+
+    Attributes:
+        first_layer: layers before this one keep their activations (`no_recompute_layers`).
+        granularity: "full": the layer; "full_attn": its attention block with the norm before it; "core_attn": the
+            attention product, so that queries, keys and values are kept.
     """
 
     use_reentrant: bool = False
-    first_layer: int = 0  # layers before this one keep their activations (`no_recompute_layers`)
+    first_layer: int = 0
+    granularity: Literal["full", "full_attn", "core_attn"] = "full"
+
+    def __str__(self) -> str:
+        part = {"full": "all", "full_attn": "the attention block", "core_attn": "the attention product"}
+        return f"{part[self.granularity]} of each, by {'PyLayer' if self.use_reentrant else 'hooks'}"
 
     def __call__(self, layer: DecoderLayer, x_BSH: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
         """`layer(x_BSH, context)`; in training, for layers from `first_layer` on, without keeping what is inside."""
         if not layer.training or not paddle.is_grad_enabled() or layer.layer < self.first_layer:
             return layer(x_BSH, context)
-        if x_BSH.stop_gradient:
+        if self.granularity == "full_attn":
+            return layer(x_BSH, replace(context, run_attention=self._again))
+        if self.granularity == "core_attn":
+            return layer(x_BSH, replace(context, run_core=self._product_again))
+        return self._again(layer, x_BSH, context)
+
+    def _again(self, function: Callable[..., paddle.Tensor], x: paddle.Tensor, *others: Any) -> paddle.Tensor:
+        if x.stop_gradient:
             # The PyLayer gives no gradient to the parameters inside (adapters) unless its input asks for one; the hooks
             # do, and yet warn that there was nothing to compute again.
-            x_BSH = x_BSH.detach()
-            x_BSH.stop_gradient = False
+            x = x.detach()
+            x.stop_gradient = False
         # Paddle's own random state needs no care: nothing here draws from it without seeding it first.
-        return recompute(layer, x_BSH, context, use_reentrant=self.use_reentrant, preserve_rng_state=False)
+        return recompute(function, x, *others, use_reentrant=self.use_reentrant, preserve_rng_state=False)
+
+    def _product_again(self, function: Callable[..., paddle.Tensor], *inputs: paddle.Tensor) -> paddle.Tensor:
+        if all(x.stop_gradient for x in inputs):
+            return function(*inputs)  # frozen before this: there are no parameters inside that could want a gradient
+        return recompute(function, *inputs, use_reentrant=self.use_reentrant, preserve_rng_state=False)

@@ -47,9 +47,10 @@ def _share(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
-def _passes(work: Workload, layer: int) -> int:
-    """Forward and backward, and forward once more where a layer is computed again."""
-    return 3 if work.recompute and layer >= work.no_recompute_layers else 2
+def _passes(work: Workload, layer: int, *granularities: str) -> int:
+    """Forward and backward, and forward once more where one of these granularities computes a layer again."""
+    again = work.recompute and work.recompute_granularity in granularities and layer >= work.no_recompute_layers
+    return 3 if again else 2
 
 
 def _tensor(
@@ -60,7 +61,7 @@ def _tensor(
     blocks = 0
     for layer in stage_layers(runs, stage, topology.pipeline):
         mlp = not model.is_moe_layer(layer) or model.moe_num_shared_experts > 0
-        blocks += _passes(work, layer) * (1 + mlp)
+        blocks += _passes(work, layer, "full", "full_attn") + mlp * _passes(work, layer, "full")
     last = stage == topology.pipeline - 1
     blocks += (stage == 0) + last  # behind the embedding; before the head
     loss = LOSS_NUMBERS * 4 * work.tokens * last
@@ -73,7 +74,7 @@ def _tensor(
 def _experts(model: ModelConfig, work: Workload, topology: Topology, runs: list[range], stage: int) -> float:
     """To the ranks of a token's experts and back, in every pass; a sum of results where all ranks have all tokens."""
     layers = stage_layers(runs, stage, topology.pipeline)
-    passes = sum(_passes(work, layer) for layer in layers if model.is_moe_layer(layer))
+    passes = sum(_passes(work, layer, "full") for layer in layers if model.is_moe_layer(layer))
     if topology.expert_axis == "tensor" and not topology.sequence_parallel:
         hidden = work.tokens * model.hidden_size * work.formats.activations
         return 2 * _share(topology.expert) * work.accumulation * passes * hidden

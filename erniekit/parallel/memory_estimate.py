@@ -56,6 +56,7 @@ class Workload:
         longest_document: tokens that see each other, at most; None: a whole row.
         accumulation: micro-batches of a step.
         recompute: layers from `no_recompute_layers` on keep only their input and compute the rest again in backward.
+        recompute_granularity: of these layers, what is computed again: "full", "full_attn" or "core_attn".
         fused_head: the logits are never whole.
         dense_mask: FlashMask is switched off: a B x S x S mask and whole score matrices exist.
         reference_copy: a second, frozen model is there as well.
@@ -69,6 +70,7 @@ class Workload:
     accumulation: int = 1
     recompute: bool = False
     no_recompute_layers: int = 0
+    recompute_granularity: str = "full"
     fused_head: bool = False
     dense_mask: bool = False
     reference_copy: bool = False
@@ -156,12 +158,12 @@ class _Layers:
         again += [work.recompute] * len(predictions)
         hidden = self.own_tokens * model.hidden_size
         whole = [self.kept(is_moe) for is_moe in moe]
-        kept = sum(hidden if is_again else values for values, is_again in zip(whole, again, strict=True))
+        gone = [self.computed_again(is_moe) if is_again else 0 for is_moe, is_again in zip(moe, again, strict=True)]
+        kept = sum(whole) - sum(gone)
         # Beside layers: what comes in, what leaves or the final norm, and the rotary tables.
         kept += 3 * hidden + 2 * work.tokens * (self.queries + self.keys)
         in_flight = runs_in_flight(topology, stage, work.accumulation) / topology.virtual_pipeline
-        second = max((values - hidden for values, is_again in zip(whole, again, strict=True) if is_again), default=0)
-        working = second + max((self.working(is_moe) for is_moe in moe), default=0)
+        working = max(gone, default=0) + max((self.working(is_moe) for is_moe in moe), default=0)
         return int(kept * in_flight) + self.masks(), working
 
     def kept(self, moe: bool) -> int:
@@ -172,6 +174,15 @@ class _Layers:
         attention = 2 * tokens * (self.queries + self.keys) + self._kept_scores()
         mlp = self._expert_values() if moe else 3 * tokens * self._cut(model.intermediate_size)
         return streams + inputs + attention + mlp + self._dropped(moe)
+
+    def computed_again(self, moe: bool) -> int:
+        """What of that a layer does not keep that is computed again."""
+        if self.work.recompute_granularity == "core_attn":
+            return self._kept_scores()
+        if self.work.recompute_granularity == "full_attn":
+            attention = self.model.hidden_size + 2 * (self.queries + self.keys)
+            return self.work.tokens * attention + self._kept_scores()
+        return self.kept(moe) - self.own_tokens * self.model.hidden_size
 
     def _expert_values(self) -> int:
         """The sorted inputs and outputs of experts; gate, up and their product, of shared ones too; the router's."""

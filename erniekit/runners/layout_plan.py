@@ -128,6 +128,7 @@ def workload(config: Config, model: ModelConfig) -> Workload:
         accumulation=config.training.gradient_accumulation_steps,
         recompute=config.memory.recompute,
         no_recompute_layers=config.memory.no_recompute_layers,
+        recompute_granularity=config.memory.recompute_granularity,
         fused_head=config.memory.use_fused_head_and_loss_fn,
         dense_mask=config.uses_dense_mask,
         reference_copy=config.basic.stage == "DPO" and way == "copy",

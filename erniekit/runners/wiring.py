@@ -218,7 +218,7 @@ def _recompute(config: Config) -> Recompute | None:
     section = config.memory
     if not section.recompute:
         return None
-    return Recompute(section.recompute_use_reentrant, section.no_recompute_layers)
+    return Recompute(section.recompute_use_reentrant, section.no_recompute_layers, section.recompute_granularity)
 
 
 def read_model_config(config: Config) -> ModelConfig:

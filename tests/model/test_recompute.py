@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import paddle
 import pytest
 
+from erniekit.model.adapters.lora import add_adapters, named_adapter_weights
+from erniekit.model.adapters.settings import LoraSettings
+from erniekit.model.attention import AttentionPlan
 from erniekit.model.head import token_loss
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
@@ -14,6 +19,15 @@ from .tiny import pack, tiny_model
 
 IDS = np.arange(24) % 53
 LABELS = (np.arange(24) * 7 + 1) % 53
+GRANULARITIES = ["full", "full_attn", "core_attn"]
+EXPERTS = {
+    "model_type": "ernie4_5_moe",
+    "moe_num_experts": 4,
+    "moe_k": 2,
+    "moe_intermediate_size": 12,
+    "moe_num_shared_experts": 1,
+    "moe_layer_start_index": 0,
+}
 
 
 def loss_and_gradients(recompute, *, frozen=(), layers=2, **options):
@@ -29,27 +43,76 @@ def loss_and_gradients(recompute, *, frozen=(), layers=2, **options):
     return float(loss), {name: None if p.grad is None else p.grad.numpy() for name, p in parameters.items()}
 
 
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("first_layer", [0, 1, 5])
-def test_losses_and_gradients_are_the_same_to_the_bit(use_reentrant, first_layer):
-    loss, gradients = loss_and_gradients(None)
-    again, recomputed = loss_and_gradients(Recompute(use_reentrant, first_layer))
+@pytest.mark.parametrize("experts", [{}, EXPERTS], ids=["dense", "experts"])
+def test_losses_and_gradients_are_the_same_to_the_bit(use_reentrant, first_layer, granularity, experts):
+    loss, gradients = loss_and_gradients(None, **experts)
+    again, recomputed = loss_and_gradients(Recompute(use_reentrant, first_layer, granularity), **experts)
     assert again == loss
     for name, gradient in gradients.items():
         np.testing.assert_array_equal(recomputed[name], gradient, err_msg=name)
 
 
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_a_frozen_embedding_leaves_the_gradients_of_the_layers(use_reentrant):
-    options = {"frozen": ("embed_tokens", "layernorm"), "tie_word_embeddings": False}
+@pytest.mark.parametrize("frozen", [("embed_tokens", "layernorm"), ("embed_tokens", "layernorm", "k_proj", "v_proj")])
+def test_a_frozen_embedding_leaves_the_gradients_of_the_layers(use_reentrant, granularity, frozen):
+    options = {"frozen": frozen, "tie_word_embeddings": False}
     _, gradients = loss_and_gradients(None, **options)
-    _, recomputed = loss_and_gradients(Recompute(use_reentrant), **options)
+    _, recomputed = loss_and_gradients(Recompute(use_reentrant, 0, granularity), **options)
     assert np.abs(recomputed["model.layers.0.self_attn.q_proj.weight"]).max() > 0
     for name, gradient in gradients.items():
         if gradient is None:
             assert recomputed[name] is None, name
         else:
             np.testing.assert_array_equal(recomputed[name], gradient, err_msg=name)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("targets", [("q_proj", "o_proj"), ("down_proj",)])
+def test_adapters_have_the_same_gradients(use_reentrant, granularity, targets):
+    """Of a frozen first layer the attention product may have no gradient to give; adapters after it have one."""
+
+    def gradients(recompute):
+        model = tiny_model(hidden_dropout=0.2, attention_dropout=0.2)
+        add_adapters(model, LoraSettings(rank=2, alpha=4, dropout=0.3, target_modules=targets), seed=1)
+        for number, weight in enumerate(named_adapter_weights(model).values()):
+            weight.set_value(np.random.default_rng(number).standard_normal(weight.shape).astype(np.float32))
+        model.recompute = recompute
+        hidden = model(*pack(IDS, [9, 24]))
+        token_loss(model, hidden, paddle.to_tensor(LABELS[None])).loss_sum.backward()
+        return {name: weight.grad.numpy() for name, weight in named_adapter_weights(model).items()}
+
+    plain, recomputed = gradients(None), gradients(Recompute(use_reentrant, 0, granularity))
+    assert plain and all(np.abs(gradient).max() > 0 for gradient in plain.values())
+    for name, gradient in plain.items():
+        np.testing.assert_array_equal(recomputed[name], gradient, err_msg=name)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize(
+    ("granularity", "again"), [("full", {"attention", "product", "mlp"}), ("full_attn", {"attention", "product"}),
+                               ("core_attn", {"product"})],
+)  # fmt: skip
+def test_what_is_computed_again_in_backward(use_reentrant, granularity, again, monkeypatch):
+    counted = Counter()
+    model = tiny_model(num_hidden_layers=1)
+    model.layers[0].self_attn.register_forward_pre_hook(lambda layer, inputs: counted.update(["attention"]))
+    model.layers[0].mlp.register_forward_pre_hook(lambda layer, inputs: counted.update(["mlp"]))
+    attend = AttentionPlan.attend
+
+    def counting(self, *arguments, **named):
+        counted.update(["product"])
+        return attend(self, *arguments, **named)
+
+    monkeypatch.setattr(AttentionPlan, "attend", counting)
+    model.recompute = Recompute(use_reentrant, 0, granularity)
+    model(*pack(IDS, [24])).sum().backward()
+    assert {part for part, count in counted.items() if count == 2} == again
+    assert set(counted.values()) <= {1, 2} and len(counted) == 3
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

@@ -25,6 +25,8 @@ from erniekit.runners import checks
 
 Train = Callable[..., Any]
 
+IN_FP8 = {"weight_quantize_algo": "fp8_linear", "hadamard_block_size": 16}
+
 # parameter -> (values of a run, values of the run it must differ from)
 CHANGES_LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "seed": ({"seed": 7}, {}),
@@ -59,6 +61,14 @@ CHANGES_LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "min_sample_len": ({"min_sample_len": 30}, {"batch_tokens": 256}),
     "max_sample_len": ({"max_sample_len": 30}, {"batch_tokens": 256}),
     "num_samples_each_epoch": ({"mix_strategy": "random", "num_samples_each_epoch": 20}, {"mix_strategy": "random"}),
+    "weight_quantize_algo": (IN_FP8, {}),
+    "apply_hadamard": ({"apply_hadamard": False}, IN_FP8),
+    "hadamard_block_size": ({"hadamard_block_size": 8}, IN_FP8),
+    "apply_online_actscale_step": ({"apply_online_actscale_step": 2}, IN_FP8),
+    "actscale_moving_rate": ({"actscale_moving_rate": 1.0}, {**IN_FP8, "apply_online_actscale_step": 0}),
+    "quant_input_grad": ({"quant_input_grad": True}, IN_FP8),
+    "quant_weight_grad": ({"quant_weight_grad": True}, IN_FP8),
+    "fp8_format_type": ({"fp8_format_type": "e4m3"}, {**IN_FP8, "quant_input_grad": True}),
 }
 
 # parameter -> a value that must give the losses of the plain run; and, so that a switch nobody reads does not pass, the
@@ -112,7 +122,7 @@ SEEN_ELSEWHERE: dict[str, str] = {
     "mix_strategy": "test_mix_strategies_decide_the_epoch",
     "over_length_policy": "test_over_length_policy",
     **dict.fromkeys(
-        ("recompute", "recompute_use_reentrant", "no_recompute_layers"),
+        ("recompute", "recompute_use_reentrant", "no_recompute_layers", "recompute_granularity"),
         "test_recomputation_keeps_the_losses_to_the_bit",
     ),
     **dict.fromkeys(
@@ -260,6 +270,12 @@ def test_recomputation_keeps_the_losses_to_the_bit(train: Train, monkeypatch: py
         assert len(seen) == len(plain)  # one layer of the two, one micro-batch a step
         assert {call["use_reentrant"] for call in seen} == {reentrant}
         seen.clear()
+    calls = _record_argument("erniekit.model.recompute.recompute", "arguments", monkeypatch)  # of what records above
+    for granularity, part in (("full", "layer"), ("full_attn", "_attention"), ("core_attn", "core")):
+        run = train(**values, recompute=True, recompute_granularity=granularity)
+        assert run.losses == plain
+        assert {getattr(function, "__name__", "layer") for function, *_ in calls} == {part}
+        calls.clear()
 
 
 def test_a_dense_mask_is_announced_with_its_size_and_must_fit(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
