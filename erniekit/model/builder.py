@@ -110,7 +110,7 @@ def build_model(
     if isinstance(quantization, Fp8):
         linears = named_linears(decoder)
         decoder.activation_scales = compute_in_fp8(linears, quantization, decoder.randomness, exchange)
-        decoder.activation_scales.restore(read_averages(weights))
+        decoder.activation_scales.restore(read_averages(adapters or weights))
         log(f"FP8: {len(linears)} linear layers, {quantization}")
     if hidden_dropout or attention_dropout:
         log(f"dropout: {hidden_dropout} on hidden states, {attention_dropout} on attention probabilities")

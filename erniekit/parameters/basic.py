@@ -102,13 +102,13 @@ class BasicParameters:
     )
     weight_quantize_algo: str = parameter(
         "none",
-        "Store the frozen weights of linear layers in fewer bits. `weight_only_int8` and `weight_only_int4` "
-        "quantise all linear layers, `weight_only_mix` experts to int4 and the rest to int8, `nf4` to 4-bit normal "
-        "floats; these serve LoRA. `fp8_linear` trains through FP8 matrix products.",
+        "`weight_only_int8`, `weight_only_int4` and `nf4` (4-bit normal floats) keep the frozen weights of all linear "
+        "layers beside adapters in that many bits, `weight_only_mix` those of experts in int4 and the rest in int8: "
+        "each is made dense where it is used, in forward and again in backward, and adapters are merged onto what its "
+        "codes stand for. `fp8_linear` rounds what linear layers multiply to 8-bit floats, in training of all weights, "
+        "too (see section 2.4). `erniekit export` writes weights in this form where the command line asks for it.",
         choices=("none", "fp8_linear", "weight_only_int8", "weight_only_int4", "weight_only_mix", "nf4"),
         spellings={"": "none", "null": "none", "fp8linear": "fp8_linear"},
-        available=("none",),
-        coming="quantised linear layers",
         verbs=("train", "eval", "export"),
     )
     num_nextn_predict_layers: int = parameter(

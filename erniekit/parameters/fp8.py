@@ -18,19 +18,23 @@ class Fp8Parameters:
         True,
         "Rotate activations and weights by a Hadamard matrix before they are rounded to FP8, which spreads "
         "outliers over a block; the rotation cancels in the product.",
+        verbs=("train", "eval"),
         needs=IN_FP8,
     )
     hadamard_block_size: int = parameter(
         32,
-        "The side of the blocks of the Hadamard matrix, a power of two.",
+        "The side of the blocks of the Hadamard matrix, a power of two, which divides the inputs of every linear "
+        "layer.",
         minimum=2,
+        verbs=("train", "eval"),
         needs=IN_FP8,
         example=64,
     )
     apply_online_actscale_step: int = parameter(
         200,
-        "For this many optimizer steps the scale of activations is the largest value of each batch; afterwards it is a "
-        "moving average (see `actscale_moving_rate`). 0 uses the average from the start.",
+        "For this many optimizer steps the scale of activations follows the largest value of each batch; afterwards a "
+        "moving average of the steps before (see `actscale_moving_rate`), which evaluation always uses. 0 uses the "
+        "average from the second step on.",
         minimum=0,
         unit="optimizer steps",
         wrong_type="it counts steps, although the reference of the original calls it a bool; the default is 200",
@@ -38,7 +42,8 @@ class Fp8Parameters:
     )
     actscale_moving_rate: float = parameter(
         0.01,
-        "The weight of the newest batch in the moving average of activation scales.",
+        "The weight of the newest step in the moving average of the largest activations; while fewer than 1 / it "
+        "steps were seen, the average is their mean.",
         above=0.0,
         maximum=1.0,
         needs=IN_FP8,
@@ -47,7 +52,7 @@ class Fp8Parameters:
         "hybrid",
         "Which FP8 formats are used: `hybrid` takes e4m3 forward and e5m2 for gradients, `e4m3` takes it for both.",
         choices=("hybrid", "e4m3"),
-        needs=IN_FP8,
+        needs=(when("quant_input_grad"), when("quant_weight_grad")),
     )
     quant_input_grad: bool = parameter(
         False,
@@ -89,11 +94,18 @@ def block_is_a_power_of_two(draft: Draft) -> None:
         draft.problem("hadamard_block_size", f"{size} is not a power of two", "write 32, 64 or 128")
 
 
+@rule("hadamard_block_size", "apply_hadamard", "weight_quantize_algo")
+def blocks_are_of_the_rotation(draft: Draft) -> None:
+    """`hadamard_block_size` has no effect without `apply_hadamard`."""
+    if draft.is_set("hadamard_block_size") and IN_FP8.holds(draft) and not draft["apply_hadamard"]:
+        draft.no_effect("hadamard_block_size", "without `apply_hadamard`")
+
+
 SECTION = section(
     Fp8Parameters,
     key="fp8",
     title="2.4 FP8 training",
     verbs=("train",),
     stages=("SFT", "DPO"),
-    rules=(block_is_a_power_of_two,),
+    rules=(block_is_a_power_of_two, blocks_are_of_the_rotation),
 )

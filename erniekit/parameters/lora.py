@@ -145,6 +145,26 @@ def adapters_have_a_base(draft: Draft) -> None:
         )
 
 
+@rule("weight_quantize_algo", "lora", "lora_init", "do_train")
+def weights_in_few_bits_are_frozen(draft: Draft) -> None:
+    """Weights in few bits (`weight_quantize_algo`) are trained beside, not themselves, and are no start for PiSSA."""
+    algorithm = draft["weight_quantize_algo"]
+    if draft.verb != "train" or not draft["do_train"] or algorithm in ("none", "fp8_linear"):
+        return
+    if not draft["lora"]:
+        draft.problem(
+            "weight_quantize_algo",
+            f"{algorithm} keeps weights in few bits, which cannot be trained",
+            "write `lora: true` to train adapters beside them, or `fp8_linear` to train all weights",
+        )
+    elif draft["lora_init"] == "pissa":
+        draft.problem(
+            "lora_init",
+            f"pissa takes singular values out of the weights, which {algorithm} has rounded",
+            "write `kaiming`, or `weight_quantize_algo: none`",
+        )
+
+
 SECTION = section(
     LoraParameters,
     key="lora",
@@ -158,5 +178,11 @@ SECTION = section(
             {"LoRA": {"lora": True}, "Full": {"lora": False}},
         ),
     ),
-    rules=(alpha_is_positive, preset_is_not_contradicted, patterns_can_be_read, adapters_have_a_base),
+    rules=(
+        alpha_is_positive,
+        preset_is_not_contradicted,
+        patterns_can_be_read,
+        adapters_have_a_base,
+        weights_in_few_bits_are_frozen,
+    ),
 )

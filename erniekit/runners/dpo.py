@@ -32,6 +32,7 @@ from erniekit.runners.hub_cache import chosen_hub
 from erniekit.runners.hubs import find_model_folder
 from erniekit.runners.known_steps import cache_folder
 from erniekit.runners.layout import model_division
+from erniekit.runners.quantization import quantization_from
 from erniekit.runners.reference_cache import read_table, table_path, write_table
 from erniekit.runners.wiring import (
     Say,
@@ -165,7 +166,10 @@ def evaluation_objective(
         if started_from is not None or (adapters and adapters.settings.init == PISSA):
             say(f"reference: {started_from or 'the base of the adapters'}, a frozen copy")
             division = model_division(config, model_config, mesh)
-            other = build_model(model_config, first_weights(config), adapters=started_from, **division)
+            quantization = quantization_from(config)
+            other = build_model(
+                model_config, first_weights(config), adapters=started_from, quantization=quantization, **division
+            )
             return _against(config, FrozenCopy(other, model, measure, updated=False, ranks=ranks))
         say("reference: the model with its adapters put aside")
         return _against(config, AdaptersAside(model, measure, ranks=ranks))

@@ -16,6 +16,7 @@ from erniekit.environment import cpu_settings, package_versions
 from erniekit.json_files import read_json_object
 from erniekit.model.adapters.lora import base_fingerprint, held_adapters, save_adapters, trained_weights
 from erniekit.model.decoder import Decoder
+from erniekit.model.quantization.fp8 import write_averages
 from erniekit.model.weights import GENERATION_CONFIG_FILE, named_weights, save_companions, save_model_folder
 from erniekit.model.whole import held
 from erniekit.parallel.mesh import Mesh
@@ -194,8 +195,11 @@ def _write_model(
         limit = int(config.checkpoint.max_shard_size * 10**9)
         whole = ranks.whole(held(named_weights(model)))
         save_model_folder(model, folder, tokenizer_files, max_shard_bytes=limit, whole=whole)
+    averages = model.activation_scales.averages() if model.activation_scales else None
     if folder is None:
         return
+    if averages is not None:
+        write_averages(folder, averages)
     if config.lora.lora:
         save_companions(model, folder, tokenizer_files)
     path = folder / GENERATION_CONFIG_FILE

@@ -23,6 +23,7 @@ from erniekit.runners.checks import (
 )
 from erniekit.runners.hub_cache import chosen_hub
 from erniekit.runners.hubs import find_model_folder
+from erniekit.runners.quantization import quantization_from
 
 if TYPE_CHECKING:
     from erniekit.model.configuration import ModelConfig
@@ -192,6 +193,7 @@ def open_model(
         adapters=adapters.folder if adapters else None,
         balance=_balance(config),
         recompute=_recompute(config),
+        quantization=quantization_from(config),
         **model_division(config, model_config, mesh or ALONE),
         log=say,
     )
