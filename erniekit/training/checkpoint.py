@@ -35,6 +35,7 @@ from erniekit.model.whole import WholeTensors, held
 from erniekit.training.best_model import BestSoFar
 from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_name, problems, write_folder
 from erniekit.training.json_file import replace_text
+from erniekit.training.loss_scaling import LossScale
 from erniekit.training.optimizer import held_state, load_optimizer_state
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.run_identity import RunIdentity
@@ -59,6 +60,7 @@ class TrainerState:
     since_log: Totals = field(default_factory=Totals)
     whole_run: Totals = field(default_factory=Totals)
     best: BestSoFar = field(default_factory=BestSoFar)
+    loss_scale: LossScale | None = None  # of a float16 run
 
 
 def save_checkpoint(
@@ -114,6 +116,8 @@ def load_state(folder: Path) -> TrainerState:
         stored |= {name: Totals.from_json(stored[name]) for name in ("since_log", "whole_run")}
         if "best_eval_loss" in stored:  # of versions that knew one metric and no patience
             stored["best"] = {"step": stored.pop("best_step"), "value": stored.pop("best_eval_loss")}
+        scale = stored.get("loss_scale")
+        stored["loss_scale"] = None if scale is None else LossScale(**scale)
         return TrainerState(**{**stored, "best": BestSoFar(**stored["best"])})
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / STATE_FILE}: not a trainer state of this version ({error})") from None

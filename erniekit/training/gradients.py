@@ -35,11 +35,17 @@ def squared_norm(gradient: Tensor) -> Tensor:
     return _C_ops.squared_l2_norm(wide).reshape([])
 
 
-@paddle.no_grad()
 def clip_by_norm(parameters: Iterable[Tensor], norm: float, max_norm: float) -> None:
     """Scale all gradients in place so that their global norm, known to be `norm`, is at most `max_norm` (0: off)."""
-    if max_norm <= 0 or norm <= max_norm:
+    if 0 < max_norm < norm:
+        scale_gradients(parameters, max_norm / norm)
+
+
+@paddle.no_grad()
+def scale_gradients(parameters: Iterable[Tensor], factor: float) -> None:
+    """Multiply all gradients in place."""
+    if factor == 1:
         return
     for parameter in parameters:
         if parameter.grad is not None:
-            parameter.grad.scale_(max_norm / norm)
+            parameter.grad.scale_(factor)

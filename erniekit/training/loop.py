@@ -30,6 +30,7 @@ from erniekit.training.checkpoint import (
 )
 from erniekit.training.checkpoint_folder import checkpoint_name, newest_complete, problems, prune, write_files_into
 from erniekit.training.evaluation import EvaluationResult, FurtherFigures, evaluate
+from erniekit.training.loss_scaling import LossScale
 from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import trainable_parameters
 from erniekit.training.output_folder import Start, remove_superseded
@@ -98,6 +99,7 @@ class Trainer:
     evaluation_objective: Objective | None = None  # default: `objective`
     further_figures: Callable[[Any], FurtherFigures] | None = None  # of an evaluation, from the model
     callbacks: Sequence[object] = ()
+    first_loss_scale: float | None = None  # of a float16 run
     read: ReadSteps | None = None  # default: plan.micro_batches, when its step comes
     describe_sample: Callable[[int], str] = str  # index in the training data -> "file.jsonl:17"
     describe_evaluation_sample: Callable[[int], str] = str
@@ -154,12 +156,16 @@ class Trainer:
         return result
 
     def _begin(self, start: Start) -> None:
+        if self.first_loss_scale is not None:
+            self.state.loss_scale = LossScale(self.first_loss_scale)
         if start.checkpoint is not None:
             for warning in check_identity(load_identity(start.checkpoint), self.identity, start.checkpoint):
                 self.say(f"warning: {warning}")
             for change in changed_parameters(start.checkpoint, self.resolved_config):
                 self.say(f"changed since the checkpoint: {change}")
-            self.state = load_state(start.checkpoint)
+            fresh, self.state = self.state, load_state(start.checkpoint)
+            if self.first_loss_scale is None or self.state.loss_scale is None:
+                self.state.loss_scale = fresh.loss_scale
             same_folder = start.checkpoint.resolve().parent == self.settings.output_dir.resolve()
             self._saved_step = self.state.step if same_folder else -1
             if self.settings.ignore_load_lr_and_optim:
@@ -193,7 +199,7 @@ class Trainer:
         return self._stopped_by is not None
 
     def _step(self, batches: Sequence[Any]) -> StepResult:
-        step = self.state.step
+        step, tried = self.state.step, self.state.loss_scale.scale if self.state.loss_scale else 1.0
         try:
             result = train_step(
                 self.model,
@@ -206,11 +212,15 @@ class Trainer:
                 dropout_scale=dropout_scale(step, self.settings.dropout_warmup_steps),
                 max_grad_norm=self.settings.max_grad_norm,
                 release_grads=self.settings.release_grads,
+                loss_scale=self.state.loss_scale,
                 ranks=self.ranks,
             )
         except NotFiniteError as error:
             raise self._not_finite(error, batches) from None
-        if not result.updated:
+        if result.overflowed and self.state.loss_scale is not None:
+            now = f"{tried:,.0f}; the next step has {self.state.loss_scale.scale:,.0f}"
+            self.say(f"step {step + 1}: skipped, a gradient overflows at the loss scale {now}")
+        elif not result.updated:
             self.say(f"step {step + 1}: skipped, its batches hold no {self.objective.unit}")
         return result
 
@@ -307,7 +317,10 @@ class Trainer:
         self.say(f"stopped after step {self.state.step}; continue with resume_from_checkpoint=true")
 
     def _not_finite(self, error: NotFiniteError, batches: Sequence[Any]) -> TrainingError:
-        lines = [f"step {self.state.step + 1}: {error.what} is not finite; the model was not updated with it."]
+        at_scale = "" if error.scale is None else f" even at the loss scale {error.scale:g}, the smallest"
+        lines = [
+            f"step {self.state.step + 1}: {error.what} is not finite{at_scale}; the model was not updated with it."
+        ]
         own = []
         for index in error.micro_batches:
             samples = [self.describe_sample(sample) for row in batches[index].samples for sample in row]
@@ -316,6 +329,8 @@ class Trainer:
         of_all = self.ranks.exchange(own)
         for rank, found in enumerate(of_all):
             lines += [f"  rank {rank}, {line}" if len(of_all) > 1 else f"  {line}" for line in found]
+        if self.state.loss_scale is not None:
+            lines.append("  float16 may be too narrow for this model: `bf16: true` has the range of float32.")
         newest, _ = newest_complete(self.settings.output_dir)
         if newest is None:
             lines.append("  No checkpoint was saved. A lower learning_rate, warmup_steps or max_grad_norm may help.")

@@ -12,7 +12,8 @@ from paddle import Tensor
 from paddle.nn import Layer
 from paddle.optimizer import Optimizer
 
-from erniekit.training.gradients import clip_by_norm
+from erniekit.training.gradients import clip_by_norm, scale_gradients
+from erniekit.training.loss_scaling import LossScale
 from erniekit.training.objectives import LossOfBatch, MicroLoss, Objective
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.totals import Totals
@@ -22,15 +23,20 @@ class StepResult(NamedTuple):
     totals: Totals
     learning_rate: float
     grad_norm: float  # before clipping
-    updated: bool  # false when the step held no unit to learn from
+    updated: bool  # false when the step held no unit to learn from, or overflowed
+    overflowed: bool = False  # a gradient did, at the loss scale; the next step has a smaller one
 
 
 class NotFiniteError(Exception):
-    """The loss or the gradient of a step is not finite; the parameters are as they were before the step."""
+    """The loss or the gradient of a step is not finite; the parameters are as they were before the step.
 
-    def __init__(self, what: str, micro_batches: Sequence[int]) -> None:
+    Attributes:
+        scale: the loss scale with which that is so, and below which there is none; None without a loss scale.
+    """
+
+    def __init__(self, what: str, micro_batches: Sequence[int], scale: float | None = None) -> None:
         super().__init__(what)
-        self.what = what
+        self.what, self.scale = what, scale
         self.micro_batches = tuple(micro_batches)
 
 
@@ -46,6 +52,7 @@ def train_step(
     dropout_scale: float = 1.0,
     max_grad_norm: float = 0.0,
     release_grads: bool = False,
+    loss_scale: LossScale | None = None,
     ranks: Ranks = SINGLE,
 ) -> StepResult:
     """Make one update from `batches`, the micro-batches of this rank.
@@ -58,6 +65,7 @@ def train_step(
         step: finished updates before this one; seeds the random draws together with the micro-batch.
         max_grad_norm: 0 leaves the gradients as they are.
         release_grads: give the memory of the gradients back after the update instead of keeping it for the next step.
+        loss_scale: of a float16 run; a gradient that overflows at it skips the update, and the scale is set anew.
 
     Raises:
         NotFiniteError: before anything was updated.
@@ -68,16 +76,17 @@ def train_step(
         return StepResult(Totals(tokens=int(tokens)), learning_rate, 0.0, updated=False)
 
     loss = objective.loss_for(model, batches, ranks)
+    scale = 1.0 if loss_scale is None else loss_scale.scale
 
     def begin(index: int) -> None:
-        share = objective.units(batches[index]) / units
+        share = objective.units(batches[index]) / units * scale
         model.begin_micro_batch(step=step, micro_batch=index, dropout_scale=dropout_scale, share=share)
 
     def forget(set_to_zero: bool = True) -> None:
         if parameters:
             optimizer.clear_grad(set_to_zero=set_to_zero)
 
-    parts = ranks.run(model, loss, batches, begin, units)
+    parts = ranks.run(model, loss, batches, begin, units / scale)
     updated = ranks.reduce_gradients(parameters)
     loss_sums, sums, norm = _to_host(parts, ranks.global_norm(updated))
     names = sorted(sums)
@@ -86,8 +95,13 @@ def train_step(
     if over_ranks[0]:
         raise NotFiniteError("the loss", np.flatnonzero(~np.isfinite(loss_sums)).tolist())
     if not math.isfinite(norm):
+        if loss_scale is not None and loss_scale.back_off():
+            forget(set_to_zero=not release_grads)
+            return StepResult(Totals(tokens=int(tokens)), learning_rate, norm, updated=False, overflowed=True)
         found = _not_finite_gradients(model, loss, batches, begin, parameters, forget, ranks)
-        raise NotFiniteError("the gradient norm", found)
+        raise NotFiniteError("the gradient norm", found, None if loss_scale is None else scale)
+    norm /= scale
+    scale_gradients(updated, 1 / scale)
     clip_by_norm(updated, norm, max_grad_norm)
     optimizer.set_lr(learning_rate)
     if parameters:  # a stage of a pipeline may have nothing to update; ranks that share an update all take part in it
@@ -95,6 +109,8 @@ def train_step(
     ranks.after_update()
     model.end_step()
     forget(set_to_zero=not release_grads)
+    if loss_scale is not None:
+        loss_scale.succeed()
 
     totals = Totals(
         loss_sum=float(over_ranks[1]),
