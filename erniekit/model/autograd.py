@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import paddle
@@ -19,6 +20,13 @@ def given(gradients: Sequence[paddle.Tensor], wanted: Sequence[bool]) -> tuple[p
     return tuple(gradient if want else None for gradient, want in zip(gradients, wanted, strict=True))
 
 
+def as_given() -> AbstractContextManager[Any]:
+    """Inside, mixed precision casts no operand: a backward pass of our own must meet what its forward pass met."""
+    if paddle.base.framework._dygraph_tracer()._amp_level == paddle.base.core.AmpLevel.O0:
+        return nullcontext()
+    return paddle.amp.auto_cast(enable=False)
+
+
 class _NoGradient:
     """Stands in for the context of a function whose backward pass will never run."""
 
@@ -32,6 +40,7 @@ def apply(function: type[PyLayer], *arguments: Any) -> Any:
     A saved model computes no gradients, and neither ONNX nor Paddle's optimisations of programs know a PyLayer.
     """
     if paddle.in_dynamic_mode():
-        return function.apply(*arguments)
+        with as_given():
+            return function.apply(*arguments)
     # `to_static` wraps every PyLayer that it meets, this argument too
     return getattr(function, "dyfunc_self", function).forward(_NoGradient(), *arguments)

@@ -23,6 +23,8 @@ class RMSNorm(nn.Layer):
 
 def rms_norm(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float) -> paddle.Tensor:
     """RMSNorm of x [..., H] with weight [H]; the gradient keeps x and one number per row."""
+    if x.dtype != weight.dtype:
+        x = x.astype(weight.dtype)  # 16-bit states; weights of norms are float32
     return apply(_RMSNormFunction, x, weight, epsilon)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import paddle
 from paddle import Tensor
 
 
@@ -57,4 +58,9 @@ class OwnTensors:
         return tensor.size * tensor.element_size()
 
     def read(self, name: str) -> np.ndarray:
-        return self._own.read(name).numpy()
+        return values_of(self._own.read(name))
+
+
+def values_of(tensor: Tensor) -> np.ndarray:
+    """The values as NumPy holds them: bfloat16, which it does not know, as float32, which loses nothing."""
+    return (tensor.astype("float32") if tensor.dtype == paddle.bfloat16 else tensor).numpy()

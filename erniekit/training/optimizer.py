@@ -18,6 +18,7 @@ from erniekit.training.ranks import SINGLE, Ranks
 
 # Paddle's names of what AdamW remembers about a parameter: two moments, and the powers of the betas, shape [1].
 STATE_KINDS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")
+MASTER_WEIGHT = "master_weight"  # of a parameter in 16 bits: the float32 copy that is updated
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def stateless_optimizer(parameters: Mapping[str, Tensor], settings: OptimizerSet
         weight_decay=settings.weight_decay,
         apply_decay_param_fun=decaying.__contains__,
         parameters=list(trainable.values()),
+        multi_precision=any(parameter.element_size() == 2 for parameter in trainable.values()),
     )
 
 
@@ -111,11 +113,14 @@ def optimizer_state(optimizer: AdamW, parameters: Mapping[str, Tensor]) -> dict[
     Paddle's `state_dict` is not used: its keys are counters of the process (`linear_0.w_0_moment1_0`), which mean
     another parameter, or none, in the process that resumes.
     """
-    return {
-        f"{name}/{kind}": optimizer._accumulators[kind][parameter.name]
-        for name, parameter in trainable_parameters(parameters).items()
-        for kind in STATE_KINDS
-    }
+    state = {}
+    for name, parameter in trainable_parameters(parameters).items():
+        master = optimizer._master_weights.get(parameter.name)
+        of = parameter.name if master is None else master.name
+        state |= {f"{name}/{kind}": optimizer._accumulators[kind][of] for kind in STATE_KINDS}
+        if master is not None:
+            state[f"{name}/{MASTER_WEIGHT}"] = master
+    return state
 
 
 def held_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> Held:
