@@ -92,11 +92,12 @@ class ModelConfig:
         return cls(**known_values, other_keys=other_keys)
 
     def to_json(self) -> dict[str, Any]:
-        """Every key of `config.json`, those this project does not use included."""
+        """Every key of `config.json`, those this project does not use included; weights are float32, not quantised."""
         own = {name: getattr(self, name) for name in _fields_of(self.family)}
         defaults = {"hidden_act": "silu"}
+        other = {key: value for key, value in self.other_keys.items() if key != "quantization_config"}
         architectures = [self.family.architecture]
-        return {**defaults, **self.other_keys, **own, "architectures": architectures, "torch_dtype": "float32"}
+        return {**defaults, **other, **own, "architectures": architectures, "torch_dtype": "float32"}
 
     def parameter_count(self) -> int:
         """The number of weights; tied embeddings count once."""

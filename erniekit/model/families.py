@@ -19,8 +19,8 @@ ALWAYS = "always"
 _NEUTRAL_EVERYWHERE: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "partial_rotary_factor": (1, 1.0),
-    "quantization_config": (None,),
 }
+_STORED_FORMATS = ("pack-quantized", "float-quantized", "nf4")  # of weights in few bits; see model/storage
 _NEUTRAL_FOR_ERNIE: dict[str, tuple[Any, ...]] = {
     "compression_ratio": (1, 1.0),
     "scale_qk_coeff": (1, 1.0),
@@ -178,4 +178,10 @@ def unavailable_values(family: Family, values: Mapping[str, Any]) -> list[str]:
         entries = values[key] if isinstance(values[key], list) and values[key] else [values[key]]
         if any(entry not in neutral for entry in entries):
             problems.append(f"{key}: {values[key]!r} is not supported; only {neutral[-1]!r} is")
+    quantized = values.get("quantization_config")
+    if quantized is not None and (not isinstance(quantized, dict) or quantized.get("format") not in _STORED_FORMATS):
+        shown = quantized.get("format") or quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        problems.append(
+            f"quantization_config: weights as {shown!r} cannot be read; of formats there are {', '.join(_STORED_FORMATS)}"
+        )
     return problems

@@ -26,6 +26,7 @@ from erniekit.model.builder import build_model
 from erniekit.model.configuration import CONFIG_FILE, ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.device import use_device
+from erniekit.model.storage.packed_tensors import CONFIG_KEY
 from erniekit.parameters import Config
 from erniekit.runners.hub_upload import check_upload, upload
 from erniekit.runners.logit_difference import PROMPTS, compare, encode, fits_in_memory, prompt_logits
@@ -33,6 +34,8 @@ from erniekit.runners.model_card import MODEL_CARD_FILE, USE_PROGRAM, USE_WEIGHT
 from erniekit.runners.onnx_export import check_onnx_packages, write_onnx
 from erniekit.runners.program_export import write_program
 from erniekit.runners.publish import check_target, publish
+from erniekit.runners.quantization import base_of_adapters
+from erniekit.runners.quantized_export import linear_weights, stored_form
 from erniekit.runners.trained_model import TrainedModel, find_trained_model
 from erniekit.runners.trained_weights import (
     TYPE_NAMES,
@@ -120,7 +123,8 @@ def open_trained_decoder(model: TrainedModel, model_config: ModelConfig) -> Deco
     Raises:
         ModelFileError: the adapters belong to another base.
     """
-    decoder = build_model(model_config, model.model_folder)
+    base = base_of_adapters(model.parameters) if model.is_adapter else None
+    decoder = build_model(model_config, model.model_folder, quantization=base)
     if model.is_adapter and not load_adapters(decoder, model.folder):
         raise ModelFileError(
             f"{model.folder}: these adapters were trained beside other weights than those in {model.model_folder}.\n"
@@ -135,22 +139,28 @@ def _write_hugging_face(
 ) -> Facts:
     weights = open_trained_weights(model)
     reference, types_there = reference_types(model, weights.config)
-    types = stored_types(list(weights.shapes), types_there, dtype)
+    form = stored_form(config, model)
+    in_few_bits = linear_weights(weights.shapes) if form else {}
+    types = stored_types([name for name in weights.shapes if name not in in_few_bits], types_there, dtype)
     counts = Counter(TYPE_NAMES[stored] for stored in types.values())
     usual = counts.most_common(1)[0][0]
     reason = "as asked for" if dtype else f"as {reference} is stored; --dtype chooses another"
     say(f"dtype: {usual}, {reason}")
+    if form is not None:
+        say(f"linear weights: {form}")
     measure = _measure_beside(model, weights.config, tokenizer)
-    written = write_weights(folder, weights, types, int(config.checkpoint.max_shard_size * 10**9))
+    written = write_weights(folder, weights, types, int(config.checkpoint.max_shard_size * 10**9), form)
     size = sum(path.stat().st_size for path in written)
-    say(f"weights: {len(types):,} tensors, {size / 1e9:.3g} GB, files: {len(written)}")
-    _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), "torch_dtype": usual})
+    say(f"weights: {len(weights.shapes):,} tensors, {size / 1e9:.3g} GB, files: {len(written)}")
+    quantized = {CONFIG_KEY: form.config(in_few_bits)} if form else {}
+    _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), "torch_dtype": usual, **quantized})
     _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, weights.config))
     difference = measure(folder)
     say(f"logits beside the trained model's: {difference}")
     return {
         **_shape_facts(weights.config),
         "stored as": ", ".join(f"{name} ({count:,} tensors)" for name, count in counts.most_common()),
+        **({"linear weights": str(form)} if form else {}),
         "logits beside the trained model's": difference,
     }
 

@@ -19,6 +19,8 @@ from erniekit.model.generation import check_prompt, generate, length_limit, stre
 from erniekit.model.sampling import Sampling
 from erniekit.parameters.generation import GenerationParameters
 from erniekit.runners.adapters import base_folder
+from erniekit.runners.quantization import base_of_adapters
+from erniekit.runners.trained_model import run_parameters
 
 ROWS_AT_ONCE = 64  # prompts that are answered together: bounds the memory of keys and values
 
@@ -77,7 +79,8 @@ class ChatModel:
         has_tokenizer = adapters is not None and any((adapters / name).is_file() for name in TOKENIZER_FILES)
         tokenizer = load_tokenizer(adapters if adapters and has_tokenizer else folder)
         weights = None if random_weights else folder
-        decoder = build_model(ModelConfig.from_folder(folder), weights, adapters=adapters, seed=seed)
+        base = base_of_adapters(run_parameters(adapters)) if adapters else None
+        decoder = build_model(ModelConfig.from_folder(folder), weights, adapters=adapters, seed=seed, quantization=base)
         return cls(decoder, tokenizer, chat_template(tokenizer))
 
     def answer(self, prompts: Sequence[str], sampling: Sampling, *, system: str = "", raw: bool = False) -> list[str]:

@@ -76,7 +76,7 @@ def find_trained_model(named: Path, config: Config) -> TrainedModel:
     else:
         raise ConfigurationError(f"{named}: there is no such file or folder")
     _check_complete(folder, named)
-    parameters = _parameters(folder)
+    parameters = run_parameters(folder)
     start = str(parameters.get("model_name_or_path") or "")
     if is_adapter_folder(folder):
         base = base_folder(folder)
@@ -117,7 +117,8 @@ def _check_complete(folder: Path, named: Path) -> None:
         raise CheckpointError(f"{folder}: the weights are not those that were written: {'; '.join(damaged[:5])}")
 
 
-def _parameters(folder: Path) -> Mapping[str, Any]:
+def run_parameters(folder: Path) -> Mapping[str, Any]:
+    """The parameters of the run that left this folder; empty where they are unknown. Raises ModelFileError."""
     path = folder / PARAMETERS_FILE
     if not path.is_file():
         return {}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +14,10 @@ from erniekit.errors import ModelFileError
 from erniekit.model.adapters.files import read_adapters
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.storage.precision import STORED_TYPES, to_stored
-from erniekit.model.storage.safetensors_file import StoredTensor
 from erniekit.model.storage.shards import weight_files, write_weight_files
 from erniekit.model.storage.weight_layouts import open_weights
+from erniekit.runners.quantization import base_of_adapters, rounded_base
+from erniekit.runners.quantized_export import StoredForm, linear_weights, tensors_in_files
 from erniekit.runners.trained_model import TrainedModel
 
 TYPE_NAMES = {stored: name for name, stored in STORED_TYPES.items()}
@@ -38,7 +40,7 @@ class TrainedWeights:
 
 
 def open_trained_weights(model: TrainedModel) -> TrainedWeights:
-    """The weights of a trained model, adapters merged; nothing but headers is read yet.
+    """The weights of a trained model, adapters merged onto what their base was for them; only headers are read yet.
 
     Raises:
         ModelFileError: files are missing or damaged, or do not fit `config.json`.
@@ -47,8 +49,13 @@ def open_trained_weights(model: TrainedModel) -> TrainedWeights:
     shapes, stored = config.weight_shapes(), open_weights(config, model.model_folder)
     if not model.is_adapter:
         return TrainedWeights(config, shapes, lambda: ((name, stored.read(name)) for name in shapes))
-    merge = read_adapters(model.folder, shapes).merge
-    return TrainedWeights(config, shapes, lambda: ((name, merge(name, stored.read(name))) for name in shapes))
+    merge, base = read_adapters(model.folder, shapes).merge, base_of_adapters(model.parameters)
+
+    def read(name: str) -> np.ndarray:
+        values = stored.read(name)
+        return merge(name, values if base is None else rounded_base(base, name, values))
+
+    return TrainedWeights(config, shapes, lambda: ((name, read(name)) for name in shapes))
 
 
 def stored_types(names: Sequence[str], reference: Mapping[str, str], dtype: str | None) -> dict[str, str]:
@@ -64,11 +71,30 @@ def stored_types(names: Sequence[str], reference: Mapping[str, str], dtype: str 
     return {name: "F32" if _is_router(name) else usual if dtype else known.get(name, usual) for name in names}
 
 
-def write_weights(folder: Path, weights: TrainedWeights, types: Mapping[str, str], max_shard_bytes: int) -> list[Path]:
-    """Round every tensor once to its type and write it; a tensor at a time is in memory."""
-    tensors = {name: StoredTensor(types[name], shape) for name, shape in weights.shapes.items()}
-    contents = ((name, _rounded(name, values, types[name])) for name, values in weights.read())
-    return write_weight_files(folder, tensors, contents, max_shard_bytes, {"format": "pt"})
+def write_weights(
+    folder: Path,
+    weights: TrainedWeights,
+    types: Mapping[str, str],
+    max_shard_bytes: int,
+    form: StoredForm | None = None,
+) -> list[Path]:
+    """Round every tensor once to its type and write it; a tensor at a time is in memory.
+
+    Args:
+        form: of linear weights; None: theirs is among the types.
+    """
+    linears = linear_weights(weights.shapes) if form else {}
+
+    def contents() -> Iterator[tuple[str, Iterable[Any]]]:
+        for name, values in weights.read():
+            if form and name in linears:
+                parts = zip(form.tensors(name, linears[name]), form.values(name, values), strict=True)
+                yield from ((part, [np.ascontiguousarray(stored).data]) for part, stored in parts)
+            else:
+                yield name, _rounded(name, values, types[name])
+
+    tensors = tensors_in_files(weights.shapes, types, form)
+    return write_weight_files(folder, tensors, contents(), max_shard_bytes, {"format": "pt"})
 
 
 def _rounded(name: str, values: np.ndarray, stored: str) -> Iterator[memoryview]:

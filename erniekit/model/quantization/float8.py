@@ -9,8 +9,9 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
 import paddle
+
+from erniekit.model.quantization.hadamard import hadamard
 
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
 DTYPES = {"e4m3": paddle.float8_e4m3fn, "e5m2": paddle.float8_e5m2}
@@ -47,15 +48,6 @@ def encode(x: paddle.Tensor, form: str, largest: paddle.Tensor) -> Float8:
 def largest_of(x: paddle.Tensor) -> paddle.Tensor:
     """The largest absolute value, 0-d float32; 0 of an empty tensor."""
     return x.abs().max().astype("float32") if x.size else paddle.zeros([])
-
-
-@cache
-def hadamard(size: int) -> np.ndarray:
-    """The orthogonal, symmetric matrix [size, size] of +-1 / sqrt(size) (Sylvester's); `size` is a power of two."""
-    matrix = np.ones((1, 1))
-    while len(matrix) < size:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return (matrix / np.sqrt(size)).astype(np.float32)
 
 
 def rotate(x: paddle.Tensor, block: int) -> paddle.Tensor:

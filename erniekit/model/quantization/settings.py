@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from erniekit.model.placement import placement
 from erniekit.model.quantization.formats import INT4, INT8, NF4, Format
@@ -43,7 +42,7 @@ class Fp8:
     hadamard_block: int = 32
     apply_online_actscale_step: int = 200
     actscale_moving_rate: float = 0.01
-    fp8_format_type: Literal["hybrid", "e4m3"] = "hybrid"
+    fp8_format_type: str = "hybrid"
     quant_input_grad: bool = False
     quant_weight_grad: bool = False
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),  # the upper half of a float32; widened on reading
+    "F8_E4M3": np.dtype("u1"),  # its code; widened on reading
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
     "I16": np.dtype("<i2"),
@@ -30,7 +32,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items() if name != "BF16"}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items() if name not in ("BF16", "F8_E4M3")}
 _BITS = {name: 8 * dtype.itemsize for name, dtype in _DTYPES.items()} | {
     "C64": 64, "U64": 64, "U32": 32, "U16": 16,
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
@@ -95,7 +97,7 @@ class SafetensorsFile:
                 yield block
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor's values; bfloat16 comes as float32 (exact), everything else in its own type.
+        """One tensor's values; bfloat16 and e4m3 come as float32 (exact), everything else in its own type.
 
         Raises:
             ModelFileError: the tensor has a type that NumPy cannot hold, such as an 8-bit float.
@@ -133,6 +135,8 @@ class SafetensorsFile:
         values = np.fromfile(self.path, dtype, stop - start, offset=offset)
         if values.size < stop - start:
             raise ModelFileError(f"{self.path}: {name}: the file ends early; it was cut while being read")
+        if entry["dtype"] == "F8_E4M3":
+            return float8_values()[values]
         if entry["dtype"] != "BF16":
             return values
         wide = values.astype(np.uint32)
@@ -147,6 +151,16 @@ class SafetensorsFile:
             raise ModelFileError(f"{self.path}: {name}: the header entry {entry!r} cannot be read") from None
         if not fits:
             raise ModelFileError(f"{self.path}: {name}: the byte range does not fit the shape or the file; truncated?")
+
+
+@cache
+def float8_values() -> np.ndarray:
+    """What every byte stands for in e4m3, float32 [256]; all ones but for the sign is not-a-number."""
+    codes = np.arange(256)
+    exponent, fraction = codes >> 3 & 15, codes & 7
+    magnitude = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
+    magnitude[codes & 127 == 127] = np.nan
+    return np.where(codes < 128, magnitude, -magnitude).astype(np.float32)
 
 
 def _not_safetensors(path: Path, size: int) -> str:

@@ -20,7 +20,9 @@ import numpy as np
 
 from erniekit.errors import ModelFileError
 from erniekit.model.configuration import CONFIG_FILE, ModelConfig
+from erniekit.model.storage.float8_tensors import Float8Tensor, with_float8_weights
 from erniekit.model.storage.model_folder import refuse_half_written
+from erniekit.model.storage.packed_tensors import CONFIG_KEY, PackedTensor, with_packed_weights
 from erniekit.model.storage.safetensors_file import SafetensorsFile
 from erniekit.model.storage.shards import listed, open_weight_files
 
@@ -33,6 +35,7 @@ _LINEAR = re.compile(r"(_proj(\.\d+)?|\.mlp\.gate)\.weight$")
 _FUSED_PART = re.compile(r"(?P<path>.*\.)(?P<linear>[qkv]_proj|gate_proj|up_proj)\.(?P<kind>weight|bias)$")
 _CORRECTION = re.compile(r"\.e_score_correction_bias$")
 _PREDICTION = re.compile(r"\.mtp_(block|emb_norm|hidden_norm|linear_proj)\.")
+WeightFile = SafetensorsFile | PackedTensor | Float8Tensor
 _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")  # stored by older programs; follows from the configuration
 
 
@@ -81,7 +84,7 @@ class Place(NamedTuple):
 class StoredWeights:
     """The weights of a folder under their Hugging Face names, whatever the layout of the files."""
 
-    def __init__(self, layout: Layout, files: Mapping[str, SafetensorsFile], places: Mapping[str, Place]) -> None:
+    def __init__(self, layout: Layout, files: Mapping[str, WeightFile], places: Mapping[str, Place]) -> None:
         self.layout, self._files, self._places = layout, files, places
 
     def dtype(self, name: str) -> str:
@@ -143,7 +146,8 @@ def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
     """
     folder = Path(folder)
     refuse_half_written(folder)
-    files = open_weight_files(folder)
+    quantized = config.other_keys.get(CONFIG_KEY)
+    files = with_float8_weights(with_packed_weights(open_weight_files(folder), quantized), quantized)
     shapes = {name: file.shape(name) for name, file in files.items() if not _COMPUTED.search(name)}
     formats = {file.metadata.get("format", "") for file in files.values()}
     layout = find_layout(config, shapes, formats, where=str(folder))
@@ -250,7 +254,7 @@ def _misfits(
     config: ModelConfig,
     places: Mapping[str, Place],
     shapes: Mapping[str, tuple[int, ...]],
-    files: Mapping[str, SafetensorsFile],
+    files: Mapping[str, WeightFile],
 ) -> list[str]:
     expected = {place.stored: place.shape for place in places.values() if place.stored}
     if config.tie_word_embeddings and HEAD in shapes:
@@ -269,7 +273,7 @@ def of_prediction(name: str) -> bool:
     return _PREDICTION.search(name) is not None
 
 
-def _untied_head(head: SafetensorsFile, embedding: SafetensorsFile, embedding_name: str) -> list[str]:
+def _untied_head(head: WeightFile, embedding: WeightFile, embedding_name: str) -> list[str]:
     """A problem if the two stored tensors differ."""
     blocks = embedding.row_blocks(embedding_name)
     if all(np.array_equal(values, head.rows(HEAD, rows.start, rows.stop)) for rows, values in blocks):

@@ -6,7 +6,8 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit.model.quantization.float8 import LARGEST, encode, hadamard, largest_of, rotate
+from erniekit.model.quantization.float8 import LARGEST, encode, largest_of, rotate
+from erniekit.model.quantization.hadamard import hadamard
 
 SHAPES = {"e4m3": (3, -6), "e5m2": (2, -14)}  # bits of fraction, least exponent
 

@@ -12,8 +12,9 @@ from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.model.builder import build_model
 from erniekit.model.linear import Linear
 from erniekit.model.quantization import float8, fp8
-from erniekit.model.quantization.float8 import LARGEST, encode, hadamard
+from erniekit.model.quantization.float8 import LARGEST, encode
 from erniekit.model.quantization.fp8 import compute_in_fp8, read_averages, write_averages
+from erniekit.model.quantization.hadamard import hadamard
 from erniekit.model.quantization.settings import Fp8
 from erniekit.model.randomness import Randomness
 from erniekit.model.recompute import Recompute
