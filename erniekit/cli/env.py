@@ -87,6 +87,8 @@ def _capabilities() -> dict[str, str]:
     gpu = has_flashmask_kernel()
     return {
         "attention": "FlashMask kernel of the GPU" if gpu else "exact CPU equivalent of FlashMask, by documents",
-        "training precision": "fp32" if not gpu else "fp32, with attention in bf16 (never run by us on a GPU)",
-        "bf16, fp16": "not available yet" if gpu else "no effect on a CPU: fp32 runs",
+        "training precision": "fp32"
+        if not gpu
+        else "fp32 with attention in bf16, bf16, fp16 (never run by us on a GPU)",
+        "bf16, fp16": "with bf16: true or fp16: true" if gpu else "no effect on a CPU: fp32 runs",
     }

@@ -7,11 +7,12 @@ import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
 from erniekit.model.autograd import apply, given, needed
+from erniekit.model.kernels import fused, fused_swiglu
 
 
 def swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
     """silu(gate) * up, elementwise, for two tensors of one shape."""
-    return apply(_SwiGLU, gate, up)
+    return fused_swiglu(gate, up) if fused().swiglu else apply(_SwiGLU, gate, up)
 
 
 class _SwiGLU(PyLayer):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal, Protocol
 
 import paddle
-import paddle.nn.functional as F
 from paddle import nn
 
+from erniekit.model import kernels
 from erniekit.model.tensor_slice import WHOLE, TensorSlice
 
 ZEROS = nn.initializer.Constant(0.0)  # weights are always set by the builder; drawing random ones here is wasted
@@ -77,7 +77,7 @@ class Linear(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         bias = None if self.sums else self.bias
         if self.product is None:
-            output = F.linear(x, self.weight, bias)
+            output = kernels.linear(x, self.weight, bias)
         else:
             output = self.product(x, self)
             output = output if bias is None else output + bias

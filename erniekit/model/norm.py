@@ -6,7 +6,8 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from erniekit.model.autograd import apply
+from erniekit.model.autograd import apply, as_given
+from erniekit.model.kernels import fused, fused_rms_norm
 
 
 class RMSNorm(nn.Layer):
@@ -25,6 +26,9 @@ def rms_norm(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float) -> paddle.
     """RMSNorm of x [..., H] with weight [H]; the gradient keeps x and one number per row."""
     if x.dtype != weight.dtype:
         x = x.astype(weight.dtype)  # 16-bit states; weights of norms are float32
+    if fused().rms_norm:
+        with as_given():
+            return fused_rms_norm(x, weight, epsilon)
     return apply(_RMSNormFunction, x, weight, epsilon)
 
 

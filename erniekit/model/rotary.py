@@ -14,7 +14,8 @@ import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
-from erniekit.model.autograd import apply
+from erniekit.model.autograd import apply, as_given
+from erniekit.model.kernels import fused, fused_rotation
 from erniekit.model.rope_scaling import Frequencies
 
 
@@ -46,6 +47,9 @@ def rotary_tables(
 
 def rotate(x_TND: paddle.Tensor, tables: RotaryTables) -> paddle.Tensor:
     """Turn the pairs of every head."""
+    if fused().rope:
+        with as_given():
+            return fused_rotation(x_TND, tables.cos[:, 0], tables.sin[:, 0], tables.interleaved)
     return apply(_Rotate, x_TND, tables)
 
 

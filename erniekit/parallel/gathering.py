@@ -48,6 +48,8 @@ class Gathered:
         """The whole tensor on the first rank, None on the others."""
         givers, rank = self._givers(name), self._mesh.rank
         own = self._own.read(name) if name in self._own.shapes else None
+        if own is not None and own.element_size() == 2:
+            own = own.astype(self._dtype)  # 16-bit weights
         if rank != WRITER:
             if rank in givers:
                 assert own is not None

@@ -139,20 +139,6 @@ class Config:
             lines.append(f"`{name}: {shown(self[name])}` ({self.origin(name)}) has no effect on a CPU{tail}")
         return lines
 
-    def refuse_unavailable_on_gpu(self) -> None:
-        """For a runner that finds itself on a GPU with `device: auto`.
-
-        Raises:
-            ConfigurationError: the user asked for GPU machinery that this version does not have.
-        """
-        lines = [
-            f"{self.origin(item.name)}: `{item.name}`: is not available yet on a GPU, it needs {item.coming}; "
-            "remove it, or `device: cpu`"
-            for item in self._asked_of_a_gpu()
-        ]
-        if lines:
-            raise ConfigurationError("\n".join(lines))
-
     def _asked_of_a_gpu(self) -> list[Parameter]:
         values = {name: self[name] for name in PARAMETERS}
         return [

@@ -173,8 +173,7 @@ def parameter(
         required_for: verbs that cannot run without a value.
         available: the values that this version can honour, where it cannot honour all; others are refused.
         coming: the machinery that the refused values wait for.
-        gpu_only: any value but the default changes nothing on a CPU, which is reported, and is refused on a GPU
-            until the machinery in `coming` is there.
+        gpu_only: any value but the default changes nothing on a CPU, which is reported.
         wrong_type: an explanation added to the message about a value of the wrong type.
         example: a value worth showing; default the default.
     """

@@ -8,7 +8,6 @@ from erniekit.parameters.declaration import parameter, section, shorthand, when
 from erniekit.parameters.values import WORDS
 
 MIXED = (when("bf16"), when("fp16"))
-COMING = "mixed precision on a GPU"
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,6 @@ class PrecisionParameters:
         "Compute in bfloat16, which has the range of float32 and 8 bits of precision.",
         excludes=("fp16",),
         gpu_only=True,
-        coming=COMING,
         example=True,
     )
     fp16: bool = parameter(
@@ -29,7 +27,6 @@ class PrecisionParameters:
         "`scale_loss`).",
         excludes=("bf16",),
         gpu_only=True,
-        coming=COMING,
     )
     fp16_opt_level: str = parameter(
         "O1",
@@ -38,7 +35,6 @@ class PrecisionParameters:
         choices=("O1", "O2"),
         needs=MIXED,
         gpu_only=True,
-        coming=COMING,
     )
     scale_loss: int = parameter(
         2**15,
@@ -47,7 +43,6 @@ class PrecisionParameters:
         minimum=1,
         needs=when("fp16"),
         gpu_only=True,
-        coming=COMING,
         example="2 ** 13",
     )
     amp_custom_white_list: tuple[str, ...] = parameter(
@@ -56,7 +51,6 @@ class PrecisionParameters:
         kind=WORDS,
         needs=MIXED,
         gpu_only=True,
-        coming=COMING,
         example="lookup_table flash_attn matmul",
     )
     amp_custom_black_list: tuple[str, ...] = parameter(
@@ -65,7 +59,6 @@ class PrecisionParameters:
         kind=WORDS,
         needs=MIXED,
         gpu_only=True,
-        coming=COMING,
         example="reduce_sum elementwise_div",
     )
     amp_master_grad: bool = parameter(
@@ -74,7 +67,6 @@ class PrecisionParameters:
         "nothing.",
         needs=when("fp16_opt_level", "O2"),
         gpu_only=True,
-        coming=COMING,
     )
 
 

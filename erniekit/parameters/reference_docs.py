@@ -94,7 +94,7 @@ def _bounds(parameter: Parameter) -> str:
 
 def _not_available(parameter: Parameter) -> str:
     if parameter.available is None:
-        return f"on a GPU ({parameter.coming})" if parameter.coming else ""
+        return ""
     if not parameter.available:
         return f"any value ({parameter.coming})"
     allowed = ", ".join(f"`{shown(value)}`" for value in parameter.available)

@@ -137,10 +137,6 @@ def _refuse_or_report(draft: Draft, parameter: Parameter) -> None:
         mend = f"write {shown(parameter.available[0])}" if parameter.available else "remove it"
         mend = f"change `{place.alias}`" if place and place.alias else mend
         draft.problem(name, f"{shown(draft[name])} is not available yet, it needs {parameter.coming}", mend)
-    elif parameter.gpu_only and draft["device"].startswith("gpu"):
-        draft.problem(
-            name, f"is not available yet on a GPU, it needs {parameter.coming}", "remove it, or `device: cpu`"
-        )
 
 
 def _serves(draft: Draft, name: str) -> set[str]:

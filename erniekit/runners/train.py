@@ -35,6 +35,7 @@ from erniekit.runners.data_wiring import (
 )
 from erniekit.runners.evaluate import answering
 from erniekit.runners.layout import divided_training, join_ranks, own_place
+from erniekit.runners.precision import first_loss_scale
 from erniekit.runners.reading import known_to_all, reader_of, reads_data
 from erniekit.runners.wiring import (
     Say,
@@ -138,6 +139,7 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
             evaluation_plan=held_out_plan,
             callbacks=_callbacks(config, output_dir) if ranks.is_first else (),
             ranks=ranks,
+            first_loss_scale=first_loss_scale(config),
             read=lambda first, stop: prefetch(plan, first, workers, stop),
             describe_sample=dataset.location,
             describe_evaluation_sample=str if held_out is None else held_out.location,

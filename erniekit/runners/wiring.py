@@ -23,6 +23,7 @@ from erniekit.runners.checks import (
 )
 from erniekit.runners.hub_cache import chosen_hub
 from erniekit.runners.hubs import find_model_folder
+from erniekit.runners.precision import choose_kernels, compute_as_asked
 from erniekit.runners.quantization import quantization_from
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def select_device(config: Config, say: Say = print) -> str:
         "cpu" or "gpu:<n>".
 
     Raises:
-        ConfigurationError: no such device, or GPU machinery that is not available yet.
+        ConfigurationError: no such device.
     """
     from erniekit.model.device import use_device
 
@@ -52,8 +53,7 @@ def select_device(config: Config, say: Say = print) -> str:
     if device == "cpu":
         for line in config.without_effect_on_cpu():
             say(line)
-    else:
-        config.refuse_unavailable_on_gpu()
+    choose_kernels(config, say)
     return device
 
 
@@ -197,6 +197,7 @@ def open_model(
         **model_division(config, model_config, mesh or ALONE),
         log=say,
     )
+    compute_as_asked(config, model, say)
     if model.part.last:
         model.head.keeps_cut = config.distributed.tensor_parallel_output
     return model

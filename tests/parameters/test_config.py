@@ -316,7 +316,6 @@ def test_bf16_on_a_cpu_is_reported_not_refused() -> None:
         "`bf16: true` (compute_type (given values)) has no effect on a CPU: fp32 runs",
     ]
     assert load().without_effect_on_cpu() == []
-    load().refuse_unavailable_on_gpu()
 
 
 def test_preview_takes_a_training_configuration_without_comment() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from erniekit.errors import ConfigurationError
 from erniekit.parameters import Config
 from erniekit.parameters.declaration import Alias, Parameter, Rule, Section
 from erniekit.parameters.json_schema import exact_schema, structural_problems, value_schema
@@ -50,7 +49,7 @@ def test_parameter_is_fully_declared(parameter: Parameter) -> None:
     assert set(parameter.required_for) <= set(parameter.verbs)
     assert {need.name for need in parameter.needs} <= set(PARAMETERS)
     assert set(parameter.excludes) <= set(PARAMETERS)
-    assert bool(parameter.coming) == (parameter.available is not None or parameter.gpu_only)
+    assert bool(parameter.coming) == (parameter.available is not None)
 
 
 @every_parameter
@@ -102,16 +101,14 @@ def test_value_that_is_not_available_is_refused(parameter: Parameter) -> None:
 
 
 @parameters_where(lambda parameter: parameter.gpu_only)
-def test_gpu_parameter_is_refused_on_a_gpu_and_reported_on_a_cpu(parameter: Parameter) -> None:
+def test_gpu_parameter_is_accepted_for_a_gpu_and_reported_on_a_cpu(parameter: Parameter) -> None:
     values = {parameter.name: another_value(parameter)}
     values |= {need.name: fulfil(need) for need in parameter.needs[:1]}
     if "fp16_opt_level" in values:
         values["bf16"] = True
-    assert "not available yet on a GPU" in problems(**values, device="gpu:0")
+    load(**values, device="gpu:0")
     config = load(**values)
     assert any(line.startswith(f"`{parameter.name}:") for line in config.without_effect_on_cpu())
-    with pytest.raises(ConfigurationError, match="not available yet on a GPU"):
-        config.refuse_unavailable_on_gpu()
 
 
 @parameters_where(has_no_effect_by_default)

@@ -1,0 +1,74 @@
+"""Paddle's fused GPU kernels in the place of our own functions, where the user asks for them (`fuse_...`).
+
+The choice is one of the process, as the device is. On a CPU Paddle has none of them: our functions run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import paddle
+import paddle.incubate.nn.functional as fused_functions
+import paddle.nn.functional as F
+
+
+@dataclass(frozen=True)
+class FusedKernels:
+    """Which of them run."""
+
+    rope: bool = False
+    linear: bool = False
+    rms_norm: bool = False
+    swiglu: bool = False
+
+    def __str__(self) -> str:
+        return ", ".join(field.name for field in fields(self) if getattr(self, field.name)) or "none"
+
+
+_chosen = FusedKernels()
+
+
+def use_fused_kernels(wanted: FusedKernels) -> FusedKernels:
+    """Compute with these from now on; returns those that the current device has."""
+    global _chosen
+    _chosen = wanted if paddle.get_device().startswith("gpu") else FusedKernels()
+    return _chosen
+
+
+def fused() -> FusedKernels:
+    """What was chosen last."""
+    return _chosen
+
+
+def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
+    """x W + b. Without a bias there is nothing to fuse."""
+    if _chosen.linear and bias is not None:
+        return fused_functions.fused_linear(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def fused_rms_norm(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float) -> paddle.Tensor:
+    """`norm.rms_norm` of x [..., H]."""
+    return fused_functions.fused_rms_norm_ext(x, weight, epsilon)[0]
+
+
+def fused_swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
+    """`activation.swiglu`."""
+    return F.swiglu(gate, up)
+
+
+def fused_rotation(
+    x_TND: paddle.Tensor, cos_TD: paddle.Tensor, sin_TD: paddle.Tensor, interleaved: bool
+) -> paddle.Tensor:
+    """`rotary.rotate`, with the angles of each token in the place of a position: all tokens are one row.
+
+    In float32 whatever the model's precision, as `rotary` has it.
+    """
+    tokens, _, size = x_TND.shape
+    turned, _, _ = fused_functions.fused_rotary_position_embedding(
+        x_TND.astype("float32").unsqueeze(0),
+        sin=sin_TD.reshape([1, tokens, 1, size]),
+        cos=cos_TD.reshape([1, tokens, 1, size]),
+        use_neox_rotary_style=interleaved,  # Paddle's word for pairs of neighbours
+    )
+    return turned.squeeze(0).astype(x_TND.dtype)

@@ -1,0 +1,66 @@
+"""Sections 1.7 and 1.8 on a GPU: its kernels, and in how many bits it computes. `select_device` tells what a CPU lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from erniekit.errors import ConfigurationError
+from erniekit.parameters import Config
+
+if TYPE_CHECKING:
+    from erniekit.model.decoder import Decoder
+    from erniekit.model.mixed_precision import MixedPrecision
+
+
+def choose_kernels(config: Config, say: Callable[[str], None]) -> None:
+    """Compute with Paddle's fused kernels where the configuration asks for them and the device has them."""
+    from erniekit.model.kernels import FusedKernels, use_fused_kernels
+
+    section = config.acceleration
+    chosen = use_fused_kernels(
+        FusedKernels(section.fuse_rope, section.fuse_linear, section.fuse_rms_norm, section.fuse_swiglu)
+    )
+    if chosen != FusedKernels():
+        say(f"fused kernels: {chosen}")
+
+
+def mixed_precision(config: Config) -> MixedPrecision | None:
+    """What section 1.8 asks of the current device; None where it computes in float32.
+
+    Raises:
+        ConfigurationError: 16-bit weights whose optimizer is divided among ranks.
+    """
+    import paddle
+
+    from erniekit.model.mixed_precision import MixedPrecision
+
+    section = config.precision
+    if not (section.bf16 or section.fp16) or not paddle.get_device().startswith("gpu"):
+        return None
+    if section.fp16_opt_level == "O2" and config.distributed.sharding_parallel_degree > 1:
+        raise ConfigurationError(
+            "fp16_opt_level: O2 keeps float32 copies of weights, which are not divided with sharding yet.\n"
+            "  Write fp16_opt_level: O1, or sharding_parallel_degree: 1."
+        )
+    return MixedPrecision(
+        "bfloat16" if section.bf16 else "float16",
+        "O2" if section.fp16_opt_level == "O2" else "O1",
+        section.amp_custom_white_list,
+        section.amp_custom_black_list,
+        section.amp_master_grad,
+    )
+
+
+def compute_as_asked(config: Config, model: Decoder, say: Callable[[str], None]) -> None:
+    """Make a model compute in 16 bits where the configuration asks for it and the device is a GPU."""
+    precision = mixed_precision(config)
+    if precision is not None:
+        precision.apply_to(model)
+        say(f"mixed precision: {precision}")
+
+
+def first_loss_scale(config: Config) -> float | None:
+    """`scale_loss` where the run computes in float16."""
+    precision = mixed_precision(config)
+    return float(config.precision.scale_loss) if precision is not None and precision.dtype == "float16" else None

@@ -1,0 +1,57 @@
+"""What sections 1.7 and 1.8 become on a GPU, and that a CPU reports them and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import paddle
+import pytest
+
+from erniekit.errors import ConfigurationError
+from erniekit.model.kernels import FusedKernels
+from erniekit.model.mixed_precision import MixedPrecision
+from erniekit.parameters import Config
+from erniekit.runners.precision import choose_kernels, first_loss_scale, mixed_precision
+
+ASKED: dict[str, Any] = {
+    "fp16": True, "fp16_opt_level": "O2", "scale_loss": 4096, "amp_custom_white_list": "lookup_table matmul",
+    "amp_custom_black_list": "reduce_sum", "amp_master_grad": True,
+    "fuse_rope": True, "fuse_linear": True, "fuse_rms_norm": True, "fuse_swiglu": True,
+}  # fmt: skip
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paddle, "get_device", lambda: "gpu:0")
+
+
+def test_every_parameter_arrives_on_a_gpu(
+    make_config: Callable[..., Config], on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(**ASKED)
+    assert mixed_precision(config) == MixedPrecision("float16", "O2", ("lookup_table", "matmul"), ("reduce_sum",), True)
+    assert first_loss_scale(config) == 4096.0
+    wide = make_config(bf16=True, scale_loss=4096)
+    assert mixed_precision(wide) == MixedPrecision("bfloat16") and first_loss_scale(wide) is None
+    assert mixed_precision(make_config()) is None
+    monkeypatch.setattr("erniekit.model.kernels._chosen", FusedKernels())
+    lines: list[str] = []
+    choose_kernels(config, lines.append)
+    assert lines == ["fused kernels: rope, linear, rms_norm, swiglu"]
+
+
+def test_16_bit_weights_are_not_divided_with_their_optimizer(
+    make_config: Callable[..., Config], on_a_gpu: None
+) -> None:
+    config = make_config(bf16=True, fp16_opt_level="O2", sharding="stage1", sharding_parallel_degree=2)
+    with pytest.raises(ConfigurationError, match="fp16_opt_level: O2"):
+        mixed_precision(config)
+
+
+def test_a_cpu_reports_each_and_changes_no_loss(train: Callable[..., Any]) -> None:
+    plain, asked = train(), train(**ASKED, device="cpu")
+    assert asked.losses == plain.losses
+    for name in ASKED:
+        assert f"`{name}: " in asked.said, name
+    assert "mixed precision:" not in asked.said and "fused kernels:" not in asked.said
