@@ -182,6 +182,6 @@ def unavailable_values(family: Family, values: Mapping[str, Any]) -> list[str]:
     if quantized is not None and (not isinstance(quantized, dict) or quantized.get("format") not in _STORED_FORMATS):
         shown = quantized.get("format") or quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         problems.append(
-            f"quantization_config: weights as {shown!r} cannot be read; of formats there are {', '.join(_STORED_FORMATS)}"
+            f"quantization_config: weights as {shown!r} cannot be read; formats: {', '.join(_STORED_FORMATS)}"
         )
     return problems

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.model.adapters.settings import LoraSettings, adapter_shapes
+from erniekit.model.adapters.settings import LoraSettings, adapter_shapes, linear_shapes
 from erniekit.model.configuration import ModelConfig
+from erniekit.model.quantization.settings import WeightOnly
 from erniekit.parallel.rank_share import EMBEDDING, on_stage, values_on_rank
 from erniekit.parallel.schedule import runs_in_flight
 from erniekit.parallel.stages import layer_runs, stage_layers
@@ -62,6 +63,7 @@ class Workload:
         reference_copy: a second, frozen model is there as well.
         adapters: what is trained beside frozen weights; None: all weights are trained.
         sharding: 0; or what a sharding group divides: 1 optimizer states, 2 gradients, too, 3 parameters, too.
+        weight_only: how linear layers keep their frozen weights; None: as floats.
     """
 
     batch_size: int
@@ -76,6 +78,7 @@ class Workload:
     reference_copy: bool = False
     adapters: LoraSettings | None = None
     sharding: int = 0
+    weight_only: WeightOnly | None = None
     formats: Formats = FLOAT32_ON_CPU
 
     @property
@@ -100,14 +103,16 @@ def training_memory(
     runs = runs or layer_runs(model.num_hidden_layers, topology)
     formats = work.formats
     weights, trained = _held_values(model, work, topology, runs, stage)
+    packed, made_dense = _packed_weights(model, work, topology, runs, stage)
     shards = [topology.sharding if work.sharding >= level else 1 for level in (1, 2, 3)]
     kept, working = _Layers(model, work, topology).stage_values(runs, stage)
     head_kept, head_working = _head_values(model, work, topology, stage)
-    workspace = max(working, head_working, _embedding_gradient(model, work, topology, stage)) * formats.activations
+    working = max(working + made_dense, head_working, _embedding_gradient(model, work, topology, stage))
+    workspace = working * formats.activations
     rows = work.batch_size * work.max_seq_len**2
     memory = {
-        "parameters": weights * formats.weights // shards[2],
-        "reference": weights * formats.weights if work.reference_copy else 0,
+        "parameters": weights * formats.weights // shards[2] + packed,
+        "reference": weights * formats.weights + packed if work.reference_copy else 0,
         "gradients": trained * formats.gradients // shards[1],
         "optimizer": trained * (formats.master + formats.moments) // shards[0],
         "activations": kept * formats.activations,
@@ -127,14 +132,34 @@ def tensor_bytes(memory: dict[str, int]) -> int:
 def _held_values(
     model: ModelConfig, work: Workload, topology: Topology, runs: list[range], stage: int
 ) -> tuple[int, int]:
-    """How many values of parameters a rank of the stage has, and how many of them it trains."""
+    """How many values of parameters a rank of the stage has, and how many of them it trains; without packed ones."""
     shapes = model.weight_shapes()
-    weights = values_on_rank(on_stage(shapes, model, topology, runs, stage), topology)
+    packed = _packed_shapes(model, work)
+    plain = {name: shape for name, shape in shapes.items() if name not in packed}
+    weights = values_on_rank(on_stage(plain, model, topology, runs, stage), topology)
     if work.adapters is None:
         return weights, weights
     adapters = on_stage(adapter_shapes(shapes, work.adapters), model, topology, runs, stage)
     trained = values_on_rank(adapters, topology)
     return weights + trained, trained
+
+
+def _packed_shapes(model: ModelConfig, work: Workload) -> dict[str, tuple[int, int]]:
+    linears = linear_shapes(model.weight_shapes()) if work.weight_only else {}
+    return {f"{path}.weight": shape for path, shape in linears.items()}
+
+
+def _packed_weights(
+    model: ModelConfig, work: Workload, topology: Topology, runs: list[range], stage: int
+) -> tuple[int, int]:
+    """The bytes of weights in few bits, and how many values the largest of them has, which is made dense at a time."""
+    packed = on_stage(_packed_shapes(model, work), model, topology, runs, stage)
+    if work.weight_only is None or not packed:
+        return 0, 0
+    form = work.weight_only.form
+    taken = {name: (form(name.removesuffix(".weight")).nbytes(*shape),) for name, shape in packed.items()}
+    largest = max(values_on_rank({name: shape}, topology) for name, shape in packed.items())
+    return values_on_rank(taken, topology), largest
 
 
 class _Layers:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from erniekit.errors import UserError
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.published import published_model
+from erniekit.model.quantization.settings import WeightOnly
 from erniekit.parallel.communication_estimate import step_bytes
 from erniekit.parallel.divisibility import check_divisible
 from erniekit.parallel.from_config import topology_from
@@ -23,6 +24,7 @@ from erniekit.parallel.simulation import run_costs, simulate
 from erniekit.parameters.dpo import reference_way
 from erniekit.runners.adapters import adapter_plan
 from erniekit.runners.hub_cache import local_model_folder
+from erniekit.runners.quantization import quantization_from
 
 if TYPE_CHECKING:
     from erniekit.parallel.topology import Topology
@@ -119,6 +121,7 @@ def divided_layers(config: Config, model: ModelConfig, topology: Topology) -> li
 def workload(config: Config, model: ModelConfig) -> Workload:
     """What of a configuration decides how much memory a rank takes."""
     adapters = adapter_plan(config, model)
+    quantization = quantization_from(config)
     way = reference_way(config.dpo, lora=config.lora.lora)
     budget = config.acceleration.batch_tokens
     rows = -(-budget // config.training.max_seq_len) if budget else config.training.per_device_train_batch_size
@@ -134,6 +137,7 @@ def workload(config: Config, model: ModelConfig) -> Workload:
         reference_copy=config.basic.stage == "DPO" and way == "copy",
         adapters=adapters.settings if adapters else None,
         sharding=SHARDING_LEVELS[config.distributed.sharding],
+        weight_only=quantization if isinstance(quantization, WeightOnly) else None,
         formats=number_formats(config),
     )
 

@@ -1,14 +1,10 @@
-"""From parameters to how linear layers keep their weights and compute their products. Needs no Paddle."""
+"""From parameters to how linear layers keep their weights and compute products. Needs neither Paddle nor NumPy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from erniekit.model.adapters.settings import linear_shapes
-from erniekit.model.quantization.codes import dequantize, quantize
 from erniekit.model.quantization.settings import WEIGHT_ONLY, Fp8, Quantization, WeightOnly
 from erniekit.parameters import Config
 
@@ -23,15 +19,6 @@ def base_of_adapters(parameters: Mapping[str, Any]) -> WeightOnly | None:
     """
     algorithm = parameters.get(PARAMETER)
     return WeightOnly(algorithm) if parameters.get("lora") and algorithm in WEIGHT_ONLY else None
-
-
-def rounded_base(settings: WeightOnly, name: str, values: np.ndarray) -> np.ndarray:
-    """What a weight of this Hugging Face name has been for adapters beside it; other weights as they are."""
-    path = name.removesuffix(".weight")
-    if values.ndim != 2 or path not in linear_shapes({name: values.shape}):
-        return values
-    form = settings.form(path)
-    return dequantize(quantize(values, form, name), form)
 
 
 def quantization_from(config: Config) -> Quantization | None:

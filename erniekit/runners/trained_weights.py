@@ -12,11 +12,14 @@ import numpy as np
 
 from erniekit.errors import ModelFileError
 from erniekit.model.adapters.files import read_adapters
+from erniekit.model.adapters.settings import linear_shapes
 from erniekit.model.configuration import ModelConfig
+from erniekit.model.quantization.codes import dequantize, quantize
+from erniekit.model.quantization.settings import WeightOnly
 from erniekit.model.storage.precision import STORED_TYPES, to_stored
 from erniekit.model.storage.shards import weight_files, write_weight_files
 from erniekit.model.storage.weight_layouts import open_weights
-from erniekit.runners.quantization import base_of_adapters, rounded_base
+from erniekit.runners.quantization import base_of_adapters
 from erniekit.runners.quantized_export import StoredForm, linear_weights, tensors_in_files
 from erniekit.runners.trained_model import TrainedModel
 
@@ -53,9 +56,18 @@ def open_trained_weights(model: TrainedModel) -> TrainedWeights:
 
     def read(name: str) -> np.ndarray:
         values = stored.read(name)
-        return merge(name, values if base is None else rounded_base(base, name, values))
+        return merge(name, values if base is None else _rounded_base(base, name, values))
 
     return TrainedWeights(config, shapes, lambda: ((name, read(name)) for name in shapes))
+
+
+def _rounded_base(settings: WeightOnly, name: str, values: np.ndarray) -> np.ndarray:
+    """What a weight of this Hugging Face name has been for adapters beside it; other weights as they are."""
+    path = name.removesuffix(".weight")
+    if values.ndim != 2 or path not in linear_shapes({name: values.shape}):
+        return values
+    form = settings.form(path)
+    return dequantize(quantize(values, form, name), form)
 
 
 def stored_types(names: Sequence[str], reference: Mapping[str, str], dtype: str | None) -> dict[str, str]:

@@ -193,3 +193,19 @@ def test_the_estimate_is_near_what_paddle_counts(case):
     estimate = training_memory(tiny_config(**shape), work)
     print(f"measured {measured / 1e6:,.0f} MB, estimated {tensor_bytes(estimate) / 1e6:,.0f} MB: {estimate}")
     assert tensor_bytes(estimate) == pytest.approx(measured, rel=0.12)
+
+
+@pytest.mark.parametrize("algorithm", ["weight_only_mix", "nf4"])
+def test_weights_in_few_bits_take_what_they_hold(algorithm: str) -> None:
+    from erniekit.model.builder import build_model
+    from erniekit.model.quantization.settings import WeightOnly
+    from erniekit.model.weights import packed_weights
+
+    experts = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 12, "moe_layer_start_index": 1}
+    config = tiny_config(model_type="ernie4_5_moe", **experts)
+    lora, settings = LoraSettings(rank=2, alpha=4.0), WeightOnly(algorithm)
+    work = Workload(batch_size=1, max_seq_len=16, adapters=lora, weight_only=settings)
+    decoder = build_model(config, None, lora=lora, quantization=settings)
+    plain = sum(4 * parameter.size for parameter in decoder.parameters())
+    held = plain + sum(weight.nbytes for weight in packed_weights(decoder).values())
+    assert training_memory(config, work)["parameters"] == held

@@ -15,8 +15,7 @@ from erniekit.runners.layout_plan import plan_layout
 
 COMMAND = re.compile(r"#   erniekit (validate (\S+) --world-size (\d+))$", re.MULTILINE)
 BYTES_OF_A_GPU = 80e9
-WAITS_FOR = {"wint48": {"weight_quantize_algo"}}
-WAITS_FOR["fp8"] = {"weight_quantize_algo", "use_lowprecision_moment", "tensorwise_offload_optimizer"}
+WAITS_FOR = {"fp8": {"use_lowprecision_moment", "tensorwise_offload_optimizer"}}
 
 
 def _commands() -> dict[Path, tuple[list[str], int]]:
