@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.parameters.declaration import parameter, renamed, section, when
+from erniekit.parameters.declaration import parameter, renamed, rule, section, when
+from erniekit.parameters.draft import Draft
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,21 @@ class MemoryParameters:
     )
     offload_optim: bool = parameter(
         False,
-        "Keep the optimizer's states in host memory and move them to the device only for its step.",
-        available=(False,),
-        coming="offloading of optimizer states",
+        "Keep AdamW's moments away from the device, which has them for its step only, one tensor after another: in "
+        "pinned host memory with a GPU, on a CPU in a file in `output_dir` that is mapped into memory, so that the "
+        "system takes the memory back where it is wanted for something else. Losses stay the same.",
+        example=True,
     )
+
+
+@rule("sharding", "optim", "offload_optim", "use_lowprecision_moment", "tensorwise_offload_optimizer")
+def divided_moments_stay_as_they_are(draft: Draft) -> None:
+    """With `sharding`, which divides the moments among ranks, they are kept as Paddle's optimizers keep them."""
+    if draft["sharding"] == "none":
+        return
+    for name in ("optim", "offload_optim", "use_lowprecision_moment", "tensorwise_offload_optimizer"):
+        if draft.differs(name):
+            draft.no_effect(name, f"with sharding {draft['sharding']}, whose ranks divide AdamW's moments instead")
 
 
 SECTION = section(
@@ -73,6 +85,7 @@ SECTION = section(
     key="memory",
     title="1.5 Memory",
     verbs=("train",),
+    rules=(divided_moments_stay_as_they_are,),
     aliases=(
         renamed(
             "use_attn_mask_start_row_indices",

@@ -195,11 +195,12 @@ class TrainingParameters:
     )
     optim: str = parameter(
         "adamw",
-        "The optimizer. `adamw` is AdamW with decoupled weight decay; `adamw_custom` keeps its moments in fewer "
-        "bits or away from the device, as `use_lowprecision_moment` and `tensorwise_offload_optimizer` say.",
+        "The optimizer. `adamw` is AdamW with decoupled weight decay, in Paddle's implementation; `adamw_custom` is "
+        "the same on moments that may be kept in fewer bits or away from the device. `use_lowprecision_moment`, "
+        "`offload_optim` and `tensorwise_offload_optimizer` choose it by themselves; without them it gives the same "
+        "losses as `adamw`.",
         choices=("adamw", "adamw_custom"),
-        available=("adamw",),
-        coming="the optimizer with low-precision and offloaded moments",
+        example="adamw_custom",
     )
     weight_decay: float = parameter(
         0.0,

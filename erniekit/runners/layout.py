@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from paddle import Tensor
+from paddle.optimizer import AdamW
 
+from erniekit.errors import ConfigurationError
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder, embedding_at_the_end
 from erniekit.parallel.copies import SYNCHRONISED, Copies
@@ -23,7 +25,8 @@ from erniekit.parallel.start import start_ranks
 from erniekit.parallel.topology import Topology
 from erniekit.parameters import Config
 from erniekit.runners.layout_plan import divided_layers
-from erniekit.training.optimizer import build_optimizer, stateless_optimizer, trainable_parameters
+from erniekit.runners.optimizer import make_optimizer
+from erniekit.training.optimizer import stateless_optimizer, trainable_parameters
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.settings import optimizer_settings_from
 
@@ -69,7 +72,7 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
     section, topology = config.distributed, mesh.topology
     settings = optimizer_settings_from(config, model.config.num_hidden_layers)
     if topology.world_size == 1:
-        return build_optimizer(parameters, settings), SINGLE
+        return make_optimizer(config, parameters, settings), SINGLE
     stage = copies = None
     # a sharding group may be one without adapters, on all its ranks: of a stage, or of experts
     if topology.sharding > 1 and trainable_parameters(parameters):
@@ -87,8 +90,13 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
         )
         optimizer: Any = DividedOptimizer(adamw, stage, parameters, group)
     else:
-        adamw = optimizer = build_optimizer(parameters, settings)
+        adamw = optimizer = make_optimizer(config, parameters, settings)
     words = section.tensor_parallel_config
+    if not isinstance(adamw, AdamW) and "sync_moment" in words:
+        raise ConfigurationError(
+            "tensor_parallel_config: sync_moment cannot reach moments that are kept in fewer bits or away from the "
+            "device.\n  Leave it out: ranks of a tensor-parallel group compute equal moments without it, too."
+        )
     if topology.tensor > 1 and SYNCHRONISED.intersection(words):
         trained, updated = trainable_parameters(parameters), None
         if stage is not None:

@@ -145,15 +145,23 @@ def workload(config: Config, model: ModelConfig) -> Workload:
 def number_formats(config: Config) -> Formats:
     """float32 on a CPU; what section 1.8 says on the GPU that 16-bit formats or `device` ask for."""
     precision = config.precision
+    """Of the arithmetic, and of AdamW's moments: none on the device where they are kept elsewhere between steps."""
+    formats = _arithmetic(config)
+    if config.distributed.sharding != "none":
+        return formats  # divided instead
+    if config.memory.offload_optim or config.fp8.tensorwise_offload_optimizer:
+        return replace(formats, moments=0)
+    return replace(formats, moments=4) if config.fp8.use_lowprecision_moment else formats
+
+
+def _arithmetic(config: Config) -> Formats:
     sixteen_bits = precision.bf16 or precision.fp16
     if config.basic.device == "cpu" or not (sixteen_bits or config.basic.device.startswith("gpu")):
         return FLOAT32_ON_CPU
     formats = replace(FLOAT32_ON_CPU, on_cpu=False)
     if sixteen_bits:
         formats = BFLOAT16_O2 if precision.fp16_opt_level == "O2" else BFLOAT16_O1
-    if formats.master and precision.amp_master_grad:
-        formats = replace(formats, gradients=4)
-    return replace(formats, moments=4) if config.fp8.use_lowprecision_moment else formats
+    return replace(formats, gradients=4) if formats.master and precision.amp_master_grad else formats
 
 
 def describe_formats(formats: Formats) -> str:

@@ -1,4 +1,4 @@
-"""Sections 1.7 and 1.8 on a GPU: its kernels, and in how many bits it computes. `select_device` tells what a CPU lacks."""
+"""Sections 1.7 and 1.8 on a GPU: its kernels, and the bits it computes in. `select_device` tells what a CPU lacks."""
 
 from __future__ import annotations
 

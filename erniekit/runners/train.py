@@ -35,6 +35,7 @@ from erniekit.runners.data_wiring import (
 )
 from erniekit.runners.evaluate import answering
 from erniekit.runners.layout import divided_training, join_ranks, own_place
+from erniekit.runners.optimizer import moment_storage
 from erniekit.runners.precision import first_loss_scale
 from erniekit.runners.reading import known_to_all, reader_of, reads_data
 from erniekit.runners.wiring import (
@@ -112,6 +113,8 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
         parameters = trained_weights(model)
         on_rank = ", counted on this rank" if topology.tensor > 1 or topology.pipeline > 1 else ""
         say(describe_decay(parameters, config.training.weight_decay) + on_rank)
+        if (storage := moment_storage(config)) is not None:
+            say(f"AdamW: {storage}")
         optimizer, ranks = divided_training(config, mesh, model, parameters)
         objective, evaluation_objective = _objectives(
             config, model, (plan, total_steps), held_out_plan, start.checkpoint, say, ranks, mesh

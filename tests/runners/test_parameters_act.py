@@ -60,6 +60,7 @@ CHANGES_LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "max_batch_samples": ({"max_batch_samples": 2}, {"batch_tokens": 256}),
     "min_sample_len": ({"min_sample_len": 30}, {"batch_tokens": 256}),
     "max_sample_len": ({"max_sample_len": 30}, {"batch_tokens": 256}),
+    "use_lowprecision_moment": ({"use_lowprecision_moment": True}, {}),
     "num_samples_each_epoch": ({"mix_strategy": "random", "num_samples_each_epoch": 20}, {"mix_strategy": "random"}),
     "weight_quantize_algo": (IN_FP8, {}),
     "apply_hadamard": ({"apply_hadamard": False}, IN_FP8),
@@ -119,6 +120,10 @@ SEEN_ELSEWHERE: dict[str, str] = {
     "max_shard_size": "test_weights_are_sharded",
     "resume_from_checkpoint": "training/test_kill.py::test_twenty_kills_and_the_same_model_in_the_end",
     "init_from_checkpoint": "test_training_continues_from_the_saved_model",
+    **dict.fromkeys(
+        ("optim", "offload_optim", "tensorwise_offload_optimizer"),
+        "test_where_moments_are_kept_is_told_and_changes_no_loss",
+    ),
     "mix_strategy": "test_mix_strategies_decide_the_epoch",
     "over_length_policy": "test_over_length_policy",
     **dict.fromkeys(
@@ -276,6 +281,21 @@ def test_recomputation_keeps_the_losses_to_the_bit(train: Train, monkeypatch: py
         assert run.losses == plain
         assert {getattr(function, "__name__", "layer") for function, *_ in calls} == {part}
         calls.clear()
+
+
+def test_where_moments_are_kept_is_told_and_changes_no_loss(train: Train) -> None:
+    plain = train()
+    weights = (plain.output / "model.safetensors").read_bytes()
+    assert "AdamW: moments" not in plain.said
+    told = {
+        "optim": ("adamw_custom", "AdamW: moments in float32\n"),
+        "offload_optim": (True, f"AdamW: moments in float32, in a mapped file in {plain.output}\n"),
+        "tensorwise_offload_optimizer": (True, ", each page of it in memory only while it is used\n"),
+    }
+    for name, (value, line) in told.items():
+        run = train(**{name: value})
+        assert run.losses == plain.losses and line in run.said
+        assert (run.output / "model.safetensors").read_bytes() == weights
 
 
 def test_a_dense_mask_is_announced_with_its_size_and_must_fit(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
