@@ -88,7 +88,7 @@ def build_model(
             part=part,
         )
     if isinstance(quantization, WeightOnly):
-        pack_linears(named_linears(decoder), model_config.weight_shapes(), quantization, tensor)
+        pack_linears(named_linears(decoder), quantization)
         for parameter in decoder.parameters():
             parameter.initialize()
     log(f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from erniekit.errors import ConfigurationError
+from erniekit.model.adapters.settings import linear_shapes
+from erniekit.model.placement import placement
 from erniekit.parallel.stages import BY_LAYER, DECODER_LAYER, layer_runs
 
 if TYPE_CHECKING:
     from erniekit.model.configuration import ModelConfig
+    from erniekit.model.quantization.settings import WeightOnly
     from erniekit.parallel.topology import Topology
 
 EXPERTS_ALONG = {"tensor": "tensor_parallel_degree", "data": "the data-parallel degree"}
@@ -21,8 +24,12 @@ def check_divisible(
     max_seq_len: int,
     pp_seg_method: str | tuple[int, ...] = BY_LAYER + DECODER_LAYER,
     add_tail_layers: int = 0,
+    weight_only: WeightOnly | None = None,
 ) -> list[range]:
     """Check that every rank can have an equal part of the model.
+
+    Args:
+        weight_only: how linear layers keep their frozen weights; None: as floats.
 
     Returns:
         The layers of each run of the pipeline, see `stages.layer_runs`.
@@ -31,6 +38,8 @@ def check_divisible(
         ConfigurationError: everything that cannot be divided, a paragraph each with what to write instead.
     """
     problems = _tensor_problems(model, topology, max_seq_len)
+    if weight_only is not None:
+        problems += _packed_problems(model, topology, weight_only)
     if topology.expert > 1 and topology.expert_axis and model.moe_num_experts % topology.expert:
         problems.append(
             f"moe_num_experts {model.moe_num_experts} cannot be divided between {topology.expert} ranks "
@@ -80,6 +89,23 @@ def _tensor_problems(model: ModelConfig, topology: Topology, max_seq_len: int) -
             f"not divide it\n  write max_seq_len: {max_seq_len // degree * degree}, or sequence_parallel: false"
         )
     return problems
+
+
+def _packed_problems(model: ModelConfig, topology: Topology, weight_only: WeightOnly) -> list[str]:
+    """Linear layers whose inputs are cut between inputs that share a scale."""
+    wrong = {}
+    for path, (_, inputs) in linear_shapes(model.weight_shapes()).items():
+        form = weight_only.form(path)
+        if placement(f"{path}.weight").axis == 0 and not form.divides(inputs, topology.tensor):
+            wrong[path.rpartition(".")[2]] = f"{inputs:,} inputs in groups of {form.group(inputs)}"
+    if not wrong:
+        return []
+    what = ", ".join(f"{name} ({inputs})" for name, inputs in wrong.items())
+    return [
+        f"weight_quantize_algo {weight_only.algorithm}: {topology.tensor} tensor-parallel ranks would divide inputs "
+        f"that share a scale: {what}\n  write a smaller tensor_parallel_degree, or weight_only_int8, whose scales "
+        "belong to outputs"
+    ]
 
 
 def _divisors(number: int) -> str:

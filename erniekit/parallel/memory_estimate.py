@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from erniekit.model.adapters.settings import LoraSettings, adapter_shapes, linear_shapes
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.quantization.settings import WeightOnly
+from erniekit.model.weight_shapes import Shapes
 from erniekit.parallel.rank_share import EMBEDDING, on_stage, values_on_rank
 from erniekit.parallel.schedule import runs_in_flight
 from erniekit.parallel.stages import layer_runs, stage_layers
@@ -144,7 +145,7 @@ def _held_values(
     return weights + trained, trained
 
 
-def _packed_shapes(model: ModelConfig, work: Workload) -> dict[str, tuple[int, int]]:
+def _packed_shapes(model: ModelConfig, work: Workload) -> Shapes:
     linears = linear_shapes(model.weight_shapes()) if work.weight_only else {}
     return {f"{path}.weight": shape for path, shape in linears.items()}
 
@@ -156,8 +157,9 @@ def _packed_weights(
     packed = on_stage(_packed_shapes(model, work), model, topology, runs, stage)
     if work.weight_only is None or not packed:
         return 0, 0
-    form = work.weight_only.form
-    taken = {name: (form(name.removesuffix(".weight")).nbytes(*shape),) for name, shape in packed.items()}
+    taken: Shapes = {}
+    for name, (outputs, inputs) in packed.items():
+        taken[name] = (work.weight_only.form(name.removesuffix(".weight")).nbytes(outputs, inputs),)
     largest = max(values_on_rank({name: shape}, topology) for name, shape in packed.items())
     return values_on_rank(taken, topology), largest
 

@@ -109,12 +109,14 @@ def divided_layers(config: Config, model: ModelConfig, topology: Topology) -> li
     Raises:
         ConfigurationError: what cannot be divided, see `check_divisible`.
     """
+    quantization = quantization_from(config)
     return check_divisible(
         model,
         topology,
         max_seq_len=config.training.max_seq_len,
         pp_seg_method=config.distributed.pp_seg_method,
         add_tail_layers=config.distributed.add_tail_layers,
+        weight_only=quantization if isinstance(quantization, WeightOnly) else None,
     )
 
 
@@ -143,8 +145,6 @@ def workload(config: Config, model: ModelConfig) -> Workload:
 
 
 def number_formats(config: Config) -> Formats:
-    """float32 on a CPU; what section 1.8 says on the GPU that 16-bit formats or `device` ask for."""
-    precision = config.precision
     """Of the arithmetic, and of AdamW's moments: none on the device where they are kept elsewhere between steps."""
     formats = _arithmetic(config)
     if config.distributed.sharding != "none":
@@ -155,6 +155,8 @@ def number_formats(config: Config) -> Formats:
 
 
 def _arithmetic(config: Config) -> Formats:
+    """float32 on a CPU; what section 1.8 says on the GPU that 16-bit formats or `device` ask for."""
+    precision = config.precision
     sixteen_bits = precision.bf16 or precision.fp16
     if config.basic.device == "cpu" or not (sixteen_bits or config.basic.device.startswith("gpu")):
         return FLOAT32_ON_CPU

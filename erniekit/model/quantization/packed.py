@@ -10,7 +10,6 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from erniekit.errors import ConfigurationError
 from erniekit.model.autograd import apply
 from erniekit.model.linear import Linear
 from erniekit.model.placement import placement
@@ -43,6 +42,7 @@ class PackedWeight(nn.Layer):
         if tensor.size > 1 and axis is not None:
             axis = 1 - axis  # of the file
             width = tensor.part(values.shape[axis])
+            assert axis == 0 or self.form.divides(values.shape[1], tensor.size)  # the runner has checked it
             own = range(tensor.rank * width, (tensor.rank + 1) * width)
             packed = cut(packed, self.form, axis, own, values.shape[1])
         for key, part in packed._asdict().items():
@@ -93,30 +93,13 @@ class _Product(PyLayer):
         return paddle.matmul(grad, ctx.weight.dense(grad.dtype))
 
 
-def pack_linears(
-    linears: Mapping[str, Linear], shapes: Mapping[str, tuple[int, ...]], settings: WeightOnly, tensor: TensorSlice
-) -> None:
-    """Put packed weights, still empty, in the place of the dense ones.
+def pack_linears(linears: Mapping[str, Linear], settings: WeightOnly) -> None:
+    """Put packed weights, still empty, in the place of the dense ones of linear layers, by path.
 
-    Args:
-        linears: by path; their weights may be uninitialised.
-        shapes: of whole weights, by Hugging Face name.
-
-    Raises:
-        ConfigurationError: tensor-parallel ranks would divide inputs that share a scale (all listed).
+    The dense ones may be uninitialised.
     """
-    problems = []
     for path, linear in linears.items():
-        inputs, form = shapes[f"{path}.weight"][1], settings.form(path)
-        if linear.sums and not form.divides(inputs, tensor.size):
-            problems.append(f"  {path}: {inputs} inputs in groups of {form.group(inputs)}")
-        linear.product, linear.weight = PackedWeight(form, linear.weight.dtype), None
-    if problems:
-        raise ConfigurationError(
-            f"weight_quantize_algo: {settings.algorithm}: {tensor.size} tensor-parallel ranks would divide inputs that "
-            "share a scale:\n" + "\n".join(problems[:5]) + "\n  Write a smaller tensor_parallel_degree, or "
-            "weight_only_int8, whose scales belong to outputs."
-        )
+        linear.product, linear.weight = PackedWeight(settings.form(path), linear.weight.dtype), None
 
 
 def packed_weight(linear: Linear) -> PackedWeight | None:

@@ -13,10 +13,9 @@ from erniekit.model.adapters.lora import load_adapters, named_adapter_weights, s
 from erniekit.model.adapters.merge import merge_adapters
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.builder import build_model
-from erniekit.model.linear import Linear
 from erniekit.model.quantization.codes import dequantize, quantize
 from erniekit.model.quantization.formats import INT4, INT8, NF4
-from erniekit.model.quantization.packed import PackedWeight, pack_linears
+from erniekit.model.quantization.packed import PackedWeight
 from erniekit.model.quantization.settings import WEIGHT_ONLY, WeightOnly
 from erniekit.model.recompute import Recompute
 from erniekit.model.tensor_slice import TensorSlice
@@ -155,16 +154,3 @@ def test_ranks_have_slices_of_the_whole_and_its_scales(form, cut: str) -> None:
         weight.fill(name, values, TensorSlice(rank, 2))
         parts.append(weight.dense().numpy())
     np.testing.assert_allclose(np.concatenate(parts, 1 if cut == "inputs" else 0), whole, rtol=1e-6)
-
-
-def test_groups_that_ranks_would_divide_are_refused() -> None:
-    path = "model.layers.0.mlp.down_proj"
-    for algorithm, refused in (("nf4", True), ("weight_only_int8", False)):
-        tensor = TensorSlice(0, 4)
-        linear = Linear(128, 8, tensor=tensor, cut="inputs")
-        arguments = {path: linear}, {f"{path}.weight": (8, 128)}, WeightOnly(algorithm), tensor
-        if refused:
-            with pytest.raises(ConfigurationError, match=r"down_proj: 128 inputs in groups of 64"):
-                pack_linears(*arguments)
-        else:
-            pack_linears(*arguments)
