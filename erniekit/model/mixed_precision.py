@@ -61,7 +61,7 @@ class MixedPrecision:
                 stage.forward = self._within(stage.forward)
         for layer in decoder.sublayers():
             if isinstance(layer, Gate):
-                layer.forward = _outside(layer.forward)
+                layer.forward = _outside(layer.forward)  # type: ignore[method-assign]
 
     def context(self) -> AbstractContextManager[Any]:
         """Inside, Paddle casts the operands of operators."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import paddle
 from paddle.distributed.fleet.utils import recompute
@@ -33,7 +33,7 @@ class Recompute:
 
     use_reentrant: bool = False
     first_layer: int = 0
-    granularity: Literal["full", "full_attn", "core_attn"] = "full"
+    granularity: str = "full"
 
     def __str__(self) -> str:
         part = {"full": "all", "full_attn": "the attention block", "core_attn": "the attention product"}

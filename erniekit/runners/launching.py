@@ -26,6 +26,7 @@ from erniekit.runners.data_wiring import evaluates, evaluation_dataset, training
 from erniekit.runners.layout_plan import divided_layers, model_on_paper
 from erniekit.runners.wiring import Say, first_weights, open_tokenizer
 from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_folders, newest_complete
+from erniekit.training.commands import NO_COMMANDS, Commands, hand_on
 
 LOG_FOLDER = "rank_logs"  # in output_dir
 FAILED, USER_ERROR = 1, 2  # exit codes
@@ -194,8 +195,13 @@ def _run_once(job: Job, nodes: Nodes, port: int, attempt: int, resume: bool) -> 
     with tempfile.TemporaryDirectory(prefix="erniekit-ranks-") as reports, received_signals() as received:
         ranks = spawn(block, command, logs=job.logs, reports=Path(reports), gpu=job.gpu)
         try:
-            waiting = passing_on(received, ranks)
-            failures = watch(ranks, keep_waiting=waiting, elsewhere=elsewhere)
+            waiting, typed = passing_on(received, ranks), Commands.typed() if nodes.number == 0 else NO_COMMANDS
+
+            def keep_waiting() -> bool:
+                hand_on(typed.lines(), _output_dir(job.config))
+                return waiting()
+
+            failures = watch(ranks, keep_waiting=keep_waiting, elsewhere=elsewhere)
             if failures:
                 nodes.call_out({"attempt": attempt, "failures": [asdict(failure) for failure in failures]})
         finally:

@@ -48,6 +48,7 @@ from erniekit.runners.wiring import (
     open_model,
 )
 from erniekit.training.callbacks.defaults import default_callbacks
+from erniekit.training.commands import NO_COMMANDS, Commands
 from erniekit.training.loop import Trainer, TrainResult
 from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import describe_decay
@@ -141,6 +142,7 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
             write_model=lambda folder: _write_model(model, folder, tokenizer.files, generation, config, ranks),
             evaluation_plan=held_out_plan,
             callbacks=_callbacks(config, output_dir) if ranks.is_first else (),
+            commands=Commands.of_run(output_dir) if ranks.is_first else NO_COMMANDS,
             ranks=ranks,
             first_loss_scale=first_loss_scale(config),
             read=lambda first, stop: prefetch(plan, first, workers, stop),

@@ -61,6 +61,7 @@ class TrainerState:
     whole_run: Totals = field(default_factory=Totals)
     best: BestSoFar = field(default_factory=BestSoFar)
     loss_scale: LossScale | None = None  # of a float16 run
+    learning_rate: float | None = None  # in the place of the schedule's, since a user has said so
 
 
 def save_checkpoint(

@@ -29,6 +29,7 @@ from erniekit.training.checkpoint import (
     write_model_of,
 )
 from erniekit.training.checkpoint_folder import checkpoint_name, newest_complete, problems, prune, write_files_into
+from erniekit.training.commands import NO_COMMANDS, Command, Commands, parse, where_it_stands
 from erniekit.training.evaluation import EvaluationResult, FurtherFigures, evaluate
 from erniekit.training.loss_scaling import LossScale
 from erniekit.training.objectives import Objective
@@ -99,6 +100,7 @@ class Trainer:
     evaluation_objective: Objective | None = None  # default: `objective`
     further_figures: Callable[[Any], FurtherFigures] | None = None  # of an evaluation, from the model
     callbacks: Sequence[object] = ()
+    commands: Commands = NO_COMMANDS  # asked on the first rank
     first_loss_scale: float | None = None  # of a float16 run
     read: ReadSteps | None = None  # default: plan.micro_batches, when its step comes
     describe_sample: Callable[[int], str] = str  # index in the training data -> "file.jsonl:17"
@@ -109,6 +111,7 @@ class Trainer:
     last_evaluation: EvaluationResult | None = field(default=None, init=False)
     _saved_step: int = field(default=-1, init=False)
     _stopped_by: int | None = field(default=None, init=False)
+    _quits: bool = field(default=False, init=False)
 
     def fit(self, start: Start) -> TrainResult:
         """Train to the last step and save the final model into `output_dir`.
@@ -194,9 +197,40 @@ class Trainer:
             self.say(f"{name}: stopping after this step; once more to stop at once")
 
     def _is_asked_to_stop(self, request: StopRequest) -> bool:
-        """Whether a signal has reached any rank, so that all stop after the same step."""
-        self._stopped_by = max(self.ranks.exchange(request.signal or 0)) or None
-        return self._stopped_by is not None
+        """Whether a signal has reached any rank, or the first one was told to quit, so that all stop after the same
+        step; other commands are obeyed here."""
+        own = [request.signal or 0, self.commands.lines() if self.ranks.is_first else []]
+        of_all = self.ranks.exchange(own)
+        self._stopped_by = max(number for number, _ in of_all) or None
+        for line in of_all[0][1]:
+            try:
+                self._obey(parse(line))
+            except ValueError as error:
+                self.say(str(error))
+        return self._stopped_by is not None or self._quits
+
+    def _obey(self, command: Command) -> None:
+        step = self.state.step
+        if command.word == "save":
+            self._save()
+            self.say(f"save: saved {checkpoint_name(step)}")
+        elif command.word == "quit":
+            self._quits = True
+        elif command.word == "eval" and self.evaluation_plan is None:
+            self.say("eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path")
+        elif command.word == "eval":
+            self.evaluate()
+        elif command.word == "lr":
+            self.state.learning_rate = command.value
+            origin = "the schedule's" if command.value is None else "until `lr schedule`"
+            self.say(f"lr: step {step + 1} has a learning rate of {self._learning_rate():g}, {origin}")
+        else:
+            self.say(where_it_stands(self.state, self.settings.total_steps, self._learning_rate(), self._saved_step))
+
+    def _learning_rate(self) -> float:
+        """Of the next step."""
+        chosen = self.state.learning_rate
+        return learning_rate(self.state.step, self.schedule) if chosen is None else chosen
 
     def _step(self, batches: Sequence[Any]) -> StepResult:
         step, tried = self.state.step, self.state.loss_scale.scale if self.state.loss_scale else 1.0
@@ -208,7 +242,7 @@ class Trainer:
                 self.objective,
                 batches,
                 step=step,
-                learning_rate=learning_rate(step, self.schedule),
+                learning_rate=self._learning_rate(),
                 dropout_scale=dropout_scale(step, self.settings.dropout_warmup_steps),
                 max_grad_norm=self.settings.max_grad_norm,
                 release_grads=self.settings.release_grads,
@@ -309,7 +343,7 @@ class Trainer:
         self.say(f"saved the model{which} to {self.settings.output_dir}")
 
     def _save_where_it_stops(self) -> None:
-        if self.settings.save_strategy == "no":
+        if self.settings.save_strategy == "no" and not self._quits:
             self.say(f"stopped after step {self.state.step}; nothing was saved, because save_strategy is no")
             return
         if self._saved_step != self.state.step:

@@ -21,7 +21,7 @@ from paddle import Tensor
 from paddle.optimizer import AdamW
 
 from erniekit.errors import TrainingError
-from erniekit.training.optimizer import MASTER_WEIGHT, create_state, optimizer_state, trainable_parameters
+from erniekit.training.optimizer import create_state, optimizer_state, trainable_parameters
 
 MOMENTS = ("moment1", "moment2")
 
@@ -162,11 +162,11 @@ class _File:
         assert storage.folder is not None
         try:
             storage.folder.mkdir(parents=True, exist_ok=True)
-            self._file: Any = tempfile.TemporaryFile(dir=storage.folder)
+            self._file: Any = tempfile.TemporaryFile(dir=storage.folder)  # noqa: SIM115 (open as long as this is)
             os.posix_fallocate(self._file.fileno(), 0, max(1, length))  # now, rather than a crash when it is written
         except OSError as error:
             raise TrainingError(
-                f"{storage.folder}: no file of {length / 2**20:,.0f} MiB for the optimizer's moments ({error.strerror}).\n"
+                f"{storage.folder}: no file of {length / 2**20:,.0f} MiB for AdamW's moments ({error.strerror}).\n"
                 "  Free some space, choose another output_dir, or write offload_optim: false and "
                 "tensorwise_offload_optimizer: false."
             ) from None

@@ -113,7 +113,7 @@ def optimizer_state(optimizer: AdamW, parameters: Mapping[str, Tensor]) -> dict[
     Paddle's `state_dict` is not used: its keys are counters of the process (`linear_0.w_0_moment1_0`), which mean
     another parameter, or none, in the process that resumes.
     """
-    state = {}
+    state: dict[str, Tensor] = {}
     for name, parameter in trainable_parameters(parameters).items():
         master = optimizer._master_weights.get(parameter.name)
         of = parameter.name if master is None else master.name

@@ -258,7 +258,6 @@ def test_number_formats_decide_the_estimate(
     assert size == 262 and title.endswith("16 bits with float32 copies, 32-bit gradients, on a GPU")
     assert optimizer_and_title(*sixteen, "use_lowprecision_moment=true")[0] == 175
     assert optimizer_and_title("use_lowprecision_moment=true")[0] == 87.3
-    assert optimizer_and_title("offload_optim=true")[0] == 0
     assert optimizer_and_title(*sixteen, "device=cpu")[1].endswith("float32 on a CPU")
 
 

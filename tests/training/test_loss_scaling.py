@@ -116,8 +116,8 @@ def test_growth_and_back_off(finite: list[bool], interval: int, exponent: int) -
 def test_a_run_finds_a_scale_that_fits_and_says_so(tmp_path: Path) -> None:
     recorder, said = Recorder(), []
     trainer = fake_trainer(
-        tmp_path, total_steps=9, objective=overflowing(1.0), first_loss_scale=2.0**20, callbacks=[recorder], say=said.append
-    )  # fmt: skip
+        tmp_path, objective=overflowing(1.0), first_loss_scale=2.0**20, callbacks=[recorder], say=said.append
+    )
     result = trainer.fit(FRESH)
     skipped = [line for line in said if "overflow" in line]
     assert result.step == 9

@@ -1,0 +1,141 @@
+"""What a user tells a run while it trains: lines typed at its terminal, or written to `output_dir/control`.
+
+    save          save a checkpoint now
+    quit          save a checkpoint and stop
+    eval          evaluate now
+    status        say where the run stands
+    lr 1e-4       use this learning rate from the next step on, whatever the schedule says
+    lr schedule   go back to the schedule
+
+The file is read and removed between two steps. The first rank of a run reads; all ranks obey at the same step.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from erniekit.training.checkpoint import TrainerState
+
+WORDS = ("save", "quit", "eval", "status", "lr")
+CONTROL_FILE = "control"
+
+
+class Command(NamedTuple):
+    """A word of `WORDS`; of `lr` the learning rate, None for the schedule's."""
+
+    word: str
+    value: float | None = None
+
+
+def parse(line: str) -> Command:
+    """The command that a line holds; words may be written in capitals.
+
+    Raises:
+        ValueError: none, with what there is.
+    """
+    word, *rest = line.casefold().split() or [""]
+    if word == "lr" and rest == ["schedule"]:
+        return Command("lr")
+    if word == "lr" and len(rest) == 1:
+        try:
+            value = float(rest[0])
+        except ValueError:
+            value = math.nan
+        if not 0 <= value < math.inf:
+            raise ValueError(f"lr {rest[0]}: write a learning rate, such as `lr 1e-4`, or `lr schedule`")
+        return Command("lr", value)
+    if word in WORDS and word != "lr" and not rest:
+        return Command(word)
+    raise ValueError(f"{line.strip()!r} is no command; there are save, quit, eval, status, lr 1e-4 and lr schedule")
+
+
+class Commands:
+    """Lines for a run, in the order in which they came.
+
+    Args:
+        folder: the output folder; None: nothing is read from there.
+        terminal: a file descriptor to read typed lines from; None: nothing is read from there.
+    """
+
+    def __init__(self, folder: Path | None, terminal: int | None = None) -> None:
+        self._file = None if folder is None else folder / CONTROL_FILE
+        self._terminal, self._typed = terminal, b""
+
+    @classmethod
+    def of_run(cls, folder: Path) -> Commands:
+        """Those of a run in this folder, and at the terminal that it has, if any. What was written to the file before
+        the run began is for another one, and is forgotten."""
+        commands = cls(folder, _own_terminal())
+        commands._written()
+        return commands
+
+    @classmethod
+    def typed(cls) -> Commands:
+        """Those that are typed at the terminal of this process, if it has one."""
+        return cls(None, _own_terminal())
+
+    def lines(self) -> list[str]:
+        """What has come since the last call; never waits."""
+        return [line for line in (*self._typed_lines(), *self._written()) if line.strip()]
+
+    def _written(self) -> list[str]:
+        if self._file is None:
+            return []
+        try:
+            if not self._file.stat().st_size:
+                return []  # made, and not yet written
+            taken = self._file.with_name(f"{CONTROL_FILE}.taken")
+            self._file.rename(taken)  # what is written from now on is another file
+            text = taken.read_text(encoding="utf-8", errors="replace")
+            taken.unlink()
+        except OSError:  # not there, or not readable to us
+            return []
+        return text.splitlines()
+
+    def _typed_lines(self) -> list[str]:
+        while self._terminal is not None and _is_ours(self._terminal) and select.select([self._terminal], [], [], 0)[0]:
+            read = os.read(self._terminal, 4096)
+            if not read:
+                self._terminal = None  # closed
+            self._typed += read
+        *whole, self._typed = self._typed.split(b"\n")
+        return [line.decode(errors="replace") for line in whole]
+
+
+NO_COMMANDS = Commands(None)
+
+
+def hand_on(lines: list[str], folder: Path) -> None:
+    """Give lines to the run in this folder: what a process does whose ranks have no terminal."""
+    if lines and folder.is_dir():
+        with (folder / CONTROL_FILE).open("a", encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+
+
+def _own_terminal() -> int | None:
+    return sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+
+
+def _is_ours(terminal: int) -> bool:
+    """Whether this process is in the foreground: the system stops one in the background that reads."""
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:  # no terminal: a pipe may always be read
+        return True
+
+
+def where_it_stands(state: TrainerState, total_steps: int, learning_rate: float, saved_step: int) -> str:
+    """What `status` tells; `saved_step` is -1 where nothing is saved."""
+    whole = state.whole_run
+    loss = f", mean loss {whole.loss:.4f}" if whole.units else ""
+    saved = f"step {saved_step:,} is saved" if saved_step >= 0 else "nothing is saved"
+    return (
+        f"status: {state.step:,} of {total_steps:,} steps, epoch {state.epoch:.2f}{loss}, learning rate "
+        f"{learning_rate:g}, {whole.tokens_per_second:,.0f} tokens/s; {saved}"
+    )

@@ -1,0 +1,186 @@
+"""What a run is told while it trains, and what it then does."""
+
+from __future__ import annotations
+
+import os
+import pty
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from erniekit.training.commands import CONTROL_FILE, Command, Commands, hand_on, parse
+from erniekit.training.output_folder import Start, open_output_folder
+from erniekit.training.schedules import learning_rate
+
+from .fakes import FakePlan, OneOf, Recorder, fake_trainer
+from .test_loop import steps_of
+
+FRESH = Start(None)
+EVALUATION = FakePlan(4, batch_size=1, accumulation=1)
+
+
+class Told:
+    """Commands that come before certain steps."""
+
+    def __init__(self, **lines: list[str]) -> None:
+        self._by_call = {int(name[1:]): list(of) for name, of in lines.items()}
+        self._calls = -1
+
+    def lines(self) -> list[str]:
+        self._calls += 1
+        return self._by_call.get(self._calls, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("save", Command("save")),
+        ("  Quit \r", Command("quit")),
+        ("eval", Command("eval")),
+        ("STATUS", Command("status")),
+        ("lr 1e-4", Command("lr", 1e-4)),
+        ("lr  0", Command("lr", 0.0)),
+        ("lr schedule", Command("lr")),
+    ],
+)
+def test_lines_that_are_commands(line: str, command: Command) -> None:
+    assert parse(line) == command
+
+
+@pytest.mark.parametrize("line", ["stop", "save now", "lr", "lr 1 2", "savequit"])
+def test_lines_that_are_none_are_told_what_there_is(line: str) -> None:
+    with pytest.raises(ValueError, match=r"is no command; there are save, quit, eval, status, lr 1e-4 and lr schedule"):
+        parse(line)
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "inf", "nan"])
+def test_a_learning_rate_is_a_number(value: str) -> None:
+    with pytest.raises(ValueError, match=f"lr {value}: write a learning rate"):
+        parse(f"lr {value}")
+
+
+def test_the_file_is_read_once_and_removed(tmp_path: Path) -> None:
+    commands, file = Commands(tmp_path), tmp_path / CONTROL_FILE
+    assert commands.lines() == []
+    file.touch()
+    assert commands.lines() == [] and file.exists()  # somebody is about to write
+    file.write_text("save\n\nlr 1e-4\n")
+    assert commands.lines() == ["save", "lr 1e-4"]
+    assert commands.lines() == [] and not list(tmp_path.iterdir())
+
+
+def test_what_was_written_before_a_run_is_not_for_it(tmp_path: Path) -> None:
+    (tmp_path / CONTROL_FILE).write_text("quit\n")
+    assert Commands.of_run(tmp_path).lines() == []
+    assert not (tmp_path / CONTROL_FILE).exists()
+
+
+def test_whole_lines_are_read_from_the_terminal() -> None:
+    typed, terminal = pty.openpty()
+    try:
+        commands = Commands(None, terminal)
+        assert commands.lines() == []
+        os.write(typed, b"sa")
+        assert commands.lines() == []
+        os.write(typed, b"ve\nstatus\n")
+        assert commands.lines() == ["save", "status"]
+    finally:
+        os.close(typed)
+        os.close(terminal)
+
+
+def test_a_closed_pipe_is_read_no_more() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"save\nqu")
+    os.close(writing)
+    commands = Commands(None, reading)
+    assert commands.lines() == ["save"]
+    os.close(reading)
+    assert commands.lines() == []
+
+
+def test_save_and_quit(tmp_path: Path) -> None:
+    said: list[str] = []
+    told = Told(s2=["save"], s4=["save", "quit"])
+    result = fake_trainer(tmp_path, commands=told, say=said.append).fit(FRESH)
+    assert (result.step, result.exit_code, result.stopped_by) == (4, 0, None)
+    assert steps_of(tmp_path) == [2, 4]
+    assert said == [
+        "save: saved checkpoint-2",
+        "save: saved checkpoint-4",
+        "stopped after step 4; continue with resume_from_checkpoint=true",
+    ]
+    whole = fake_trainer(tmp_path / "whole")
+    whole.fit(FRESH)
+    with open_output_folder(tmp_path, resume_from_checkpoint=True, overwrite_output_dir=False) as start:
+        resumed = fake_trainer(tmp_path)
+        resumed.model.load(start.checkpoint)
+        assert resumed.fit(start).step == 9
+    for name, value in whole.model.arrays().items():
+        np.testing.assert_array_equal(resumed.model.arrays()[name], value, err_msg=name)
+
+
+def test_the_learning_rate_stays_until_the_schedule_has_it_again(tmp_path: Path) -> None:
+    recorder, said = Recorder(), []
+    told = Told(s3=["lr 0.002"], s5=["quit"])
+    trainer = fake_trainer(tmp_path, commands=told, callbacks=[recorder], say=said.append)
+    trainer.fit(FRESH)
+    assert "lr: step 4 has a learning rate of 0.002, until `lr schedule`" in said
+    with open_output_folder(tmp_path, resume_from_checkpoint=True, overwrite_output_dir=False) as start:
+        resumed = fake_trainer(tmp_path, commands=Told(s2=["lr schedule"]), callbacks=[recorder])
+        resumed.model.load(start.checkpoint)
+        resumed.fit(start)
+    rates = [record["learning_rate"] for record in recorder.steps]
+    planned = [learning_rate(step, trainer.schedule) for step in range(9)]
+    assert rates == [*planned[:3], *[0.002] * 4, *planned[7:]]
+
+
+def test_evaluation_and_status_change_nothing(tmp_path: Path) -> None:
+    recorder, said = Recorder(), []
+    told = Told(s1=["status"], s5=["eval", "status", "what"])
+    trainer = fake_trainer(
+        tmp_path / "told", commands=told, callbacks=[recorder], say=said.append, evaluation_plan=EVALUATION
+    )
+    trainer.fit(FRESH)
+    assert [record["step"] for record in recorder.evaluations] == [5]
+    assert said[0].startswith("status: 1 of 9 steps, epoch 0.33, mean loss ")
+    assert said[0].endswith("tokens/s; nothing is saved")
+    assert said[1].startswith("status: 5 of 9 steps") and "learning rate 0.0" in said[1]
+    assert said[2].startswith("'what' is no command")
+    plain = fake_trainer(tmp_path / "plain")
+    plain.fit(FRESH)
+    for name, value in plain.model.arrays().items():
+        np.testing.assert_array_equal(trainer.model.arrays()[name], value, err_msg=name)
+
+
+def test_evaluation_without_data_is_answered(tmp_path: Path) -> None:
+    said: list[str] = []
+    fake_trainer(tmp_path, commands=Told(s1=["eval"]), say=said.append).fit(FRESH)
+    assert said[0] == "eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path"
+
+
+class Follower(OneOf):
+    """The second of two ranks: it has no terminal, and hears what the first one has read."""
+
+    is_first = False
+
+
+def test_other_ranks_obey_what_the_first_has_read(tmp_path: Path) -> None:
+    from erniekit.training.signals import StopRequest
+
+    trainer = fake_trainer(tmp_path, commands=Told(s0=["quit"]))
+    trainer.ranks = Follower([[0, ["lr 0.5"]], [0, ["quit"]]], [[0, []], [0, []]])
+    assert not trainer._is_asked_to_stop(StopRequest())
+    assert trainer.state.learning_rate == 0.5
+    assert trainer._is_asked_to_stop(StopRequest())
+
+
+def test_lines_are_handed_on_to_the_ranks_of_a_job(tmp_path: Path) -> None:
+    commands = Commands(tmp_path)
+    hand_on([], tmp_path)
+    hand_on(["save"], tmp_path / "not there")
+    assert not list(tmp_path.iterdir())
+    hand_on(["save"], tmp_path)
+    hand_on(["lr 1e-4", "quit"], tmp_path)
+    assert commands.lines() == ["save", "lr 1e-4", "quit"]
