@@ -1,13 +1,12 @@
 """What recomputation and the optimizer's settings cost and save: peak memory and seconds of a training step.
 
-    python tools/bench/memory.py [recompute] [optimizer] [--layers 6] [--tokens 2048] [--steps 3] [--threads 1]
+    python tools/bench/memory.py [recompute | optimizer] [--layers 6] [--tokens 2048] [--steps 3] [--threads 1]
 
 Trains a random decoder (hidden size 256, vocabulary 8,192) on one packed row of log-normal documents: forward, fused
 head and loss, backward, clipping, AdamW. Each way runs in a process of its own, the ways in turn for `--rounds` rounds;
-the first step is not counted. Memory is the process's peak above what it held before its first step (recompute) or
-before it had an optimizer (optimizer): resident pages that belong to the process, without those of mapped files, which
-the system may take back at any time. Prints markdown tables, with the loss after the last step, which recomputation
-must not change.
+the first step is not counted. "peak" is the most that the process has held above what it held before it had an
+optimizer: resident pages of its own. "mapped" is the same of mapped files, which the system may take back at any
+time. Prints a markdown table with the loss of the last step, which recomputation and offloading must not change.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -34,31 +34,43 @@ RECOMPUTE = {
        for how in ("hooks", "PyLayer")},
     "full, half of the layers": (False, "half", "full"),
 }  # fmt: skip
+OPTIMIZER = {  # -> bfloat16, in a file, released
+    "AdamW": None,
+    "adamw_custom": (False, False, False),
+    "use_lowprecision_moment": (True, False, False),
+    "offload_optim": (False, True, False),
+    "tensorwise_offload_optimizer": (False, True, True),
+    "both": (True, True, True),
+}
 
 
 class Peak:
-    """The most anonymous memory that this process has held since `start`, in MiB above what it held then."""
+    """The most memory of its own, and of mapped files, that this process has held since `start`, in MiB above what it
+    held then."""
 
     def start(self) -> None:
-        self._base, self._most, self._running = anonymous(), 0.0, True
+        self._base, self._most, self._running = resident(), [0.0, 0.0], True
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:
         while self._running:
-            self._most = max(self._most, anonymous() - self._base)
+            self._most = [
+                max(most, now - base) for most, now, base in zip(self._most, resident(), self._base, strict=True)
+            ]
             time.sleep(0.002)
 
-    def stop(self) -> float:
+    def stop(self) -> list[float]:
         self._running = False
         self._thread.join()
-        return max(self._most, anonymous() - self._base)
+        return self._most
 
 
-def anonymous() -> float:
-    """Resident memory without mapped files, MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
+def resident() -> tuple[float, float]:
+    """Memory of this process alone, and of mapped files, MiB."""
+    lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+    found = {line[0].rstrip(":"): int(line[1]) / 1024 for line in lines if line[0].startswith("Rss")}
+    return found["RssAnon"], found["RssFile"] + found["RssShmem"]
 
 
 def train(way: str, options: argparse.Namespace) -> dict[str, float]:
@@ -75,24 +87,30 @@ def train(way: str, options: argparse.Namespace) -> dict[str, float]:
     from erniekit.model.recompute import Recompute
     from erniekit.model.weights import named_weights
     from erniekit.training.gradients import clip_by_norm, global_norm
-    from erniekit.training.optimizer import OptimizerSettings, build_optimizer
+    from erniekit.training.moments import MomentStorage, StoredMomentsAdamW
+    from erniekit.training.optimizer import OptimizerSettings, build_optimizer, stateless_optimizer
 
     builder.keep_freed_memory = lambda: False  # so that what is freed leaves the process
     decoder = builder.build_model(ModelConfig(num_hidden_layers=options.layers, **SHAPES), None)
-    chosen = RECOMPUTE[way]
+    chosen = RECOMPUTE.get(way)
     if chosen is not None:
         reentrant, first, part = chosen
         decoder.recompute = Recompute(reentrant, options.layers // 2 if first == "half" else first, part)
     parameters = named_weights(decoder)
     peak, tokens = Peak(), options.tokens
-    optimizer = build_optimizer(parameters, OptimizerSettings())
+    folder = tempfile.TemporaryDirectory(dir=ROOT)
+    peak.start()
+    if (kept := OPTIMIZER.get(way)) is None:
+        optimizer = build_optimizer(parameters, OptimizerSettings())
+    else:
+        storage = MomentStorage(kept[0], Path(folder.name) if kept[1] else None, kept[2])
+        optimizer = StoredMomentsAdamW(stateless_optimizer(parameters, OptimizerSettings()), parameters, storage)
     rng = np.random.default_rng(0)
     ends = np.minimum(np.cumsum(np.maximum(8, rng.lognormal(np.log(tokens / 6), 0.8, tokens)).astype(int)), tokens)
     lengths = np.diff(np.unique([0, *ends]))
     positions = np.concatenate([np.arange(length) for length in lengths])
     rows = np.repeat(np.cumsum(lengths), lengths)
-    seconds, losses = [], []
-    peak.start()
+    seconds, updates, losses = [], [], []
     for step in range(options.steps + 1):
         ids = np.random.default_rng(step).integers(3, 8192, (1, tokens))
         started = time.perf_counter()
@@ -103,11 +121,16 @@ def train(way: str, options: argparse.Namespace) -> dict[str, float]:
         loss.backward()
         clip_by_norm(parameters.values(), float(global_norm(parameters.values())), 1.0)
         optimizer.set_lr(1e-3)
+        before = time.perf_counter()
         optimizer.step()
+        updates.append(time.perf_counter() - before)
         optimizer.clear_grad(set_to_zero=False)
         losses.append(float(loss))
         seconds.append(time.perf_counter() - started)
-    return {"seconds": statistics.median(seconds[1:]), "peak": peak.stop(), "loss": losses[-1]}
+    own, mapped = peak.stop()
+    folder.cleanup()
+    figures = {"seconds": statistics.median(seconds[1:]), "update": statistics.median(updates[1:])}
+    return {**figures, "peak": own, "mapped": mapped, "loss": losses[-1]}
 
 
 def table(title: str, ways: list[str], options: argparse.Namespace) -> None:
@@ -120,28 +143,29 @@ def table(title: str, ways: list[str], options: argparse.Namespace) -> None:
             run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
             found[way].append(json.loads(run.stdout.splitlines()[-1]))
     print(f"{title}: {options.layers} layers, {options.tokens:,} tokens, {options.threads} threads\n")
-    print("| way | peak MiB | seconds a step, median (range) | x | loss |\n|---|---:|---:|---:|---:|")
+    print("| way | peak MiB | mapped MiB | seconds a step, median (range) | x | of it the update | loss |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
     first = statistics.median(run["seconds"] for run in found[ways[0]])
     for way, runs in found.items():
-        times, peak = [run["seconds"] for run in runs], statistics.median(run["peak"] for run in runs)
+        times = [run["seconds"] for run in runs]
+        peak, mapped, update = (statistics.median(run[name] for run in runs) for name in ("peak", "mapped", "update"))
         middle, loss = statistics.median(times), runs[0]["loss"]
         spread = f"{middle:.2f} ({min(times):.2f}-{max(times):.2f})"
-        print(f"| {way} | {peak:,.0f} | {spread} | {middle / first:.2f} | {loss:.7f} |")
+        print(f"| {way} | {peak:,.0f} | {mapped:,.0f} | {spread} | {middle / first:.2f} | {update:.3f} | {loss:.7f} |")
     print()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="recompute", choices=["recompute"])
+    parser.add_argument("what", nargs="?", default="recompute", choices=["recompute", "optimizer"])
     for name, default in (("layers", 6), ("tokens", 2048), ("steps", 3), ("rounds", 2), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--work", choices=list(RECOMPUTE), help=argparse.SUPPRESS)
+    parser.add_argument("--work", choices=[*RECOMPUTE, *OPTIMIZER], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
         print(json.dumps(train(options.work, options)))
         return
-    if options.what == "recompute":
-        table("recomputation", list(RECOMPUTE), options)
+    table(options.what, list(RECOMPUTE if options.what == "recompute" else OPTIMIZER), options)
 
 
 if __name__ == "__main__":
