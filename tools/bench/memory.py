@@ -114,7 +114,7 @@ def train(way: str, options: argparse.Namespace) -> dict[str, float]:
     for step in range(options.steps + 1):
         ids = np.random.default_rng(step).integers(3, 8192, (1, tokens))
         started = time.perf_counter()
-        plan = AttentionPlan.build(rows[None, None, :, None])
+        plan = AttentionPlan.build(rows[None, None, :, None], dense=options.dense)
         decoder.begin_micro_batch(step=step, micro_batch=0)
         hidden = decoder(paddle.to_tensor(ids), paddle.to_tensor(positions[None]), plan)
         loss = token_loss(decoder, hidden, paddle.to_tensor(np.roll(ids, -1, 1)), fused=True).loss_sum / tokens
@@ -137,12 +137,14 @@ def table(title: str, ways: list[str], options: argparse.Namespace) -> None:
     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     passed = [f"--{name}={getattr(options, name)}" for name in ("layers", "tokens", "steps")]
+    passed += ["--dense"] * options.dense
     for _ in range(options.rounds):
         for way in ways:
             command = [sys.executable, __file__, f"--work={way}", *passed]
             run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
             found[way].append(json.loads(run.stdout.splitlines()[-1]))
-    print(f"{title}: {options.layers} layers, {options.tokens:,} tokens, {options.threads} threads\n")
+    mask = ", dense mask" if options.dense else ""
+    print(f"{title}: {options.layers} layers, {options.tokens:,} tokens, {options.threads} threads{mask}\n")
     print("| way | peak MiB | mapped MiB | seconds a step, median (range) | x | of it the update | loss |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     first = statistics.median(run["seconds"] for run in found[ways[0]])
@@ -160,6 +162,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", default="recompute", choices=["recompute", "optimizer"])
     for name, default in (("layers", 6), ("tokens", 2048), ("steps", 3), ("rounds", 2), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--dense", action="store_true", help="attention with a dense mask")
     parser.add_argument("--work", choices=[*RECOMPUTE, *OPTIMIZER], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
