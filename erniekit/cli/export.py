@@ -27,7 +27,7 @@ def run(arguments: list[str]) -> int:
         nargs="*",
         default=[],
         metavar="name=value",
-        help="parameters: max_shard_size, overwrite_output_dir, ...",
+        help="parameters: max_shard_size, overwrite_output_dir, weight_quantize_algo (linear weights in few bits), ...",
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write")
     parser.add_argument(

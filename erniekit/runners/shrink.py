@@ -64,6 +64,7 @@ def shrink(config: Config, model: ModelConfig, vocabulary: int) -> Miniature:
     topology = _few_ranks(asked, data=config.distributed.moe_group == "data")
     small = _tiny_model(config, model, vocabulary)
     parameters = _without_files(config) | _short_run(config) | _degrees(config, topology, small.num_hidden_layers)
+    parameters["hadamard_block_size"] = min(config.fp8.hadamard_block_size, 32)
     if small.num_nextn_predict_layers != config.basic.num_nextn_predict_layers:
         parameters["num_nextn_predict_layers"] = small.num_nextn_predict_layers
     return Miniature(small, parameters, topology.world_size, tuple(_lost(asked, topology)))
@@ -144,7 +145,7 @@ def _tiny_model(config: Config, model: ModelConfig, vocabulary: int) -> ModelCon
         num_hidden_layers=LAYERS - tail,
         num_attention_heads=heads,
         num_key_value_heads=key_heads,
-        head_dim=16,
+        head_dim=32,  # so that half of the inputs of any linear layer are whole groups and blocks of quantisation
         other_keys={},
     )
     if not model.moe_num_experts:
@@ -153,7 +154,7 @@ def _tiny_model(config: Config, model: ModelConfig, vocabulary: int) -> ModelCon
         small,
         moe_num_experts=min(model.moe_num_experts, 4),
         moe_k=min(model.moe_k, 2),
-        moe_intermediate_size=32,
+        moe_intermediate_size=128,
         moe_num_shared_experts=min(model.moe_num_shared_experts, 1),
         moe_layer_start_index=min(model.moe_layer_start_index, 1),
         moe_layer_end_index=-1,

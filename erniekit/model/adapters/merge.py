@@ -9,15 +9,18 @@ from erniekit.model.weights import named_linears
 
 
 def merge_adapters(decoder: Decoder) -> None:
-    """Put every adapter's update into its weight, in place, and remove the adapter; all weights can be trained again.
+    """Put every adapter's update into its weight, in place, and remove the adapter; all weights can be trained again,
+    those that were kept in few bits, too.
 
     For files instead of a decoder, tensor by tensor: `files.read_adapters` and `low_rank.merged_weight`.
     """
-    linears = named_linears(decoder)
-    for path, adapter in named_adapters(decoder).items():
-        linear = linears[path]
-        linear.set_dense_weight(adapter.effective_weight(linear.dense_weight))
-        linear.adapter = None
+    adapters = named_adapters(decoder)
+    for path, linear in named_linears(decoder).items():
+        if path in adapters:
+            linear.set_dense_weight(adapters[path].effective_weight(linear.dense_weight))
+            linear.adapter = None
+        elif linear.weight is None:
+            linear.set_dense_weight(linear.dense_weight)
     decoder.adapters = None
     for layer in decoder.sublayers():
         for parameter in layer.parameters(include_sublayers=False):
