@@ -27,6 +27,14 @@ def as_given() -> AbstractContextManager[Any]:
     return paddle.amp.auto_cast(enable=False)
 
 
+def as_factor(x: paddle.Tensor) -> paddle.Tensor:
+    """x in the type in which mixed precision multiplies; for products of our own, which it does not reach."""
+    tracer = paddle.base.framework._dygraph_tracer() if paddle.in_dynamic_mode() else None
+    if tracer is None or tracer._amp_level == paddle.base.core.AmpLevel.O0:
+        return x
+    return x.astype(tracer._amp_dtype)
+
+
 class _NoGradient:
     """Stands in for the context of a function whose backward pass will never run."""
 

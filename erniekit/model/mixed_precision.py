@@ -19,8 +19,9 @@ from erniekit.model.decoder import Decoder, Embedding
 from erniekit.model.head import Head
 from erniekit.model.moe.router import Gate, GateStatistics
 from erniekit.model.norm import RMSNorm
+from erniekit.model.quantization.packed import PackedWeight
 
-IN_FLOAT32 = [Embedding, Head, RMSNorm, Gate, GateStatistics]  # at every level
+IN_FLOAT32 = [Embedding, Head, RMSNorm, Gate, GateStatistics, PackedWeight]  # at every level; of the last, its scales
 
 
 @dataclass(frozen=True)

@@ -22,27 +22,27 @@ class Float8(NamedTuple):
 
     Attributes:
         codes: of one of Paddle's FP8 types.
-        scale: 0-d, of the type that the tensor was computed in.
+        scale: 0-d float32.
     """
 
     codes: paddle.Tensor
     scale: paddle.Tensor
 
-    def decoded(self) -> paddle.Tensor:
-        """What it stands for, in the type of its scale."""
-        return self.codes.astype(self.scale.dtype) * self.scale
+    def decoded(self, dtype: paddle.dtype = paddle.float32) -> paddle.Tensor:
+        """What it stands for."""
+        return self.codes.astype(dtype) * self.scale.astype(dtype)
 
 
 def encode(x: paddle.Tensor, form: str, largest: paddle.Tensor) -> Float8:
     """Round x to "e4m3" or "e5m2".
 
     Args:
-        largest: 0-d, the absolute value that meets the largest code; what is beyond it becomes as large as it.
+        largest: 0-d float32, the absolute value that meets the largest code; what is beyond it becomes as large as it.
     """
     limit = LARGEST[form]
-    scale = paddle.where(largest > 0, largest / limit, paddle.ones_like(largest)).astype(x.dtype)
+    scale = paddle.where(largest > 0, largest / limit, paddle.ones_like(largest))
     # Paddle's cast does not saturate everywhere: 465 becomes not-a-number
-    return Float8((x / scale).clip(-limit, limit).astype(DTYPES[form]), scale)
+    return Float8((x.astype("float32") / scale).clip(-limit, limit).astype(DTYPES[form]), scale)
 
 
 def largest_of(x: paddle.Tensor) -> paddle.Tensor:

@@ -22,7 +22,7 @@ from paddle.autograd import PyLayer
 from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.adapters.fingerprint import Exchange, alone
-from erniekit.model.autograd import apply, given, needed
+from erniekit.model.autograd import apply, as_factor, given, needed
 from erniekit.model.device import has_fp8_products
 from erniekit.model.linear import Linear
 from erniekit.model.quantization.float8 import Float8, encode, largest_of, rotate
@@ -45,7 +45,7 @@ class Fp8Product(nn.Layer):
         self.observed: paddle.Tensor | None = None  # the largest absolute activation of this step so far
 
     def forward(self, x: paddle.Tensor, linear: Linear) -> paddle.Tensor:
-        return apply(_Product, x, linear.weight, self, linear)
+        return apply(_Product, as_factor(x), linear.weight, self, linear)
 
     def largest_activation(self, x: paddle.Tensor, linear: Linear) -> paddle.Tensor:
         """The value that the scale of rotated activations follows from, 0-d. A recomputed layer observes it again."""
@@ -177,7 +177,7 @@ class _Product(PyLayer):
         left = encode(rotated, FORWARD, product.largest_activation(rotated, linear))
         if wants_weight:
             ctx.save_for_backward(*left)
-        return multiply(left, product.weight_codes(linear))
+        return multiply(left, product.weight_codes(linear), x.dtype)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
@@ -185,27 +185,26 @@ class _Product(PyLayer):
         block, rounded = settings.hadamard_block, grad
         if (wants_x and settings.quant_input_grad) or (wants_weight and settings.quant_weight_grad):
             largest = linear.tensor.maximum(largest_of(grad))
-            rounded = encode(grad, settings.gradient_format, largest).decoded()
+            rounded = encode(grad, settings.gradient_format, largest).decoded(grad.dtype)
         grad_x = grad_weight = None
         if wants_x:
             g = rounded if settings.quant_input_grad else grad
-            grad_x = rotate(paddle.matmul(g, ctx.product.weight_codes(linear).decoded()), block)
+            grad_x = rotate(paddle.matmul(g, ctx.product.weight_codes(linear).decoded(g.dtype)), block)
         if wants_weight:
             g = rounded if settings.quant_weight_grad else grad
-            x = rotate(Float8(*ctx.saved_tensor()).decoded(), block)
-            grad_weight = paddle.matmul(_rows(x), _rows(g), transpose_x=True)
+            x = rotate(Float8(*ctx.saved_tensor()).decoded(g.dtype), block)
+            grad_weight = paddle.matmul(_rows(x), _rows(g), transpose_x=True).astype(linear.weight.dtype)
         return given((grad_x, grad_weight), ctx.wanted)
 
 
-def multiply(left: Float8, right: Float8) -> paddle.Tensor:
+def multiply(left: Float8, right: Float8, dtype: paddle.dtype) -> paddle.Tensor:
     """left [..., in], right [out, in] -> left right^T [..., out], by the device's FP8 product where it has one."""
-    dtype = left.scale.dtype
     if dtype in HALF and has_fp8_products():
         rows = _rows(left.codes)
         name = str(dtype).removeprefix("paddle.")
         product = paddle.linalg.fp8_fp8_half_gemm_fused(rows, right.codes, transpose_y=True, output_dtype=name)
-        return (product * (left.scale * right.scale)).reshape([*left.codes.shape[:-1], -1])
-    return paddle.matmul(left.decoded(), right.decoded(), transpose_y=True)
+        return (product * (left.scale * right.scale).astype(dtype)).reshape([*left.codes.shape[:-1], -1])
+    return paddle.matmul(left.decoded(dtype), right.decoded(dtype), transpose_y=True)
 
 
 def _rows(x: paddle.Tensor) -> paddle.Tensor:

@@ -10,7 +10,7 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from erniekit.model.autograd import apply
+from erniekit.model.autograd import apply, as_factor
 from erniekit.model.linear import Linear
 from erniekit.model.placement import placement
 from erniekit.model.quantization.codes import byte_levels, cut, quantize
@@ -50,7 +50,7 @@ class PackedWeight(nn.Layer):
 
     def forward(self, x: paddle.Tensor, linear: Linear) -> paddle.Tensor:
         """x [..., in] -> x W [..., out]."""
-        return apply(_Product, x, self)
+        return apply(_Product, as_factor(x), self)
 
     def dense(self, dtype: paddle.dtype | None = None) -> paddle.Tensor:
         """A dense copy [out, in], made now."""

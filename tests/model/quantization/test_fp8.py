@@ -88,6 +88,17 @@ def test_a_frozen_weight_has_no_gradient_and_keeps_no_activations() -> None:
     assert linear.weight.grad is None and x.grad is not None
 
 
+def test_a_weight_of_another_precision_keeps_it() -> None:
+    """As in mixed precision, whose 16 bits a CPU lacks: activations of 64 bits beside a weight of 32."""
+    linear, _ = _linear(Fp8(hadamard_block=16))
+    x = _input()
+    wide = paddle.to_tensor(x.numpy().astype(np.float64), stop_gradient=False)
+    expected, found = linear.product(x, linear), linear.product(wide, linear)
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-4, atol=1e-4)
+    found.sum().backward()
+    assert (found.dtype, wide.grad.dtype, linear.weight.grad.dtype) == (paddle.float64, paddle.float64, paddle.float32)
+
+
 def test_scales_follow_batches_at_first_and_then_an_average() -> None:
     linear, scales = _linear(Fp8(hadamard_block=0, apply_online_actscale_step=2, actscale_moving_rate=0.25))
     product = linear.product
@@ -160,11 +171,13 @@ def test_a_product_of_the_device_gets_codes_and_a_transposed_weight(monkeypatch:
         paddle.to_tensor(np.random.default_rng(0).standard_normal(s).astype(np.float32)) for s in ((2, 3, 16), (8, 16))
     )
     left, right = (encode(each, "e4m3", float8.largest_of(each)) for each in (x, w))
-    expected = fp8.multiply(left, right)
+    expected = fp8.multiply(left, right, paddle.float32)
     monkeypatch.setattr(fp8, "has_fp8_products", lambda: True)
     monkeypatch.setattr(fp8, "HALF", (paddle.float32,))
     monkeypatch.setattr(paddle.linalg, "fp8_fp8_half_gemm_fused", product)
-    np.testing.assert_allclose(fp8.multiply(left, right).numpy(), expected.numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        fp8.multiply(left, right, paddle.float32).numpy(), expected.numpy(), rtol=1e-5, atol=1e-5
+    )
     assert calls == [(paddle.float8_e4m3fn, paddle.float8_e4m3fn, False, True, "float32")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -12,6 +13,7 @@ from erniekit.errors import ConfigurationError
 from erniekit.model.adapters.lora import load_adapters, named_adapter_weights, save_adapters
 from erniekit.model.adapters.merge import merge_adapters
 from erniekit.model.adapters.settings import LoraSettings
+from erniekit.model.autograd import as_factor
 from erniekit.model.builder import build_model
 from erniekit.model.quantization.codes import dequantize, quantize
 from erniekit.model.quantization.formats import INT4, INT8, NF4
@@ -155,3 +157,21 @@ def test_ranks_have_slices_of_the_whole_and_its_scales(form, cut: str) -> None:
         weight.fill(name, values, TensorSlice(rank, 2))
         parts.append(weight.dense().numpy())
     np.testing.assert_allclose(np.concatenate(parts, 1 if cut == "inputs" else 0), whole, rtol=1e-6)
+
+
+def test_a_product_has_the_precision_of_its_activations() -> None:
+    weight = PackedWeight(NF4, paddle.float32)
+    weight.fill("q_proj.weight", np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32), TensorSlice())
+    x = np.random.default_rng(1).standard_normal((3, 64))
+    narrow, wide = (weight(paddle.to_tensor(x.astype(dtype)), None) for dtype in (np.float32, np.float64))
+    assert (narrow.dtype, wide.dtype) == (paddle.float32, paddle.float64)
+    np.testing.assert_allclose(wide.numpy(), narrow.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_mixed_precision_reaches_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU has no 16 bits, so 64 stand for them in what Paddle says of the context."""
+    x = paddle.ones([2, 3])
+    assert as_factor(x) is x
+    amp = SimpleNamespace(_amp_level=paddle.base.core.AmpLevel.O1, _amp_dtype="float64")
+    monkeypatch.setattr(paddle.base.framework, "_dygraph_tracer", lambda: amp)
+    assert as_factor(x).dtype == paddle.float64
