@@ -1,9 +1,9 @@
 """The dynamic loss scale of float16: gradients are made of `scale x loss`, so that small ones do not vanish.
 
 The smallest number of float16 is 6e-8; most gradients lie below it. A scale of 2^k moves them up by k binary places
-(Micikevicius et al., 2018, arXiv:1710.03740). When a gradient overflows, the step is skipped and the scale halved; after
-`growth_interval` steps without an overflow it is doubled. Scales are powers of two where the first one is, so that
-scaling and its reversal are exact.
+(Micikevicius et al., 2018, arXiv:1710.03740). When a gradient overflows, the step is skipped and the scale halved;
+after `growth_interval` steps without an overflow it is doubled. Scales are powers of two where the first one is, so
+that scaling and its reversal are exact.
 """
 
 from __future__ import annotations

@@ -40,6 +40,10 @@ def test_tensor_parallelism_sums_hidden_states_four_times_a_layer(degree: int) -
     assert divided == pytest.approx(expected + 2 * (degree - 1) / degree * norms)
     again = step_bytes(model, replace(WORK, recompute=True), Topology(tensor=degree))["tensor"]
     assert again == pytest.approx(expected + 2 * (degree - 1) / degree * 2 * LAYERS * STATES)
+    for part, blocks in (("full_attn", 1), ("core_attn", 0)):
+        work = replace(WORK, recompute=True, recompute_granularity=part)
+        again = step_bytes(model, work, Topology(tensor=degree))["tensor"]
+        assert again == pytest.approx(expected + 2 * (degree - 1) / degree * blocks * LAYERS * STATES)
 
 
 def test_experts_get_each_token_k_times_and_send_it_back() -> None:

@@ -54,7 +54,7 @@ from erniekit.model.recompute import Recompute
 from tests.model.tiny import tiny_config
 shape, batch, length, documents, fused, dense, lora, dropout, again = json.loads(sys.argv[1])
 settings = LoraSettings(rank=8, alpha=16.0, dropout=dropout) if lora else None
-decoder = build_model(tiny_config(**shape), None, lora=settings, recompute=Recompute() if again else None)
+decoder = build_model(tiny_config(**shape), None, lora=settings, recompute=Recompute(granularity=again) if again else None)
 optimizer = paddle.optimizer.AdamW(1e-4, parameters=list(trained_weights(decoder).values()))
 ids = paddle.randint(0, shape["vocab_size"], [batch, length])
 positions = paddle.arange(length).expand([batch, length])
@@ -90,6 +90,10 @@ def test_parts_add_up_and_follow_what_they_should():
     assert memory(batch_size=4)["activations"] > 1.5 * base["activations"]
     assert memory(recompute=True)["activations"] < 0.3 * base["activations"]
     assert memory(recompute=True)["activations"] < memory(recompute=True, no_recompute_layers=2)["activations"]
+    full, attention_again, product_again = (
+        memory(recompute=True, recompute_granularity=part)["activations"] for part in ("full", "full_attn", "core_attn")
+    )
+    assert full < attention_again < product_again <= base["activations"]
     assert memory(fused_head=True)["logits"] < base["logits"]
     assert memory(dense_mask=True)["attention_mask"] == attention.dense_mask_bytes(2, 1024)
     assert memory(dense_mask=True)["activations"] > base["activations"]
@@ -163,16 +167,19 @@ def test_the_largest_model_needs_the_layout_of_its_recipe():
 
 # batch, length, documents, fused, dense, lora, dropout, recompute, beside the shape
 MEASURED = {
-    "full": ({}, 1, 1024, 1, True, False, False, 0.0, False),
-    "packed": ({}, 4, 1024, 8, False, False, False, 0.0, False),
-    "long": ({}, 1, 4096, 1, True, False, True, 0.0, False),
-    "dense mask": ({}, 2, 1024, 1, False, True, False, 0.0, False),
-    "adapters": ({}, 2, 1024, 4, True, False, True, 0.0, False),
-    "adapters, dropout": ({}, 2, 1024, 4, True, False, True, 0.1, False),
-    "adapters, recompute": ({}, 2, 1024, 4, True, False, True, 0.0, True),
-    "recompute": ({}, 2, 1024, 1, True, False, False, 0.0, True),
-    "experts": (EXPERTS, 1, 2048, 8, True, False, False, 0.0, False),
-    "experts, adapters, recompute": (EXPERTS, 1, 2048, 8, True, False, True, 0.0, True),
+    "full": ({}, 1, 1024, 1, True, False, False, 0.0, ""),
+    "packed": ({}, 4, 1024, 8, False, False, False, 0.0, ""),
+    "long": ({}, 1, 4096, 1, True, False, True, 0.0, ""),
+    "dense mask": ({}, 2, 1024, 1, False, True, False, 0.0, ""),
+    "adapters": ({}, 2, 1024, 4, True, False, True, 0.0, ""),
+    "adapters, dropout": ({}, 2, 1024, 4, True, False, True, 0.1, ""),
+    "adapters, recompute": ({}, 2, 1024, 4, True, False, True, 0.0, "full"),
+    "recompute": ({}, 2, 1024, 1, True, False, False, 0.0, "full"),
+    "experts": (EXPERTS, 1, 2048, 8, True, False, False, 0.0, ""),
+    "experts, adapters, recompute": (EXPERTS, 1, 2048, 8, True, False, True, 0.0, "full"),
+    "attention again": ({}, 2, 1024, 4, True, False, False, 0.0, "full_attn"),
+    "product again, dense mask": ({}, 2, 1024, 1, True, True, False, 0.0, "core_attn"),
+    "experts, attention again": (EXPERTS, 1, 2048, 8, True, False, False, 0.0, "full_attn"),
 }
 
 
@@ -187,7 +194,8 @@ def test_the_estimate_is_near_what_paddle_counts(case):
     )
     measured = int(done.stdout.split("BYTES")[1])
     work = Workload(
-        batch, length, longest_document=length // documents, recompute=again, fused_head=fused, dense_mask=dense,
+        batch, length, longest_document=length // documents, recompute=bool(again), recompute_granularity=again, fused_head=fused,
+        dense_mask=dense,
         adapters=replace(ADAPTERS, dropout=dropout) if lora else None,
     )  # fmt: skip
     estimate = training_memory(tiny_config(**shape), work)

@@ -124,6 +124,22 @@ SEEN_ELSEWHERE: dict[str, str] = {
         ("optim", "offload_optim", "tensorwise_offload_optimizer"),
         "test_where_moments_are_kept_is_told_and_changes_no_loss",
     ),
+    **dict.fromkeys(
+        (
+            "bf16",
+            "fp16",
+            "fp16_opt_level",
+            "scale_loss",
+            "amp_custom_white_list",
+            "amp_custom_black_list",
+            "amp_master_grad",
+            "fuse_rope",
+            "fuse_linear",
+            "fuse_rms_norm",
+            "fuse_swiglu",
+        ),
+        "runners/test_precision.py::test_every_parameter_arrives_on_a_gpu",
+    ),
     "mix_strategy": "test_mix_strategies_decide_the_epoch",
     "over_length_policy": "test_over_length_policy",
     **dict.fromkeys(
