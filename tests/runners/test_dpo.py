@@ -271,3 +271,13 @@ def test_one_pair_can_be_tried(make_config: Any, tiny_base: Path, pairs: Path, t
     assert try_one_sample(config, lines.append), lines
     assert "pairs.jsonl:1" in "\n".join(lines)
     assert not (tmp_path / "run").exists() and not (tmp_path / "cache").exists()
+
+
+def test_the_reference_of_adapters_is_the_base_in_few_bits(prefer: Train) -> None:
+    """What the adapters are trained beside: the first step has no margin, from new adapters or from trained ones."""
+    values = {"lora": True, "weight_quantize_algo": "nf4"}
+    run = prefer(**values)
+    assert run.losses[0] == pytest.approx(np.log(2), abs=1e-3)
+    assert run.losses != prefer(lora=True).losses
+    again = prefer(**values, lora_path=str(run.output), output_dir=str(run.output.parent / "again"), max_steps=1)
+    assert again.losses[0] == pytest.approx(np.log(2), abs=1e-3)
