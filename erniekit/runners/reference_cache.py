@@ -19,10 +19,13 @@ TABLE_VERSION = 1  # raise it where the same pairs and weights come to other log
 
 
 def table_path(cache: Path, dataset: Dataset, model: Decoder, ranks: Ranks = SINGLE) -> Path:
-    """Named by what the values depend on: the pairs, the weights and the adapters; the same on every rank."""
+    """Named by what the values depend on: the pairs, the weights, how they are multiplied, and the adapters; the
+    same on every rank."""
     digest = hashlib.blake2b(digest_size=16)
     base = weights_fingerprint(model, ranks.exchange)
     digest.update(repr((TABLE_VERSION, dataset.fingerprint, len(dataset), base)).encode())
+    if model.activation_scales is not None:
+        digest.update(repr(model.activation_scales.settings).encode())
     for name, weight in named_adapter_weights(model).items():
         digest.update(name.encode())
         digest.update(weight.numpy().tobytes())

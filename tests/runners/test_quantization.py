@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from erniekit.errors import CheckpointError, ConfigurationError
+from erniekit.model.builder import build_model
+from erniekit.model.configuration import ModelConfig
 from erniekit.model.quantization.fp8 import AVERAGES_FILE
-from erniekit.model.quantization.settings import WEIGHT_ONLY
+from erniekit.model.quantization.settings import WEIGHT_ONLY, Fp8, WeightOnly
+from erniekit.runners.reference_cache import table_path
 
 Train = Callable[..., Any]
 FP8 = {"weight_quantize_algo": "fp8_linear", "hadamard_block_size": 16, "apply_online_actscale_step": 2}
@@ -107,3 +110,17 @@ def test_evaluation_uses_the_averages(train: Train, make_config: Callable[..., A
         )
     )
     assert run_evaluation(make_config(**values, **FP8), say=lines.append).loss > plain.loss * 1.01
+
+
+def test_a_reference_in_fp8_has_a_table_of_its_own(tiny_base: Path, tmp_path: Path) -> None:
+    config, pairs = ModelConfig.from_folder(tiny_base), _Pairs()
+    ways = [None, WeightOnly("nf4"), Fp8(hadamard_block=16), Fp8(hadamard_block=8)]
+    models = [build_model(config, tiny_base, quantization=way) for way in ways]
+    assert len({table_path(tmp_path, pairs, model) for model in models}) == len(ways)
+
+
+class _Pairs:
+    fingerprint = "of the pairs"
+
+    def __len__(self) -> int:
+        return 3
