@@ -54,7 +54,8 @@ from erniekit.model.recompute import Recompute
 from tests.model.tiny import tiny_config
 shape, batch, length, documents, fused, dense, lora, dropout, again = json.loads(sys.argv[1])
 settings = LoraSettings(rank=8, alpha=16.0, dropout=dropout) if lora else None
-decoder = build_model(tiny_config(**shape), None, lora=settings, recompute=Recompute(granularity=again) if again else None)
+recompute = Recompute(granularity=again) if again else None
+decoder = build_model(tiny_config(**shape), None, lora=settings, recompute=recompute)
 optimizer = paddle.optimizer.AdamW(1e-4, parameters=list(trained_weights(decoder).values()))
 ids = paddle.randint(0, shape["vocab_size"], [batch, length])
 positions = paddle.arange(length).expand([batch, length])
@@ -194,7 +195,12 @@ def test_the_estimate_is_near_what_paddle_counts(case):
     )
     measured = int(done.stdout.split("BYTES")[1])
     work = Workload(
-        batch, length, longest_document=length // documents, recompute=bool(again), recompute_granularity=again, fused_head=fused,
+        batch,
+        length,
+        longest_document=length // documents,
+        recompute=bool(again),
+        recompute_granularity=again,
+        fused_head=fused,
         dense_mask=dense,
         adapters=replace(ADAPTERS, dropout=dropout) if lora else None,
     )  # fmt: skip
