@@ -9,22 +9,38 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
+from erniekit.model.storage.safetensors_file import StoredTensor
+
+_FORMAT = {  # Paddle's types and the names that files have for them
+    paddle.float64: "F64",
+    paddle.float32: "F32",
+    paddle.float16: "F16",
+    paddle.bfloat16: "BF16",
+    paddle.int64: "I64",
+    paddle.int32: "I32",
+    paddle.int16: "I16",
+    paddle.int8: "I8",
+    paddle.uint8: "U8",
+    paddle.bool: "BOOL",
+}
+_PADDLE = {name: dtype for dtype, name in _FORMAT.items()}
+
 
 class Held(NamedTuple):
     """What one rank holds of some tensors, perhaps slices of them.
 
     Attributes:
-        shapes: by name, of what `read` gives.
+        tensors: by name, type and shape of what `read` gives.
         read: one of them. Ranks that hold the same name call it together.
     """
 
-    shapes: Mapping[str, tuple[int, ...]]
+    tensors: Mapping[str, StoredTensor]
     read: Callable[[str], Tensor]
 
 
 def held(tensors: Mapping[str, Tensor]) -> Held:
     """Tensors of this process."""
-    return Held({name: tuple(tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__)
+    return Held({name: stored_as(tensor) for name, tensor in tensors.items()}, tensors.__getitem__)
 
 
 class WholeTensors(Protocol):
@@ -37,12 +53,13 @@ class WholeTensors(Protocol):
     @property
     def names(self) -> Sequence[str]: ...
 
-    def nbytes(self, name: str) -> int:
-        """The size of a whole tensor."""
+    def stored(self, name: str) -> StoredTensor:
+        """Type and shape of a whole tensor."""
         ...
 
     def read(self, name: str) -> np.ndarray | None:
-        """The whole tensor on the rank that writes; None on the others, which give what they hold of it."""
+        """The whole tensor, bfloat16 as float32, on the rank that writes; None on the others, which give what they hold
+        of it."""
         ...
 
 
@@ -51,11 +68,10 @@ class OwnTensors:
 
     def __init__(self, own: Held) -> None:
         self._own = own
-        self.names = tuple(own.shapes)
+        self.names = tuple(own.tensors)
 
-    def nbytes(self, name: str) -> int:
-        tensor = self._own.read(name)
-        return tensor.size * tensor.element_size()
+    def stored(self, name: str) -> StoredTensor:
+        return self._own.tensors[name]
 
     def read(self, name: str) -> np.ndarray:
         return values_of(self._own.read(name))
@@ -64,3 +80,13 @@ class OwnTensors:
 def values_of(tensor: Tensor) -> np.ndarray:
     """The values as NumPy holds them: bfloat16, which it does not know, as float32, which loses nothing."""
     return (tensor.astype("float32") if tensor.dtype == paddle.bfloat16 else tensor).numpy()
+
+
+def stored_as(tensor: Tensor) -> StoredTensor:
+    """How a file has a tensor's values without loss."""
+    return StoredTensor(_FORMAT[tensor.dtype], tuple(tensor.shape))
+
+
+def paddle_type(name: str) -> paddle.dtype:
+    """Paddle's type for a file's name of a type, such as "BF16"."""
+    return _PADDLE[name]

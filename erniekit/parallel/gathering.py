@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import paddle
 import paddle.distributed as dist
 
 from erniekit.model.placement import placement
-from erniekit.model.whole import Held
+from erniekit.model.storage.safetensors_file import StoredTensor
+from erniekit.model.whole import Held, paddle_type, stored_as, values_of
 from erniekit.parallel.mesh import Mesh
 
 WRITER = 0  # the rank that gets them
@@ -30,26 +29,24 @@ class Gathered:
 
     def __init__(self, mesh: Mesh, own: Held) -> None:
         self._mesh, self._own = mesh, own
-        everyone = mesh.exchange({name: list(shape) for name, shape in own.shapes.items()})
         self._holders: dict[str, list[int]] = {}
-        self._shapes: dict[str, list[int]] = {}
-        for rank, shapes in enumerate(everyone):
-            for name, shape in shapes.items():
+        self._parts: dict[str, StoredTensor] = {}  # what each holder has of it
+        for rank, parts in enumerate(mesh.exchange(dict(own.tensors))):
+            for name, (dtype, shape) in parts.items():
                 self._holders.setdefault(name, []).append(rank)
-                self._shapes[name] = shape
+                self._parts[name] = StoredTensor(dtype, tuple(shape))
         self.names = tuple(self._holders)
-        self._dtype = paddle.get_default_dtype()
 
-    def nbytes(self, name: str) -> int:
-        slices = len(self._givers(name))
-        return math.prod(self._shapes[name]) * slices * np.dtype(self._dtype).itemsize
+    def stored(self, name: str) -> StoredTensor:
+        dtype, shape = self._parts[name]
+        axis, slices = self._axis(name), len(self._givers(name))
+        return StoredTensor(dtype, tuple(size * slices if axis == at else size for at, size in enumerate(shape)))
 
     def read(self, name: str) -> np.ndarray | None:
-        """The whole tensor on the first rank, None on the others."""
-        givers, rank = self._givers(name), self._mesh.rank
-        own = self._own.read(name) if name in self._own.shapes else None
-        if own is not None and own.element_size() == 2:
-            own = own.astype(self._dtype)  # 16-bit weights
+        """The whole tensor, bfloat16 as float32, on the first rank; None on the others. It travels in its own type."""
+        givers, rank, part = self._givers(name), self._mesh.rank, self._parts[name]
+        own = self._own.read(name) if name in self._own.tensors else None
+        assert own is None or stored_as(own) == part, (name, own.dtype, own.shape, part)
         if rank != WRITER:
             if rank in givers:
                 assert own is not None
@@ -57,13 +54,12 @@ class Gathered:
             return None
         parts = []
         for giver in givers:
-            if giver == rank:
-                assert own is not None
-                parts.append(own.numpy())
-            else:
-                part = paddle.empty(self._shapes[name], self._dtype)
-                dist.recv(part, src=giver, group=self._everyone())
-                parts.append(part.numpy())
+            given = own
+            if giver != rank:
+                given = paddle.empty(part.shape, paddle_type(part.dtype))
+                dist.recv(given, src=giver, group=self._everyone())
+            assert given is not None
+            parts.append(values_of(given))
         axis = self._axis(name)
         return parts[0] if axis is None else np.concatenate(parts, axis)
 

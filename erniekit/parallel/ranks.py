@@ -75,7 +75,7 @@ class LayoutRanks:
         return self.mesh.exchange(value)
 
     def whole(self, own: Held) -> WholeTensors:
-        return Gathered(self.mesh, Held(own.shapes, lambda name: self._weight_of(own.read(name))))
+        return Gathered(self.mesh, Held(own.tensors, lambda name: self._weight_of(own.read(name))))
 
     def own_part(self, name: str, whole: np.ndarray) -> np.ndarray:
         return self.mesh.tensor.cut(whole, axis_of(name))

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,10 @@ from typing import Any
 import numpy as np
 import yaml
 from paddle import Tensor
-from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
 
 from erniekit.errors import CheckpointError, ModelFileError
 from erniekit.json_files import read_json_object
-from erniekit.model.whole import WholeTensors, held
+from erniekit.model.whole import held
 from erniekit.training.best_model import BestSoFar
 from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_name, problems, write_folder
 from erniekit.training.json_file import replace_text
@@ -39,6 +36,7 @@ from erniekit.training.loss_scaling import LossScale
 from erniekit.training.optimizer import held_state, load_optimizer_state
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.run_identity import RunIdentity
+from erniekit.training.tensor_files import open_tensors, write_tensors
 from erniekit.training.totals import Totals
 
 STATE_FILE = "trainer_state.json"
@@ -48,7 +46,6 @@ _OF_THE_TRAINER = (
     "optimizer*.safetensors", "beside_model*.safetensors", STATE_FILE, IDENTITY_FILE, CONFIG_FILE, MANIFEST,
 )  # fmt: skip
 _HOW_TO_START = {"resume_from_checkpoint", "init_from_checkpoint", "overwrite_output_dir"}
-_BYTES_A_FILE = 256 << 20  # safetensors copies what it writes: bounds the memory that saving takes beside training
 
 
 @dataclass
@@ -92,8 +89,8 @@ def save_checkpoint(
     def write(folder: Path | None) -> None:
         write_model(folder)
         if optimizer is not None:
-            _write_tensors(folder, "optimizer", ranks.whole(held_state(optimizer, parameters)))
-        _write_tensors(folder, "beside_model", ranks.whole(held(beside_model)))
+            write_tensors(folder, "optimizer", ranks.whole(held_state(optimizer, parameters)))
+        write_tensors(folder, "beside_model", ranks.whole(held(beside_model)))
         if folder is None:
             return
         (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
@@ -135,24 +132,19 @@ def load_optimizer(folder: Path, optimizer: Any, parameters: Mapping[str, Tensor
     Raises:
         CheckpointError: the folder holds no optimizer state, or that of other parameters.
     """
-    files = sorted(folder.glob("optimizer*.safetensors"))
-    if not files:
+    stored = open_tensors(folder, "optimizer")
+    if not stored.names:
         raise CheckpointError(
             f"{folder} holds no optimizer state (it was saved with ignore_save_lr_and_optim).\n"
             "  Set ignore_load_lr_and_optim: true to go on with fresh moments, which is not bit-exact."
         )
-    with ExitStack() as stack:
-        opened = [stack.enter_context(safe_open(file, framework="numpy")) for file in files]
-        home = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 (not a dictionary)
-        load_optimizer_state(optimizer, parameters, home, lambda name: home[name].get_tensor(name), ranks)
+    load_optimizer_state(optimizer, parameters, stored.names, stored.read, ranks)
 
 
 def load_beside_model(folder: Path) -> dict[str, np.ndarray]:
-    """What was given to `save_checkpoint` as `beside_model`, read one file after another."""
-    tensors: dict[str, np.ndarray] = {}
-    for file in sorted(folder.glob("beside_model*.safetensors")):
-        tensors |= load_file(file)
-    return tensors
+    """What was given to `save_checkpoint` as `beside_model`."""
+    stored = open_tensors(folder, "beside_model")
+    return {name: stored.read(name) for name in stored.names}
 
 
 def write_config(folder: Path, resolved_config: Mapping[str, Any]) -> None:
@@ -177,30 +169,6 @@ def write_model_of(checkpoint: Path, folder: Path) -> None:
 
 def _config_text(resolved_config: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(resolved_config), sort_keys=False, allow_unicode=True)
-
-
-def _write_tensors(folder: Path | None, stem: str, tensors: WholeTensors) -> None:
-    groups = list(_groups(tensors, _BYTES_A_FILE))
-    for number, names in enumerate(groups, start=1):
-        suffix = "" if len(groups) == 1 else f"-{number:05}-of-{len(groups):05}"
-        values = {name: tensors.read(name) for name in names}
-        if folder is not None:
-            save_file(values, folder / f"{stem}{suffix}.safetensors")
-
-
-def _groups(tensors: WholeTensors, limit: int) -> Iterator[list[str]]:
-    """Names in groups of at most `limit` bytes (or one larger tensor)."""
-    group: list[str] = []
-    size = 0
-    for name in tensors.names:
-        bytes_of_tensor = tensors.nbytes(name)
-        if group and size + bytes_of_tensor > limit:
-            yield group
-            group, size = [], 0
-        group.append(name)
-        size += bytes_of_tensor
-    if group:
-        yield group
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from paddle import Tensor
 from paddle.optimizer import AdamW
 
 from erniekit.errors import TrainingError
+from erniekit.model.storage.safetensors_file import StoredTensor
+from erniekit.model.whole import stored_as
 from erniekit.training.optimizer import create_state, optimizer_state, trainable_parameters
 
 MOMENTS = ("moment1", "moment2")
@@ -105,27 +107,33 @@ class StoredMomentsAdamW:
             for kind in MOMENTS:
                 self._stores[name, kind].write(self._take(kind, parameter))
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of everything that it remembers, by `<parameter>/<kind>`, as AdamW's."""
+    def state_tensors(self) -> dict[str, StoredTensor]:
+        """Type and shape of everything that it remembers, by `<parameter>/<kind>`, as AdamW's."""
         state = optimizer_state(self._adamw, self._parameters)
-        moments = {f"{name}/{kind}" for name, kind in self._stores}
-        of = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
-        return {key: of[key.rpartition("/")[0]] if key in moments else tuple(state[key].shape) for key in state}
+        return {key: self._stored(key) or stored_as(tensor) for key, tensor in state.items()}
 
     def read_state(self, name: str) -> Tensor:
-        """One of `state_shapes`; moments in float32, which holds what either type does."""
+        """One of `state_tensors`; moments in float32, which holds what either type does."""
         parameter, _, kind = name.rpartition("/")
         if kind in MOMENTS:
             return self._stores[parameter, kind].read()
         return optimizer_state(self._adamw, {parameter: self._parameters[parameter]})[name]
 
     def write_state(self, name: str, value: np.ndarray) -> None:
-        """Set one of `state_shapes`."""
+        """Set one of `state_tensors`."""
         parameter, _, kind = name.rpartition("/")
         if kind in MOMENTS:
             self._stores[parameter, kind].write(paddle.to_tensor(value))
         else:
             self.read_state(name).set_value(value)
+
+    def _stored(self, name: str) -> StoredTensor | None:
+        """How `read_state` gives a moment; None for what AdamW still has."""
+        parameter, _, kind = name.rpartition("/")
+        if kind not in MOMENTS:
+            return None
+        stored = stored_as(self._parameters[parameter])
+        return stored if stored.dtype == "F64" else StoredTensor("F32", stored.shape)
 
     def _key(self, parameter: Tensor) -> str:
         """The name under which AdamW keeps what it remembers of a parameter: its own, or that of its float32 copy."""

@@ -127,7 +127,7 @@ def held_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> Held:
     """What this rank's optimizer remembers; of one whose state is divided among ranks, the whole of it."""
     if isinstance(optimizer, AdamW):
         return held(optimizer_state(optimizer, parameters))
-    return Held(optimizer.state_shapes(), optimizer.read_state)
+    return Held(optimizer.state_tensors(), optimizer.read_state)
 
 
 def load_optimizer_state(
@@ -148,7 +148,7 @@ def load_optimizer_state(
         CheckpointError: the names or shapes are not those of this optimizer.
     """
     own = held_state(optimizer, parameters)
-    expected = {name for held_names in ranks.exchange(list(own.shapes)) for name in held_names}
+    expected = {name for held_names in ranks.exchange(list(own.tensors)) for name in held_names}
     missing, surplus = sorted(expected - set(names)), sorted(set(names) - expected)
     if missing or surplus:
         raise CheckpointError(
@@ -156,7 +156,7 @@ def load_optimizer_state(
             f"{len(missing)} missing (for example {missing[:2]}), {len(surplus)} unknown (for example {surplus[:2]}).\n"
             "  Resume with the configuration that wrote it, or set ignore_load_lr_and_optim: true for a fresh AdamW."
         )
-    for name, shape in own.shapes.items():
+    for name, (_, shape) in own.tensors.items():
         stored = ranks.own_part(name, read(name))
         if tuple(stored.shape) != tuple(shape):
             raise CheckpointError(f"optimizer state {name}: expected shape {list(shape)}, got {list(stored.shape)}")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from erniekit.errors import CheckpointError
-from erniekit.training import checkpoint
+from erniekit.training import tensor_files
 from erniekit.training.best_model import BestSoFar
 from erniekit.training.checkpoint import (
     TrainerState,
@@ -76,7 +76,7 @@ def test_state_and_identity_are_read_back_exactly(tmp_path: Path) -> None:
 def test_optimizer_state_is_read_back_exactly_from_one_file_or_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_a_file: int
 ) -> None:
-    monkeypatch.setattr(checkpoint, "_BYTES_A_FILE", bytes_a_file)
+    monkeypatch.setattr(tensor_files, "BYTES_A_FILE", bytes_a_file)
     folder, state = save(tmp_path, FakeModel())
     files = sorted(path.name for path in folder.glob("optimizer*"))
     assert (len(files) == 1) == (bytes_a_file == 1 << 30)

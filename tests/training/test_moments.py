@@ -54,7 +54,7 @@ def steps(model: FakeModel, optimizer, first: int, stop: int) -> None:  # type: 
 
 def state(optimizer, model: FakeModel) -> dict[str, np.ndarray]:  # type: ignore[no-untyped-def]
     held = held_state(optimizer, model.named)
-    return {name: held.read(name).numpy() for name in held.shapes}
+    return {name: held.read(name).numpy() for name in held.tensors}
 
 
 @pytest.mark.parametrize("where", ["memory", "file", "file, released"])

@@ -9,6 +9,8 @@ from paddle import Tensor
 from paddle.distributed.communication.group import Group
 from paddle.optimizer import AdamW
 
+from erniekit.model.storage.safetensors_file import StoredTensor
+from erniekit.model.whole import stored_as
 from erniekit.parallel.sharding.shares import Share, own_part, same_everywhere, together
 from erniekit.parallel.sharding.stage import Stage
 from erniekit.training.optimizer import STATE_KINDS, create_state, trainable_parameters
@@ -37,23 +39,23 @@ class DividedOptimizer:
     def clear_grad(self, set_to_zero: bool = True) -> None:
         self._stage.clear_grad(set_to_zero)
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of everything that AdamW remembers, by `<parameter>/<kind>`, as if nothing were divided."""
+    def state_tensors(self) -> dict[str, StoredTensor]:
+        """Type and shape of everything that AdamW remembers, by `<parameter>/<kind>`, as if nothing were divided."""
         return {
-            f"{name}/{kind}": (1,) if kind.endswith("pow_acc") else tuple(parameter.shape)
+            f"{name}/{kind}": _of_state(kind, stored_as(parameter))
             for name, parameter in self._parameters.items()
             for kind in STATE_KINDS
         }
 
     def read_state(self, name: str) -> Tensor:
-        """One of `state_shapes`, on every rank of the group; all of them call this, in the same order."""
+        """One of `state_tensors`, on every rank of the group; all of them call this, in the same order."""
         share, kind, held = self._held(name)
         if kind.endswith("pow_acc"):
             return same_everywhere(share, held, self._group)
         return together(share, held, self._group)
 
     def write_state(self, name: str, value: np.ndarray) -> None:
-        """Set one of `state_shapes`; each rank takes its part of the value."""
+        """Set one of `state_tensors`; each rank takes its part of the value."""
         share, kind, held = self._held(name)
         if held is not None:
             held.set_value(value if kind.endswith("pow_acc") else own_part(share, value, self._group.rank))
@@ -62,3 +64,7 @@ class DividedOptimizer:
         parameter, _, kind = name.rpartition("/")
         share = self._stage.share(self._parameters[parameter])
         return share, kind, None if share.tensor is None else self._adamw._accumulators[kind][share.name]
+
+
+def _of_state(kind: str, parameter: StoredTensor) -> StoredTensor:
+    return StoredTensor(parameter.dtype, (1,) if kind.endswith("pow_acc") else parameter.shape)

@@ -198,12 +198,12 @@ def test_pissa_takes_the_best_approximation():
 
 
 def test_ranks_pass_on_what_pissa_took_in_the_precision_that_the_others_expect():
-    """`parallel.gathering` takes them in Paddle's default type; what PiSSA took is float32 in NumPy."""
+    """What PiSSA took is float32 in NumPy; the adapters beside it may be float64."""
     model = with_adapters(LoraSettings(4, 8.0, init="pissa"), stirred=False)
     paddle.set_default_dtype("float64")
     try:
         whole = held_adapters(model)
-        starts = [name for name in whole.shapes if ".start_" in name]
+        starts = [name for name in whole.tensors if ".start_" in name]
         assert starts and {whole.read(name).dtype for name in starts} == {paddle.float64}
     finally:
         paddle.set_default_dtype("float32")

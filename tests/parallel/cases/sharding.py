@@ -93,7 +93,7 @@ class Run:
         """What AdamW remembers, whole on every rank."""
         if self.stage is None:
             return {name: value.numpy() for name, value in optimizer_state(self.optimizer, self.parameters).items()}
-        return {name: self.optimizer.read_state(name).numpy() for name in self.optimizer.state_shapes()}
+        return {name: self.optimizer.read_state(name).numpy() for name in self.optimizer.state_tensors()}
 
 
 def model(mesh: Mesh, lora: str = "", recompute: str = "", **changes: Any) -> Decoder:

@@ -1,0 +1,80 @@
+"""The tensors of a checkpoint beside those of its model: safetensors files `<stem>*.safetensors`.
+
+They are written one tensor at a time, and read so, whichever ranks hold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from erniekit.errors import CheckpointError, ModelFileError
+from erniekit.model.storage.precision import to_stored
+from erniekit.model.storage.safetensors_file import SafetensorsFile, write_stored
+from erniekit.model.storage.shards import cut
+from erniekit.model.whole import WholeTensors
+
+BYTES_A_FILE = 5 * 10**9
+
+
+class TensorFiles(NamedTuple):
+    """Tensors on disk.
+
+    Attributes:
+        names: of all of them; empty where there are no files.
+        read: one of them; bfloat16 comes as float32, which loses nothing.
+    """
+
+    names: tuple[str, ...]
+    read: Callable[[str], np.ndarray]
+
+
+def write_tensors(folder: Path | None, stem: str, tensors: WholeTensors) -> None:
+    """Write `<stem>.safetensors`, or `<stem>-0000k-of-0000n.safetensors` where one file would be too large.
+
+    One tensor at a time is in memory. Nothing is synced to disk here.
+
+    Args:
+        folder: None on ranks that only give what they hold of the tensors.
+    """
+    if folder is None:
+        for name in tensors.names:
+            tensors.read(name)
+        return
+    stored = {name: tensors.stored(name) for name in tensors.names}
+    groups = cut({name: tensor.nbytes for name, tensor in stored.items()}, BYTES_A_FILE) if stored else []
+
+    def contents() -> Iterator[tuple[str, Iterable[Any]]]:
+        for name, tensor in stored.items():
+            values = tensors.read(name)
+            assert values is not None and values.shape == tensor.shape, (name, tensor)
+            yield name, [_bytes_of(name, values, tensor.dtype)]
+
+    remaining = contents()
+    for number, names in enumerate(groups, start=1):
+        suffix = "" if len(groups) == 1 else f"-{number:05}-of-{len(groups):05}"
+        path = folder / f"{stem}{suffix}.safetensors"
+        write_stored(path, {name: stored[name] for name in names}, islice(remaining, len(names)))
+
+
+def open_tensors(folder: Path, stem: str) -> TensorFiles:
+    """What `write_tensors` has put into `folder`.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    try:
+        files = [SafetensorsFile(path) for path in sorted(folder.glob(f"{stem}*.safetensors"))]
+    except ModelFileError as error:
+        raise CheckpointError(str(error)) from None
+    home = {name: file for file in files for name in file.names()}
+    return TensorFiles(tuple(home), lambda name: home[name].read(name))
+
+
+def _bytes_of(name: str, values: np.ndarray, dtype: str) -> memoryview:
+    halves = values.dtype == np.float32 and dtype in ("BF16", "F16")
+    return np.ascontiguousarray(to_stored(name, values, dtype) if halves else values).reshape(-1).data
