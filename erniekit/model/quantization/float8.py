@@ -14,6 +14,7 @@ import paddle
 from erniekit.model.quantization.hadamard import hadamard
 
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
+_LEAST_SCALE = 2.0**-126  # the least that is precise in float32; codes of what is smaller are subnormal ones
 DTYPES = {"e4m3": paddle.float8_e4m3fn, "e5m2": paddle.float8_e5m2}
 
 
@@ -34,15 +35,17 @@ class Float8(NamedTuple):
 
 
 def encode(x: paddle.Tensor, form: str, largest: paddle.Tensor) -> Float8:
-    """Round x to "e4m3" or "e5m2".
+    """Round x to "e4m3" or "e5m2"; what is not a number stays so, and where `largest` is not finite nothing is.
 
     Args:
         largest: 0-d float32, the absolute value that meets the largest code; what is beyond it becomes as large as it.
     """
     limit = LARGEST[form]
-    scale = paddle.where(largest > 0, largest / limit, paddle.ones_like(largest))
-    # Paddle's cast does not saturate everywhere: 465 becomes not-a-number
-    return Float8((x.astype("float32") / scale).clip(-limit, limit).astype(DTYPES[form]), scale)
+    scale = paddle.where(largest <= 0, paddle.ones_like(largest), (largest / limit).clip(min=_LEAST_SCALE))
+    # Paddle's cast does not saturate everywhere: on a CPU 465 becomes not-a-number, and not-a-number the largest code,
+    # whose bits are 1 less than its own
+    codes = (x.astype("float32") / scale).clip(-limit, limit).astype(DTYPES[form])
+    return Float8((codes.view("uint8") | paddle.isnan(x).astype("uint8")).view(DTYPES[form]), scale)
 
 
 def largest_of(x: paddle.Tensor) -> paddle.Tensor:

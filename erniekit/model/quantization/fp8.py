@@ -96,7 +96,7 @@ class ActivationScales:
         of_all = self._exchange(own)  # other ranks have other tokens, or other layers
         for path, product in self.products.items():
             largest = max(figures.get(path, 0.0) for figures in of_all)
-            if largest > 0:
+            if 0 < largest < math.inf:  # a step that has overflowed is skipped, and teaches nothing
                 product.end_step(largest)
         for product in self.products.values():
             product.observed = None

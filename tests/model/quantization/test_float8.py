@@ -74,6 +74,29 @@ def test_the_largest_value_meets_the_largest_code(form: str) -> None:
     assert float(largest_of(paddle.zeros([0, 4]))) == 0.0
 
 
+@pytest.mark.parametrize("form", SHAPES)
+@pytest.mark.parametrize("largest", [2.0, np.nan])
+def test_what_is_not_a_number_stays_so(form: str, largest: float) -> None:
+    """With a scale of its own nothing else is a number either; a scale from elsewhere leaves the rest as it is."""
+    x = paddle.to_tensor(np.float32([1.0, np.nan, -2.0, np.inf, -np.inf]))
+    found = encode(x, form, paddle.to_tensor(largest)).decoded().numpy()
+    np.testing.assert_array_equal(found, np.float32([1, np.nan, -2, 2, -2]) * (largest / 2))
+    assert np.isnan(encode(x, form, largest_of(x)).decoded().numpy()).all()
+    infinite = x[3:]
+    assert np.isinf(encode(infinite, form, largest_of(infinite)).decoded().numpy()).all()
+
+
+@pytest.mark.parametrize("form", SHAPES)
+def test_scales_of_tiny_values_do_not_vanish(form: str) -> None:
+    x = np.float32([1e-38, 3e-38, 0.0])
+    found = encode(paddle.to_tensor(x), form, largest_of(paddle.to_tensor(x))).decoded().numpy()
+    np.testing.assert_allclose(found, x, rtol=2**-3)
+    for least in (1e-9, 1e-20, 1e-45):  # Paddle's == takes the first for 0
+        x = np.float32([least, 0.0])
+        found = encode(paddle.to_tensor(x), form, largest_of(paddle.to_tensor(x))).decoded().numpy()
+        np.testing.assert_allclose(found, x, rtol=1e-6, atol=1e-40)
+
+
 @pytest.mark.parametrize("size", [2, 16, 32, 128])
 def test_the_rotation_is_orthogonal_and_undone(size: int) -> None:
     matrix = hadamard(size)
