@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from erniekit.errors import ConfigurationError
 from erniekit.model.adapters.settings import linear_shapes
 from erniekit.model.placement import placement
+from erniekit.model.quantization.settings import Fp8, WeightOnly, rotation_problem
 from erniekit.parallel.stages import BY_LAYER, DECODER_LAYER, layer_runs
 
 if TYPE_CHECKING:
     from erniekit.model.configuration import ModelConfig
-    from erniekit.model.quantization.settings import WeightOnly
+    from erniekit.model.quantization.settings import Quantization
     from erniekit.parallel.topology import Topology
 
 EXPERTS_ALONG = {"tensor": "tensor_parallel_degree", "data": "the data-parallel degree"}
@@ -24,12 +25,12 @@ def check_divisible(
     max_seq_len: int,
     pp_seg_method: str | tuple[int, ...] = BY_LAYER + DECODER_LAYER,
     add_tail_layers: int = 0,
-    weight_only: WeightOnly | None = None,
+    quantization: Quantization | None = None,
 ) -> list[range]:
     """Check that every rank can have an equal part of the model.
 
     Args:
-        weight_only: how linear layers keep their frozen weights; None: as floats.
+        quantization: how linear layers keep their weights or compute their products; None: plainly.
 
     Returns:
         The layers of each run of the pipeline, see `stages.layer_runs`.
@@ -38,8 +39,10 @@ def check_divisible(
         ConfigurationError: everything that cannot be divided, a paragraph each with what to write instead.
     """
     problems = _tensor_problems(model, topology, max_seq_len)
-    if weight_only is not None:
-        problems += _packed_problems(model, topology, weight_only)
+    if isinstance(quantization, WeightOnly):
+        problems += _packed_problems(model, topology, quantization)
+    if isinstance(quantization, Fp8):
+        problems += _rotation_problems(model, topology, quantization)
     if topology.expert > 1 and topology.expert_axis and model.moe_num_experts % topology.expert:
         problems.append(
             f"moe_num_experts {model.moe_num_experts} cannot be divided between {topology.expert} ranks "
@@ -106,6 +109,16 @@ def _packed_problems(model: ModelConfig, topology: Topology, weight_only: Weight
         f"that share a scale: {what}\n  write a smaller tensor_parallel_degree, or weight_only_int8, whose scales "
         "belong to outputs"
     ]
+
+
+def _rotation_problems(model: ModelConfig, topology: Topology, fp8: Fp8) -> list[str]:
+    """Linear layers of whose inputs a rank has no whole number of blocks."""
+    own_inputs = {}
+    for path, (_, inputs) in linear_shapes(model.weight_shapes()).items():
+        divided = placement(f"{path}.weight").axis == 0
+        own_inputs[path] = inputs // topology.tensor if divided else inputs
+    problem = rotation_problem(fp8, own_inputs)
+    return [problem] if problem else []
 
 
 def _divisors(number: int) -> str:

@@ -68,14 +68,12 @@ class Fp8Parameters:
         False,
         "Keep AdamW's moments in bfloat16, at half the memory. They are rounded to nearest once a step, after the "
         "update was made with the exact ones; losses change a little.",
-        stages=("PT", "SFT", "DPO"),
         example=True,
     )
     tensorwise_offload_optimizer: bool = parameter(
         False,
         "As `offload_optim`, and no more than one tensor of the moments is in memory at any time: on a CPU the pages "
         "of the mapped file are given back as soon as a tensor has been updated. Losses stay the same.",
-        stages=("PT", "SFT", "DPO"),
         example=True,
     )
     optim_shard_num: int = parameter(
@@ -108,6 +106,5 @@ SECTION = section(
     key="fp8",
     title="2.4 FP8 training",
     verbs=("train",),
-    stages=("SFT", "DPO"),
     rules=(block_is_a_power_of_two, blocks_are_of_the_rotation),
 )

@@ -109,14 +109,13 @@ def divided_layers(config: Config, model: ModelConfig, topology: Topology) -> li
     Raises:
         ConfigurationError: what cannot be divided, see `check_divisible`.
     """
-    quantization = quantization_from(config)
     return check_divisible(
         model,
         topology,
         max_seq_len=config.training.max_seq_len,
         pp_seg_method=config.distributed.pp_seg_method,
         add_tail_layers=config.distributed.add_tail_layers,
-        weight_only=quantization if isinstance(quantization, WeightOnly) else None,
+        quantization=quantization_from(config),
     )
 
 

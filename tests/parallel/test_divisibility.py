@@ -7,6 +7,7 @@ import pytest
 from erniekit.errors import ConfigurationError
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.published import published_model
+from erniekit.model.quantization.settings import Fp8
 from erniekit.parallel.divisibility import check_divisible
 from erniekit.parallel.topology import Topology
 from tests.model.tiny import tiny_config
@@ -80,3 +81,14 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     assert "num_attention_heads 20, num_key_value_heads 4" in text
     assert "write max_seq_len: 1000, or sequence_parallel: false" in text
     assert "28 layers and 1 empty ones cannot be divided equally" in text
+
+
+def test_blocks_of_a_rotation_are_not_divided() -> None:
+    model, fp8 = _published("0.3B"), Fp8(hadamard_block=1024)
+    check_divisible(model, Topology(), max_seq_len=8192, quantization=fp8)
+    message = _refusal(model, Topology(tensor=2), quantization=Fp8(hadamard_block=2048))
+    assert "blocks of 2048 do not divide the inputs that a rank has of q_proj (1,024 inputs)" in message
+    assert "o_proj (1,024 inputs)" in message and "down_proj (1,536 inputs)" in message
+    assert "write hadamard_block_size: 512, or apply_hadamard: false" in message
+    check_divisible(model, Topology(tensor=2), max_seq_len=8192, quantization=Fp8(hadamard_block=512))
+    check_divisible(model, Topology(tensor=2), max_seq_len=8192, quantization=Fp8(hadamard_block=0))

@@ -88,10 +88,20 @@ def test_fp8_beside_adapters_keeps_its_averages_with_them(train_adapters: Train)
 
 
 def test_blocks_that_do_not_fit_the_model_are_told(train: Train) -> None:
-    with pytest.raises(ConfigurationError, match=r"down_proj: 48 inputs[\s\S]*apply_hadamard: false"):
+    with pytest.raises(
+        ConfigurationError, match=r"down_proj \(48 inputs\)\s+write hadamard_block_size: 16, or apply_hadamard: false"
+    ):
         train(**{**FP8, "hadamard_block_size": 32})
     message = "`hadamard_block_size` (config.yaml"
     assert message in train(**FP8, apply_hadamard=False).said and message not in train(**FP8).said
+
+
+def test_pre_training_is_through_fp8_as_its_parameters_say(train: Train, tmp_path: Path) -> None:
+    text = tmp_path / "corpus.jsonl"
+    text.write_text(json.dumps({"text": "A line of text to go on with."}) + "\n", encoding="utf-8")
+    run = train(**FP8, stage="PT", train_dataset_type="text", train_dataset_path=str(text), quant_input_grad=True)
+    assert "inputs rotated in blocks of 16, gradients of inputs in e5m2" in run.said
+    assert "has no effect with stage PT" not in run.said
 
 
 def test_evaluation_uses_the_averages(train: Train, make_config: Callable[..., Any], records: Path) -> None:

@@ -26,7 +26,7 @@ from erniekit.model.autograd import apply, as_factor, given, needed
 from erniekit.model.device import has_fp8_products
 from erniekit.model.linear import Linear
 from erniekit.model.quantization.float8 import Float8, encode, largest_of, rotate
-from erniekit.model.quantization.settings import Fp8
+from erniekit.model.quantization.settings import Fp8, rotation_problem
 from erniekit.model.randomness import Randomness
 
 FORWARD = "e4m3"
@@ -123,16 +123,8 @@ def compute_in_fp8(
     Raises:
         ConfigurationError: blocks of the Hadamard matrix do not divide the inputs of a layer (all listed).
     """
-    block = settings.hadamard_block
-    problems = [
-        f"  {path}: {each.weight.shape[0]} inputs" for path, each in linears.items() if not _divides(block, each)
-    ]
-    if problems:
-        raise ConfigurationError(
-            f"hadamard_block_size: blocks of {block} do not divide the inputs that a rank has of\n"
-            + "\n".join(problems[:5])
-            + "\n  Write a smaller power of two, or apply_hadamard: false."
-        )
+    if problem := rotation_problem(settings, {path: each.weight.shape[0] for path, each in linears.items()}):
+        raise ConfigurationError(problem)
     scales = ActivationScales(settings, randomness, exchange)
     for path, linear in linears.items():
         linear.product = scales.products[path] = Fp8Product(scales)
@@ -160,10 +152,6 @@ def write_averages(folder: Path, averages: Mapping[str, Average]) -> Path:
     path = folder / AVERAGES_FILE
     path.write_text(json.dumps(averages, indent=0, sort_keys=True) + "\n", encoding="utf-8")
     return path
-
-
-def _divides(block: int, linear: Linear) -> bool:
-    return not block or linear.weight.shape[0] % block == 0
 
 
 class _Product(PyLayer):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from erniekit.model.placement import placement
@@ -60,3 +62,18 @@ class Fp8:
 
 
 Quantization = WeightOnly | Fp8
+
+
+def rotation_problem(settings: Fp8, inputs: Mapping[str, int]) -> str | None:
+    """What to write where linear layers, by path, have so many inputs that blocks do not divide them."""
+    block = settings.hadamard_block
+    wrong = {path.rpartition(".")[2]: size for path, size in inputs.items() if block and size % block}
+    if not wrong:
+        return None
+    what = ", ".join(f"{name} ({size:,} inputs)" for name, size in wrong.items())
+    largest = math.gcd(block, *inputs.values())
+    advice = f"hadamard_block_size: {largest}, or " if largest > 1 else ""
+    return (
+        f"hadamard_block_size: blocks of {block} do not divide the inputs that a rank has of {what}\n"
+        f"  write {advice}apply_hadamard: false"
+    )
