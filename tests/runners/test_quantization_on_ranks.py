@@ -15,10 +15,56 @@ from erniekit.model.configuration import ModelConfig
 from erniekit.model.quantization.fp8 import AVERAGES_FILE
 from erniekit.runners.layout_plan import plan_layout
 
+from .conftest import save_random_model
+
+pytestmark = pytest.mark.distributed
 Train = Callable[..., Any]
 TENSOR = {"tensor_parallel_degree": 2, "sequence_parallel": False}
 STAGES = {"pipeline_parallel_degree": 2, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 1}
 FP8 = {"weight_quantize_algo": "fp8_linear", "hadamard_block_size": 8, "apply_online_actscale_step": 2}
+ROWS = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}  # of one process for two that read
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "data": {},
+    "sequence": {"tensor_parallel_degree": 2, "sequence_parallel": True},
+    **{f"sharding {stage}": {"sharding": f"stage{stage}", "sharding_parallel_degree": 2} for stage in (1, 2, 3)},
+    "experts by data": {"moe_group": "data"},
+    "experts by tensor": {"moe_group": "mp", "tensor_parallel_degree": 2, "sequence_parallel": True},
+}
+IN_THE_PLAIN_RUN = {("sharding 3", "weight_only_mix"), ("experts by data", "fp8_linear")}
+
+
+def _matrix() -> list[Any]:
+    cases = [(layout, algorithm) for layout in LAYOUTS for algorithm in ("weight_only_mix", "nf4", "fp8_linear")]
+    # groups of 32 of the tiny model's 32 inputs are not divided
+    cases = [case for case in cases if "tensor_parallel_degree" not in LAYOUTS[case[0]] or case[1] != "nf4"]
+    marks = {case: () if case in IN_THE_PLAIN_RUN else (pytest.mark.exhaustive,) for case in cases}
+    return [pytest.param(*case, marks=marks[case], id=" ".join(case)) for case in cases]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "algorithm"), _matrix())
+def test_every_layout_trains_as_one_process_does(
+    layout: str, algorithm: str, train: Train, train_on_ranks: Train, moe_model: Path, tmp_path: Path
+) -> None:
+    """Adapters beside a mixture of experts, and a run that goes on from a checkpoint of the ranks in one process."""
+    base = save_random_model(moe_model, tmp_path / "base", seed=5)
+    values: dict[str, Any] = {"lora": True, "model_name_or_path": str(base)}
+    values |= {"continue_training": True, "weight_quantize_algo": algorithm, "max_steps": 4}
+    values |= {"save_strategy": "steps", "save_steps": 2, "num_nextn_predict_layers": 1}
+    if algorithm == "fp8_linear":
+        values |= FP8
+    if "tensor_parallel_degree" in LAYOUTS[layout]:
+        rows, own_rows = {}, {}
+        values |= {"hadamard_block_size": 4} if algorithm == "fp8_linear" else {}  # shared experts: 12 inputs a rank
+    else:
+        rows, own_rows = ROWS, {"per_device_train_batch_size": 1, "nproc": 2}
+    divided, alone = train_on_ranks(**values, **own_rows, **LAYOUTS[layout]), train(**values, **rows)
+    # what rounds to another code makes a difference that grows with every step
+    near = {"rtol": 1e-3 if algorithm == "fp8_linear" else 1e-5}
+    np.testing.assert_allclose(divided.losses, alone.losses, **near)
+    checkpoint = str(divided.output / "checkpoint-2")
+    resumed = train(**values, **rows, output_dir=str(tmp_path / "resumed"), resume_from_checkpoint=checkpoint)
+    np.testing.assert_allclose(resumed.losses, divided.losses[2:], **near)
 
 
 @pytest.fixture
