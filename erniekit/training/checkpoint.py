@@ -28,11 +28,13 @@ from paddle import Tensor
 
 from erniekit.errors import CheckpointError, ModelFileError
 from erniekit.json_files import read_json_object
-from erniekit.model.whole import held
+from erniekit.model.whole import WholeTensors, held
 from erniekit.training.best_model import BestSoFar
 from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_name, problems, write_folder
+from erniekit.training.compressed_state import CompressedState, decompressed, form_of
 from erniekit.training.json_file import replace_text
 from erniekit.training.loss_scaling import LossScale
+from erniekit.training.moment_codes import MomentFormat
 from erniekit.training.optimizer import held_state, load_optimizer_state
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.run_identity import RunIdentity
@@ -71,6 +73,7 @@ def save_checkpoint(
     optimizer: Any,
     parameters: Mapping[str, Tensor],
     beside_model: Mapping[str, Tensor] = {},
+    moments: MomentFormat | None = None,
     ranks: Ranks = SINGLE,
 ) -> Path:
     """Write `checkpoint-{step}`, all or nothing. `optimizer` None leaves its state out.
@@ -80,6 +83,7 @@ def save_checkpoint(
 
     Args:
         write_model: with None it gives what this rank holds to the one that writes.
+        moments: the codes in which AdamW's moments are stored; None: as they are.
         ranks: every one of them calls this; the first writes.
 
     Raises:
@@ -89,7 +93,7 @@ def save_checkpoint(
     def write(folder: Path | None) -> None:
         write_model(folder)
         if optimizer is not None:
-            write_tensors(folder, "optimizer", ranks.whole(held_state(optimizer, parameters)))
+            _write_optimizer(folder, ranks.whole(held_state(optimizer, parameters)), moments)
         write_tensors(folder, "beside_model", ranks.whole(held(beside_model)))
         if folder is None:
             return
@@ -126,11 +130,16 @@ def load_identity(folder: Path) -> RunIdentity:
     return RunIdentity.from_json(_read_json(folder / IDENTITY_FILE), folder / IDENTITY_FILE)
 
 
-def load_optimizer(folder: Path, optimizer: Any, parameters: Mapping[str, Tensor], ranks: Ranks = SINGLE) -> None:
-    """Set AdamW's state to what `folder` holds, bit for bit; on every rank its part.
+def load_optimizer(
+    folder: Path, optimizer: Any, parameters: Mapping[str, Tensor], ranks: Ranks = SINGLE
+) -> MomentFormat | None:
+    """Set AdamW's state to what `folder` holds, bit for bit but for moments in codes; on every rank its part.
+
+    Returns:
+        The codes in which the moments are stored; None: as they were.
 
     Raises:
-        CheckpointError: the folder holds no optimizer state, or that of other parameters.
+        CheckpointError: the folder holds no optimizer state, that of other parameters, or codes that are not known.
     """
     stored = open_tensors(folder, "optimizer")
     if not stored.names:
@@ -138,7 +147,9 @@ def load_optimizer(folder: Path, optimizer: Any, parameters: Mapping[str, Tensor
             f"{folder} holds no optimizer state (it was saved with ignore_save_lr_and_optim).\n"
             "  Set ignore_load_lr_and_optim: true to go on with fresh moments, which is not bit-exact."
         )
-    load_optimizer_state(optimizer, parameters, stored.names, stored.read, ranks)
+    state = decompressed(stored, folder)
+    load_optimizer_state(optimizer, parameters, state.names, state.read, ranks)
+    return form_of(stored, folder)
 
 
 def load_beside_model(folder: Path) -> dict[str, np.ndarray]:
@@ -165,6 +176,14 @@ def write_model_of(checkpoint: Path, folder: Path) -> None:
     for path in sorted(checkpoint.iterdir()):
         if not any(path.match(pattern) for pattern in _OF_THE_TRAINER):
             shutil.copyfile(path, folder / path.name)
+
+
+def _write_optimizer(folder: Path | None, state: WholeTensors, moments: MomentFormat | None) -> None:
+    if moments is None:
+        write_tensors(folder, "optimizer", state)
+    else:
+        compressed = CompressedState(state, moments)
+        write_tensors(folder, "optimizer", compressed, compressed.metadata)
 
 
 def _config_text(resolved_config: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ They are written one tensor at a time, and read so, whichever ranks hold them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,26 +27,37 @@ class TensorFiles(NamedTuple):
     Attributes:
         names: of all of them; empty where there are no files.
         read: one of them; bfloat16 comes as float32, which loses nothing.
+        metadata: of each file.
     """
 
     names: tuple[str, ...]
     read: Callable[[str], np.ndarray]
+    metadata: tuple[Mapping[str, str], ...] = ()
 
 
-def write_tensors(folder: Path | None, stem: str, tensors: WholeTensors) -> None:
+def write_tensors(
+    folder: Path | None,
+    stem: str,
+    tensors: WholeTensors,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    files: int = 1,
+) -> None:
     """Write `<stem>.safetensors`, or `<stem>-0000k-of-0000n.safetensors` where one file would be too large.
 
     One tensor at a time is in memory. Nothing is synced to disk here.
 
     Args:
         folder: None on ranks that only give what they hold of the tensors.
+        metadata: of each file.
+        files: write so many, of about the same size, or one for each tensor where there are fewer.
     """
     if folder is None:
         for name in tensors.names:
             tensors.read(name)
         return
     stored = {name: tensors.stored(name) for name in tensors.names}
-    groups = cut({name: tensor.nbytes for name, tensor in stored.items()}, BYTES_A_FILE) if stored else []
+    groups = _groups({name: tensor.nbytes for name, tensor in stored.items()}, files) if stored else []
 
     def contents() -> Iterator[tuple[str, Iterable[Any]]]:
         for name, tensor in stored.items():
@@ -58,7 +69,7 @@ def write_tensors(folder: Path | None, stem: str, tensors: WholeTensors) -> None
     for number, names in enumerate(groups, start=1):
         suffix = "" if len(groups) == 1 else f"-{number:05}-of-{len(groups):05}"
         path = folder / f"{stem}{suffix}.safetensors"
-        write_stored(path, {name: stored[name] for name in names}, islice(remaining, len(names)))
+        write_stored(path, {name: stored[name] for name in names}, islice(remaining, len(names)), metadata)
 
 
 def open_tensors(folder: Path, stem: str) -> TensorFiles:
@@ -72,7 +83,24 @@ def open_tensors(folder: Path, stem: str) -> TensorFiles:
     except ModelFileError as error:
         raise CheckpointError(str(error)) from None
     home = {name: file for file in files for name in file.names()}
-    return TensorFiles(tuple(home), lambda name: home[name].read(name))
+    return TensorFiles(tuple(home), lambda name: home[name].read(name), tuple(file.metadata for file in files))
+
+
+def _groups(sizes: Mapping[str, int], files: int) -> list[list[str]]:
+    """The names in order, in `files` groups of about the same size, each cut further where it is too large."""
+    groups: list[dict[str, int]] = [{}]
+    total, filled = sum(sizes.values()), 0
+    for number, (name, size) in enumerate(sizes.items()):
+        left = len(sizes) - number
+        if (
+            groups[-1]
+            and (filled * files >= total * len(groups) or left == files - len(groups))
+            and len(groups) < files
+        ):
+            groups.append({})
+        groups[-1][name] = size
+        filled += size
+    return [names for group in groups for names in cut(group, BYTES_A_FILE)]
 
 
 def _bytes_of(name: str, values: np.ndarray, dtype: str) -> memoryview:

@@ -1,0 +1,187 @@
+"""Checkpoints whose moments are in few bits: what they hold, what comes back, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from erniekit.errors import CheckpointError
+from erniekit.model.storage.safetensors_file import SafetensorsFile, StoredTensor, write_stored
+from erniekit.model.whole import Held, OwnTensors, held
+from erniekit.training import tensor_files
+from erniekit.training.checkpoint import TrainerState, load_optimizer, save_checkpoint
+from erniekit.training.compressed_state import CompressedState
+from erniekit.training.moment_codes import FORMATS, O1, O2, MomentFormat
+from erniekit.training.optimizer import OptimizerSettings, build_optimizer, optimizer_state
+
+from .fakes import FakeModel, identity
+from .test_optimizer import update
+
+BOTH = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+
+
+def save(output_dir: Path, form: MomentFormat | None) -> tuple[Path, dict[str, np.ndarray]]:
+    """A checkpoint after two updates, and AdamW's state in it."""
+    model = FakeModel()
+    optimizer = build_optimizer(model.named, OptimizerSettings())
+    for step in range(2):
+        update(model, optimizer, step)
+    folder = save_checkpoint(
+        output_dir,
+        TrainerState(step=2),
+        identity=identity(),
+        resolved_config={},
+        write_model=model.save,
+        optimizer=optimizer,
+        parameters=model.named,
+        moments=form,
+    )
+    return folder, values_of(optimizer, model.named)
+
+
+def values_of(optimizer: paddle.optimizer.AdamW, parameters: Mapping[str, paddle.Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in optimizer_state(optimizer, parameters).items()}
+
+
+def load(folder: Path) -> tuple[MomentFormat | None, dict[str, np.ndarray]]:
+    model = FakeModel()
+    optimizer = build_optimizer(model.named, OptimizerSettings())
+    return load_optimizer(folder, optimizer, model.named), values_of(optimizer, model.named)
+
+
+def rewritten(path: Path, metadata: Mapping[str, str] | None = None, **replaced: np.ndarray | None) -> None:
+    """Write a file anew with other metadata, or with some of its tensors (by the ends of their names) changed."""
+    file = SafetensorsFile(path)
+    tensors, contents = {}, []
+    for name in file.names():
+        end = next((end for end in replaced if name.endswith(end)), None)
+        if end is not None and replaced[end] is None:
+            continue
+        values = replaced[end] if end is not None else None
+        tensors[name] = file.stored(name) if values is None else StoredTensor("U8", values.shape)
+        contents.append((name, list(file.blocks(name)) if values is None else [values.astype(np.uint8).data]))
+    write_stored(path, tensors, contents, file.metadata if metadata is None else metadata)
+
+
+@BOTH
+@pytest.mark.parametrize("bytes_a_file", [1 << 30, 200])
+def test_a_checkpoint_says_how_it_is_stored_and_comes_back_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: MomentFormat, bytes_a_file: int
+) -> None:
+    monkeypatch.setattr(tensor_files, "BYTES_A_FILE", bytes_a_file)
+    folder, before = save(tmp_path, form)
+    assert (len(list(folder.glob("optimizer*"))) > 1) == (bytes_a_file == 200)
+    found, after = load(folder)
+    assert found == form
+    assert after.keys() == before.keys()
+    for name, values in before.items():
+        if values.ndim < 2:
+            np.testing.assert_array_equal(after[name], values)  # norms, biases and powers of the betas
+        else:
+            assert not np.array_equal(after[name], values)
+            wrong = np.linalg.norm(after[name] - values) / np.linalg.norm(values)
+            assert wrong < (0.02 if form == O1 else 0.3), name
+
+
+def test_without_a_stage_everything_comes_back_exactly(tmp_path: Path) -> None:
+    folder, before = save(tmp_path, None)
+    found, after = load(folder)
+    assert found is None
+    for name, values in before.items():
+        np.testing.assert_array_equal(after[name], values)
+
+
+@BOTH
+def test_bytes(tmp_path: Path, form: MomentFormat) -> None:
+    values = {f"w/{kind}": paddle.rand([256, 512]) for kind in ("moment1", "moment2")}
+    state = CompressedState(OwnTensors(held(values)), form)
+    size = sum(state.stored(name).nbytes for name in state.names)
+    assert size <= 2 * 256 * 512 * (form.bits / 8 + 0.05 if form == O1 else form.bits / 8 + 0.06)
+    assert size == sum(
+        state.read(name).nbytes // (2 if state.stored(name).dtype == "BF16" else 1) for name in state.names
+    )
+
+
+@BOTH
+def test_one_moment_at_a_time_is_read(form: MomentFormat) -> None:
+    """On every rank in the same order, whichever rank gets the values."""
+    values = {f"{name}/{kind}": paddle.rand([8, 8]) for name in "ab" for kind in ("moment1", "moment2")}
+    orders = []
+    for gives in (True, False):
+        read: list[str] = []
+
+        def read_one(name: str, gives: bool = gives, read: list[str] = read) -> np.ndarray | None:
+            read.append(name)
+            return values[name].numpy() if gives else None
+
+        whole = OwnTensors(Held(held(values).tensors, values.__getitem__))
+        whole.read = read_one  # type: ignore[assignment]
+        state = CompressedState(whole, form)
+        assert all((state.read(name) is not None) == gives for name in state.names)
+        orders.append(read)
+    assert orders[0] == orders[1] == ["a/moment2", "a/moment1", "b/moment2", "b/moment1"]
+
+
+def test_moments_in_float64_or_of_one_kind_stay_as_they_are() -> None:
+    values = {
+        "a/moment1": paddle.rand([4, 4]).astype("float64"),
+        "a/moment2": paddle.rand([4, 4]).astype("float64"),
+        "b/moment2": paddle.rand([4, 4]),
+        "c/master_weight": paddle.rand([4, 4]),
+        "d/moment1": paddle.empty([0, 4]),
+        "d/moment2": paddle.empty([0, 4]),
+    }
+    state = CompressedState(OwnTensors(held(values)), O2)
+    assert state.names == tuple(values)
+    for name, tensor in values.items():
+        np.testing.assert_array_equal(state.read(name), tensor.numpy())
+
+
+def test_damaged_moments_are_not_written(tmp_path: Path) -> None:
+    values = {f"w/{kind}": paddle.full([4, 4], float("nan")) for kind in ("moment1", "moment2")}
+    state = CompressedState(OwnTensors(held(values)), O1)
+    with pytest.raises(CheckpointError, match="w/moment2: a second moment is not finite"):
+        tensor_files.write_tensors(tmp_path, "optimizer", state)
+
+
+def test_codes_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
+    folder, _ = save(tmp_path, O2)
+    file = folder / "optimizer.safetensors"
+    for metadata, message in (
+        ({"ckpt_quant_stage": "O7", "moment_codes": "1"}, r"does not know \(ckpt_quant_stage O7"),
+        ({"ckpt_quant_stage": "O2", "moment_codes": "9"}, "moment_codes 9"),
+        ({"other": "x"}, "do not say how"),
+    ):
+        rewritten(file, metadata)
+        with pytest.raises(CheckpointError, match=message):
+            load(folder)
+
+
+def test_files_of_two_checkpoints_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_files, "BYTES_A_FILE", 200)
+    folder, _ = save(tmp_path, O2)
+    rewritten(next(iter(sorted(folder.glob("optimizer*")))), {"ckpt_quant_stage": "O1", "moment_codes": "1"})
+    with pytest.raises(CheckpointError, match="several checkpoints"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("replaced", "message"),
+    [
+        ({"moment1_scale": None}, "parts of compressed moments are missing, for example .*moment1_scale"),
+        ({"moment2_codes": np.zeros([3])}, r"moment2_codes \[3\] fits no"),
+        ({"moments_shape": np.array([200, 200])}, "fits no"),
+        ({"moment2_low": np.zeros([40, 2])}, "moment2_low"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(
+    tmp_path: Path, replaced: dict[str, np.ndarray | None], message: str
+) -> None:
+    folder, _ = save(tmp_path, O1)
+    rewritten(folder / "optimizer.safetensors", **replaced)
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
