@@ -32,8 +32,9 @@ from erniekit.runners.wiring import (
 )
 from erniekit.terminal import printable
 from erniekit.training.callbacks.results import EVALUATION_FILE, Results
-from erniekit.training.checkpoint_folder import locked, refuse_damaged
+from erniekit.training.checkpoint_folder import refuse_damaged
 from erniekit.training.evaluation import EvaluationResult, FurtherFigures, evaluate
+from erniekit.training.folder_lock import locked
 from erniekit.training.objectives import Objective
 from erniekit.training.ranks import Ranks
 
@@ -58,7 +59,7 @@ def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
     output_dir = Path(config.basic.output_dir).expanduser()
     topology, rank = own_place(config, model_config)
     # first: an evaluation whose figures cannot be kept is in vain
-    with locked(output_dir) if rank == 0 else nullcontext():
+    with locked(output_dir, say) if rank == 0 else nullcontext():
         own_dataset = evaluation_dataset(config, tokenizer, template) if reads_data(config, topology, rank) else None
         mesh = join_ranks(config, topology)
         dataset = known_to_all(config, mesh, own_dataset)

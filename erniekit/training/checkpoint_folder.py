@@ -7,8 +7,6 @@ one, they are what a killed run left.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -25,7 +23,6 @@ from erniekit.errors import CheckpointError
 from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING, is_half_written
 
 _WRITING, _DELETING = ".writing-", ".deleting-"
-_LOCK = ".erniekit.lock"
 _SIGNS_OF_A_MODEL = ("config.json", "adapter_config.json", "*.safetensors")
 _LOADED = (  # what loading would take
     "config.json", "model*.safetensors", "model.safetensors.index.json", "adapter_config.json",
@@ -51,13 +48,30 @@ def write_folder(target: Path, write: Callable[[Path], None]) -> None:
     Raises:
         CheckpointError: the disk is full or cannot be written; nothing of the folder is left, and others are untouched.
     """
-    aside = target.with_name(_WRITING + target.name)
-    with _disk_errors(target, aside):
+    aside = writing_folder(target)
+    with disk_errors(target, aside):
         _write_aside(aside, write)
-        if target.exists():  # an incomplete folder of this name
-            remove_folder(target)
-        os.rename(aside, target)
-        _sync(target.parent)
+        _rename(aside, target)
+
+
+def writing_folder(target: Path) -> Path:
+    """Where the files of the folder `target` are before it is complete."""
+    return target.with_name(_WRITING + target.name)
+
+
+def complete_folder(target: Path, staged: Path | None = None) -> None:
+    """Do what is left of `write_folder` when all files are in `writing_folder(target)`, or in the folder `staged`, from
+    which they are moved.
+
+    Raises:
+        CheckpointError: as `write_folder`.
+    """
+    aside = writing_folder(target)
+    with disk_errors(target, aside):
+        if staged is not None:
+            _move(staged, aside)
+        _seal(aside)
+        _rename(aside, target)
 
 
 def write_files_into(folder: Path, write: Callable[[Path], None]) -> None:
@@ -71,7 +85,7 @@ def write_files_into(folder: Path, write: Callable[[Path], None]) -> None:
         CheckpointError: the disk is full or cannot be written.
     """
     aside = folder / (_WRITING + "files")
-    with _disk_errors(folder, aside):
+    with disk_errors(folder, aside):
         folder.mkdir(parents=True, exist_ok=True)
         _write_aside(aside, write)
         files, earlier = _listed(aside / MANIFEST), _published(folder)
@@ -205,33 +219,7 @@ def remove_leftovers(output_dir: Path) -> list[Path]:
 
 
 @contextmanager
-def locked(output_dir: Path) -> Iterator[None]:
-    """Hold `output_dir` for one run. The kernel releases the lock when the process ends, however it ends.
-
-    Raises:
-        CheckpointError: another process holds it, or the folder cannot be written.
-    """
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        file = (output_dir / _LOCK).open("a")
-    except OSError as error:
-        raise CheckpointError(f"output_dir {output_dir} cannot be written: {error.strerror}") from None
-    with file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise CheckpointError(
-                    f"another run is writing to {output_dir}; wait for it to end, or choose another output_dir"
-                ) from None
-            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-            # A file system without locks: two runs in one folder are then the user's to avoid.
-        yield
-
-
-@contextmanager
-def _disk_errors(target: Path, aside: Path) -> Iterator[None]:
+def disk_errors(target: Path, aside: Path) -> Iterator[None]:
     """Turn a failing disk into a CheckpointError and remove the half-written folder."""
     try:
         yield
@@ -247,6 +235,11 @@ def _write_aside(aside: Path, write: Callable[[Path], None]) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     write(aside)
+    _seal(aside)
+
+
+def _seal(aside: Path) -> None:
+    """Put everything in the folder on the disk, and the list of its files."""
     files = {}
     for path in sorted(path for path in aside.rglob("*") if path.is_file()):
         files[path.relative_to(aside).as_posix()] = {"size": path.stat().st_size, "sha256": _sha256(path)}
@@ -254,6 +247,25 @@ def _write_aside(aside: Path, write: Callable[[Path], None]) -> None:
     _write_list(aside / MANIFEST, files)
     for folder in {(aside / name).parent for name in files} | {aside}:
         _sync(folder)
+
+
+def _rename(aside: Path, target: Path) -> None:
+    if target.exists():  # an incomplete folder of this name
+        remove_folder(target)
+    os.rename(aside, target)
+    _sync(target.parent)
+
+
+def _move(staged: Path, aside: Path) -> None:
+    """Move files to another file system, giving back the room of each at once."""
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    for path in sorted(path for path in staged.rglob("*") if path.is_file()):
+        destination = aside / path.relative_to(staged)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, destination)
+        path.unlink()
+    shutil.rmtree(staged)
 
 
 def _mark(folder: Path, files: Files) -> None:

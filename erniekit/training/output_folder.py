@@ -15,7 +15,6 @@ from erniekit.training.checkpoint_folder import (
     checkpoint_folders,
     holds_foreign_model,
     holds_model,
-    locked,
     newest_complete,
     problems,
     refuse_damaged,
@@ -24,6 +23,8 @@ from erniekit.training.checkpoint_folder import (
     remove_model,
     step_of,
 )
+from erniekit.training.folder_lock import locked
+from erniekit.training.staging import remove_abandoned
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,14 @@ def open_output_folder(
         CheckpointError: another run writes there, the checkpoint is incomplete, or starting would overwrite others.
         ModelFileError: a folder to read from was left half-written.
     """
-    with locked(output_dir):
+    with locked(output_dir, say):
         for source in (model_folder, weights_from):
             if source is not None:
                 _refuse_inside(source, output_dir)
                 refuse_half_written(source)
         for leftover in remove_leftovers(output_dir):
             say(f"removed {leftover}: left half-written by a run that was killed")
+        remove_abandoned(say)
         yield _find_start(output_dir, resume_from_checkpoint, overwrite_output_dir, weights_from, say)
 
 

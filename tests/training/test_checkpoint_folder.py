@@ -23,7 +23,6 @@ from erniekit.training.checkpoint_folder import (
     checkpoint_folders,
     holds_foreign_model,
     holds_model,
-    locked,
     newest_complete,
     problems,
     prune,
@@ -33,6 +32,7 @@ from erniekit.training.checkpoint_folder import (
     write_files_into,
     write_folder,
 )
+from erniekit.training.folder_lock import locked
 
 
 def content(step: int) -> Callable[[Path], None]:

@@ -1,0 +1,78 @@
+"""Who may write into an output folder: one run, and one process that completes a checkpoint of it. Needs no Paddle.
+
+The kernel releases a lock when the process that holds it ends, however it ends. The process that completes a checkpoint
+has a lock of its own, because it may outlive the run that started it: the next run waits for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from erniekit.errors import CheckpointError
+
+_RUN, _WRITER = ".erniekit.lock", ".erniekit.writer.lock"
+_HELD = (errno.EACCES, errno.EAGAIN)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # two runs in one folder are then the user's to avoid
+
+
+@contextmanager
+def locked(output_dir: Path, say: Callable[[str], None] = print) -> Iterator[None]:
+    """Hold `output_dir` for one run, once what an earlier run has left behind to be written is written.
+
+    Raises:
+        CheckpointError: another run holds it, or the folder cannot be written.
+    """
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        file = (output_dir / _RUN).open("a")
+    except OSError as error:
+        raise CheckpointError(f"output_dir {output_dir} cannot be written: {error.strerror}") from None
+    with file:
+        if not _taken(file.fileno()):
+            raise CheckpointError(
+                f"another run is writing to {output_dir}; wait for it to end, or choose another output_dir"
+            )
+        _wait_for_writer(output_dir, say)
+        yield
+
+
+@contextmanager
+def locked_by_writer(output_dir: Path) -> Iterator[None]:
+    """Hold `output_dir` for the process that completes a checkpoint.
+
+    Raises:
+        CheckpointError: another one does, or the folder cannot be written.
+    """
+    try:
+        file = (output_dir / _WRITER).open("a")
+    except OSError as error:
+        raise CheckpointError(f"output_dir {output_dir} cannot be written: {error.strerror}") from None
+    with file:
+        if not _taken(file.fileno()):
+            raise CheckpointError(f"another process is completing a checkpoint in {output_dir}")
+        yield
+
+
+def _wait_for_writer(output_dir: Path, say: Callable[[str], None]) -> None:
+    if not (output_dir / _WRITER).exists():
+        return
+    with (output_dir / _WRITER).open("a") as file:
+        if not _taken(file.fileno()):
+            say(f"waiting until the last checkpoint of the earlier run in {output_dir} is written")
+            fcntl.lockf(file, fcntl.LOCK_EX)
+
+
+def _taken(file: int) -> bool:
+    """Whether this process has the lock now, or there are none on this file system."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _HELD:
+            return False
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True

@@ -1,0 +1,226 @@
+"""How the files of a checkpoint become a complete folder: at once, or by another process while training goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from safetensors import SafetensorError
+
+import erniekit
+from erniekit.errors import CheckpointError
+from erniekit.training.checkpoint_folder import disk_errors, prune, write_folder, writing_folder
+from erniekit.training.staging import Staging, new_staging, room_for
+
+Write = Callable[[Path], None]  # puts the files of a checkpoint into a folder
+
+
+class Saver(Protocol):
+    """What a run has its checkpoints written by, on the rank that writes. A context manager around the run: what was
+    begun is complete at its end, or an error."""
+
+    @property
+    def writing(self) -> Path | None:
+        """The checkpoint that is not complete yet."""
+        ...
+
+    def save(self, target: Path, write: Write | None, tensor_bytes: int, keep: Collection[Path]) -> None:
+        """Have a checkpoint written; the values are taken before this returns. Older ones than `limit` go afterwards.
+
+        Args:
+            write: None: it is complete already.
+            tensor_bytes: about what `write` will write.
+            keep: checkpoints that stay, besides the new one.
+
+        Raises:
+            CheckpointError: it, or the one before, could not be written.
+        """
+        ...
+
+    def check(self) -> None:
+        """Notice that what was begun is complete; never waits. Raises CheckpointError as `save`."""
+        ...
+
+    def wait(self) -> None:
+        """Until what was begun is complete. Raises CheckpointError as `save`."""
+        ...
+
+    def __enter__(self) -> Saver: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class AtOnce:
+    """Writes while training waits.
+
+    Args:
+        limit: so many checkpoints are kept, the newest; None: all.
+        saved: called with a checkpoint that is complete.
+    """
+
+    writing: Path | None = None
+
+    def __init__(self, limit: int | None, saved: Callable[[Path], None]) -> None:
+        self._limit, self._saved = limit, saved
+
+    def save(self, target: Path, write: Write | None, tensor_bytes: int, keep: Collection[Path]) -> None:
+        if write is not None:
+            write_folder(target, write)
+        prune(target.parent, self._limit, {target, *keep})
+        self._saved(target)
+
+    def check(self) -> None:
+        """Nothing is ever left to do."""
+
+    def wait(self) -> None:
+        """Nothing is ever left to do."""
+
+    def __enter__(self) -> AtOnce:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+class BesideTraining:
+    """Writes into shared memory while training waits, and has another process do the rest (`checkpoint_writer`).
+
+    Where shared memory has no room the files go to the disk as always, and that process hashes and syncs them.
+
+    Args:
+        limit, saved: as of `AtOnce`; `saved` is called by `check`, `wait` or the next `save`.
+    """
+
+    def __init__(self, limit: int | None, saved: Callable[[Path], None], say: Callable[[str], None] = print) -> None:
+        self._limit, self._saved, self._say = limit, saved, say
+        self._process: subprocess.Popen[str] | None = None
+        self._staged: Path | None = None
+        self._told: set[str] = set()
+        self.writing: Path | None = None
+
+    def save(self, target: Path, write: Write | None, tensor_bytes: int, keep: Collection[Path]) -> None:
+        self.wait()
+        if write is None:
+            prune(target.parent, self._limit, {target, *keep})
+            self._saved(target)
+            return
+        hindrance = room_for(tensor_bytes)
+        if hindrance and hindrance not in self._told:
+            self._told.add(hindrance)
+            self._say(f"async_save: {hindrance}: the checkpoint is written to the disk, and only completed beside")
+        staging = None if hindrance else new_staging()
+        try:
+            self._start(target, staging)
+            try:
+                self._put(target, write, staging)
+            except BaseException:
+                self._withdraw()
+                raise
+            self._order({target, *keep})
+        finally:
+            if staging is not None:
+                staging.close()
+
+    def check(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            self.wait()
+
+    def wait(self) -> None:
+        if self._process is None or self.writing is None:
+            return
+        _, said = self._process.communicate()
+        code, target, staged = self._process.returncode, self.writing, self._staged
+        self._process = self.writing = self._staged = None
+        if code == 0:
+            self._saved(target)
+            return
+        for folder in (staged, writing_folder(target)):  # of a process that could not clear up itself
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+        if code < 0:
+            said = (
+                f"could not write {target}: the process that wrote it was ended by {signal.Signals(-code).name}, "
+                "perhaps for want of memory.\n  Earlier checkpoints are as they were."
+            )
+        raise CheckpointError(said.strip() or f"could not write {target}: its process ended with code {code}")
+
+    def __enter__(self) -> BesideTraining:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait, unless the process is to end at once: the writer comes to its end alone."""
+        if kind is None:
+            self.wait()
+        elif issubclass(kind, Exception):
+            try:
+                self.wait()
+            except CheckpointError as own:
+                self._say(str(own))  # beside the error that ends the run
+
+    def _start(self, target: Path, staging: Staging | None) -> None:
+        safely = ["-P"] if sys.version_info >= (3, 11) else []  # not what lies in the current folder
+        source = str(Path(erniekit.__file__).parents[1])
+        path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._staged = None if staging is None else staging.folder
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, *safely, "-m", "erniekit.training.checkpoint_writer"),
+                *(str(os.getpid()), str(target.absolute())),
+                *([] if staging is None else [str(staging.folder)]),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+            pass_fds=() if staging is None else (staging.lock,),
+            start_new_session=True,  # a signal from the terminal is for the trainer
+        )
+        self.writing = target
+
+    def _put(self, target: Path, write: Write, staging: Staging | None) -> None:
+        if staging is None:
+            aside = writing_folder(target)
+            with disk_errors(target, aside):
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.mkdir(parents=True)
+                write(aside)
+            return
+        try:
+            write(staging.folder)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"could not take {target} into {staging.folder}: {error}\n  Earlier checkpoints are as they were. "
+                "Without async_save in unified_checkpoint_config it is written to the disk at once."
+            ) from error
+
+    def _order(self, keep: Collection[Path]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        order = {"keep": sorted(str(folder.absolute()) for folder in keep), "limit": self._limit}
+        try:
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.close()
+        except BrokenPipeError:  # it has ended: why, it has said
+            self._process.stdin = None
+            self.wait()
+            raise
+        self._process.stdin = None
+
+    def _withdraw(self) -> None:
+        """End the process before it has its order; it removes what is there."""
+        assert self._process is not None
+        process, self._process, self.writing, self._staged = self._process, None, None, None
+        process.communicate()
