@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import paddle
 
@@ -42,7 +43,11 @@ def has_flashmask_kernel() -> bool:
 
 
 def has_fp8_products() -> bool:
-    """Whether the current device multiplies 8-bit floats (NVIDIA, compute capability 8.9 or newer)."""
+    """Whether the current device, and this build of Paddle, multiply 8-bit floats.
+
+    That is NVIDIA's from compute capability 8.9 on, with CUDA 12.1 or newer.
+    """
     if not paddle.is_compiled_with_cuda() or not paddle.get_device().startswith("gpu"):
         return False
-    return paddle.device.cuda.get_device_capability() >= (8, 9)
+    cuda = [int(number) for number in re.findall(r"\d+", paddle.version.cuda())]  # "False" of other makers
+    return cuda >= [12, 1] and paddle.device.cuda.get_device_capability() >= (8, 9)

@@ -6,7 +6,7 @@ import paddle
 import pytest
 
 from erniekit.errors import ConfigurationError
-from erniekit.model.device import use_device
+from erniekit.model.device import has_fp8_products, use_device
 
 
 @pytest.fixture
@@ -33,3 +33,25 @@ def test_a_rank_takes_the_gpu_that_its_launcher_has_given_it(used: list[str], mo
 def test_a_gpu_that_is_not_there_is_refused(used: list[str]) -> None:
     with pytest.raises(ConfigurationError, match="device: gpu:4: this machine has 4 GPUs"):
         use_device("gpu:4")
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "cuda", "expected"),
+    [
+        ("gpu:0", (8, 9), "12.6", True),
+        ("gpu:1", (9, 0), "12.1", True),
+        ("gpu:0", (8, 6), "12.6", False),
+        ("gpu:0", (9, 0), "11.8", False),
+        ("gpu:0", (9, 0), "False", False),  # as Paddle says it of builds for other makers
+        ("cpu", (9, 0), "12.6", False),
+    ],
+)
+def test_which_devices_multiply_eight_bit_floats(
+    device: str, capability: tuple[int, int], cuda: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not has_fp8_products()
+    monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: True)
+    monkeypatch.setattr(paddle, "get_device", lambda: device)
+    monkeypatch.setattr(paddle.version, "cuda", lambda: cuda)
+    monkeypatch.setattr(paddle.device.cuda, "get_device_capability", lambda: capability)
+    assert has_fp8_products() == expected

@@ -30,8 +30,8 @@ class Float8(NamedTuple):
     scale: paddle.Tensor
 
     def decoded(self, dtype: paddle.dtype = paddle.float32) -> paddle.Tensor:
-        """What it stands for."""
-        return self.codes.astype(dtype) * self.scale.astype(dtype)
+        """What it stands for; the scale of a whole tensor is not rounded to 16 bits."""
+        return (self.codes.astype("float32") * self.scale).astype(dtype)
 
 
 def encode(x: paddle.Tensor, form: str, largest: paddle.Tensor) -> Float8:

@@ -31,6 +31,7 @@ from erniekit.model.randomness import Randomness
 
 FORWARD = "e4m3"
 HALF = (paddle.float16, paddle.bfloat16)  # what the device's product gives
+_SHRUNK = 2.0**-18  # by which it is multiplied: two codes alone make 2^17.6, and float16 ends at 2^16
 AVERAGES_FILE = "activation_scales.json"
 Average = tuple[float, int]  # of the largest absolute activation of a step, and over how many steps
 
@@ -186,13 +187,20 @@ class _Product(PyLayer):
 
 
 def multiply(left: Float8, right: Float8, dtype: paddle.dtype) -> paddle.Tensor:
-    """left [..., in], right [out, in] -> left right^T [..., out], by the device's FP8 product where it has one."""
-    if dtype in HALF and has_fp8_products():
-        rows = _rows(left.codes)
+    """left [..., in], right [out, in], both e4m3 -> left right^T [..., out], by the device's product where it fits."""
+    if dtype in HALF and has_fp8_products() and _is_fit_for_the_device(left.codes, right.codes):
         name = str(dtype).removeprefix("paddle.")
-        product = paddle.linalg.fp8_fp8_half_gemm_fused(rows, right.codes, transpose_y=True, output_dtype=name)
-        return (product * (left.scale * right.scale).astype(dtype)).reshape([*left.codes.shape[:-1], -1])
+        product = paddle.linalg.fp8_fp8_half_gemm_fused(
+            _rows(left.codes), right.codes, transpose_y=True, scale=_SHRUNK, output_dtype=name
+        )
+        scaled = product.astype("float32") * (left.scale * right.scale / _SHRUNK)
+        return scaled.astype(dtype).reshape([*left.codes.shape[:-1], -1])
     return paddle.matmul(left.decoded(dtype), right.decoded(dtype), transpose_y=True)
+
+
+def _is_fit_for_the_device(left: paddle.Tensor, right: paddle.Tensor) -> bool:
+    """Its product needs rows, and sides of whole 16 bytes."""
+    return left.size > 0 and all(side % 16 == 0 for side in right.shape)
 
 
 def _rows(x: paddle.Tensor) -> paddle.Tensor:

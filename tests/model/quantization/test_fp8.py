@@ -160,28 +160,47 @@ def test_blocks_that_do_not_divide_the_inputs_are_refused() -> None:
         compute_in_fp8({"down_proj": Linear(24, 8)}, Fp8(hadamard_block=32), Randomness(0))
 
 
-def test_a_product_of_the_device_gets_codes_and_a_transposed_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Paddle's FP8 product is given; computed here in float32, for a CPU has none."""
-    calls = []
+@pytest.fixture
+def device_products(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """What Paddle's FP8 product is given; computed here in float32 and left in float16, for a CPU has none."""
+    calls: list[tuple] = []
 
     def product(
         x, y, transpose_x=False, transpose_y=False, bias=None, scale=1.0, output_dtype="float16", act="identity"
     ):
         calls.append((x.dtype, y.dtype, transpose_x, transpose_y, output_dtype))
-        return paddle.matmul(x.astype("float32"), y.astype("float32"), transpose_x, transpose_y)
+        exact = paddle.matmul(x.astype("float32"), y.astype("float32"), transpose_x, transpose_y)
+        return (exact * scale).astype("float16")
 
-    x, w = (
-        paddle.to_tensor(np.random.default_rng(0).standard_normal(s).astype(np.float32)) for s in ((2, 3, 16), (8, 16))
-    )
-    left, right = (encode(each, "e4m3", float8.largest_of(each)) for each in (x, w))
-    expected = fp8.multiply(left, right, paddle.float32)
     monkeypatch.setattr(fp8, "has_fp8_products", lambda: True)
     monkeypatch.setattr(fp8, "HALF", (paddle.float32,))
     monkeypatch.setattr(paddle.linalg, "fp8_fp8_half_gemm_fused", product)
-    np.testing.assert_allclose(
-        fp8.multiply(left, right, paddle.float32).numpy(), expected.numpy(), rtol=1e-5, atol=1e-5
-    )
-    assert calls == [(paddle.float8_e4m3fn, paddle.float8_e4m3fn, False, True, "float32")]
+    return calls
+
+
+def _factors(rows: tuple[int, ...], outputs: int, inputs: int) -> tuple[float8.Float8, float8.Float8]:
+    rng = np.random.default_rng(0)
+    x, w = (paddle.to_tensor(rng.uniform(0.5, 1, s).astype(np.float32)) for s in ((*rows, inputs), (outputs, inputs)))
+    left, right = (encode(each, "e4m3", float8.largest_of(each)) for each in (x, w))
+    return left, right
+
+
+def test_a_product_of_the_device_gets_codes_and_a_transposed_weight(device_products: list[tuple]) -> None:
+    """The sums of these codes reach 10^7, which float16 does not."""
+    left, right = _factors((2, 3), 32, 64)
+    expected = paddle.matmul(left.decoded(), right.decoded(), transpose_y=True)
+    found = fp8.multiply(left, right, paddle.float32)
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=2**-10)
+    assert device_products == [(paddle.float8_e4m3fn, paddle.float8_e4m3fn, False, True, "float32")]
+
+
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [((0,), 32, 64), ((3,), 24, 64), ((3,), 32, 24)])
+def test_what_the_device_does_not_take_is_multiplied_plainly(
+    rows: tuple[int, ...], outputs: int, inputs: int, device_products: list[tuple]
+) -> None:
+    """Its product needs rows (experts may have none), and sides of whole 16 bytes."""
+    assert fp8.multiply(*_factors(rows, outputs, inputs), paddle.float32).shape == [*rows, outputs]
+    assert not device_products
 
 
 # Whole decoders
