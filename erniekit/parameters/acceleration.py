@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.parameters.declaration import Derived, parameter, rule, section, when
+from erniekit.parameters.declaration import GPU_ONLY, Derived, parameter, rule, section, when
 from erniekit.parameters.draft import Draft
 from erniekit.parameters.values import FLAG
 
@@ -27,10 +27,10 @@ class AccelerationParameters:
         "Skip the parts of attention that the FlashMask indices rule out, so that the cost follows the documents "
         "of a pack and not the square of its length. When false a dense mask is made from the same indices.",
     )
-    fuse_rope: bool = parameter(False, "Apply the rotary position embedding in one fused GPU kernel.", gpu_only=True)
-    fuse_linear: bool = parameter(False, "Fuse matrix products with the addition of their bias.", gpu_only=True)
-    fuse_rms_norm: bool = parameter(False, "Compute RMSNorm in one fused GPU kernel.", gpu_only=True)
-    fuse_swiglu: bool = parameter(False, "Compute the SwiGLU activation in one fused GPU kernel.", gpu_only=True)
+    fuse_rope: bool = parameter(False, "Apply the rotary position embedding in one fused GPU kernel.", devices=GPU_ONLY)
+    fuse_linear: bool = parameter(False, "Fuse matrix products with the addition of their bias.", devices=GPU_ONLY)
+    fuse_rms_norm: bool = parameter(False, "Compute RMSNorm in one fused GPU kernel.", devices=GPU_ONLY)
+    fuse_swiglu: bool = parameter(False, "Compute the SwiGLU activation in one fused GPU kernel.", devices=GPU_ONLY)
     packing: bool = parameter(
         Derived("`true`; `false` with `batch_tokens`", _packing, True),
         "Lay several samples end to end in one sequence of up to `max_seq_len` tokens, so that no computation is "

@@ -11,7 +11,7 @@ from erniekit.errors import ConfigurationError
 from erniekit.parameters.acceleration import AccelerationParameters
 from erniekit.parameters.basic import BasicParameters
 from erniekit.parameters.checkpoint import CheckpointParameters
-from erniekit.parameters.declaration import Parameter
+from erniekit.parameters.declaration import GPU_ONLY, Parameter
 from erniekit.parameters.distributed import DistributedParameters
 from erniekit.parameters.dpo import DpoParameters
 from erniekit.parameters.draft import DEFAULT
@@ -144,7 +144,7 @@ class Config:
         return [
             item
             for item in PARAMETERS.values()
-            if item.gpu_only and self[item.name] != item.default and not unmet_needs(item, values)
+            if item.devices == GPU_ONLY and self[item.name] != item.default and not unmet_needs(item, values)
         ]
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from erniekit.parameters.draft import Draft
 
 Scalar = bool | int | float | str | None
+CPU_AND_GPU, GPU_ONLY, NOWHERE_YET = ("CPU", "GPU"), ("GPU",), ()  # the devices on which a parameter takes effect
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ class Parameter:
     derived: Derived | None = None
     available: tuple[Any, ...] | None = None
     coming: str = ""
-    gpu_only: bool = False
+    devices: tuple[str, ...] = CPU_AND_GPU
+    stands_for: tuple[str, ...] = ()
     wrong_type: str = ""
     example: Any = None
 
@@ -130,6 +132,11 @@ class Parameter:
         return value in self.available
 
     @property
+    def takes_effect(self) -> str:
+        """Where it takes effect: `CPU and GPU`, `GPU`, or `nowhere yet`."""
+        return " and ".join(self.devices) or "nowhere yet"
+
+    @property
     def default_text(self) -> str:
         return self.derived.text if self.derived else shown(self.default)
 
@@ -153,7 +160,8 @@ def parameter(
     required_for: tuple[str, ...] = (),
     available: tuple[Any, ...] | None = None,
     coming: str = "",
-    gpu_only: bool = False,
+    devices: tuple[str, ...] = CPU_AND_GPU,
+    stands_for: tuple[str, ...] = (),
     wrong_type: str = "",
     example: Any = None,
 ) -> Any:
@@ -173,7 +181,9 @@ def parameter(
         required_for: verbs that cannot run without a value.
         available: the values that this version can honour, where it cannot honour all; others are refused.
         coming: the machinery that the refused values wait for.
-        gpu_only: any value but the default changes nothing on a CPU, which is reported.
+        devices: where it takes effect. `GPU_ONLY`: any value but the default changes nothing on a CPU, which is
+            reported. `NOWHERE_YET`: none of its verbs exists, and every other verb reports it.
+        stands_for: the parameters that it sets, for one whose value nothing else needs to know.
         wrong_type: an explanation added to the message about a value of the wrong type.
         example: a value worth showing; default the default.
     """
@@ -198,7 +208,8 @@ def parameter(
         derived=derived,
         available=available,
         coming=coming,
-        gpu_only=gpu_only,
+        devices=devices,
+        stands_for=stands_for,
         wrong_type=wrong_type,
         example=example,
     )

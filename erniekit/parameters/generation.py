@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.parameters.declaration import parameter, section
+from erniekit.parameters.declaration import NOWHERE_YET, parameter, section
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,14 @@ class GenerationParameters:
         verbs=("chat", "generate", "server"),
         example=16384,
     )
-    port: int = parameter(8188, "The TCP port of the server.", minimum=1, maximum=65535, verbs=("server",))
+    port: int = parameter(
+        8188,
+        "The TCP port of `erniekit server`, a verb that comes later.",
+        minimum=1,
+        maximum=65535,
+        verbs=("server",),
+        devices=NOWHERE_YET,
+    )
 
 
 SECTION = section(GenerationParameters, key="generation", title="3.1 Generation", verbs=("chat", "generate"))

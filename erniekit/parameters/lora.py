@@ -54,6 +54,7 @@ class LoraParameters:
         False,
         "A preset: `rslora`, alpha 4 and `lora_plus_scale` 4. It learns more and may forget more.",
         needs=when("lora"),
+        stands_for=("rslora", "lora_alpha", "lora_plus_scale"),
     )
     lora_target_modules: tuple[str, ...] = parameter(
         (),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.parameters.declaration import parameter, section, shorthand, when
+from erniekit.parameters.declaration import GPU_ONLY, parameter, section, shorthand, when
 from erniekit.parameters.values import WORDS
 
 MIXED = (when("bf16"), when("fp16"))
@@ -18,7 +18,7 @@ class PrecisionParameters:
         False,
         "Compute in bfloat16, which has the range of float32 and 8 bits of precision.",
         excludes=("fp16",),
-        gpu_only=True,
+        devices=GPU_ONLY,
         example=True,
     )
     fp16: bool = parameter(
@@ -26,7 +26,7 @@ class PrecisionParameters:
         "Compute in float16, which has 11 bits of precision and a small range, so that the loss must be scaled (see "
         "`scale_loss`).",
         excludes=("bf16",),
-        gpu_only=True,
+        devices=GPU_ONLY,
     )
     fp16_opt_level: str = parameter(
         "O1",
@@ -34,7 +34,7 @@ class PrecisionParameters:
         "operators that gain from it; `O2` holds the parameters in 16 bits with float32 copies in the optimizer.",
         choices=("O1", "O2"),
         needs=MIXED,
-        gpu_only=True,
+        devices=GPU_ONLY,
     )
     scale_loss: int = parameter(
         2**15,
@@ -42,7 +42,7 @@ class PrecisionParameters:
         "halved after an overflow and doubled after a long time without one.",
         minimum=1,
         needs=when("fp16"),
-        gpu_only=True,
+        devices=GPU_ONLY,
         example="2 ** 13",
     )
     amp_custom_white_list: tuple[str, ...] = parameter(
@@ -50,7 +50,7 @@ class PrecisionParameters:
         "Operators that are computed in 16 bits in addition to Paddle's own list.",
         kind=WORDS,
         needs=MIXED,
-        gpu_only=True,
+        devices=GPU_ONLY,
         example="lookup_table flash_attn matmul",
     )
     amp_custom_black_list: tuple[str, ...] = parameter(
@@ -58,7 +58,7 @@ class PrecisionParameters:
         "Operators that are computed in float32 in addition to Paddle's own list.",
         kind=WORDS,
         needs=MIXED,
-        gpu_only=True,
+        devices=GPU_ONLY,
         example="reduce_sum elementwise_div",
     )
     amp_master_grad: bool = parameter(
@@ -66,7 +66,7 @@ class PrecisionParameters:
         "Keep gradients in float32 where parameters are held in 16 bits, so that accumulating and clipping lose "
         "nothing.",
         needs=when("fp16_opt_level", "O2"),
-        gpu_only=True,
+        devices=GPU_ONLY,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from erniekit.parameters.declaration import Alias, Parameter, Section
+from erniekit.parameters.declaration import GPU_ONLY, NOWHERE_YET, Alias, Parameter, Section
 from erniekit.parameters.json_schema import GENERATED_BY, SCHEMA_ID, editor_schema
 from erniekit.parameters.schema import ALIASES, PARAMETERS, SECTIONS, section_of
 from erniekit.parameters.values import shown
@@ -25,7 +25,10 @@ the file, and the file overrides the defaults. All problems are reported at once
 
 "Not available yet" marks values whose machinery this version does not have. They are refused, never ignored. What a
 user sets without any effect (on this machine, at this stage, beside these other values) is reported when a run starts.
-The verbs `eval` and `server` come later; their parameters are declared already.
+The verb `server` comes later; its parameter `port` is declared already.
+
+"Takes effect" says on which devices a value changes what happens. What only a GPU can do is accepted on a CPU as well,
+so that one file serves both; `erniekit validate` and a run on a CPU then report it as without effect.
 """
 
 
@@ -50,7 +53,8 @@ def facts(parameter: Parameter) -> list[tuple[str, str]]:
         ("needs", " or ".join(str(need) for need in parameter.needs)),
         ("excludes", ", ".join(f"`{other}`" for other in parameter.excludes)),
         ("aliases", ", ".join(f"`{alias.name}`" for alias in aliases_of(parameter.name))),
-        ("takes effect", "on a GPU; reported as without effect on a CPU" if parameter.gpu_only else ""),
+        ("stands for", ", ".join(f"`{other}`" for other in parameter.stands_for)),
+        ("takes effect", _takes_effect(parameter)),
         ("not available yet", _not_available(parameter)),
     ]
     return [(label, text) for label, text in rows if text]
@@ -92,6 +96,11 @@ def _bounds(parameter: Parameter) -> str:
     return ", ".join(bound for bound in (lower, upper) if bound)
 
 
+def _takes_effect(parameter: Parameter) -> str:
+    reported = {GPU_ONLY: "; reported as without effect on a CPU", NOWHERE_YET: ": its verb comes later"}
+    return parameter.takes_effect + reported.get(parameter.devices, "")
+
+
 def _not_available(parameter: Parameter) -> str:
     if parameter.available is None:
         return ""
@@ -105,15 +114,15 @@ def _index() -> str:
     lines = [GENERATED, "", "# Parameters", "", HOW_VALUES_ARE_WRITTEN]
     lines += ["| section | what it is about |", "|---|---|"]
     lines += [f"| [{section.title}]({section.key}.md) | {section.summary} |" for section in SECTIONS]
-    lines += ["", "## All names", "", "| name | section | type | default |", "|---|---|---|---|"]
+    lines += ["", "## All names", "", "| name | section | type | default | takes effect |", "|---|---|---|---|---|"]
     for name in sorted({*PARAMETERS, *ALIASES}):
         section = section_of(name)
         link = f"[`{name}`]({section.key}.md#{name}) | {section.title}"
         if name in ALIASES:
-            lines.append(f"| {link} | alias | {stands_for(ALIASES[name])} |")
+            lines.append(f"| {link} | alias | {stands_for(ALIASES[name])} | |")
         else:
             parameter = PARAMETERS[name]
-            lines.append(f"| {link} | {parameter.kind.title} | {_default(parameter)} |")
+            lines.append(f"| {link} | {parameter.kind.title} | {_default(parameter)} | {parameter.takes_effect} |")
     return "\n".join(lines) + "\n"
 
 

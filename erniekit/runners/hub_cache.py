@@ -109,7 +109,13 @@ HUBS = (HUGGING_FACE, AI_STUDIO, MODEL_SCOPE)
 
 def chosen_hub(config: Config) -> Hub | None:
     """The hub that a configuration fetches its model from."""
-    return next((hub for hub in HUBS if config[hub.parameter]), None)
+    section = config.basic
+    asked = (
+        (HUGGING_FACE, section.from_hf_hub),
+        (AI_STUDIO, section.from_aistudio),
+        (MODEL_SCOPE, section.from_modelscope),
+    )
+    return next((hub for hub, chosen in asked if chosen), None)
 
 
 def parse_name(name: str, hub: Hub) -> HubModel:

@@ -10,8 +10,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from erniekit import cli
 from erniekit.parameters import Config
-from erniekit.parameters.declaration import Alias, Parameter, Rule, Section
+from erniekit.parameters.declaration import CPU_AND_GPU, GPU_ONLY, NOWHERE_YET, Alias, Parameter, Rule, Section
 from erniekit.parameters.json_schema import exact_schema, structural_problems, value_schema
 from erniekit.parameters.reference_docs import example_line
 from erniekit.parameters.schema import ALIASES, PARAMETERS, RULES, SECTIONS
@@ -100,7 +101,7 @@ def test_value_that_is_not_available_is_refused(parameter: Parameter) -> None:
         load(parameter.verbs[0], **{parameter.name: allowed})
 
 
-@parameters_where(lambda parameter: parameter.gpu_only)
+@parameters_where(lambda parameter: parameter.devices == GPU_ONLY)
 def test_gpu_parameter_is_accepted_for_a_gpu_and_reported_on_a_cpu(parameter: Parameter) -> None:
     values = {parameter.name: another_value(parameter)}
     values |= {need.name: fulfil(need) for need in parameter.needs[:1]}
@@ -109,6 +110,19 @@ def test_gpu_parameter_is_accepted_for_a_gpu_and_reported_on_a_cpu(parameter: Pa
     load(**values, device="gpu:0")
     config = load(**values)
     assert any(line.startswith(f"`{parameter.name}:") for line in config.without_effect_on_cpu())
+
+
+@every_parameter
+def test_devices_are_said_where_verbs_exist(parameter: Parameter) -> None:
+    assert parameter.devices in (CPU_AND_GPU, GPU_ONLY, NOWHERE_YET)
+    assert (parameter.devices == NOWHERE_YET) == (not set(parameter.verbs) & set(cli.VERBS))
+
+
+@parameters_where(lambda parameter: bool(parameter.stands_for))
+def test_a_parameter_sets_those_that_it_stands_for(parameter: Parameter) -> None:
+    beside = {need.name: fulfil(need) for need in parameter.needs}
+    without, beside_it = load(**beside), load(**beside, **{parameter.name: another_value(parameter)})
+    assert all(without[name] != beside_it[name] for name in parameter.stands_for)
 
 
 @parameters_where(has_no_effect_by_default)

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from erniekit.errors import ConfigurationError, UserError
+from erniekit.parameters.declaration import GPU_ONLY
 from erniekit.parameters.schema import PARAMETERS
 from erniekit.runners import checks
 
@@ -602,7 +603,7 @@ def test_every_parameter_is_covered() -> None:
     for name, declared in PARAMETERS.items():
         refused_beyond_neutral = declared.available is not None  # tests/parameters: refused with a reason
         runs_today = {"train", "chat", "generate"}.intersection(declared.verbs)
-        reported = declared.gpu_only or not runs_today
+        reported = declared.devices == GPU_ONLY or not runs_today
         inactive = any(_never_holds(need) for need in declared.needs)  # reported: what it needs is refused
         if name not in covered and not (refused_beyond_neutral or reported or inactive):
             missing.append(name)
@@ -619,4 +620,8 @@ def test_the_tests_named_here_exist(place: str) -> None:
 
 def _never_holds(need: Any) -> bool:
     target = PARAMETERS[need.name]
-    return target.available is not None or target.gpu_only or any(_never_holds(deeper) for deeper in target.needs)
+    return (
+        target.available is not None
+        or target.devices == GPU_ONLY
+        or any(_never_holds(deeper) for deeper in target.needs)
+    )

@@ -17,6 +17,7 @@ from erniekit.model.published import published_model
 from erniekit.parallel.from_config import topology_from
 from erniekit.parallel.topology import Topology
 from erniekit.parameters import Config
+from erniekit.parameters.declaration import GPU_ONLY
 from erniekit.parameters.schema import PARAMETERS
 from erniekit.runners.layout_plan import divided_layers
 from erniekit.runners.shrink import Miniature, shrink, shrink_words
@@ -127,7 +128,7 @@ def test_a_model_of_unknown_shape_cannot_be_shrunk(capsys: pytest.CaptureFixture
 def _distinct() -> list[Path]:
     """The examples without those whose miniature differs from one before in paths only, or in what only GPUs do."""
     left_out = {"output_dir", "logging_dir", "model_name_or_path"}
-    left_out |= {name for name, parameter in PARAMETERS.items() if parameter.gpu_only}
+    left_out |= {name for name, parameter in PARAMETERS.items() if parameter.devices == GPU_ONLY}
     seen, chosen = set(), []
     for path in READY:
         config = Config.load(path)
