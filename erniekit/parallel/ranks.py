@@ -39,6 +39,7 @@ class LayoutRanks:
         copies: what keeps copies on the ranks of a tensor-parallel group equal, where that is asked for.
         sum_in_backward: what sequence parallelism keeps on all ranks is added up in every backward pass, rather than
             once a step (`use_sp_callback` false).
+        layout: how the run is divided, by parameter; needed where ranks write checkpoints of their own.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class LayoutRanks:
         pipeline: DecoderPipeline | None = None,
         copies: Copies | None = None,
         sum_in_backward: bool = False,
+        layout: Mapping[str, Any] | None = None,
     ) -> None:
         self.mesh, self._stage, self._pipeline, self._copies = mesh, stage, pipeline, copies
+        self.rank, self.layout = mesh.rank, layout or {"ranks": mesh.topology.world_size}
         self.at_once = pipeline.at_once if pipeline else 1
         copied = pipeline is not None and pipeline.embedding_group is not None and EMBEDDING in parameters
         self._copied = parameters[EMBEDDING].name if copied else None  # the first and the last stage have it
@@ -79,6 +82,9 @@ class LayoutRanks:
 
     def own_part(self, name: str, whole: np.ndarray) -> np.ndarray:
         return self.mesh.tensor.cut(whole, axis_of(name))
+
+    def own(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {name: self._stage.part(weight) for name, weight in weights.items()} if self._stage else weights
 
     def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
         return self._stage.present(parameters) if self._stage else nullcontext()

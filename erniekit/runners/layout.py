@@ -22,13 +22,15 @@ from erniekit.parallel.pipeline import PipelineOptions
 from erniekit.parallel.ranks import LayoutRanks
 from erniekit.parallel.sharding import DividedOptimizer, divide
 from erniekit.parallel.start import start_ranks
-from erniekit.parallel.topology import Topology
+from erniekit.parallel.topology import AXES, PARAMETER, Topology
 from erniekit.parameters import Config
 from erniekit.runners.layout_plan import divided_layers
 from erniekit.runners.optimizer import make_optimizer
 from erniekit.training.optimizer import stateless_optimizer, trainable_parameters
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.settings import optimizer_settings_from
+
+LAID_OUT_BY = ("split_param", "enable_stage1_tensor_fusion")  # words that decide which values a rank updates
 
 
 def own_place(config: Config, model_config: ModelConfig) -> tuple[Topology, int]:
@@ -115,7 +117,24 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
         pipeline=_pipeline(config, mesh, model),
         copies=copies,
         sum_in_backward=in_backward,
+        layout=_division(config, topology),
     )
+
+
+def _division(config: Config, topology: Topology) -> dict[str, Any]:
+    """By parameter, everything that decides what a rank of a training run has; what is not divided is left out."""
+    section = config.distributed
+    division: dict[str, Any] = {"ranks": topology.world_size}
+    division |= {PARAMETER[axis]: topology.degree(axis) for axis in AXES if topology.degree(axis) > 1}
+    if topology.pipeline > 1:
+        names = ("virtual_pp_degree", "pp_seg_method", "add_tail_layers")
+        division |= {name: config[name] for name in names}
+    if topology.sharding > 1:
+        laid_out = [word for word in section.sharding_parallel_config if word in LAID_OUT_BY]
+        division |= {"sharding": section.sharding, "sharding_parallel_config": " ".join(sorted(laid_out))}
+    if topology.expert > 1:
+        division["moe_group"] = {"tensor": "mp", "data": "data"}[str(topology.expert_axis)]
+    return division
 
 
 def divided_evaluation(config: Config, mesh: Mesh, model: Decoder) -> Ranks:

@@ -22,8 +22,8 @@ from paddle.optimizer import AdamW
 
 from erniekit.errors import TrainingError
 from erniekit.model.storage.safetensors_file import StoredTensor
-from erniekit.model.whole import stored_as
-from erniekit.training.optimizer import create_state, optimizer_state, trainable_parameters
+from erniekit.model.whole import Held, stored_as
+from erniekit.training.optimizer import OwnState, create_state, optimizer_state, trainable_parameters
 
 MOMENTS = ("moment1", "moment2")
 
@@ -126,6 +126,10 @@ class StoredMomentsAdamW:
             self._stores[parameter, kind].write(paddle.to_tensor(value))
         else:
             self.read_state(name).set_value(value)
+
+    def own_state(self) -> OwnState:
+        """All of it, which lies on this rank."""
+        return OwnState(Held(self.state_tensors(), self.read_state), self.write_state)
 
     def _stored(self, name: str) -> StoredTensor | None:
         """How `read_state` gives a moment; None for what AdamW still has."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -123,6 +124,13 @@ def optimizer_state(optimizer: AdamW, parameters: Mapping[str, Tensor]) -> dict[
     return state
 
 
+class OwnState(NamedTuple):
+    """What one rank's part of an optimizer remembers, and how to set one of it."""
+
+    held: Held
+    write: Callable[[str, np.ndarray], None]
+
+
 def held_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> Held:
     """What this rank's optimizer remembers; of one whose state is divided among ranks, the whole of it."""
     if isinstance(optimizer, AdamW):
@@ -148,7 +156,33 @@ def load_optimizer_state(
         CheckpointError: the names or shapes are not those of this optimizer.
     """
     own = held_state(optimizer, parameters)
-    expected = {name for held_names in ranks.exchange(list(own.tensors)) for name in held_names}
+    _check_names({name for held_names in ranks.exchange(list(own.tensors)) for name in held_names}, names)
+    write = partial(_set, own) if isinstance(optimizer, AdamW) else optimizer.write_state
+    for name, tensor in own.tensors.items():
+        write(name, _of_shape(name, tensor.shape, ranks.own_part(name, read(name))))
+
+
+def own_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> OwnState:
+    """What this rank's optimizer remembers, as it lies here: of one that is divided among ranks its part."""
+    if isinstance(optimizer, AdamW):
+        own = held(optimizer_state(optimizer, parameters))
+        return OwnState(own, partial(_set, own))
+    state: OwnState = optimizer.own_state()
+    return state
+
+
+def load_own_state(own: OwnState, names: Collection[str], read: Callable[[str], np.ndarray]) -> None:
+    """Set what `own_state` gives, bit for bit; see `load_optimizer_state`."""
+    _check_names(set(own.held.tensors), names)
+    for name, tensor in own.held.tensors.items():
+        own.write(name, _of_shape(name, tensor.shape, read(name)))
+
+
+def _set(own: Held, name: str, values: np.ndarray) -> None:
+    own.read(name).set_value(values)
+
+
+def _check_names(expected: set[str], names: Collection[str]) -> None:
     missing, surplus = sorted(expected - set(names)), sorted(set(names) - expected)
     if missing or surplus:
         raise CheckpointError(
@@ -156,11 +190,9 @@ def load_optimizer_state(
             f"{len(missing)} missing (for example {missing[:2]}), {len(surplus)} unknown (for example {surplus[:2]}).\n"
             "  Resume with the configuration that wrote it, or set ignore_load_lr_and_optim: true for a fresh AdamW."
         )
-    for name, (_, shape) in own.tensors.items():
-        stored = ranks.own_part(name, read(name))
-        if tuple(stored.shape) != tuple(shape):
-            raise CheckpointError(f"optimizer state {name}: expected shape {list(shape)}, got {list(stored.shape)}")
-        if isinstance(optimizer, AdamW):
-            own.read(name).set_value(stored)
-        else:
-            optimizer.write_state(name, stored)
+
+
+def _of_shape(name: str, shape: tuple[int, ...], values: np.ndarray) -> np.ndarray:
+    if values.shape != shape:
+        raise CheckpointError(f"optimizer state {name}: expected shape {list(shape)}, got {list(values.shape)}")
+    return values

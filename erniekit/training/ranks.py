@@ -24,12 +24,18 @@ class Ranks(Protocol):
     Attributes:
         is_first: whether this is the rank that writes and prints for all.
         at_once: how many batches `measure` is best given at a time.
+        rank: the number of this one.
+        layout: how the run is divided, by parameter; runs with the same layout have the same on each rank.
     """
 
     @property
     def is_first(self) -> bool: ...
     @property
     def at_once(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def layout(self) -> Mapping[str, Any]: ...
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """The float64 sum of figures over the ranks that work on different data; the same on every rank."""
@@ -45,6 +51,10 @@ class Ranks(Protocol):
 
     def own_part(self, name: str, whole: np.ndarray) -> np.ndarray:
         """What this rank holds of a weight, or of `<weight>/<state>`."""
+        ...
+
+    def own(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """What this rank has of weights between steps: where ranks divide them, its part as it lies in memory."""
         ...
 
     def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
@@ -124,6 +134,8 @@ class _Single:
 
     is_first = True
     at_once = 1
+    rank = 0
+    layout: Mapping[str, Any] = {"ranks": 1}
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         return values
@@ -136,6 +148,9 @@ class _Single:
 
     def own_part(self, name: str, whole: np.ndarray) -> np.ndarray:
         return whole
+
+    def own(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return weights
 
     def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
         return nullcontext()

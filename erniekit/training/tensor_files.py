@@ -91,12 +91,8 @@ def _groups(sizes: Mapping[str, int], files: int) -> list[list[str]]:
     groups: list[dict[str, int]] = [{}]
     total, filled = sum(sizes.values()), 0
     for number, (name, size) in enumerate(sizes.items()):
-        left = len(sizes) - number
-        if (
-            groups[-1]
-            and (filled * files >= total * len(groups) or left == files - len(groups))
-            and len(groups) < files
-        ):
+        due = filled * files >= total * len(groups) or len(sizes) - number <= files - len(groups)
+        if groups[-1] and due and len(groups) < files:
             groups.append({})
         groups[-1][name] = size
         filled += size

@@ -14,7 +14,9 @@ from erniekit.json_files import read_json_object
 
 MANIFEST = "manifest.json"
 PUBLISHING = ".erniekit-publishing"
+RANKS_FILE = "ranks.json"  # of a checkpoint of which every rank has written a part
 LONGEST_FILE_NAME = 255  # bytes
+_CONFIGURATIONS = ("config.json", "adapter_config.json")
 
 
 def is_half_written(folder: Path | str) -> bool:
@@ -29,6 +31,17 @@ def refuse_half_written(folder: Path | str) -> None:
             f"{folder} holds a half-written model: the run that was saving it was killed, or is still saving it.\n"
             "  Let that run finish, or start it again with resume_from_checkpoint: true; or use one of its checkpoints."
             f"\n  If you have put a complete model there yourself since, remove {Path(folder) / PUBLISHING}."
+        )
+
+
+def refuse_parts_of_ranks(folder: Path | str) -> None:
+    """Raise ModelFileError for a checkpoint whose weights are in parts that ranks have written, each its own."""
+    folder = Path(folder)
+    if (folder / RANKS_FILE).is_file() and not any((folder / name).is_file() for name in _CONFIGURATIONS):
+        raise ModelFileError(
+            f"{folder} holds no model that can be loaded, but the parts that each rank of a run wrote of its own "
+            "(unified_checkpoint: false).\n  Resume that run from it: its last model is whole, in output_dir; with "
+            "unified_checkpoint: true every further checkpoint is, too."
         )
 
 

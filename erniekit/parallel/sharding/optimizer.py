@@ -10,10 +10,10 @@ from paddle.distributed.communication.group import Group
 from paddle.optimizer import AdamW
 
 from erniekit.model.storage.safetensors_file import StoredTensor
-from erniekit.model.whole import stored_as
+from erniekit.model.whole import held, stored_as
 from erniekit.parallel.sharding.shares import Share, own_part, same_everywhere, together
 from erniekit.parallel.sharding.stage import Stage
-from erniekit.training.optimizer import STATE_KINDS, create_state, trainable_parameters
+from erniekit.training.optimizer import STATE_KINDS, OwnState, create_state, trainable_parameters
 
 
 class DividedOptimizer:
@@ -59,6 +59,12 @@ class DividedOptimizer:
         share, kind, held = self._held(name)
         if held is not None:
             held.set_value(value if kind.endswith("pow_acc") else own_part(share, value, self._group.rank))
+
+    def own_state(self) -> OwnState:
+        """What lies on this rank, by the same names, as fleet has divided it."""
+        own = {name: self._held(name)[2] for name in self.state_tensors()}
+        tensors = {name: tensor for name, tensor in own.items() if tensor is not None}
+        return OwnState(held(tensors), lambda name, value: tensors[name].set_value(value))
 
     def _held(self, name: str) -> tuple[Share, str, Tensor | None]:
         parameter, _, kind = name.rpartition("/")

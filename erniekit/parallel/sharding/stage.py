@@ -29,6 +29,10 @@ class Stage(Protocol):
         """Which values of a trained parameter each rank updates."""
         ...
 
+    def part(self, weight: Tensor) -> Tensor:
+        """What of one of the model's parameters this rank has between steps."""
+        ...
+
     def wrap(self, loss: LossOfBatch) -> LossOfBatch:
         """The loss to use, so that fleet is there when passes begin."""
         ...

@@ -50,6 +50,9 @@ class WholeParameters:
     def weight(self, parameter: Tensor) -> Tensor:
         return parameter
 
+    def part(self, weight: Tensor) -> Tensor:
+        return weight
+
     def wrap(self, loss: LossOfBatch) -> LossOfBatch:
         return loss
 
@@ -106,6 +109,9 @@ class SplitParameters:
 
     def weight(self, parameter: Tensor) -> Tensor:
         return parameter
+
+    def part(self, weight: Tensor) -> Tensor:
+        return weight
 
     def wrap(self, loss: LossOfBatch) -> LossOfBatch:
         return loss

@@ -48,6 +48,9 @@ class DividedGradients:
     def weight(self, parameter: Tensor) -> Tensor:
         return parameter
 
+    def part(self, weight: Tensor) -> Tensor:
+        return weight
+
     def wrap(self, loss: LossOfBatch) -> LossOfBatch:
         def wrapped(model: Any, batch: Any) -> MicroLoss:
             return self._layer(loss, batch)

@@ -91,6 +91,11 @@ class DividedParameters:
         share = self.share(parameter)
         return together(share, share.tensor, self._group)
 
+    def part(self, weight: Tensor) -> Tensor:
+        own = self.share(weight).tensor
+        assert own is not None
+        return own
+
     def wrap(self, loss: LossOfBatch) -> LossOfBatch:
         def wrapped(model: Any, batch: Any) -> MicroLoss:
             return self._layer(loss, batch)

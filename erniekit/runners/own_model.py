@@ -1,0 +1,70 @@
+"""What a rank writes and reads of the model where every rank has a part of checkpoints of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import paddle
+from paddle import Tensor
+
+from erniekit.errors import CheckpointError
+from erniekit.model.adapters.lora import named_adapter_weights
+from erniekit.model.decoder import Decoder
+from erniekit.model.quantization.fp8 import read_averages, write_averages
+from erniekit.model.weights import named_weights
+from erniekit.model.whole import OwnTensors, held
+from erniekit.training.ranks import Ranks
+from erniekit.training.tensor_files import open_tensors, write_tensors
+
+_STEM = "weights"
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """This rank's part of the trained model: all its weights, or the adapters where these are trained.
+
+    Attributes:
+        model: what this rank has of it.
+        adapters: whether adapters are trained.
+    """
+
+    model: Decoder
+    ranks: Ranks
+    adapters: bool
+
+    def write(self, folder: Path) -> None:
+        """Put the values that this rank has into `folder`, as they lie in memory; called by all ranks together."""
+        averages = self.model.activation_scales.averages() if self.model.activation_scales else None
+        write_tensors(folder, _STEM, OwnTensors(held(self._tensors())))
+        if averages is not None:
+            write_averages(folder, averages)
+
+    @paddle.no_grad()
+    def load(self, folder: Path) -> None:
+        """The opposite, on the same layout.
+
+        Raises:
+            CheckpointError: the files are those of another model.
+        """
+        own, stored = self._tensors(), open_tensors(folder, _STEM)
+        missing, surplus = sorted(own.keys() - set(stored.names)), sorted(set(stored.names) - own.keys())
+        if missing or surplus:
+            raise CheckpointError(
+                f"{folder}: the weights are those of another model: {len(missing)} missing (for example "
+                f"{missing[:2]}), {len(surplus)} unknown (for example {surplus[:2]})"
+            )
+        for name, tensor in own.items():
+            values = stored.read(name)
+            if values.shape != tuple(tensor.shape):
+                raise CheckpointError(
+                    f"{folder}: {name}: expected shape {list(tensor.shape)}, got {list(values.shape)}; it is of "
+                    "another model"
+                )
+            tensor.set_value(paddle.to_tensor(values).astype(tensor.dtype))
+        if self.model.activation_scales:
+            self.model.activation_scales.restore(read_averages(folder))
+
+    def _tensors(self) -> Mapping[str, Tensor]:
+        return self.ranks.own((named_adapter_weights if self.adapters else named_weights)(self.model))
