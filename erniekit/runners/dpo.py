@@ -55,8 +55,8 @@ from erniekit.training.reference import (
     copies,
     is_missing,
     measure_missing,
-    set_values,
 )
+from erniekit.training.tensor_files import NO_TENSORS, TensorFiles
 
 TRAINING, EVALUATION = "training", "evaluation"
 _SAY_EVERY_S = 20.0
@@ -94,7 +94,7 @@ def preference_objectives(
         ModelFileError: the reference's folder cannot be used.
     """
     way, fresh = reference_way(config.dpo, lora=config.lora.lora), checkpoint is None
-    kept = load_beside_model(checkpoint) if checkpoint else {}
+    kept = load_beside_model(checkpoint, ranks) if checkpoint else NO_TENSORS
     if way == "precomputed":
         read = _pairs_read(config, training, evaluation, load_state(checkpoint).step if checkpoint else 0)
         tables = _precomputed(config, model, read, kept, ranks, mesh, fresh=fresh, say=say)
@@ -222,10 +222,11 @@ def measure_with(config: Config, ranks: Ranks = SINGLE) -> MeasureAnswers:
 
 
 def _adapters_aside(
-    config: Config, model: Decoder, kept: Mapping[str, np.ndarray], ranks: Ranks, *, fresh: bool, say: Say
+    config: Config, model: Decoder, kept: TensorFiles, ranks: Ranks, *, fresh: bool, say: Say
 ) -> AdaptersAside:
     """New adapters are without effect, unless PiSSA has moved a part of the weights into them."""
-    adapters = {name: paddle.to_tensor(values) for name, values in kept.items()}
+    own = [name for name in named_adapter_weights(model) if name in kept.names]
+    adapters = {name: paddle.to_tensor(kept.read(name)) for name in own}
     if fresh and (first_adapters(config) is not None or config.lora.lora_init == PISSA):
         trained = named_adapter_weights(model)
         with ranks.present(trained.values()):
@@ -235,13 +236,11 @@ def _adapters_aside(
     return AdaptersAside(model, measure_with(config, ranks), adapters or None, ranks)
 
 
-def _frozen_copy(
-    config: Config, model: Decoder, kept: Mapping[str, np.ndarray], ranks: Ranks, mesh: Mesh, say: Say
-) -> FrozenCopy:
+def _frozen_copy(config: Config, model: Decoder, kept: TensorFiles, ranks: Ranks, mesh: Mesh, say: Say) -> FrozenCopy:
     copy = open_reference_model(config, say, mesh)
-    if kept:
-        own = named_weights(copy)
-        set_values(own, {name: ranks.own_part(name, kept[name]) for name in own})
+    if kept.names:
+        for weight_name, weight in named_weights(copy).items():
+            weight.set_value(kept.read(weight_name))
     say(f"reference: a frozen copy, {sum(weight.size for weight in named_weights(copy).values()):,} parameters")
     updated = config.dpo.ref_model_update_steps > 0
     return FrozenCopy(copy, model, measure_with(config, ranks), updated=updated, ranks=ranks)
@@ -251,7 +250,7 @@ def _precomputed(
     config: Config,
     model: Decoder,
     read: Mapping[str, Pairs],
-    kept: Mapping[str, np.ndarray],
+    kept: TensorFiles,
     ranks: Ranks,
     mesh: Mesh,
     *,
@@ -267,8 +266,9 @@ def _precomputed(
     tables = {}
     for name, pairs in read.items():
         table = np.full((len(pairs.dataset), 2), np.nan, np.float32)
-        if kept.get(name, np.empty(0)).shape == table.shape:
-            table = kept[name].copy()
+        stored = kept.read(name) if name in kept.names else None
+        if stored is not None and stored.shape == table.shape:
+            table = stored
         if fresh or any(ranks.exchange(is_missing(table, pairs.batches()))):
             reference = reference or open_reference_model(config, say, mesh)
             with ranks.present(reference.parameters()):

@@ -5,6 +5,7 @@ checkpoint-{step}/
   optimizer*.safetensors     AdamW's state as `<parameter>/<kind>`; absent with ignore_save_lr_and_optim
   beside_model*.safetensors  what the objective needs beside the model: the reference of a preference loss, or absent
   trainer_state.json         integers and running sums: where the run stands
+  ranks.json, rank-00000/ .. what ranks have written of their own, in the place of the above (see rank_files)
   run_identity.json          what must be the same for the run to continue bit for bit
   training_config.yaml       the resolved configuration
   manifest.json              sizes and hashes of all files
@@ -22,30 +23,40 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from paddle import Tensor
 
 from erniekit.errors import CheckpointError, ModelFileError
 from erniekit.json_files import read_json_object
-from erniekit.model.whole import WholeTensors, held
+from erniekit.model.storage.model_folder import RANKS_FILE
+from erniekit.model.whole import OwnTensors, WholeTensors, held
 from erniekit.training.best_model import BestSoFar
 from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_name, problems, write_folder
 from erniekit.training.compressed_state import CompressedState, decompressed, form_of
 from erniekit.training.json_file import replace_text
 from erniekit.training.loss_scaling import LossScale
 from erniekit.training.moment_codes import MomentFormat
-from erniekit.training.optimizer import held_state, load_optimizer_state
+from erniekit.training.optimizer import held_state, load_optimizer_state, load_own_state, own_state
+from erniekit.training.rank_files import (
+    NO_PARTS,
+    OPTIMIZER,
+    WEIGHTS,
+    Parts,
+    own_part_of,
+    refuse_other_layout,
+    write_parts,
+    written_by_ranks,
+)
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.run_identity import RunIdentity
-from erniekit.training.tensor_files import open_tensors, write_tensors
+from erniekit.training.tensor_files import TensorFiles, open_tensors, write_tensors
 from erniekit.training.totals import Totals
 
 STATE_FILE = "trainer_state.json"
 IDENTITY_FILE = "run_identity.json"
 CONFIG_FILE = "training_config.yaml"
 _OF_THE_TRAINER = (
-    "optimizer*.safetensors", "beside_model*.safetensors", STATE_FILE, IDENTITY_FILE, CONFIG_FILE, MANIFEST,
+    "optimizer*.safetensors", "beside_model*.safetensors", STATE_FILE, IDENTITY_FILE, CONFIG_FILE, MANIFEST, RANKS_FILE,
 )  # fmt: skip
 _HOW_TO_START = {"resume_from_checkpoint", "init_from_checkpoint", "overwrite_output_dir"}
 
@@ -75,6 +86,7 @@ def save_checkpoint(
     beside_model: Mapping[str, Tensor] = {},
     moments: MomentFormat | None = None,
     ranks: Ranks = SINGLE,
+    parts: Parts = NO_PARTS,
 ) -> Path:
     """Write `checkpoint-{step}`, all or nothing. `optimizer` None leaves its state out.
 
@@ -84,17 +96,29 @@ def save_checkpoint(
     Args:
         write_model: with None it gives what this rank holds to the one that writes.
         moments: the codes in which AdamW's moments are stored; None: as they are.
-        ranks: every one of them calls this; the first writes.
+        ranks: every one of them calls this; the first writes, and each its own of `parts`.
 
     Raises:
         CheckpointError: the disk is full or cannot be written; earlier checkpoints are untouched.
     """
 
+    def write_own(part: Path, kinds: frozenset[str]) -> None:
+        if WEIGHTS in kinds:
+            parts.write_model(part)
+            write_tensors(part, "beside_model", OwnTensors(held(beside_model)))
+        if OPTIMIZER in kinds:
+            own = OwnTensors(own_state(optimizer, parameters).held)
+            _write_optimizer(part, own, moments, parts.optimizer_files)
+
     def write(folder: Path | None) -> None:
-        write_model(folder)
-        if optimizer is not None:
+        own = parts.kinds if optimizer is not None else parts.kinds - {OPTIMIZER}
+        if WEIGHTS not in own:
+            write_model(folder)
+            write_tensors(folder, "beside_model", ranks.whole(held(beside_model)))
+        if optimizer is not None and OPTIMIZER not in own:
             _write_optimizer(folder, ranks.whole(held_state(optimizer, parameters)), moments)
-        write_tensors(folder, "beside_model", ranks.whole(held(beside_model)))
+        if own:
+            write_parts(folder, ranks, own, lambda part: write_own(part, own))
         if folder is None:
             return
         (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
@@ -141,21 +165,29 @@ def load_optimizer(
     Raises:
         CheckpointError: the folder holds no optimizer state, that of other parameters, or codes that are not known.
     """
-    stored = open_tensors(folder, "optimizer")
+    divided = OPTIMIZER in written_by_ranks(folder)
+    if divided:
+        refuse_other_layout(folder, ranks)
+    stored = open_tensors(own_part_of(folder, ranks) if divided else folder, "optimizer")
     if not stored.names:
         raise CheckpointError(
             f"{folder} holds no optimizer state (it was saved with ignore_save_lr_and_optim).\n"
             "  Set ignore_load_lr_and_optim: true to go on with fresh moments, which is not bit-exact."
         )
     state = decompressed(stored, folder)
-    load_optimizer_state(optimizer, parameters, state.names, state.read, ranks)
+    if divided:
+        load_own_state(own_state(optimizer, parameters), state.names, state.read)
+    else:
+        load_optimizer_state(optimizer, parameters, state.names, state.read, ranks)
     return form_of(stored, folder)
 
 
-def load_beside_model(folder: Path) -> dict[str, np.ndarray]:
-    """What was given to `save_checkpoint` as `beside_model`."""
+def load_beside_model(folder: Path, ranks: Ranks = SINGLE) -> TensorFiles:
+    """What was given to `save_checkpoint` as `beside_model`: on every rank what it has of each tensor."""
+    if WEIGHTS in written_by_ranks(folder):
+        return open_tensors(own_part_of(folder, ranks), "beside_model")
     stored = open_tensors(folder, "beside_model")
-    return {name: stored.read(name) for name in stored.names}
+    return stored._replace(read=lambda name: ranks.own_part(name, stored.read(name)))
 
 
 def write_config(folder: Path, resolved_config: Mapping[str, Any]) -> None:
@@ -174,16 +206,16 @@ def changed_parameters(folder: Path, resolved_config: Mapping[str, Any]) -> list
 def write_model_of(checkpoint: Path, folder: Path) -> None:
     """Copy the model files of a checkpoint: everything but what resuming needs."""
     for path in sorted(checkpoint.iterdir()):
-        if not any(path.match(pattern) for pattern in _OF_THE_TRAINER):
+        if path.is_file() and not any(path.match(pattern) for pattern in _OF_THE_TRAINER):
             shutil.copyfile(path, folder / path.name)
 
 
-def _write_optimizer(folder: Path | None, state: WholeTensors, moments: MomentFormat | None) -> None:
+def _write_optimizer(folder: Path | None, state: WholeTensors, moments: MomentFormat | None, files: int = 1) -> None:
     if moments is None:
-        write_tensors(folder, "optimizer", state)
+        write_tensors(folder, "optimizer", state, files=files)
     else:
         compressed = CompressedState(state, moments)
-        write_tensors(folder, "optimizer", compressed, compressed.metadata)
+        write_tensors(folder, "optimizer", compressed, compressed.metadata, files=files)
 
 
 def _config_text(resolved_config: Mapping[str, Any]) -> str:

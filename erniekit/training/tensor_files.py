@@ -35,6 +35,13 @@ class TensorFiles(NamedTuple):
     metadata: tuple[Mapping[str, str], ...] = ()
 
 
+def _holds_nothing(name: str) -> np.ndarray:
+    raise KeyError(name)
+
+
+NO_TENSORS = TensorFiles((), _holds_nothing)
+
+
 def write_tensors(
     folder: Path | None,
     stem: str,
