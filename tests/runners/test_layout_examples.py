@@ -15,7 +15,6 @@ from erniekit.runners.layout_plan import plan_layout
 
 COMMAND = re.compile(r"#   erniekit (validate (\S+) --world-size (\d+))$", re.MULTILINE)
 BYTES_OF_A_GPU = 80e9
-WAITS_FOR = {"fp8": {"use_lowprecision_moment", "tensorwise_offload_optimizer"}}
 
 
 def _commands() -> dict[Path, tuple[list[str], int]]:
@@ -30,8 +29,6 @@ def _commands() -> dict[Path, tuple[list[str], int]]:
 
 
 COMMANDS = _commands()
-READY = [path for path in COMMANDS if not any(word in path.stem for word in WAITS_FOR)]
-WAITING = [path for path in COMMANDS if path not in READY]
 
 
 def _name(path: Path) -> str:
@@ -59,7 +56,7 @@ def test_every_model_has_every_method_at_every_length() -> None:
     assert {_name(path) for path in COMMANDS} == expected
 
 
-@pytest.mark.parametrize("path", READY, ids=_name)
+@pytest.mark.parametrize("path", COMMANDS, ids=_name)
 def test_its_command_validates_it_and_its_ranks_fit(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words, ranks = COMMANDS[path]
     assert main(words) == 0, capsys.readouterr().err
@@ -74,17 +71,3 @@ def test_its_command_validates_it_and_its_ranks_fit(path: Path, capsys: pytest.C
     if ranks > 1:
         with pytest.raises(ConfigurationError, match="cannot be divided by the layout"):
             plan_layout(config, model, ranks - 1)
-
-
-@pytest.mark.parametrize("path", WAITING, ids=_name)
-def test_it_is_refused_for_what_is_not_available_yet_and_nothing_else(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words, _ = COMMANDS[path]
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    method = next(word for word in WAITS_FOR if word in path.stem)
-    refused = {match[1] for match in re.finditer(r"`(\w+)`[^`\n]*(?:`compute_type`[^`\n]*)?not available yet", error)}
-    assert refused == WAITS_FOR[method], error
-    without = ["weight_quantize_algo=none", "use_lowprecision_moment=false", "tensorwise_offload_optimizer=false"]
-    assert main([*words, *without]) == 0

@@ -2,7 +2,7 @@
 
     python tools/bench/layouts_on_paper.py [--write | --check]
 
-Of each configuration with several ranks: memory of the rank that takes most, bytes that the busiest rank sends in a
+Of each configuration: memory of the rank that takes most, bytes that the busiest rank sends in a
 step by axis, and the share of a step in which stages wait. The formulas are those of `erniekit validate --world-size`
 (parallel/memory_estimate.py, parallel/communication_estimate.py, parallel/schedule.py). `--write` puts the table into
 docs/parallelism.md, `--check` compares what is there.
@@ -17,7 +17,6 @@ from pathlib import Path
 
 from marked import DOCUMENT, with_table
 
-from erniekit.errors import ConfigurationError
 from erniekit.model.published import published_model
 from erniekit.parallel.topology import Topology
 from erniekit.parameters import Config
@@ -36,8 +35,8 @@ def table() -> str:
     lines = ["| " + " | ".join([*head, "waiting"]) + " |", "|---|---|" + "---:|" * (len(head) - 1)]
     alike: dict[tuple[str, ...], list[str]] = {}  # SFT and DPO of a length take the same
     for path in configurations():
-        for name, *cells in rows(path):
-            alike.setdefault(tuple(cells), []).append(name)
+        name, *cells = row(path)
+        alike.setdefault(tuple(cells), []).append(name)
     lines += ["| " + " | ".join([_joined(names), *cells]) + " |" for cells, names in alike.items()]
     return "\n".join(lines)
 
@@ -52,19 +51,13 @@ def configurations() -> Iterator[Path]:
         yield from sorted((ROOT / "examples/configs" / model).glob("*.yaml"), key=_order)
 
 
-def rows(path: Path) -> Iterator[list[str]]:
-    """A row of a configuration; none of one that waits for weights in 8 or 4 bits."""
-    try:
-        config = Config.load(path)
-    except ConfigurationError as error:
-        if "not available yet" not in str(error):
-            raise
-        return
+def row(path: Path) -> list[str]:
+    config = Config.load(path)
     model = published_model(config.basic.model_name_or_path)
     assert model is not None
     plan = plan_layout(config, model)
     topology, fullest, busiest = plan.topology, plan.fullest, plan.busiest
-    yield [
+    return [
         f"{path.parent.name.removeprefix('ernie-4.5-')}/{path.stem}",
         _layout(topology),
         str(topology.world_size),

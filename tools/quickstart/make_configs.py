@@ -84,11 +84,10 @@ LAYOUTS: dict[str, dict[str, dict[str, Layout]]] = {
             "32k": Layout(8),
             "128k": Layout(8, 2, accumulation=16),
         },
-        "fp8": {
-            length: Layout(8, 2, segments=(0, 29), accumulation=16, notes={
-                "pp_seg_method": "the embedding and 28 layers; 26 layers, the norm and the head",
-            }) for length in ("8k", "32k")
-        },
+        "fp8": dict.fromkeys(("8k", "32k"), Layout(8, 6, segments=(0, 11, 20, 29, 38, 46), accumulation=24, notes={
+            "pp_seg_method": "the first 3 of 54 layers have no experts, and the last stage has the head",
+            "gradient_accumulation_steps": "4 x the stages: they wait 23% of a step",
+        })),
     },
 }  # fmt: skip
 SUFFIXES = {"full": "", "lora": "-lora", "wint48": "-lora-wint48", "fp8": "-fp8"}
@@ -110,16 +109,6 @@ def files() -> Iterator[tuple[str, str]]:
                     yield path, text(path, size, method, stage, length, layout)
 
 
-READY = (
-    "# The first command needs no GPU: it says which rank holds what, and how much memory each one takes. Twice as",
-    "# many GPUs read twice as many rows at once. Written by tools/quickstart/make_configs.py.",
-)
-NOT_YET = (
-    "# Not available yet: both commands refuse it and name what is missing.",
-    "# Written by tools/quickstart/make_configs.py.",
-)
-
-
 def text(path: str, size: str, method: str, stage: str, length: str, layout: Layout) -> str:
     """One file."""
     adapters = method in ("lora", "wint48")
@@ -133,7 +122,8 @@ def text(path: str, size: str, method: str, stage: str, length: str, layout: Lay
         f"# rows of {LENGTHS[length]:,} tokens, on {where} of 80 GB.",
         f"#   erniekit validate examples/configs/{path} --world-size {layout.ranks}",
         f"#   erniekit {verb} examples/configs/{path}",
-        *(NOT_YET if method in ("wint48", "fp8") else READY),
+        "# The first command needs no GPU: it says which rank holds what, and how much memory each one takes. Twice as",
+        "# many GPUs read twice as many rows at once. Written by tools/quickstart/make_configs.py.",
         "",
         "# What to train",
         f"stage: {stage.upper()}",
@@ -237,8 +227,8 @@ def _memory(method: str, layout: Layout) -> list[str]:
     ]
     if method == "fp8":
         lines += [
-            _with("use_lowprecision_moment: true", "twice 300 billion moments on 16 GPUs:"),
-            _with("tensorwise_offload_optimizer: true", "in bfloat16, and in host memory, about 2 TB"),
+            _with("use_lowprecision_moment: true", "twice 300 billion moments: in bfloat16,"),
+            _with("tensorwise_offload_optimizer: true", "and in the memory of the hosts, 1.2 TB in all"),
         ]
     return lines
 
