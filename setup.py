@@ -65,7 +65,13 @@ setup(
         # `erniekit export --format onnx`; paddlenlp brings paddle2onnx, and onnxruntime checks what it wrote
         "onnx": ["paddle2onnx==2.1.0", "onnxruntime>=1.20"],
         # The oracles. Any recent CPU build of torch will do; a plain install may bring gigabytes of CUDA packages.
-        "parity": ["torch==2.13.0", "transformers==4.55.4", "trl==0.21.0", "peft==0.17.1"],
+        "parity": [
+            "torch==2.13.0",
+            "transformers==4.55.4",
+            "trl==0.21.0",
+            "peft==0.17.1",
+            "compressed-tensors==0.10.2",  # what transformers 4.55 reads exports in few bits with
+        ],
     },
     entry_points={"console_scripts": ["erniekit = erniekit.cli:main"]},
 )
