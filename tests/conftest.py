@@ -3,3 +3,5 @@
 from erniekit.environment import apply_cpu_settings
 
 apply_cpu_settings(threads=2)
+
+pytest_plugins = ["tests.tiny_runs"]

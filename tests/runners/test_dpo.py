@@ -20,33 +20,6 @@ ROOT = Path(__file__).parents[2]
 Train = Callable[..., Any]
 
 
-@pytest.fixture(scope="session")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first forty of the shipped pairs, some of them with other scores."""
-    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
-    lines = (ROOT / "examples/data/preference-train.jsonl").read_text(encoding="utf-8").splitlines()[:40]
-    records = [json.loads(line) | {"sort": [3, 1] if number % 3 else [1, 0]} for number, line in enumerate(lines)]
-    for record in records[:5]:  # long prompts
-        record["src"], record["tgt"] = ["What is 1 + 1?", *record["src"]], ["2"]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def prefer(train: Train, tiny_base: Path, pairs: Path) -> Train:
-    """A short run on pairs."""
-
-    def run(**parameters: Any) -> Any:
-        values = {
-            "stage": "DPO", "model_name_or_path": str(tiny_base), "continue_training": True,
-            "train_dataset_path": str(pairs), "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2,
-            "max_steps": 6,
-        }  # fmt: skip
-        return train(**{**values, **parameters})
-
-    return run
-
-
 def weights(folder: Path) -> dict[str, np.ndarray]:
     (path,) = [*folder.glob("model*.safetensors"), *folder.glob("adapter_model.safetensors")]
     file = SafetensorsFile(path)

@@ -40,16 +40,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def train_adapters(train: Train, tiny_base: Path) -> Train:
-    """`train` with adapters beside the tiny base."""
-
-    def run(**parameters: Any) -> Any:
-        return train(**{"lora": True, "model_name_or_path": str(tiny_base), "continue_training": True, **parameters})
-
-    return run
-
-
 @pytest.mark.parametrize("name", CHANGES)
 def test_each_parameter_of_lora_changes_the_losses(name: str, train_adapters: Train) -> None:
     values, base = CHANGES[name]

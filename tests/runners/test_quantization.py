@@ -21,16 +21,6 @@ FP8 = {"weight_quantize_algo": "fp8_linear", "hadamard_block_size": 16, "apply_o
 SAVING = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6}
 
 
-@pytest.fixture
-def train_adapters(train: Train, tiny_base: Path) -> Train:
-    """`train` with adapters beside the tiny base."""
-
-    def run(**parameters: Any) -> Any:
-        return train(**{"lora": True, "model_name_or_path": str(tiny_base), "continue_training": True, **parameters})
-
-    return run
-
-
 @pytest.mark.parametrize("algorithm", WEIGHT_ONLY)
 def test_adapters_learn_beside_weights_in_few_bits(algorithm: str, train_adapters: Train) -> None:
     plain, packed = train_adapters(max_steps=8), train_adapters(max_steps=8, weight_quantize_algo=algorithm)

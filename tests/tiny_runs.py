@@ -1,4 +1,7 @@
-"""A run small enough for a unit test: two layers of 32, sixty records, steps of a few milliseconds."""
+"""Runs small enough for a unit test: two layers of 32, sixty records, steps of a few milliseconds.
+
+Fixtures for all tests (`tests/conftest.py` names this file as a plugin); Paddle is imported by the first run only.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import yaml
 
 from erniekit.parameters import Config
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session")
@@ -99,8 +102,6 @@ def make_config(tiny_model: Path, records: Path, tmp_path: Path) -> Callable[...
 @pytest.fixture
 def train(make_config: Callable[..., Config], tmp_path: Path) -> Callable[..., Any]:
     """Train with the given parameters; returns what a run leaves, for comparisons."""
-    from types import SimpleNamespace
-
     from erniekit.runners.train import run_training
 
     def run(**parameters: Any) -> Any:
@@ -115,8 +116,46 @@ def train(make_config: Callable[..., Config], tmp_path: Path) -> Callable[..., A
             result=result,
             said="\n".join(lines),
             output=output,
+            log=log,
             losses=[entry["loss"] for entry in log if "loss" in entry],
         )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first forty of the shipped pairs, some of them with other scores."""
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    lines = (ROOT / "examples/data/preference-train.jsonl").read_text(encoding="utf-8").splitlines()[:40]
+    records = [json.loads(line) | {"sort": [3, 1] if number % 3 else [1, 0]} for number, line in enumerate(lines)]
+    for record in records[:5]:  # long prompts
+        record["src"], record["tgt"] = ["What is 1 + 1?", *record["src"]], ["2"]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def prefer(train: Callable[..., Any], tiny_base: Path, pairs: Path) -> Callable[..., Any]:
+    """A short run on pairs."""
+
+    def run(**parameters: Any) -> Any:
+        values = {
+            "stage": "DPO", "model_name_or_path": str(tiny_base), "continue_training": True,
+            "train_dataset_path": str(pairs), "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2,
+            "max_steps": 6,
+        }  # fmt: skip
+        return train(**{**values, **parameters})
+
+    return run
+
+
+@pytest.fixture
+def train_adapters(train: Callable[..., Any], tiny_base: Path) -> Callable[..., Any]:
+    """`train` with adapters beside the tiny base."""
+
+    def run(**parameters: Any) -> Any:
+        return train(**{"lora": True, "model_name_or_path": str(tiny_base), "continue_training": True, **parameters})
 
     return run
 
