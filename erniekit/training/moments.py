@@ -58,7 +58,11 @@ class Store(Protocol):
     """One tensor between steps."""
 
     def read(self) -> Tensor:
-        """Its values in float32, on the device."""
+        """Its values on the device, in the type in which they are stored."""
+        ...
+
+    def stored(self) -> StoredTensor:
+        """Type and shape of what `read` gives."""
         ...
 
     def write(self, values: Tensor) -> None: ...
@@ -102,18 +106,18 @@ class StoredMomentsAdamW:
             if parameter.grad is None:
                 continue
             for kind in MOMENTS:
-                self._adamw._accumulators[kind][self._key(parameter)] = self._stores[name, kind].read()
+                self._adamw._accumulators[kind][self._key(parameter)] = _wide(self._stores[name, kind].read())
             self._adamw._apply_optimize(loss=None, startup_program=None, params_grads=[(parameter, parameter.grad)])
             for kind in MOMENTS:
                 self._stores[name, kind].write(self._take(kind, parameter))
 
     def state_tensors(self) -> dict[str, StoredTensor]:
         """Type and shape of everything that it remembers, by `<parameter>/<kind>`, as AdamW's."""
-        state = optimizer_state(self._adamw, self._parameters)
-        return {key: self._stored(key) or stored_as(tensor) for key, tensor in state.items()}
+        found = {name: stored_as(tensor) for name, tensor in optimizer_state(self._adamw, self._parameters).items()}
+        return found | {f"{name}/{kind}": store.stored() for (name, kind), store in self._stores.items()}
 
     def read_state(self, name: str) -> Tensor:
-        """One of `state_tensors`; moments in float32, which holds what either type does."""
+        """One of `state_tensors`."""
         parameter, _, kind = name.rpartition("/")
         if kind in MOMENTS:
             return self._stores[parameter, kind].read()
@@ -131,14 +135,6 @@ class StoredMomentsAdamW:
         """All of it, which lies on this rank."""
         return OwnState(Held(self.state_tensors(), self.read_state), self.write_state)
 
-    def _stored(self, name: str) -> StoredTensor | None:
-        """How `read_state` gives a moment; None for what AdamW still has."""
-        parameter, _, kind = name.rpartition("/")
-        if kind not in MOMENTS:
-            return None
-        stored = stored_as(self._parameters[parameter])
-        return stored if stored.dtype == "F64" else StoredTensor("F32", stored.shape)
-
     def _key(self, parameter: Tensor) -> str:
         """The name under which AdamW keeps what it remembers of a parameter: its own, or that of its float32 copy."""
         master = self._adamw._master_weights.get(parameter.name)
@@ -151,14 +147,21 @@ class StoredMomentsAdamW:
         return taken
 
 
+def _wide(values: Tensor) -> Tensor:
+    """In the type with which AdamW computes."""
+    return values.astype("float32") if values.dtype == paddle.bfloat16 else values
+
+
 class _InMemory:
     def __init__(self, values: Tensor, bfloat16: bool, pinned: bool) -> None:
         self._bfloat16, self._pinned = bfloat16, pinned
         self.write(values)
 
     def read(self) -> Tensor:
-        values = self._values.cuda() if self._pinned else self._values
-        return values.astype("float32") if self._bfloat16 else values
+        return self._values.cuda() if self._pinned else self._values
+
+    def stored(self) -> StoredTensor:
+        return stored_as(self._values)
 
     def write(self, values: Tensor) -> None:
         values = values.astype("bfloat16") if self._bfloat16 else values
@@ -202,7 +205,10 @@ class _Mapped:
     def read(self) -> Tensor:
         values = paddle.to_tensor(np.asarray(self._values))  # uint16 becomes bfloat16
         self._done()
-        return values.astype("float32")
+        return values
+
+    def stored(self) -> StoredTensor:
+        return StoredTensor("BF16" if self._values.dtype == np.uint16 else "F32", self._values.shape)
 
     def write(self, values: Tensor) -> None:
         self._values[...] = (values.astype("bfloat16") if self._values.dtype == np.uint16 else values).numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 
 from erniekit.errors import TrainingError
 from erniekit.model.storage.precision import round_to_bfloat16
+from erniekit.model.storage.safetensors_file import SafetensorsFile
+from erniekit.model.whole import OwnTensors, stored_as, values_of
 from erniekit.training.moments import MomentStorage, StoredMomentsAdamW
 from erniekit.training.optimizer import (
     OptimizerSettings,
@@ -20,6 +23,7 @@ from erniekit.training.optimizer import (
     stateless_optimizer,
 )
 from erniekit.training.output_folder import Start, open_output_folder
+from erniekit.training.tensor_files import open_tensors, write_tensors
 
 from .fakes import FakeModel, fake_trainer
 from .test_resume import KillAt, KilledError
@@ -54,7 +58,7 @@ def steps(model: FakeModel, optimizer, first: int, stop: int) -> None:  # type: 
 
 def state(optimizer, model: FakeModel) -> dict[str, np.ndarray]:  # type: ignore[no-untyped-def]
     held = held_state(optimizer, model.named)
-    return {name: held.read(name).numpy() for name in held.tensors}
+    return {name: values_of(held.read(name)) for name in held.tensors}
 
 
 @pytest.mark.parametrize("where", ["memory", "file", "file, released"])
@@ -108,6 +112,22 @@ def test_half_the_memory(tmp_path: Path) -> None:
         optimizer = stored(FakeModel(), MomentStorage(bfloat16=narrow))
         sizes.append(sum(store._values.size * store._values.element_size() for store in optimizer._stores.values()))
     assert sizes[1] * 2 == sizes[0]
+
+
+@pytest.mark.parametrize("where", ["memory", "file", "file, released"])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_files_have_them_in_their_own_type(where: str, narrow: bool, tmp_path: Path) -> None:
+    model = FakeModel()
+    optimizer = stored(model, dataclasses.replace(storages(tmp_path / "moments")[where], bfloat16=narrow))
+    steps(model, optimizer, 0, 3)
+    before, held = state(optimizer, model), held_state(optimizer, model.named)
+    assert {name: stored_as(held.read(name)) for name in held.tensors} == dict(held.tensors)
+    write_tensors(tmp_path, "optimizer", OwnTensors(held))
+    file, there = SafetensorsFile(tmp_path / "optimizer.safetensors"), open_tensors(tmp_path, "optimizer")
+    for name in file.names():
+        kept_narrow = narrow and name.endswith(("moment1", "moment2"))
+        assert file.stored(name).dtype == ("BF16" if kept_narrow else "F32")
+        np.testing.assert_array_equal(there.read(name), before[name])
 
 
 def test_a_file_holds_them_and_ends_with_the_process(tmp_path: Path) -> None:
