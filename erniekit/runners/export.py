@@ -26,6 +26,7 @@ from erniekit.model.builder import build_model
 from erniekit.model.configuration import CONFIG_FILE, ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.device import use_device
+from erniekit.model.quantization.fp8 import write_averages
 from erniekit.model.storage.packed_tensors import CONFIG_KEY
 from erniekit.parameters import Config
 from erniekit.runners.hub_upload import check_upload, upload
@@ -35,7 +36,7 @@ from erniekit.runners.onnx_export import check_onnx_packages, write_onnx
 from erniekit.runners.program_export import write_program
 from erniekit.runners.publish import check_target, publish
 from erniekit.runners.quantization import base_of_adapters
-from erniekit.runners.quantized_export import linear_weights, stored_form
+from erniekit.runners.quantized_export import EightBitFloats, linear_weights, stored_form
 from erniekit.runners.trained_model import TrainedModel, find_trained_model
 from erniekit.runners.trained_weights import (
     TYPE_NAMES,
@@ -154,6 +155,8 @@ def _write_hugging_face(
     say(f"weights: {len(weights.shapes):,} tensors, {size / 1e9:.3g} GB, files: {len(written)}")
     quantized = {CONFIG_KEY: form.config(in_few_bits)} if form else {}
     _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), "torch_dtype": usual, **quantized})
+    if isinstance(form, EightBitFloats):
+        write_averages(folder, form.averages)  # for evaluation and training through FP8; others read `input_scale`
     _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, weights.config))
     difference = measure(folder)
     say(f"logits beside the trained model's: {difference}")

@@ -15,7 +15,7 @@ from erniekit.model.adapters.settings import linear_shapes
 from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.quantization.codes import dequantize, quantize
-from erniekit.model.quantization.settings import WEIGHT_ONLY, WeightOnly
+from erniekit.model.quantization.settings import WEIGHT_ONLY, Fp8, WeightOnly
 from erniekit.model.storage.shards import open_weight_files
 from erniekit.model.storage.weight_layouts import open_weights
 from erniekit.model.weights import named_weights
@@ -119,6 +119,13 @@ def test_eight_bit_floats_have_static_scales(block: int, train: Train, tmp_path:
         if not block:
             assert scale == pytest.approx(np.abs(trained[name]).max() / 448, rel=1e-6)
     assert len(averages) == 14
+    # what was exported computes through FP8 what was trained through it
+    logits = [
+        prompt_logits(build_model(ModelConfig.from_folder(folder), folder, quantization=Fp8(block)).eval(), PROMPTS)
+        for folder in (run.output, target)
+    ]
+    for found, expected in zip(*logits, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_eight_bit_floats_need_a_training_through_them(train: Train, tmp_path: Path) -> None:
