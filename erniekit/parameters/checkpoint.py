@@ -79,11 +79,13 @@ class CheckpointParameters:
     )
     ckpt_quant_stage: str = parameter(
         "O0",
-        "How optimizer states are compressed in checkpoints: not (`O0`), to 8 bits (`O1`), or to 4 bits (`O2`). "
-        "Compression loses precision, so a resumed run is no longer exact.",
+        "How AdamW's moments are compressed in checkpoints: not (`O0`), to 8 bits each (`O1`, a quarter of their "
+        "size), or to 4 bits (`O2`, a seventh). A run that resumes from compressed moments is not an exact "
+        "continuation; `docs/checkpoints.md` says how far off it is. Each checkpoint tells how it is stored, so "
+        "resuming needs nothing, and may go on with another stage.",
         choices=("O0", "O1", "O2"),
-        available=("O0",),
-        coming="compressed checkpoints",
+        needs=when("ignore_save_lr_and_optim", False),
+        example="O1",
     )
     disable_ckpt_quant: bool = parameter(
         False,

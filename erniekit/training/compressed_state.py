@@ -9,9 +9,9 @@ In the place of `<parameter>/moment1` and `<parameter>/moment2`, for a parameter
     <parameter>/moment1_scale  BF16 [blocks]
     <parameter>/moments_shape  I64 [dimensions]                         of the parameter
 
-and the file's metadata says which codes they are, so that reading needs no parameter. Vectors (norms, biases), master
-weights and the powers of the betas stay as they are: exact, and next to nothing in size. What is compressed is what a
-file would hold, whole tensors or a rank's slices, one moment after the other.
+and the file's metadata says which codes they are, so that reading needs no parameter. Norms and biases, master weights
+and the powers of the betas stay as they are. What is compressed is what a file would hold, whole tensors or a rank's
+slices, one moment after the other.
 """
 
 from __future__ import annotations
@@ -40,12 +40,8 @@ from erniekit.training.tensor_files import TensorFiles
 
 STAGE_KEY, VERSION_KEY, VERSION = "ckpt_quant_stage", "moment_codes", "1"
 _FIRST, _SECOND, _SHAPE = "/moment1", "/moment2", "/moments_shape"
+_LONGEST_VECTOR = 1 << 16  # of a norm or a bias; longer ones are a rank's share of a matrix
 _FIRST_PARTS, _SECOND_PARTS = ("_codes", "_scale"), ("_codes", "_low", "_high")
-
-
-def describe(form: MomentFormat) -> str:
-    """What a run is told that writes or reads such a checkpoint."""
-    return f"ckpt_quant_stage {form.stage}: checkpoints hold AdamW's moments in {form.bits} bits"
 
 
 class CompressedState:
@@ -179,9 +175,10 @@ def decompressed(files: TensorFiles, folder: Path) -> TensorFiles:
 
 
 def _is_compressed(moment: StoredTensor | None) -> bool:
-    return (
-        moment is not None and moment.dtype in ("F32", "BF16") and len(moment.shape) > 1 and math.prod(moment.shape) > 0
-    )
+    if moment is None or moment.dtype not in ("F32", "BF16"):
+        return False
+    size = math.prod(moment.shape)
+    return size > _LONGEST_VECTOR or (len(moment.shape) > 1 and size > 0)
 
 
 def _parts(parameter: str, shape: tuple[int, ...], form: MomentFormat) -> dict[str, StoredTensor]:

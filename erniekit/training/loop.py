@@ -32,6 +32,7 @@ from erniekit.training.checkpoint_folder import checkpoint_name, newest_complete
 from erniekit.training.commands import NO_COMMANDS, Command, Commands, parse, where_it_stands
 from erniekit.training.evaluation import EvaluationResult, FurtherFigures, evaluate
 from erniekit.training.loss_scaling import LossScale
+from erniekit.training.moment_codes import FORMATS
 from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import trainable_parameters
 from erniekit.training.output_folder import Start, remove_superseded
@@ -174,11 +175,16 @@ class Trainer:
             if self.settings.ignore_load_lr_and_optim:
                 self.say("ignore_load_lr_and_optim: AdamW starts with fresh moments, which is not bit-exact")
             else:
-                load_optimizer(start.checkpoint, self.optimizer, self.parameters, self.ranks)
+                stored = load_optimizer(start.checkpoint, self.optimizer, self.parameters, self.ranks)
+                if stored is not None:
+                    self.say(f"warning: resuming is not bit-exact: {start.checkpoint} holds {stored}")
             if self._is_finished():
                 where = f"at step {self.state.step} of {self.settings.total_steps}"
                 early = ", where it stopped early" if self._stops_early() else ""
                 self.say(f"the checkpoint is {where}{early}: nothing to train")
+        form = FORMATS.get(self.settings.ckpt_quant_stage)
+        if form is not None and not self.settings.ignore_save_lr_and_optim:
+            self.say(f"checkpoints hold {form}: resuming from them is not bit-exact")
         if self.ranks.is_first:
             remove_superseded(self.settings.output_dir, start, self.say)
             write_config(self.settings.output_dir, self.resolved_config)
@@ -318,6 +324,7 @@ class Trainer:
             optimizer=None if settings.ignore_save_lr_and_optim else self.optimizer,
             parameters=self.parameters,
             beside_model=self.objective.beside_model(),
+            moments=FORMATS.get(settings.ckpt_quant_stage),
             ranks=self.ranks,
         )
         best = self._best_folder()

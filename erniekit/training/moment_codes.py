@@ -51,6 +51,9 @@ class MomentFormat:
     bits: int
     block: int
 
+    def __str__(self) -> str:
+        return f"AdamW's moments in {self.bits} bits (ckpt_quant_stage {self.stage})"
+
     def blocks(self, size: int) -> int:
         """Of a tensor with so many values; the last one may have fewer."""
         return -(-size // self.block)

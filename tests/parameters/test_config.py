@@ -52,7 +52,7 @@ def test_configuration_is_frozen() -> None:
 def test_all_problems_are_reported_at_once_in_order(tmp_path: Path) -> None:
     file = tmp_path / "sft.yaml"
     file.write_text(
-        "learing_rate: 1.0e-5\nmax_steps: many\nckpt_quant_stage: O1\nbf16: true\nfp16: true\noutput_dir: o\n",
+        "learing_rate: 1.0e-5\nmax_steps: many\nckpt_quant_stage: O9\nbf16: true\nfp16: true\noutput_dir: o\n",
         encoding="utf-8",
     )
     with pytest.raises(ConfigurationError) as caught:
@@ -61,7 +61,7 @@ def test_all_problems_are_reported_at_once_in_order(tmp_path: Path) -> None:
         "7 problems in the configuration",
         f"  {file}:1: `learing_rate`: unknown parameter; did you mean `learning_rate`?",
         f"  {file}:2: `max_steps`: expected an integer, got many",
-        f"  {file}:3: `ckpt_quant_stage`: O1 is not available yet, it needs compressed checkpoints; write O0",
+        f"  {file}:3: `ckpt_quant_stage`: expected O0, O1 or O2, got O9",
         f"  {file}:4: `bf16`: `bf16` (sft.yaml:4) and `fp16` (sft.yaml:5) exclude each other; keep one of them",
         "  command line: `beta`: must be greater than 0.0, got -1.0",
         f"  {file}: `model_name_or_path`: is required and not set; write `model_name_or_path: models/ERNIE-4.5-0.3B`, "

@@ -47,7 +47,7 @@ def test_page_tells_everything_declared() -> None:
         "sharding: stage1",
     ):
         assert line in entry
-    assert "| not available yet | anything but `O0` (compressed checkpoints) |" in pages()["checkpoint.md"]
+    assert "| needs | `ignore_save_lr_and_optim` false |" in pages()["checkpoint.md"]
     assert "| bounds | at least 0.0, below 1.0 |" in pages()["basic.md"]
 
 

@@ -118,6 +118,8 @@ SEEN_ELSEWHERE: dict[str, str] = {
     "save_total_limit": "test_checkpoints",
     "ignore_save_lr_and_optim": "test_optimizer_state_can_be_left_out",
     "ignore_load_lr_and_optim": "test_optimizer_state_can_be_left_out",
+    "ckpt_quant_stage": "test_moments_can_be_compressed",
+    "disable_ckpt_quant": "test_moments_can_be_compressed",
     "max_shard_size": "test_weights_are_sharded",
     "resume_from_checkpoint": "training/test_kill.py::test_twenty_kills_and_the_same_model_in_the_end",
     "init_from_checkpoint": "test_training_continues_from_the_saved_model",
@@ -516,6 +518,28 @@ def test_optimizer_state_can_be_left_out(train: Train) -> None:
         train(resume_from_checkpoint=checkpoint, overwrite_output_dir=True)
     resumed = train(resume_from_checkpoint=checkpoint, overwrite_output_dir=True, ignore_load_lr_and_optim=True)
     assert resumed.result.step == 4
+
+
+def test_moments_can_be_compressed(train: Train) -> None:
+    sizes, losses = {}, {}
+    for stage in ("O0", "O1", "O2"):
+        run = train(save_strategy="steps", save_steps=2, ckpt_quant_stage=stage)
+        sizes[stage] = (run.output / "checkpoint-2/optimizer.safetensors").stat().st_size
+        assert ("resuming from them is not bit-exact" in run.said) == (stage != "O0")
+        resumed = train(  # needs no parameter, and goes on with another stage
+            resume_from_checkpoint=str(run.output / "checkpoint-2"),
+            overwrite_output_dir=True,
+            save_strategy="steps",
+            ckpt_quant_stage="O2",
+            disable_ckpt_quant=True,
+        )
+        said = f"holds AdamW's moments in {8 if stage == 'O1' else 4} bits (ckpt_quant_stage {stage})"
+        assert (said in resumed.said) == (stage != "O0")
+        assert (resumed.output / "checkpoint-4/optimizer.safetensors").stat().st_size == sizes["O0"]
+        losses[stage] = resumed.result.loss
+    assert sizes["O2"] < sizes["O1"] < 0.4 * sizes["O0"]
+    assert losses["O1"] != losses["O0"] and losses["O2"] != losses["O0"]
+    assert abs(losses["O1"] - losses["O0"]) < abs(losses["O2"] - losses["O0"]) < 0.1 * losses["O0"]
 
 
 def test_weights_are_sharded(train: Train) -> None:

@@ -126,6 +126,13 @@ def test_one_moment_at_a_time_is_read(form: MomentFormat) -> None:
     assert orders[0] == orders[1] == ["a/moment2", "a/moment1", "b/moment2", "b/moment1"]
 
 
+def test_a_share_of_a_matrix_is_no_norm() -> None:
+    for size, kept in ((1 << 16, 2), ((1 << 16) + 1, 0)):
+        values = {f"a/{kind}": paddle.rand([size]) for kind in ("moment1", "moment2")}
+        names = CompressedState(OwnTensors(held(values)), O1).names
+        assert len(set(names) & set(values)) == kept
+
+
 def test_moments_in_float64_or_of_one_kind_stay_as_they_are() -> None:
     values = {
         "a/moment1": paddle.rand([4, 4]).astype("float64"),
