@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,13 @@ from paddle import Tensor
 from erniekit.errors import CheckpointError, ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.storage.model_folder import RANKS_FILE
-from erniekit.model.whole import OwnTensors, WholeTensors, held
+from erniekit.model.whole import Held, OwnTensors, WholeTensors, held
 from erniekit.training.best_model import BestSoFar
-from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_name, problems, write_folder
+from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_name, problems
 from erniekit.training.compressed_state import CompressedState, decompressed, form_of
 from erniekit.training.json_file import replace_text
 from erniekit.training.loss_scaling import LossScale
+from erniekit.training.master_weights import BESIDE, MasterWeights, load_master_weights
 from erniekit.training.moment_codes import MomentFormat
 from erniekit.training.optimizer import held_state, load_optimizer_state, load_own_state, own_state
 from erniekit.training.rank_files import (
@@ -49,6 +50,7 @@ from erniekit.training.rank_files import (
 )
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.run_identity import RunIdentity
+from erniekit.training.saving import PLAIN, Saver
 from erniekit.training.tensor_files import TensorFiles, open_tensors, write_tensors
 from erniekit.training.totals import Totals
 
@@ -87,6 +89,9 @@ def save_checkpoint(
     moments: MomentFormat | None = None,
     ranks: Ranks = SINGLE,
     parts: Parts = NO_PARTS,
+    masters: MasterWeights = BESIDE,
+    saver: Saver = PLAIN,
+    keep: Collection[Path] = (),
 ) -> Path:
     """Write `checkpoint-{step}`, all or nothing. `optimizer` None leaves its state out.
 
@@ -97,6 +102,8 @@ def save_checkpoint(
         write_model: with None it gives what this rank holds to the one that writes.
         moments: the codes in which AdamW's moments are stored; None: as they are.
         ranks: every one of them calls this; the first writes, and each its own of `parts`.
+        saver: makes the folder complete, perhaps after this returns.
+        keep: older checkpoints that stay.
 
     Raises:
         CheckpointError: the disk is full or cannot be written; earlier checkpoints are untouched.
@@ -107,7 +114,7 @@ def save_checkpoint(
             parts.write_model(part)
             write_tensors(part, "beside_model", OwnTensors(held(beside_model)))
         if OPTIMIZER in kinds:
-            own = OwnTensors(own_state(optimizer, parameters).held)
+            own = OwnTensors(masters.to_store(own_state(optimizer, parameters).held))
             _write_optimizer(part, own, moments, parts.optimizer_files)
 
     def write(folder: Path | None) -> None:
@@ -116,7 +123,7 @@ def save_checkpoint(
             write_model(folder)
             write_tensors(folder, "beside_model", ranks.whole(held(beside_model)))
         if optimizer is not None and OPTIMIZER not in own:
-            _write_optimizer(folder, ranks.whole(held_state(optimizer, parameters)), moments)
+            _write_optimizer(folder, ranks.whole(masters.to_store(held_state(optimizer, parameters))), moments)
         if own:
             write_parts(folder, ranks, own, lambda part: write_own(part, own))
         if folder is None:
@@ -126,8 +133,18 @@ def save_checkpoint(
         write_config(folder, resolved_config)
 
     folder = output_dir / checkpoint_name(state.step)
-    if ranks.exchange(ranks.is_first and bool(problems(folder, hashes=True)))[0]:
-        write_folder(folder, write) if ranks.is_first else write(None)
+    if not ranks.exchange(ranks.is_first and bool(problems(folder, hashes=True)))[0]:
+        if ranks.is_first:
+            saver.save(folder, None, 0, keep)
+        return folder
+    groups = [_as_written(held(parameters)), held(beside_model)]
+    if optimizer is not None:
+        groups.append(masters.to_store(held_state(optimizer, parameters)))
+    size = sum(_nbytes(ranks.whole(group)) for group in groups)
+    if ranks.is_first:
+        saver.save(folder, write, size, keep)
+    else:
+        write(None)
     return folder
 
 
@@ -155,9 +172,16 @@ def load_identity(folder: Path) -> RunIdentity:
 
 
 def load_optimizer(
-    folder: Path, optimizer: Any, parameters: Mapping[str, Tensor], ranks: Ranks = SINGLE
+    folder: Path,
+    optimizer: Any,
+    parameters: Mapping[str, Tensor],
+    ranks: Ranks = SINGLE,
+    masters: MasterWeights = BESIDE,
+    say: Callable[[str], None] = print,
 ) -> MomentFormat | None:
     """Set AdamW's state to what `folder` holds, bit for bit but for moments in codes; on every rank its part.
+
+    The weights are already those of the checkpoint; of float32 ones `masters` may give more exact values.
 
     Returns:
         The codes in which the moments are stored; None: as they were.
@@ -179,6 +203,18 @@ def load_optimizer(
         load_own_state(own_state(optimizer, parameters), state.names, state.read)
     else:
         load_optimizer_state(optimizer, parameters, state.names, state.read, ranks)
+    told = load_master_weights(
+        state,
+        folder,
+        optimizer,
+        parameters,
+        masters,
+        were_weights="skip_save_model_weight" in (_stored_config(folder).get("unified_checkpoint_config") or ()),
+        own_part=(lambda name, values: values) if divided else ranks.own_part,
+        ranks=ranks,
+    )
+    if told:
+        say(f"{folder}: {told}")
     return form_of(stored, folder)
 
 
@@ -197,7 +233,7 @@ def write_config(folder: Path, resolved_config: Mapping[str, Any]) -> None:
 
 def changed_parameters(folder: Path, resolved_config: Mapping[str, Any]) -> list[str]:
     """`name old -> new` for every parameter that differs from the configuration stored in `folder`."""
-    stored = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    stored = _stored_config(folder)
     own = yaml.safe_load(_config_text(resolved_config))  # as it would be stored: tuples become lists
     names = [name for name in own if name not in _HOW_TO_START and stored.get(name) != own[name]]
     return [f"{name} {stored.get(name)} -> {own[name]}" for name in names]
@@ -210,12 +246,27 @@ def write_model_of(checkpoint: Path, folder: Path) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
+def _stored_config(folder: Path) -> Mapping[str, Any]:
+    config: Mapping[str, Any] = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    return config
+
+
 def _write_optimizer(folder: Path | None, state: WholeTensors, moments: MomentFormat | None, files: int = 1) -> None:
     if moments is None:
         write_tensors(folder, "optimizer", state, files=files)
     else:
         compressed = CompressedState(state, moments)
         write_tensors(folder, "optimizer", compressed, compressed.metadata, files=files)
+
+
+def _as_written(weights: Held) -> Held:
+    """16-bit weights are written as float32."""
+    wide = {name: tensor._replace(dtype="F32") for name, tensor in weights.tensors.items() if tensor.dtype != "F64"}
+    return Held({**weights.tensors, **wide}, weights.read)
+
+
+def _nbytes(tensors: WholeTensors) -> int:
+    return sum(tensors.stored(name).nbytes for name in tensors.names)
 
 
 def _config_text(resolved_config: Mapping[str, Any]) -> str:

@@ -130,11 +130,15 @@ def _is_ours(terminal: int) -> bool:
         return True
 
 
-def where_it_stands(state: TrainerState, total_steps: int, learning_rate: float, saved_step: int) -> str:
-    """What `status` tells; `saved_step` is -1 where nothing is saved."""
+def where_it_stands(
+    state: TrainerState, total_steps: int, learning_rate: float, saved_step: int, writing: bool = False
+) -> str:
+    """What `status` tells; `saved_step` is -1 where nothing is saved, and may still be being written."""
     whole = state.whole_run
     loss = f", mean loss {whole.loss:.4f}" if whole.units else ""
-    saved = f"step {saved_step:,} is saved" if saved_step >= 0 else "nothing is saved"
+    saved = (
+        f"step {saved_step:,} is {'being written' if writing else 'saved'}" if saved_step >= 0 else "nothing is saved"
+    )
     return (
         f"status: {state.step:,} of {total_steps:,} steps, epoch {state.epoch:.2f}{loss}, learning rate "
         f"{learning_rate:g}, {whole.tokens_per_second:,.0f} tokens/s; {saved}"

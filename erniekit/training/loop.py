@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import socket
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -15,7 +16,7 @@ from typing import Any
 from paddle import Tensor
 from paddle.nn import Layer
 
-from erniekit.errors import TrainingError
+from erniekit.errors import CheckpointError, TrainingError
 from erniekit.training.best_model import BestSoFar, judge, out_of_patience, why_it_stops
 from erniekit.training.callbacks import notify
 from erniekit.training.checkpoint import (
@@ -28,17 +29,28 @@ from erniekit.training.checkpoint import (
     write_config,
     write_model_of,
 )
-from erniekit.training.checkpoint_folder import checkpoint_name, newest_complete, problems, prune, write_files_into
+from erniekit.training.checkpoint_folder import checkpoint_name, newest_complete, problems, write_files_into
 from erniekit.training.commands import NO_COMMANDS, Command, Commands, parse, where_it_stands
 from erniekit.training.evaluation import EvaluationResult, FurtherFigures, evaluate
 from erniekit.training.loss_scaling import LossScale
+from erniekit.training.master_weights import BESIDE, MasterWeights, master_weights
 from erniekit.training.moment_codes import FORMATS
 from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import trainable_parameters
 from erniekit.training.output_folder import Start, remove_superseded
 from erniekit.training.plan import EvaluationPlan, Plan
+from erniekit.training.rank_files import (
+    NO_PARTS,
+    WEIGHTS,
+    Parts,
+    check_shared,
+    is_of_layout,
+    own_part_of,
+    written_by_ranks,
+)
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.run_identity import RunIdentity, check_identity
+from erniekit.training.saving import PLAIN, AtOnce, BesideTraining, Saver
 from erniekit.training.schedules import Schedule, dropout_scale, learning_rate
 from erniekit.training.settings import TrainingSettings, due
 from erniekit.training.signals import StopRequest, stop_signals
@@ -97,9 +109,12 @@ class Trainer:
     identity: RunIdentity
     resolved_config: Mapping[str, Any]
     write_model: Callable[[Path | None], None]  # puts model and tokenizer files into a folder; None: only gives
+    write_checkpoint_model: Callable[[Path | None], None] | None = None  # of checkpoints; default: write_model
+    masters: MasterWeights = BESIDE  # how checkpoints have the float32 copies of 16-bit weights
     evaluation_plan: EvaluationPlan | None = None
     evaluation_objective: Objective | None = None  # default: `objective`
     further_figures: Callable[[Any], FurtherFigures] | None = None  # of an evaluation, from the model
+    parts: Parts = NO_PARTS  # what every rank writes of its own
     callbacks: Sequence[object] = ()
     commands: Commands = NO_COMMANDS  # asked on the first rank
     first_loss_scale: float | None = None  # of a float16 run
@@ -110,6 +125,7 @@ class Trainer:
     say: Callable[[str], None] = print
     state: TrainerState = field(default_factory=TrainerState, init=False)
     last_evaluation: EvaluationResult | None = field(default=None, init=False)
+    _saver: Saver = field(default=PLAIN, init=False)
     _saved_step: int = field(default=-1, init=False)
     _stopped_by: int | None = field(default=None, init=False)
     _quits: bool = field(default=False, init=False)
@@ -126,7 +142,7 @@ class Trainer:
         """
         try:
             self._begin(start)
-            with stop_signals() as request:
+            with stop_signals() as request, self._saver:
                 notify(self.callbacks, "on_train_begin", self.state.step, self.settings.total_steps)
                 self.model.train()
                 self._run_steps(request)
@@ -175,7 +191,9 @@ class Trainer:
             if self.settings.ignore_load_lr_and_optim:
                 self.say("ignore_load_lr_and_optim: AdamW starts with fresh moments, which is not bit-exact")
             else:
-                stored = load_optimizer(start.checkpoint, self.optimizer, self.parameters, self.ranks)
+                stored = load_optimizer(
+                    start.checkpoint, self.optimizer, self.parameters, self.ranks, self.masters, self.say
+                )
                 if stored is not None:
                     self.say(f"warning: resuming is not bit-exact: {start.checkpoint} holds {stored}")
             if self._is_finished():
@@ -185,15 +203,38 @@ class Trainer:
         form = FORMATS.get(self.settings.ckpt_quant_stage)
         if form is not None and not self.settings.ignore_save_lr_and_optim:
             self.say(f"checkpoints hold {form}: resuming from them is not bit-exact")
+        if self.parts.kinds and self.settings.save_strategy != "no":
+            check_shared(self.settings.output_dir, self.ranks)
+        if self.masters.stored != "beside":
+            self._tell_of_masters()
+        alone = len(set(self.ranks.exchange(socket.gethostname()))) == 1
         if self.ranks.is_first:
+            self._saver = self._own_saver(shared_memory=alone or not self.parts.kinds)
             remove_superseded(self.settings.output_dir, start, self.say)
             write_config(self.settings.output_dir, self.resolved_config)
+
+    def _own_saver(self, *, shared_memory: bool) -> Saver:
+        """What the first rank writes with.
+
+        Args:
+            shared_memory: whether all that write see that of this machine.
+        """
+        limit, saved = self.settings.save_total_limit, partial(notify, self.callbacks, "on_save")
+        if not self.settings.async_save:
+            return AtOnce(limit, saved)
+        return BesideTraining(limit, saved, self.say, shared_memory=shared_memory)
+
+    def _tell_of_masters(self) -> None:
+        if not any(self.ranks.exchange(bool(master_weights(self.optimizer, self.parameters)))):
+            word = "remove_master_weight" if self.masters.stored == "nowhere" else "skip_save_model_weight"
+            self.say(f"{word} has no effect here: the weights are float32, without master weights")
 
     def _run_steps(self, request: StopRequest) -> None:
         first, stop = self.state.step, self.settings.total_steps
         read = self.read or (lambda first, stop: (self.plan.micro_batches(step) for step in range(first, stop)))
         with closing(read(first, stop)) as steps:
             while not self._is_finished() and not self._is_asked_to_stop(request):
+                self._saver.check()
                 started = time.perf_counter()
                 result = self._step(next(steps))
                 result.totals.seconds = time.perf_counter() - started  # waiting for data included
@@ -219,7 +260,7 @@ class Trainer:
         step = self.state.step
         if command.word == "save":
             self._save()
-            self.say(f"save: saved {checkpoint_name(step)}")
+            self.say(f"save: {'writing' if self._saver.writing else 'saved'} {checkpoint_name(step)}")
         elif command.word == "quit":
             self._quits = True
         elif command.word == "eval" and self.evaluation_plan is None:
@@ -231,7 +272,8 @@ class Trainer:
             origin = "the schedule's" if command.value is None else "until `lr schedule`"
             self.say(f"lr: step {step + 1} has a learning rate of {self._learning_rate():g}, {origin}")
         else:
-            self.say(where_it_stands(self.state, self.settings.total_steps, self._learning_rate(), self._saved_step))
+            saved, writing = self._saved_step, bool(self._saver.writing)
+            self.say(where_it_stands(self.state, self.settings.total_steps, self._learning_rate(), saved, writing))
 
     def _learning_rate(self) -> float:
         """Of the next step."""
@@ -315,33 +357,43 @@ class Trainer:
 
     def _save(self) -> None:
         settings, state = self.settings, self.state
-        folder = save_checkpoint(
+        self._saver.wait()
+        best = self._best_folder()
+        save_checkpoint(
             settings.output_dir,
             state,
             identity=self.identity,
             resolved_config=self.resolved_config,
-            write_model=self.write_model,
+            write_model=self.write_checkpoint_model or self.write_model,
             optimizer=None if settings.ignore_save_lr_and_optim else self.optimizer,
             parameters=self.parameters,
             beside_model=self.objective.beside_model(),
             moments=FORMATS.get(settings.ckpt_quant_stage),
             ranks=self.ranks,
+            parts=self.parts,
+            masters=self.masters,
+            saver=self._saver,
+            keep=[best] if best else [],
         )
-        best = self._best_folder()
-        if self.ranks.is_first:
-            prune(settings.output_dir, settings.save_total_limit, keep={folder, best} if best else {folder})
         self._saved_step = state.step
-        notify(self.callbacks, "on_save", folder)
 
     def _save_final_model(self) -> None:
+        self._saver.wait()
         write, which = self.write_model, ""
         best, folder = self.state.best, self._best_folder()
         if self.settings.best.load_best_model_at_end and best.step is not None and best.step != self.state.step:
+            shown = f"{checkpoint_name(best.step)}, where {best.metric} was best,"
+            in_parts = self.ranks.is_first and folder is not None and WEIGHTS in written_by_ranks(folder)
+            in_parts = self.ranks.exchange(in_parts)[0]  # others need not see the folder where it is whole
             if folder is None:
-                gone = f"{checkpoint_name(best.step)}, where {best.metric} was best,"
-                self.say(f"{gone} is not in {self.settings.output_dir}: the last model is saved")
+                self.say(f"{shown} is not in {self.settings.output_dir}: the last model is saved")
+            elif in_parts and not is_of_layout(folder, self.ranks):
+                self.say(f"{shown} was written by the ranks of another layout: the last model is saved")
             else:
-                write = partial(write_model_of, folder)
+                if in_parts:
+                    self.parts.load_model(own_part_of(folder, self.ranks))  # then written as the last model would be
+                else:
+                    write = partial(write_model_of, folder)
                 which = f" of step {best.step}, where {best.metric} was best ({best.value:.4g}),"
         if self.ranks.is_first:
             write_files_into(self.settings.output_dir, write)
@@ -355,6 +407,7 @@ class Trainer:
             return
         if self._saved_step != self.state.step:
             self._save()
+        self._saver.wait()
         self.say(f"stopped after step {self.state.step}; continue with resume_from_checkpoint=true")
 
     def _not_finite(self, error: NotFiniteError, batches: Sequence[Any]) -> TrainingError:
@@ -372,6 +425,10 @@ class Trainer:
             lines += [f"  rank {rank}, {line}" if len(of_all) > 1 else f"  {line}" for line in found]
         if self.state.loss_scale is not None:
             lines.append("  float16 may be too narrow for this model: `bf16: true` has the range of float32.")
+        try:
+            self._saver.wait()
+        except CheckpointError as own:
+            lines.append(f"  {own}")
         newest, _ = newest_complete(self.settings.output_dir)
         if newest is None:
             lines.append("  No checkpoint was saved. A lower learning_rate, warmup_steps or max_grad_norm may help.")

@@ -145,7 +145,8 @@ def load_optimizer_state(
     read: Callable[[str], np.ndarray],
     ranks: Ranks = SINGLE,
 ) -> None:
-    """Set what the optimizer remembers, bit for bit, one tensor after the other.
+    """Set what the optimizer remembers, bit for bit, one tensor after the other. Master weights, which may be stored in
+    another way, it leaves to `master_weights`.
 
     Args:
         names: of all stored tensors, `<parameter name>/<kind>`.
@@ -155,11 +156,20 @@ def load_optimizer_state(
     Raises:
         CheckpointError: the names or shapes are not those of this optimizer.
     """
-    own = held_state(optimizer, parameters)
+    own = without_masters(held_state(optimizer, parameters))
     _check_names({name for held_names in ranks.exchange(list(own.tensors)) for name in held_names}, names)
     write = partial(_set, own) if isinstance(optimizer, AdamW) else optimizer.write_state
     for name, tensor in own.tensors.items():
         write(name, _of_shape(name, tensor.shape, ranks.own_part(name, read(name))))
+def is_master(name: str) -> bool:
+    """Whether a name of an optimizer's state is that of a master weight."""
+    return name.endswith(f"/{MASTER_WEIGHT}")
+
+
+def without_masters(state: Held) -> Held:
+    return Held({name: tensor for name, tensor in state.tensors.items() if not is_master(name)}, state.read)
+
+
 
 
 def own_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> OwnState:
@@ -173,8 +183,9 @@ def own_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> OwnState:
 
 def load_own_state(own: OwnState, names: Collection[str], read: Callable[[str], np.ndarray]) -> None:
     """Set what `own_state` gives, bit for bit; see `load_optimizer_state`."""
-    _check_names(set(own.held.tensors), names)
-    for name, tensor in own.held.tensors.items():
+    state = without_masters(own.held)
+    _check_names(set(state.tensors), names)
+    for name, tensor in state.tensors.items():
         own.write(name, _of_shape(name, tensor.shape, read(name)))
 
 
@@ -183,7 +194,8 @@ def _set(own: Held, name: str, values: np.ndarray) -> None:
 
 
 def _check_names(expected: set[str], names: Collection[str]) -> None:
-    missing, surplus = sorted(expected - set(names)), sorted(set(names) - expected)
+    stored = {name for name in names if not is_master(name)}
+    missing, surplus = sorted(expected - stored), sorted(stored - expected)
     if missing or surplus:
         raise CheckpointError(
             "the optimizer state belongs to another set of trainable parameters: "

@@ -95,11 +95,16 @@ def write_parts(folder: Path | None, ranks: Ranks, kinds: frozenset[str], write:
         (folder / RANKS_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
+def is_of_layout(folder: Path, ranks: Ranks) -> bool:
+    """Whether the run that wrote its parts into `folder` was divided as this one is."""
+    return bool(_read(folder)["layout"] == dict(ranks.layout))
+
+
 def refuse_other_layout(folder: Path, ranks: Ranks) -> None:
     """Raise CheckpointError where the run that wrote its parts into `folder` was divided in another way than this."""
-    stored, weights = _read(folder)["layout"], WEIGHTS in written_by_ranks(folder)
-    if stored == dict(ranks.layout):
+    if is_of_layout(folder, ranks):
         return
+    stored, weights = _read(folder)["layout"], WEIGHTS in written_by_ranks(folder)
     what = "weights and optimizer states" if weights else "optimizer states"
     whole = "unified_checkpoint: true" if weights else "no ignore_merge_optimizer in unified_checkpoint_config"
     fresh = "" if weights else "\n  Or go on with fresh moments here: ignore_load_lr_and_optim: true."

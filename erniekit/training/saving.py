@@ -69,7 +69,7 @@ class AtOnce:
 
     writing: Path | None = None
 
-    def __init__(self, limit: int | None, saved: Callable[[Path], None]) -> None:
+    def __init__(self, limit: int | None = None, saved: Callable[[Path], None] = lambda folder: None) -> None:
         self._limit, self._saved = limit, saved
 
     def save(self, target: Path, write: Write | None, tensor_bytes: int, keep: Collection[Path]) -> None:
@@ -93,6 +93,9 @@ class AtOnce:
         pass
 
 
+PLAIN = AtOnce()
+
+
 class BesideTraining:
     """Writes into shared memory while training waits, and has another process do the rest (`checkpoint_writer`).
 
@@ -100,10 +103,18 @@ class BesideTraining:
 
     Args:
         limit, saved: as of `AtOnce`; `saved` is called by `check`, `wait` or the next `save`.
+        shared_memory: false where some of those that write do not see that of this machine.
     """
 
-    def __init__(self, limit: int | None, saved: Callable[[Path], None], say: Callable[[str], None] = print) -> None:
-        self._limit, self._saved, self._say = limit, saved, say
+    def __init__(
+        self,
+        limit: int | None,
+        saved: Callable[[Path], None],
+        say: Callable[[str], None] = print,
+        *,
+        shared_memory: bool = True,
+    ) -> None:
+        self._limit, self._saved, self._say, self._shared_memory = limit, saved, say, shared_memory
         self._process: subprocess.Popen[str] | None = None
         self._staged: Path | None = None
         self._told: set[str] = set()
@@ -115,7 +126,8 @@ class BesideTraining:
             prune(target.parent, self._limit, {target, *keep})
             self._saved(target)
             return
-        hindrance = room_for(tensor_bytes)
+        several = "several machines write, which do not share memory"
+        hindrance = room_for(tensor_bytes) if self._shared_memory else several
         if hindrance and hindrance not in self._told:
             self._told.add(hindrance)
             self._say(f"async_save: {hindrance}: the checkpoint is written to the disk, and only completed beside")

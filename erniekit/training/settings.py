@@ -31,6 +31,7 @@ class TrainingSettings:
     save_strategy: str = "no"  # steps | epoch | no
     save_steps: int = 0
     save_total_limit: int | None = None
+    async_save: bool = False
     ckpt_quant_stage: str = "O0"  # also stands for disable_ckpt_quant: true
     ignore_save_lr_and_optim: bool = False
     ignore_load_lr_and_optim: bool = False
@@ -71,6 +72,7 @@ def settings_from(config: Config, total_steps: int) -> TrainingSettings:
         save_strategy=value("save_strategy"),
         save_steps=value("save_steps"),
         save_total_limit=value("save_total_limit"),
+        async_save="async_save" in value("unified_checkpoint_config"),
         ckpt_quant_stage="O0" if value("disable_ckpt_quant") else value("ckpt_quant_stage"),
         ignore_save_lr_and_optim=value("ignore_save_lr_and_optim"),
         ignore_load_lr_and_optim=value("ignore_load_lr_and_optim"),

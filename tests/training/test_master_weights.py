@@ -1,0 +1,206 @@
+"""Master weights in checkpoints: beside the weights, in their place, or left out; exact where it is said to be.
+
+Paddle's AdamW updates no 16-bit weights on a CPU. Its state is the real one here; the arithmetic of an update is done
+on the master weights, as its kernel does on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from paddle import Tensor
+from safetensors.numpy import load_file, save_file
+
+from erniekit.errors import CheckpointError
+from erniekit.model.whole import values_of
+from erniekit.training.loop import Trainer
+from erniekit.training.master_weights import MasterWeights, master_weights
+from erniekit.training.optimizer import OptimizerSettings, build_optimizer, optimizer_state
+from erniekit.training.output_folder import Start
+
+from .fakes import FakeModel, fake_trainer
+
+STEPS, MIDDLE = 6, 3
+FRESH = Start(None)
+
+
+class NarrowModel(FakeModel):
+    """Matrices in bfloat16, computed with in float32."""
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.3)
+        for name, parameter in list(self.named.items()):
+            if parameter.ndim > 1:
+                narrow = self.create_parameter(parameter.shape, dtype="bfloat16")
+                narrow.set_value(parameter.astype("bfloat16"))
+                self.named[name] = narrow
+        self.stored = dict(self.named)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        kept = self.named
+        self.named = {name: parameter.astype("float32") for name, parameter in kept.items()}
+        try:
+            return super().forward(input_ids)
+        finally:
+            self.named = kept
+
+    def save(self, folder: Path, masters: Mapping[str, Tensor] = {}) -> None:
+        tensors = {**self.named, **masters}
+        save_file({name: values_of(tensor) for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+    def load(self, folder: Path) -> None:
+        for name, array in load_file(folder / "model.safetensors").items():
+            self.named[name].set_value(paddle.to_tensor(array).astype(self.named[name].dtype))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {name: values_of(tensor) for name, tensor in self.named.items()}
+
+
+@paddle.no_grad()
+def adam(optimizer: Any, named: Mapping[str, Tensor]) -> None:
+    """One update by Adam's formulas."""
+    state = optimizer_state(optimizer, named)
+    for name, parameter in named.items():
+        gradient = values_of(parameter.grad)
+        moment1, moment2, power1, power2 = (
+            state[f"{name}/{kind}"] for kind in ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")
+        )
+        moment1.set_value(0.9 * moment1.numpy() + np.float32(0.1) * gradient)
+        moment2.set_value(0.999 * moment2.numpy() + np.float32(0.001) * gradient**2)
+        wide = state.get(f"{name}/master_weight", parameter)
+        step = moment1.numpy() / (1 - power1.numpy()) / (np.sqrt(moment2.numpy() / (1 - power2.numpy())) + 1e-8)
+        wide.set_value((wide.numpy() - np.float32(optimizer.get_lr()) * step).astype(np.float32))
+        power1.set_value(power1.numpy() * 0.9)
+        power2.set_value(power2.numpy() * 0.999)
+        if wide is not parameter:
+            parameter.set_value(wide.astype("bfloat16"))
+
+
+def weights_of(folder: Path) -> Any:
+    return load_file(folder / "model.safetensors").__getitem__
+
+
+def trainer(output_dir: Path, masters: MasterWeights, narrow: bool = True, **changes: Any) -> Trainer:
+    model = NarrowModel() if narrow else FakeModel(dropout=0.3)
+    optimizer = build_optimizer(model.named, OptimizerSettings())
+    optimizer.step = partial(adam, optimizer, model.named)
+    words = {"as weights": ["skip_save_model_weight"], "nowhere": ["remove_master_weight"], "beside": []}
+    of_checkpoints = None
+    if masters.stored == "as weights" and narrow:
+        of_checkpoints = lambda folder: model.save(folder, master_weights(optimizer, model.named))  # noqa: E731
+    values: dict[str, Any] = {
+        "model": model,
+        "optimizer": optimizer,
+        "masters": masters,
+        "write_checkpoint_model": of_checkpoints,
+        "resolved_config": {"unified_checkpoint_config": words[masters.stored]},
+        "save_strategy": "steps",
+        "save_steps": MIDDLE,
+    }
+    return fake_trainer(output_dir, total_steps=STEPS, **(values | changes))
+
+
+def resumed(checkpoint: Path, masters: MasterWeights, **changes: Any) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The state after the rest of the run, and what it said."""
+    said: list[str] = []
+    run = trainer(checkpoint.parents[1] / "again", masters, say=said.append, **changes)
+    run.model.load(checkpoint)
+    run.fit(Start(checkpoint))
+    return state_of(run), said
+
+
+def state_of(run: Trainer) -> dict[str, np.ndarray]:
+    state = optimizer_state(run.optimizer, run.parameters)
+    return {name: values_of(tensor) for name, tensor in {**run.parameters, **state}.items()}
+
+
+def whole_run(folder: Path, masters: MasterWeights, **changes: Any) -> dict[str, np.ndarray]:
+    run = trainer(folder / "whole", masters, **changes)
+    run.fit(FRESH)
+    return state_of(run)
+
+
+def names_in(checkpoint: Path) -> set[str]:
+    return set(load_file(checkpoint / "optimizer.safetensors"))
+
+
+@pytest.mark.parametrize("stored", ["beside", "as weights"])
+def test_a_run_goes_on_exactly(tmp_path: Path, stored: Any) -> None:
+    masters = MasterWeights(stored, weights_of=weights_of)
+    expected = whole_run(tmp_path, masters)
+    checkpoint = tmp_path / "whole" / f"checkpoint-{MIDDLE}"
+    state, said = resumed(checkpoint, masters)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(state[name], values, err_msg=name)
+    assert not any("bit-exact" in line for line in said)
+    held = {name for name in names_in(checkpoint) if name.endswith("/master_weight")}
+    assert bool(held) == (stored == "beside")
+
+
+def test_in_the_place_of_weights_they_are_whole_and_a_plain_run_resumes_exactly(tmp_path: Path) -> None:
+    """Each value is stored once, and what is stored is a model like any other, of more exact weights."""
+    expected = whole_run(tmp_path, MasterWeights("as weights"))
+    checkpoint = tmp_path / "whole" / f"checkpoint-{STEPS}"
+    for name, values in weights_of(checkpoint).__self__.items():
+        np.testing.assert_array_equal(values, expected.get(f"{name}/master_weight", expected[name]), err_msg=name)
+    final = load_file(tmp_path / "whole" / "model.safetensors")
+    np.testing.assert_array_equal(final["lm_head.weight"], expected["lm_head.weight"])  # the model itself, rounded
+    assert (final["lm_head.weight"] != weights_of(checkpoint)("lm_head.weight")).any()
+    state, said = resumed(tmp_path / "whole" / f"checkpoint-{MIDDLE}", MasterWeights("beside", weights_of=weights_of))
+    for name, values in expected.items():
+        np.testing.assert_array_equal(state[name], values, err_msg=name)
+    assert not any("bit-exact" in line for line in said)
+
+
+def test_left_out_they_are_made_from_the_weights_which_is_told(tmp_path: Path) -> None:
+    masters = MasterWeights("nowhere")
+    expected = whole_run(tmp_path, masters)
+    checkpoint = tmp_path / "whole" / f"checkpoint-{MIDDLE}"
+    assert not any(name.endswith("/master_weight") for name in names_in(checkpoint))
+    state, said = resumed(checkpoint, masters)
+    assert any("no master weights: they are made from its weights, which is not bit-exact" in line for line in said)
+    name = "lm_head.weight/master_weight"
+    assert (state[name] != expected[name]).any()
+    np.testing.assert_allclose(state[name], expected[name], atol=0.05)
+
+
+def test_without_them_a_run_that_does_not_expect_it_is_told_what_to_write(tmp_path: Path) -> None:
+    whole_run(tmp_path, MasterWeights("nowhere"))
+    checkpoint = tmp_path / "whole" / f"checkpoint-{MIDDLE}"
+    with pytest.raises(CheckpointError, match=r"holds no master weights[^\0]*\[master_weight_compatible\]"):
+        resumed(checkpoint, MasterWeights())
+    _, said = resumed(checkpoint, MasterWeights(compatible=True))
+    assert any("not bit-exact" in line for line in said)
+
+
+def test_float32_runs_and_those_of_16_bits_go_on_from_each_other_where_that_is_allowed(tmp_path: Path) -> None:
+    whole_run(tmp_path / "narrow", MasterWeights())
+    whole_run(tmp_path / "wide", MasterWeights(), narrow=False)
+    narrow, wide = (tmp_path / kind / "whole" / f"checkpoint-{STEPS}" for kind in ("narrow", "wide"))
+    with pytest.raises(CheckpointError, match=r"holds master weights[^\0]*weights of this run are float32"):
+        resumed(narrow, MasterWeights(), narrow=False)
+    state, said = resumed(narrow, MasterWeights(compatible=True), narrow=False)
+    held = load_file(narrow / "optimizer.safetensors")
+    np.testing.assert_array_equal(state["lm_head.weight"], held["lm_head.weight/master_weight"])
+    assert any("master weights of the checkpoint are the weights of this run" in line for line in said)
+
+    with pytest.raises(CheckpointError, match="holds no master weights"):
+        resumed(wide, MasterWeights(weights_of=weights_of))
+    state, _ = resumed(wide, MasterWeights(compatible=True, weights_of=weights_of))
+    exact = load_file(wide / "model.safetensors")
+    np.testing.assert_array_equal(state["lm_head.weight/master_weight"], exact["lm_head.weight"])
+    assert (state["lm_head.weight"] != exact["lm_head.weight"]).any()
+
+
+@pytest.mark.parametrize("stored", ["as weights", "nowhere"])
+def test_without_master_weights_the_words_are_told_to_change_nothing(tmp_path: Path, stored: Any) -> None:
+    said: list[str] = []
+    whole_run(tmp_path, MasterWeights(stored), narrow=False, say=said.append)
+    word = {"as weights": "skip_save_model_weight", "nowhere": "remove_master_weight"}[stored]
+    assert sum(line.startswith(f"{word} has no effect here") for line in said) == 1
