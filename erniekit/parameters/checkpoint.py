@@ -62,9 +62,9 @@ class CheckpointParameters:
     unified_checkpoint: bool = parameter(
         True,
         "Write weights and optimizer states in one layout that any number and arrangement of devices can read. "
-        "When false every rank writes a file of its own.",
-        available=(True,),
-        coming="checkpoints of one file per rank",
+        "When false every rank writes a part of its own, without asking the others: the least work while saving, but "
+        "such a checkpoint can only be resumed from, on the layout that wrote it, and needs an `output_dir` that all "
+        "ranks see. The final model is whole in any case.",
     )
     unified_checkpoint_config: tuple[str, ...] = parameter(
         (),
@@ -73,9 +73,10 @@ class CheckpointParameters:
         "where master weights hold the same (`skip_save_model_weight`).",
         kind=WORDS,
         choices=UNIFIED_WORDS,
-        available=(),
-        coming="the options of unified checkpoints",
-        example="async_save",
+        available=("ignore_merge_optimizer",),
+        coming="this option of unified checkpoints",
+        needs=when("unified_checkpoint"),
+        example="ignore_merge_optimizer",
     )
     ckpt_quant_stage: str = parameter(
         "O0",

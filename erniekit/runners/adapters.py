@@ -5,6 +5,7 @@ Needs no Paddle.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ from erniekit.parameters import Config
 
 if TYPE_CHECKING:
     from erniekit.model.configuration import ModelConfig
+
+
+_OF_ADAPTERS = ("lora", "lora_rank", "lora_alpha", "rslora", "dora", "lora_init", "lora_target_modules")
 
 
 @dataclass(frozen=True)
@@ -191,6 +195,27 @@ def adapters_behind(adapters: Path) -> Path | None:
         if name and is_adapter_folder(Path(name).expanduser()):
             return Path(name).expanduser()
     return None
+
+
+def refuse_other_adapters(checkpoint: Path, resolved: Mapping[str, Any]) -> None:
+    """Raise CheckpointError where a run is to train otherwise than the one that wrote a checkpoint without a model.
+
+    Args:
+        resolved: every parameter with its value in this run.
+    """
+    path = checkpoint / "training_config.yaml"
+    stored = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    lines = []
+    for name in _OF_ADAPTERS:
+        own = list(resolved[name]) if isinstance(resolved[name], tuple) else resolved[name]
+        if stored.get(name, own) != own:
+            lines.append(f"  - {name} was {stored[name]}, is {own}")
+    if lines:
+        raise CheckpointError(
+            f"cannot resume from {checkpoint}: this run trains other weights than the one that wrote it.\n"
+            + "\n".join(lines)
+            + "\n  Put the old values back to resume, or choose another output_dir."
+        )
 
 
 def _differences(config: Config, stored: LoraSettings, model_config: ModelConfig) -> dict[str, tuple[Any, Any]]:

@@ -15,10 +15,23 @@ from erniekit.model.decoder import Decoder
 from erniekit.model.quantization.fp8 import read_averages, write_averages
 from erniekit.model.weights import named_weights
 from erniekit.model.whole import OwnTensors, held
+from erniekit.parameters import Config
+from erniekit.training.rank_files import OPTIMIZER, WEIGHTS, Parts
 from erniekit.training.ranks import Ranks
 from erniekit.training.tensor_files import open_tensors, write_tensors
 
 _STEM = "weights"
+
+
+def parts_of(config: Config, model: Decoder, ranks: Ranks) -> Parts:
+    """What every rank of a run writes of its own, and how it reads what it has written of the model."""
+    section, own = config.checkpoint, OwnModel(model, ranks, config.lora.lora)
+    kinds: frozenset[str] = frozenset()
+    if not section.unified_checkpoint:
+        kinds = frozenset({WEIGHTS, OPTIMIZER})
+    elif "ignore_merge_optimizer" in section.unified_checkpoint_config:
+        kinds = frozenset({OPTIMIZER})
+    return Parts(kinds, own.write, own.load, config["optim_shard_num"])
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,13 @@ from erniekit.parallel.mesh import Mesh
 from erniekit.parameters import Config
 from erniekit.parameters.schema import PARAMETERS
 from erniekit.parameters.training import peak_not_reached
-from erniekit.runners.adapters import adapter_plan, base_name, first_adapters, resolved_parameters
+from erniekit.runners.adapters import (
+    adapter_plan,
+    base_name,
+    first_adapters,
+    refuse_other_adapters,
+    resolved_parameters,
+)
 from erniekit.runners.checks import what_divides_no_experts
 from erniekit.runners.data_wiring import (
     count_steps,
@@ -36,6 +42,7 @@ from erniekit.runners.data_wiring import (
 from erniekit.runners.evaluate import answering
 from erniekit.runners.layout import divided_training, join_ranks, own_place
 from erniekit.runners.optimizer import moment_storage
+from erniekit.runners.own_model import parts_of
 from erniekit.runners.precision import first_loss_scale
 from erniekit.runners.reading import known_to_all, reader_of, reads_data
 from erniekit.runners.wiring import (
@@ -53,6 +60,7 @@ from erniekit.training.loop import Trainer, TrainResult
 from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import describe_decay
 from erniekit.training.output_folder import Start, open_output_folder
+from erniekit.training.rank_files import WEIGHTS, own_part_of, refuse_other_layout, written_by_ranks
 from erniekit.training.ranks import Ranks
 from erniekit.training.run_identity import RunIdentity
 from erniekit.training.settings import schedule_from, settings_from
@@ -103,8 +111,12 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
             batches.append((held_out, config.evaluation.per_device_eval_batch_size))
         announce_dense_mask(config, batches, say)
 
-        adapters = adapter_plan(config, model_config, start.checkpoint)
-        weights = first_weights(config) if adapters or not start.checkpoint else start.checkpoint
+        in_parts = start.checkpoint if start.checkpoint and WEIGHTS in written_by_ranks(start.checkpoint) else None
+        whole = None if in_parts else start.checkpoint  # parts are loaded once the model is divided
+        adapters = adapter_plan(config, model_config, whole)
+        if in_parts:
+            refuse_other_adapters(in_parts, resolved_parameters(config, adapters, model_config))
+        weights = whole if whole and not adapters else first_weights(config)
         model = open_model(config, weights, say, adapters=adapters, mesh=mesh)
         held_out_plan = None if held_out is None else evaluation_plan(config, held_out, reader)
         if config.basic.stage == "DPO":
@@ -117,6 +129,10 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
         if (storage := moment_storage(config)) is not None:
             say(f"AdamW: {storage}")
         optimizer, ranks = divided_training(config, mesh, model, parameters)
+        parts = parts_of(config, model, ranks)
+        if in_parts:
+            refuse_other_layout(in_parts, ranks)
+            parts.load_model(own_part_of(in_parts, ranks))
         objective, evaluation_objective = _objectives(
             config, model, (plan, total_steps), held_out_plan, start.checkpoint, say, ranks, mesh
         )
@@ -144,6 +160,7 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
             callbacks=_callbacks(config, output_dir) if ranks.is_first else (),
             commands=Commands.of_run(output_dir) if ranks.is_first else NO_COMMANDS,
             ranks=ranks,
+            parts=parts,
             first_loss_scale=first_loss_scale(config),
             read=lambda first, stop: prefetch(plan, first, workers, stop),
             describe_sample=dataset.location,

@@ -13,7 +13,7 @@ from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError,
 from erniekit.json_files import read_json_object
 from erniekit.model.adapters.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
 from erniekit.model.configuration import CONFIG_FILE
-from erniekit.model.storage.model_folder import refuse_half_written
+from erniekit.model.storage.model_folder import refuse_half_written, refuse_parts_of_ranks
 from erniekit.parameters import Config
 from erniekit.runners.adapters import base_folder
 from erniekit.runners.hub_cache import local_model_folder
@@ -99,8 +99,10 @@ def _folder_if_here(parameters: Mapping[str, Any]) -> Path | None:
 def _check_complete(folder: Path, named: Path) -> None:
     refuse_half_written(folder)
     if not (folder / CONFIG_FILE).is_file() and not is_adapter_folder(folder):
+        refuse_parts_of_ranks(folder)
         checkpoints = [path for path in checkpoint_folders(folder) if not problems(path, hashes=False)]
         if checkpoints:
+            refuse_parts_of_ranks(checkpoints[-1])
             raise CheckpointError(
                 f"{folder}: the run has not finished, so it holds no final model.\n"
                 f"  Name its newest checkpoint, {checkpoints[-1]}, or let the run finish."

@@ -21,7 +21,7 @@ import numpy as np
 from erniekit.errors import ModelFileError
 from erniekit.model.configuration import CONFIG_FILE, ModelConfig
 from erniekit.model.storage.float8_tensors import Float8Tensor, with_float8_weights
-from erniekit.model.storage.model_folder import refuse_half_written
+from erniekit.model.storage.model_folder import refuse_half_written, refuse_parts_of_ranks
 from erniekit.model.storage.packed_tensors import CONFIG_KEY, PackedTensor, with_packed_weights
 from erniekit.model.storage.safetensors_file import SafetensorsFile
 from erniekit.model.storage.shards import listed, open_weight_files
@@ -146,6 +146,7 @@ def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
     """
     folder = Path(folder)
     refuse_half_written(folder)
+    refuse_parts_of_ranks(folder)
     quantized = config.other_keys.get(CONFIG_KEY)
     files = with_float8_weights(with_packed_weights(open_weight_files(folder), quantized), quantized)
     shapes = {name: file.shape(name) for name, file in files.items() if not _COMPUTED.search(name)}
