@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.parameters.declaration import parameter, renamed, rule, section, when
-from erniekit.parameters.draft import Draft
+from erniekit.parameters.declaration import parameter, renamed, section, when
 
 
 @dataclass(frozen=True)
@@ -63,21 +62,12 @@ class MemoryParameters:
     )
     offload_optim: bool = parameter(
         False,
-        "Keep AdamW's moments away from the device, which has them for its step only, one tensor after another: in "
-        "pinned host memory with a GPU, on a CPU in a file in `output_dir` that is mapped into memory, so that the "
-        "system takes the memory back where it is wanted for something else. Losses stay the same.",
+        "Keep AdamW's moments, and its float32 copies of 16-bit weights, away from the device, which has them for its "
+        "step only, one tensor after another: in pinned host memory with a GPU, on a CPU in a file in `output_dir` "
+        "that is mapped into memory, so that the system takes the memory back where it is wanted for something else. "
+        "With `sharding` each rank does so with its part. Losses stay the same.",
         example=True,
     )
-
-
-@rule("sharding", "optim", "offload_optim", "use_lowprecision_moment", "tensorwise_offload_optimizer")
-def divided_moments_stay_as_they_are(draft: Draft) -> None:
-    """With `sharding`, which divides the moments among ranks, they are kept as Paddle's optimizers keep them."""
-    if draft["sharding"] == "none":
-        return
-    for name in ("optim", "offload_optim", "use_lowprecision_moment", "tensorwise_offload_optimizer"):
-        if draft.differs(name):
-            draft.no_effect(name, f"with sharding {draft['sharding']}, whose ranks divide AdamW's moments instead")
 
 
 SECTION = section(
@@ -85,7 +75,6 @@ SECTION = section(
     key="memory",
     title="1.5 Memory",
     verbs=("train",),
-    rules=(divided_moments_stay_as_they_are,),
     aliases=(
         renamed(
             "use_attn_mask_start_row_indices",

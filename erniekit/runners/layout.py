@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from paddle import Tensor
-from paddle.optimizer import AdamW
 
 from erniekit.errors import ConfigurationError
 from erniekit.model.configuration import ModelConfig
@@ -25,8 +24,9 @@ from erniekit.parallel.start import start_ranks
 from erniekit.parallel.topology import AXES, PARAMETER, Topology
 from erniekit.parameters import Config
 from erniekit.runners.layout_plan import divided_layers
-from erniekit.runners.optimizer import make_optimizer
-from erniekit.training.optimizer import stateless_optimizer, trainable_parameters
+from erniekit.runners.optimizer import adamw_of
+from erniekit.training.moments import StoredMomentsAdamW
+from erniekit.training.optimizer import create_state, trainable_parameters
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.settings import optimizer_settings_from
 
@@ -73,13 +73,14 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
     """
     section, topology = config.distributed, mesh.topology
     settings = optimizer_settings_from(config, model.config.num_hidden_layers)
+    adamw = adamw_of(config, parameters, settings)
     if topology.world_size == 1:
-        return make_optimizer(config, parameters, settings), SINGLE
+        create_state(adamw, adamw._parameter_list)
+        return adamw, SINGLE
     stage = copies = None
     # a sharding group may be one without adapters, on all its ranks: of a stage, or of experts
     if topology.sharding > 1 and trainable_parameters(parameters):
         group, words = mesh.group("sharding"), section.sharding_parallel_config
-        adamw = stateless_optimizer(parameters, settings)
         stage = divide(
             section.sharding,
             adamw,
@@ -92,9 +93,10 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
         )
         optimizer: Any = DividedOptimizer(adamw, stage, parameters, group)
     else:
-        adamw = optimizer = make_optimizer(config, parameters, settings)
+        optimizer = adamw
+        create_state(adamw, adamw._parameter_list)
     words = section.tensor_parallel_config
-    if not isinstance(adamw, AdamW) and "sync_moment" in words:
+    if isinstance(adamw, StoredMomentsAdamW) and "sync_moment" in words:
         raise ConfigurationError(
             "tensor_parallel_config: sync_moment cannot reach moments that are kept in fewer bits or away from the "
             "device.\n  Leave it out: ranks of a tensor-parallel group compute equal moments without it, too."
@@ -106,7 +108,7 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
             updated = {name: tensor for name, tensor in shares.items() if tensor is not None}
 
         def state(kind: str, tensor: Tensor) -> Tensor:
-            return adamw._accumulators[kind][tensor.name]
+            return adamw.read(tensor.name, kind)
 
         copies = Copies(trained, state, mesh.group("tensor"), words, updated)
     in_backward = topology.sequence_parallel and not section.use_sp_callback

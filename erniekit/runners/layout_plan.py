@@ -144,12 +144,10 @@ def workload(config: Config, model: ModelConfig) -> Workload:
 
 
 def number_formats(config: Config) -> Formats:
-    """Of the arithmetic, and of AdamW's moments: none on the device where they are kept elsewhere between steps."""
+    """Of the arithmetic, and of what AdamW remembers: nothing on the device where it is elsewhere between steps."""
     formats = _arithmetic(config)
-    if config.distributed.sharding != "none":
-        return formats  # divided instead
     if config.memory.offload_optim or config.fp8.tensorwise_offload_optimizer:
-        return replace(formats, moments=0)
+        return replace(formats, moments=0, master=0)
     return replace(formats, moments=4) if config.fp8.use_lowprecision_moment else formats
 
 
@@ -169,6 +167,7 @@ def describe_formats(formats: Formats) -> str:
     """The same in words."""
     if formats.on_cpu:
         return "float32 on a CPU"
-    if not formats.master:
+    if formats.weights == 4:
         return "float32 on a GPU" if formats.activations == 4 else "float32 weights, 16-bit activations on a GPU"
-    return f"16 bits with float32 copies, {8 * formats.gradients}-bit gradients, on a GPU"
+    copies = "float32 copies" if formats.master else "float32 copies in host memory"
+    return f"16 bits with {copies}, {8 * formats.gradients}-bit gradients, on a GPU"

@@ -1,8 +1,8 @@
 """AdamW whose moments are kept in fewer bits, or away from the device, between its steps (`optim: adamw_custom`).
 
-The arithmetic is Paddle's AdamW, one parameter after another, on float32 moments that exist for that moment only: with
+The arithmetic is Paddle's AdamW, one tensor after another, on float32 moments that exist for that moment only: with
 float32 storage every update is the same to the bit. In bfloat16 moments are rounded to nearest, ties to even, once a
-step.
+step. Fleet's sharded optimizers call it for what a rank updates.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,12 +19,10 @@ from typing import Any, Protocol
 import numpy as np
 import paddle
 from paddle import Tensor
-from paddle.optimizer import AdamW
 
 from erniekit.errors import TrainingError
 from erniekit.model.storage.safetensors_file import StoredTensor
-from erniekit.model.whole import Held, stored_as
-from erniekit.training.optimizer import OwnState, create_state, optimizer_state, trainable_parameters
+from erniekit.training.optimizer import MASTER_WEIGHT, StatefulAdamW
 
 MOMENTS = ("moment1", "moment2")
 
@@ -34,8 +33,8 @@ class MomentStorage:
 
     Attributes:
         bfloat16: instead of float32.
-        folder: they lie in a file that is mapped into memory, in this folder, or on a GPU in pinned host memory; None:
-            on the device.
+        folder: they lie in a file that is mapped into memory, in this folder, or on a GPU in pinned host memory, and
+            float32 copies of 16-bit weights with them; None: on the device.
         release: give the pages of the mapped file back as soon as a tensor has been used. Otherwise they stay until the
             system wants them for something else.
     """
@@ -61,89 +60,78 @@ class Store(Protocol):
         """Its values on the device, in the type in which they are stored."""
         ...
 
-    def stored(self) -> StoredTensor:
-        """Type and shape of what `read` gives."""
-        ...
-
     def write(self, values: Tensor) -> None: ...
 
 
-class StoredMomentsAdamW:
-    """An AdamW in whose place this stands, with its moments in stores of their own.
-
-    Args:
-        adamw: without its state (`stateless_optimizer`).
-        parameters: by name; the trainable ones are those of `adamw`.
+class StoredMomentsAdamW(StatefulAdamW):
+    """An AdamW that has the moments of a tensor, and its float32 copy where they are kept away from the device, only
+    while it updates that tensor.
 
     Raises:
-        TrainingError: the folder has no room for the moments.
+        TrainingError: the folder has no room for what it remembers.
     """
 
-    def __init__(self, adamw: AdamW, parameters: Mapping[str, Tensor], storage: MomentStorage) -> None:
-        self._adamw, self._parameters = adamw, trainable_parameters(parameters)
-        self._stores: dict[tuple[str, str], Store] = {}
-        sizes = [parameter.size for parameter in self._parameters.values() for _ in MOMENTS]
-        on_gpu = paddle.get_device().startswith("gpu")
-        place = _File(storage, sizes) if storage.folder is not None and not on_gpu else None
-        for name, parameter in self._parameters.items():
-            create_state(adamw, [parameter])
-            for kind in MOMENTS:
-                zeros = self._take(kind, parameter)
-                if place is not None:
-                    self._stores[name, kind] = place.next(zeros.shape)
-                else:
-                    self._stores[name, kind] = _InMemory(zeros, storage.bfloat16, pinned=storage.folder is not None)
+    def __init__(self, storage: MomentStorage, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._storage, self._stores = storage, dict[str, dict[str, Store]]()  # by tensor and kind
+        away = storage.folder is not None and not paddle.get_device().startswith("gpu")
+        self._file = _File(storage) if away else None
 
-    def set_lr(self, value: float) -> None:
-        self._adamw.set_lr(value)
+    def form(self, kind: str, parameter: StoredTensor) -> StoredTensor:
+        form = super().form(kind, parameter)
+        return StoredTensor("BF16", form.shape) if self._storage.bfloat16 and kind in MOMENTS else form
 
-    def clear_grad(self, set_to_zero: bool = True) -> None:
-        self._adamw.clear_grad(set_to_zero)
+    def read(self, name: str, kind: str) -> Tensor:
+        """What it remembers of a tensor; of what is stored, a copy in the type in which it is stored."""
+        store = self._stores.get(name, {}).get(kind)
+        return super().read(name, kind) if store is None else store.read()
 
-    @paddle.no_grad()
-    def step(self) -> None:
-        for name, parameter in self._parameters.items():
-            if parameter.grad is None:
-                continue
-            for kind in MOMENTS:
-                self._adamw._accumulators[kind][self._key(parameter)] = _wide(self._stores[name, kind].read())
-            self._adamw._apply_optimize(loss=None, startup_program=None, params_grads=[(parameter, parameter.grad)])
-            for kind in MOMENTS:
-                self._stores[name, kind].write(self._take(kind, parameter))
-
-    def state_tensors(self) -> dict[str, StoredTensor]:
-        """Type and shape of everything that it remembers, by `<parameter>/<kind>`, as AdamW's."""
-        found = {name: stored_as(tensor) for name, tensor in optimizer_state(self._adamw, self._parameters).items()}
-        return found | {f"{name}/{kind}": store.stored() for (name, kind), store in self._stores.items()}
-
-    def read_state(self, name: str) -> Tensor:
-        """One of `state_tensors`."""
-        parameter, _, kind = name.rpartition("/")
-        if kind in MOMENTS:
-            return self._stores[parameter, kind].read()
-        return optimizer_state(self._adamw, {parameter: self._parameters[parameter]})[name]
-
-    def write_state(self, name: str, value: np.ndarray) -> None:
-        """Set one of `state_tensors`."""
-        parameter, _, kind = name.rpartition("/")
-        if kind in MOMENTS:
-            self._stores[parameter, kind].write(paddle.to_tensor(value))
+    def write(self, name: str, kind: str, values: np.ndarray) -> None:
+        store = self._stores.get(name, {}).get(kind)
+        if store is None:
+            super().write(name, kind, values)
         else:
-            self.read_state(name).set_value(value)
+            store.write(paddle.to_tensor(values))
 
-    def own_state(self) -> OwnState:
-        """All of it, which lies on this rank."""
-        return OwnState(Held(self.state_tensors(), self.read_state), self.write_state)
+    def _create_accumulators(self, block: Any, parameters: Iterable[Tensor]) -> None:
+        for parameter in parameters:
+            name = parameter.name
+            if name not in self._stores:
+                super()._create_accumulators(block, [parameter])
+                kinds = self._stored_kinds(parameter)
+                self._stores[name] = {kind: self._new_store(kind, self._take(name, kind)) for kind in kinds}
 
-    def _key(self, parameter: Tensor) -> str:
-        """The name under which AdamW keeps what it remembers of a parameter: its own, or that of its float32 copy."""
-        master = self._adamw._master_weights.get(parameter.name)
-        return str(parameter.name if master is None else master.name)
+    def _append_optimize_op(self, block: Any, param_and_grad: Any) -> None:
+        name = param_and_grad[0].name
+        for kind, store in self._stores[name].items():
+            self._give(name, kind, _wide(store.read()))
+        super()._append_optimize_op(block, param_and_grad)
+        for kind, store in self._stores[name].items():
+            store.write(self._take(name, kind))
 
-    def _take(self, kind: str, parameter: Tensor) -> Tensor:
-        """A moment that AdamW has now; it keeps an empty one in its place."""
-        held, key = self._adamw._accumulators[kind], self._key(parameter)
-        taken, held[key] = held[key], paddle.empty([0])
+    def _stored_kinds(self, parameter: Tensor) -> Sequence[str]:
+        away = self._storage.folder is not None
+        return [kind for kind in self.kinds(parameter) if kind in MOMENTS or (away and kind == MASTER_WEIGHT)]
+
+    def _new_store(self, kind: str, values: Tensor) -> Store:
+        bfloat16 = self._storage.bfloat16 and kind in MOMENTS
+        if self._file is None:
+            return _InMemory(values, bfloat16, pinned=self._storage.folder is not None)
+        return self._file.next(values, bfloat16)
+
+    def _give(self, name: str, kind: str, values: Tensor) -> None:
+        """Let AdamW have what it remembers of a tensor; the float32 copy keeps its name, which the others go by."""
+        if kind == MASTER_WEIGHT:
+            values.name = self._master_weights[name].name
+            self._master_weights[name] = values
+        else:
+            master = self._master_weights.get(name)
+            self._accumulators[kind][name if master is None else master.name] = values
+
+    def _take(self, name: str, kind: str) -> Tensor:
+        """What AdamW has now; it keeps an empty tensor in its place."""
+        taken = StatefulAdamW.read(self, name, kind)
+        self._give(name, kind, paddle.empty([0]))
         return taken
 
 
@@ -160,42 +148,42 @@ class _InMemory:
     def read(self) -> Tensor:
         return self._values.cuda() if self._pinned else self._values
 
-    def stored(self) -> StoredTensor:
-        return stored_as(self._values)
-
     def write(self, values: Tensor) -> None:
         values = values.astype("bfloat16") if self._bfloat16 else values
         self._values: Tensor = values.pin_memory() if self._pinned else values
 
 
 class _File:
-    """A file without a name, which ends with the process, cut into tensors one after another."""
+    """A file without a name, which ends with the process and holds tensors one after another."""
 
-    def __init__(self, storage: MomentStorage, sizes: list[int]) -> None:
-        self._dtype, self._release = np.dtype(np.uint16 if storage.bfloat16 else np.float32), storage.release
-        length = sum(map(self._padded, sizes))
+    def __init__(self, storage: MomentStorage) -> None:
         assert storage.folder is not None
+        self._folder, self._release, self._end = storage.folder, storage.release, 0
+        with self._told():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._file: Any = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (open as long as this is)
+
+    def next(self, values: Tensor, bfloat16: bool) -> _Mapped:
+        """Room for a tensor, with its values. It begins a page, so that its pages can be given back."""
+        dtype = np.dtype(np.uint16) if bfloat16 else values.numpy().dtype
+        length = -(-max(1, values.size * dtype.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
+        with self._told():  # now, rather than a crash when it is written
+            os.posix_fallocate(self._file.fileno(), self._end, length)
+        mapped = _Mapped(np.memmap(self._file, dtype, "r+", self._end, tuple(values.shape)), self._release)
+        self._end += length
+        mapped.write(values)
+        return mapped
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
         try:
-            storage.folder.mkdir(parents=True, exist_ok=True)
-            self._file: Any = tempfile.TemporaryFile(dir=storage.folder)  # noqa: SIM115 (open as long as this is)
-            os.posix_fallocate(self._file.fileno(), 0, max(1, length))  # now, rather than a crash when it is written
+            yield
         except OSError as error:
             raise TrainingError(
-                f"{storage.folder}: no file of {length / 2**20:,.0f} MiB for AdamW's moments ({error.strerror}).\n"
+                f"{self._folder}: no room for AdamW's moments after {self._end / 2**20:,.0f} MiB ({error.strerror}).\n"
                 "  Free some space, choose another output_dir, or write offload_optim: false and "
                 "tensorwise_offload_optimizer: false."
             ) from None
-        self._end = 0
-
-    def next(self, shape: list[int]) -> _Mapped:
-        size = int(np.prod(shape))
-        mapped = np.memmap(self._file, self._dtype, "r+", self._end, tuple(shape))
-        self._end += self._padded(size)
-        return _Mapped(mapped, self._release)
-
-    def _padded(self, size: int) -> int:
-        """Bytes of a tensor up to the next page, so that each can give back its own."""
-        return -(-size * self._dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class _Mapped:
@@ -206,9 +194,6 @@ class _Mapped:
         values = paddle.to_tensor(np.asarray(self._values))  # uint16 becomes bfloat16
         self._done()
         return values
-
-    def stored(self) -> StoredTensor:
-        return StoredTensor("BF16" if self._values.dtype == np.uint16 else "F32", self._values.shape)
 
     def write(self, values: Tensor) -> None:
         self._values[...] = (values.astype("bfloat16") if self._values.dtype == np.uint16 else values).numpy()

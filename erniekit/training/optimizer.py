@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,8 @@ from paddle import Tensor
 from paddle.optimizer import AdamW
 
 from erniekit.errors import CheckpointError
-from erniekit.model.whole import Held, held
+from erniekit.model.storage.safetensors_file import StoredTensor
+from erniekit.model.whole import Held, stored_as
 from erniekit.training.ranks import SINGLE, Ranks
 
 # Paddle's names of what AdamW remembers about a parameter: two moments, and the powers of the betas, shape [1].
@@ -35,14 +35,46 @@ class OptimizerSettings:
     lora_plus_scale: float = 1.0
 
 
-def build_optimizer(parameters: Mapping[str, Tensor], settings: OptimizerSettings) -> AdamW:
+class StatefulAdamW(AdamW):
+    """Paddle's AdamW; what it remembers of a tensor is read and set by the tensor's name and a kind of state.
+
+    Paddle's `state_dict` is not used: its keys are counters of the process (`linear_0.w_0_moment1_0`), which mean
+    another parameter, or none, in the process that resumes.
+    """
+
+    def kinds(self, updated: Tensor) -> tuple[str, ...]:
+        """What it remembers of a tensor: `STATE_KINDS`, and `MASTER_WEIGHT` of one in 16 bits."""
+        return (*STATE_KINDS, MASTER_WEIGHT) if updated.element_size() == 2 else STATE_KINDS
+
+    def form(self, kind: str, parameter: StoredTensor) -> StoredTensor:
+        """Type and shape of what it remembers of a parameter: at least float32, powers of betas of shape [1]."""
+        shape = (1,) if kind.endswith("pow_acc") else parameter.shape
+        return StoredTensor("F64" if parameter.dtype == "F64" else "F32", shape)
+
+    def read(self, name: str, kind: str) -> Tensor:
+        """AdamW's own tensor, not a copy."""
+        master = self._master_weights.get(name)
+        if kind == MASTER_WEIGHT:
+            return master
+        return self._accumulators[kind][name if master is None else master.name]
+
+    def write(self, name: str, kind: str, values: np.ndarray) -> None:
+        """Set what `read` gives."""
+        self.read(name, kind).set_value(values)
+
+
+def build_optimizer(parameters: Mapping[str, Tensor], settings: OptimizerSettings) -> StatefulAdamW:
     """AdamW over the trainable ones of `parameters` (structured name -> parameter), with its state."""
     optimizer = stateless_optimizer(parameters, settings)
     create_state(optimizer, optimizer._parameter_list)
     return optimizer
 
 
-def stateless_optimizer(parameters: Mapping[str, Tensor], settings: OptimizerSettings) -> AdamW:
+def stateless_optimizer(
+    parameters: Mapping[str, Tensor],
+    settings: OptimizerSettings,
+    make: Callable[..., StatefulAdamW] = StatefulAdamW,
+) -> StatefulAdamW:
     """AdamW over the trainable ones of `parameters` (structured name -> parameter), before `create_state`.
 
     Matrices decay; norms and biases (tensors with one dimension) do not. With a layerwise bound below 1, the learning
@@ -57,7 +89,7 @@ def stateless_optimizer(parameters: Mapping[str, Tensor], settings: OptimizerSet
             multiplier *= settings.lora_plus_scale
         parameter.optimize_attr["learning_rate"] = multiplier
     decaying = {parameter.name for parameter in trainable.values() if parameter.ndim > 1}
-    return AdamW(
+    return make(
         learning_rate=0.0,
         beta1=settings.beta1,
         beta2=settings.beta2,
@@ -108,20 +140,10 @@ def layer_multiplier(depth: int, num_layers: int, bound: float) -> float:
     return bound + (1.0 - bound) * depth / (num_layers + 2)
 
 
-def optimizer_state(optimizer: AdamW, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What AdamW remembers, as `<parameter name>/<kind>` -> tensor. The tensors are AdamW's own, not copies.
-
-    Paddle's `state_dict` is not used: its keys are counters of the process (`linear_0.w_0_moment1_0`), which mean
-    another parameter, or none, in the process that resumes.
-    """
-    state: dict[str, Tensor] = {}
-    for name, parameter in trainable_parameters(parameters).items():
-        master = optimizer._master_weights.get(parameter.name)
-        of = parameter.name if master is None else master.name
-        state |= {f"{name}/{kind}": optimizer._accumulators[kind][of] for kind in STATE_KINDS}
-        if master is not None:
-            state[f"{name}/{MASTER_WEIGHT}"] = master
-    return state
+def optimizer_state(optimizer: StatefulAdamW, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What AdamW remembers, as `<parameter name>/<kind>` -> tensor."""
+    own = _all_of(optimizer, parameters).held
+    return {name: own.read(name) for name in own.tensors}
 
 
 class OwnState(NamedTuple):
@@ -133,9 +155,18 @@ class OwnState(NamedTuple):
 
 def held_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> Held:
     """What this rank's optimizer remembers; of one whose state is divided among ranks, the whole of it."""
-    if isinstance(optimizer, AdamW):
-        return held(optimizer_state(optimizer, parameters))
+    if isinstance(optimizer, StatefulAdamW):
+        return _all_of(optimizer, parameters).held
     return Held(optimizer.state_tensors(), optimizer.read_state)
+
+
+def is_master(name: str) -> bool:
+    """Whether a name of an optimizer's state is that of a master weight."""
+    return name.endswith(f"/{MASTER_WEIGHT}")
+
+
+def without_masters(state: Held) -> Held:
+    return Held({name: tensor for name, tensor in state.tensors.items() if not is_master(name)}, state.read)
 
 
 def load_optimizer_state(
@@ -158,25 +189,16 @@ def load_optimizer_state(
     """
     own = without_masters(held_state(optimizer, parameters))
     _check_names({name for held_names in ranks.exchange(list(own.tensors)) for name in held_names}, names)
-    write = partial(_set, own) if isinstance(optimizer, AdamW) else optimizer.write_state
+    one = isinstance(optimizer, StatefulAdamW)
+    write = _all_of(optimizer, parameters).write if one else optimizer.write_state
     for name, tensor in own.tensors.items():
         write(name, _of_shape(name, tensor.shape, ranks.own_part(name, read(name))))
-def is_master(name: str) -> bool:
-    """Whether a name of an optimizer's state is that of a master weight."""
-    return name.endswith(f"/{MASTER_WEIGHT}")
-
-
-def without_masters(state: Held) -> Held:
-    return Held({name: tensor for name, tensor in state.tensors.items() if not is_master(name)}, state.read)
-
-
 
 
 def own_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> OwnState:
     """What this rank's optimizer remembers, as it lies here: of one that is divided among ranks its part."""
-    if isinstance(optimizer, AdamW):
-        own = held(optimizer_state(optimizer, parameters))
-        return OwnState(own, partial(_set, own))
+    if isinstance(optimizer, StatefulAdamW):
+        return _all_of(optimizer, parameters)
     state: OwnState = optimizer.own_state()
     return state
 
@@ -189,8 +211,24 @@ def load_own_state(own: OwnState, names: Collection[str], read: Callable[[str], 
         own.write(name, _of_shape(name, tensor.shape, read(name)))
 
 
-def _set(own: Held, name: str, values: np.ndarray) -> None:
-    own.read(name).set_value(values)
+def _all_of(optimizer: StatefulAdamW, parameters: Mapping[str, Tensor]) -> OwnState:
+    """What an AdamW remembers that updates the parameters themselves; read and set one at a time."""
+    of = {
+        f"{name}/{kind}": (parameter, kind)
+        for name, parameter in trainable_parameters(parameters).items()
+        for kind in optimizer.kinds(parameter)
+    }
+
+    def read(key: str) -> Tensor:
+        parameter, kind = of[key]
+        return optimizer.read(parameter.name, kind)
+
+    def write(key: str, values: np.ndarray) -> None:
+        parameter, kind = of[key]
+        optimizer.write(parameter.name, kind, values)
+
+    tensors = {key: optimizer.form(kind, stored_as(parameter)) for key, (parameter, kind) in of.items()}
+    return OwnState(Held(tensors, read), write)
 
 
 def _check_names(expected: set[str], names: Collection[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +72,23 @@ def test_options_change_no_number(way: str) -> None:
 @pytest.mark.parametrize(("way", "kind"), [("stage1 split", "lora"), ("stage2", "moe"), ("stage3", "lora, recompute")])
 def test_some_kinds_of_training(way: str, kind: str) -> None:
     check(2, 2, **WAYS[way], **KINDS[kind])
+
+
+@pytest.mark.parametrize("way", ["stage1", pytest.param("stage3", marks=pytest.mark.slow)])
+def test_moments_in_files(way: str, tmp_path: Path) -> None:
+    check(2, 2, **WAYS[way], moments={"folder": str(tmp_path)})
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("way", ["stage1 split", "stage2", "stage1 fused"])
+def test_moments_in_files_of_every_stage(way: str, tmp_path: Path) -> None:
+    check(2, 2, **{**WAYS, **MORE_WAYS}[way], **KINDS["lora"], moments={"folder": str(tmp_path)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["stage1", "stage3"])
+def test_moments_in_bfloat16_go_on_from_what_was_saved(way: str) -> None:
+    assert run_ranks(sharding.resume, 2, **WAYS[way], degree=2, moments={"bfloat16": True}) == [True, True]
 
 
 @pytest.mark.exhaustive

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +89,7 @@ def train(way: str, options: argparse.Namespace) -> dict[str, float]:
     from erniekit.model.weights import named_weights
     from erniekit.training.gradients import clip_by_norm, global_norm
     from erniekit.training.moments import MomentStorage, StoredMomentsAdamW
-    from erniekit.training.optimizer import OptimizerSettings, build_optimizer, stateless_optimizer
+    from erniekit.training.optimizer import OptimizerSettings, build_optimizer, create_state, stateless_optimizer
 
     builder.keep_freed_memory = lambda: False  # so that what is freed leaves the process
     decoder = builder.build_model(ModelConfig(num_hidden_layers=options.layers, **SHAPES), None)
@@ -104,7 +105,9 @@ def train(way: str, options: argparse.Namespace) -> dict[str, float]:
         optimizer = build_optimizer(parameters, OptimizerSettings())
     else:
         storage = MomentStorage(kept[0], Path(folder.name) if kept[1] else None, kept[2])
-        optimizer = StoredMomentsAdamW(stateless_optimizer(parameters, OptimizerSettings()), parameters, storage)
+        make = partial(StoredMomentsAdamW, storage)
+        optimizer = stateless_optimizer(parameters, OptimizerSettings(), make)
+        create_state(optimizer, optimizer._parameter_list)
     rng = np.random.default_rng(0)
     ends = np.minimum(np.cumsum(np.maximum(8, rng.lognormal(np.log(tokens / 6), 0.8, tokens)).astype(int)), tokens)
     lengths = np.diff(np.unique([0, *ends]))

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 from paddle import Tensor
 from paddle.distributed.communication.group import Group
-from paddle.optimizer import AdamW
 
 from erniekit.model.storage.safetensors_file import StoredTensor
-from erniekit.model.whole import held, stored_as
+from erniekit.model.whole import Held, paddle_type, stored_as
 from erniekit.parallel.sharding.shares import Share, own_part, same_everywhere, together
 from erniekit.parallel.sharding.stage import Stage
-from erniekit.training.optimizer import STATE_KINDS, OwnState, create_state, trainable_parameters
+from erniekit.training.optimizer import OwnState, StatefulAdamW, create_state, trainable_parameters
 
 
 class DividedOptimizer:
@@ -24,7 +23,7 @@ class DividedOptimizer:
         group: the sharding group.
     """
 
-    def __init__(self, adamw: AdamW, stage: Stage, parameters: Mapping[str, Tensor], group: Group) -> None:
+    def __init__(self, adamw: StatefulAdamW, stage: Stage, parameters: Mapping[str, Tensor], group: Group) -> None:
         self._adamw, self._stage, self._group = adamw, stage, group
         self._parameters = trainable_parameters(parameters)
         updated = [stage.share(parameter).tensor for parameter in self._parameters.values()]
@@ -42,35 +41,45 @@ class DividedOptimizer:
     def state_tensors(self) -> dict[str, StoredTensor]:
         """Type and shape of everything that AdamW remembers, by `<parameter>/<kind>`, as if nothing were divided."""
         return {
-            f"{name}/{kind}": _of_state(kind, stored_as(parameter))
+            f"{name}/{kind}": self._adamw.form(kind, stored_as(parameter))
             for name, parameter in self._parameters.items()
-            for kind in STATE_KINDS
+            for kind in self._adamw.kinds(parameter)
         }
 
     def read_state(self, name: str) -> Tensor:
         """One of `state_tensors`, on every rank of the group; all of them call this, in the same order."""
-        share, kind, held = self._held(name)
-        if kind.endswith("pow_acc"):
-            return same_everywhere(share, held, self._group)
-        return together(share, held, self._group)
+        share, kind = self._share(name)
+        held = None if share.tensor is None else self._adamw.read(share.name, kind)
+        whole = self._adamw.form(kind, stored_as(self._parameters[name.rpartition("/")[0]]))
+        bring = same_everywhere if kind.endswith("pow_acc") else together
+        return bring(share, held, self._group, paddle_type(whole.dtype))
 
     def write_state(self, name: str, value: np.ndarray) -> None:
         """Set one of `state_tensors`; each rank takes its part of the value."""
-        share, kind, held = self._held(name)
-        if held is not None:
-            held.set_value(value if kind.endswith("pow_acc") else own_part(share, value, self._group.rank))
+        share, kind = self._share(name)
+        if share.tensor is not None:
+            part = value if kind.endswith("pow_acc") else own_part(share, value, self._group.rank)
+            self._adamw.write(share.name, kind, part)
 
     def own_state(self) -> OwnState:
         """What lies on this rank, by the same names, as fleet has divided it."""
-        own = {name: self._held(name)[2] for name in self.state_tensors()}
-        tensors = {name: tensor for name, tensor in own.items() if tensor is not None}
-        return OwnState(held(tensors), lambda name, value: tensors[name].set_value(value))
+        own = {name: self._share(name) for name in self.state_tensors()}
+        tensors = {
+            name: self._adamw.form(kind, stored_as(share.tensor))
+            for name, (share, kind) in own.items()
+            if share.tensor is not None
+        }
 
-    def _held(self, name: str) -> tuple[Share, str, Tensor | None]:
+        def read(name: str) -> Tensor:
+            share, kind = own[name]
+            return self._adamw.read(share.name, kind)
+
+        def write(name: str, values: np.ndarray) -> None:
+            share, kind = own[name]
+            self._adamw.write(share.name, kind, values)
+
+        return OwnState(Held(tensors, read), write)
+
+    def _share(self, name: str) -> tuple[Share, str]:
         parameter, _, kind = name.rpartition("/")
-        share = self._stage.share(self._parameters[parameter])
-        return share, kind, None if share.tensor is None else self._adamw._accumulators[kind][share.name]
-
-
-def _of_state(kind: str, parameter: StoredTensor) -> StoredTensor:
-    return StoredTensor(parameter.dtype, (1,) if kind.endswith("pow_acc") else parameter.shape)
+        return self._stage.share(self._parameters[parameter]), kind

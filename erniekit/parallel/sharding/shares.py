@@ -18,7 +18,7 @@ class Share:
 
     Attributes:
         shape: of the whole parameter.
-        dtype: of its values, and of what AdamW remembers of them.
+        dtype: of its values.
         runs: (start, stop) for each member of the group, start == stop where it has nothing. All have the whole run
             where the parameter is not divided.
         tensor: what this rank's AdamW updates: its run, perhaps with padding after it; None where it has nothing.
@@ -54,13 +54,14 @@ def summed(updated: Iterable[Tensor], ranks: int) -> list[Tensor]:
     return updated
 
 
-def together(share: Share, part: Tensor | None, group: Group) -> Tensor:
+def together(share: Share, part: Tensor | None, group: Group, dtype: paddle.dtype) -> Tensor:
     """The whole of something that is divided as a parameter is, in the parameter's shape, on every member.
 
     All members of the group call this, in the same order.
 
     Args:
         part: this rank's values, which lie as `share.tensor` does; None where it has nothing.
+        dtype: of the values.
     """
     if not share.divided:
         assert part is not None
@@ -69,16 +70,16 @@ def together(share: Share, part: Tensor | None, group: Group) -> Tensor:
     for member, (start, stop) in enumerate(share.runs):
         if start < stop:
             mine = member == group.rank
-            piece = part.flatten()[: stop - start] if mine else paddle.empty([stop - start], share.dtype)  # type: ignore[union-attr]
+            piece = part.flatten()[: stop - start] if mine else paddle.empty([stop - start], dtype)  # type: ignore[union-attr]
             dist.broadcast(piece, src=group.ranks[member], group=group)
             pieces.append(piece)
     return paddle.concat(pieces).reshape(share.shape)
 
 
-def same_everywhere(share: Share, value: Tensor | None, group: Group) -> Tensor:
+def same_everywhere(share: Share, value: Tensor | None, group: Group, dtype: paddle.dtype) -> Tensor:
     """What each member that has a part of the parameter holds alike (a power of beta), on those that have none, too."""
     holder = next(member for member, (start, stop) in enumerate(share.runs) if start < stop)
-    value = paddle.empty([1], share.dtype) if value is None else value.clone()
+    value = paddle.empty([1], dtype) if value is None else value.clone()
     dist.broadcast(value, src=group.ranks[holder], group=group)
     return value
 

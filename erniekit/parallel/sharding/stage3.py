@@ -89,7 +89,7 @@ class DividedParameters:
         Not fleet's `get_all_parameters`, which leaves all of them gathered.
         """
         share = self.share(parameter)
-        return together(share, share.tensor, self._group)
+        return together(share, share.tensor, self._group, share.dtype)
 
     def part(self, weight: Tensor) -> Tensor:
         own = self.share(weight).tensor

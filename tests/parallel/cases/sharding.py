@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,21 @@ from erniekit.model.moe.balance import BalanceSettings
 from erniekit.model.moe.dispatch import AllHere, ExpertRanks
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
+from erniekit.model.whole import values_of
 from erniekit.parallel.mesh import ALONE, BATCH_AXES, Mesh
 from erniekit.parallel.ranks import LayoutRanks
 from erniekit.parallel.sharding import DividedOptimizer, Stage, divide
 from erniekit.parallel.start import start_ranks
 from erniekit.parallel.topology import Topology
+from erniekit.training.moments import MomentStorage, StoredMomentsAdamW
 from erniekit.training.objectives import supervised
-from erniekit.training.optimizer import OptimizerSettings, build_optimizer, optimizer_state, stateless_optimizer
+from erniekit.training.optimizer import (
+    OptimizerSettings,
+    StatefulAdamW,
+    build_optimizer,
+    optimizer_state,
+    stateless_optimizer,
+)
 from erniekit.training.passes import MicroLoss, figures_of
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.reference import measuring
@@ -93,7 +103,7 @@ class Run:
         """What AdamW remembers, whole on every rank."""
         if self.stage is None:
             return {name: value.numpy() for name, value in optimizer_state(self.optimizer, self.parameters).items()}
-        return {name: self.optimizer.read_state(name).numpy() for name in self.optimizer.state_tensors()}
+        return {name: values_of(self.optimizer.read_state(name)) for name in self.optimizer.state_tensors()}
 
 
 def model(mesh: Mesh, lora: str = "", recompute: str = "", **changes: Any) -> Decoder:
@@ -120,10 +130,21 @@ def alone(**kind: Any) -> Run:
     return Run(decoder, parameters, build_optimizer(parameters, SETTINGS), SINGLE, ALONE)
 
 
-def sharded(mesh: Mesh, sharding: str, options: Mapping[str, bool], decoder: Decoder | None = None, **kind: Any) -> Run:
+def sharded(
+    mesh: Mesh,
+    sharding: str,
+    options: Mapping[str, bool],
+    decoder: Decoder | None = None,
+    moments: Mapping[str, Any] | None = None,
+    **kind: Any,
+) -> Run:
     decoder = decoder or model(mesh, **kind)
     parameters = trained_weights(decoder)
-    adamw, group = stateless_optimizer(parameters, SETTINGS), mesh.group("sharding")
+    make: Any = StatefulAdamW
+    if moments is not None:
+        folder = Path(moments["folder"]) if "folder" in moments else None
+        make = partial(StoredMomentsAdamW, MomentStorage(moments.get("bfloat16", False), folder, release=True))
+    adamw, group = stateless_optimizer(parameters, SETTINGS, make), mesh.group("sharding")
     stage = divide(sharding, adamw, decoder, parameters, group, **options)
     optimizer = DividedOptimizer(adamw, stage, parameters, group)
     return Run(
@@ -137,11 +158,13 @@ def sharded(mesh: Mesh, sharding: str, options: Mapping[str, bool], decoder: Dec
     )
 
 
-def compare(degree: int, sharding: str, options: Mapping[str, bool], **kind: Any) -> dict[str, float]:
+def compare(
+    degree: int, sharding: str, options: Mapping[str, bool], moments: Mapping[str, Any] | None = None, **kind: Any
+) -> dict[str, float]:
     """The largest differences from one process: of losses and norms over five steps, of the gradients of the first step
     (clipped, from the first moments), of state and weights after the last, each relative to the tensor's largest."""
     mesh = _start(degree)
-    single, run = alone(**kind), sharded(mesh, sharding, options, **kind)
+    single, run = alone(**kind), sharded(mesh, sharding, options, moments=moments, **kind)
     expected, figures = single.steps(0, 1), run.steps(0, 1)
     gradient = _largest(_first_moments(run), _first_moments(single))
     expected += single.steps(1, STEPS)
@@ -157,10 +180,12 @@ def compare(degree: int, sharding: str, options: Mapping[str, bool], **kind: Any
     }
 
 
-def resume(degree: int, sharding: str, options: Mapping[str, bool], **kind: Any) -> bool:
+def resume(
+    degree: int, sharding: str, options: Mapping[str, bool], moments: Mapping[str, Any] | None = None, **kind: Any
+) -> bool:
     """Whether a run that goes on from what another one has saved, whole, ends with the same bits."""
     mesh = _start(degree)
-    run = sharded(mesh, sharding, options, **kind)
+    run = sharded(mesh, sharding, options, moments=moments, **kind)
     run.steps(0, 3)
     with measuring(run.model):
         run.ranks.measure(run.model, figures_of(supervised().loss), [batch(9, mesh.reader)])  # an evaluation in between
@@ -169,7 +194,7 @@ def resume(degree: int, sharding: str, options: Mapping[str, bool], **kind: Any)
     decoder = model(mesh, **kind)
     for name, parameter in {**named_weights(decoder), **trained_weights(decoder)}.items():
         parameter.set_value(weights[name])
-    later = sharded(mesh, sharding, options, decoder)
+    later = sharded(mesh, sharding, options, decoder, moments)
     for name, values in state.items():
         later.optimizer.write_state(name, values)
     assert all(np.array_equal(values, state[name]) for name, values in later.state().items())
