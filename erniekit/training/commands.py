@@ -7,7 +7,8 @@
     lr 1e-4       use this learning rate from the next step on, whatever the schedule says
     lr schedule   go back to the schedule
 
-The file is read and removed between two steps. The first rank of a run reads; all ranks obey at the same step.
+The file is read and removed between two steps. Who still had it open may write on until the next look, and a line
+without an end waits that long for the rest of it. The first rank of a run reads; all ranks obey at the same step.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import os
 import select
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from erniekit.training.checkpoint import TrainerState
 
 WORDS = ("save", "quit", "eval", "status", "lr")
 CONTROL_FILE = "control"
+_MOST = 4096  # bytes of a file that are read at once; nobody has so much to say
 
 
 class Command(NamedTuple):
@@ -48,11 +50,12 @@ def parse(line: str) -> Command:
         except ValueError:
             value = math.nan
         if not 0 <= value < math.inf:
-            raise ValueError(f"lr {rest[0]}: write a learning rate, such as `lr 1e-4`, or `lr schedule`")
+            raise ValueError(f"lr {rest[0][:80]}: write a learning rate, such as `lr 1e-4`, or `lr schedule`")
         return Command("lr", value)
     if word in WORDS and word != "lr" and not rest:
         return Command(word)
-    raise ValueError(f"{line.strip()!r} is no command; there are save, quit, eval, status, lr 1e-4 and lr schedule")
+    shown = line.strip() if len(line) <= 80 else f"{line.strip()[:80]} ..."
+    raise ValueError(f"{shown!r} is no command; there are save, quit, eval, status, lr 1e-4 and lr schedule")
 
 
 class Commands:
@@ -65,6 +68,8 @@ class Commands:
 
     def __init__(self, folder: Path | None, terminal: int | None = None) -> None:
         self._file = None if folder is None else folder / CONTROL_FILE
+        self._taken: IO[bytes] | None = None  # the last file, which its writer may still have open
+        self._begun = b""  # of its last line
         self._terminal, self._typed = terminal, b""
 
     @classmethod
@@ -72,7 +77,8 @@ class Commands:
         """Those of a run in this folder, and at the terminal that it has, if any. What was written to the file before
         the run began is for another one, and is forgotten."""
         commands = cls(folder, _own_terminal())
-        commands._written()
+        commands._take()
+        commands._close()
         return commands
 
     @classmethod
@@ -85,22 +91,55 @@ class Commands:
         return [line for line in (*self._typed_lines(), *self._written()) if line.strip()]
 
     def _written(self) -> list[str]:
+        """Lines of the last file, as far as they were not read before, and whole ones of a new file."""
+        late = self._begun + self._read()
+        self._close()
+        *whole, self._begun = self._take().split(b"\n")
+        lines = [*late.split(b"\n"), *whole]
+        return [line.decode("utf-8-sig", errors="replace") for line in lines]
+
+    def _take(self) -> bytes:
+        """What a new file holds, which no longer lies in the folder then."""
         if self._file is None:
-            return []
+            return b""
+        taken = self._file.with_name(f"{CONTROL_FILE}.taken")
         try:
             if not self._file.stat().st_size:
-                return []  # made, and not yet written
-            taken = self._file.with_name(f"{CONTROL_FILE}.taken")
-            self._file.rename(taken)  # what is written from now on is another file
-            text = taken.read_text(encoding="utf-8", errors="replace")
-            taken.unlink()
+                return b""  # made, and not yet written
+            self._file.rename(taken)  # what is written to the folder from now on is another file
+            try:
+                self._taken = taken.open("rb")
+            finally:
+                taken.unlink()
         except OSError:  # not there, or not readable to us
-            return []
-        return text.splitlines()
+            return b""
+        return self._read()
+
+    def _read(self) -> bytes:
+        """What the file that was taken holds beyond what was read."""
+        if self._taken is None:
+            return b""
+        size = os.fstat(self._taken.fileno()).st_size
+        if size < self._taken.tell():
+            self._taken.seek(0)  # its writer began anew
+        more = size - self._taken.tell() - _MOST
+        read = self._taken.read(_MOST)
+        if more <= 0:
+            return read
+        self._taken.seek(size)
+        return read[: read.rfind(b"\n") + 1] + f"(and {more:,} bytes that were not read)\n".encode()
+
+    def _close(self) -> None:
+        if self._taken is not None:
+            self._taken.close()
+        self._taken, self._begun = None, b""
 
     def _typed_lines(self) -> list[str]:
         while self._terminal is not None and _is_ours(self._terminal) and select.select([self._terminal], [], [], 0)[0]:
-            read = os.read(self._terminal, 4096)
+            try:
+                read = os.read(self._terminal, 4096)
+            except OSError:  # of a terminal that hung up
+                read = b""
             if not read:
                 self._terminal = None  # closed
             self._typed += read

@@ -70,8 +70,95 @@ def test_the_file_is_read_once_and_removed(tmp_path: Path) -> None:
     assert commands.lines() == [] and not list(tmp_path.iterdir())
 
 
+def test_a_writer_that_still_has_the_file_open_is_heard(tmp_path: Path) -> None:
+    commands = Commands(tmp_path)
+    with (tmp_path / CONTROL_FILE).open("w") as slow:
+        slow.write("save\nlr 1")
+        slow.flush()
+        assert commands.lines() == ["save"] and not list(tmp_path.iterdir())
+        slow.write("e-4\nstatus\n")
+        slow.flush()
+        (tmp_path / CONTROL_FILE).write_text("quit\n")
+        assert commands.lines() == ["lr 1e-4", "status", "quit"]
+        assert commands.lines() == []
+
+
+def test_a_writer_that_begins_anew_while_the_file_is_taken_is_heard(tmp_path: Path) -> None:
+    commands = Commands(tmp_path)
+    (tmp_path / CONTROL_FILE).write_text("status\nstatus\n")
+    with (tmp_path / CONTROL_FILE).open("r+") as shell:
+        assert commands.lines() == ["status", "status"]
+        shell.truncate(0)
+        shell.write("quit\n")
+        shell.flush()
+        assert commands.lines() == ["quit"]
+
+
+def test_a_line_without_an_end_is_obeyed_at_the_next_look(tmp_path: Path) -> None:
+    commands = Commands(tmp_path)
+    (tmp_path / CONTROL_FILE).write_text("save\nquit")
+    assert commands.lines() == ["save"]
+    assert commands.lines() == ["quit"]
+    assert commands.lines() == []
+
+
+def test_a_huge_file_is_read_in_part_and_that_is_told(tmp_path: Path) -> None:
+    (tmp_path / CONTROL_FILE).write_bytes(b"save\n" + b"status\n" * 10**6)
+    with (tmp_path / CONTROL_FILE).open("ab") as file:
+        file.truncate(10**9)  # a hole
+    commands = Commands(tmp_path)
+    lines = commands.lines()
+    assert lines[0] == "save" and set(lines[1:-1]) == {"status"} and len(lines) < 700
+    assert lines[-1] == "(and 999,995,904 bytes that were not read)"
+    assert commands.lines() == []
+
+
+def test_bytes_that_are_no_text_and_long_lines_are_answered_briefly(tmp_path: Path) -> None:
+    (tmp_path / CONTROL_FILE).write_bytes(b"\xef\xbb\xbfsave\r\n\xff\xfe\x00\n" + b"x" * 1000 + b"\n")
+    first, second, third = Commands(tmp_path).lines()
+    assert parse(first) == Command("save")  # Windows writes a mark before it
+    for line in (second, third, "lr " + "9" * 1000):
+        with pytest.raises(ValueError) as caught:
+            parse(line)
+        assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to nothing", "closed to us"])
+def test_what_cannot_be_read_ends_no_run(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / CONTROL_FILE
+    if kind == "folder":
+        (file / "inner").mkdir(parents=True)
+    elif kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "link to nothing":
+        file.symlink_to(tmp_path / "nothing")
+    else:
+        file.write_text("quit\n")
+        file.chmod(0)
+    lines = Commands(tmp_path).lines()
+    assert lines == ([] if kind != "closed to us" or os.geteuid() else ["quit"])
+
+
+def test_a_terminal_that_hung_up_is_read_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"save\n")
+    calls = []
+
+    def hung_up(descriptor: int, size: int) -> bytes:
+        calls.append(descriptor)
+        raise OSError(5, "Input/output error")
+
+    commands = Commands(None, reading)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "read", hung_up)
+        assert commands.lines() == [] and commands.lines() == []
+    assert calls == [reading]
+    os.close(reading)
+    os.close(writing)
+
+
 def test_what_was_written_before_a_run_is_not_for_it(tmp_path: Path) -> None:
-    (tmp_path / CONTROL_FILE).write_text("quit\n")
+    (tmp_path / CONTROL_FILE).write_text("quit\nquit")
     assert Commands.of_run(tmp_path).lines() == []
     assert not (tmp_path / CONTROL_FILE).exists()
 
