@@ -26,7 +26,8 @@ from erniekit.model.builder import build_model
 from erniekit.model.configuration import CONFIG_FILE, ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.device import use_device
-from erniekit.model.quantization.fp8 import write_averages
+from erniekit.model.quantization.fp8 import read_averages, write_averages
+from erniekit.model.quantization.settings import Fp8
 from erniekit.model.storage.packed_tensors import CONFIG_KEY
 from erniekit.parameters import Config
 from erniekit.runners.hub_upload import check_upload, upload
@@ -118,14 +119,19 @@ def export_model(
         upload(target, repository, say)
 
 
-def open_trained_decoder(model: TrainedModel, model_config: ModelConfig) -> Decoder:
+def open_trained_decoder(model: TrainedModel, model_config: ModelConfig, through: Fp8 | None = None) -> Decoder:
     """The trained model in memory, with its adapters beside the weights.
+
+    Args:
+        through: the 8-bit floats through which it computes; None: as it is, and beside packed weights as they were.
 
     Raises:
         ModelFileError: the adapters belong to another base.
     """
     base = base_of_adapters(model.parameters) if model.is_adapter else None
-    decoder = build_model(model_config, model.model_folder, quantization=base)
+    decoder = build_model(model_config, model.model_folder, quantization=through or base)
+    if through is not None:
+        decoder.activation_scales.restore(read_averages(model.folder))
     if model.is_adapter and not load_adapters(decoder, model.folder):
         raise ModelFileError(
             f"{model.folder}: these adapters were trained beside other weights than those in {model.model_folder}.\n"
@@ -149,7 +155,8 @@ def _write_hugging_face(
     say(f"dtype: {usual}, {reason}")
     if form is not None:
         say(f"linear weights: {form}")
-    measure = _measure_beside(model, weights.config, tokenizer)
+    through = form.products() if isinstance(form, EightBitFloats) else None
+    measure = _measure_beside(model, weights.config, tokenizer, through)
     written = write_weights(folder, weights, types, int(config.checkpoint.max_shard_size * 10**9), form)
     size = sum(path.stat().st_size for path in written)
     say(f"weights: {len(weights.shapes):,} tensors, {size / 1e9:.3g} GB, files: {len(written)}")
@@ -168,8 +175,13 @@ def _write_hugging_face(
     }
 
 
-def _measure_beside(model: TrainedModel, model_config: ModelConfig, tokenizer: Tokenizer) -> Callable[[Path], str]:
+def _measure_beside(
+    model: TrainedModel, model_config: ModelConfig, tokenizer: Tokenizer, through: Fp8 | None
+) -> Callable[[Path], str]:
     """Compute the trained model's logits; the result says how far those of an exported folder are from them.
+
+    Args:
+        through: the 8-bit floats through which both compute, with the scales that training has measured.
 
     Raises:
         ModelFileError: the adapters belong to another base.
@@ -178,11 +190,11 @@ def _measure_beside(model: TrainedModel, model_config: ModelConfig, tokenizer: T
         size = 4e-9 * model_config.parameter_count()
         return lambda folder: f"not measured: {size:.3g} GB of float32 weights do not fit into memory"
     prompts = [encode(tokenizer, text) for text in PROMPTS]
-    expected = _expected_logits(open_trained_decoder(model, model_config), prompts, model)
+    expected = _expected_logits(open_trained_decoder(model, model_config, through), prompts, model)
 
     def measure(folder: Path) -> str:
-        exported = build_model(ModelConfig.from_folder(folder), folder)
-        return str(compare(expected, prompt_logits(exported, prompts)))
+        exported = build_model(ModelConfig.from_folder(folder), folder, quantization=through)
+        return str(compare(expected, prompt_logits(exported, prompts))) + ", both through 8-bit floats" * bool(through)
 
     return measure
 

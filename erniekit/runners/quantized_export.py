@@ -14,7 +14,7 @@ from erniekit.model.adapters.settings import linear_shapes
 from erniekit.model.quantization.codes import quantize
 from erniekit.model.quantization.float8 import LARGEST, encode, largest_of, rotate
 from erniekit.model.quantization.fp8 import AVERAGES_FILE, FORWARD, Average, read_averages
-from erniekit.model.quantization.settings import WeightOnly
+from erniekit.model.quantization.settings import Fp8, WeightOnly
 from erniekit.model.storage import float8_tensors, packed_tensors
 from erniekit.model.storage.safetensors_file import StoredTensor
 from erniekit.parameters import Config
@@ -93,6 +93,10 @@ class EightBitFloats:
 
     def config(self, weights: Mapping[str, Shape]) -> dict[str, Any]:
         return float8_tensors.quantization_config(list(weights), self.block)
+
+    def products(self) -> Fp8:
+        """How a model computes with these weights and scales."""
+        return Fp8(hadamard_block=self.block)
 
     def __str__(self) -> str:
         return "e4m3" + (f", rotated in blocks of {self.block}" if self.block else "")
