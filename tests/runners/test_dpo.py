@@ -85,6 +85,7 @@ def test_continued_adapters_are_compared_with_themselves(prefer: Train, tmp_path
     assert run.losses[0] == pytest.approx(np.log(2), rel=1e-5)
 
 
+FP8 = {"weight_quantize_algo": "fp8_linear", "hadamard_block_size": 16, "apply_online_actscale_step": 2}
 RESUMED = {
     "precomputed": {},
     "copy": {"reference_model": "copy"},
@@ -93,6 +94,9 @@ RESUMED = {
     "updated adapters": {"lora": True, "lora_rank": 4, "ref_model_update_steps": 2},
     "PiSSA": {"lora": True, "lora_rank": 4, "lora_init": "pissa"},
     "kto_pair": {"loss_type": "kto_pair", "hidden_dropout_prob": 0.1},
+    "FP8 updated copy": {**FP8, "ref_model_update_steps": 2},
+    "FP8 adapters": {**FP8, "lora": True, "lora_rank": 4},
+    "nf4": {"weight_quantize_algo": "nf4", "lora": True, "lora_rank": 4},
 }
 
 
