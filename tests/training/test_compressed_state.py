@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from erniekit.model.storage.safetensors_file import SafetensorsFile, StoredTenso
 from erniekit.model.whole import Held, OwnTensors, held
 from erniekit.training import tensor_files
 from erniekit.training.checkpoint import TrainerState, load_optimizer, save_checkpoint
-from erniekit.training.compressed_state import CompressedState
-from erniekit.training.moment_codes import FORMATS, O1, O2, MomentFormat
+from erniekit.training.compressed_state import CompressedState, decompressed
+from erniekit.training.moment_codes import FORMATS, O1, O2, MomentFormat, RootCodes, decode_second
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer, optimizer_state
 
 from .fakes import FakeModel, identity
@@ -124,6 +125,49 @@ def test_one_moment_at_a_time_is_read(form: MomentFormat) -> None:
         assert all((state.read(name) is not None) == gives for name in state.names)
         orders.append(read)
     assert orders[0] == orders[1] == ["a/moment2", "a/moment1", "b/moment2", "b/moment1"]
+
+
+class Made:
+    """`WholeTensors` that exist only while they are read."""
+
+    def __init__(self, parameters: int, shape: tuple[int, int]) -> None:
+        self.names = [f"{number}/{kind}" for number in range(parameters) for kind in ("moment1", "moment2")]
+        self._shape = shape
+
+    def stored(self, name: str) -> StoredTensor:
+        return StoredTensor("F32", self._shape)
+
+    def read(self, name: str) -> np.ndarray:
+        return np.random.default_rng(len(name)).random(self._shape, np.float32)
+
+
+@BOTH
+def test_memory_holds_one_moment_beside_the_codes_of_the_other(tmp_path: Path, form: MomentFormat) -> None:
+    size = 4 * 1024 * 2048
+    tracemalloc.start()
+    try:
+        state = CompressedState(Made(2, (1024, 2048)), form)
+        tensor_files.write_tensors(tmp_path, "optimizer", state, state.metadata)
+        written = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        files = decompressed(tensor_files.open_tensors(tmp_path, "optimizer"), tmp_path)
+        for name in files.names:
+            files.read(name)
+        read = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # a moment, its codes and those of the other; what is worked on at once takes 3 MB
+    assert written < size + 2 * form.code_bytes(size // 4) + 6e6
+    assert read < size + 2 * form.code_bytes(size // 4) + 6e6
+
+
+def test_moments_in_bfloat16_are_compressed_as_well() -> None:
+    values = {f"w/{kind}": paddle.rand([16, 128]).astype("bfloat16") for kind in ("moment1", "moment2")}
+    state = CompressedState(OwnTensors(held(values)), O1)
+    assert not set(state.names) & set(values)
+    roots = RootCodes(*(state.read(f"w/moment2_{part}") for part in ("codes", "low", "high")))
+    back = decode_second(roots, (16, 128), O1)
+    np.testing.assert_allclose(back, values["w/moment2"].astype("float32").numpy(), rtol=0.1)
 
 
 def test_a_share_of_a_matrix_is_no_norm() -> None:
