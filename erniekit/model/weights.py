@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import paddle
 
-from erniekit.model.configuration import CONFIG_FILE
+from erniekit.model.configuration import CONFIG_FILE, ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import Linear
 from erniekit.model.placement import placement
@@ -83,6 +83,21 @@ def load_weights(decoder: Decoder, source: Path | str | StoredWeights) -> str:
     for name, weight in packed_weights(decoder).items():
         weight.fill(name, stored.read(name), decoder.tensor)
     return str(stored.layout)
+
+
+def weight_reader(config: ModelConfig, folder: Path | str) -> Callable[[str], np.ndarray]:
+    """Open a folder's weights: by Hugging Face name, each whole, float32 and in the decoder's layout.
+
+    Raises:
+        ModelFileError: as `load_weights`.
+    """
+    stored = open_weights(config, folder)
+
+    def read(name: str) -> np.ndarray:
+        values = stored.read(name)
+        return np.ascontiguousarray(values.T if is_transposed(name) else values, np.float32)
+
+    return read
 
 
 def _own_blocks(

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from erniekit.parameters.checkpoint_words import RULES, UNIFIED_WORDS
 from erniekit.parameters.declaration import parameter, rule, section, when
 from erniekit.parameters.draft import Draft
 from erniekit.parameters.values import PATH_OR_BOOLEAN, WORDS
-
-UNIFIED_WORDS = (
-    "async_save",
-    "ignore_merge_optimizer",
-    "master_weight_compatible",
-    "remove_master_weight",
-    "skip_save_model_weight",
-    "enable_all_options",
-)
 
 
 @dataclass(frozen=True)
@@ -68,15 +60,17 @@ class CheckpointParameters:
     )
     unified_checkpoint_config: tuple[str, ...] = parameter(
         (),
-        "Options of saving: writing while training goes on (`async_save`), optimizer states left in one file per "
-        "rank (`ignore_merge_optimizer`), without master weights (`remove_master_weight`), or without the model "
-        "where master weights hold the same (`skip_save_model_weight`).",
+        "Options of saving. `async_save`: training waits only until the values are in shared memory, and another "
+        "process writes them; a second save waits for the first. `ignore_merge_optimizer`: every rank writes the "
+        "optimizer states that it has. The others are of runs whose weights have 16 bits (`fp16_opt_level: O2`) and "
+        "whose optimizer keeps float32 copies of them, the master weights. `remove_master_weight` leaves those out, "
+        "and a resumed run makes them from the weights, which is not bit-exact. `skip_save_model_weight` saves them in "
+        "the place of the weights, which are theirs rounded: nothing is stored twice, and nothing is lost. "
+        "`master_weight_compatible` resumes from a checkpoint without them, or with some that the run does not need. "
+        "`enable_all_options` stands for `async_save`, `skip_save_model_weight` and `master_weight_compatible`.",
         kind=WORDS,
         choices=UNIFIED_WORDS,
-        available=("ignore_merge_optimizer",),
-        coming="this option of unified checkpoints",
-        needs=when("unified_checkpoint"),
-        example="ignore_merge_optimizer",
+        example="async_save",
     )
     ckpt_quant_stage: str = parameter(
         "O0",
@@ -150,5 +144,5 @@ SECTION = section(
     key="checkpoint",
     title="1.6 Checkpoints",
     verbs=("train",),
-    rules=(resume_or_initialise, checkpoint_weights_or_random, resumed_run_writes_no_checkpoint),
+    rules=(resume_or_initialise, checkpoint_weights_or_random, resumed_run_writes_no_checkpoint, *RULES),
 )

@@ -18,7 +18,7 @@ from erniekit.model.adapters.lora import base_fingerprint, held_adapters, save_a
 from erniekit.model.decoder import Decoder
 from erniekit.model.quantization.fp8 import write_averages
 from erniekit.model.weights import GENERATION_CONFIG_FILE, named_weights, save_companions, save_model_folder
-from erniekit.model.whole import held
+from erniekit.model.whole import Held, held
 from erniekit.parallel.mesh import Mesh
 from erniekit.parameters import Config
 from erniekit.parameters.schema import PARAMETERS
@@ -30,6 +30,7 @@ from erniekit.runners.adapters import (
     refuse_other_adapters,
     resolved_parameters,
 )
+from erniekit.runners.checkpoints import masters_of_checkpoints
 from erniekit.runners.checks import what_divides_no_experts
 from erniekit.runners.data_wiring import (
     count_steps,
@@ -57,6 +58,7 @@ from erniekit.runners.wiring import (
 from erniekit.training.callbacks.defaults import default_callbacks
 from erniekit.training.commands import NO_COMMANDS, Commands
 from erniekit.training.loop import Trainer, TrainResult
+from erniekit.training.master_weights import in_place_of_weights
 from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import describe_decay
 from erniekit.training.output_folder import Start, open_output_folder
@@ -133,6 +135,14 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
         if in_parts:
             refuse_other_layout(in_parts, ranks)
             parts.load_model(own_part_of(in_parts, ranks))
+        masters = masters_of_checkpoints(config, model_config, resumes_parts=in_parts is not None)
+
+        def write_model(folder: Path | None, weights: Held | None = None) -> None:
+            _write_model(model, folder, tokenizer.files, generation, config, ranks, weights)
+
+        def write_masters(folder: Path | None) -> None:
+            write_model(folder, in_place_of_weights(held(named_weights(model)), optimizer, parameters))
+
         objective, evaluation_objective = _objectives(
             config, model, (plan, total_steps), held_out_plan, start.checkpoint, say, ranks, mesh
         )
@@ -155,7 +165,9 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
                 base_weights=base_fingerprint(model),
             ),
             resolved_config=resolved_parameters(config, adapters, model_config),
-            write_model=lambda folder: _write_model(model, folder, tokenizer.files, generation, config, ranks),
+            write_model=write_model,
+            write_checkpoint_model=write_masters if masters.stored == "as weights" else None,
+            masters=masters,
             evaluation_plan=held_out_plan,
             callbacks=_callbacks(config, output_dir) if ranks.is_first else (),
             commands=Commands.of_run(output_dir) if ranks.is_first else NO_COMMANDS,
@@ -211,13 +223,18 @@ def _write_model(
     generation: Mapping[str, Any],
     config: Config,
     ranks: Ranks,
+    weights: Held | None = None,
 ) -> None:
-    """Write the trained model; without a folder, give what this rank holds of it to the one that writes."""
+    """Write the trained model; without a folder, give what this rank holds of it to the one that writes.
+
+    Args:
+        weights: other values of those that this rank has, where adapters are not trained.
+    """
     if config.lora.lora:
         save_adapters(model, folder, base_name(config), ranks.whole(held_adapters(model)))
     else:
         limit = int(config.checkpoint.max_shard_size * 10**9)
-        whole = ranks.whole(held(named_weights(model)))
+        whole = ranks.whole(weights or held(named_weights(model)))
         save_model_folder(model, folder, tokenizer_files, max_shard_bytes=limit, whole=whole)
     averages = model.activation_scales.averages() if model.activation_scales else None
     if folder is None:

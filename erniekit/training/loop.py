@@ -33,7 +33,7 @@ from erniekit.training.checkpoint_folder import checkpoint_name, newest_complete
 from erniekit.training.commands import NO_COMMANDS, Command, Commands, parse, where_it_stands
 from erniekit.training.evaluation import EvaluationResult, FurtherFigures, evaluate
 from erniekit.training.loss_scaling import LossScale
-from erniekit.training.master_weights import BESIDE, MasterWeights, master_weights
+from erniekit.training.master_weights import BESIDE, MasterWeights, has_masters
 from erniekit.training.moment_codes import FORMATS
 from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import trainable_parameters
@@ -225,7 +225,7 @@ class Trainer:
         return BesideTraining(limit, saved, self.say, shared_memory=shared_memory)
 
     def _tell_of_masters(self) -> None:
-        if not any(self.ranks.exchange(bool(master_weights(self.optimizer, self.parameters)))):
+        if not any(self.ranks.exchange(has_masters(self.optimizer, self.parameters))):
             word = "remove_master_weight" if self.masters.stored == "nowhere" else "skip_save_model_weight"
             self.say(f"{word} has no effect here: the weights are float32, without master weights")
 

@@ -16,12 +16,13 @@ import numpy as np
 from paddle import Tensor
 
 from erniekit.errors import CheckpointError
-from erniekit.model.whole import Held
-from erniekit.training.optimizer import MASTER_WEIGHT, held_state, is_master, without_masters
+from erniekit.model.whole import Held, values_of
+from erniekit.training.optimizer import MASTER_WEIGHT, OwnState, held_state, is_master, without_masters
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.tensor_files import TensorFiles
 
 _SUFFIX = f"/{MASTER_WEIGHT}"
+Where = Literal["beside", "as weights", "nowhere"]
 ReadWeight = Callable[[str], np.ndarray]  # by Hugging Face name, in the decoder's layout, whole
 
 
@@ -35,7 +36,7 @@ class MasterWeights:
         weights_of: opens the weights of a checkpoint; None: they are only known as the run has them.
     """
 
-    stored: Literal["beside", "as weights", "nowhere"] = "beside"
+    stored: Where = "beside"
     compatible: bool = False
     weights_of: Callable[[Path], ReadWeight] | None = None
 
@@ -47,16 +48,25 @@ class MasterWeights:
 BESIDE = MasterWeights()
 
 
-def master_weights(optimizer: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those that an optimizer has, by the name of the weight; its own tensors, not copies."""
+def has_masters(optimizer: Any, parameters: Mapping[str, Tensor]) -> bool:
+    """Whether an optimizer keeps any."""
+    return any(map(is_master, held_state(optimizer, parameters).tensors))
+
+
+def in_place_of_weights(weights: Held, optimizer: Any, parameters: Mapping[str, Tensor]) -> Held:
+    """Weights, where there are master weights with the values of these."""
     state = held_state(optimizer, parameters)
-    return {name.removesuffix(_SUFFIX): state.read(name) for name in state.tensors if is_master(name)}
+    master = {name: f"{name}{_SUFFIX}" for name in weights.tensors if f"{name}{_SUFFIX}" in state.tensors}
+    tensors = {
+        name: state.tensors[master[name]] if name in master else weights.tensors[name] for name in weights.tensors
+    }
+    return Held(tensors, lambda name: state.read(master[name]) if name in master else weights.read(name))
 
 
 def load_master_weights(
     state: TensorFiles,
     folder: Path,
-    optimizer: Any,
+    own: OwnState,
     parameters: Mapping[str, Tensor],
     settings: MasterWeights,
     *,
@@ -69,6 +79,7 @@ def load_master_weights(
 
     Args:
         state: of the optimizer, as stored.
+        own: the optimizer's.
         were_weights: the checkpoint has them in the place of weights.
         own_part: what this rank has of a stored tensor.
 
@@ -78,8 +89,8 @@ def load_master_weights(
     Raises:
         CheckpointError: the checkpoint has none, or the run has no use for them, and the settings do not allow it.
     """
-    own = master_weights(optimizer, parameters)
-    needed = {name for names in ranks.exchange(sorted(own)) for name in names}
+    here = [name.removesuffix(_SUFFIX) for name in own.held.tensors if is_master(name)]
+    needed = {name for names in ranks.exchange(here) for name in names}
     stored = {name.removesuffix(_SUFFIX) for name in state.names if is_master(name)}
     missing, surplus = sorted(needed - stored), sorted(stored - needed)
     if missing and not (settings.compatible or were_weights or settings.stored == "nowhere"):
@@ -94,13 +105,14 @@ def load_master_weights(
             "with the bf16, fp16 and fp16_opt_level that wrote it."
         )
     weights = settings.weights_of(folder) if missing and settings.weights_of else None
-    for name, master in own.items():
+    for name in here:
         if name in stored:
-            master.set_value(own_part(name, state.read(f"{name}{_SUFFIX}")))
+            values = own_part(name, state.read(f"{name}{_SUFFIX}"))
         elif weights is not None:
-            master.set_value(own_part(name, weights(name)))
+            values = own_part(name, weights(name))
         else:
-            master.set_value(parameters[name].astype("float32"))
+            values = values_of(parameters[name])
+        own.write(f"{name}{_SUFFIX}", values)
     for name in surplus:
         if name in parameters:
             with ranks.present([parameters[name]]):

@@ -155,9 +155,14 @@ class OwnState(NamedTuple):
 
 def held_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> Held:
     """What this rank's optimizer remembers; of one whose state is divided among ranks, the whole of it."""
+    return whole_state(optimizer, parameters).held
+
+
+def whole_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> OwnState:
+    """The same, to be set as well: each rank takes its part of what is written."""
     if isinstance(optimizer, StatefulAdamW):
-        return _all_of(optimizer, parameters).held
-    return Held(optimizer.state_tensors(), optimizer.read_state)
+        return _all_of(optimizer, parameters)
+    return OwnState(Held(optimizer.state_tensors(), optimizer.read_state), optimizer.write_state)
 
 
 def is_master(name: str) -> bool:
@@ -187,12 +192,11 @@ def load_optimizer_state(
     Raises:
         CheckpointError: the names or shapes are not those of this optimizer.
     """
-    own = without_masters(held_state(optimizer, parameters))
+    whole = whole_state(optimizer, parameters)
+    own = without_masters(whole.held)
     _check_names({name for held_names in ranks.exchange(list(own.tensors)) for name in held_names}, names)
-    one = isinstance(optimizer, StatefulAdamW)
-    write = _all_of(optimizer, parameters).write if one else optimizer.write_state
     for name, tensor in own.tensors.items():
-        write(name, _of_shape(name, tensor.shape, ranks.own_part(name, read(name))))
+        whole.write(name, _of_shape(name, tensor.shape, ranks.own_part(name, read(name))))
 
 
 def own_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> OwnState:

@@ -18,9 +18,9 @@ from paddle import Tensor
 from safetensors.numpy import load_file, save_file
 
 from erniekit.errors import CheckpointError
-from erniekit.model.whole import values_of
+from erniekit.model.whole import held, values_of
 from erniekit.training.loop import Trainer
-from erniekit.training.master_weights import MasterWeights, master_weights
+from erniekit.training.master_weights import MasterWeights, in_place_of_weights
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer, optimizer_state
 from erniekit.training.output_folder import Start
 
@@ -93,7 +93,11 @@ def trainer(output_dir: Path, masters: MasterWeights, narrow: bool = True, **cha
     words = {"as weights": ["skip_save_model_weight"], "nowhere": ["remove_master_weight"], "beside": []}
     of_checkpoints = None
     if masters.stored == "as weights" and narrow:
-        of_checkpoints = lambda folder: model.save(folder, master_weights(optimizer, model.named))  # noqa: E731
+
+        def of_checkpoints(folder: Path | None) -> None:
+            weights = in_place_of_weights(held(model.named), optimizer, model.named)
+            model.save(folder, {name: weights.read(name) for name in weights.tensors})
+
     values: dict[str, Any] = {
         "model": model,
         "optimizer": optimizer,
