@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.parameters.declaration import GPU_ONLY, parameter, section, shorthand, when
+from erniekit.parameters.declaration import GPU_ONLY, parameter, rule, section, shorthand, when
+from erniekit.parameters.draft import Draft
 from erniekit.parameters.values import WORDS
 
+BUFFERS = ("split_param", "enable_stage1_tensor_fusion")  # words of sharding with which fleet keeps gradients itself
 MIXED = (when("bf16"), when("fp16"))
 
 
@@ -70,11 +72,29 @@ class PrecisionParameters:
     )
 
 
+@rule("amp_master_grad", "sharding", "sharding_parallel_config", "sharding_parallel_degree", "fp16_opt_level")
+def gradients_have_one_type(draft: Draft) -> None:
+    """`amp_master_grad` widens gradients after each backward pass; fleet's sharding in stage 2 or 3, and its buffers in
+    stage 1 (`split_param`, `enable_stage1_tensor_fusion`), add them up in the type of the weights before that."""
+    if draft["sharding_parallel_degree"] == 1 or not (draft["amp_master_grad"] and draft["fp16_opt_level"] == "O2"):
+        return
+    words = [word for word in BUFFERS if word in draft["sharding_parallel_config"]]
+    if draft["sharding"] == "stage1" and not words:
+        return
+    what = f"`sharding: {draft['sharding']}`" + "".join(f" with `{word}`" for word in words[:1])
+    draft.problem(
+        "amp_master_grad",
+        f"float32 gradients do not go with {what}, which adds gradients up in the 16 bits of the weights",
+        "write `amp_master_grad: false`, or `sharding: stage1` without these words",
+    )
+
+
 SECTION = section(
     PrecisionParameters,
     key="precision",
     title="1.8 Mixed precision",
     verbs=("train", "eval"),
+    rules=(gradients_have_one_type,),
     aliases=(
         shorthand(
             "compute_type",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from erniekit.errors import ConfigurationError
 from erniekit.parameters import Config
 
 if TYPE_CHECKING:
@@ -26,11 +25,7 @@ def choose_kernels(config: Config, say: Callable[[str], None]) -> None:
 
 
 def mixed_precision(config: Config) -> MixedPrecision | None:
-    """What section 1.8 asks of the current device; None where it computes in float32.
-
-    Raises:
-        ConfigurationError: 16-bit weights whose optimizer is divided among ranks.
-    """
+    """What section 1.8 asks of the current device; None where it computes in float32."""
     import paddle
 
     from erniekit.model.mixed_precision import MixedPrecision
@@ -38,11 +33,6 @@ def mixed_precision(config: Config) -> MixedPrecision | None:
     section = config.precision
     if not (section.bf16 or section.fp16) or not paddle.get_device().startswith("gpu"):
         return None
-    if section.fp16_opt_level == "O2" and config.distributed.sharding_parallel_degree > 1:
-        raise ConfigurationError(
-            "fp16_opt_level: O2 keeps float32 copies of weights, which are not divided with sharding yet.\n"
-            "  Write fp16_opt_level: O1, or sharding_parallel_degree: 1."
-        )
     return MixedPrecision(
         "bfloat16" if section.bf16 else "float16",
         "O2" if section.fp16_opt_level == "O2" else "O1",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.parallel.cases import sharding
+from tests.parallel.cases import sharding, sharding_in_16_bits
 from tests.parallel.ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -83,6 +83,29 @@ def test_moments_in_files(way: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["stage1 split", "stage2", "stage1 fused"])
 def test_moments_in_files_of_every_stage(way: str, tmp_path: Path) -> None:
     check(2, 2, **{**WAYS, **MORE_WAYS}[way], **KINDS["lora"], moments={"folder": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("way", "more"),
+    [
+        ("stage1", {"wide_gradients": True}),
+        pytest.param("stage1", {"micro_batches": 2}, marks=pytest.mark.slow),
+        pytest.param("stage1 split", {"micro_batches": 2}, marks=pytest.mark.slow),
+        pytest.param("stage1 fused", {"micro_batches": 2}, marks=pytest.mark.exhaustive),
+        pytest.param("stage2", {"micro_batches": 2}, marks=pytest.mark.slow),
+        pytest.param("stage3", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_float32_copies_of_16_bit_weights_are_divided(way: str, more: dict[str, Any]) -> None:
+    """To the bit, with AdamW's GPU kernel as `tests/adamw_kernel.py` has it."""
+    run = {**WAYS, **MORE_WAYS}[way]
+    assert run_ranks(sharding_in_16_bits.compare, 2, **run, **more) == [[], []]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["stage1", "stage2"])
+def test_float32_copies_away_from_the_device(way: str, tmp_path: Path) -> None:
+    assert run_ranks(sharding_in_16_bits.compare, 2, **WAYS[way], away=str(tmp_path)) == [[], []]
 
 
 @pytest.mark.slow

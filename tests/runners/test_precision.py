@@ -41,12 +41,21 @@ def test_every_parameter_arrives_on_a_gpu(
     assert lines == ["fused kernels: rope, linear, rms_norm, swiglu"]
 
 
-def test_16_bit_weights_are_not_divided_with_their_optimizer(
-    make_config: Callable[..., Config], on_a_gpu: None
+@pytest.mark.parametrize(
+    ("sharding", "words"),
+    [("stage2", []), ("stage3", []), ("stage1", ["split_param"]), ("stage1", ["enable_stage1_tensor_fusion"])],
+)
+def test_float32_gradients_do_not_go_with_those_that_fleet_adds_up(
+    make_config: Callable[..., Config], sharding: str, words: list[str]
 ) -> None:
-    config = make_config(bf16=True, fp16_opt_level="O2", sharding="stage1", sharding_parallel_degree=2)
-    with pytest.raises(ConfigurationError, match="fp16_opt_level: O2"):
-        mixed_precision(config)
+    sixteen = {"bf16": True, "fp16_opt_level": "O2", "sharding_parallel_degree": 2}
+    divided = {"sharding": sharding, "sharding_parallel_config": words}
+    with pytest.raises(
+        ConfigurationError, match=r"`amp_master_grad`: float32 gradients do not go with `sharding: stage"
+    ):
+        make_config(**sixteen, **divided, amp_master_grad=True)
+    make_config(**sixteen, **divided)
+    make_config(**sixteen, sharding="stage1", amp_master_grad=True)
 
 
 def test_a_cpu_reports_each_and_changes_no_loss(train: Callable[..., Any]) -> None:
