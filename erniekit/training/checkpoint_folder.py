@@ -7,20 +7,18 @@ one, they are what a killed run left.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
 from safetensors import SafetensorError
 
 from erniekit.errors import CheckpointError
 from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING, is_half_written
+from erniekit.training.manifest import FORMAT, Files, read_manifest, seal, sha256, sync, unknown_format, write_manifest
 
 _WRITING, _DELETING = ".writing-", ".deleting-"
 _SIGNS_OF_A_MODEL = ("config.json", "adapter_config.json", "*.safetensors")
@@ -28,8 +26,6 @@ _LOADED = (  # what loading would take
     "config.json", "model*.safetensors", "model.safetensors.index.json", "adapter_config.json",
     "adapter_model.safetensors",
 )  # fmt: skip
-
-Files = dict[str, dict[str, Any]]  # name in the folder -> size and sha256
 
 
 def checkpoint_name(step: int) -> str:
@@ -70,7 +66,7 @@ def complete_folder(target: Path, staged: Path | None = None) -> None:
     with disk_errors(target, aside):
         if staged is not None:
             _move(staged, aside)
-        _seal(aside)
+        seal(aside)
         _rename(aside, target)
 
 
@@ -88,7 +84,7 @@ def write_files_into(folder: Path, write: Callable[[Path], None]) -> None:
     with disk_errors(folder, aside):
         folder.mkdir(parents=True, exist_ok=True)
         _write_aside(aside, write)
-        files, earlier = _listed(aside / MANIFEST), _published(folder)
+        files, earlier = read_manifest(aside / MANIFEST), _published(folder)
         _mark(folder, earlier | files)
         for name in files:
             destination = folder / name
@@ -97,9 +93,9 @@ def write_files_into(folder: Path, write: Callable[[Path], None]) -> None:
         for name in earlier.keys() - files.keys():
             (folder / name).unlink(missing_ok=True)
         for changed in {(folder / name).parent for name in files} | {folder}:
-            _sync(changed)
+            sync(changed)
         os.replace(aside / MANIFEST, folder / MANIFEST)
-        _sync(folder)
+        sync(folder)
         (folder / PUBLISHING).unlink()
         shutil.rmtree(aside)
 
@@ -108,7 +104,7 @@ def holds_model(folder: Path) -> str:
     """What model `folder` holds, in words; empty for none."""
     if is_half_written(folder):
         return "a half-written model"
-    if _listed(folder / MANIFEST):
+    if read_manifest(folder / MANIFEST):
         return "a trained model"
     found = _matching(folder, _SIGNS_OF_A_MODEL)
     return f"a model that this run did not write ({found[0].name})" if found else ""
@@ -125,7 +121,7 @@ def remove_model(folder: Path) -> None:
     _mark(folder, files)
     for path in [*(folder / name for name in files), *_matching(folder, _LOADED)]:
         path.unlink(missing_ok=True)
-    _sync(folder)
+    sync(folder)
     (folder / PUBLISHING).unlink()
 
 
@@ -135,7 +131,9 @@ def problems(folder: Path, *, hashes: bool) -> list[str]:
     Args:
         hashes: also read every file and compare its hash; otherwise only names and sizes.
     """
-    files = _listed(folder / MANIFEST)
+    if other := unknown_format(folder / MANIFEST):
+        return [f"it is in format {other} of another version of ERNIEKit, and this one reads up to {FORMAT}"]
+    files = read_manifest(folder / MANIFEST)
     if not files:
         return [f"{MANIFEST} is missing or unreadable"]
     found = []
@@ -145,7 +143,7 @@ def problems(folder: Path, *, hashes: bool) -> list[str]:
             found.append(f"{name} is missing")
         elif path.stat().st_size != expected["size"]:
             found.append(f"{name} has {path.stat().st_size} bytes instead of {expected['size']}")
-        elif hashes and _sha256(path) != expected["sha256"]:
+        elif hashes and sha256(path) != expected["sha256"]:
             found.append(f"{name} does not have the content that was written (its SHA-256 differs)")
     return found
 
@@ -165,7 +163,8 @@ def newest_complete(output_dir: Path) -> tuple[Path | None, list[str]]:
         found = problems(folder, hashes=True)
         if not found:
             return folder, skipped
-        skipped.append(f"skipped {folder}: incomplete ({'; '.join(found[:3])})")
+        why = "not for this version" if unknown_format(folder / MANIFEST) else "incomplete"
+        skipped.append(f"skipped {folder}: {why} ({'; '.join(found[:3])})")
     return None, skipped
 
 
@@ -235,25 +234,14 @@ def _write_aside(aside: Path, write: Callable[[Path], None]) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     write(aside)
-    _seal(aside)
-
-
-def _seal(aside: Path) -> None:
-    """Put everything in the folder on the disk, and the list of its files."""
-    files = {}
-    for path in sorted(path for path in aside.rglob("*") if path.is_file()):
-        files[path.relative_to(aside).as_posix()] = {"size": path.stat().st_size, "sha256": _sha256(path)}
-        _sync(path)
-    _write_list(aside / MANIFEST, files)
-    for folder in {(aside / name).parent for name in files} | {aside}:
-        _sync(folder)
+    seal(aside)
 
 
 def _rename(aside: Path, target: Path) -> None:
     if target.exists():  # an incomplete folder of this name
         remove_folder(target)
     os.rename(aside, target)
-    _sync(target.parent)
+    sync(target.parent)
 
 
 def _move(staged: Path, aside: Path) -> None:
@@ -271,53 +259,17 @@ def _move(staged: Path, aside: Path) -> None:
 def _mark(folder: Path, files: Files) -> None:
     """Make `folder` count as half-written, and remember which files publishing has put or is about to put there."""
     aside = folder / (_WRITING + "marker")
-    _write_list(aside, files)
+    write_manifest(aside, files)
     os.replace(aside, folder / PUBLISHING)
-    _sync(folder)
+    sync(folder)
     (folder / MANIFEST).unlink(missing_ok=True)
-    _sync(folder)
+    sync(folder)
 
 
 def _published(folder: Path) -> Files:
     """The files that publishing put into `folder`, those of interrupted attempts included."""
-    return _listed(folder / PUBLISHING) | _listed(folder / MANIFEST)
+    return read_manifest(folder / PUBLISHING) | read_manifest(folder / MANIFEST)
 
 
 def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
     return [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
-
-
-def _write_list(path: Path, files: Files) -> None:
-    path.write_text(json.dumps({"format": 1, "files": files}, indent=1), encoding="utf-8")
-    _sync(path)
-
-
-def _listed(path: Path) -> Files:
-    """The files that a manifest lists; empty when it cannot be read, or lists a file outside its folder."""
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))["files"]
-        files = {name: {"size": int(entry["size"]), "sha256": entry["sha256"]} for name, entry in stored.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-    return files if all(_stays_inside(PurePosixPath(name)) for name in files) else {}
-
-
-def _stays_inside(name: PurePosixPath) -> bool:
-    return bool(name.parts) and not name.is_absolute() and ".." not in name.parts
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Have the kernel put a file's content, or a folder's list of names, on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from erniekit.errors import CheckpointError
-from erniekit.model.storage.model_folder import refuse_half_written
+from erniekit.model.storage.model_folder import MANIFEST, refuse_half_written
 from erniekit.training.callbacks.loss_curve import LOSS_CURVE_FILE
 from erniekit.training.callbacks.results import RESULT_FILES
 from erniekit.training.checkpoint_folder import (
@@ -24,6 +24,7 @@ from erniekit.training.checkpoint_folder import (
     step_of,
 )
 from erniekit.training.folder_lock import locked
+from erniekit.training.manifest import unknown_format
 from erniekit.training.staging import remove_abandoned
 
 
@@ -173,7 +174,8 @@ def _require_complete(checkpoint: Path) -> None:
         raise CheckpointError(f"resume_from_checkpoint: {checkpoint} is not a checkpoint-<step> folder.{hint}")
     found = problems(checkpoint, hashes=True)
     if found:
-        raise CheckpointError(f"resume_from_checkpoint: {checkpoint} is not complete: {'; '.join(found[:5])}")
+        what = "cannot be resumed from" if unknown_format(checkpoint / MANIFEST) else "is not complete"
+        raise CheckpointError(f"resume_from_checkpoint: {checkpoint} {what}: {'; '.join(found[:5])}")
 
 
 def _names(folders: list[Path]) -> str:

@@ -5,7 +5,7 @@ checkpoint-{step}/
   rank-00000/       what the first rank has: weights*.safetensors, optimizer*.safetensors, beside_model*.safetensors
   rank-00001/       ...
 
-Nothing is gathered, so saving costs least; the price is that only the layout that wrote the files can read them. All
+Each rank hashes and syncs its own part, and lists it in a manifest there. Nothing is gathered, so saving costs least; the price is that only the layout that wrote the files can read them. All
 ranks write into one folder, which must lie on a disk that they share.
 """
 
@@ -22,6 +22,7 @@ from typing import Any
 from erniekit.errors import CheckpointError, ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.storage.model_folder import RANKS_FILE
+from erniekit.training.manifest import seal
 from erniekit.training.ranks import Ranks
 
 FORMAT = 1
@@ -83,6 +84,7 @@ def write_parts(folder: Path | None, ranks: Ranks, kinds: frozenset[str], write:
     try:
         own.mkdir()
         write(own)
+        seal(own)
     except (OSError, CheckpointError) as error:
         failed = str(error)
     failures = [f"rank {rank}: {told}" for rank, told in enumerate(ranks.exchange(failed)) if told]

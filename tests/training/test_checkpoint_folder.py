@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from erniekit.errors import CheckpointError
 from erniekit.model.storage.model_folder import PUBLISHING, is_half_written
-from erniekit.training import checkpoint_folder
+from erniekit.training import checkpoint_folder, manifest
 from erniekit.training.checkpoint_folder import (
     MANIFEST,
     checkpoint_folders,
@@ -330,8 +330,9 @@ def test_everything_is_on_the_disk_before_the_folder_gets_its_name(
 ) -> None:
     """After a loss of power only what was synced is sure to be there."""
     events: list[str] = []
-    sync, rename = checkpoint_folder._sync, os.rename
-    monkeypatch.setattr(checkpoint_folder, "_sync", lambda path: (events.append(f"sync {path.name}"), sync(path)))
+    sync, rename = manifest.sync, os.rename
+    for module in (checkpoint_folder, manifest):
+        monkeypatch.setattr(module, "sync", lambda path: (events.append(f"sync {path.name}"), sync(path)))
     monkeypatch.setattr(
         os, "rename", lambda source, target: (events.append(f"rename {target.name}"), rename(source, target))
     )

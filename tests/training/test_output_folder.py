@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -199,6 +200,26 @@ def test_resume_from_what_is_no_complete_checkpoint(output_dir: Path, path: str,
     (output_dir / "checkpoint-2" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=f"resume_from_checkpoint: .*{message}"):
         start_in(output_dir, resume_from_checkpoint=str(output_dir / path))
+
+
+def in_format(checkpoint: Path, number: int) -> None:
+    path = checkpoint / MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": number}))
+
+
+def test_checkpoints_of_a_later_version_are_passed_over_and_refused(output_dir: Path) -> None:
+    in_format(output_dir / "checkpoint-2", 7)
+    said: list[str] = []
+    start = start_in(output_dir, said, resume_from_checkpoint=True, overwrite_output_dir=True)
+    assert start.checkpoint == output_dir / "checkpoint-1"
+    assert any("skipped" in line and "not for this version (it is in format 7" in line for line in said)
+    with pytest.raises(CheckpointError, match=r"checkpoint-2 cannot be resumed from: it is in format 7 of another"):
+        start_in(output_dir, resume_from_checkpoint=str(output_dir / "checkpoint-2"))
+
+
+def test_checkpoints_of_the_first_format_are_resumed_from(output_dir: Path) -> None:
+    in_format(output_dir / "checkpoint-2", 1)
+    assert start_in(output_dir, resume_from_checkpoint=True).checkpoint == output_dir / "checkpoint-2"
 
 
 def test_what_a_killed_run_left_is_removed_and_said(output_dir: Path) -> None:
