@@ -84,9 +84,9 @@ LAYOUTS: dict[str, dict[str, dict[str, Layout]]] = {
             "32k": Layout(8),
             "128k": Layout(8, 2, accumulation=16),
         },
-        "fp8": dict.fromkeys(("8k", "32k"), Layout(8, 6, segments=(0, 11, 20, 29, 38, 46), accumulation=24, notes={
+        "fp8": dict.fromkeys(("8k", "32k"), Layout(8, 4, segments=(0, 16, 29, 42), accumulation=16, notes={
             "pp_seg_method": "the first 3 of 54 layers have no experts, and the last stage has the head",
-            "gradient_accumulation_steps": "4 x the stages: they wait 23% of a step",
+            "gradient_accumulation_steps": "4 x the stages: they wait 20% of a step",
         })),
     },
 }  # fmt: skip
@@ -227,8 +227,8 @@ def _memory(method: str, layout: Layout) -> list[str]:
     ]
     if method == "fp8":
         lines += [
-            _with("use_lowprecision_moment: true", "twice 300 billion moments: in bfloat16,"),
-            _with("tensorwise_offload_optimizer: true", "and in the memory of the hosts, 1.2 TB in all"),
+            _with("use_lowprecision_moment: true", "AdamW remembers in bfloat16 what it can,"),
+            _with("tensorwise_offload_optimizer: true", "and all of it in the memory of hosts: 2.4 TB"),
         ]
     return lines
 
