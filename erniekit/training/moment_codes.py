@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from erniekit.model.quantization.codes import nearest_codes
 from erniekit.model.quantization.formats import NORMAL_FLOAT
 
 _AT_ONCE = 1 << 16  # values that are worked on at once, for that takes room beside them
@@ -154,7 +155,12 @@ def encode_first(moment1: np.ndarray, second: RootCodes, form: MomentFormat) -> 
         scale = _away_from_zero(np.abs(steps).max(axis=1))
         encoded.scale[_blocks_of(part, form)] = scale
         units = steps / np.where(scale > 0, scale, np.float32(1))[:, None]
-        _put(encoded.codes, part, np.rint(units * 127).astype(np.int8) if form.bits == 8 else _nearest(units), form)
+        _put(
+            encoded.codes,
+            part,
+            np.rint(units * 127).astype(np.int8) if form.bits == 8 else nearest_codes(units, _LEVELS),
+            form,
+        )
     return encoded
 
 
@@ -169,14 +175,6 @@ def decode_first(encoded: StepCodes, second: RootCodes, shape: tuple[int, ...], 
             moments = steps.reshape(-1)[: units.size] * _roots(second, part, form)
         values[part] = np.clip(moments, -_LARGEST, _LARGEST)
     return values.reshape(shape)
-
-
-def _nearest(units: np.ndarray) -> np.ndarray:
-    """Codes of the nearest levels. Comparing with every border is many times as fast as searching among them."""
-    codes = np.zeros(units.shape, np.uint8)
-    for border in (_LEVELS[1:] + _LEVELS[:-1]) / 2:
-        codes += units > border
-    return codes
 
 
 def _roots(encoded: RootCodes, part: slice, form: MomentFormat) -> np.ndarray:

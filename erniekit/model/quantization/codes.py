@@ -60,8 +60,17 @@ def _quantize_rows(values: np.ndarray, form: Format) -> tuple[np.ndarray, np.nda
         if not form.levels:
             return np.rint(units).astype(np.int8), scales
         levels = np.asarray(form.levels, np.float32)
-        codes = np.searchsorted((levels[1:] + levels[:-1]) / 2, units).astype(np.uint8)
+        codes = nearest_codes(units, levels)
     return codes[:, 0::2] | codes[:, 1::2] << 4, scales
+
+
+def nearest_codes(units: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """The numbers (uint8) of the nearest of a few ascending levels. Comparing with every border between two is many
+    times as fast as searching among them."""
+    codes = np.zeros(units.shape, np.uint8)
+    for border in (levels[1:] + levels[:-1]) / 2:
+        codes += units > border
+    return codes
 
 
 def dequantize(packed: Packed, form: Format) -> np.ndarray:
