@@ -7,8 +7,9 @@
     lr 1e-4       use this learning rate from the next step on, whatever the schedule says
     lr schedule   go back to the schedule
 
-The file is read and removed between two steps. Who still had it open may write on until the next look, and a line
-without an end waits that long for the rest of it. The first rank of a run reads; all ranks obey at the same step.
+The file is read and removed between two steps. Who still has it open may write on, until there is another one; a line
+without an end waits for the rest of it until the next look. The first rank of a run reads; all ranks obey at the same
+step.
 """
 
 from __future__ import annotations
@@ -91,9 +92,8 @@ class Commands:
         return [line for line in (*self._typed_lines(), *self._written()) if line.strip()]
 
     def _written(self) -> list[str]:
-        """Lines of the last file, as far as they were not read before, and whole ones of a new file."""
+        """What was added to the last file since it was read, and whole lines of a new one."""
         late = self._begun + self._read()
-        self._close()
         *whole, self._begun = self._take().split(b"\n")
         lines = [*late.split(b"\n"), *whole]
         return [line.decode("utf-8-sig", errors="replace") for line in lines]
@@ -107,6 +107,7 @@ class Commands:
             if not self._file.stat().st_size:
                 return b""  # made, and not yet written
             self._file.rename(taken)  # what is written to the folder from now on is another file
+            self._close()
             try:
                 self._taken = taken.open("rb")
             finally:

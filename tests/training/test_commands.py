@@ -83,6 +83,16 @@ def test_a_writer_that_still_has_the_file_open_is_heard(tmp_path: Path) -> None:
         assert commands.lines() == []
 
 
+def test_somebody_may_type_into_the_file(tmp_path: Path) -> None:
+    """As `cat > control` does: one open file, a line now and then."""
+    commands = Commands(tmp_path)
+    with (tmp_path / CONTROL_FILE).open("w", buffering=1) as typist:
+        for line in ("save", "status", "lr 1e-4"):
+            typist.write(f"{line}\n")
+            assert [each for each in commands.lines() if each] == [line]
+            assert commands.lines() == [] and not list(tmp_path.iterdir())
+
+
 def test_a_writer_that_begins_anew_while_the_file_is_taken_is_heard(tmp_path: Path) -> None:
     commands = Commands(tmp_path)
     (tmp_path / CONTROL_FILE).write_text("status\nstatus\n")
