@@ -154,6 +154,7 @@ def test_going_on_from_what_was_saved_gives_the_same_bits(way: str, kind: str) -
     assert run_ranks(sharding.resume, 2, **WAYS[way], **KINDS[kind], degree=2) == [True, True]
 
 
+@pytest.mark.proves("sharding", "sharding_parallel_config")
 @pytest.mark.slow
 def test_each_stage_divides_what_it_says() -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 128, "num_hidden_layers": 6}

@@ -92,6 +92,39 @@ def test_moments_are_compressed_as_asked(train: Train) -> None:
     assert abs(losses["O1"] - losses["O0"]) < abs(losses["O2"] - losses["O0"]) < 0.1 * losses["O0"]
 
 
+@pytest.mark.proves("unified_checkpoint")
+def test_a_checkpoint_is_a_model_or_the_parts_of_its_ranks(train: Train) -> None:
+    for unified in (True, False):
+        run = train(unified_checkpoint=unified, save_strategy="steps", save_steps=2)
+        folder = run.output / "checkpoint-2"
+        assert (folder / "model.safetensors").is_file() == unified == (not (folder / "rank-00000").is_dir())
+        assert (run.output / "model.safetensors").is_file()  # the final model is whole in any case
+
+
+@pytest.mark.proves("unified_checkpoint_config", "optim_shard_num")
+def test_optimizer_states_may_stay_with_their_ranks(train: Train) -> None:
+    for count in (1, 3):
+        run = train(
+            unified_checkpoint_config="ignore_merge_optimizer", optim_shard_num=count,
+            save_strategy="steps", save_steps=2,
+        )  # fmt: skip
+        folder = run.output / "checkpoint-2"
+        assert (folder / "model.safetensors").is_file() and not list(folder.glob("optimizer*"))
+        assert len(list((folder / "rank-00000").glob("optimizer*.safetensors"))) == count
+
+
+@pytest.mark.proves("unified_checkpoint_config")
+def test_training_goes_on_while_another_process_writes(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same checkpoints, bit for bit, written aside."""
+    started = recorded("erniekit.training.saving.BesideTraining._start", "target", monkeypatch)
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    at_once = tensors(train(**saving).output / "checkpoint-2", "optimizer.safetensors")
+    assert not started
+    beside = train(**saving, unified_checkpoint_config="async_save")
+    assert [target.name for target in started] == ["checkpoint-2", "checkpoint-4"] == checkpoints(beside)
+    np.testing.assert_equal(tensors(beside.output / "checkpoint-2", "optimizer.safetensors"), at_once)
+
+
 @pytest.mark.proves("max_shard_size")
 def test_no_file_of_weights_is_larger_than_asked(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = recorded("erniekit.runners.train.save_model_folder", "max_shard_bytes", monkeypatch)

@@ -22,6 +22,7 @@ def told(words: str, **values: Any) -> str:
     return "\n".join(config(sharding_parallel_config=words, **values).messages)
 
 
+@pytest.mark.proves("sharding_parallel_config")
 @pytest.mark.parametrize("word", SHARDING_WORDS)
 def test_a_word_acts_or_is_told(word: str) -> None:
     message = told(word, sharding="stage1")

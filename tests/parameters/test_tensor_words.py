@@ -19,6 +19,7 @@ def messages(word: str, **values: Any) -> str:
     return "\n".join(Config.from_mapping({**needed, **values}, [], verb="train").messages)
 
 
+@pytest.mark.proves("tensor_parallel_config")
 @pytest.mark.parametrize("word", TENSOR_WORDS)
 def test_a_word_acts_or_is_told(word: str) -> None:
     told = messages(word, sequence_parallel=False)

@@ -96,6 +96,7 @@ def test_a_loss_over_the_whole_step_is_over_the_pairs_of_all_ranks(
     assert_same(log(tmp_path / "ranks"), log(alone.output))
 
 
+@pytest.mark.proves("distributed_dataloader")
 def test_one_rank_of_a_tensor_group_reads_the_data(
     train: Callable[..., Any], on_ranks: Callable[..., list[Any]], records: Path, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def run_values(moe_model: Path, records: Path, tmp_path: Path) -> Callable[..., 
     return make
 
 
+@pytest.mark.proves("moe_group", "moe_multimodal_dispatch_use_allgather")
 @pytest.mark.parametrize(
     ("layout", "accumulation"),
     [({"moe_group": "data"}, 1), ({"moe_group": "mp", **SEQUENCE}, 2)],

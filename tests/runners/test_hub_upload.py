@@ -107,6 +107,7 @@ def push(model: Path, target: Path, endpoint: str, **environment: str) -> subpro
     )  # fmt: skip
 
 
+@pytest.mark.proves("hf_hub_id")
 def test_the_folder_arrives_as_it_is_on_disk(train: Callable[..., Any], hub: FakeHub, tmp_path: Path) -> None:
     run, target = train().output, tmp_path / "exported"
     done = push(run, target, hub.address)

@@ -302,6 +302,7 @@ def test_train_without_a_network_ends_with_an_explanation_and_no_traceback(tmp_p
     assert "from_hf_hub: true" in capsys.readouterr().err
 
 
+@pytest.mark.proves("from_hf_hub", "from_aistudio", "from_modelscope")
 @EVERY_HUB
 def test_each_parameter_makes_preview_and_train_use_its_hub(hub, server, tiny_model, make_config, capsys):
     library_of(hub)

@@ -202,6 +202,7 @@ def test_a_failed_job_is_not_started_again_unasked(make_config: MakeConfig) -> N
     assert not (Path(job.config.basic.output_dir) / "attempt-1").exists()
 
 
+@pytest.mark.proves("max_restarts")
 @pytest.mark.distributed
 def test_a_failed_job_is_started_again_as_often_as_asked(make_config: MakeConfig) -> None:
     job = job_of(make_config(max_restarts=2), "is_always_killed")

@@ -68,6 +68,7 @@ CUTS: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
+@pytest.mark.proves("pipeline_parallel_degree", "pp_seg_method", "virtual_pp_degree", "add_tail_layers")
 @pytest.mark.parametrize("parameter", CUTS)
 def test_the_stack_is_cut_where_it_is_asked_to_be(
     parameter: str, train: Callable[..., Any], train_ranks: Callable[..., SimpleNamespace]
@@ -79,6 +80,7 @@ def test_the_stack_is_cut_where_it_is_asked_to_be(
     np.testing.assert_allclose(staged.losses, train(max_steps=2, **COMMON).losses, atol=1e-5)
 
 
+@pytest.mark.proves("pipeline_parallel_config")
 def test_words_of_the_pipeline_reach_it_and_change_no_loss(
     train: Callable[..., Any], train_ranks: Callable[..., SimpleNamespace]
 ) -> None:

@@ -26,6 +26,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paddle, "get_device", lambda: "gpu:0")
 
 
+@pytest.mark.proves("bf16", *ASKED)
 def test_every_parameter_arrives_on_a_gpu(
     make_config: Callable[..., Config], on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,9 +59,11 @@ def test_float32_gradients_do_not_go_with_those_that_fleet_adds_up(
     make_config(**sixteen, sharding="stage1", amp_master_grad=True)
 
 
+@pytest.mark.proves("bf16", *ASKED)
 def test_a_cpu_reports_each_and_changes_no_loss(train: Callable[..., Any]) -> None:
-    plain, asked = train(), train(**ASKED, device="cpu")
-    assert asked.losses == plain.losses
+    plain, asked, wide = train(), train(**ASKED, device="cpu"), train(bf16=True, device="cpu")
+    assert asked.losses == plain.losses == wide.losses
+    assert "`bf16: true` (config.yaml:1) has no effect on a CPU: fp32 runs" in wide.said
     for name in ASKED:
         assert f"`{name}: " in asked.said, name
     assert "mixed precision:" not in asked.said and "fused kernels:" not in asked.said

@@ -79,6 +79,7 @@ def test_a_rank_that_ends_ends_the_job(fault: str, code: int, shown: str, run: C
         assert "RankLostError" in (tmp_path / "run/rank_logs/rank-0.log").read_text()
 
 
+@pytest.mark.proves("distributed_timeout")
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hangs", "is_stopped"])
 def test_a_rank_that_hangs_past_the_timeout_ends_the_job(fault: str, run: Callable, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def tensors(folder: Path, pattern: str) -> dict[str, np.ndarray]:
     return {name: values for file in folder.glob(pattern) for name, values in load_file(file).items()}
 
 
+@pytest.mark.proves("sharding_parallel_degree", "sharding")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "stage",
