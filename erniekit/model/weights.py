@@ -185,7 +185,7 @@ def save_companions(decoder: Decoder, folder: Path, tokenizer_files: Iterable[Pa
 
 def _stored(name: str, weight: np.ndarray | None, dtype: str) -> memoryview:
     assert weight is not None  # this rank writes
-    values = weight.astype(np.float64 if dtype == "F64" else np.float32)
+    values = weight.astype(np.float64 if dtype == "F64" else np.float32, copy=False)
     return np.ascontiguousarray(values.T if is_transposed(name) else values).data
 
 

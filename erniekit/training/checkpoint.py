@@ -125,7 +125,7 @@ def save_checkpoint(
         if optimizer is not None and OPTIMIZER not in own:
             _write_optimizer(folder, ranks.whole(masters.to_store(held_state(optimizer, parameters))), moments)
         if own:
-            write_parts(folder, ranks, own, lambda part: write_own(part, own))
+            write_parts(folder, ranks, own, lambda part: write_own(part, own), seals=not saver.is_beside)
         if folder is None:
             return
         (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")

@@ -68,7 +68,14 @@ def written_by_ranks(folder: Path) -> frozenset[str]:
     return frozenset(_read(folder)["parts"]) if (folder / RANKS_FILE).exists() else frozenset()
 
 
-def write_parts(folder: Path | None, ranks: Ranks, kinds: frozenset[str], write: Callable[[Path], None]) -> None:
+def write_parts(
+    folder: Path | None,
+    ranks: Ranks,
+    kinds: frozenset[str],
+    write: Callable[[Path], None],
+    *,
+    seals: bool = True,
+) -> None:
     """Have every rank write its part of a checkpoint; called by all of them.
 
     Args:
@@ -76,15 +83,19 @@ def write_parts(folder: Path | None, ranks: Ranks, kinds: frozenset[str], write:
         kinds: what they write.
         write: puts this rank's files into a folder.
 
+        seals: whether every rank hashes and syncs its part, as the first one says; otherwise whoever completes the
+            folder does.
     Raises:
         OSError, CheckpointError: a rank could not write; the former on the first rank, the latter on the others.
     """
-    place = Path(ranks.exchange("" if folder is None else str(folder.absolute()))[0])
+    told, seals = ranks.exchange(["" if folder is None else str(folder.absolute()), seals])[0]
+    place = Path(told)
     own, failed = part_of(place, ranks.rank), ""
     try:
         own.mkdir()
         write(own)
-        seal(own)
+        if seals:
+            seal(own)
     except (OSError, CheckpointError) as error:
         failed = str(error)
     failures = [f"rank {rank}: {told}" for rank, told in enumerate(ranks.exchange(failed)) if told]

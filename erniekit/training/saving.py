@@ -25,8 +25,14 @@ Write = Callable[[Path], None]  # puts the files of a checkpoint into a folder
 
 class Saver(Protocol):
     """What a run has its checkpoints written by, on the rank that writes. A context manager around the run: what was
-    begun is complete at its end, or an error."""
+    begun is complete at its end, or an error.
 
+    Attributes:
+        is_beside: whether another process hashes and syncs.
+    """
+
+    @property
+    def is_beside(self) -> bool: ...
     @property
     def writing(self) -> Path | None:
         """The checkpoint that is not complete yet."""
@@ -67,6 +73,7 @@ class AtOnce:
         saved: called with a checkpoint that is complete.
     """
 
+    is_beside = False
     writing: Path | None = None
 
     def __init__(self, limit: int | None = None, saved: Callable[[Path], None] = lambda folder: None) -> None:
@@ -105,6 +112,8 @@ class BesideTraining:
         limit, saved: as of `AtOnce`; `saved` is called by `check`, `wait` or the next `save`.
         shared_memory: false where some of those that write do not see that of this machine.
     """
+
+    is_beside = True
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from erniekit.errors import CheckpointError
 from erniekit.parameters import Config
-from erniekit.training.checkpoint_folder import checkpoint_folders, newest_complete, problems, step_of
+from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_folders, newest_complete, problems, step_of
 
 ROOT = Path(__file__).parents[2]
 Train = Callable[..., Any]
@@ -52,6 +52,18 @@ def test_checkpoints_are_those_of_a_run_that_waits(train: Train, tmp_path: Path)
     assert again.losses == waits.losses
     same_files(again.output / "checkpoint-4", tmp_path / "away")
     assert not list(again.output.glob(".writing*"))
+
+
+def test_parts_that_ranks_write_are_hashed_and_synced_beside_training(train: Train, tmp_path: Path) -> None:
+    parts = {"unified_checkpoint": False}
+    waits = train(**SAVING, **parts, output_dir=str(tmp_path / "waits"))
+    beside = train(**BESIDE, **parts)
+    assert beside.losses == waits.losses
+    folder = beside.output / "checkpoint-4"
+    assert problems(folder, hashes=True) == []
+    same_files(folder, waits.output / "checkpoint-4")
+    assert not (folder / "rank-00000" / MANIFEST).exists()  # the list of the whole folder is that of the writer
+    assert (waits.output / "checkpoint-4" / "rank-00000" / MANIFEST).exists()
 
 
 def test_the_best_stays_and_older_ones_go(train: Train, records: Path) -> None:

@@ -18,7 +18,11 @@ from paddle import Tensor
 from safetensors.numpy import load_file, save_file
 
 from erniekit.errors import CheckpointError
-from erniekit.model.whole import held, values_of
+from erniekit.model.builder import build_model
+from erniekit.model.configuration import ModelConfig
+from erniekit.model.linear import Linear
+from erniekit.model.weights import load_weights, named_weights, save_model_folder, weight_reader
+from erniekit.model.whole import OwnTensors, held, values_of
 from erniekit.training.loop import Trainer
 from erniekit.training.master_weights import MasterWeights, in_place_of_weights
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer, optimizer_state
@@ -28,6 +32,11 @@ from .fakes import FakeModel, fake_trainer
 
 STEPS, MIDDLE = 6, 3
 FRESH = Start(None)
+TINY = {
+    "model_type": "ernie4_5", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 class NarrowModel(FakeModel):
@@ -208,3 +217,36 @@ def test_without_master_weights_the_words_are_told_to_change_nothing(tmp_path: P
     whole_run(tmp_path, MasterWeights(stored), narrow=False, say=said.append)
     word = {"as weights": "skip_save_model_weight", "nowhere": "remove_master_weight"}[stored]
     assert sum(line.startswith(f"{word} has no effect here") for line in said) == 1
+
+
+def test_a_model_of_master_weights_is_one_like_any_other(tmp_path: Path) -> None:
+    """Of a real decoder: what is stored is in Hugging Face's layout, and whoever reads it has the exact values."""
+    config = ModelConfig.from_json(TINY)
+    narrow = build_model(config, None, seed=1)
+    for layer in narrow.sublayers():
+        if isinstance(layer, Linear):
+            layer.to(dtype="bfloat16")
+    weights = named_weights(narrow)
+    optimizer = build_optimizer(weights, OptimizerSettings())
+    generator = np.random.default_rng(2)
+    state = optimizer_state(optimizer, weights)
+    exact = {}
+    for name, weight in weights.items():
+        exact[name] = generator.standard_normal(weight.shape).astype(np.float32)
+        if (master := state.get(f"{name}/master_weight")) is not None:
+            master.set_value(exact[name])
+        weight.set_value(paddle.to_tensor(exact[name]).astype(weight.dtype))
+    in_place = in_place_of_weights(held(weights), optimizer, weights)
+    save_model_folder(narrow, tmp_path, whole=OwnTensors(in_place))
+
+    wide, again = build_model(config, tmp_path), build_model(config, None, seed=3)
+    for layer in again.sublayers():
+        if isinstance(layer, Linear):
+            layer.to(dtype="bfloat16")
+    load_weights(again, tmp_path)
+    read = weight_reader(config, tmp_path)
+    assert any(f"{name}/master_weight" in state for name in exact)
+    for name, values in exact.items():
+        np.testing.assert_array_equal(named_weights(wide)[name].numpy(), values, err_msg=name)
+        np.testing.assert_array_equal(values_of(named_weights(again)[name]), values_of(weights[name]), err_msg=name)
+        np.testing.assert_array_equal(read(name), values, err_msg=name)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from erniekit.errors import CheckpointError
-from erniekit.training import saving, staging
-from erniekit.training.checkpoint_folder import checkpoint_folders, newest_complete, problems, step_of
+from erniekit.training import manifest, saving, staging
+from erniekit.training.checkpoint_folder import checkpoint_folders, complete_folder, newest_complete, problems, step_of
 from erniekit.training.folder_lock import locked, locked_by_writer
 from erniekit.training.output_folder import open_output_folder
 from erniekit.training.saving import BesideTraining
@@ -104,6 +104,29 @@ def test_what_is_saved_is_a_snapshot(output_dir: Path, saver: BesideTraining, mo
     saver.save(folder_of(output_dir, 1), lambda folder: (folder / "values").write_bytes(values), 100, ())  # type: ignore[arg-type,return-value]
     saver.wait()
     assert (folder_of(output_dir, 1) / "values").read_bytes() == b"1" * 100
+
+
+def test_all_that_is_moved_is_on_the_disk_before_the_folder_has_its_name(
+    output_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    sync, rename = manifest.sync, os.rename
+    monkeypatch.setattr(manifest, "sync", lambda path: (events.append(f"sync {path.name}"), sync(path)))
+    monkeypatch.setattr(
+        os, "rename", lambda source, target: (events.append(f"rename {target.name}"), rename(source, target))
+    )
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    content(1)(staged)
+    complete_folder(folder_of(output_dir, 1), staged)
+    assert not staged.exists()
+    assert set(events[: events.index("rename checkpoint-1")]) == {
+        "sync model.safetensors",
+        "sync state.json",
+        "sync manifest.json",
+        "sync nested",
+        "sync .writing-checkpoint-1",
+    }
 
 
 def test_a_second_save_waits_for_the_first(

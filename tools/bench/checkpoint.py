@@ -1,10 +1,11 @@
-"""What saving and resuming cost: seconds, bytes and memory beside training.
+"""What saving and resuming cost: seconds that training waits, bytes, and memory beside training.
 
-    python tools/bench/checkpoint.py [--layers 12] [--hidden 768] [--folder /tmp/bench-checkpoint]
+    python tools/bench/checkpoint.py [--layers 12] [--hidden 768] [--rounds 3] [--folder FOLDER] [--write]
 
-Builds a random ERNIE-4.5 and its AdamW, writes a training checkpoint (weights, moments, hashes, every file synced),
-looks for the newest complete one (reads and hashes every file), and loads the optimizer's state back. Prints a
-markdown table.
+Builds a random ERNIE-4.5 and its AdamW, writes training checkpoints (weights, moments, hashes, every file synced) while
+training waits and beside it, looks for the newest complete one (reads and hashes every file), and loads the optimizer's
+state back; then the sizes of checkpoints with what `unified_checkpoint_config` and others leave out. Ways take turns.
+Prints markdown tables; with --write they go into docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ from __future__ import annotations
 import argparse
 import resource
 import shutil
+import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools.bench.marked import with_table  # noqa: E402
+
+WAITS, BESIDE, BESIDE_ON_DISK = "at once", "`async_save`", "`async_save`, no room in shared memory"
 
 
 def resident_mb() -> float:
@@ -45,22 +52,123 @@ def measured(action: Callable[[], Any]) -> tuple[float, float]:
     return seconds, max(0.0, peak[0] - before)
 
 
+def size_mb(folder: Path) -> float:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+
+
+def shown(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
+class Run:
+    """A model with its optimizer, and ways to save them."""
+
+    def __init__(self, config: Any, folder: Path, *, narrow: bool = False) -> None:
+        from erniekit.model.builder import build_model
+        from erniekit.model.norm import RMSNorm
+        from erniekit.model.weights import named_weights
+        from erniekit.training.optimizer import OptimizerSettings, build_optimizer
+
+        self.folder = folder
+        self.model = build_model(config, None, seed=0)
+        if narrow:  # as fp16_opt_level: O2 does on a GPU
+            for layer in self.model.sublayers():
+                if layer.parameters(include_sublayers=False) and not isinstance(layer, RMSNorm):
+                    layer.to(dtype="bfloat16")
+        self.parameters = named_weights(self.model)
+        self.optimizer = build_optimizer(self.parameters, OptimizerSettings())
+
+    def save(self, saver: Any, *, masters: Any = None, optimizer: bool = True, stage: str = "O0") -> Path:
+        from erniekit.environment import cpu_settings, package_versions
+        from erniekit.model.weights import save_model_folder
+        from erniekit.model.whole import OwnTensors, held
+        from erniekit.training.checkpoint import TrainerState, save_checkpoint
+        from erniekit.training.master_weights import BESIDE as MASTERS_BESIDE
+        from erniekit.training.master_weights import in_place_of_weights
+        from erniekit.training.moment_codes import FORMATS
+        from erniekit.training.run_identity import RunIdentity
+
+        masters = masters or MASTERS_BESIDE
+        weights = held(self.parameters)
+        if masters.stored == "as weights":
+            weights = in_place_of_weights(weights, self.optimizer, self.parameters)
+        return save_checkpoint(
+            self.folder,
+            TrainerState(step=1),
+            identity=RunIdentity(0, "", {}, cpu_settings(), package_versions()),
+            resolved_config={},
+            write_model=lambda target: save_model_folder(self.model, target, whole=OwnTensors(weights)),
+            optimizer=self.optimizer if optimizer else None,
+            parameters=self.parameters,
+            masters=masters,
+            moments=FORMATS.get(stage),
+            saver=saver,
+        )
+
+    def fresh(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+
+
+def timings(run: Run, rounds: int) -> Iterator[str]:
+    """Saving in every way, then reading: the lines of a table."""
+    from erniekit.training import saving
+    from erniekit.training.checkpoint import load_optimizer, write_config
+    from erniekit.training.checkpoint_folder import newest_complete
+
+    found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in (WAITS, BESIDE, BESIDE_ON_DISK)}
+    for _ in range(rounds):
+        for way, runs in found.items():
+            run.fresh()
+            saver: Any = saving.AtOnce()
+            if way != WAITS:
+                room = way == BESIDE
+                saver = saving.BesideTraining(None, lambda folder: None, lambda line: None, shared_memory=room)
+            with saver:
+                started = time.perf_counter()
+                waits, memory = measured(lambda saver=saver: run.save(saver))  # type: ignore[misc]
+            runs.append((waits, time.perf_counter() - started, memory))
+    size = size_mb(run.folder)
+    yield "| | training waits, s | complete after, s | MB of memory of the trainer | MB of shared memory |"
+    yield "|---|---:|---:|---:|---:|"
+    for way, runs in found.items():
+        waits, complete, memory = (list(values) for values in zip(*runs, strict=True))
+        shared = size if way == BESIDE else 0
+        yield f"| {way} | {shown(waits)} | {shown(complete)} | {statistics.median(memory):,.0f} | {shared:,.0f} |"
+    write_config(run.folder / "checkpoint-1", {})
+    reading = {
+        "find the newest complete one": lambda: newest_complete(run.folder),
+        "load the optimizer": lambda: load_optimizer(run.folder / "checkpoint-1", run.optimizer, run.parameters),
+    }
+    for name, action in reading.items():
+        seconds, memory = measured(action)
+        yield f"| {name} | {seconds:.2f} | | {memory:,.0f} | |"
+
+
+def sizes(run: Run, ways: Mapping[str, dict[str, Any]], kind: str) -> Iterator[str]:
+    from erniekit.training import saving
+
+    whole = 0.0
+    for name, values in ways.items():
+        run.fresh()
+        size = size_mb(run.save(saving.AtOnce(), **values))
+        whole = whole or size
+        yield f"| {kind} | {name} | {size:,.0f} | {size / whole:.2f} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/bench-checkpoint"))
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md")
     options = parser.parse_args()
-    from erniekit.environment import cpu_settings, import_paddle, package_versions
+    from erniekit.environment import import_paddle, package_versions
 
     import_paddle()
-    from erniekit.model.builder import build_model
     from erniekit.model.configuration import ModelConfig
-    from erniekit.model.weights import named_weights, save_model_folder
-    from erniekit.training.checkpoint import TrainerState, load_optimizer, save_checkpoint
-    from erniekit.training.checkpoint_folder import newest_complete
-    from erniekit.training.optimizer import OptimizerSettings, build_optimizer
-    from erniekit.training.run_identity import RunIdentity
+    from erniekit.training.master_weights import MasterWeights
 
     config = ModelConfig.from_json(
         {
@@ -76,35 +184,32 @@ def main() -> None:
             "tie_word_embeddings": True,
         }
     )
-    model = build_model(config, None, seed=0)
-    parameters = named_weights(model)
-    optimizer = build_optimizer(parameters, OptimizerSettings())
-    folder = options.folder / "run"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-
-    def save() -> None:
-        save_checkpoint(
-            folder,
-            TrainerState(step=1),
-            identity=RunIdentity(0, "", {}, cpu_settings(), package_versions()),
-            resolved_config={},
-            write_model=lambda target: save_model_folder(model, target),
-            optimizer=optimizer,
-            parameters=parameters,
-        )
-
-    rows = [("save", *measured(save))]
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
-    rows.append(("find the newest complete one", *measured(lambda: newest_complete(folder))))
-    rows.append(
-        ("load the optimizer", *measured(lambda: load_optimizer(folder / "checkpoint-1", optimizer, parameters)))
-    )
-    shutil.rmtree(folder)
-    print(f"{config.parameter_count() / 1e6:.1f} M parameters, checkpoint of {size:,.0f} MB, {package_versions()}\n")
-    print("| | seconds | MB/s | MB of memory beside training |\n|---|---|---|---|")
-    for name, seconds, memory in rows:
-        print(f"| {name} | {seconds:.2f} | {size / seconds:,.0f} | {memory:,.0f} |")
+    run = Run(config, options.folder / "run")
+    lines = [*timings(run, options.rounds)]
+    size = size_mb(run.folder)
+    lines += ["", "| weights | what is left out | MB | |", "|---|---|---:|---:|"]
+    plain = {
+        "nothing": {},
+        "`ignore_save_lr_and_optim`": {"optimizer": False},
+        "`ckpt_quant_stage: O1`": {"stage": "O1"},
+        "`ckpt_quant_stage: O2`": {"stage": "O2"},
+    }
+    lines += sizes(run, plain, "float32")
+    narrow = Run(config, options.folder / "run", narrow=True)
+    masters = {
+        "nothing": {},
+        "`skip_save_model_weight`": {"masters": MasterWeights("as weights")},
+        "`remove_master_weight`": {"masters": MasterWeights("nowhere")},
+    }
+    lines += sizes(narrow, masters, "bfloat16 (O2)")
+    shutil.rmtree(run.folder)
+    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
+    title = f"{config.parameter_count() / 1e6:.1f} M parameters, a checkpoint of {size:,.0f} MB, median (range) of"
+    table = "\n".join([f"{title} {options.rounds}; {versions}.", "", *lines])
+    print(table)
+    if options.write:
+        document = ROOT / "docs/benchmarks.md"
+        document.write_text(with_table("checkpoints", table, document), encoding="utf-8")
 
 
 if __name__ == "__main__":
