@@ -202,6 +202,8 @@ def _run_once(job: Job, nodes: Nodes, port: int, attempt: int, resume: bool) -> 
                 return waiting()
 
             failures = watch(ranks, keep_waiting=keep_waiting, elsewhere=elsewhere)
+            if len(received) > 1:
+                failures = []  # ended at once, as was asked for: one may have lost another that was quicker
             if failures:
                 nodes.call_out({"attempt": attempt, "failures": [asdict(failure) for failure in failures]})
         finally:

@@ -53,7 +53,7 @@ from erniekit.training.run_identity import RunIdentity, check_identity
 from erniekit.training.saving import PLAIN, AtOnce, BesideTraining, Saver
 from erniekit.training.schedules import Schedule, dropout_scale, learning_rate
 from erniekit.training.settings import TrainingSettings, due
-from erniekit.training.signals import StopRequest, stop_signals
+from erniekit.training.signals import StoppedAtOnceError, StopRequest, stop_signals
 from erniekit.training.step import NotFiniteError, StepResult, train_step
 from erniekit.training.totals import Totals
 
@@ -155,6 +155,11 @@ class Trainer:
             if finished:
                 notify(self.callbacks, "on_train_end", result)
             return result
+        except StoppedAtOnceError:
+            newest, _ = newest_complete(self.settings.output_dir)
+            left = "no checkpoint was saved" if newest is None else f"the newest checkpoint is {newest}"
+            self.say(f"a second signal: stopped at once; {left}")
+            raise
         finally:
             notify(self.callbacks, "close")
 
@@ -246,6 +251,7 @@ class Trainer:
     def _is_asked_to_stop(self, request: StopRequest) -> bool:
         """Whether a signal has reached any rank, or the first one was told to quit, so that all stop after the same
         step; other commands are obeyed here."""
+        request.check()  # what is raised in a destructor, Python drops
         own = [request.signal or 0, self.commands.lines() if self.ranks.is_first else []]
         of_all = self.ranks.exchange(own)
         self._stopped_by = max(number for number, _ in of_all) or None

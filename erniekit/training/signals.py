@@ -12,29 +12,49 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class StoppedAtOnceError(SystemExit):
+    """A second signal arrived; `code` is what a shell expects of a program that it ended."""
+
+
 class StopRequest:
-    """Which signal, if any, asked the run to stop."""
+    """Which signal, if any, asked the run to stop, and which one to stop at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.at_once: int | None = None
+
+    def check(self) -> None:
+        """Raise StoppedAtOnceError once a second signal has arrived."""
+        if self.at_once is not None:
+            raise StoppedAtOnceError(128 + self.at_once)
 
 
 @contextmanager
 def stop_signals() -> Iterator[StopRequest]:
-    """Catch SIGINT and SIGTERM while the body runs. Outside the main thread, which has no signals, do nothing."""
+    """Catch SIGINT and SIGTERM while the body runs. Outside the main thread, which has no signals, do nothing.
+
+    Raises:
+        StoppedAtOnceError: a second signal arrived. Whatever else the body raises after that follows from it: Paddle
+            makes an OSError of what is raised in a backward pass, and other ranks may be gone.
+    """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
-        if request.signal is not None:
-            raise SystemExit(128 + number)
-        request.signal = number
+        if request.signal is None:
+            request.signal = number
+        else:
+            request.at_once = number
+            request.check()
 
     earlier = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield request
+    except Exception:
+        request.check()
+        raise
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)

@@ -9,10 +9,12 @@ import signal
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from paddle.autograd import PyLayer
 from safetensors.numpy import load_file
 
 from erniekit.errors import CheckpointError, TrainingError
@@ -443,6 +445,37 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     assert caught.value.code == 130
     assert steps_of(tmp_path) == []
     assert closed == [True]
+
+
+class SignalsInBackward(PyLayer):
+    """The value unchanged; two signals arrive while its gradient is made."""
+
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        return gradient
+
+
+def test_a_second_signal_in_a_backward_pass_is_no_failure(tmp_path: Path) -> None:
+    """Paddle makes an OSError of what is raised there."""
+    said: list[str] = []
+    trainer = fake_trainer(tmp_path, say=said.append)
+    loss = trainer.objective.loss
+
+    def with_signals(model: Any, batch: Any) -> Any:
+        result = loss(model, batch)
+        return result._replace(loss_sum=SignalsInBackward.apply(result.loss_sum))
+
+    trainer.objective = replace(trainer.objective, loss=with_signals)
+    with pytest.raises(SystemExit) as caught:
+        trainer.fit(FRESH)
+    assert caught.value.code == 130
+    assert said[-1] == "a second signal: stopped at once; no checkpoint was saved"
 
 
 def test_a_failing_disk_ends_the_run_with_the_earlier_checkpoint_intact(tmp_path: Path) -> None:
