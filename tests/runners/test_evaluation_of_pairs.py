@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from erniekit.runners.evaluate import run_evaluation
-
-from .conftest import save_random_model
+from tests.tiny_runs import save_random_model
 
 ROOT = Path(__file__).parents[2]
 LOSSES = ["sigmoid", "ipo", "kto_pair", "simpo", "orpo", "nca_pair"]

@@ -14,8 +14,7 @@ from erniekit.errors import ConfigurationError
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.quantization.fp8 import AVERAGES_FILE
 from erniekit.runners.layout_plan import plan_layout
-
-from .conftest import save_random_model
+from tests.tiny_runs import save_random_model
 
 pytestmark = pytest.mark.distributed
 Train = Callable[..., Any]

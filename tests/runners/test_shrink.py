@@ -22,7 +22,7 @@ from erniekit.parameters.schema import PARAMETERS
 from erniekit.runners.layout_plan import divided_layers
 from erniekit.runners.shrink import Miniature, shrink, shrink_words
 
-from .test_layout_examples import READY, _name
+from .test_layout_examples import COMMANDS, _name
 
 VOCABULARY = 512
 NEEDED = {"model_name_or_path": "baidu/ERNIE-4.5-21B-A3B-PT", "from_hf_hub": True, "output_dir": "o"}
@@ -130,7 +130,7 @@ def _distinct() -> list[Path]:
     left_out = {"output_dir", "logging_dir", "model_name_or_path"}
     left_out |= {name for name, parameter in PARAMETERS.items() if parameter.devices == GPU_ONLY}
     seen, chosen = set(), []
-    for path in READY:
+    for path in COMMANDS:
         config = Config.load(path)
         miniature = shrink(config, _model(path.parent.name.removeprefix("ernie-4.5-").upper()), VOCABULARY)
         values = config.resolved() | dict(miniature.parameters)
