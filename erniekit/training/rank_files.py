@@ -5,8 +5,9 @@ checkpoint-{step}/
   rank-00000/       what the first rank has: weights*.safetensors, optimizer*.safetensors, beside_model*.safetensors
   rank-00001/       ...
 
-Each rank hashes and syncs its own part, and lists it in a manifest there. Nothing is gathered, so saving costs least; the price is that only the layout that wrote the files can read them. All
-ranks write into one folder, which must lie on a disk that they share.
+Each rank hashes and syncs its own part, and lists it in a manifest there. Nothing is gathered, so saving costs least;
+the price is that only the layout that wrote the files can read them. All ranks write into one folder, which must lie on
+a disk that they share.
 """
 
 from __future__ import annotations
@@ -82,9 +83,9 @@ def write_parts(
         folder: where the first rank has its files; None on the others, which are told.
         kinds: what they write.
         write: puts this rank's files into a folder.
-
         seals: whether every rank hashes and syncs its part, as the first one says; otherwise whoever completes the
             folder does.
+
     Raises:
         OSError, CheckpointError: a rank could not write; the former on the first rank, the latter on the others.
     """

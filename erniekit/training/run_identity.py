@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from erniekit.errors import CheckpointError
 
-_TOLD_AS = {"gradient_accumulation_steps": "gradient_accumulation_steps (times the ranks that read different data)"}
+_ROWS, _MICRO_BATCHES = "per_device_train_batch_size", "gradient_accumulation_steps"
+_TOLD_AS = {_MICRO_BATCHES: "gradient_accumulation_steps (times the ranks that read different data)"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,10 @@ def check_identity(stored: RunIdentity, own: RunIdentity, folder: Path) -> list[
             "the training data, the tokenizer or the chat template changed "
             f"(fingerprint was {stored.data_fingerprint}, is {own.data_fingerprint})"
         )
-    differences += _changed(stored.batches, own.batches)
+    packs = _packs_of_a_step(own.batches)
+    redivided = packs is not None and packs == _packs_of_a_step(stored.batches)
+    shape = (_ROWS, _MICRO_BATCHES) if redivided else ()
+    differences += _changed(*(_without(shape, batches) for batches in (stored.batches, own.batches)))
     if differences:
         raise CheckpointError(
             f"cannot resume from {folder}: the remaining steps would train on other samples.\n"
@@ -64,14 +68,32 @@ def check_identity(stored: RunIdentity, own: RunIdentity, folder: Path) -> list[
             + "  Put the old values back, or start a new run from its weights: set "
             f"init_from_checkpoint: {folder} instead of resume_from_checkpoint, with another output_dir."
         )
+    warnings = []
+    if redivided and stored.batches[_ROWS] != own.batches[_ROWS]:
+        warnings.append(
+            "resuming is not bit-exact: the samples of each step are the same, in micro-batches of "
+            f"{own.batches[_ROWS]} rows now, not of {stored.batches[_ROWS]}: sums are rounded in another order, and "
+            "dropout draws other numbers"
+        )
     changed = _changed(stored.cpu_settings, own.cpu_settings) + _changed(stored.versions, own.versions)
-    warnings = [f"resuming is not bit-exact: {change}" for change in changed]
+    warnings += [f"resuming is not bit-exact: {change}" for change in changed]
     if stored.versions.get("numpy") != own.versions.get("numpy"):
         warnings.append(
             "the samples are ordered with NumPy's random numbers, which another version of NumPy may draw differently: "
             "if it does, the rest of this epoch repeats some samples and misses others"
         )
     return warnings
+
+
+def _packs_of_a_step(batches: Mapping[str, Any]) -> int | None:
+    """How many rows all micro-batches of a step have together; None where rows are not what a step is counted in."""
+    if batches.get("batch_tokens") or not {_ROWS, _MICRO_BATCHES} <= batches.keys():
+        return None
+    return int(batches[_ROWS]) * int(batches[_MICRO_BATCHES])
+
+
+def _without(names: Collection[str], batches: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in batches.items() if name not in names}
 
 
 def _changed(stored: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:

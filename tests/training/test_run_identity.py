@@ -56,6 +56,21 @@ def test_what_only_changes_rounding_is_a_warning(change: dict, words: str) -> No
     assert warning == f"resuming is not bit-exact: {words}"
 
 
+def test_a_step_of_the_same_samples_may_be_divided_otherwise() -> None:
+    def run(rows: int, micro_batches: int, **more: int) -> RunIdentity:
+        batches = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": micro_batches, **more}
+        return identity(batches=batches)
+
+    assert check_identity(run(2, 4), run(2, 4), FOLDER) == []
+    (warning,) = check_identity(run(2, 4), run(8, 1), FOLDER)
+    assert warning.startswith("resuming is not bit-exact: the samples of each step are the same, in micro-batches of 8")
+    with pytest.raises(CheckpointError, match=r"per_device_train_batch_size was 2, is 4"):
+        check_identity(run(2, 4), run(4, 4), FOLDER)
+    # groups by tokens are micro-batches as they are: a step has as many as before
+    with pytest.raises(CheckpointError, match=r"gradient_accumulation_steps \(times the ranks"):
+        check_identity(run(2, 4, batch_tokens=64), run(4, 2, batch_tokens=64), FOLDER)
+
+
 def test_another_plan_version_is_refused() -> None:
     stored, own = ({"batches": {"plan_version": version}} for version in (1, 2))
     with pytest.raises(CheckpointError, match="plan_version was 1, is 2"):

@@ -87,16 +87,17 @@ def _read(output_dir: Path) -> Run:
         json.loads(line) for line in (output_dir / "training_log.jsonl").read_text(encoding="utf-8").splitlines()
     ]
     losses = [record[name] for name in ("loss", "eval_loss") for record in records if name in record]
-    state = _tensors(output_dir / "checkpoint-1", "optimizer*.safetensors")
+    state = tensors(output_dir / "checkpoint-1", "optimizer*.safetensors")
     suffix = "/moment1"
     # after one step from zero, the first moment is (1 - beta1) times the gradient
     gradients = {name[: -len(suffix)]: values for name, values in state.items() if name.endswith(suffix)}
-    weights = _tensors(output_dir, "adapter_model*.safetensors") or _tensors(output_dir, "model*.safetensors")
+    weights = tensors(output_dir, "adapter_model*.safetensors") or tensors(output_dir, "model*.safetensors")
     shutil.rmtree(output_dir)
     return Run(np.array(losses), gradients, weights)
 
 
-def _tensors(folder: Path, pattern: str) -> dict[str, np.ndarray]:
+def tensors(folder: Path, pattern: str) -> dict[str, np.ndarray]:
+    """All tensors of the files in a folder whose names match."""
     tensors: dict[str, np.ndarray] = {}
     for file in sorted(folder.glob(pattern)):
         tensors |= load_file(file)
