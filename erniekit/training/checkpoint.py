@@ -2,7 +2,8 @@
 
 checkpoint-{step}/
   (model files)              written by the caller: config.json, model*.safetensors, tokenizer; loadable like any model
-  optimizer*.safetensors     AdamW's state as `<parameter>/<kind>`; absent with ignore_save_lr_and_optim
+  optimizer*.safetensors     AdamW's state as `<parameter>/<kind>`, moments perhaps in codes (see compressed_state);
+                             absent with ignore_save_lr_and_optim
   beside_model*.safetensors  what the objective needs beside the model: the reference of a preference loss, or absent
   trainer_state.json         integers and running sums: where the run stands
   ranks.json, rank-00000/ .. what ranks have written of their own, in the place of the above (see rank_files)
