@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from erniekit.model.adapters.settings import linear_shapes
 from erniekit.model.configuration import ModelConfig
+from erniekit.model.quantization.settings import WeightOnly
 from erniekit.model.storage.precision import to_stored
 from erniekit.model.storage.safetensors_file import StoredTensor
 from erniekit.model.storage.shards import write_weight_files
@@ -45,6 +48,22 @@ before = peak()
 model = build_model(config, sys.argv[1])
 print(before, peak())
 """
+# The same beside adapters, and again after a forward and a backward pass.
+MEASURE_PACKED = MEASURE.replace(
+    "model = build_model(config, sys.argv[1])\nprint(before, peak())",
+    """
+from erniekit.model.adapters.settings import LoraSettings
+from erniekit.model.attention import AttentionPlan
+from erniekit.model.head import token_loss
+from erniekit.model.quantization.settings import WeightOnly
+model = build_model(config, sys.argv[1], lora=LoraSettings(rank=2, alpha=4.0), quantization=WeightOnly(sys.argv[2]))
+loaded = peak()
+ids = paddle.arange(16).unsqueeze(0)
+plan = AttentionPlan.build(paddle.full([1, 1, 16, 1], 16, "int32").numpy())
+token_loss(model, model(ids, ids, plan), ids).loss_sum.backward()
+print(before, loaded, peak())
+""",
+)
 
 
 def write_model(folder: Path, dtype: str, max_shard_bytes: int) -> int:
@@ -66,8 +85,26 @@ def write_model(folder: Path, dtype: str, max_shard_bytes: int) -> int:
 def test_the_peak_is_under_a_fifth_above_the_model(dtype, max_shard_bytes, tmp_path):
     size = write_model(tmp_path, dtype, max_shard_bytes)
     assert size > 150e6
-    output = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
-    ).stdout
-    before, after = (1024 * int(word) for word in output.split()[-2:])
+    before, after = _peaks(MEASURE, str(tmp_path))
     assert size <= after - before < 1.2 * size, f"{(after - before) / size:.2f} times the model"
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel tells no peak")
+@pytest.mark.parametrize("algorithm", ["weight_only_int8", "nf4"])
+def test_weights_in_few_bits_are_never_dense_together(algorithm, tmp_path):
+    """While they load a few MB of one are; while a layer computes, its own."""
+    size = write_model(tmp_path, "F32", 10**9)
+    shapes = linear_shapes(ModelConfig.from_json(CONFIG).weight_shapes())
+    dense = 4 * sum(math.prod(shape) for shape in shapes.values())
+    packed = sum(WeightOnly(algorithm).form(path).nbytes(*shape) for path, shape in shapes.items())
+    before, loaded, trained = _peaks(MEASURE_PACKED, str(tmp_path), algorithm)
+    held = size - dense + packed
+    assert held <= loaded - before < 1.2 * held + 2e7, f"{(loaded - before) / held:.2f} times what is held"
+    assert trained - loaded < dense / 3, f"{(trained - loaded) / 1e6:.0f} MB for 16 tokens"
+
+
+def _peaks(program: str, *arguments: str) -> list[int]:
+    """What a program prints last, in bytes."""
+    words = [sys.executable, "-c", program, *arguments]
+    output = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
+    return [1024 * int(word) for word in output.splitlines()[-1].split()]
