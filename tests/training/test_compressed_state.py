@@ -9,10 +9,14 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes
 
 from erniekit.errors import CheckpointError
 from erniekit.model.storage.safetensors_file import SafetensorsFile, StoredTensor, write_stored
 from erniekit.model.whole import Held, OwnTensors, held
+from erniekit.model.whole import values_of as values_as_numpy
 from erniekit.training import tensor_files
 from erniekit.training.checkpoint import TrainerState, load_optimizer, save_checkpoint
 from erniekit.training.compressed_state import CompressedState, decompressed
@@ -125,6 +129,46 @@ def test_one_moment_at_a_time_is_read(form: MomentFormat) -> None:
         assert all((state.read(name) is not None) == gives for name in state.names)
         orders.append(read)
     assert orders[0] == orders[1] == ["a/moment2", "a/moment1", "b/moment2", "b/moment1"]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    form=st.sampled_from([O1, O2]),
+    tensors=st.dictionaries(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["moment1", "moment2", "beta1_pow_acc", "master_weight"])),
+        st.tuples(
+            array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=9), st.sampled_from(["float32", "bfloat16"])
+        ),
+        max_size=8,
+    ),
+    bytes_a_file=st.sampled_from([60, 500, 1 << 30]),
+)
+def test_whatever_there_is_comes_back_under_its_name(
+    tmp_path_factory: pytest.TempPathFactory,
+    form: MomentFormat,
+    tensors: dict[tuple[str, str], tuple[tuple[int, ...], str]],
+    bytes_a_file: int,
+) -> None:
+    shapes = {parameter: shape for (parameter, _), (shape, _) in reversed(tensors.items())}  # one of each parameter
+    generator = np.random.default_rng(0)
+    values = {
+        f"{parameter}/{kind}": paddle.to_tensor(generator.random(shapes[parameter], np.float32)).astype(dtype)
+        for (parameter, kind), (_, dtype) in tensors.items()
+    }
+    folder = tmp_path_factory.mktemp("any")
+    state = CompressedState(OwnTensors(held(values)), form)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tensor_files, "BYTES_A_FILE", bytes_a_file)
+        tensor_files.write_tensors(folder, "optimizer", state, state.metadata)
+    files = decompressed(tensor_files.open_tensors(folder, "optimizer"), folder)
+    assert set(files.names) == set(values)
+    for name, tensor in values.items():
+        back, before = files.read(name), values_as_numpy(tensor)
+        assert back.shape == before.shape, name
+        if name in state.names:
+            np.testing.assert_array_equal(back, before, err_msg=name)
+        else:
+            assert np.abs(back - before).max() < 0.5, name
 
 
 class Made:
