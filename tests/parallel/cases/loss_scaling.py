@@ -1,0 +1,111 @@
+"""A loss scale on ranks of which one alone sees a gradient overflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import paddle
+
+from erniekit.model.adapters.lora import trained_weights
+from erniekit.model.builder import build_model
+from erniekit.model.decoder import embedding_at_the_end
+from erniekit.parallel.decoder_pipeline import DecoderPipeline, stack_part
+from erniekit.parallel.mesh import ALONE, Mesh
+from erniekit.parallel.pipeline import PipelineOptions
+from erniekit.parallel.ranks import LayoutRanks
+from erniekit.parallel.sharding import DividedOptimizer, divide
+from erniekit.parallel.start import start_ranks
+from erniekit.parallel.topology import Topology
+from erniekit.training.loss_scaling import LossScale
+from erniekit.training.objectives import supervised
+from erniekit.training.optimizer import OptimizerSettings, build_optimizer, stateless_optimizer
+from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.step import train_step
+from tests.model.tiny import tiny_config
+from tests.parallel.cases.sharding import batch
+
+LARGEST = 65504.0  # of float16
+FIRST, SETTINGS = 2.0**34, OptimizerSettings(weight_decay=0.1)
+NAME = "model.layers.1.mlp.down_proj.weight"
+
+
+def overflow(degrees: Mapping[str, int], stage: str = "") -> dict[str, Any]:
+    """Train one step, over again until nothing overflows.
+
+    Returns:
+        The scales of the attempts that this rank skipped, whether they left its weights alone, and the loss and the
+        gradient norm of the one that it did not skip, beside those of one process without a scale.
+    """
+    mesh = start_ranks(Topology.from_degrees(2, **degrees), timeout=60)
+    decoder, parameters, optimizer, ranks = _parts(mesh, stage)
+    if mesh.rank == 1:
+        _narrow(parameters[NAME])
+    scale, skipped, unchanged = LossScale(FIRST), [], True
+    own = [batch(0, number) for number in range(4)][mesh.reader :: mesh.topology.readers]
+    before = _digest(parameters)
+    while True:
+        tried = scale.scale
+        result = _step(decoder, parameters, optimizer, own, ranks, scale)
+        if not result.overflowed:
+            break
+        skipped.append(tried)
+        unchanged = unchanged and _digest(parameters) == before
+    alone = _parts(ALONE, "")
+    expected = _step(*alone[:3], [batch(0, number) for number in range(4)], SINGLE, None)
+    return {
+        "skipped": skipped,
+        "unchanged": unchanged and _digest(parameters) != before,
+        "loss": [result.totals.loss, expected.totals.loss],
+        "norm": [result.grad_norm, expected.grad_norm],
+    }
+
+
+def _step(decoder: Any, parameters: Any, optimizer: Any, batches: Any, ranks: Ranks, scale: LossScale | None) -> Any:
+    return train_step(
+        decoder,
+        list(parameters.values()),
+        optimizer,
+        supervised(),
+        batches,
+        step=0,
+        learning_rate=0.01,
+        max_grad_norm=0.5,
+        loss_scale=scale,
+        ranks=ranks,
+    )
+
+
+def _parts(mesh: Mesh, stage: str) -> tuple[Any, dict[str, paddle.Tensor], Any, Ranks]:
+    config = tiny_config(vocab_size=56)
+    part = stack_part(config.num_hidden_layers, mesh, "uniform")
+    decoder = build_model(config, None, seed=3, tensor=mesh.tensor, part=part)
+    parameters = trained_weights(decoder)
+    if mesh is ALONE:
+        return decoder, parameters, build_optimizer(parameters, SETTINGS), SINGLE
+    if stage:
+        adamw, group = stateless_optimizer(parameters, SETTINGS), mesh.group("sharding")
+        divided = divide(stage, adamw, decoder, parameters, group)
+        optimizer: Any = DividedOptimizer(adamw, divided, parameters, group)
+        return decoder, parameters, optimizer, LayoutRanks(mesh, parameters, stage=divided)
+    pipeline = None
+    if mesh.topology.pipeline > 1:
+        pipeline = DecoderPipeline(mesh, PipelineOptions(), copied_embedding=embedding_at_the_end(config))
+    return decoder, parameters, build_optimizer(parameters, SETTINGS), LayoutRanks(mesh, parameters, pipeline=pipeline)
+
+
+def _narrow(parameter: paddle.Tensor) -> None:
+    """Have what a gradient holds beyond the largest float16 become infinite."""
+
+    def cut(gradient: paddle.Tensor) -> paddle.Tensor:
+        values = gradient.numpy()
+        return paddle.to_tensor(np.where(np.abs(values) > LARGEST, np.float32(np.inf), values))
+
+    parameter.register_hook(cut)
+
+
+def _digest(parameters: Mapping[str, paddle.Tensor]) -> list[float]:
+    """A number for each weight; of what stage 3 has divided, for this rank's part."""
+    own = [p if p._is_initialized() else p.fw_storage for p in parameters.values()]
+    return [float(p.astype("float64").abs().sum()) for p in own]
