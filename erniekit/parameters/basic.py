@@ -69,7 +69,7 @@ class BasicParameters:
     )
     do_eval: bool = parameter(
         False,
-        "Evaluate on `eval_dataset_path` while training, as `evaluation_strategy` says.",
+        "Evaluate on `eval_dataset_path` while training, as `evaluation_strategy` says. `erniekit eval` implies it.",
         verbs=("train",),
         example=True,
     )
@@ -93,8 +93,9 @@ class BasicParameters:
     )
     dropout_warmup_steps: int = parameter(
         0,
-        "Let both dropout probabilities grow linearly from 0 to their value over this many optimizer steps and "
-        "stay there: p x min(1, step / dropout_warmup_steps). 0 applies the full probability from the first step.",
+        "Let the probabilities of dropout, `lora_dropout` too, grow linearly from 0 to their value over this many "
+        "optimizer steps and stay there: p x min(1, finished steps / dropout_warmup_steps), so that the first step "
+        "drops nothing. 0 applies the full probability from the first step.",
         minimum=0,
         unit="optimizer steps",
         verbs=("train",),
@@ -110,6 +111,7 @@ class BasicParameters:
         choices=("none", "fp8_linear", "weight_only_int8", "weight_only_int4", "weight_only_mix", "nf4"),
         spellings={"": "none", "null": "none", "fp8linear": "fp8_linear"},
         verbs=("train", "eval", "export"),
+        example="fp8_linear",
     )
     num_nextn_predict_layers: int = parameter(
         0,
@@ -131,8 +133,8 @@ class BasicParameters:
     )
     logging_steps: int = parameter(
         1,
-        "Report loss, learning rate and speed every so many optimizer steps. The reported loss is the mean over all "
-        "target tokens since the last report.",
+        "Report loss, learning rate and speed every so many optimizer steps, and after the last one. The reported loss "
+        "is the mean over all target tokens since the last report.",
         minimum=1,
         unit="optimizer steps",
         needs=when("logging_strategy", "steps"),
@@ -209,13 +211,14 @@ def something_to_do(draft: Draft) -> None:
         )
 
 
-@rule("dropout_warmup_steps", "hidden_dropout_prob", "attention_probs_dropout_prob")
+@rule("dropout_warmup_steps", "hidden_dropout_prob", "attention_probs_dropout_prob", "lora_dropout", "lora")
 def dropout_warmup_needs_dropout(draft: Draft) -> None:
-    """`dropout_warmup_steps` has no effect while both dropout probabilities are 0."""
+    """`dropout_warmup_steps` has no effect while all probabilities of dropout are 0."""
+    of_adapters = draft["lora"] and draft["lora_dropout"]
     if draft.differs("dropout_warmup_steps") and not (
-        draft["hidden_dropout_prob"] or draft["attention_probs_dropout_prob"]
+        draft["hidden_dropout_prob"] or draft["attention_probs_dropout_prob"] or of_adapters
     ):
-        draft.no_effect("dropout_warmup_steps", "because both dropout probabilities are 0")
+        draft.no_effect("dropout_warmup_steps", "because all probabilities of dropout are 0")
 
 
 SECTION = section(

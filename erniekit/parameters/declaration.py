@@ -88,8 +88,6 @@ class Parameter:
     excludes: tuple[str, ...] = ()
     required_for: tuple[str, ...] = ()
     derived: Derived | None = None
-    available: tuple[Any, ...] | None = None
-    coming: str = ""
     devices: tuple[str, ...] = CPU_AND_GPU
     stands_for: tuple[str, ...] = ()
     wrong_type: str = ""
@@ -123,14 +121,6 @@ class Parameter:
             return next((choice for choice in self.choices if choice.casefold() == spelled.strip().casefold()), spelled)
         return value
 
-    def is_available(self, value: Any) -> bool:
-        """Whether this version has the machinery that the value needs; for lists, for every word of it."""
-        if self.available is None:
-            return True
-        if self.kind.is_list:
-            return all(word in self.available for word in value)
-        return value in self.available
-
     @property
     def takes_effect(self) -> str:
         """Where it takes effect: `CPU and GPU`, `GPU`, or `nowhere yet`."""
@@ -158,8 +148,6 @@ def parameter(
     needs: When | tuple[When, ...] = (),
     excludes: tuple[str, ...] = (),
     required_for: tuple[str, ...] = (),
-    available: tuple[Any, ...] | None = None,
-    coming: str = "",
     devices: tuple[str, ...] = CPU_AND_GPU,
     stands_for: tuple[str, ...] = (),
     wrong_type: str = "",
@@ -179,8 +167,6 @@ def parameter(
         needs: without one of these conditions the parameter has no effect, which is reported.
         excludes: parameters that may not be true (or set) together with this one.
         required_for: verbs that cannot run without a value.
-        available: the values that this version can honour, where it cannot honour all; others are refused.
-        coming: the machinery that the refused values wait for.
         devices: where it takes effect. `GPU_ONLY`: any value but the default changes nothing on a CPU, which is
             reported. `NOWHERE_YET`: none of its verbs exists, and every other verb reports it.
         stands_for: the parameters that it sets, for one whose value nothing else needs to know.
@@ -206,8 +192,6 @@ def parameter(
         excludes=excludes,
         required_for=required_for,
         derived=derived,
-        available=available,
-        coming=coming,
         devices=devices,
         stands_for=stands_for,
         wrong_type=wrong_type,

@@ -70,8 +70,13 @@ class DistributedParameters:
     )
     pipeline_parallel_config: tuple[str, ...] = parameter(
         (),
-        "Options of pipeline parallelism: how stages exchange tensors, whether communication overlaps with "
-        "computation, and when gradients are scaled and released.",
+        "Options of pipeline parallelism. How stages exchange tensors: with their shapes each time "
+        "(`disable_p2p_cache_shape`), whole instead of in parts (`disable_partial_send_recv`), one by one "
+        "(`disable_batch_p2p_comm`) instead of together, as `disable_non_batch_p2p_comm` insists on, and beside "
+        "computation in interleaved pipelines (`enable_overlap_p2p_comm`). `best_unbalanced_scheduler` chooses another "
+        "order for these, `enable_clear_every_step_cache` forgets exchanged shapes after each step, `enable_timer` logs "
+        "the time of every phase, `enable_release_grads` stands for `release_grads`. The other words are refused or "
+        "reported, with the reason.",
         kind=WORDS,
         choices=PIPELINE_WORDS,
         needs=IN_PIPELINE,

@@ -39,7 +39,8 @@ class DpoParameters:
     offset_alpha: float = parameter(
         0.0,
         "Ask for a larger margin where the scores of two answers differ more: alpha / beta x log(score difference) is "
-        "subtracted from the preference logits of the `sigmoid` and `robust` losses. The scores are the two numbers of "
+        "subtracted from the preference logits of the `sigmoid` and `robust` losses, before beta multiplies them. The "
+        "scores are the two numbers of "
         "`sort` in erniekit records, `score_chosen` and `score_rejected` in others; the preferred answer's must be the "
         "higher one. 0 asks for none.",
         minimum=0.0,

@@ -66,7 +66,7 @@ class EvaluationParameters:
     )
     eval_steps: int = parameter(
         100,
-        "Evaluate every so many optimizer steps.",
+        "Evaluate every so many optimizer steps, and after the last one.",
         minimum=1,
         unit="optimizer steps",
         needs=(when("do_eval"),),

@@ -40,8 +40,9 @@ class PrecisionParameters:
     )
     scale_loss: int = parameter(
         2**15,
-        "The first value of the dynamic loss scale, which keeps small gradients from vanishing in float16. It is "
-        "halved after an overflow and doubled after a long time without one.",
+        "The first value of the dynamic loss scale, which keeps small gradients from vanishing in float16. A step "
+        "whose gradients overflow is skipped and the scale halved; after 2,000 steps without an overflow it is doubled. "
+        "Where gradients overflow at a scale of 1 the run stops, with advice.",
         minimum=1,
         needs=when("fp16"),
         devices=GPU_ONLY,

@@ -23,9 +23,9 @@ the file, and the file overrides the defaults. All problems are reported at once
 - Editors that know the YAML language server complete names and check values in a file whose first line is
   `# yaml-language-server: $schema=PATH/docs/parameters/erniekit.schema.json`.
 
-"Not available yet" marks values whose machinery this version does not have. They are refused, never ignored. What a
-user sets without any effect (on this machine, at this stage, beside these other values) is reported when a run starts.
-The verb `server` comes later; its parameter `port` is declared already.
+Nothing is ignored: what a user sets without any effect (on this machine, at this stage, beside these other values) is
+reported when a run starts, and by `erniekit validate`. The verb `server` comes later; its parameter `port` is declared
+already.
 
 "Takes effect" says on which devices a value changes what happens. What only a GPU can do is accepted on a CPU as well,
 so that one file serves both; `erniekit validate` and a run on a CPU then report it as without effect.
@@ -55,7 +55,6 @@ def facts(parameter: Parameter) -> list[tuple[str, str]]:
         ("aliases", ", ".join(f"`{alias.name}`" for alias in aliases_of(parameter.name))),
         ("stands for", ", ".join(f"`{other}`" for other in parameter.stands_for)),
         ("takes effect", _takes_effect(parameter)),
-        ("not available yet", _not_available(parameter)),
     ]
     return [(label, text) for label, text in rows if text]
 
@@ -99,15 +98,6 @@ def _bounds(parameter: Parameter) -> str:
 def _takes_effect(parameter: Parameter) -> str:
     reported = {GPU_ONLY: "; reported as without effect on a CPU", NOWHERE_YET: ": its verb comes later"}
     return parameter.takes_effect + reported.get(parameter.devices, "")
-
-
-def _not_available(parameter: Parameter) -> str:
-    if parameter.available is None:
-        return ""
-    if not parameter.available:
-        return f"any value ({parameter.coming})"
-    allowed = ", ".join(f"`{shown(value)}`" for value in parameter.available)
-    return f"anything but {allowed} ({parameter.coming})"
 
 
 def _index() -> str:

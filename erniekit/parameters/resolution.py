@@ -38,7 +38,7 @@ def resolve(layers: Iterable[list[Entry]], verb: str) -> Draft:
     _refuse_excluded(draft)
     for name in entries:
         if name in PARAMETERS and name not in draft.broken:
-            _refuse_or_report(draft, PARAMETERS[name])
+            _report_without_effect(draft, PARAMETERS[name])
     return draft
 
 
@@ -120,8 +120,8 @@ def _refuse_excluded(draft: Draft) -> None:
                 draft.problem(name, f"{origins} exclude each other", "keep one of them")
 
 
-def _refuse_or_report(draft: Draft, parameter: Parameter) -> None:
-    """A value that the user set either has its effect, or is reported to have none, or is refused for now."""
+def _report_without_effect(draft: Draft, parameter: Parameter) -> None:
+    """A value that the user set either has its effect, or is reported to have none."""
     name = parameter.name
     if not draft.differs(name):
         return
@@ -132,11 +132,6 @@ def _refuse_or_report(draft: Draft, parameter: Parameter) -> None:
     elif unmet := unmet_needs(parameter, draft):
         reasons = dict.fromkeys(f"{need.name} is {shown(draft[need.name])}" for need in unmet)
         draft.no_effect(name, f"because {' and '.join(reasons)}")
-    elif not parameter.is_available(draft[name]):
-        place = draft.place(name)
-        mend = f"write {shown(parameter.available[0])}" if parameter.available else "remove it"
-        mend = f"change `{place.alias}`" if place and place.alias else mend
-        draft.problem(name, f"{shown(draft[name])} is not available yet, it needs {parameter.coming}", mend)
 
 
 def _serves(draft: Draft, name: str) -> set[str]:

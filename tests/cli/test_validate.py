@@ -10,7 +10,6 @@ import pytest
 from erniekit.cli import main
 from erniekit.cli.validate import report
 from erniekit.parameters import Config
-from erniekit.parameters.declaration import Parameter
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "examples" / "configs" / "quickstart" / "sft.yaml")
@@ -244,8 +243,6 @@ def test_a_layout_is_shown_before_the_model_is_known() -> None:
 def test_number_formats_decide_the_estimate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Parameter, "is_available", lambda self, value: True)  # moments in 16 bits, too
-
     def optimizer_and_title(*words: str) -> tuple[float, str]:
         assert _layout(tmp_path, monkeypatch, "--world-size", "1", *words) == 0
         title, names, row = capsys.readouterr().out.partition("memory of each rank in GB, ")[2].splitlines()[:3]

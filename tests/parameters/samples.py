@@ -47,14 +47,6 @@ def another_value(parameter: Parameter) -> Any:
     return "other" if parameter.example is None else parameter.example
 
 
-def unavailable_value(parameter: Parameter) -> Any:
-    """A valid value that this version cannot honour."""
-    unlike = [choice for choice in parameter.choices if choice not in (parameter.available or ())]
-    if unlike:
-        return unlike[:1] if parameter.kind.is_list else unlike[0]
-    return another_value(parameter)
-
-
 def fulfil(need: When) -> Any:
     """A value under which the condition holds."""
     if need.above is not None:

@@ -271,7 +271,10 @@ def test_changes_are_told_only_for_what_the_user_set() -> None:
             {"fp16_opt_level": "O2"},
             "`fp16_opt_level` (given values) has no effect because bf16 is false and fp16 is false",
         ),
-        ({"dropout_warmup_steps": 5}, "`dropout_warmup_steps` (given values) has no effect because both dropout"),
+        (
+            {"dropout_warmup_steps": 5},
+            "`dropout_warmup_steps` (given values) has no effect because all probabilities of dropout",
+        ),
         (
             {"do_eval": True, "eval_dataset_path": "e", "evaluation_strategy": "epoch", "eval_steps": 5},
             "`eval_steps` (given values) has no effect because evaluation_strategy is epoch",

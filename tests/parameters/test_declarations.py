@@ -16,7 +16,7 @@ from erniekit.parameters.declaration import CPU_AND_GPU, GPU_ONLY, NOWHERE_YET, 
 from erniekit.parameters.json_schema import exact_schema, structural_problems, value_schema
 from erniekit.parameters.reference_docs import example_line
 from erniekit.parameters.schema import ALIASES, PARAMETERS, RULES, SECTIONS
-from tests.parameters.samples import another_value, fulfil, load, problems, unavailable_value
+from tests.parameters.samples import another_value, fulfil, load
 
 VERBS = {"train", "eval", "preview", "chat", "generate", "export", "split", "server"}
 DEFAULTS = {name: parameter.default for name, parameter in PARAMETERS.items()}
@@ -50,7 +50,6 @@ def test_parameter_is_fully_declared(parameter: Parameter) -> None:
     assert set(parameter.required_for) <= set(parameter.verbs)
     assert {need.name for need in parameter.needs} <= set(PARAMETERS)
     assert set(parameter.excludes) <= set(PARAMETERS)
-    assert bool(parameter.coming) == (parameter.available is not None)
 
 
 @every_parameter
@@ -58,12 +57,9 @@ def test_default_and_example_fit_the_schema(parameter: Parameter, tmp_path: Path
     default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
     jsonschema.validate(default, value_schema(parameter))
     assert parameter.read(default) == default
-    assert parameter.is_available(parameter.default)
-    if parameter.available is None:
-        file = tmp_path / "example.yaml"
-        file.write_text(example_line(parameter), encoding="utf-8")
-        config = _load_alone(file, parameter)
-        assert config.is_set(parameter.name)
+    file = tmp_path / "example.yaml"
+    file.write_text(example_line(parameter), encoding="utf-8")
+    assert _load_alone(file, parameter).is_set(parameter.name)
 
 
 def _load_alone(file: Path, parameter: Parameter) -> Config:
@@ -86,19 +82,6 @@ def test_configuration_has_every_section_and_its_type() -> None:
 
 def test_schema_is_valid_json_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(exact_schema())
-
-
-@parameters_where(lambda parameter: parameter.available is not None)
-def test_value_that_is_not_available_is_refused(parameter: Parameter) -> None:
-    assert parameter.available is not None
-    values = {need.name: fulfil(need) for need in parameter.needs} | {parameter.name: unavailable_value(parameter)}
-    assert list(structural_problems({name: parameter.read(value) for name, value in values.items()})) == []
-    text = problems(parameter.verbs[0], **values)
-    assert f"`{parameter.name}`" in text
-    assert "not available yet" in text
-    assert parameter.coming in text
-    for allowed in parameter.available:
-        load(parameter.verbs[0], **{parameter.name: allowed})
 
 
 @parameters_where(lambda parameter: parameter.devices == GPU_ONLY)

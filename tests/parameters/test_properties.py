@@ -28,9 +28,7 @@ any_values = plain_values | st.lists(plain_values, max_size=4) | st.dictionaries
 
 
 def _valid(parameter: Parameter) -> st.SearchStrategy[Any]:
-    """Values that the declaration allows and that this version honours."""
-    if parameter.available is not None:
-        return st.just(list(parameter.available)) if parameter.kind.is_list else st.sampled_from(parameter.available)
+    """Values that the declaration allows."""
     if parameter.choices:
         words = st.sampled_from(parameter.choices)
         return st.lists(words, unique=True, max_size=3) if parameter.kind.is_list else words
