@@ -196,12 +196,13 @@ class Decoder(nn.Layer):
         self.randomness.set(step=step, micro_batch=micro_batch, dropout_scale=dropout_scale)
         self.balance.begin_micro_batch(micro_batch, share)
 
-    def end_step(self) -> None:
-        """After the optimizer's update: what follows the step but no gradient."""
-        blocks = [*self.layers, *(prediction.block for prediction in self.mtp)]
+    def end_step(self, *, skipped: bool = False) -> None:
+        """After the optimizer's update: what follows the step but no gradient. Of a step whose update was skipped
+        nothing is learnt."""
+        blocks = [] if skipped else [*self.layers, *(prediction.block for prediction in self.mtp)]
         self.balance.end_step(layer.mlp.router for layer in blocks if isinstance(layer.mlp, MoE))
         if self.activation_scales is not None:
-            self.activation_scales.end_step()
+            self.activation_scales.end_step(skipped=skipped)
 
     def forward(
         self,

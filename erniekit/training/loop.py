@@ -99,7 +99,7 @@ class TrainResult:
 class Trainer:
     """A run from its parts. Generic over model, data plan and objective; `runners/` choose them."""
 
-    model: Layer  # offers .begin_micro_batch(step=, micro_batch=, dropout_scale=, share=) and .end_step()
+    model: Layer  # offers .begin_micro_batch(step=, micro_batch=, dropout_scale=, share=) and .end_step(skipped=)
     parameters: Mapping[str, Tensor]  # by Hugging Face name
     optimizer: Any  # AdamW, or what divides its state among ranks
     schedule: Schedule

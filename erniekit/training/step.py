@@ -96,6 +96,7 @@ def train_step(
         raise NotFiniteError("the loss", np.flatnonzero(~np.isfinite(loss_sums)).tolist())
     if not math.isfinite(norm):
         if loss_scale is not None and loss_scale.back_off():
+            model.end_step(skipped=True)
             forget(set_to_zero=not release_grads)
             return StepResult(Totals(tokens=int(tokens)), learning_rate, norm, updated=False, overflowed=True)
         found = _not_finite_gradients(model, loss, batches, begin, parameters, forget, ranks)

@@ -131,7 +131,7 @@ class FakeModel(paddle.nn.Layer):
         self.randomness.set(step=step, micro_batch=micro_batch, dropout_scale=dropout_scale)
         self.shares = [*(self.shares if micro_batch else []), share]
 
-    def end_step(self) -> None:
+    def end_step(self, *, skipped: bool = False) -> None:
         self.shares_of_step = tuple(self.shares)
 
     def save(self, folder: Path) -> None:

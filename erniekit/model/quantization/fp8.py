@@ -89,18 +89,23 @@ class ActivationScales:
         """Whether this is one of the first steps, in which scales follow each batch."""
         return self._randomness.step < self.settings.apply_online_actscale_step
 
-    def end_step(self) -> None:
-        """Move the averages on. Experts that no token has reached keep theirs."""
+    def end_step(self, *, skipped: bool = False) -> None:
+        """Move the averages on, but not by a step whose update was skipped. Experts that no token has reached keep
+        theirs."""
+        if not skipped:
+            self._move_on()
+        for product in self.products.values():
+            product.observed = None
+
+    def _move_on(self) -> None:
         reached = [(path, product.observed) for path, product in self.products.items() if product.observed is not None]
         values = paddle.stack([observed for _, observed in reached]).numpy().tolist() if reached else []
         own = {path: value for (path, _), value in zip(reached, values, strict=True)}
         of_all = self._exchange(own)  # other ranks have other tokens, or other layers
         for path, product in self.products.items():
             largest = max(figures.get(path, 0.0) for figures in of_all)
-            if 0 < largest < math.inf:  # a step that has overflowed is skipped, and teaches nothing
+            if 0 < largest < math.inf:
                 product.end_step(largest)
-        for product in self.products.values():
-            product.observed = None
 
     def averages(self) -> dict[str, Average]:
         """What a checkpoint keeps, of all ranks, for the layers that have seen a step. All ranks call it together."""

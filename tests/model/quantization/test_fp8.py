@@ -136,6 +136,16 @@ def test_without_first_steps_the_very_first_batch_still_has_a_scale() -> None:
     assert scales.averages().keys() == {"q_proj"}
 
 
+def test_a_step_that_is_skipped_teaches_nothing() -> None:
+    linear, scales = _linear(Fp8(hadamard_block=0))
+    linear(_input(size=100.0))
+    scales.end_step(skipped=True)
+    linear(_input())
+    scales.end_step()
+    assert linear.product.steps == 1
+    assert linear.product.average == pytest.approx(float(_input().abs().max()), rel=1e-6)
+
+
 def test_averages_are_of_all_ranks() -> None:
     linear = Linear(64, 24)
     others = {"q_proj": 50.0, "elsewhere": 7.0}
