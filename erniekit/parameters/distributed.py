@@ -74,8 +74,8 @@ class DistributedParameters:
         "(`disable_p2p_cache_shape`), whole instead of in parts (`disable_partial_send_recv`), one by one "
         "(`disable_batch_p2p_comm`) instead of together, as `disable_non_batch_p2p_comm` insists on, and beside "
         "computation in interleaved pipelines (`enable_overlap_p2p_comm`). `best_unbalanced_scheduler` chooses another "
-        "order for these, `enable_clear_every_step_cache` forgets exchanged shapes after each step, `enable_timer` logs "
-        "the time of every phase, `enable_release_grads` stands for `release_grads`. The other words are refused or "
+        "order for these, `enable_clear_every_step_cache` forgets exchanged shapes after each step, `enable_timer` "
+        "logs the time of every phase, `enable_release_grads` stands for `release_grads`. The other words are refused or "
         "reported, with the reason.",
         kind=WORDS,
         choices=PIPELINE_WORDS,

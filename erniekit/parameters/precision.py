@@ -41,7 +41,7 @@ class PrecisionParameters:
     scale_loss: int = parameter(
         2**15,
         "The first value of the dynamic loss scale, which keeps small gradients from vanishing in float16. A step "
-        "whose gradients overflow is skipped and the scale halved; after 2,000 steps without an overflow it is doubled. "
+        "whose gradients overflow is skipped and the scale halved; after 2,000 steps without any it is doubled. "
         "Where gradients overflow at a scale of 1 the run stops, with advice.",
         minimum=1,
         needs=when("fp16"),
