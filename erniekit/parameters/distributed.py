@@ -75,8 +75,8 @@ class DistributedParameters:
         "(`disable_batch_p2p_comm`) instead of together, as `disable_non_batch_p2p_comm` insists on, and beside "
         "computation in interleaved pipelines (`enable_overlap_p2p_comm`). `best_unbalanced_scheduler` chooses another "
         "order for these, `enable_clear_every_step_cache` forgets exchanged shapes after each step, `enable_timer` "
-        "logs the time of every phase, `enable_release_grads` stands for `release_grads`. The other words are refused or "
-        "reported, with the reason.",
+        "logs the time of every phase, `enable_release_grads` stands for `release_grads`. The other words are refused "
+        "or reported, with the reason.",
         kind=WORDS,
         choices=PIPELINE_WORDS,
         needs=IN_PIPELINE,
