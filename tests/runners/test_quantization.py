@@ -71,6 +71,22 @@ def test_fp8_learns_as_plain_training_does(train: Train) -> None:
     assert rounded.losses[-1] == pytest.approx(plain.losses[-1], rel=0.03)
 
 
+@pytest.mark.parametrize("values", [{"weight_quantize_algo": "nf4"}, FP8], ids=["nf4", "FP8"])
+def test_recomputation_changes_neither_losses_nor_averages(values: dict[str, Any], train_adapters: Train) -> None:
+    """Dropout included; a layer that is computed twice observes its activations twice."""
+
+    def run(**recompute: Any) -> tuple[list[float], bytes]:
+        found = train_adapters(**values, max_steps=3, hidden_dropout_prob=0.1, lora_dropout=0.1, **recompute)
+        averages = found.output / AVERAGES_FILE
+        return found.losses, averages.read_bytes() if averages.exists() else b""
+
+    plain = run()
+    for granularity, reentrant in (("full", True), ("full_attn", False), ("core_attn", True)):
+        again = run(recompute=True, recompute_granularity=granularity, recompute_use_reentrant=reentrant)
+        assert again == plain, granularity
+    assert bool(plain[1]) == (values is FP8)
+
+
 def test_fp8_beside_adapters_keeps_its_averages_with_them(train_adapters: Train) -> None:
     run = train_adapters(**FP8, max_steps=8)
     assert run.losses[-1] < run.losses[0] - 0.1
