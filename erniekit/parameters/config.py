@@ -131,7 +131,10 @@ class Config:
         )
 
     def without_effect_on_cpu(self) -> list[str]:
-        """Lines for what the user asked of a GPU and a CPU cannot give; a runner prints them when it runs on a CPU."""
+        """Lines for what the user asked of a GPU and a CPU cannot give; a runner prints them when it runs on a CPU. None
+        where `device` names a GPU, for then nothing runs without one."""
+        if self.basic.device.startswith("gpu"):
+            return []
         lines = []
         for parameter in self._asked_of_a_gpu():
             name = parameter.name

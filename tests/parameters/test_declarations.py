@@ -90,7 +90,7 @@ def test_gpu_parameter_is_accepted_for_a_gpu_and_reported_on_a_cpu(parameter: Pa
     values |= {need.name: fulfil(need) for need in parameter.needs[:1]}
     if "fp16_opt_level" in values:
         values["bf16"] = True
-    load(**values, device="gpu:0")
+    assert load(**values, device="gpu:0").without_effect_on_cpu() == []
     config = load(**values)
     assert any(line.startswith(f"`{parameter.name}:") for line in config.without_effect_on_cpu())
 
