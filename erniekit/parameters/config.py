@@ -131,8 +131,10 @@ class Config:
         )
 
     def without_effect_on_cpu(self) -> list[str]:
-        """Lines for what the user asked of a GPU and a CPU cannot give; a runner prints them when it runs on a CPU. None
-        where `device` names a GPU, for then nothing runs without one."""
+        """Lines for what the user asked of a GPU and a CPU cannot give; a runner prints them when it runs on a CPU.
+
+        There are none where `device` names a GPU, for then nothing runs without one.
+        """
         if self.basic.device.startswith("gpu"):
             return []
         lines = []
