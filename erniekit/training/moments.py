@@ -7,6 +7,7 @@ step. Fleet's sharded optimizers call it for what a rank updates.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
@@ -25,6 +26,7 @@ from erniekit.model.storage.safetensors_file import StoredTensor
 from erniekit.training.optimizer import MASTER_WEIGHT, StatefulAdamW
 
 MOMENTS = ("moment1", "moment2")
+_REGION = 1 << 30  # bytes of a file that are mapped at once: every mapping takes one of the process's open files
 
 
 @dataclass(frozen=True)
@@ -158,40 +160,58 @@ class _File:
 
     def __init__(self, storage: MomentStorage) -> None:
         assert storage.folder is not None
-        self._folder, self._release, self._end = storage.folder, storage.release, 0
+        self._folder, self._release = storage.folder, storage.release
+        self._start, self._used = 0, 0  # of the region: where it begins in the file, and how much of it is taken
         with self._told():
             self._folder.mkdir(parents=True, exist_ok=True)
             self._file: Any = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (open as long as this is)
+            self._region = self._map(_REGION)
 
     def next(self, values: Tensor, bfloat16: bool) -> _Mapped:
         """Room for a tensor, with its values. It begins a page, so that its pages can be given back."""
         dtype = np.dtype(np.uint16) if bfloat16 else values.numpy().dtype
         length = -(-max(1, values.size * dtype.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
-        with self._told():  # now, rather than a crash when it is written
-            os.posix_fallocate(self._file.fileno(), self._end, length)
-        mapped = _Mapped(np.memmap(self._file, dtype, "r+", self._end, tuple(values.shape)), self._release)
-        self._end += length
+        with self._told():
+            if self._used + length > len(self._region):
+                self._start, self._used = self._start + len(self._region), 0
+                self._region = self._map(max(length, _REGION))
+            # room on the disk now, rather than a crash when it is written
+            os.posix_fallocate(self._file.fileno(), self._start + self._used, length)
+        mapped = _Mapped(self._region, range(self._used, self._used + length), dtype, values.shape, self._release)
+        self._used += length
         mapped.write(values)
         return mapped
+
+    def _map(self, length: int) -> mmap.mmap:
+        os.ftruncate(self._file.fileno(), self._start + length)  # takes no room
+        return mmap.mmap(self._file.fileno(), length, offset=self._start)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
+            after = (self._start + self._used) / 2**20
             raise TrainingError(
-                f"{self._folder}: no room for AdamW's moments after {self._end / 2**20:,.0f} MiB ({error.strerror}).\n"
+                f"{self._folder}: no room for AdamW's moments after {after:,.0f} MiB ({error.strerror}).\n"
                 "  Free some space, choose another output_dir, or write offload_optim: false and "
                 "tensorwise_offload_optimizer: false."
             ) from None
 
 
 class _Mapped:
-    def __init__(self, values: np.memmap, release: bool) -> None:
-        self._values, self._release = values, release
+    """A tensor in a part of a mapping.
+
+    Args:
+        part: whole pages, bytes.
+    """
+
+    def __init__(self, region: mmap.mmap, part: range, dtype: np.dtype, shape: Sequence[int], release: bool) -> None:
+        self._region, self._part, self._release = region, part, release
+        self._values = np.frombuffer(region, dtype, math.prod(shape), part.start).reshape(shape)
 
     def read(self) -> Tensor:
-        values = paddle.to_tensor(np.asarray(self._values))  # uint16 becomes bfloat16
+        values = paddle.to_tensor(self._values)  # uint16 becomes bfloat16
         self._done()
         return values
 
@@ -201,4 +221,4 @@ class _Mapped:
 
     def _done(self) -> None:
         if self._release:
-            self._values._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+            self._region.madvise(mmap.MADV_DONTNEED, self._part.start, len(self._part))

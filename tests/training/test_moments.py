@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import mmap
 import os
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from erniekit.errors import TrainingError
 from erniekit.model.storage.precision import round_to_bfloat16
 from erniekit.model.storage.safetensors_file import SafetensorsFile
 from erniekit.model.whole import OwnTensors, stored_as, values_of
+from erniekit.training import moments
 from erniekit.training.moments import MomentStorage, StoredMomentsAdamW
 from erniekit.training.optimizer import (
     OptimizerSettings,
@@ -140,6 +142,30 @@ def test_a_file_holds_them_and_ends_with_the_process(tmp_path: Path) -> None:
     assert not list((tmp_path / "new").iterdir())
     held = optimizer._accumulators["moment1"]
     assert all(tensor.size == 0 for tensor in held.values())
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_a_file_of_several_mappings_keeps_every_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: bool
+) -> None:
+    """Also of tensors that are larger than a mapping is otherwise."""
+    monkeypatch.setattr(moments, "_REGION", 4 * mmap.PAGESIZE)
+    plain, own = FakeModel(), FakeModel()
+    adamw, other = build_optimizer(plain.named, SETTINGS), stored(own, MomentStorage(folder=tmp_path, release=release))
+    large = other._file.next(paddle.arange(30_000, dtype="float32").reshape([30, 1000]), bfloat16=False)
+    steps(plain, adamw, 0, 3)
+    steps(own, other, 0, 3)
+    for name, value in state(adamw, plain).items():
+        np.testing.assert_array_equal(state(other, own)[name], value, err_msg=name)
+    np.testing.assert_array_equal(large.read().numpy().reshape(-1), np.arange(30_000, dtype=np.float32))
+
+
+def test_thousands_of_tensors_take_few_open_files(tmp_path: Path) -> None:
+    file = moments._File(MomentStorage(folder=tmp_path))
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [file.next(paddle.full([3], float(number)), bfloat16=False) for number in range(2000)]
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert [float(tensor.read()[2]) for tensor in kept[::500]] == [0, 500, 1000, 1500]
 
 
 def test_a_full_disk_is_told_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
