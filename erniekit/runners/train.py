@@ -57,13 +57,14 @@ from erniekit.runners.wiring import (
 )
 from erniekit.training.callbacks.defaults import default_callbacks
 from erniekit.training.commands import NO_COMMANDS, Commands
-from erniekit.training.loop import Trainer, TrainResult
+from erniekit.training.loop import Trainer
 from erniekit.training.master_weights import in_place_of_weights
 from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import describe_decay
 from erniekit.training.output_folder import Start, open_output_folder
 from erniekit.training.rank_files import WEIGHTS, own_part_of, refuse_other_layout, written_by_ranks
 from erniekit.training.ranks import Ranks
+from erniekit.training.result import TrainResult
 from erniekit.training.run_identity import RunIdentity
 from erniekit.training.settings import schedule_from, settings_from
 

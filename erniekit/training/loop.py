@@ -17,7 +17,7 @@ from paddle import Tensor
 from paddle.nn import Layer
 
 from erniekit.errors import CheckpointError, TrainingError
-from erniekit.training.best_model import BestSoFar, judge, out_of_patience, why_it_stops
+from erniekit.training.best_model import judge, out_of_patience, why_it_stops
 from erniekit.training.callbacks import notify
 from erniekit.training.checkpoint import (
     TrainerState,
@@ -35,6 +35,7 @@ from erniekit.training.evaluation import EvaluationResult, FurtherFigures, evalu
 from erniekit.training.loss_scaling import LossScale
 from erniekit.training.master_weights import BESIDE, MasterWeights, has_masters
 from erniekit.training.moment_codes import FORMATS
+from erniekit.training.not_finite import not_finite, where_not_finite
 from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import trainable_parameters
 from erniekit.training.output_folder import Start, remove_superseded
@@ -49,6 +50,7 @@ from erniekit.training.rank_files import (
     written_by_ranks,
 )
 from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.result import TrainResult, result_of
 from erniekit.training.run_identity import RunIdentity, check_identity
 from erniekit.training.saving import PLAIN, AtOnce, BesideTraining, Saver
 from erniekit.training.schedules import Schedule, dropout_scale, learning_rate
@@ -59,40 +61,6 @@ from erniekit.training.totals import Totals
 
 # (first step, step to stop before) -> the micro-batches of each step; closed when the run ends early.
 ReadSteps = Callable[[int, int], Generator[Sequence[Any], None, None]]
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """How a run ended. All figures cover the whole run, including the part before a resume."""
-
-    step: int
-    epoch: float
-    loss: float
-    figures: dict[str, float]
-    tokens: int
-    seconds: float  # in steps, without evaluation and saving
-    evaluation: EvaluationResult | None  # the last one
-    stopped_by: int | None  # the signal that ended the run early
-    best: BestSoFar = field(default_factory=BestSoFar)
-
-    @property
-    def exit_code(self) -> int:
-        """0, or what a shell expects of a program that a signal ended: 130 for SIGINT, 143 for SIGTERM."""
-        return 0 if self.stopped_by is None else 128 + self.stopped_by
-
-    def record(self) -> dict[str, Any]:
-        """The figures under the names they have in `train_results.json`."""
-        speed = self.tokens / self.seconds if self.seconds else 0.0
-        return {
-            "step": self.step,
-            "epoch": round(self.epoch, 4),
-            "train_loss": self.loss,
-            **{f"train_{name}": value for name, value in self.figures.items()},
-            "train_tokens": self.tokens,
-            "train_seconds": round(self.seconds, 3),
-            "train_tokens_per_second": round(speed, 1),
-            **self.best.record(),
-        }
 
 
 @dataclass
@@ -127,6 +95,7 @@ class Trainer:
     last_evaluation: EvaluationResult | None = field(default=None, init=False)
     _saver: Saver = field(default=PLAIN, init=False)
     _saved_step: int = field(default=-1, init=False)
+    _saved_rate: float | None = field(default=None, init=False)  # what a user had chosen then
     _stopped_by: int | None = field(default=None, init=False)
     _quits: bool = field(default=False, init=False)
 
@@ -151,7 +120,7 @@ class Trainer:
                     self._save_final_model()
                 else:
                     self._save_where_it_stops()
-            result = self._result(stopped_by=None if finished else self._stopped_by)
+            result = result_of(self.state, self.last_evaluation, None if finished else self._stopped_by)
             if finished:
                 notify(self.callbacks, "on_train_end", result)
             return result
@@ -192,7 +161,7 @@ class Trainer:
             if self.first_loss_scale is None or self.state.loss_scale is None:
                 self.state.loss_scale = fresh.loss_scale
             same_folder = start.checkpoint.resolve().parent == self.settings.output_dir.resolve()
-            self._saved_step = self.state.step if same_folder else -1
+            self._saved_step, self._saved_rate = self.state.step if same_folder else -1, self.state.learning_rate
             if self.settings.ignore_load_lr_and_optim:
                 self.say("ignore_load_lr_and_optim: AdamW starts with fresh moments, which is not bit-exact")
             else:
@@ -381,7 +350,7 @@ class Trainer:
             saver=self._saver,
             keep=[best] if best else [],
         )
-        self._saved_step = state.step
+        self._saved_step, self._saved_rate = state.step, state.learning_rate
 
     def _save_final_model(self) -> None:
         self._saver.wait()
@@ -414,47 +383,18 @@ class Trainer:
         if self._saved_step != self.state.step:
             self._save()
         self._saver.wait()
+        if self.state.learning_rate != self._saved_rate:
+            self.say(
+                f"{checkpoint_name(self._saved_step)} was saved before `lr`: tell the run that goes on from it again"
+            )
         self.say(f"stopped after step {self.state.step}; continue with resume_from_checkpoint=true")
 
     def _not_finite(self, error: NotFiniteError, batches: Sequence[Any]) -> TrainingError:
-        at_scale = "" if error.scale is None else f" even at the loss scale {error.scale:g}, the smallest"
-        lines = [
-            f"step {self.state.step + 1}: {error.what} is not finite{at_scale}; the model was not updated with it."
-        ]
-        own = []
-        for index in error.micro_batches:
-            samples = [self.describe_sample(sample) for row in batches[index].samples for sample in row]
-            more = f" and {len(samples) - 20} more" if len(samples) > 20 else ""
-            own.append(f"micro-batch {index}: {', '.join(samples[:20])}{more}")
-        of_all = self.ranks.exchange(own)
-        for rank, found in enumerate(of_all):
-            lines += [f"  rank {rank}, {line}" if len(of_all) > 1 else f"  {line}" for line in found]
-        if self.state.loss_scale is not None:
-            lines.append("  float16 may be too narrow for this model: `bf16: true` has the range of float32.")
+        own = where_not_finite(error, batches, self.describe_sample)
         try:
             self._saver.wait()
-        except CheckpointError as own:
-            lines.append(f"  {own}")
+            unsaved = ""
+        except CheckpointError as failed:
+            unsaved = str(failed)
         newest, _ = newest_complete(self.settings.output_dir)
-        if newest is None:
-            lines.append("  No checkpoint was saved. A lower learning_rate, warmup_steps or max_grad_norm may help.")
-        else:
-            lines.append(
-                f"  The last good checkpoint is {newest}: resume from it with a lower learning_rate, more warmup_steps "
-                "or a lower max_grad_norm, or start from its weights without these samples (init_from_checkpoint)."
-            )
-        return TrainingError("\n".join(lines))
-
-    def _result(self, stopped_by: int | None) -> TrainResult:
-        whole = self.state.whole_run
-        return TrainResult(
-            step=self.state.step,
-            epoch=self.state.epoch,
-            loss=whole.loss,
-            figures=whole.figures,
-            tokens=whole.tokens,
-            seconds=whole.seconds,
-            evaluation=self.last_evaluation,
-            stopped_by=stopped_by,
-            best=self.state.best,
-        )
+        return not_finite(self.state, error, self.ranks.exchange(own), newest, unsaved)

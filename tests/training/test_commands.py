@@ -233,6 +233,15 @@ def test_the_learning_rate_stays_until_the_schedule_has_it_again(tmp_path: Path)
     assert rates == [*planned[:3], *[0.002] * 4, *planned[7:]]
 
 
+def test_a_learning_rate_that_came_after_the_checkpoint_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    fake_trainer(tmp_path, commands=Told(s3=["save", "lr 2e-3", "quit"]), say=said.append).fit(FRESH)
+    assert "checkpoint-3 was saved before `lr`: tell the run that goes on from it again" in said
+    said.clear()
+    fake_trainer(tmp_path / "b", commands=Told(s3=["lr 2e-3", "save", "quit"]), say=said.append).fit(FRESH)
+    assert not any("saved before" in line for line in said)
+
+
 def test_evaluation_and_status_change_nothing(tmp_path: Path) -> None:
     recorder, said = Recorder(), []
     told = Told(s1=["status"], s5=["eval", "status", "what"])

@@ -22,6 +22,7 @@ from erniekit.training.best_model import BestSettings
 from erniekit.training.checkpoint_folder import checkpoint_folders, problems, step_of
 from erniekit.training.loop import Trainer
 from erniekit.training.output_folder import Start, open_output_folder
+from erniekit.training.result import result_of
 from erniekit.training.schedules import learning_rate
 from erniekit.training.settings import due
 
@@ -168,7 +169,7 @@ def test_the_best_model_is_what_is_left(tmp_path: Path) -> None:
     assert not (tmp_path / "optimizer.safetensors").exists()
     assert problems(tmp_path, hashes=True) == []
     assert "the model of step 2, where eval_loss was best (1)," in said[-1]
-    results = trainer._result(stopped_by=None).record()
+    results = result_of(trainer.state, trainer.last_evaluation, stopped_by=None).record()
     assert (results["step"], results["best_step"], results["best_eval_loss"]) == (4, 2, 1.0)
 
 
