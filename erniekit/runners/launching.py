@@ -198,7 +198,8 @@ def _run_once(job: Job, nodes: Nodes, port: int, attempt: int, resume: bool) -> 
             waiting, typed = passing_on(received, ranks), Commands.typed() if nodes.number == 0 else NO_COMMANDS
 
             def keep_waiting() -> bool:
-                hand_on(typed.lines(), _output_dir(job.config))
+                if problem := hand_on(typed.lines(), _output_dir(job.config)):
+                    print(problem, file=sys.stderr)
                 return waiting()
 
             failures = watch(ranks, keep_waiting=keep_waiting, elsewhere=elsewhere)

@@ -151,11 +151,22 @@ class Commands:
 NO_COMMANDS = Commands(None)
 
 
-def hand_on(lines: list[str], folder: Path) -> None:
-    """Give lines to the run in this folder: what a process does whose ranks have no terminal."""
-    if lines and folder.is_dir():
-        with (folder / CONTROL_FILE).open("a", encoding="utf-8") as file:
-            file.write("".join(f"{line}\n" for line in lines))
+def hand_on(lines: list[str], folder: Path) -> str:
+    """Give lines to the run in this folder: what a process does whose ranks have no terminal.
+
+    Returns:
+        Why nobody will hear them; empty where somebody will.
+    """
+    said = ", ".join(line.strip() for line in lines)
+    if lines and not folder.is_dir():
+        return f"{said}: the run has not begun; type it again then"
+    if lines:
+        try:
+            with (folder / CONTROL_FILE).open("a", encoding="utf-8") as file:
+                file.write("".join(f"{line}\n" for line in lines))
+        except OSError as error:
+            return f"{said}: {folder / CONTROL_FILE} cannot be written ({error.strerror})"
+    return ""
 
 
 def _own_terminal() -> int | None:

@@ -284,9 +284,13 @@ def test_other_ranks_obey_what_the_first_has_read(tmp_path: Path) -> None:
 
 def test_lines_are_handed_on_to_the_ranks_of_a_job(tmp_path: Path) -> None:
     commands = Commands(tmp_path)
-    hand_on([], tmp_path)
-    hand_on(["save"], tmp_path / "not there")
+    assert hand_on([], tmp_path / "not there") == ""
+    assert hand_on(["save"], tmp_path / "not there") == "save: the run has not begun; type it again then"
     assert not list(tmp_path.iterdir())
-    hand_on(["save"], tmp_path)
-    hand_on(["lr 1e-4", "quit"], tmp_path)
+    assert hand_on(["save"], tmp_path) == "" and hand_on(["lr 1e-4", "quit"], tmp_path) == ""
     assert commands.lines() == ["save", "lr 1e-4", "quit"]
+
+
+def test_a_file_that_cannot_be_written_ends_no_job(tmp_path: Path) -> None:
+    (tmp_path / CONTROL_FILE).mkdir()
+    assert hand_on(["save", "quit"], tmp_path).startswith(f"save, quit: {tmp_path / CONTROL_FILE} cannot be written (")
