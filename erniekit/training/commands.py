@@ -92,10 +92,17 @@ class Commands:
         return [line for line in (*self._typed_lines(), *self._written()) if line.strip()]
 
     def _written(self) -> list[str]:
-        """What was added to the last file since it was read, and whole lines of a new one."""
-        late = self._begun + self._read()
-        *whole, self._begun = self._take().split(b"\n")
-        lines = [*late.split(b"\n"), *whole]
+        """What was added to the last file since it was read, and what a new one holds; of either its whole lines, and
+        the rest of it where nothing has been added since the last look."""
+        added = self._read()
+        *lines, rest = (self._begun + added).split(b"\n")
+        if taken := self._take():
+            lines.append(rest)
+            *whole, rest = taken.split(b"\n")
+            lines += whole
+        elif not added:
+            lines, rest = [*lines, rest], b""
+        self._begun = rest
         return [line.decode("utf-8-sig", errors="replace") for line in lines]
 
     def _take(self) -> bytes:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from erniekit.training.commands import CONTROL_FILE, Command, Commands, hand_on, parse
 from erniekit.training.output_folder import Start, open_output_folder
@@ -294,3 +296,55 @@ def test_lines_are_handed_on_to_the_ranks_of_a_job(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_ends_no_job(tmp_path: Path) -> None:
     (tmp_path / CONTROL_FILE).mkdir()
     assert hand_on(["save", "quit"], tmp_path).startswith(f"save, quit: {tmp_path / CONTROL_FILE} cannot be written (")
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.one_of(
+            st.just("look"),
+            st.just("open anew"),
+            st.tuples(st.sampled_from(["save", "status", "lr 1e-4"]), st.integers(0, 8)),
+        ),
+        max_size=30,
+    )
+)
+def test_every_line_is_heard_once_and_in_order(
+    tmp_path_factory: pytest.TempPathFactory, events: list[str | tuple[str, int]]
+) -> None:
+    """Whoever writes: with one open file or several, in pieces or not, before a look at the file and after it."""
+    folder = tmp_path_factory.mktemp("control")
+    commands, written, heard = Commands(folder), list[str](), list[str]()
+    writer = (folder / CONTROL_FILE).open("ab", buffering=0)
+    for event in events:
+        if event == "look":
+            heard += commands.lines()
+        elif event == "open anew":
+            writer.close()
+            writer = (folder / CONTROL_FILE).open("ab", buffering=0)
+        else:
+            line, cut = event
+            written.append(line)
+            whole = f"{line}\n".encode()
+            writer.write(whole[:cut])
+            heard += commands.lines()  # in the middle of a line, perhaps
+            writer.write(whole[cut:])
+    heard += commands.lines() + commands.lines()
+    writer.close()
+    assert heard == written
+    assert all(isinstance(parse(line), Command) for line in heard)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.binary(max_size=40) | st.text(max_size=40).map(str.encode), max_size=4))
+def test_no_bytes_end_a_run(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
+    folder = tmp_path_factory.mktemp("control")
+    commands = Commands(folder)
+    for piece in pieces:
+        with (folder / CONTROL_FILE).open("ab") as file:
+            file.write(piece)
+        for line in commands.lines():
+            try:
+                assert parse(line).word in ("save", "quit", "eval", "status", "lr")
+            except ValueError as error:
+                assert "is no command" in str(error) or "write a learning rate" in str(error)
