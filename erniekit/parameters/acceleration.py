@@ -28,7 +28,12 @@ class AccelerationParameters:
         "of a pack and not the square of its length. When false a dense mask is made from the same indices.",
     )
     fuse_rope: bool = parameter(False, "Apply the rotary position embedding in one fused GPU kernel.", devices=GPU_ONLY)
-    fuse_linear: bool = parameter(False, "Fuse matrix products with the addition of their bias.", devices=GPU_ONLY)
+    fuse_linear: bool = parameter(
+        False,
+        "Fuse matrix products with the addition of their bias. Models without biases, such as ERNIE-4.5, have nothing "
+        "to fuse.",
+        devices=GPU_ONLY,
+    )
     fuse_rms_norm: bool = parameter(False, "Compute RMSNorm in one fused GPU kernel.", devices=GPU_ONLY)
     fuse_swiglu: bool = parameter(False, "Compute the SwiGLU activation in one fused GPU kernel.", devices=GPU_ONLY)
     packing: bool = parameter(

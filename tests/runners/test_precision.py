@@ -12,7 +12,9 @@ from erniekit.errors import ConfigurationError
 from erniekit.model.kernels import FusedKernels
 from erniekit.model.mixed_precision import MixedPrecision
 from erniekit.parameters import Config
-from erniekit.runners.precision import choose_kernels, first_loss_scale, mixed_precision
+from erniekit.runners.precision import choose_kernels, compute_as_asked, first_loss_scale, mixed_precision
+
+from ..model.tiny import tiny_model
 
 ASKED: dict[str, Any] = {
     "fp16": True, "fp16_opt_level": "O2", "scale_loss": 4096, "amp_custom_white_list": "lookup_table matmul",
@@ -40,6 +42,16 @@ def test_every_parameter_arrives_on_a_gpu(
     lines: list[str] = []
     choose_kernels(config, lines.append)
     assert lines == ["fused kernels: rope, linear, rms_norm, swiglu"]
+
+
+@pytest.mark.parametrize(("changes", "said"), [({}, 1), ({"use_bias": True}, 0)])
+def test_fusing_biases_that_a_model_lacks_is_told(
+    make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: int
+) -> None:
+    monkeypatch.setattr("erniekit.model.kernels._chosen", FusedKernels(linear=True))
+    lines: list[str] = []
+    compute_as_asked(make_config(fuse_linear=True), tiny_model(**changes), lines.append)
+    assert lines == ["`fuse_linear` has no effect: no linear layer of this model has a bias"] * said
 
 
 @pytest.mark.parametrize(
