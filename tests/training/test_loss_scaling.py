@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from paddle.autograd import PyLayer
 
 from erniekit.errors import TrainingError
-from erniekit.training.loss_scaling import LossScale
+from erniekit.training.loss_scaling import LARGEST, LossScale
 from erniekit.training.objectives import MicroLoss, Objective
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer
 from erniekit.training.output_folder import Start, open_output_folder
@@ -111,6 +112,26 @@ def test_growth_and_back_off(finite: list[bool], interval: int, exponent: int) -
             assert scale.back_off()
             expected, in_a_row = expected - 1, 0
         assert (scale.scale, scale.finite_steps) == (2.0**expected, in_a_row)
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(
+    st.floats(2.0**-20, 2.0**40),
+    st.lists(st.booleans(), max_size=60),
+    st.integers(1, 3),
+)
+def test_any_first_scale_stays_in_bounds_and_is_remembered(first: float, finite: list[bool], interval: int) -> None:
+    scale = LossScale(first, growth_interval=interval)
+    for good in finite:
+        before = scale.scale
+        if good:
+            scale.succeed()
+            assert before <= scale.scale <= 2 * before
+        else:
+            assert scale.back_off() == (scale.scale < before) == (before > scale.floor)
+        assert min(first, scale.floor) <= scale.scale <= max(first, LARGEST)
+        assert 0 <= scale.finite_steps < interval
+        assert LossScale(**json.loads(json.dumps(asdict(scale)))) == scale
 
 
 def test_a_run_finds_a_scale_that_fits_and_says_so(tmp_path: Path) -> None:
