@@ -31,8 +31,8 @@ class CheckpointParameters:
     )
     save_total_limit: int | None = parameter(
         None,
-        "Keep exactly this many checkpoints, the newest, and delete older ones once a newer one is complete. null "
-        "keeps all.",
+        "Keep exactly this many checkpoints, the newest, and delete older ones once a newer one is complete. The best "
+        "one, where `load_best_model_at_end` wants it, is never deleted and counts as one of them. null keeps all.",
         minimum=1,
         unit="checkpoints",
         needs=when("save_strategy", "steps", "epoch"),
