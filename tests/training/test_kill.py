@@ -147,6 +147,13 @@ def experts(folder: Path) -> Parameters:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
+def test_kills_of_a_run_that_saves_beside_training(tmp_path: Path) -> None:
+    """The writer that a killed run leaves comes to its end, or nothing of it is seen; the next run waits for it."""
+    kill_and_compare(tmp_path, 4, {"unified_checkpoint_config": "async_save"})
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prepare", "weights"),
     [(base_of_adapters, "adapter_model.safetensors"), (experts, "model.safetensors")],
