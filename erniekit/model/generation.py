@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import paddle
@@ -28,10 +29,12 @@ def generate(
         UserError: a prompt is empty, or leaves no room for an answer (see `length_limit`).
     """
     answers: list[list[int]] = [[] for _ in prompts]
-    for tokens in _token_steps(decoder, prompts, sampling, range(len(prompts)) if streams is None else streams):
-        for answer, token in zip(answers, tokens, strict=True):
-            if token is not None:
-                answer.append(token)
+    scales = decoder.activation_scales
+    with nullcontext() if scales is None else scales.weights_at_rest():
+        for tokens in _token_steps(decoder, prompts, sampling, range(len(prompts)) if streams is None else streams):
+            for answer, token in zip(answers, tokens, strict=True):
+                if token is not None:
+                    answer.append(token)
     return answers
 
 

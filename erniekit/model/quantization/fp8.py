@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import paddle
@@ -63,8 +64,14 @@ class Fp8Product(nn.Layer):
 
     def weight_codes(self, linear: Linear) -> Float8:
         """The rotated weight [out, in] in 8 bits; ranks that have slices of it share the scale of the whole."""
+        kept = self.shared.kept_codes
+        if kept is not None and self in kept:
+            return kept[self]
         rotated = rotate(linear.weight.t(), self.shared.settings.hadamard_block)
-        return encode(rotated, FORWARD, linear.tensor.maximum(largest_of(rotated)))
+        codes = encode(rotated, FORWARD, linear.tensor.maximum(largest_of(rotated)))
+        if kept is not None:
+            kept[self] = codes
+        return codes
 
     def end_step(self, observed: float) -> None:
         """Take the largest activation of a step, over all micro-batches and ranks, into the average."""
@@ -78,11 +85,22 @@ class ActivationScales:
 
     Attributes:
         products: by the path of their linear layer.
+        kept_codes: of weights, while these do not change.
     """
 
     def __init__(self, settings: Fp8, randomness: Randomness, exchange: Exchange = alone) -> None:
         self.settings, self._randomness, self._exchange = settings, randomness, exchange
         self.products: dict[str, Fp8Product] = {}
+        self.kept_codes: dict[Fp8Product, Float8] | None = None
+
+    @contextmanager
+    def weights_at_rest(self) -> Iterator[None]:
+        """Inside, weights do not change: each is rounded once, and its codes are kept, a byte for each value."""
+        self.kept_codes = {}
+        try:
+            yield
+        finally:
+            self.kept_codes = None
 
     @property
     def follows_batches(self) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.model.builder import build_model
+from erniekit.model.generation import generate, stream
 from erniekit.model.linear import Linear
 from erniekit.model.quantization import float8, fp8
 from erniekit.model.quantization.float8 import LARGEST, encode
@@ -18,6 +19,7 @@ from erniekit.model.quantization.hadamard import hadamard
 from erniekit.model.quantization.settings import Fp8
 from erniekit.model.randomness import Randomness
 from erniekit.model.recompute import Recompute
+from erniekit.model.sampling import Sampling
 from erniekit.model.weights import named_weights, save_model_folder
 
 from ..tiny import logits_of, pack, tiny_config
@@ -239,6 +241,20 @@ def test_recomputation_gives_the_same_gradients_and_averages(reentrant: bool) ->
     assert averages_again == averages and len(averages) == 14
     for name, gradient in again.items():
         np.testing.assert_array_equal(gradient, plain[name], err_msg=name)
+
+
+def test_answering_rounds_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = _decoder()
+    _loss(decoder)
+    decoder.end_step()
+    one_by_one = list(stream(decoder, IDS, Sampling(max_new_tokens=6)))
+    rotated: list[int] = []
+    monkeypatch.setattr(fp8, "rotate", lambda x, block: rotated.append(len(x.shape)) or float8.rotate(x, block))
+    assert generate(decoder, [IDS], Sampling(max_new_tokens=6)) == [one_by_one]
+    assert rotated.count(2) == 14  # weights; activations have three axes
+    linear = decoder.layers[0].mlp.up_proj
+    linear.weight.set_value(paddle.zeros(linear.weight.shape))
+    assert not linear(paddle.ones([2, linear.weight.shape[0]])).any()  # none is kept any longer
 
 
 def test_a_saved_model_goes_on_with_its_averages(tmp_path) -> None:
