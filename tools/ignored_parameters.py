@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whether the proofs of parameters can fail: each parameter is ignored in turn, and one of its proofs must notice.
 
-    tools/ignored_parameters.py               every parameter whose proofs need one process, some minutes
+    tools/ignored_parameters.py               every parameter whose proofs need one process only, 10 minutes
     tools/ignored_parameters.py seed beta     these
 
 A parameter that is ignored has its default, whatever the user writes; its rules are checked as ever. Left out are those
@@ -48,7 +48,7 @@ def main() -> int:
     unnoticed = []
     for name, tests in tests_of(names).items():
         outcome = run_ignoring(name, tests)
-        found = "noticed" if outcome.failed else "NOT NOTICED" if outcome.passed else "needs several ranks"
+        found = "noticed" if outcome.failed else "NOT NOTICED" if outcome.passed else "needs other processes"
         print(f"{name}: {found}", file=sys.stderr, flush=True)
         unnoticed += [name] if found == "NOT NOTICED" else []
     print(f"ignored without notice: {', '.join(unnoticed) or 'none'}", file=sys.stderr)

@@ -363,6 +363,7 @@ def test_adapters_name_their_base_and_its_revision_as_peft_does(server, train):
     assert f"GET /api/models/our-group/base/revision/{OLDER}" in server.requests
 
 
+@pytest.mark.proves("from_aistudio", "from_modelscope")
 @pytest.mark.parametrize(
     ("library", "option"), [("aistudio_sdk", "--from-aistudio"), ("modelscope_hub", "--from-modelscope")]
 )
