@@ -183,20 +183,13 @@ class Trainer:
             self._tell_of_masters()
         alone = len(set(self.ranks.exchange(socket.gethostname()))) == 1
         if self.ranks.is_first:
-            self._saver = self._own_saver(shared_memory=alone or not self.parts.kinds)
+            limit, saved = self.settings.save_total_limit, partial(notify, self.callbacks, "on_save")
+            self._saver = AtOnce(limit, saved)
+            if self.settings.async_save:
+                seen_by_all = alone or not self.parts.kinds
+                self._saver = BesideTraining(limit, saved, self.say, shared_memory=seen_by_all)
             remove_superseded(self.settings.output_dir, start, self.say)
             write_config(self.settings.output_dir, self.resolved_config)
-
-    def _own_saver(self, *, shared_memory: bool) -> Saver:
-        """What the first rank writes with.
-
-        Args:
-            shared_memory: whether all that write see that of this machine.
-        """
-        limit, saved = self.settings.save_total_limit, partial(notify, self.callbacks, "on_save")
-        if not self.settings.async_save:
-            return AtOnce(limit, saved)
-        return BesideTraining(limit, saved, self.say, shared_memory=shared_memory)
 
     def _tell_of_masters(self) -> None:
         if not any(self.ranks.exchange(has_masters(self.optimizer, self.parameters))):
