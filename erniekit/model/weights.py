@@ -27,6 +27,7 @@ from erniekit.model.whole import OwnTensors, WholeTensors, held
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_SHARD_BYTES = 5 * 10**9
+_BYTES_AT_ONCE = 4 << 20
 _TRANSPOSED = re.compile(r"_proj(\.\d+)?\.weight$")  # of every `Linear`
 
 
@@ -147,7 +148,7 @@ def save_weights(
     folder.mkdir(parents=True, exist_ok=True)
     dtype = "F64" if paddle.float64 in {weight.dtype for weight in decoder.parameters()} else "F32"
     tensors = {name: StoredTensor(dtype, shape) for name, shape in shapes.items()}
-    contents = ((name, [_stored(name, whole.read(name), dtype)]) for name in tensors)
+    contents = ((name, _stored(name, whole.read(name), dtype)) for name in tensors)
     return write_weight_files(folder, tensors, contents, max_shard_bytes, {"format": "pt"})
 
 
@@ -183,10 +184,14 @@ def save_companions(decoder: Decoder, folder: Path, tokenizer_files: Iterable[Pa
     return written
 
 
-def _stored(name: str, weight: np.ndarray | None, dtype: str) -> memoryview:
+def _stored(name: str, weight: np.ndarray | None, dtype: str) -> Iterator[memoryview]:
+    """A weight's bytes, a few MB at a time."""
     assert weight is not None  # this rank writes
-    values = weight.astype(np.float64 if dtype == "F64" else np.float32, copy=False)
-    return np.ascontiguousarray(values.T if is_transposed(name) else values).data
+    values = weight.T if is_transposed(name) else weight
+    rows = max(1, _BYTES_AT_ONCE // max(1, values[:1].nbytes))
+    for start in range(0, len(values), rows):
+        block = values[start : start + rows].astype(np.float64 if dtype == "F64" else np.float32, copy=False)
+        yield np.ascontiguousarray(block).data
 
 
 def _write_json(path: Path, content: Mapping[str, object]) -> Path:

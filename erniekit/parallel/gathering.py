@@ -45,6 +45,7 @@ class Gathered:
     def read(self, name: str) -> np.ndarray | None:
         """The whole tensor, bfloat16 as float32, on the first rank; None on the others. It travels in its own type."""
         givers, rank, part = self._givers(name), self._mesh.rank, self._parts[name]
+        self._wait_for_writer()
         own = self._own.read(name) if name in self._own.tensors else None
         assert own is None or stored_as(own) == part, (name, own.dtype, own.shape, part)
         if rank != WRITER:
@@ -52,16 +53,25 @@ class Gathered:
                 assert own is not None
                 dist.send(own.contiguous(), dst=WRITER, group=self._everyone())
             return None
-        parts = []
-        for giver in givers:
+        axis, whole = self._axis(name), None
+        for number, giver in enumerate(givers):
             given = own
             if giver != rank:
                 given = paddle.empty(part.shape, paddle_type(part.dtype))
                 dist.recv(given, src=giver, group=self._everyone())
             assert given is not None
-            parts.append(values_of(given))
-        axis = self._axis(name)
-        return parts[0] if axis is None else np.concatenate(parts, axis)
+            values = values_of(given)
+            if axis is None:
+                return values
+            if whole is None:
+                whole = np.empty(self.stored(name).shape, values.dtype)
+            width = part.shape[axis]
+            whole[(slice(None),) * axis + (slice(number * width, (number + 1) * width),)] = values
+        return whole
+
+    def _wait_for_writer(self) -> None:
+        """Until it has done with the tensor before this one: what is sent to it earlier would pile up in its memory."""
+        dist.broadcast(paddle.zeros([1], "int32"), src=WRITER, group=self._everyone())
 
     def _givers(self, name: str) -> list[int]:
         """The ranks whose values make up the tensor, in the order of its slices."""

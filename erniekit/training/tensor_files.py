@@ -14,7 +14,7 @@ import numpy as np
 
 from erniekit.errors import CheckpointError, ModelFileError
 from erniekit.model.storage.precision import to_stored
-from erniekit.model.storage.safetensors_file import SafetensorsFile, write_stored
+from erniekit.model.storage.safetensors_file import SafetensorsFile, StoredTensor, write_stored
 from erniekit.model.storage.shards import cut
 from erniekit.model.whole import WholeTensors
 
@@ -68,9 +68,7 @@ def write_tensors(
 
     def contents() -> Iterator[tuple[str, Iterable[Any]]]:
         for name, tensor in stored.items():
-            values = tensors.read(name)
-            assert values is not None and values.shape == tensor.shape, (name, tensor)
-            yield name, [_bytes_of(name, values, tensor.dtype)]
+            yield name, _bytes_of(name, tensors.read(name), tensor)
 
     remaining = contents()
     for number, names in enumerate(groups, start=1):
@@ -106,6 +104,8 @@ def _groups(sizes: Mapping[str, int], files: int) -> list[list[str]]:
     return [names for group in groups for names in cut(group, BYTES_A_FILE)]
 
 
-def _bytes_of(name: str, values: np.ndarray, dtype: str) -> memoryview:
-    halves = values.dtype == np.float32 and dtype in ("BF16", "F16")
-    return np.ascontiguousarray(to_stored(name, values, dtype) if halves else values).reshape(-1).data
+def _bytes_of(name: str, values: np.ndarray | None, tensor: StoredTensor) -> Iterator[memoryview]:
+    """One block; a generator, because it lets go of the values before the next tensor is read."""
+    assert values is not None and values.shape == tensor.shape, (name, tensor)
+    halves = values.dtype == np.float32 and tensor.dtype in ("BF16", "F16")
+    yield np.ascontiguousarray(to_stored(name, values, tensor.dtype) if halves else values).reshape(-1).data

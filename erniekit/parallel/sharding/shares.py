@@ -73,7 +73,7 @@ def together(share: Share, part: Tensor | None, group: Group, dtype: paddle.dtyp
             piece = part.flatten()[: stop - start] if mine else paddle.empty([stop - start], dtype)  # type: ignore[union-attr]
             dist.broadcast(piece, src=group.ranks[member], group=group)
             pieces.append(piece)
-    return paddle.concat(pieces).reshape(share.shape)
+    return (pieces[0] if len(pieces) == 1 else paddle.concat(pieces)).reshape(share.shape)
 
 
 def same_everywhere(share: Share, value: Tensor | None, group: Group, dtype: paddle.dtype) -> Tensor:
