@@ -1,0 +1,123 @@
+"""Parts that ranks write: all or none of them, on a disk that all see, for the layout that wrote them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from erniekit.errors import CheckpointError
+from erniekit.training.checkpoint_folder import newest_complete, problems, write_folder
+from erniekit.training.rank_files import (
+    OPTIMIZER,
+    WEIGHTS,
+    check_shared,
+    own_part_of,
+    refuse_other_layout,
+    write_parts,
+    written_by_ranks,
+)
+
+COUNT = 3
+KINDS = frozenset({WEIGHTS, OPTIMIZER})
+
+
+class Rank:
+    """A rank that is a thread."""
+
+    def __init__(self, rank: int, given: list[Any], everyone: threading.Barrier) -> None:
+        self.rank, self._given, self._everyone = rank, given, everyone
+        self.is_first, self.layout = rank == 0, {"ranks": COUNT, "tensor_parallel_degree": COUNT}
+
+    def exchange(self, value: Any) -> list[Any]:
+        self._given[self.rank] = json.dumps(value)
+        self._everyone.wait(10)
+        given = [json.loads(text) for text in self._given]
+        self._everyone.wait(10)
+        return given
+
+
+def on_ranks(work: Callable[[Any], None]) -> list[str]:
+    """What each rank fails with; empty where it does not."""
+    given, everyone = [None] * COUNT, threading.Barrier(COUNT)
+
+    def one(rank: int) -> str:
+        try:
+            work(Rank(rank, given, everyone))
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(COUNT) as pool:
+        return list(pool.map(one, range(COUNT)))
+
+
+def save(target: Path, ranks: Any, broken: int = -1) -> None:
+    def write_own(part: Path) -> None:
+        if ranks.rank == broken:
+            raise OSError(28, "No space left on device")
+        (part / "weights.safetensors").write_text(f"of rank {ranks.rank}")
+
+    def write(folder: Path | None) -> None:
+        write_parts(folder, ranks, KINDS, write_own)
+
+    write_folder(target, write) if ranks.is_first else write(None)
+
+
+def test_each_rank_finds_its_part(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-1"
+    assert on_ranks(lambda ranks: save(folder, ranks)) == [""] * COUNT
+    assert problems(folder, hashes=True) == [] and written_by_ranks(folder) == KINDS
+
+    def read(ranks: Any) -> None:
+        refuse_other_layout(folder, ranks)
+        assert (own_part_of(folder, ranks) / "weights.safetensors").read_text() == f"of rank {ranks.rank}"
+
+    assert on_ranks(read) == [""] * COUNT
+
+
+@pytest.mark.parametrize("broken", range(COUNT))
+def test_a_rank_that_cannot_write_fails_all_and_leaves_nothing(tmp_path: Path, broken: int) -> None:
+    on_ranks(lambda ranks: save(tmp_path / "checkpoint-1", ranks))
+    failures = on_ranks(lambda ranks: save(tmp_path / "checkpoint-2", ranks, broken))
+    assert all(f"rank {broken}: [Errno 28] No space left on device" in failure for failure in failures)
+    assert newest_complete(tmp_path) == (tmp_path / "checkpoint-1", [])
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+
+
+def test_another_layout_is_told_with_both(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-1"
+    on_ranks(lambda ranks: save(folder, ranks))
+    one = Rank(0, [None], threading.Barrier(1))
+    one.layout = {"ranks": 1}
+    with pytest.raises(CheckpointError) as refused:
+        refuse_other_layout(folder, one)  # type: ignore[arg-type]
+    told = str(refused.value)
+    assert "written on: 3 ranks: tensor_parallel_degree 3\n" in told and "this run:   1 rank\n" in told
+    assert "unified_checkpoint: true" in told and "ignore_load_lr_and_optim" not in told
+
+
+def test_a_part_that_is_not_seen_is_told_with_its_rank(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"rank 2 on \S+ does not find .*rank-00002\.\n.*a disk that all of them"):
+        own_part_of(tmp_path, Rank(2, [], threading.Barrier(1)))  # type: ignore[arg-type]
+
+
+def test_parts_of_a_later_format(tmp_path: Path) -> None:
+    (tmp_path / "ranks.json").write_text(json.dumps({"format": 2, "layout": {}, "parts": []}))
+    with pytest.raises(CheckpointError, match="parts of ranks in format 2; this version reads 1"):
+        written_by_ranks(tmp_path)
+
+
+def test_ranks_must_share_the_output_folder(tmp_path: Path) -> None:
+    folders = [tmp_path / "shared", tmp_path / "shared", tmp_path / "own"]
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+    assert on_ranks(lambda ranks: check_shared(folders[0], ranks)) == [""] * COUNT
+    failures = on_ranks(lambda ranks: check_shared(folders[ranks.rank], ranks))
+    assert all("rank 2 (on " in failure and "unified_checkpoint: true" in failure for failure in failures)
+    assert not list(folders[0].iterdir())
