@@ -33,6 +33,10 @@ class StagedDecoder:
         return self._part.tensor
 
     @property
+    def activation_scales(self) -> Any:
+        return self._part.activation_scales
+
+    @property
     def training(self) -> bool:
         return self._part.training
 

@@ -27,7 +27,7 @@ def test_a_slow_rank_is_not_a_fault() -> None:
     assert waited[0] >= 4 * 0.6  # it did wait, each time
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # two minutes, mostly of waiting
 def test_a_rank_that_is_later_than_gloo_allows_is_not_a_fault() -> None:
     """Gloo gives up after a fixed 30 s."""
     assert run_ranks(groups.one_is_late, 2, timeout=200, seconds=33)[0] >= 4 * 32
