@@ -38,7 +38,7 @@ from erniekit.training.json_file import replace_text
 from erniekit.training.loss_scaling import LossScale
 from erniekit.training.master_weights import BESIDE, MasterWeights, load_master_weights
 from erniekit.training.moment_codes import MomentFormat
-from erniekit.training.optimizer import held_state, load_optimizer_state, load_own_state, own_state, whole_state
+from erniekit.training.optimizer import held_state, load_optimizer_state, load_own_state, own_state
 from erniekit.training.rank_files import (
     NO_PARTS,
     OPTIMIZER,
@@ -200,19 +200,18 @@ def load_optimizer(
             "  Set ignore_load_lr_and_optim: true to go on with fresh moments, which is not bit-exact."
         )
     state = decompressed(stored, folder)
-    own = own_state(optimizer, parameters) if divided else whole_state(optimizer, parameters)
     if divided:
-        load_own_state(own, state.names, state.read)
+        load_own_state(own_state(optimizer, parameters), state.names, state.read)
     else:
         load_optimizer_state(optimizer, parameters, state.names, state.read, ranks)
     told = load_master_weights(
         state,
         folder,
-        own,
+        optimizer,
         parameters,
         masters,
         were_weights="skip_save_model_weight" in (_stored_config(folder).get("unified_checkpoint_config") or ()),
-        own_part=(lambda name, values: values) if divided else ranks.own_part,
+        divided=divided,
         ranks=ranks,
     )
     if told:

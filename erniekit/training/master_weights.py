@@ -17,7 +17,14 @@ from paddle import Tensor
 
 from erniekit.errors import CheckpointError
 from erniekit.model.whole import Held, values_of
-from erniekit.training.optimizer import MASTER_WEIGHT, OwnState, held_state, is_master, without_masters
+from erniekit.training.optimizer import (
+    MASTER_WEIGHT,
+    held_state,
+    is_master,
+    own_state,
+    whole_state,
+    without_masters,
+)
 from erniekit.training.ranks import SINGLE, Ranks
 from erniekit.training.tensor_files import TensorFiles
 
@@ -66,12 +73,12 @@ def in_place_of_weights(weights: Held, optimizer: Any, parameters: Mapping[str, 
 def load_master_weights(
     state: TensorFiles,
     folder: Path,
-    own: OwnState,
+    optimizer: Any,
     parameters: Mapping[str, Tensor],
     settings: MasterWeights,
     *,
     were_weights: bool,
-    own_part: Callable[[str, np.ndarray], np.ndarray],
+    divided: bool = False,
     ranks: Ranks = SINGLE,
 ) -> str:
     """Set master weights from a checkpoint: from its optimizer state, or from its weights. Master weights of weights
@@ -79,9 +86,8 @@ def load_master_weights(
 
     Args:
         state: of the optimizer, as stored.
-        own: the optimizer's.
         were_weights: the checkpoint has them in the place of weights.
-        own_part: what this rank has of a stored tensor.
+        divided: `state` is what this rank wrote of its own.
 
     Returns:
         What a user is to know of it; may be empty.
@@ -89,8 +95,10 @@ def load_master_weights(
     Raises:
         CheckpointError: the checkpoint has none, or the run has no use for them, and the settings do not allow it.
     """
+    whole = whole_state(optimizer, parameters)
+    own = own_state(optimizer, parameters) if divided else whole
     here = [name.removesuffix(_SUFFIX) for name in own.held.tensors if is_master(name)]
-    needed = {name for names in ranks.exchange(here) for name in names}
+    needed = set(here) if divided else {name for names in ranks.exchange(here) for name in names}
     stored = {name.removesuffix(_SUFFIX) for name in state.names if is_master(name)}
     missing, surplus = sorted(needed - stored), sorted(stored - needed)
     if missing and not (settings.compatible or were_weights or settings.stored == "nowhere"):
@@ -106,17 +114,21 @@ def load_master_weights(
         )
     weights = settings.weights_of(folder) if missing and settings.weights_of else None
     for name in here:
+        key = f"{name}{_SUFFIX}"
         if name in stored:
-            values = own_part(name, state.read(f"{name}{_SUFFIX}"))
+            values = state.read(key)
+            own.write(key, values if divided else ranks.own_part(name, values))
         elif weights is not None:
-            values = own_part(name, weights(name))
+            whole.write(key, ranks.own_part(name, weights(name)))
         else:
-            values = values_of(parameters[name])
-        own.write(f"{name}{_SUFFIX}", values)
+            with ranks.present([parameters[name]]):
+                values = values_of(parameters[name])
+            whole.write(key, values)
     for name in surplus:
         if name in parameters:
+            values = state.read(f"{name}{_SUFFIX}")
             with ranks.present([parameters[name]]):
-                parameters[name].set_value(own_part(name, state.read(f"{name}{_SUFFIX}")))
+                parameters[name].set_value(values if divided else ranks.own_part(name, values))
     if surplus:
         return "the float32 master weights of the checkpoint are the weights of this run"
     if missing and not were_weights:

@@ -24,11 +24,12 @@ from erniekit.model.linear import Linear
 from erniekit.model.weights import load_weights, named_weights, save_model_folder, weight_reader
 from erniekit.model.whole import OwnTensors, held, values_of
 from erniekit.training.loop import Trainer
-from erniekit.training.master_weights import MasterWeights, in_place_of_weights
+from erniekit.training.master_weights import MasterWeights, in_place_of_weights, load_master_weights
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer, optimizer_state
 from erniekit.training.output_folder import Start
+from erniekit.training.tensor_files import TensorFiles
 
-from .fakes import FakeModel, fake_trainer
+from .fakes import FakeModel, Recording, fake_trainer
 
 STEPS, MIDDLE = 6, 3
 FRESH = Start(None)
@@ -250,3 +251,45 @@ def test_a_model_of_master_weights_is_one_like_any_other(tmp_path: Path) -> None
         np.testing.assert_array_equal(named_weights(wide)[name].numpy(), values, err_msg=name)
         np.testing.assert_array_equal(values_of(named_weights(again)[name]), values_of(weights[name]), err_msg=name)
         np.testing.assert_array_equal(read(name), values, err_msg=name)
+
+
+class OneOfTwo(Recording):
+    """The first of two ranks, which has the upper half of every matrix; the other has another layer."""
+
+    def exchange(self, value: Any) -> list[Any]:
+        return [value, ["layers.1.weight"]]
+
+    def own_part(self, name: str, whole: np.ndarray) -> np.ndarray:
+        return whole[: len(whole) // 2] if whole.ndim > 1 else whole
+
+
+def test_a_rank_needs_only_its_own_where_each_wrote_its_part(tmp_path: Path) -> None:
+    model = NarrowModel()
+    optimizer = build_optimizer(model.named, OptimizerSettings())
+    state = {
+        name: np.full(tensor.shape, 3, np.float32) for name, tensor in optimizer_state(optimizer, model.named).items()
+    }
+    files = TensorFiles(tuple(state), state.__getitem__)
+    told = load_master_weights(
+        files, tmp_path, optimizer, model.named, MasterWeights(), were_weights=False, divided=True, ranks=OneOfTwo()
+    )
+    assert told == ""
+    np.testing.assert_array_equal(
+        optimizer_state(optimizer, model.named)["lm_head.weight/master_weight"], state["lm_head.weight/master_weight"]
+    )
+
+
+def test_a_rank_takes_its_part_of_whole_weights_though_it_wrote_its_own_optimizer_state(tmp_path: Path) -> None:
+    model = NarrowModel()
+    optimizer = build_optimizer(model.named, OptimizerSettings())
+    wholes = {
+        name: np.arange(2 * tensor.size, dtype=np.float32).reshape([2 * tensor.shape[0], *tensor.shape[1:]])
+        for name, tensor in model.named.items()
+    }
+    masters = MasterWeights("as weights", weights_of=lambda folder: wholes.__getitem__)
+    load_master_weights(
+        TensorFiles((), wholes.__getitem__), tmp_path, optimizer, model.named, masters,
+        were_weights=True, divided=True, ranks=OneOfTwo(),
+    )  # fmt: skip
+    stored = optimizer_state(optimizer, model.named)["lm_head.weight/master_weight"].numpy()
+    np.testing.assert_array_equal(stored, wholes["lm_head.weight"][: len(stored)])
