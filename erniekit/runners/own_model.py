@@ -48,11 +48,11 @@ class OwnModel:
     adapters: bool
 
     def write(self, folder: Path) -> None:
-        """Put the values that this rank has into `folder`, as they lie in memory; called by all ranks together."""
-        averages = self.model.activation_scales.averages() if self.model.activation_scales else None
+        """Put the values that this rank has into `folder`, as they lie in memory. Exchanges nothing, for another rank
+        may have failed before it came here."""
         write_tensors(folder, _STEM, OwnTensors(held(self._tensors())))
-        if averages is not None:
-            write_averages(folder, averages)
+        if self.model.activation_scales:
+            write_averages(folder, self.model.activation_scales.own_averages())
 
     @paddle.no_grad()
     def load(self, folder: Path) -> None:

@@ -41,7 +41,7 @@ class Parts:
 
     Attributes:
         kinds: of WEIGHTS and OPTIMIZER; with WEIGHTS also what the objective keeps beside the model.
-        write_model: puts what this rank has of the model into a folder.
+        write_model: puts what this rank has of the model into a folder; ranks exchange nothing in it.
         load_model: the opposite.
         optimizer_files: files of each rank's optimizer state.
     """
@@ -82,7 +82,7 @@ def write_parts(
     Args:
         folder: where the first rank has its files; None on the others, which are told.
         kinds: what they write.
-        write: puts this rank's files into a folder.
+        write: puts this rank's files into a folder; it exchanges nothing, since a rank may fail before it.
         seals: whether every rank hashes and syncs its part, as the first one says; otherwise whoever completes the
             folder does.
 

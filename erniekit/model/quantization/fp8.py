@@ -127,8 +127,11 @@ class ActivationScales:
 
     def averages(self) -> dict[str, Average]:
         """What a checkpoint keeps, of all ranks, for the layers that have seen a step. All ranks call it together."""
-        own = {path: (each.average, each.steps) for path, each in self.products.items() if each.steps}
-        return {path: average for part in self._exchange(own) for path, average in part.items()}
+        return {path: average for part in self._exchange(self.own_averages()) for path, average in part.items()}
+
+    def own_averages(self) -> dict[str, Average]:
+        """Those of the layers on this rank; the same on all ranks that have a layer."""
+        return {path: (each.average, each.steps) for path, each in self.products.items() if each.steps}
 
     def restore(self, averages: Mapping[str, Average]) -> None:
         """The opposite; what belongs to layers that are not here is passed over."""
