@@ -343,7 +343,8 @@ class Trainer:
             saver=self._saver,
             keep=[best] if best else [],
         )
-        self._saved_step, self._saved_rate = state.step, state.learning_rate
+        if self._saved_step != state.step:  # otherwise the checkpoint has stayed as it was
+            self._saved_step, self._saved_rate = state.step, state.learning_rate
 
     def _save_final_model(self) -> None:
         self._saver.wait()

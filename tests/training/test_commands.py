@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from erniekit.training.checkpoint import load_state
 from erniekit.training.commands import CONTROL_FILE, Command, Commands, hand_on, parse
 from erniekit.training.output_folder import Start, open_output_folder
 from erniekit.training.schedules import learning_rate
@@ -242,6 +243,9 @@ def test_a_learning_rate_that_came_after_the_checkpoint_is_told(tmp_path: Path) 
     said.clear()
     fake_trainer(tmp_path / "b", commands=Told(s3=["lr 2e-3", "save", "quit"]), say=said.append).fit(FRESH)
     assert not any("saved before" in line for line in said)
+    fake_trainer(tmp_path / "c", commands=Told(s3=["save", "lr 2e-3", "save", "quit"]), say=said.append).fit(FRESH)
+    assert load_state(tmp_path / "c" / "checkpoint-3").learning_rate is None  # the first one stayed
+    assert sum("checkpoint-3 was saved before `lr`" in line for line in said) == 1
 
 
 def test_evaluation_and_status_change_nothing(tmp_path: Path) -> None:
