@@ -185,6 +185,9 @@ def prune(output_dir: Path, limit: int | None, keep: Collection[Path]) -> list[P
 
     Returns:
         The removed folders.
+
+    Raises:
+        CheckpointError: one cannot be removed.
     """
     if limit is None or limit <= 0:
         return []
@@ -192,7 +195,13 @@ def prune(output_dir: Path, limit: int | None, keep: Collection[Path]) -> list[P
     surplus = max(0, len(complete) - limit)
     removed = [folder for folder in complete if folder not in keep][:surplus]
     for folder in removed:
-        remove_folder(folder)
+        try:
+            remove_folder(folder)
+        except OSError as error:
+            raise CheckpointError(
+                f"save_total_limit: could not remove {folder}: {error}\n  The newest checkpoint is complete; continue "
+                "with resume_from_checkpoint=true once files there can be removed, or without save_total_limit."
+            ) from error
     return removed
 
 

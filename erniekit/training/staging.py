@@ -50,7 +50,10 @@ def new_staging(shared_memory: Path | None = None) -> Staging:
     """An empty folder in shared memory, for this user only."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=shared_memory or SHARED_MEMORY))
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:  # as below
+            continue
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():
             return Staging(folder, lock)
@@ -60,9 +63,12 @@ def new_staging(shared_memory: Path | None = None) -> Staging:
 def remove_abandoned(say: Callable[[str], None], shared_memory: Path | None = None) -> None:
     """Remove this user's folders that no process holds: those of runs whose processes were all killed."""
     for folder in (shared_memory or SHARED_MEMORY).glob(f"{_PREFIX}*"):
-        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:  # the process that held it has just removed it
             continue
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -114,6 +114,19 @@ def test_pruning(tmp_path: Path, limit: int | None, keep: tuple[int, ...], left:
     assert [step_of(folder) for folder in checkpoint_folders(tmp_path)] == [*left, 5]
 
 
+def test_a_folder_that_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2):
+        write_folder(folder_of(tmp_path, step), content(step))
+
+    def refuse(*_arguments: object) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(CheckpointError, match=r"could not remove .*checkpoint-1: .*busy[^\0]*checkpoint is complete"):
+        prune(tmp_path, 1, {folder_of(tmp_path, 2)})
+    assert newest_complete(tmp_path) == (folder_of(tmp_path, 2), [])
+
+
 def test_an_incomplete_folder_is_replaced(tmp_path: Path) -> None:
     folder_of(tmp_path, 2).mkdir()
     (folder_of(tmp_path, 2) / "old").write_text("old")

@@ -359,6 +359,15 @@ def test_folders_in_shared_memory_that_are_held_are_left_alone(shared_memory: Pa
     assert not held.folder.exists()
 
 
+def test_a_folder_in_shared_memory_that_goes_meanwhile_is_no_concern(
+    shared_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer of another run removes its own when it is done."""
+    gone = shared_memory / "erniekit-checkpoint-gone"
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([gone]))
+    remove_abandoned(lambda line: pytest.fail(line))
+
+
 def test_only_one_writer_in_a_folder(output_dir: Path, saver: BesideTraining) -> None:
     def write(folder: Path) -> None:
         wait_until(lambda: is_locked(output_dir / ".erniekit.writer.lock"))
