@@ -112,6 +112,12 @@ def load_master_weights(
             "  Set unified_checkpoint_config: [master_weight_compatible] to go on with them as its weights, or resume "
             "with the bf16, fp16 and fp16_opt_level that wrote it."
         )
+    if surplus and divided and "sharding" in ranks.layout:
+        raise CheckpointError(
+            f"{folder} holds master weights of which each rank wrote its share, for example of {surplus[0]}, and the "
+            "weights of this run are float32.\n  Resume with the bf16, fp16 and fp16_opt_level that wrote it; with "
+            "unified_checkpoint: true and no ignore_merge_optimizer its next checkpoint can be resumed from so."
+        )
     weights = settings.weights_of(folder) if missing and settings.weights_of else None
     for name in here:
         key = f"{name}{_SUFFIX}"

@@ -293,3 +293,17 @@ def test_a_rank_takes_its_part_of_whole_weights_though_it_wrote_its_own_optimize
     )  # fmt: skip
     stored = optimizer_state(optimizer, model.named)["lm_head.weight/master_weight"].numpy()
     np.testing.assert_array_equal(stored, wholes["lm_head.weight"][: len(stored)])
+
+
+def test_shares_of_master_weights_are_not_taken_for_weights(tmp_path: Path) -> None:
+    """A rank of a sharding group has all weights, and has written the master weights of some."""
+    model, ranks = FakeModel(dropout=0.3), OneOfTwo()
+    ranks.layout = {"ranks": 2, "sharding": "stage1"}
+    before = model.arrays()
+    files = TensorFiles(("lm_head.weight/master_weight",), lambda name: np.zeros(model.named["lm_head.weight"].shape))
+    with pytest.raises(CheckpointError, match=r"each rank wrote its share[^\0]*unified_checkpoint: true"):
+        load_master_weights(
+            files, tmp_path, build_optimizer(model.named, OptimizerSettings()), model.named,
+            MasterWeights(compatible=True), were_weights=False, divided=True, ranks=ranks,
+        )  # fmt: skip
+    np.testing.assert_array_equal(model.arrays()["lm_head.weight"], before["lm_head.weight"])
