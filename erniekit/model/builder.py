@@ -17,7 +17,7 @@ from erniekit.model.host_memory import keep_freed_memory
 from erniekit.model.initialization import initialize_weights
 from erniekit.model.moe.balance import BalanceSettings
 from erniekit.model.moe.dispatch import NO_RANKS, ExpertRanks
-from erniekit.model.quantization.fp8 import compute_in_fp8, read_averages
+from erniekit.model.quantization.fp8 import Maximum, compute_in_fp8, own_maximum, read_averages
 from erniekit.model.quantization.packed import pack_linears
 from erniekit.model.quantization.settings import Fp8, Quantization, WeightOnly
 from erniekit.model.recompute import Recompute
@@ -44,6 +44,7 @@ def build_model(
     experts: ExpertRanks = NO_RANKS,
     part: StackPart | None = None,
     exchange: Exchange = alone,
+    maximum: Maximum = own_maximum,
     log: Callable[[str], None] = lambda line: None,
 ) -> Decoder:
     """Describe the layers, create them, then fill them.
@@ -62,6 +63,7 @@ def build_model(
         experts: the ranks that divide the experts, where the model has any, and how tokens reach them.
         part: what this stage of a pipeline has of the stack; None: all of it.
         exchange: with all ranks that have a part of the model.
+        maximum: of figures, over the same ranks.
         log: receives one line for each technique applied.
 
     Raises:
@@ -109,7 +111,7 @@ def build_model(
         log(f"quantisation: {quantization}; {_size_of_packed(decoder)}")
     if isinstance(quantization, Fp8):
         linears = named_linears(decoder)
-        decoder.activation_scales = compute_in_fp8(linears, quantization, decoder.randomness, exchange)
+        decoder.activation_scales = compute_in_fp8(linears, quantization, decoder.randomness, exchange, maximum)
         decoder.activation_scales.restore(read_averages(adapters or weights))
         log(f"FP8: {len(linears)} linear layers, {quantization}")
     if hidden_dropout or attention_dropout:

@@ -66,6 +66,16 @@ class Mesh:
         dist.all_reduce(total, group=group)
         return total.numpy()
 
+    def maximum(self, values: np.ndarray, *axes: Axis) -> np.ndarray:
+        """The largest of each figure over the ranks that differ in these axes (all axes where none is given); the same
+        on each of them."""
+        group = self.group(*(axes or AXES))
+        if group is None:
+            return values
+        largest = paddle.to_tensor(values)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        return largest.numpy()
+
     def exchange(self, value: Any, *axes: Axis) -> list[Any]:
         """What every rank has given that differs from this one in these axes only (all axes where none is given), in
         the order of the ranks. Values are JSON."""

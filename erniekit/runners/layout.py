@@ -62,6 +62,7 @@ def model_division(config: Config, model_config: ModelConfig, mesh: Mesh) -> dic
         "experts": expert_ranks(mesh, gather="allgather" in way, padded=not way.endswith("unpad")),
         "part": stack_part(layers, mesh, section.pp_seg_method, section.add_tail_layers),
         "exchange": mesh.exchange,
+        "maximum": mesh.maximum,
     }
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
@@ -35,6 +36,12 @@ HALF = (paddle.float16, paddle.bfloat16)  # what the device's product gives
 _SHRUNK = 2.0**-18  # by which it is multiplied: two codes alone make 2^17.6, and float16 ends at 2^16
 AVERAGES_FILE = "activation_scales.json"
 Average = tuple[float, int]  # of the largest absolute activation of a step, and over how many steps
+Maximum = Callable[[np.ndarray], np.ndarray]  # this rank's figures -> the largest of all ranks, each by itself
+
+
+def own_maximum(figures: np.ndarray) -> np.ndarray:
+    """That of a process that is alone."""
+    return figures
 
 
 class Fp8Product(nn.Layer):
@@ -88,8 +95,11 @@ class ActivationScales:
         kept_codes: of weights, while these do not change.
     """
 
-    def __init__(self, settings: Fp8, randomness: Randomness, exchange: Exchange = alone) -> None:
-        self.settings, self._randomness, self._exchange = settings, randomness, exchange
+    def __init__(
+        self, settings: Fp8, randomness: Randomness, exchange: Exchange = alone, maximum: Maximum = own_maximum
+    ) -> None:
+        self.settings, self._randomness, self._exchange, self._maximum = settings, randomness, exchange, maximum
+        self._paths: list[str] | None = None  # of the products of all ranks; known after the first step
         self.products: dict[str, Fp8Product] = {}
         self.kept_codes: dict[Fp8Product, Float8] | None = None
 
@@ -119,9 +129,12 @@ class ActivationScales:
         reached = [(path, product.observed) for path, product in self.products.items() if product.observed is not None]
         values = paddle.stack([observed for _, observed in reached]).numpy().tolist() if reached else []
         own = {path: value for (path, _), value in zip(reached, values, strict=True)}
-        of_all = self._exchange(own)  # other ranks have other tokens, or other layers
+        if self._paths is None:
+            self._paths = sorted({path for paths in self._exchange(list(self.products)) for path in paths})
+        figures = self._maximum(np.array([own.get(path, 0.0) for path in self._paths], np.float32))
+        of_all = dict(zip(self._paths, figures.tolist(), strict=True))  # other ranks have other tokens, or layers
         for path, product in self.products.items():
-            largest = max(figures.get(path, 0.0) for figures in of_all)
+            largest = of_all[path]
             if 0 < largest < math.inf:
                 product.end_step(largest)
 
@@ -140,19 +153,24 @@ class ActivationScales:
 
 
 def compute_in_fp8(
-    linears: Mapping[str, Linear], settings: Fp8, randomness: Randomness, exchange: Exchange = alone
+    linears: Mapping[str, Linear],
+    settings: Fp8,
+    randomness: Randomness,
+    exchange: Exchange = alone,
+    maximum: Maximum = own_maximum,
 ) -> ActivationScales:
     """Give all these linear layers, by path, FP8 products.
 
     Args:
         exchange: with all ranks of the run.
+        maximum: of each figure over all ranks of the run.
 
     Raises:
         ConfigurationError: blocks of the Hadamard matrix do not divide the inputs of a layer (all listed).
     """
     if problem := rotation_problem(settings, {path: each.weight.shape[0] for path, each in linears.items()}):
         raise ConfigurationError(problem)
-    scales = ActivationScales(settings, randomness, exchange)
+    scales = ActivationScales(settings, randomness, exchange, maximum)
     for path, linear in linears.items():
         linear.product = scales.products[path] = Fp8Product(scales)
     return scales

@@ -150,11 +150,19 @@ def test_a_step_that_is_skipped_teaches_nothing() -> None:
 
 def test_averages_are_of_all_ranks() -> None:
     linear = Linear(64, 24)
-    others = {"q_proj": 50.0, "elsewhere": 7.0}
-    scales = compute_in_fp8({"q_proj": linear}, Fp8(), Randomness(0), lambda own: [own, others])
-    linear(_input())
-    scales.end_step()
-    assert linear.product.average == 50.0
+    exchanged = []
+
+    def exchange(paths: list[str]) -> list[list[str]]:
+        exchanged.append(paths)
+        return [paths, ["elsewhere", "q_proj"]]
+
+    others = np.array([7.0, 50.0], np.float32)  # in the order of the paths
+    scales = compute_in_fp8({"q_proj": linear}, Fp8(), Randomness(0), exchange, lambda own: np.maximum(own, others))
+    for _ in range(3):
+        linear(_input())
+        scales.end_step()
+        assert linear.product.average == 50.0
+    assert exchanged == [["q_proj"]]  # once; steps send figures only
 
 
 def test_experts_without_tokens_keep_their_average() -> None:
