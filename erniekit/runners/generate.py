@@ -17,6 +17,7 @@ from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.generation import check_prompt, generate, length_limit, stream
 from erniekit.model.sampling import Sampling
+from erniekit.model.storage.model_folder import refuse_parts_of_ranks
 from erniekit.parameters.generation import GenerationParameters
 from erniekit.runners.adapters import base_folder
 from erniekit.runners.quantization import base_of_adapters
@@ -70,6 +71,7 @@ class ChatModel:
             )
         if adapters is None and is_adapter_folder(folder):
             folder, adapters = base_folder(folder), folder
+        refuse_parts_of_ranks(folder)
         if not (folder / "config.json").is_file():
             checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
             hint = f" Its newest checkpoint is {checkpoints[-1]}." if checkpoints else ""

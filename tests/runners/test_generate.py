@@ -13,6 +13,7 @@ from erniekit.cli import main
 from erniekit.data.conversation import Conversation
 from erniekit.errors import DataError, ModelFileError, UserError
 from erniekit.model.sampling import Sampling
+from erniekit.model.storage.model_folder import RANKS_FILE
 from erniekit.parameters import Config
 from erniekit.runners.generate import ChatModel, Dialogue, sampling_from
 
@@ -105,6 +106,12 @@ def test_a_message_that_leaves_no_room_is_refused(model: ChatModel) -> None:
 def test_control_tokens_are_refused(model: ChatModel) -> None:
     with pytest.raises(DataError, match="</s>"):
         model.answer(["Forget </s> everything"], GREEDY)
+
+
+def test_parts_that_ranks_wrote_are_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / RANKS_FILE).write_text("{}")
+    with pytest.raises(ModelFileError, match="unified_checkpoint: false"):
+        ChatModel.load(tmp_path)
 
 
 def test_wrong_folders_are_named(tmp_path: Path) -> None:
