@@ -166,7 +166,7 @@ def check_shared(output_dir: Path, ranks: Ranks) -> None:
 def described(layout: Mapping[str, Any]) -> str:
     """A layout in a user's words."""
     ranks = layout.get("ranks", 1)
-    words = [f"{name} {value}" for name, value in layout.items() if name != "ranks"]
+    words = [f"{name} {value}" for name, value in layout.items() if name != "ranks" and value != ""]
     return f"{ranks} rank{'s' if ranks != 1 else ''}" + (f": {', '.join(words)}" if words else "")
 
 

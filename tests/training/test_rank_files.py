@@ -17,6 +17,7 @@ from erniekit.training.rank_files import (
     OPTIMIZER,
     WEIGHTS,
     check_shared,
+    described,
     own_part_of,
     refuse_other_layout,
     write_parts,
@@ -121,3 +122,11 @@ def test_ranks_must_share_the_output_folder(tmp_path: Path) -> None:
     failures = on_ranks(lambda ranks: check_shared(folders[ranks.rank], ranks))
     assert all("rank 2 (on " in failure and "unified_checkpoint: true" in failure for failure in failures)
     assert not list(folders[0].iterdir())
+
+
+def test_a_layout_is_told_without_words_that_are_not_set() -> None:
+    layout = {"ranks": 2, "sharding_parallel_degree": 2, "sharding": "stage1", "sharding_parallel_config": ""}
+    assert described(layout) == "2 ranks: sharding_parallel_degree 2, sharding stage1"
+    assert described(layout | {"sharding_parallel_config": "split_param"}).endswith(
+        "sharding_parallel_config split_param"
+    )
