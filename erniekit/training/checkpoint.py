@@ -228,8 +228,16 @@ def load_beside_model(folder: Path, ranks: Ranks = SINGLE) -> TensorFiles:
 
 
 def write_config(folder: Path, resolved_config: Mapping[str, Any]) -> None:
-    """Put the resolved configuration into `folder`."""
-    replace_text(folder / CONFIG_FILE, _config_text(resolved_config))
+    """Put the resolved configuration into `folder`.
+
+    Raises:
+        CheckpointError: the folder cannot be written, or the disk is full.
+    """
+    try:
+        replace_text(folder / CONFIG_FILE, _config_text(resolved_config))
+    except OSError as error:
+        advice = "Make room or give yourself the right to write there, or choose another output_dir."
+        raise CheckpointError(f"could not write {folder / CONFIG_FILE}: {error}\n  {advice}") from None
 
 
 def changed_parameters(folder: Path, resolved_config: Mapping[str, Any]) -> list[str]:

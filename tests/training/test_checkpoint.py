@@ -12,12 +12,14 @@ from erniekit.errors import CheckpointError
 from erniekit.training import tensor_files
 from erniekit.training.best_model import BestSoFar
 from erniekit.training.checkpoint import (
+    CONFIG_FILE,
     TrainerState,
     changed_parameters,
     load_identity,
     load_optimizer,
     load_state,
     save_checkpoint,
+    write_config,
 )
 from erniekit.training.checkpoint_folder import MANIFEST, problems
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer, optimizer_state
@@ -87,6 +89,12 @@ def test_optimizer_state_is_read_back_exactly_from_one_file_or_several(
     load_optimizer(folder, optimizer, other.named)
     for name, tensor in optimizer_state(optimizer, other.named).items():
         np.testing.assert_array_equal(tensor.numpy(), state[name], err_msg=name)
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / f".{CONFIG_FILE}.tmp").mkdir()  # the name under which it is written aside
+    with pytest.raises(CheckpointError, match=r"(?s)could not write .*another output_dir"):
+        write_config(tmp_path, {})
 
 
 def test_a_complete_checkpoint_is_left_alone_and_an_incomplete_one_replaced(tmp_path: Path) -> None:
