@@ -31,6 +31,7 @@ from erniekit.errors import CheckpointError, ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.storage.model_folder import RANKS_FILE
 from erniekit.model.whole import Held, OwnTensors, WholeTensors, held
+from erniekit.parameters.values import shown
 from erniekit.training.best_model import BestSoFar
 from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_name, problems
 from erniekit.training.compressed_state import CompressedState, decompressed, form_of
@@ -245,7 +246,7 @@ def changed_parameters(folder: Path, resolved_config: Mapping[str, Any]) -> list
     stored = _stored_config(folder)
     own = yaml.safe_load(_config_text(resolved_config))  # as it would be stored: tuples become lists
     names = [name for name in own if name not in _HOW_TO_START and stored.get(name) != own[name]]
-    return [f"{name} {stored.get(name)} -> {own[name]}" for name in names]
+    return [f"{name} {shown(stored.get(name))} -> {shown(own[name])}" for name in names]
 
 
 def write_model_of(checkpoint: Path, folder: Path) -> None:

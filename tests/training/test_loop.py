@@ -254,7 +254,7 @@ def test_resuming_says_what_changed_and_refuses_other_data(tmp_path: Path) -> No
     trainer = fake_trainer(
         tmp_path,
         total_steps=3,
-        resolved_config={"learning_rate": 0.01},
+        resolved_config={"learning_rate": 0.01, "unified_checkpoint_config": ("async_save",)},
         identity=identity(cpu_settings={"MKL_DEBUG_CPU_TYPE": ""}),
         say=said.append,
         **options,
@@ -262,6 +262,7 @@ def test_resuming_says_what_changed_and_refuses_other_data(tmp_path: Path) -> No
     trainer.model.load(start.checkpoint)
     trainer.fit(start)
     assert "changed since the checkpoint: learning_rate 0.05 -> 0.01" in said
+    assert "changed since the checkpoint: unified_checkpoint_config null -> [async_save]" in said
     assert "warning: resuming is not bit-exact: MKL_DEBUG_CPU_TYPE was 7, is " in said
     with pytest.raises(CheckpointError, match="fingerprint was abc, is other"):
         fake_trainer(tmp_path, identity=identity(data_fingerprint="other")).fit(start)

@@ -82,7 +82,7 @@ def ours(folder: Path, workload: str, pairs: int) -> None:
     from erniekit.model.configuration import ModelConfig
     from erniekit.model.weights import named_weights
     from erniekit.training.optimizer import OptimizerSettings, build_optimizer
-    from erniekit.training.preference import answer_log_probabilities, preference
+    from erniekit.training.preference import answer_log_probabilities, measure_answers, preference
     from erniekit.training.preference_losses import PreferenceSettings
     from erniekit.training.reference import FrozenCopy
     from erniekit.training.step import train_step
@@ -92,11 +92,7 @@ def ours(folder: Path, workload: str, pairs: int) -> None:
     model.train()
     heads = {"fused_head": False, "sparse_head": True, "dense_mask": False}
 
-    def measure(decoder: Any, batch: Any) -> Any:
-        answers = answer_log_probabilities(decoder, batch, **heads)
-        return answers.chosen, answers.rejected
-
-    reference = FrozenCopy(copy, model, measure, updated=False)
+    reference = FrozenCopy(copy, model, measure_answers(answer_log_probabilities(**heads)), updated=False)
     objective = preference(PreferenceSettings(loss_type="sigmoid", beta=BETA), reference, **heads)
     parameters = named_weights(model)
     optimizer = build_optimizer(parameters, OptimizerSettings(weight_decay=0.0))
