@@ -170,7 +170,7 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
             write_checkpoint_model=write_masters if masters.stored == "as weights" else None,
             masters=masters,
             evaluation_plan=held_out_plan,
-            callbacks=_callbacks(config, output_dir) if ranks.is_first else (),
+            callbacks=_callbacks(config, output_dir, say) if ranks.is_first else (),
             commands=Commands.of_run(output_dir) if ranks.is_first else NO_COMMANDS,
             ranks=ranks,
             parts=parts,
@@ -266,10 +266,11 @@ def _output_folder(config: Config, output_dir: Path, rank: int, say: Say) -> Ite
         yield start
 
 
-def _callbacks(config: Config, output_dir: Path) -> Sequence[object]:
+def _callbacks(config: Config, output_dir: Path, say: Say) -> Sequence[object]:
     return default_callbacks(
         output_dir,
         logging_dir=Path(config.basic.logging_dir).expanduser(),
         report_to=config.basic.report_to,
         disable_tqdm=config.basic.disable_tqdm,
+        say=say,
     )

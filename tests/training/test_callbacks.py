@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import json
 import math
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +19,13 @@ from rich.console import Console
 from erniekit.errors import ConfigurationError
 from erniekit.training.callbacks import notify
 from erniekit.training.callbacks.defaults import default_callbacks
-from erniekit.training.callbacks.event_logs import event_logs
+from erniekit.training.callbacks.event_logs import EventLog, event_logs
 from erniekit.training.callbacks.live_progress import LiveProgress
 from erniekit.training.callbacks.log_file import LogFile, read_log
 from erniekit.training.callbacks.plain_lines import PlainLines
 from erniekit.training.callbacks.results import Results
 from erniekit.training.callbacks.text import duration, figures
+from erniekit.training.callbacks.unwritten import Unwritten
 from erniekit.training.json_file import write_json
 from erniekit.training.output_folder import Start
 
@@ -242,3 +246,43 @@ def test_what_is_only_sometimes_needed_is_imported_late() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_a_full_disk_ends_no_run_and_loses_no_line_of_the_log(tmp_path: Path) -> None:
+    said: list[str] = []
+    log = LogFile(tmp_path, said.append)
+    log.on_train_begin(0, 9)
+    log.on_log({"step": 1, "loss": 3.0})
+    path = tmp_path / "training_log.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))  # room for a part of a line
+    try:
+        log.on_log({"step": 2, "loss": 2.0})
+        log.on_log({"step": 3, "loss": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == '{"step": 1, "loss": 3.0}\n'
+    assert said == [f"warning: could not write {path}: File too large; the run goes on"]
+    log.on_log({"step": 4, "loss": 0.5})
+    assert [record["step"] for record in read_log(path)] == [1, 2, 3, 4]
+
+
+def test_results_that_cannot_be_written_are_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    results = Results(tmp_path / "gone", said.append)
+    results.on_evaluate(EVALUATED)
+    results.on_evaluate(EVALUATED)
+    (message,) = said
+    assert message.startswith(f"warning: could not write results into {tmp_path / 'gone'}: No such file")
+
+
+def test_event_files_that_cannot_be_written_are_told() -> None:
+    class FullDisk:
+        def add_scalar(self, tag: str, value: float, step: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        close = staticmethod(lambda: None)
+
+    said: list[str] = []
+    EventLog(FullDisk(), Unwritten("events", said.append)).on_log(RECORD)
+    assert said == ["warning: could not write events: No space left on device; the run goes on"]

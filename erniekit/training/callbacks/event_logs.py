@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from erniekit.errors import ConfigurationError
+from erniekit.training.callbacks.unwritten import Unwritten
 
 _PLACE = {"step", "epoch"}
 
@@ -23,8 +24,8 @@ class EventWriter(Protocol):
 class EventLog:
     """Writes every figure of every log and evaluation as a scalar, `train/loss` or `eval/loss`."""
 
-    def __init__(self, writer: EventWriter) -> None:
-        self._writer = writer
+    def __init__(self, writer: EventWriter, unwritten: Unwritten) -> None:
+        self._writer, self._unwritten = writer, unwritten
 
     def on_log(self, record: Mapping[str, Any]) -> None:
         self._write("train", record)
@@ -34,15 +35,17 @@ class EventLog:
         self._write("eval", figures)
 
     def close(self) -> None:
-        self._writer.close()
+        with self._unwritten.told():
+            self._writer.close()
 
     def _write(self, group: str, record: Mapping[str, Any]) -> None:
-        for name, value in record.items():
-            if name not in _PLACE and math.isfinite(value):
-                self._writer.add_scalar(f"{group}/{name}", value, record["step"])
+        with self._unwritten.told():
+            for name, value in record.items():
+                if name not in _PLACE and math.isfinite(value):
+                    self._writer.add_scalar(f"{group}/{name}", value, record["step"])
 
 
-def event_logs(report_to: Sequence[str], logging_dir: Path) -> list[EventLog]:
+def event_logs(report_to: Sequence[str], logging_dir: Path, say: Callable[[str], None] = print) -> list[EventLog]:
     """A callback for each of `report_to` ("visualdl", "tensorboard"). The packages are imported only when asked for.
 
     Raises:
@@ -50,7 +53,8 @@ def event_logs(report_to: Sequence[str], logging_dir: Path) -> list[EventLog]:
     """
     if report_to:
         _check_writable(logging_dir)
-    return [EventLog(_open_writer(name, logging_dir)) for name in report_to]
+    unwritten = [Unwritten(f"the event files of {name} in {logging_dir}", say) for name in report_to]
+    return [EventLog(_open_writer(name, logging_dir), of) for name, of in zip(report_to, unwritten, strict=True)]
 
 
 def _check_writable(logging_dir: Path) -> None:

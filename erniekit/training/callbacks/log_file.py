@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from erniekit.training.callbacks.unwritten import Unwritten
 from erniekit.training.json_file import replace_text, storable
 
 LOG_FILE = "training_log.jsonl"
 
 
 class LogFile:
-    """Appends records. A resumed run first drops the lines that its checkpoint knows nothing of."""
+    """Appends records. A resumed run first drops the lines that its checkpoint knows nothing of.
 
-    def __init__(self, output_dir: Path) -> None:
-        self._path = output_dir / LOG_FILE
+    Lines for which the disk has no room are kept, and written with the next one.
+    """
+
+    def __init__(self, output_dir: Path, say: Callable[[str], None] = print) -> None:
+        self._path, self._lines = output_dir / LOG_FILE, list[str]()
+        self._unwritten = Unwritten(str(self._path), say)
 
     def on_train_begin(self, first_step: int, total_steps: int) -> None:
         kept = [json.dumps(record) + "\n" for record in read_log(self._path) if record["step"] <= first_step]
-        replace_text(self._path, "".join(kept) if first_step else "")
+        with self._unwritten.told():
+            replace_text(self._path, "".join(kept) if first_step else "")
 
     def on_log(self, record: Mapping[str, Any]) -> None:
         self._append(record)
@@ -29,8 +36,22 @@ class LogFile:
         self._append(record)
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(storable(record)) + "\n")
+        self._lines.append(json.dumps(storable(record)) + "\n")
+        with self._unwritten.told():
+            _append(self._path, "".join(self._lines))
+            self._lines.clear()
+
+
+def _append(path: Path, text: str) -> None:
+    """Add `text`, all of it or nothing."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        if path.exists():
+            os.truncate(path, size)
+        raise
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:

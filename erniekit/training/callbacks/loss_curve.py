@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from erniekit.training.callbacks.log_file import LOG_FILE, read_log
+from erniekit.training.callbacks.unwritten import Unwritten
 
 LOSS_CURVE_FILE = "loss.png"
 
@@ -12,11 +14,13 @@ LOSS_CURVE_FILE = "loss.png"
 class LossCurve:
     """Draws the curve of the whole run, including the part before a resume."""
 
-    def __init__(self, output_dir: Path) -> None:
+    def __init__(self, output_dir: Path, say: Callable[[str], None] = print) -> None:
         self._output_dir = output_dir
+        self._unwritten = Unwritten(str(output_dir / LOSS_CURVE_FILE), say)
 
     def on_train_end(self, _result: object) -> None:
-        draw_loss_curve(self._output_dir / LOG_FILE, self._output_dir / LOSS_CURVE_FILE)
+        with self._unwritten.told():
+            draw_loss_curve(self._output_dir / LOG_FILE, self._output_dir / LOSS_CURVE_FILE)
 
 
 def draw_loss_curve(log: Path, picture: Path) -> None:

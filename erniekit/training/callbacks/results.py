@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from erniekit.training.callbacks.unwritten import Unwritten
 from erniekit.training.json_file import write_json
 
 RESULT_FILES = EVALUATION_FILE, TRAINING_FILE = "eval_results.json", "train_results.json"
@@ -14,11 +15,14 @@ RESULT_FILES = EVALUATION_FILE, TRAINING_FILE = "eval_results.json", "train_resu
 class Results:
     """Keeps the latest evaluation and the result of the run."""
 
-    def __init__(self, output_dir: Path) -> None:
+    def __init__(self, output_dir: Path, say: Callable[[str], None] = print) -> None:
         self._output_dir = output_dir
+        self._unwritten = Unwritten(f"results into {output_dir}", say)
 
     def on_evaluate(self, record: Mapping[str, Any]) -> None:
-        write_json(self._output_dir / EVALUATION_FILE, record)
+        with self._unwritten.told():
+            write_json(self._output_dir / EVALUATION_FILE, record)
 
     def on_train_end(self, result: Any) -> None:
-        write_json(self._output_dir / TRAINING_FILE, result.record())
+        with self._unwritten.told():
+            write_json(self._output_dir / TRAINING_FILE, result.record())
