@@ -25,15 +25,14 @@ REFERENCES_ON = (
     "sharding3 x 2",
     "tp2 x pp2 + sp",
 )
-SHORT = [
+SHORT = [  # of few models and tasks, for each is run on one process first, by every worker
     ("dp2", "dense", "dpo"),
     ("tp2 + sp", "dense", "lora"),
     ("pp2", "dense", "sft"),
-    ("sharding1 x 2", "moe", "dpo"),
-    ("sharding2 x 2", "dense", "sft"),
+    ("sharding1 x 2", "dense", "dpo"),
     ("sharding3 x 2", "moe", "sft"),
     ("ep2 over mp", "moe", "sft"),
-    ("ep2 over data", "moe", "lora"),
+    ("ep2 over data", "moe", "sft"),
     ("tp2 x pp2 + sp", "dense", "sft"),
 ]
 REST = [
