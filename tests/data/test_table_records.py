@@ -110,7 +110,8 @@ def _read_offline(name: str, folder: Path) -> list[str]:
 
 
 def test_sources_that_cannot_be_reached_are_one_problem_among_others(tmp_path, tokenizer, template, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # read when the library was imported
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=r"org/nowhere: data set"):
         open_dataset(
