@@ -197,12 +197,13 @@ def test_a_full_disk_is_told_by_the_writer(
 
     saver.save(folder_of(output_dir, 1), content(1), 1000, ())
     saver.wait()
-    saver.save(folder_of(output_dir, 2), lambda folder: (folder / "x").write_bytes(bytes(10**7)) and None, 1000, ())
-    process = saver._process
-    assert process is not None
-    os.kill(process.pid, signal.SIGSTOP)
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (10**6, 10**6))
-    os.kill(process.pid, signal.SIGCONT)
+
+    def write(folder: Path) -> None:
+        assert saver._process is not None  # it waits for its order, which comes after this
+        resource.prlimit(saver._process.pid, resource.RLIMIT_FSIZE, (10**6, 10**6))
+        (folder / "x").write_bytes(bytes(10**7))
+
+    saver.save(folder_of(output_dir, 2), write, 1000, ())
     with pytest.raises(CheckpointError, match=r"could not write .*checkpoint-2: .*File too large[^\0]*Earlier"):
         saver.wait()
     assert newest_complete(output_dir) == (folder_of(output_dir, 1), [])
