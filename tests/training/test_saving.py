@@ -275,6 +275,8 @@ def write(folder):
     for name in "abcd":
         (folder / name).write_bytes(bytes(1000))
         print("wrote", name, flush=True)
+        if sys.argv[3] == f"wrote {name}":
+            signal.pause()
 class Saver(saving.BesideTraining):
     def _order(self, keep):
         if self.writing.name == "checkpoint-2":
@@ -295,7 +297,7 @@ def killed(output_dir: Path, shared_memory: Path, until: str) -> int:
     Returns:
         The number that ends its line: the writer's.
     """
-    program = [sys.executable, "-c", TRAINER, str(output_dir), str(shared_memory)]
+    program = [sys.executable, "-c", TRAINER, str(output_dir), str(shared_memory), until]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = next(line for line in process.stdout if line.startswith(until))
