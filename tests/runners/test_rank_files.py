@@ -71,7 +71,7 @@ def test_parts_become_a_whole_checkpoint_where_the_run_goes_on_so(train: Train, 
     shutil.rmtree(first.output / "checkpoint-4")
     again = train(**{**SAVING, "unified_checkpoint": True}, resume_from_checkpoint=True)
     assert again.losses == first.losses
-    assert "unified_checkpoint False -> True" in again.said
+    assert "unified_checkpoint false -> true" in again.said
     assert find_trained_model(again.output / "checkpoint-4", Config.from_mapping({}, verb="export")).folder
 
 
