@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -186,7 +186,8 @@ def spawn(
     processes: dict[int, subprocess.Popen[bytes]] = {}
     shown: list[threading.Thread] = []
     ranks = LocalRanks(processes, logs, reports, shown)
-    try:
+    with ExitStack() as undo:  # a rank that cannot be started ends those that were
+        undo.callback(ranks.end)
         for rank in block.ranks:
             own = {
                 "PYTHONUNBUFFERED": "1",  # what a rank wrote before it was killed is in its log
@@ -211,9 +212,7 @@ def spawn(
                 thread = threading.Thread(target=_copy, args=(source, stream, log_of(logs, rank)), daemon=True)
                 thread.start()
                 shown.append(thread)
-    except BaseException:
-        ranks.end()
-        raise
+        undo.pop_all()
     return ranks
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -143,11 +144,10 @@ class BesideTraining:
         staging = None if hindrance else new_staging()
         try:
             self._start(target, staging)
-            try:
+            with ExitStack() as undo:
+                undo.callback(self._withdraw)
                 self._put(target, write, staging)
-            except BaseException:
-                self._withdraw()
-                raise
+                undo.pop_all()
             self._order({target, *keep})
         finally:
             if staging is not None:

@@ -52,9 +52,7 @@ def stop_signals() -> Iterator[StopRequest]:
     earlier = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield request
-    except Exception:
-        request.check()
-        raise
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
+        request.check()
