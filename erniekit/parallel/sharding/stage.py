@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, TypeVar
 
 from paddle import Tensor
 
 from erniekit.parallel.sharding.shares import Share
 from erniekit.training.passes import LossOfBatch
 
+T = TypeVar("T")
 SLICE = "slice@"  # what fleet puts before the name of a parameter's part in stage 3; in stage 1 it has the same name
 
 
@@ -60,3 +61,21 @@ class Stage(Protocol):
     def weight(self, parameter: Tensor) -> Tensor:
         """The whole of one of the model's parameters; where parameters are divided, all ranks call this together."""
         ...
+
+
+# Where every rank keeps all parameters, a stage takes these in the place of methods of its own.
+
+
+def itself(given: T) -> T:
+    """What a rank has of a parameter is all of it; a loss is used as it is."""
+    return given
+
+
+def present_already(parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """All ranks have all values at any time."""
+    return nullcontext()
+
+
+def own_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Passes leave gradients at the parameters."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]

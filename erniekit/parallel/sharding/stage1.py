@@ -6,8 +6,7 @@ updates its parameter, which then sends the new values to the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 
 import paddle
 from paddle import Tensor
@@ -20,7 +19,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 from paddle.optimizer import AdamW
 
 from erniekit.parallel.sharding.shares import Share, owned, summed
-from erniekit.training.passes import LossOfBatch
+from erniekit.parallel.sharding.stage import itself, own_gradients, present_already
 
 
 class WholeParameters:
@@ -30,6 +29,8 @@ class WholeParameters:
     """
 
     adds_in_passes = False
+    weight = part = wrap = staticmethod(itself)
+    present, gradients = staticmethod(present_already), staticmethod(own_gradients)
 
     def __init__(
         self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group, *, fused: bool = False
@@ -43,21 +44,6 @@ class WholeParameters:
 
     def share(self, parameter: Tensor) -> Share:
         return owned(parameter, self._fleet._param2rank[parameter.name], self._group)
-
-    def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def weight(self, parameter: Tensor) -> Tensor:
-        return parameter
-
-    def part(self, weight: Tensor) -> Tensor:
-        return weight
-
-    def wrap(self, loss: LossOfBatch) -> LossOfBatch:
-        return loss
-
-    def gradients(self, parameters: Iterable[Tensor]) -> list[Tensor]:
-        return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
     def reduce_gradients(self) -> list[Tensor]:
         self._fleet.reduce_gradients(self._fleet._parameter_list, self._groups)
@@ -79,6 +65,8 @@ class SplitParameters:
     """
 
     adds_in_passes = False
+    weight = part = wrap = staticmethod(itself)
+    present, gradients = staticmethod(present_already), staticmethod(own_gradients)
 
     def __init__(
         self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group, *, release: bool = False
@@ -103,21 +91,6 @@ class SplitParameters:
         runs = tuple(zip(edges, [*edges[1:], parameter.size], strict=True))
         tensor = self._fleet._slice_params[parameter.name] if view.has_effective_slice_param else None
         return Share(tuple(parameter.shape), parameter.dtype, runs, tensor, parameter.name)
-
-    def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def weight(self, parameter: Tensor) -> Tensor:
-        return parameter
-
-    def part(self, weight: Tensor) -> Tensor:
-        return weight
-
-    def wrap(self, loss: LossOfBatch) -> LossOfBatch:
-        return loss
-
-    def gradients(self, parameters: Iterable[Tensor]) -> list[Tensor]:
-        return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
     def reduce_gradients(self) -> list[Tensor]:
         self._fleet.reduce_gradients(self._parameters, self._groups)

@@ -7,8 +7,7 @@ in every micro-batch, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from typing import Any
 
 import paddle
@@ -20,6 +19,7 @@ from paddle.optimizer import AdamW
 
 from erniekit.parallel.sharding.loss_layer import LossLayer
 from erniekit.parallel.sharding.shares import Share, owned
+from erniekit.parallel.sharding.stage import itself, own_gradients, present_already
 from erniekit.training.passes import LossOfBatch, MicroLoss
 
 
@@ -27,6 +27,8 @@ class DividedGradients:
     """Each parameter is updated by one rank, the next by the rank that has least so far."""
 
     adds_in_passes = True
+    weight = part = staticmethod(itself)
+    present, gradients = staticmethod(present_already), staticmethod(own_gradients)
 
     def __init__(self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group, model: nn.Layer) -> None:
         device = paddle.get_device().partition(":")[0]
@@ -42,23 +44,11 @@ class DividedGradients:
     def share(self, parameter: Tensor) -> Share:
         return owned(parameter, self._fleet.param2rank[parameter.name], self._group)
 
-    def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def weight(self, parameter: Tensor) -> Tensor:
-        return parameter
-
-    def part(self, weight: Tensor) -> Tensor:
-        return weight
-
     def wrap(self, loss: LossOfBatch) -> LossOfBatch:
         def wrapped(model: Any, batch: Any) -> MicroLoss:
             return self._layer(loss, batch)
 
         return wrapped
-
-    def gradients(self, parameters: Iterable[Tensor]) -> list[Tensor]:
-        return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
     def reduce_gradients(self) -> list[Tensor]:
         assert not any(self._layer._grad_reduced), "a parameter got no gradient from the last micro-batch"
