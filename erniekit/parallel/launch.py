@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from typing import BinaryIO, TextIO
 
 from erniekit.parallel.rank import LAUNCHER, REPORT, SHOW_STACKS, Report, stacks_beside
 
+OWN_PORTS = range(20_000, 32_000)  # below those that Linux, macOS and IANA give away
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")  # a folder for each GPU
 # Of the job that this launcher was asked to start, or of one around it: ranks find each other through other variables.
 NOT_FOR_RANKS = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -87,7 +89,15 @@ def endpoints(host: str, port: int, count: int) -> tuple[str, ...]:
 
 
 def free_port(host: str) -> int:
-    """A port that nothing listens on; host "": on any address of this machine."""
+    """A port that nothing listens on; host "": on any address of this machine.
+
+    The kernel hands out ports above `OWN_PORTS` to whoever asks for any, so that one of those may be taken before the
+    ranks have started.
+    """
+    for port in random.SystemRandom().sample(OWN_PORTS, 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((host, port))
+            return port
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -15,6 +15,7 @@ from erniekit.parallel.rank import RankLostError, RankSilentError
 RANK = struct.Struct("<q")
 GO = b"go"
 AGAIN = 0.05  # seconds until a rank tries again to reach rank 0
+LATER = 2.0  # seconds that others wait longer than rank 0, which alone can name who is missing
 
 
 def call_roll(rank: int, world_size: int, address: tuple[str, int], timeout: float) -> None:
@@ -72,7 +73,7 @@ def _wait_for_go(rank: int, address: tuple[str, int], timeout: float, ends: floa
     with connection:
         try:
             connection.sendall(RANK.pack(rank))
-            connection.settimeout(max(0.001, ends - time.monotonic()))
+            connection.settimeout(timeout + LATER)  # from now on: rank 0 had begun to wait before
             answer = connection.recv(len(GO))
         except TimeoutError:
             raise RankSilentError(f"rank {rank}: not all ranks have come within {timeout:g} s") from None

@@ -31,7 +31,28 @@ def test_those_who_do_not_come_are_named() -> None:
     futures, _ = call([0, 2], 4, timeout=0.5)
     error = futures[0].exception()
     assert isinstance(error, RankSilentError) and "ranks [1, 3] have not come within 0.5 s" in str(error)
-    assert isinstance(futures[1].exception(), (RankSilentError, RankLostError))
+    assert isinstance(futures[1].exception(), RankLostError)  # of rank 0, which has named them
+
+
+def test_rank_0_names_the_missing_however_late_it_came() -> None:
+    port = free_port("127.0.0.1")
+    come = threading.Event()
+
+    def late() -> None:
+        come.wait()
+        call_roll(0, 3, ("127.0.0.1", port), 0.4)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, other = pool.submit(late), pool.submit(call_roll, 2, 3, ("127.0.0.1", port), 0.6)
+        time.sleep(0.3)  # the other's own time would be over before that of rank 0
+        come.set()
+    assert isinstance(first.exception(), RankSilentError) and "ranks [1] have not come" in str(first.exception())
+    assert isinstance(other.exception(), RankLostError)
+
+
+def test_a_rank_0_that_hangs_later_is_noticed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RankSilentError, match="not all ranks have"):
+        call_roll(1, 2, silent.getsockname(), 0.1)
 
 
 def test_rank_0_that_does_not_come_is_named() -> None:
