@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-fast test-all parity lint docs check-generated bench bench-torch layouts validate-examples clean
+.PHONY: help quickstart test test-fast test-all parity lint docs check-generated bench bench-peers bench-profile bench-torch layouts validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -62,7 +62,8 @@ check-generated: $(VENV)/.cpu ## fail when a generated file is stale, or nothing
 	$(BIN)/python tools/parameter_audit.py --check
 
 BENCHES := startup launching packing attention head_loss load export tokenise checkpoint host_memory
-BENCHES_TORCH := training_speed dpo moe
+BENCHES_TORCH := moe
+PEERS ?= .peers# where the virtual environments of peers lie
 
 bench: $(VENV)/.cpu ## the benchmarks that need no torch; results belong in docs/benchmarks.md
 	set -e; for name in $(BENCHES); do echo "== $$name"; $(BIN)/python tools/bench/$$name.py; done
@@ -78,7 +79,14 @@ validate-examples: $(VENV)/.cpu ## validate every shipped configuration
 	@# some of the quickstart's go on from the output of another
 	$(BIN)/erniekit validate examples/configs/quickstart/*.yaml model_name_or_path=examples/models/tiny-ernie > /dev/null
 
-bench-torch: $(VENV)/.parity ## training, preferences and experts beside torch, transformers and trl
+bench-peers: $(VENV)/.cpu ## training beside transformers, trl and the Paddle suites (installs them; hours), into docs/benchmarks.md
+	PYTHON=$(PYTHON) tools/bench/peers/make.sh $(PEERS)
+	$(BIN)/python tools/bench/training_speed.py --environments $(PEERS) --write
+
+bench-profile: $(VENV)/.cpu ## where our own training step goes, and its share of what the processor can do
+	OMP_NUM_THREADS=2 $(BIN)/python tools/bench/step_profile.py
+
+bench-torch: $(VENV)/.parity ## a layer of experts beside torch and transformers
 	set -e; for name in $(BENCHES_TORCH); do echo "== $$name"; $(BIN)/python tools/bench/$$name.py; done
 
 clean: ## remove the virtual environment and outputs

@@ -1,165 +1,155 @@
-"""Training tokens per second of this project and of transformers (torch, sdpa), side by side in one run.
+"""Training tokens per second of this project and of its peers, in turn, on the same model and documents.
 
-    python tools/bench/training_speed.py [--torch-python PATH] [--threads 2] [--rounds 5] [--only 29M]
+    tools/bench/peers/make.sh .peers                       # once: the peers' virtual environments
+    python tools/bench/training_speed.py [--models tiny small medium moe] [--lengths 1024 4096 8192]
+        [--stages sft lora dpo] [--peers torch torch-bf16 trl paddleformers erniekit] [--rounds 3] [--threads 2]
+        [--write]
 
-Both sides load the same random ERNIE-4.5 weights, see the same tokens, and do the same step: forward, summed cross
-entropy, backward, clipping to norm 1, AdamW. They are two processes that take turns, so that a busy machine slows
-both. "packed" is a row of log-normal documents that must not see each other (transformers is given position ids that
-restart, from which it makes a block-diagonal mask); "full" is one document. Prints a markdown table.
+Every side makes whole steps: batch, forward, backward, clipping to norm 1, AdamW. Each peer is a process of its own
+that takes turns with ours, so that a busy machine slows both; the ratio is that of the same round, its median and
+range. Only useful tokens count, not padding (of pairs: each prompt once). torch runs as the fastest loop that we know
+of, packed (documents told apart by position ids) and padded (grouped by length); the faster of the two is shown. Where
+both sides have the same weights and documents, their first losses must agree. `--write` puts table, plot and figures
+into docs/; cells that are not measured again stay, each with its commit and date.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import statistics
 import sys
 import tempfile
-import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from workers import ROOT, Worker, answer, make_model, median_seconds, ratio_and_range, take_turns
+import training_report
+import workload
+from workers import ROOT, SideEndedError, Worker, make_model
 
-MODELS = {
-    "5M": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "head_dim": 64},
-    "29M": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "head_dim": 128},
+SIDES = Path(__file__).resolve().parent / "sides"
+
+
+@dataclass(frozen=True)
+class Side:
+    """How a peer is started, and what it can do."""
+
+    environment: str
+    script: str
+    variants: tuple[tuple[str, ...], ...] = ((),)  # further arguments; the fastest counts
+    stages: tuple[str, ...] = ("sft", "lora")
+    models: tuple[str, ...] = tuple(workload.MODELS)
+    same_start: bool = True  # the same weights and documents as ours, where it packs
+
+
+DENSE_MODELS = ("tiny", "small", "medium")
+BOTH_WAYS = (("--batching", "packed"), ("--batching", "padded"))
+IN_16_BITS = ("--dtype", "bfloat16")
+PEERS = {
+    "torch": Side("torch", "torch_loop.py", BOTH_WAYS),
+    "torch-bf16": Side("torch", "torch_loop.py", tuple((*way, *IN_16_BITS) for way in BOTH_WAYS), same_start=False),
+    "trl": Side("torch", "trl_trainer.py", stages=("sft", "lora", "dpo")),
+    "trl-bf16": Side("torch", "trl_trainer.py", (IN_16_BITS,), stages=("dpo",), same_start=False),
+    "paddleformers": Side(
+        "paddleformers", "paddle_suite.py", stages=("sft", "lora", "dpo"), models=DENSE_MODELS, same_start=False
+    ),
+    "erniekit": Side("erniekit", "paddle_suite.py", models=DENSE_MODELS, same_start=False),
 }
-SHARED = {
-    "model_type": "ernie4_5",
-    "vocab_size": 8192,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-    "use_bias": False,
-}
-WORKLOADS = {"5M": (2, 512), "29M": (1, 1024)}  # rows, tokens
 
 
-def batch(rows: int, length: int, packed: bool, seed: int) -> dict[str, np.ndarray]:
-    """input_ids, shifted labels, position_ids and document ends, each [rows, length]."""
-    rng = np.random.default_rng(seed)
-    ids = rng.integers(3, 8192, (rows, length))
-    ends = np.full((rows, length), length)
-    if packed:
-        for row in range(rows):
-            lengths = np.maximum(8, rng.lognormal(np.log(length / 6), 0.8, size=length).astype(int))
-            borders = np.minimum(np.cumsum(lengths), length)
-            ends[row] = borders[np.searchsorted(borders, np.arange(length), side="right")]
-    starts = np.concatenate([np.zeros((rows, 1), int), ends[:, :-1]], 1)
-    new = np.concatenate([np.ones((rows, 1), bool), ends[:, 1:] != ends[:, :-1]], 1)
-    starts = np.maximum.accumulate(np.where(new, np.arange(length), 0), 1)
-    return {"ids": ids, "labels": np.roll(ids, -1, 1), "positions": np.arange(length) - starts, "ends": ends}
+def turns(
+    ours: Worker, theirs: Worker, rounds: int, steps: int, warm_up: int = 2
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[float]]:
+    """A warm-up turn of each, then answers of both, a turn a round; and the losses of the peer's first turn."""
+    first = theirs.run(steps=warm_up)["losses"]
+    answers = [(ours.run(steps=steps), theirs.run(steps=steps)) for _ in range(rounds)]
+    return [pair[0] for pair in answers], [pair[1] for pair in answers], first
 
 
-def ours(folder: Path, head: str):  # type: ignore[no-untyped-def]
-    sys.path.insert(0, str(ROOT))
-    from erniekit.environment import import_paddle
-
-    import_paddle()
-    import paddle
-
-    from erniekit.model.attention import AttentionPlan
-    from erniekit.model.builder import build_model
-    from erniekit.model.configuration import ModelConfig
-    from erniekit.model.head import token_loss
-
-    decoder = build_model(ModelConfig.from_folder(folder), folder)
-    optimizer = paddle.optimizer.AdamW(
-        1e-4, parameters=decoder.parameters(), weight_decay=0.01, grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0)
-    )
-
-    def step(data: dict[str, np.ndarray]) -> float:
-        plan = AttentionPlan.build(data["ends"][:, None, :, None])
-        hidden = decoder(paddle.to_tensor(data["ids"]), paddle.to_tensor(data["positions"]), plan)
-        loss = token_loss(decoder, hidden, paddle.to_tensor(data["labels"]), fused=head == "fused")
-        mean = loss.loss_sum / data["ids"].size
-        mean.backward()
-        optimizer.step()
-        optimizer.clear_grad()
-        return float(mean)
-
-    return step
+def rate(answer: dict[str, Any]) -> float:
+    return answer["tokens"] / answer["seconds"]
 
 
-def theirs(folder: Path):  # type: ignore[no-untyped-def]
-    import torch
-    import transformers
+def measure(model: str, length: int, stage: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """One cell: our rate and peak, and those of every peer with the ratios to ours."""
+    steps = max(1, args.turn_tokens // length)
 
-    model = transformers.Ernie4_5ForCausalLM.from_pretrained(folder, attn_implementation="sdpa").train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+    def start(python: Path | str, script: str, more: tuple[str, ...] = ()) -> Worker:
+        command = [str(python), str(SIDES / script), "--folder", str(folder), "--stage", stage]
+        return Worker([*command, "--length", str(length), "--threads", str(args.threads), *more], args.threads)
 
-    def step(data: dict[str, np.ndarray]) -> float:
-        one_document = (data["ends"] == data["ends"].shape[1]).all()
-        positions = None if one_document else torch.tensor(data["positions"])  # None keeps sdpa's causal fast path
-        logits = model(input_ids=torch.tensor(data["ids"]), position_ids=positions, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(data["labels"]).flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+    ours = start(sys.executable, "ours.py")
+    expected = ours.run(steps=2)["losses"]
+    own: list[dict[str, Any]] = []
+    peers: dict[str, Any] = {}
+    for name in args.peers:
+        side = PEERS[name]
+        if stage not in side.stages or model not in side.models:
+            continue
+        for variant in side.variants:
+            worker = start(args.environments / side.environment / "bin/python", side.script, variant)
+            try:
+                mine, theirs, first = turns(ours, worker, args.rounds, steps)
+            except SideEndedError as ended:
+                print(f"{name} {' '.join(variant)} could not run {model}, {stage}, {length}:\n{ended}", file=sys.stderr)
+                peers.setdefault(name, {"failed": str(ended).strip().splitlines()[-1][:200]})
+                continue
+            finally:
+                worker.close()
+            if side.same_start and "padded" not in variant and not np.allclose(first, expected, atol=2e-3):
+                raise SystemExit(f"{name} and we disagree on the loss of {model}, {stage}: {first}, {expected}")
+            ratios = [rate(a) / rate(b) for a, b in zip(mine, theirs, strict=True)]
+            figures = {
+                "tokens_per_second": statistics.median(map(rate, theirs)),
+                "ratio": [statistics.median(ratios), min(ratios), max(ratios)],
+                "peak_mb": theirs[-1]["peak_mb"],
+                "how": "padded" if "padded" in variant else "packed",
+            }
+            own += mine
+            best = peers.get(name)
+            if best is None or "failed" in best or figures["tokens_per_second"] > best["tokens_per_second"]:
+                peers[name] = figures
+    if not own:
+        own = [ours.run(steps=steps) for _ in range(args.rounds)]
+    ours.close()
+    figures = {"tokens_per_second": statistics.median(map(rate, own)), "peak_mb": own[-1]["peak_mb"]}
+    return {"ours": figures, "peers": peers, "threads": args.threads, "rounds": args.rounds}
 
-    return step
 
-
-def work(side: str, folder: Path, head: str) -> None:
-    """Answer every request line {rows, length, packed, steps} with a line {seconds, losses, peak_mb}."""
-    step = ours(folder, head) if side == "ours" else theirs(folder)
-    for line in sys.stdin:
-        request = json.loads(line)
-        losses = []
-        start = time.perf_counter()
-        for number in range(request["steps"]):
-            losses.append(step(batch(request["rows"], request["length"], request["packed"], number)))
-        answer(start, losses)
-
-
-def compare(name: str, args: argparse.Namespace) -> None:
-    rows, length = WORKLOADS[name]
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        make_model(folder, {**SHARED, **MODELS[name]})
-
-        def start(python: str, side: str) -> Worker:
-            command = [python, __file__, "--work", side, "--folder", str(folder), "--head", args.head]
-            return Worker(command, args.threads)
-
-        for packed in (False, True):
-            workers = {"ours": start(sys.executable, "ours"), "theirs": start(args.torch_python, "theirs")}
-            shape = {"rows": rows, "length": length, "packed": packed}
-            first = {side: worker.run(**shape, steps=2)["losses"] for side, worker in workers.items()}
-            if not np.allclose(first["ours"], first["theirs"], atol=1e-3):
-                raise SystemExit(f"the two sides disagree on the loss: {first}")
-            answers = take_turns(workers, args.rounds, **shape, steps=args.steps)
-            tokens = rows * length * args.steps
-            speed = {side: tokens / median_seconds(listed) for side, listed in answers.items()}
-            print(
-                f"| {name} | {rows} x {length} {'packed' if packed else 'full'} | {speed['ours']:,.0f} "
-                f"| {speed['theirs']:,.0f} | {ratio_and_range(answers)} "
-                f"| {answers['ours'][-1]['peak_mb']:,.0f} | {answers['theirs'][-1]['peak_mb']:,.0f} |",
-                flush=True,
-            )
+def cells(args: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
+    """Model, stage, length of every cell that is asked for; experts are compared in supervised training only."""
+    for model in args.models:
+        for stage in args.stages:
+            if model == "moe" and stage != "sft":
+                continue
+            for length in args.lengths:
+                yield model, stage, length
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--torch-python", default=sys.executable, help="interpreter that has torch and transformers")
+    parser.add_argument("--models", nargs="+", choices=workload.MODELS, default=list(workload.MODELS))
+    parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 4096, 8192], help="tokens a step")
+    parser.add_argument("--stages", nargs="+", choices=("sft", "lora", "dpo"), default=["sft", "lora", "dpo"])
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--environments", type=Path, default=ROOT / ".peers", help="where peers/make.sh has put them")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4, help="steps a side makes before the other's turn")
-    parser.add_argument("--head", choices=("plain", "fused"), default="fused", help="our head and loss")
-    parser.add_argument("--only", choices=MODELS)
-    parser.add_argument("--work", choices=("ours", "theirs"), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turn-tokens", type=int, default=8192, help="about how many tokens a turn works on")
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md, its figures and its plot")
     args = parser.parse_args()
-    if args.work:
-        work(args.work, args.folder, args.head)
-        return
-    print("| parameters | batch | ours, tokens/s | torch, tokens/s | ratio (range) | ours, peak MB | torch, peak MB |")
-    print("|---|---|---|---|---|---|---|")
-    for name in [args.only] if args.only else MODELS:
-        compare(name, args)
+    for model, stage, length in cells(args):
+        with tempfile.TemporaryDirectory() as temporary:
+            make_model(Path(temporary), workload.MODELS[model])
+            figures = measure(model, length, stage, Path(temporary), args)
+        cell = training_report.Cell(model, stage, length)
+        print(training_report.row(cell, figures), flush=True)
+        if args.write:
+            training_report.record(cell, figures, args.environments)
+    if args.write:
+        training_report.write()
 
 
 if __name__ == "__main__":

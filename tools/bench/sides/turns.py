@@ -1,0 +1,67 @@
+"""How a side of a comparison is asked for steps and answers. Standard library only: every peer's environment reads it.
+
+A request is a line of JSON, {"steps": n}; the answer says how long they took, their losses, and the tokens in them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+Step = Callable[[int], tuple[float, int]]  # the number of a step, from 0 -> its loss, useful tokens
+
+
+def answer(start: float, losses: list[float], tokens: int) -> None:
+    """Print what a turn gave; `start` is time.perf_counter's."""
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    figures = {"seconds": seconds, "losses": losses, "tokens": tokens, "peak_mb": peak}
+    print("\nANSWER " + json.dumps(figures), flush=True)
+
+
+def serve(step: Step) -> None:
+    """Make the steps that are asked for, until the requests end."""
+    number = 0
+    for line in sys.stdin:
+        start = time.perf_counter()
+        losses, tokens = [], 0
+        for _ in range(json.loads(line)["steps"]):
+            loss, count = step(number)
+            losses.append(loss)
+            tokens += count
+            number += 1
+        answer(start, losses, tokens)
+
+
+class Gate:
+    """The same for a trainer that has a loop of its own: it waits before a step, and is told what the step gave."""
+
+    def __init__(self) -> None:
+        self._left, self._start, self._tokens = 0, 0.0, 0
+        self._losses: list[float] = []
+
+    def wait(self) -> None:
+        """Before a step: hold until it is asked for; the process ends where no more are."""
+        if self._left:
+            return
+        line = sys.stdin.readline()
+        if not line:
+            sys.stdout.flush()
+            os._exit(0)
+        self._left, self._losses, self._tokens = json.loads(line)["steps"], [], 0
+        self._start = time.perf_counter()
+
+    def saw(self, tokens: int) -> None:
+        """Within a step: useful tokens of what it works on."""
+        self._tokens += tokens
+
+    def passed(self, loss: float) -> None:
+        """After a step."""
+        self._losses.append(loss)
+        self._left -= 1
+        if self._left == 0:
+            answer(self._start, self._losses, self._tokens)

@@ -1,0 +1,167 @@
+"""What `training_speed.py` has measured, as figures (JSON), a table and a plot in docs/.
+
+python tools/bench/training_report.py    # makes table and plot anew from the figures
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from marked import with_table
+from workers import ROOT
+
+DOCUMENT = ROOT / "docs/benchmarks.md"
+FIGURES = ROOT / "docs/benchmarks/training.json"
+PLOT = ROOT / "docs/benchmarks/training.svg"
+PEERS = ("torch", "torch-bf16", "trl", "trl-bf16", "paddleformers", "erniekit")
+NAMES = {
+    "torch": "transformers (peft)",
+    "torch-bf16": "the same, bfloat16",
+    "trl": "trl",
+    "trl-bf16": "trl, bfloat16",
+    "paddleformers": "paddleformers-cli 1.2.0",
+    "erniekit": "erniekit 1.0.1",
+}
+ORDER = {"tiny": 0, "small": 1, "medium": 2, "moe": 3, "sft": 0, "lora": 1, "dpo": 2}
+
+
+class Cell(NamedTuple):
+    model: str
+    stage: str
+    length: int
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.stage} {self.length}"
+
+
+def _entry(peer: Mapping[str, Any] | None) -> str:
+    """The rate of a peer, and how many times as fast we were: median and range."""
+    if peer is None:
+        return "-"
+    if "failed" in peer:
+        return "failed"
+    middle, low, high = peer["ratio"]
+    how = ", padded" if peer["how"] == "padded" else ""
+    return f"{peer['tokens_per_second']:,.0f}{how}: {middle:.2f} ({low:.2f}-{high:.2f})"
+
+
+def row(cell: Cell, figures: Mapping[str, Any]) -> str:
+    """A row of the table."""
+    ours, peers = figures["ours"], figures["peers"]
+    peaks = [f"{peers[name]['peak_mb']:,.0f}" for name in ("torch", "trl") if "peak_mb" in peers.get(name, {})]
+    entries = " | ".join(_entry(peers.get(name)) for name in PEERS)
+    return (
+        f"| {cell.model} | {cell.stage} | {cell.length:,} | {ours['tokens_per_second']:,.0f} | {entries} "
+        f"| {ours['peak_mb']:,.0f} / {peaks[0] if peaks else '-'} |"
+    )
+
+
+def _version(environment: Path, package: str) -> str:
+    program = f"from importlib.metadata import version; print(version({package!r}))"
+    python = environment / "bin/python"
+    if not python.exists():
+        return "none"
+    return subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def record(cell: Cell, figures: dict[str, Any], environments: Path) -> None:
+    """Put a cell among the figures, with what was measured, where and when."""
+    known = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
+    commit = _git("rev-parse", "--short", "HEAD").strip() + ("+" if _git("status", "--porcelain", "erniekit") else "")
+    versions = {name: _version(environments / "torch", name) for name in ("torch", "transformers", "trl", "peft")}
+    versions |= {name: _version(environments / name, name) for name in ("paddleformers", "erniekit")}
+    known[str(cell)] = {
+        **cell._asdict(),
+        **figures,
+        "commit": commit,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+    FIGURES.parent.mkdir(exist_ok=True)
+    FIGURES.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+
+def _cells() -> list[tuple[Cell, dict[str, Any]]]:
+    known = json.loads(FIGURES.read_text(encoding="utf-8")).values()
+    cells = [(Cell(entry["model"], entry["stage"], entry["length"]), entry) for entry in known]
+    return sorted(cells, key=lambda item: (ORDER[item[0].stage], ORDER[item[0].model], item[0].length))
+
+
+def table() -> str:
+    """All cells, with the commits and versions that they were measured at."""
+    cells = _cells()
+    head = " | ".join(NAMES[name] for name in PEERS)
+    lines = [
+        f"![how many times as fast as each peer]({PLOT.relative_to(DOCUMENT.parent)})",
+        "",
+        f"| model | stage | tokens a step | ours, tokens/s | {head} | peak MB, ours / torch's |",
+        "|---|---|---:|---:|" + "---|" * len(PEERS) + "---|",
+        *(row(cell, figures) for cell, figures in cells),
+        "",
+    ]
+    at = sorted({f"`{entry['commit']}` ({entry['date']})" for _, entry in cells})
+    versions = cells[-1][1]["versions"]
+    threads = sorted({entry["threads"] for _, entry in cells})
+    lines.append(
+        f"Commit {', '.join(at)}; threads {', '.join(map(str, threads))}; "
+        + ", ".join(f"{name} {version}" for name, version in versions.items())
+        + "."
+    )
+    return "\n".join(lines)
+
+
+def plot() -> None:
+    """How many times as fast we were as each peer, with the range over the rounds."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "training"  # the same figures, the same file
+    from matplotlib import pyplot
+
+    cells = _cells()
+    figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.34 * len(cells)))
+    for number, name in enumerate(PEERS):
+        points = [
+            (place, figures["peers"][name]["ratio"])
+            for place, (_, figures) in enumerate(cells)
+            if "ratio" in figures["peers"].get(name, {})
+        ]
+        if not points:
+            continue
+        middles = [ratio[0] for _, ratio in points]
+        spread = [[ratio[0] - ratio[1] for _, ratio in points], [ratio[2] - ratio[0] for _, ratio in points]]
+        places = [place + (number - (len(PEERS) - 1) / 2) * 0.12 for place, _ in points]
+        axes.errorbar(middles, places, xerr=spread, fmt="o", markersize=4, linewidth=1, label=NAMES[name])
+    axes.axvline(1.0, color="black", linewidth=1)
+    axes.axvline(1.3, color="gray", linewidth=1, linestyle=":")
+    axes.set_xscale("log")
+    ticks = [0.5, 1, 1.3, 2, 3, 5, 8]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_yticks(range(len(cells)), [f"{cell.model} {cell.stage.upper()} {cell.length:,}" for cell, _ in cells])
+    axes.invert_yaxis()
+    axes.set_xlabel("useful tokens/s: ours over theirs")
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(PLOT, metadata={"Date": None})
+
+
+def write() -> None:
+    """Table and plot into docs/, from the figures."""
+    DOCUMENT.write_text(with_table("training", table(), DOCUMENT), encoding="utf-8")
+    plot()
+
+
+if __name__ == "__main__":
+    write()
