@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-fast test-all parity lint docs check-generated bench bench-peers bench-profile bench-torch layouts validate-examples clean
+.PHONY: help quickstart test test-fast test-all parity lint docs check-generated smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -78,6 +78,9 @@ validate-examples: $(VENV)/.cpu ## validate every shipped configuration
 	$(BIN)/erniekit validate $(shell find examples/configs -name "*.yaml" -not -path "*/quickstart/*") > /dev/null
 	@# some of the quickstart's go on from the output of another
 	$(BIN)/erniekit validate examples/configs/quickstart/*.yaml model_name_or_path=examples/models/tiny-ernie > /dev/null
+
+smoke: $(VENV)/.cpu ## whether a step has become slower than what tools/bench/smoke.json records (half a minute)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/bench/smoke.py
 
 bench-peers: $(VENV)/.cpu ## training beside transformers, trl and the Paddle suites (installs them; hours), into docs/benchmarks.md
 	PYTHON=$(PYTHON) tools/bench/peers/make.sh $(PEERS)

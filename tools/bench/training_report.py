@@ -130,7 +130,7 @@ def plot() -> None:
     from matplotlib import pyplot
 
     cells = _cells()
-    figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.34 * len(cells)))
+    figure, axes = pyplot.subplots(figsize=(8, 1.6 + 0.34 * len(cells)), layout="constrained")
     for number, name in enumerate(PEERS):
         points = [
             (place, figures["peers"][name]["ratio"])
@@ -152,8 +152,7 @@ def plot() -> None:
     axes.set_yticks(range(len(cells)), [f"{cell.model} {cell.stage.upper()} {cell.length:,}" for cell, _ in cells])
     axes.invert_yaxis()
     axes.set_xlabel("useful tokens/s: ours over theirs")
-    axes.legend(fontsize=8)
-    figure.tight_layout()
+    figure.legend(fontsize=8, loc="outside upper center", ncols=3)
     figure.savefig(PLOT, metadata={"Date": None})
 
 
