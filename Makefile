@@ -80,7 +80,7 @@ validate-examples: $(VENV)/.cpu ## validate every shipped configuration
 	$(BIN)/erniekit validate examples/configs/quickstart/*.yaml model_name_or_path=examples/models/tiny-ernie > /dev/null
 
 smoke: $(VENV)/.cpu ## whether a step has become slower than what tools/bench/smoke.json records (half a minute)
-	OMP_NUM_THREADS=1 $(BIN)/python tools/bench/smoke.py
+	$(BIN)/python tools/bench/smoke.py
 
 bench-peers: $(VENV)/.cpu ## training beside transformers, trl and the Paddle suites (installs them; hours), into docs/benchmarks.md
 	PYTHON=$(PYTHON) tools/bench/peers/make.sh $(PEERS)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 
-DOCUMENT = Path(__file__).parents[2] / "docs/parallelism.md"
+ROOT = Path(__file__).parents[2]
+DOCUMENT, BENCHMARKS = ROOT / "docs/parallelism.md", ROOT / "docs/benchmarks.md"
 
 
 def with_table(name: str, table: str, document: Path = DOCUMENT) -> str:
@@ -16,3 +22,29 @@ def with_table(name: str, table: str, document: Path = DOCUMENT) -> str:
     if not (found and closed):
         raise SystemExit(f"{document} does not hold the marks {begin} and {end}")
     return f"{before}{begin}\n{table}\n{end}{after}"
+
+
+def commit() -> str:
+    """The commit that is measured; "+" where the package differs from it."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "erniekit") else "")
+
+
+def today() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d")
+
+
+def measured_at(command: str, others: Sequence[str] = ()) -> str:
+    """A sentence for below a table: command, commit, date, versions.
+
+    Args:
+        command: what makes the table anew.
+        others: versions of what is not in this environment, such as "torch 2.13.0".
+    """
+    own = [f"{name} {metadata.version(name)}" for name in ("paddlepaddle", "numpy")]
+    versions = ", ".join([f"Python {platform.python_version()}", *own, *others])
+    return f"`{command}` at `{commit()}`, {today()}; {versions}."

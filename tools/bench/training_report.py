@@ -9,16 +9,13 @@ import json
 import platform
 import subprocess
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from marked import with_table
-from workers import ROOT
+from marked import BENCHMARKS, commit, today, with_table
+from plots import FOLDER, new_plot, save_plot
 
-DOCUMENT = ROOT / "docs/benchmarks.md"
-FIGURES = ROOT / "docs/benchmarks/training.json"
-PLOT = ROOT / "docs/benchmarks/training.svg"
+FIGURES = FOLDER / "training.json"
 PEERS = ("torch", "torch-bf16", "trl", "trl-bf16", "paddleformers", "erniekit")
 NAMES = {
     "torch": "transformers (peft)",
@@ -70,21 +67,16 @@ def _version(environment: Path, package: str) -> str:
     return subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=False).stdout.strip()
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True).stdout
-
-
 def record(cell: Cell, figures: dict[str, Any], environments: Path) -> None:
     """Put a cell among the figures, with what was measured, where and when."""
     known = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
-    commit = _git("rev-parse", "--short", "HEAD").strip() + ("+" if _git("status", "--porcelain", "erniekit") else "")
     versions = {name: _version(environments / "torch", name) for name in ("torch", "transformers", "trl", "peft")}
     versions |= {name: _version(environments / name, name) for name in ("paddleformers", "erniekit")}
     known[str(cell)] = {
         **cell._asdict(),
         **figures,
-        "commit": commit,
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "date": today(),
         "python": platform.python_version(),
         "versions": versions,
     }
@@ -98,12 +90,12 @@ def _cells() -> list[tuple[Cell, dict[str, Any]]]:
     return sorted(cells, key=lambda item: (ORDER[item[0].stage], ORDER[item[0].model], item[0].length))
 
 
-def table() -> str:
-    """All cells, with the commits and versions that they were measured at."""
+def table(image: str) -> str:
+    """The plot, and all cells, with the commits and versions that they were measured at."""
     cells = _cells()
     head = " | ".join(NAMES[name] for name in PEERS)
     lines = [
-        f"![how many times as fast as each peer]({PLOT.relative_to(DOCUMENT.parent)})",
+        f"![how many times as fast as each peer]({image})",
         "",
         f"| model | stage | tokens a step | ours, tokens/s | {head} | peak MB, ours / torch's |",
         "|---|---|---:|---:|" + "---|" * len(PEERS) + "---|",
@@ -121,16 +113,10 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def plot() -> None:
-    """How many times as fast we were as each peer, with the range over the rounds."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "training"  # the same figures, the same file
-    from matplotlib import pyplot
-
+def plot() -> str:
+    """Where the plot is: how many times as fast we were as each peer, with the range over the rounds."""
     cells = _cells()
-    figure, axes = pyplot.subplots(figsize=(8, 1.6 + 0.34 * len(cells)), layout="constrained")
+    figure, axes = new_plot(height=1.6 + 0.34 * len(cells))
     for number, name in enumerate(PEERS):
         points = [
             (place, figures["peers"][name]["ratio"])
@@ -153,13 +139,12 @@ def plot() -> None:
     axes.invert_yaxis()
     axes.set_xlabel("useful tokens/s: ours over theirs")
     figure.legend(fontsize=8, loc="outside upper center", ncols=3)
-    figure.savefig(PLOT, metadata={"Date": None})
+    return save_plot(figure, "training")
 
 
 def write() -> None:
     """Table and plot into docs/, from the figures."""
-    DOCUMENT.write_text(with_table("training", table(), DOCUMENT), encoding="utf-8")
-    plot()
+    BENCHMARKS.write_text(with_table("training", table(plot()), BENCHMARKS), encoding="utf-8")
 
 
 if __name__ == "__main__":
