@@ -131,7 +131,8 @@ def _report_without_effect(draft: Draft, parameter: Parameter) -> None:
         draft.no_effect(name, f"with stage {draft['stage']}")
     elif unmet := unmet_needs(parameter, draft):
         reasons = dict.fromkeys(f"{need.name} is {shown(draft[need.name])}" for need in unmet)
-        draft.no_effect(name, f"because {' and '.join(reasons)}")
+        wanted = dict.fromkeys(str(need) for need in unmet)
+        draft.no_effect(name, f"because {' and '.join(reasons)}; it needs {' or '.join(wanted)}")
 
 
 def _serves(draft: Draft, name: str) -> set[str]:

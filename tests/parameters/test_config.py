@@ -262,10 +262,15 @@ def test_changes_are_told_only_for_what_the_user_set() -> None:
             "`num_train_epochs` (given values) has no effect because max_steps is 3",
         ),
         ({"save_steps": 5}, "`save_steps` (given values) has no effect because save_strategy is no"),
-        ({"sharding": "stage1"}, "`sharding` (given values) has no effect because sharding_parallel_degree is 1"),
+        (
+            {"sharding": "stage1"},
+            "`sharding` (given values) has no effect because sharding_parallel_degree is 1; "
+            "it needs `sharding_parallel_degree` above 1",
+        ),
         (
             {"optim_shard_num": 8},
-            "`optim_shard_num` (given values) has no effect because unified_checkpoint_config is []",
+            "`optim_shard_num` (given values) has no effect because unified_checkpoint_config is []; "
+            "it needs `unified_checkpoint_config` ignore_merge_optimizer",
         ),
         (
             {"fp16_opt_level": "O2"},
@@ -427,7 +432,7 @@ def test_a_budget_of_tokens_takes_the_place_of_packing() -> None:
     assert load(batch_tokens=4096, max_sample_len=4096).acceleration.max_sample_len == 4096
     with pytest.raises(ConfigurationError, match="no sample can have 20 to 10 tokens"):
         load(batch_tokens=8192, min_sample_len=20, max_sample_len=10)
-    assert load(max_batch_samples=3).messages[-1].endswith("has no effect because batch_tokens is 0")
+    assert load(max_batch_samples=3).messages[-1].endswith("has no effect because batch_tokens is 0; it needs `batch_tokens` above 0")
 
 
 def test_needs_are_followed_to_their_end() -> None:
