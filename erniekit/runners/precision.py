@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from erniekit.parameters import Config
+from erniekit.parameters.schema import did_you_mean
 
 if TYPE_CHECKING:
     from erniekit.model.decoder import Decoder
@@ -53,8 +54,25 @@ def compute_as_asked(config: Config, model: Decoder, say: Callable[[str], None])
         say("`fuse_linear` has no effect: no linear layer of this model has a bias")
     precision = mixed_precision(config)
     if precision is not None:
+        for line in unknown_operators(config):
+            say(line)
         precision.apply_to(model)
         say(f"mixed precision: {precision}")
+
+
+def unknown_operators(config: Config) -> list[str]:
+    """A line for each word of `amp_custom_white_list` and `amp_custom_black_list` that Paddle would pass over."""
+    from paddle.base import core
+    from paddle.base.framework import OpProtoHolder
+
+    known = [*core._get_all_register_op_kernels("all"), *OpProtoHolder.instance().op_proto_map]
+    return [
+        f"`{name}` ({config.origin(name)}): {word} has no effect: this Paddle has no operator of that name"
+        + did_you_mean(word, known)
+        for name in ("amp_custom_white_list", "amp_custom_black_list")
+        for word in config[name]
+        if word not in known
+    ]
 
 
 def first_loss_scale(config: Config) -> float | None:

@@ -12,7 +12,13 @@ from erniekit.errors import ConfigurationError
 from erniekit.model.kernels import FusedKernels
 from erniekit.model.mixed_precision import MixedPrecision
 from erniekit.parameters import Config
-from erniekit.runners.precision import choose_kernels, compute_as_asked, first_loss_scale, mixed_precision
+from erniekit.runners.precision import (
+    choose_kernels,
+    compute_as_asked,
+    first_loss_scale,
+    mixed_precision,
+    unknown_operators,
+)
 
 from ..model.tiny import tiny_model
 
@@ -52,6 +58,12 @@ def test_fusing_biases_that_a_model_lacks_is_told(
     lines: list[str] = []
     compute_as_asked(make_config(fuse_linear=True), tiny_model(**changes), lines.append)
     assert lines == ["`fuse_linear` has no effect: no linear layer of this model has a bias"] * said
+
+
+def test_an_operator_that_paddle_lacks_is_told(make_config: Callable[..., Config]) -> None:
+    assert unknown_operators(make_config(**ASKED)) == []
+    (line,) = unknown_operators(make_config(bf16=True, amp_custom_white_list="matmul reduce_sumn"))
+    assert "reduce_sumn has no effect: this Paddle has no operator of that name; did you mean `reduce_sum`" in line
 
 
 @pytest.mark.parametrize(
