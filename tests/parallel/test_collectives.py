@@ -36,18 +36,18 @@ def test_a_rank_that_is_later_than_gloo_allows_is_not_a_fault() -> None:
 def test_a_rank_that_hangs_past_the_timeout_is_named() -> None:
     started = time.monotonic()
     with pytest.raises(RanksFailedError) as raised:
-        run_ranks(groups.one_hangs, 2, patience=2)
-    assert "RankSilentError: rank 0: rank 1 has sent nothing for 2 s" in str(raised.value)
-    assert time.monotonic() - started < 15
+        run_ranks(groups.one_hangs, 2, patience=5)
+    assert "RankSilentError: rank 0: rank 1 has sent nothing for 5 s" in str(raised.value)
+    assert time.monotonic() - started < 5 + 15 + 5  # start-up, patience, and what a failure may take
 
 
 def test_a_rank_that_does_not_join_is_named() -> None:
     started = time.monotonic()
     with pytest.raises(RanksFailedError) as raised:
-        run_ranks(groups.one_does_not_join, 3, patience=2)
-    assert "rank 0: ranks [1] have not come within 2 s" in str(raised.value)
+        run_ranks(groups.one_does_not_join, 3, patience=5)  # ranks 0 and 2 may start apart
+    assert "rank 0: ranks [1] have not come within 5 s" in str(raised.value)
     assert "rank 1 hangs" in str(raised.value) and "in one_does_not_join" in str(raised.value)
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 5 + 15 + 5  # start-up, patience, and what a failure may take
 
 
 def test_a_rank_that_ends_wakes_those_that_wait_for_it() -> None:

@@ -44,7 +44,7 @@ def test_a_rank_that_exits_or_is_killed_ends_the_job(case, what: str) -> None:
 
 def test_a_job_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     with pytest.raises(RanksFailedError) as raised:
-        run_ranks(faults.hangs, 2, timeout=3, pids=str(tmp_path))
+        run_ranks(faults.hangs, 2, timeout=8, pids=str(tmp_path))
     assert "in hangs" in str(raised.value)  # where it hung
     for file in tmp_path.iterdir():
         for pid in file.read_text(encoding="utf-8").split():
