@@ -18,7 +18,16 @@ from safetensors import SafetensorError
 
 from erniekit.errors import CheckpointError
 from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING, is_half_written
-from erniekit.training.manifest import FORMAT, Files, read_manifest, seal, sha256, sync, unknown_format, write_manifest
+from erniekit.training.manifest import (
+    FORMAT,
+    Files,
+    hashes_of,
+    read_manifest,
+    seal,
+    sync,
+    unknown_format,
+    write_manifest,
+)
 
 _WRITING, _DELETING = ".writing-", ".deleting-"
 _SIGNS_OF_A_MODEL = ("config.json", "adapter_config.json", "*.safetensors")
@@ -136,16 +145,19 @@ def problems(folder: Path, *, hashes: bool) -> list[str]:
     files = read_manifest(folder / MANIFEST)
     if not files:
         return [f"{MANIFEST} is missing or unreadable"]
-    found = []
+    found = {}
     for name, expected in files.items():
         path = folder / name
         if not path.is_file():
-            found.append(f"{name} is missing")
+            found[name] = "is missing"
         elif path.stat().st_size != expected["size"]:
-            found.append(f"{name} has {path.stat().st_size} bytes instead of {expected['size']}")
-        elif hashes and sha256(path) != expected["sha256"]:
-            found.append(f"{name} does not have the content that was written (its SHA-256 differs)")
-    return found
+            found[name] = f"has {path.stat().st_size} bytes instead of {expected['size']}"
+    if hashes:
+        names = [name for name in files if name not in found]
+        for name, digest in zip(names, hashes_of(folder / name for name in names), strict=True):
+            if digest != files[name]["sha256"]:
+                found[name] = "does not have the content that was written (its SHA-256 differs)"
+    return [f"{name} {found[name]}" for name in files if name in found]
 
 
 def checkpoint_folders(output_dir: Path) -> list[Path]:

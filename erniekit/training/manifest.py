@@ -11,6 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,6 +21,7 @@ from erniekit.model.storage.model_folder import MANIFEST
 
 FORMAT = 2
 Files = dict[str, dict[str, Any]]  # name in the folder -> size and sha256
+_THREADS = 4
 
 
 def seal(folder: Path) -> None:
@@ -28,11 +32,13 @@ def seal(folder: Path) -> None:
     files: Files = {}
     for path in sorted(folder.glob(f"*/{MANIFEST}")):
         files |= {f"{path.parent.name}/{name}": entry for name, entry in read_manifest(path).items()}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = path.relative_to(folder).as_posix()
-        if name not in files:
-            files[name] = {"size": path.stat().st_size, "sha256": sha256(path)}
-            sync(path)
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    own = {name: path for name, path in paths.items() if name not in files}
+    with _threads() as threads:
+        begun = [(name, path, threads.submit(sha256, path), threads.submit(sync, path)) for name, path in own.items()]
+        for name, path, digest, synced in begun:
+            files[name] = {"size": path.stat().st_size, "sha256": digest.result()}
+            synced.result()
     write_manifest(folder / MANIFEST, files)
     for changed in {(folder / name).parent for name in files} | {folder}:
         sync(changed)
@@ -73,6 +79,12 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def hashes_of(paths: Iterable[Path]) -> list[str]:
+    """The hashes of several files, in their order."""
+    with _threads() as threads:
+        return list(threads.map(sha256, paths))
+
+
 def sync(path: Path) -> None:
     """Have the kernel put a file's content, or a folder's list of names, on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -80,6 +92,16 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    """Threads for hashing and for waiting for a disk, during neither of which the interpreter is held."""
+    threads = ThreadPoolExecutor(_THREADS)
+    try:
+        yield threads
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 def _stays_inside(name: PurePosixPath) -> bool:
