@@ -3,9 +3,10 @@
     python tools/bench/checkpoint.py [--layers 12] [--hidden 768] [--rounds 3] [--folder FOLDER] [--write]
 
 Builds a random ERNIE-4.5 and its AdamW, writes training checkpoints (weights, moments, hashes, every file synced) while
-training waits and beside it, looks for the newest complete one (reads and hashes every file), and loads the optimizer's
-state back; then the sizes of checkpoints with what `unified_checkpoint_config` and others leave out. Ways take turns.
-Prints markdown tables; with --write they go into docs/benchmarks.md.
+training waits and beside it, and resumes: finds the newest complete one (reads and hashes every file), makes a model
+and an optimizer from it, and compares them with what was saved. Then the sizes of checkpoints with what
+`unified_checkpoint_config` and others leave out. Ways take turns. What is read lies in the page cache. Prints markdown
+tables; with --write they go into docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from marked import BENCHMARKS, ROOT, measured_at, with_table
 
-from tools.bench.marked import with_table  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 WAITS, BESIDE, BESIDE_ON_DISK = "at once", "`async_save`", "`async_save`, no room in shared memory"
 
@@ -77,8 +77,10 @@ class Run:
                     layer.to(dtype="bfloat16")
         self.parameters = named_weights(self.model)
         self.optimizer = build_optimizer(self.parameters, OptimizerSettings())
+        self.config = config
+        self._fill_moments()
 
-    def save(self, saver: Any, *, masters: Any = None, optimizer: bool = True, stage: str = "O0") -> Path:
+    def save(self, saver: Any = None, *, masters: Any = None, optimizer: bool = True, stage: str = "O0") -> Path:
         from erniekit.environment import cpu_settings, package_versions
         from erniekit.model.weights import save_model_folder
         from erniekit.model.whole import OwnTensors, held
@@ -87,6 +89,7 @@ class Run:
         from erniekit.training.master_weights import in_place_of_weights
         from erniekit.training.moment_codes import FORMATS
         from erniekit.training.run_identity import RunIdentity
+        from erniekit.training.saving import PLAIN
 
         masters = masters or MASTERS_BESIDE
         weights = held(self.parameters)
@@ -102,8 +105,48 @@ class Run:
             parameters=self.parameters,
             masters=masters,
             moments=FORMATS.get(stage),
-            saver=saver,
+            saver=saver or PLAIN,
         )
+
+    def _fill_moments(self) -> None:
+        """Values, as after a step."""
+        import paddle
+
+        from erniekit.training.optimizer import optimizer_state
+
+        for name, state in optimizer_state(self.optimizer, self.parameters).items():
+            if "moment" in name:
+                state.set_value(paddle.rand(state.shape, state.dtype) * 1e-4)
+
+    def resume(self) -> dict[str, float]:
+        """Seconds of what a run does with the checkpoint that it goes on from."""
+        import paddle
+
+        from erniekit.model.builder import build_model
+        from erniekit.model.weights import named_weights
+        from erniekit.training.checkpoint import load_optimizer
+        from erniekit.training.checkpoint_folder import newest_complete
+        from erniekit.training.optimizer import OptimizerSettings, build_optimizer, optimizer_state
+
+        times = [time.perf_counter()]
+
+        def lap() -> float:
+            times.append(time.perf_counter())
+            return times[-1] - times[-2]
+
+        folder, _ = newest_complete(self.folder)
+        assert folder is not None
+        seconds = {"find the newest complete one, every file hashed": lap()}
+        parameters = named_weights(build_model(self.config, folder))
+        seconds["make the model, load its weights"] = lap()
+        optimizer = build_optimizer(parameters, OptimizerSettings())
+        load_optimizer(folder, optimizer, parameters)
+        seconds["make the optimizer, load its state"] = lap()
+        saved = self.parameters | optimizer_state(self.optimizer, self.parameters)
+        for name, loaded in (parameters | optimizer_state(optimizer, parameters)).items():
+            if not paddle.equal_all(loaded, saved[name]):
+                sys.exit(f"{name} differs from what was saved")
+        return seconds
 
     def fresh(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -111,12 +154,19 @@ class Run:
 
 
 def timings(run: Run, rounds: int) -> Iterator[str]:
-    """Saving in every way, then reading: the lines of a table."""
-    from erniekit.training import saving
-    from erniekit.training.checkpoint import load_optimizer, write_config
-    from erniekit.training.checkpoint_folder import newest_complete
+    """Saving in every way, then resuming: the lines of two tables."""
+    from erniekit.training import checkpoint_folder, saving
 
     found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in (WAITS, BESIDE, BESIDE_ON_DISK)}
+    sealing: list[float] = []
+    seal = checkpoint_folder.seal
+
+    def timed_seal(folder: Path) -> None:
+        started = time.perf_counter()
+        seal(folder)
+        sealing.append(time.perf_counter() - started)
+
+    checkpoint_folder.seal = timed_seal
     for _ in range(rounds):
         for way, runs in found.items():
             run.fresh()
@@ -129,20 +179,19 @@ def timings(run: Run, rounds: int) -> Iterator[str]:
                 waits, memory = measured(lambda saver=saver: run.save(saver))  # type: ignore[misc]
             runs.append((waits, time.perf_counter() - started, memory))
     size = size_mb(run.folder)
-    yield "| | training waits, s | complete after, s | MB of memory of the trainer | MB of shared memory |"
+    yield "| saving | training waits, s | complete after, s | MB of memory of the trainer | MB of shared memory |"
     yield "|---|---:|---:|---:|---:|"
     for way, runs in found.items():
         waits, complete, memory = (list(values) for values in zip(*runs, strict=True))
         shared = size if way == BESIDE else 0
-        yield f"| {way} | {shown(waits)} | {shown(complete)} | {statistics.median(memory):,.0f} | {shared:,.0f} |"
-    write_config(run.folder / "checkpoint-1", {})
-    reading = {
-        "find the newest complete one": lambda: newest_complete(run.folder),
-        "load the optimizer": lambda: load_optimizer(run.folder / "checkpoint-1", run.optimizer, run.parameters),
-    }
-    for name, action in reading.items():
-        seconds, memory = measured(action)
-        yield f"| {name} | {seconds:.2f} | | {memory:,.0f} | |"
+        yield f"| {way} | {shown(waits)} | {shown(complete)} | {max(memory):,.0f} | {shared:,.0f} |"
+        if way == WAITS:
+            yield f"| of it hashing and syncing | {shown(sealing)} | | | |"
+    resumed = [run.resume() for _ in range(rounds)]
+    yield from ("", "| resuming | s |", "|---|---:|")
+    for part in resumed[0]:
+        yield f"| {part} | {shown([seconds[part] for seconds in resumed])} |"
+    yield f"| together | {shown([sum(seconds.values()) for seconds in resumed])} |"
 
 
 def sizes(run: Run, ways: Mapping[str, dict[str, Any]], kind: str) -> Iterator[str]:
@@ -164,7 +213,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/tmp/bench-checkpoint"))
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md")
     options = parser.parse_args()
-    from erniekit.environment import import_paddle, package_versions
+    from erniekit.environment import import_paddle
 
     import_paddle()
     from erniekit.model.configuration import ModelConfig
@@ -203,13 +252,12 @@ def main() -> None:
     }
     lines += sizes(narrow, masters, "bfloat16 (O2)")
     shutil.rmtree(run.folder)
-    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
     title = f"{config.parameter_count() / 1e6:.1f} M parameters, a checkpoint of {size:,.0f} MB, median (range) of"
-    table = "\n".join([f"{title} {options.rounds}; {versions}.", "", *lines])
+    command = "OMP_NUM_THREADS=1 python tools/bench/checkpoint.py --write"
+    table = "\n".join([f"{title} {options.rounds}.", "", *lines, "", measured_at(command)])
     print(table)
     if options.write:
-        document = ROOT / "docs/benchmarks.md"
-        document.write_text(with_table("checkpoints", table, document), encoding="utf-8")
+        BENCHMARKS.write_text(with_table("checkpoints", table, BENCHMARKS), encoding="utf-8")
 
 
 if __name__ == "__main__":
