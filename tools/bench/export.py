@@ -1,17 +1,22 @@
 """What loading, merging and exporting a model with adapters cost: seconds and memory, each in a process of its own.
 
-    python tools/bench/export.py [--layers 20] [--hidden 1024] [--folder /tmp/bench-export]
+    python tools/bench/export.py [--layers 20] [--hidden 1024] [--rounds 3] [--environments .peers]
+                                 [--folder /tmp/bench-export] [--write]
 
 Writes a random ERNIE-4.5 of about 300 M parameters as bfloat16, and rank-8 adapters for all its linear layers. Then
 each task runs in a process of its own, which reports the peak of its resident memory (VmHWM) beyond what its imports
-took. Prints a markdown table.
+took; the tasks take turns. Where the environment of training_speed.py is there, peft merges the same model and
+transformers writes it, and the weights must be the same but for rounding. Prints a markdown table; with --write it goes
+into docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -19,7 +24,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from load import PEAK, spread, versions
+from marked import BENCHMARKS, ROOT, measured_at, with_table
+
 sys.path.insert(0, str(ROOT))
 
 RANK = 8
@@ -31,6 +38,22 @@ TASKS = {
     "export": "`erniekit export`, its check against the adapter model included",
     "split": "`erniekit split` of the result to 0.1 GB",
 }
+
+PEER = "the same by peft and transformers, without a check"
+MERGE = (
+    PEAK
+    + """
+import json, sys, time
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, Ernie4_5ForCausalLM
+folder, before, started = sys.argv[1], peak(), time.perf_counter()
+base = AutoModelForCausalLM.from_pretrained(f"{folder}/base", dtype=torch.bfloat16)
+merged = PeftModel.from_pretrained(base, f"{folder}/adapters").merge_and_unload()
+merged.save_pretrained(f"{folder}/peer", max_shard_size="250MB")
+print(json.dumps([time.perf_counter() - started, (peak() - before) * 1024 / 1e6]))
+"""
+)
 
 
 def write_model(folder: Path, layers: int, hidden: int) -> int:
@@ -140,30 +163,74 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=20)
     parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--environments", type=Path, default=ROOT / ".peers")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/bench-export"))
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md")
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    folder, python = options.folder, options.environments / "torch/bin/python"
     if options.task:
-        run = task(options.task, options.folder)
+        run = task(options.task, folder)
         before, started = peak_mb(), time.perf_counter()
         run()
         print(json.dumps([time.perf_counter() - started, peak_mb() - before]))
         return
-    from erniekit.environment import package_versions
+    shutil.rmtree(folder, ignore_errors=True)
+    parameters = write_model(folder, options.layers, options.hidden)
+    commands = {
+        title: [sys.executable, __file__, "--task", name, "--folder", str(folder)] for name, title in TASKS.items()
+    }
+    if python.exists():
+        commands[PEER] = [str(python), "-c", MERGE, str(folder)]
+    runs: dict[str, list[tuple[float, float]]] = {title: [] for title in commands}
+    for _ in range(options.rounds):
+        for name in ("streamed", "exported", "split", "peer"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        for title, command in commands.items():
+            runs[title].append(alone(command))
+        if PEER in commands:
+            compare(folder / "exported", folder / "peer")
+    lines = [
+        f"{parameters / 1e6:.0f} M parameters, {parameters * 2e-6:,.0f} MB as bfloat16; LoRA of rank {RANK} on every "
+        f"linear layer; median (range) of {options.rounds}.",
+        "",
+        "| | seconds | MB at most | of the float32 model |",
+        "|---|---:|---:|---:|",
+    ]
+    for title, measured in runs.items():
+        memory = statistics.median(megabytes for _, megabytes in measured)
+        seconds = spread([seconds for seconds, _ in measured])
+        lines.append(f"| {title} | {seconds} | {memory:,.0f} | {memory / (parameters * 4e-6):.2f} |")
+    shutil.rmtree(folder)
+    others = versions(str(python), "torch", "transformers", "peft") if PEER in commands else []
+    table = "\n".join([*lines, "", measured_at("OMP_NUM_THREADS=2 python tools/bench/export.py --write", others)])
+    print(table)
+    if options.write:
+        BENCHMARKS.write_text(with_table("export", table, BENCHMARKS), encoding="utf-8")
 
-    shutil.rmtree(options.folder, ignore_errors=True)
-    parameters = write_model(options.folder, options.layers, options.hidden)
-    print(
-        f"{parameters / 1e6:.0f} M parameters: {parameters * 4e-6:,.0f} MB as float32, {parameters * 2e-6:,.0f} MB "
-        f"as bfloat16; LoRA of rank {RANK} on every linear layer; {package_versions()}\n"
-    )
-    print("| | seconds | MB of memory at most | of the float32 model |\n|---|---|---|---|")
-    for name, title in TASKS.items():
-        command = [sys.executable, __file__, "--task", name, "--folder", str(options.folder)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        seconds, memory = json.loads(done.stdout.splitlines()[-1])
-        print(f"| {title} | {seconds:.1f} | {memory:,.0f} | {memory / (parameters * 4e-6):.2f} |", flush=True)
-    shutil.rmtree(options.folder)
+
+def alone(command: list[str]) -> tuple[float, float]:
+    """Seconds and MB that a process has printed."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    seconds, megabytes = json.loads(done.stdout.splitlines()[-1])
+    return seconds, megabytes
+
+
+def compare(ours: Path, theirs: Path) -> None:
+    """Both round float32 sums to bfloat16, so weights may differ by the last of its 8 bits."""
+    import numpy as np
+
+    from erniekit.model.storage.shards import open_weight_files
+
+    here, there = open_weight_files(ours), open_weight_files(theirs)
+    for name in here.keys() & there.keys():
+        one, other = here[name].read(name), there[name].read(name)
+        if not np.allclose(one, other, rtol=2**-6, atol=1e-4):
+            sys.exit(f"{name}: exported and merged by peft differ by {np.abs(one - other).max()}")
+    if missing := here.keys() ^ there.keys() - {"lm_head.weight"}:
+        sys.exit(f"only one side has {sorted(missing)[:5]}")
 
 
 if __name__ == "__main__":
