@@ -62,7 +62,7 @@ class StoredAdapters:
         path = name.removesuffix(".weight")
         if path == name or path not in self.factors:
             return values
-        weight = np.ascontiguousarray(values.T, np.float32)
+        weight = values.astype(np.float32, copy=False).T
         merged = merged_weight(weight, self.complete(path, weight), self.settings.scaling_of(path))
         return np.ascontiguousarray(merged.T)
 

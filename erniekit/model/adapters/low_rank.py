@@ -66,11 +66,19 @@ def principal_factors(path: str, weight: np.ndarray, rank: int, scaling: float) 
     return Factors(A, B, start=(A, B))
 
 
+def _update(A: np.ndarray, B: np.ndarray, scaling: float) -> np.ndarray:
+    """scaling * A B, in memory as its transpose: files have weights so, and turning large matrices takes time."""
+    product = B.T @ A.T
+    product *= np.float32(scaling)
+    return product.T
+
+
 def merged_weight(weight: np.ndarray, factors: Factors, scaling: float) -> np.ndarray:
     """The weight [in, out] with which the linear layer alone computes what it does with its adapter."""
-    merged = weight.astype(np.float32) + np.float32(scaling) * (factors.A @ factors.B)
+    merged = _update(factors.A, factors.B, scaling)
+    merged += weight
     if factors.start is not None:
-        merged -= np.float32(scaling) * (factors.start[0] @ factors.start[1])
+        merged -= _update(*factors.start, scaling)
     if factors.magnitude is not None:
         merged *= factors.magnitude / np.maximum(np.linalg.norm(merged, axis=0), SHORTEST)
     return merged
