@@ -1,98 +1,218 @@
-"""Attention by documents against a dense mask: time and peak memory, forward and backward.
+"""Attention: forward and backward by documents, beside a dense mask and beside torch; time and peak memory.
 
-    python tools/bench/attention.py [--threads 2] [--lengths 1024 2048 4096 8192]
+    python tools/bench/attention.py [--lengths 1024 2048 4096 8192 16384] [--masks document "shared question"
+        "full causal"] [--rounds 3] [--threads 2] [--environments .peers] [--write]
 
-One row of log-normal documents (mean 512 tokens), 8 query heads, 2 key heads, head size 64, float32. Every figure
-comes from a fresh process; "peak" is how far the process's resident memory rose above its level before the first call.
-Times are the best of several calls of one process. Prints a markdown table.
+One row of 8 query heads and 2 key heads of 64, float32: log-normal documents (mean 512 tokens); the same ones as
+questions with two answers, half and a quarter each, that do not see each other; one document. Each way is a process
+of its own, and they take turns. Output and gradients of a way must be ours before it is timed. torch's flex_attention
+has no backward pass on a CPU, so it stands beside our forward pass. Then ours over 8,192 tokens of equal documents:
+all its times together are fitted by a * tokens + b * pairs of a query and a key that it sees (half the sum of squared
+document lengths). `--write` puts table and plot into docs/.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import resource
+import statistics
 import subprocess
 import sys
-import time
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from attention_case import MASKS, document_ends, samples, visible_pairs
+from marked import BENCHMARKS, measured_at, with_table
+from plots import new_plot, save_plot
+from workers import ROOT, Worker
 
-ROOT = Path(__file__).resolve().parents[2]
-HEADS, KEY_HEADS, HEAD_DIM, MEAN = 8, 2, 64, 512
-
-
-def document_ends(length: int) -> np.ndarray:
-    """FlashMask's causal indices [1, 1, S, 1] of a full row of documents."""
-    rng = np.random.default_rng(length)
-    sigma = 0.8
-    borders = np.cumsum(np.maximum(8, rng.lognormal(np.log(MEAN) - sigma**2 / 2, sigma, length // 8)).astype(int))
-    borders = np.minimum(borders, length)
-    ends = borders[np.searchsorted(borders, np.arange(length), side="right")]
-    return ends.astype(np.int32).reshape(1, 1, length, 1)
+SIDES = Path(__file__).resolve().parent / "sides"
+SWEEP_TOKENS, SWEEP = 8192, (64, 128, 256, 512, 1024, 2048, 4096)
+TURN_SECONDS, SLOW_SECONDS = 0.4, 4.0  # a turn takes at least the first; a call above the second is made twice only
+TOLERANCE = 2e-5  # of the largest number
 
 
-def measure(length: int, how: str) -> dict[str, float]:
-    sys.path.insert(0, str(ROOT))
-    from erniekit.environment import import_paddle
+@dataclass(frozen=True)
+class Way:
+    """One way to compute a case; `beside` is ours that it is compared with."""
 
-    import_paddle()
-    import paddle
+    script: str
+    how: str
+    beside: str = "ours"
+    backward: bool = True
+    longest: int = 1 << 20
 
-    from erniekit.model.attention import AttentionPlan, attention
 
-    rng = np.random.default_rng(0)
-    q, k, v = (
-        paddle.to_tensor(rng.standard_normal((1, length, heads, HEAD_DIM)), "float32", stop_gradient=False)
-        for heads in (HEADS, KEY_HEADS, KEY_HEADS)
+WAYS = {
+    "ours": Way("paddle_attention.py", "documents"),
+    "dense mask": Way("paddle_attention.py", "dense", longest=8192),
+    "torch, dense mask": Way("torch_attention.py", "mask"),
+    "torch, by documents": Way("torch_attention.py", "documents"),
+    "ours, forward": Way("paddle_attention.py", "documents", "ours, forward", backward=False),
+    "flex_attention, forward": Way("torch_attention.py", "flex", "ours, forward", backward=False),
+}
+Figures = dict[str, dict[str, Any]]  # by way: `ms`, `peak` in MB, `ratios` of time to what it is beside, one a round
+
+
+def ways_of(mask: str, length: int, torch: Path | None) -> list[str]:
+    """Those that can run; one document is one causal call in torch either way."""
+    return [
+        name
+        for name, way in WAYS.items()
+        if length <= way.longest
+        and (torch or "torch" not in way.script)
+        and not (mask == "full causal" and way.how == "mask")
+    ]
+
+
+def compare(name: str, answers: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for array, other in zip(answers, expected, strict=True):
+        error = float(np.abs(array - other).max() / np.abs(other).max())
+        if not error < TOLERANCE:
+            raise SystemExit(f"{name} and ours differ by {error:.1e} of the largest number")
+
+
+def measure(mask: str, length: int, names: list[str], torch: Path | None, rounds: int, threads: int) -> Figures:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        workers: dict[str, Worker] = {}
+        calls, own, figures, expected = {}, {}, Figures(), {}
+        for name in names:
+            way = WAYS[name]
+            python = str(torch) if "torch" in way.script else sys.executable
+            command = [python, str(SIDES / way.script), "--mask", mask, "--length", str(length), "--way", way.how]
+            command += ["--answers", str(folder / f"{len(workers)}.npz"), *["--backward"] * way.backward]
+            workers[name] = Worker(command, threads)
+            stack.callback(workers[name].close)
+            seconds = workers[name].run(steps=1)["seconds"]
+            calls[name] = max(1, round(TURN_SECONDS / seconds))
+            own[name] = 2 if seconds > SLOW_SECONDS else rounds
+            with np.load(folder / f"{len(workers) - 1}.npz") as saved:
+                answers = [saved[key] for key in saved.files if key != "peak"]
+                figures[name] = {"peak": float(saved["peak"]), "seconds": []}
+            compare(name, answers, expected.setdefault(way.beside, answers))
+        for number in range(rounds):
+            for name, worker in workers.items():
+                if number < own[name]:
+                    seconds = worker.run(steps=calls[name])["seconds"] / calls[name]
+                    figures[name]["seconds"].append(seconds)
+    for name, found in figures.items():
+        ours = figures[WAYS[name].beside]["seconds"]
+        found["ratios"] = [b / a for a, b in zip(ours, found["seconds"])]  # noqa: B905 -- the slow have fewer
+        found["ms"] = statistics.median(found["seconds"]) * 1e3
+    return figures
+
+
+def fit(tokens: np.ndarray, pairs: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """a and b of times = a * tokens + b * pairs that make relative errors smallest, and these errors."""
+    parts = np.stack([tokens, pairs], 1)
+    costs = np.linalg.lstsq(parts / times[:, None], np.ones(len(times)), rcond=None)[0]
+    return costs, parts @ costs / times - 1
+
+
+def cell(found: dict[str, Any] | None, ours: dict[str, Any]) -> str:
+    if found is None:
+        return "-"
+    ratios = found["ratios"]
+    memory = found["peak"] / max(ours["peak"], 1)
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) / {memory:.1f}"
+
+
+def row(mask: str, length: int, figures: Figures) -> str:
+    shown = [f"{figures[name]['ms']:,.0f} / {figures[name]['peak']:,.0f}" for name in ("ours", "ours, forward")]
+    cells = [mask, f"{length:,}", str(len(samples(mask, length))), shown[0]]
+    cells += [cell(figures.get(name), figures["ours"]) for name in list(WAYS)[1:4]]
+    cells += [shown[1], cell(figures.get("flex_attention, forward"), figures["ours, forward"])]
+    return "| " + " | ".join(cells) + " |"
+
+
+HEADER = (
+    "| mask | tokens | documents | ours, ms / MB | ours, dense mask | torch, dense mask | torch, by documents "
+    "| ours, forward | flex_attention, forward |\n|---|---:|---:|---:|---|---|---|---:|---|"
+)
+
+
+def plot(cases: dict[tuple[str, int], Figures], points: dict[str, list[tuple[int, int, float]]], costs: Any) -> str:
+    figure, axes = new_plot(rows=2, columns=2, width=9, height=7)
+    for axis, mask in zip(axes.flat, MASKS):  # noqa: B905 -- the last axis is another
+        for name in WAYS:
+            line = [(n, found[name]["ms"]) for (m, n), found in cases.items() if m == mask and name in found]
+            if line:
+                style = {"linestyle": "--" if "forward" in name else "-", "linewidth": 2.5 if "ours" in name else 1.2}
+                axis.loglog(*zip(*line), marker="o", markersize=3, label=name, **style)  # noqa: B905 -- pairs
+        axis.set(title=mask, xlabel="tokens", ylabel="ms")
+        axis.set_xticks([n for m, n in cases if m == mask], [f"{n >> 10}K" for m, n in cases if m == mask], minor=False)
+        axis.minorticks_off()
+    axes[0, 0].legend(fontsize=7)
+    last = axes[1, 1]
+    for kind, line in points.items():
+        tokens, pairs, times = np.array(line).T
+        last.loglog(pairs, times, "o", markersize=4, label=kind)
+    tokens, pairs, _ = np.array([point for line in points.values() for point in line]).T
+    last.loglog(pairs, costs[0] * tokens + costs[1] * pairs, "k_", markersize=9, label="fitted")
+    last.set(title="ours: its time follows the pairs", xlabel="pairs of a query and a key it sees", ylabel="ms")
+    last.legend(fontsize=7)
+    return save_plot(figure, "attention")
+
+
+def fitted(points: dict[str, list[tuple[int, int, float]]]) -> tuple[np.ndarray, str]:
+    tokens, pairs, times = np.array([point for line in points.values() for point in line]).T
+    costs, errors = fit(tokens, pairs, times)
+    sizes = np.abs(errors)
+    return costs, (
+        f"Our {len(times)} times, from {pairs.min():,.0f} to {pairs.max():,.0f} visible pairs of a query and a key, "
+        f"are {costs[0] * 1e3:.2f} us a token and {costs[1] * 1e6:.2f} ns a pair, with errors of "
+        f"{np.median(sizes):.0%} (median) and {sizes.max():.0%} (largest)."
     )
-    gradient = paddle.to_tensor(rng.standard_normal((1, length, HEADS, HEAD_DIM)), "float32")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    indices = document_ends(length) if how != "one document" else np.full((1, 1, length, 1), length, np.int32)
-    start = time.perf_counter()
-    plan = AttentionPlan.build(indices, dense=how == "dense")
-    plan_seconds = time.perf_counter() - start
-    seconds = []
-    while len(seconds) < 3 or sum(seconds) < 2:
-        start = time.perf_counter()
-        attention(q, k, v, plan).backward(gradient)
-        seconds.append(time.perf_counter() - start)
-        for tensor in (q, k, v):
-            tensor.clear_gradient(set_to_zero=False)
-    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    documents = len(np.unique(indices))
-    return {"ms": min(seconds) * 1e3, "plan_ms": plan_seconds * 1e3, "peak_mb": peak, "documents": documents}
+
+
+def torch_version(python: Path) -> str:
+    program = "import torch; print('torch', torch.__version__)"
+    return subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384])
+    parser.add_argument("--masks", nargs="+", choices=MASKS, default=list(MASKS))
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
-    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--environments", type=Path, default=ROOT / ".peers", help="where peers/make.sh has put them")
+    parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md and its plot")
     args = parser.parse_args()
-    if args.measure:
-        print("ANSWER " + json.dumps(measure(int(args.measure[0]), args.measure[1])))
-        return
-    print(
-        "| tokens | documents | plan, ms | by documents, ms / MB | dense mask, ms / MB | ratio | full causal, ms / MB |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for length in args.lengths:
-        results = {}
-        for how in ("documents", "dense", "one document"):
-            command = [sys.executable, __file__, "--measure", str(length), how]
-            environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
-            done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-            results[how] = json.loads(done.stdout.split("ANSWER ")[1])
-        ours, dense, single = results["documents"], results["dense"], results["one document"]
-        cells = [f"{result['ms']:,.0f} / {result['peak_mb']:,.0f}" for result in (ours, dense, single)]
-        print(
-            f"| {length} | {ours['documents']} | {ours['plan_ms']:.1f} | {cells[0]} | {cells[1]} "
-            f"| {dense['ms'] / ours['ms']:.1f} / {dense['peak_mb'] / max(ours['peak_mb'], 1):.1f} | {cells[2]} |",
-            flush=True,
+    torch = args.environments / "torch/bin/python"
+    if not torch.exists():
+        torch = None
+    cases: dict[tuple[str, int], Figures] = {}
+    points: dict[str, list[tuple[int, int, float]]] = {}
+    lines = [HEADER]
+    print(HEADER, flush=True)
+    for mask in args.masks:
+        for length in args.lengths:
+            figures = measure(mask, length, ways_of(mask, length, torch), torch, args.rounds, args.threads)
+            cases[mask, length] = figures
+            pairs = visible_pairs(document_ends(samples(mask, length)))
+            points.setdefault(mask, []).append((length, pairs, figures["ours"]["ms"]))
+            lines.append(row(mask, length, figures))
+            print(lines[-1], flush=True)
+    for size in SWEEP:
+        mask = f"equal {size}"
+        figures = measure(mask, SWEEP_TOKENS, ["ours"], None, args.rounds, args.threads)
+        pairs = visible_pairs(document_ends(samples(mask, SWEEP_TOKENS)))
+        points.setdefault(f"equal documents, {SWEEP_TOKENS:,} tokens", []).append(
+            (SWEEP_TOKENS, pairs, figures["ours"]["ms"])
         )
+    costs, sentence = fitted(points)
+    print(sentence)
+    if args.write:
+        others = [torch_version(torch)] if torch else []
+        below = measured_at("python tools/bench/attention.py --write", others)
+        image = f"![Time against tokens, by mask; ours against visible pairs]({plot(cases, points, costs)})"
+        lines += ["", sentence, f"{args.threads} threads, {args.rounds} rounds. {below}", "", image]
+        BENCHMARKS.write_text(with_table("attention", "\n".join(lines), BENCHMARKS), encoding="utf-8")
 
 
 if __name__ == "__main__":

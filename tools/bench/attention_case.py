@@ -1,0 +1,78 @@
+"""The masks and numbers that every side of the attention benchmark works on. NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+HEADS, KEY_HEADS, HEAD_DIM = 8, 2, 64
+MEAN, SIGMA, SHORTEST = 512, 0.8, 16  # of the log-normal lengths of documents and of questions with their answers
+MASKS = ("document", "shared question", "full causal")
+
+
+class Sample(NamedTuple):
+    """Where a document, or a question with two answers, lies in the row: the answers begin at `chosen` and `rejected`,
+    which are both `end` in a plain document."""
+
+    start: int
+    chosen: int
+    rejected: int
+    end: int
+
+
+def samples(mask: str, length: int) -> list[Sample]:
+    """A full row of `length` tokens. `mask`: one of MASKS, or "equal N" for documents of N tokens."""
+    kind, _, size = mask.partition(" ")
+    if mask == "full causal":
+        lengths = [length]
+    elif kind == "equal":
+        lengths = [int(size)] * (length // int(size))
+    else:
+        rng = np.random.default_rng(length)
+        drawn = np.clip(rng.lognormal(np.log(MEAN) - SIGMA**2 / 2, SIGMA, length // SHORTEST), SHORTEST, length)
+        ends = np.cumsum(drawn.astype(int))
+        inner = ends[ends <= length - SHORTEST]
+        lengths = np.diff([0, *inner, length]).tolist()
+    row, start = [], 0
+    for own in lengths:
+        end = start + own
+        half, quarter = own // 2, own // 4
+        shared = mask == "shared question"
+        row.append(Sample(start, start + half if shared else end, start + half + quarter if shared else end, end))
+        start = end
+    return row
+
+
+def document_ends(row: Sequence[Sample]) -> np.ndarray:
+    """int32 [S]: for each key the first query after it that does not see it, as `erniekit.data.batches` has it."""
+    ends = np.empty(row[-1].end, np.int32)
+    for sample in row:
+        ends[sample.start : sample.end] = sample.end
+        ends[sample.chosen : sample.rejected] = sample.rejected
+    return ends
+
+
+def visible_pairs(ends: np.ndarray) -> int:
+    """Pairs of a query and a key that it sees: half the sum of squared document lengths, and half a pair a token."""
+    return int((ends - np.arange(len(ends))).sum())
+
+
+class Inputs(NamedTuple):
+    """float32 [1, S, N, D]."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    gradient: np.ndarray
+
+
+def inputs(length: int) -> Inputs:
+    rng = np.random.default_rng(length)
+    return Inputs(
+        *(
+            rng.standard_normal((1, length, heads, HEAD_DIM), np.float32)
+            for heads in (HEADS, KEY_HEADS, KEY_HEADS, HEADS)
+        )
+    )

@@ -1,0 +1,34 @@
+"""Our attention, by documents or with a dense mask."""
+
+from __future__ import annotations
+
+from attention_side import Call, serve_calls  # isort: skip -- it finds the others
+from attention_case import Inputs, Sample, document_ends
+
+from erniekit.environment import import_paddle
+
+import_paddle()
+import paddle
+
+from erniekit.model.attention import AttentionPlan, attention
+
+
+def prepare(row: list[Sample], numbers: Inputs, way: str, backward: bool) -> Call:
+    """`way`: "documents" or "dense"."""
+    tensors = [paddle.to_tensor(array, stop_gradient=not backward) for array in numbers[:3]]
+    gradient = paddle.to_tensor(numbers.gradient)
+    plan = AttentionPlan.build(document_ends(row)[None, None, :, None], dense=way == "dense")
+
+    def call() -> list[paddle.Tensor]:
+        for tensor in tensors:
+            tensor.clear_gradient(set_to_zero=False)
+        out = attention(*tensors, plan)
+        if not backward:
+            return [out]
+        out.backward(gradient)
+        return [out, *(tensor.grad for tensor in tensors)]
+
+    return call
+
+
+serve_calls(prepare)
