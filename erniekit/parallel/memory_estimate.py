@@ -20,10 +20,13 @@ from erniekit.parallel.topology import Topology
 CHUNK_LOGITS = 4 << 20  # head.CHUNK_LOGITS; a test compares the two
 KEPT_SCORES = 4 << 20  # attention.KEEP_SCORES_UP_TO; likewise
 TILE = 256  # attention_plan.TILE; likewise
-# What a process takes on a CPU beside its tensors, measured: Python, Paddle and its kernels' buffers, and gaps of the
-# heap where the temporary values of one layer after the other have been.
-PROCESS_BYTES = 650_000_000
-HEAP_GAPS = 1.5
+# What a process takes on a CPU beside its tensors, measured (docs/benchmarks.md, "Peak memory"): Python, Paddle, its
+# kernels' buffers. It is what is left where every block of a megabyte is mapped by itself, so that there are no gaps.
+PROCESS_BYTES = 450_000_000
+# Gaps of the heap. Paddle asks for aligned blocks, and glibc before 2.38 does not put one into the hole that another of
+# the same size has left; so they grow with the blocks that one layer after the other keeps and takes for a while.
+GAPS_BESIDE_KEPT = 0.5
+GAPS_BESIDE_WORKSPACE = 1.1
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Workload:
         adapters: what is trained beside frozen weights; None: all weights are trained.
         sharding: 0; or what a sharding group divides: 1 optimizer states, 2 gradients, too, 3 parameters, too.
         weight_only: how linear layers keep their frozen weights; None: as floats.
+        checkpoint_value: bytes of a trained value in a checkpoint that waits in shared memory; 0: none does.
     """
 
     batch_size: int
@@ -80,6 +84,7 @@ class Workload:
     adapters: LoraSettings | None = None
     sharding: int = 0
     weight_only: WeightOnly | None = None
+    checkpoint_value: float = 0.0
     formats: Formats = FLOAT32_ON_CPU
 
     @property
@@ -121,13 +126,25 @@ def training_memory(
         "workspace": workspace,
         "attention_mask": rows * formats.activations if work.dense_mask else 0,
     }
-    memory["process"] = PROCESS_BYTES + int(HEAP_GAPS * workspace) if formats.on_cpu else 0
+    memory["process"] = _process(memory) if formats.on_cpu else 0
+    memory["checkpoint"] = int(trained * work.checkpoint_value) // shards[0]
     return {**memory, "total": sum(memory.values())}
 
 
 def tensor_bytes(memory: dict[str, int]) -> int:
-    """What of an estimate are tensors, whose sum Paddle counts itself; the rest is the process."""
-    return memory["total"] - memory["process"]
+    """What of an estimate are tensors, whose sum Paddle counts itself."""
+    return process_bytes(memory) - memory["process"]
+
+
+def process_bytes(memory: dict[str, int]) -> int:
+    """What of an estimate is the process's own: the rest, a checkpoint in shared memory, belongs to none."""
+    return memory["total"] - memory["checkpoint"]
+
+
+def _process(memory: dict[str, int]) -> int:
+    """Beside tensors, on a CPU."""
+    gaps = GAPS_BESIDE_KEPT * memory["activations"] + GAPS_BESIDE_WORKSPACE * memory["workspace"]
+    return PROCESS_BYTES + int(gaps)
 
 
 def _held_values(
@@ -231,10 +248,11 @@ class _Layers:
         return max(attention, 5 * work.tokens * self._cut(model.intermediate_size))
 
     def masks(self) -> int:
-        """The causal masks of the blocks of the longest document, which all layers share."""
+        """At most the causal masks of the longest document, one for each length of tile; all layers share them."""
         if not self.work.formats.on_cpu or self.work.dense_mask:
             return 0
-        return self.model.num_attention_heads // self.model.num_key_value_heads * self.longest**2 // 2
+        group = self.model.num_attention_heads // self.model.num_key_value_heads
+        return group * min(TILE, self.longest) * self.longest
 
     def _kept_scores(self) -> int:
         """Attention's probabilities, which are computed again in backward where they would be many."""

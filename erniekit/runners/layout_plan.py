@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from erniekit.parallel.topology import Topology
     from erniekit.parameters import Config
 
+MOMENTS_IN_CHECKPOINTS = {"O0": 8.0, "O1": 2.05, "O2": 1.09}  # bytes a value, see `training.compressed_state`
 SHARDING_LEVELS = {"none": 0, "stage1": 1, "stage2": 2, "stage3": 3}
 
 
@@ -139,6 +140,7 @@ def workload(config: Config, model: ModelConfig) -> Workload:
         adapters=adapters.settings if adapters else None,
         sharding=SHARDING_LEVELS[config.distributed.sharding],
         weight_only=quantization if isinstance(quantization, WeightOnly) else None,
+        checkpoint_value=_checkpoint_value(config),
         formats=number_formats(config),
     )
 
@@ -149,6 +151,17 @@ def number_formats(config: Config) -> Formats:
     if config.memory.offload_optim or config.fp8.tensorwise_offload_optimizer:
         return replace(formats, moments=0, master=0)
     return replace(formats, moments=4) if config.fp8.use_lowprecision_moment else formats
+
+
+def _checkpoint_value(config: Config) -> float:
+    """Bytes of a trained value that `async_save` keeps in shared memory until the checkpoint is on the disk."""
+    if "async_save" not in config["unified_checkpoint_config"] or config["save_strategy"] == "no":
+        return 0.0
+    weight = 4 + _arithmetic(config).master
+    if config["ignore_save_lr_and_optim"]:
+        return weight
+    stage = "O0" if config["disable_ckpt_quant"] else config["ckpt_quant_stage"]
+    return weight + MOMENTS_IN_CHECKPOINTS[stage]
 
 
 def _arithmetic(config: Config) -> Formats:

@@ -12,9 +12,11 @@ from erniekit.model import attention, attention_plan, head
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.published import published_model
 from erniekit.parallel import memory_estimate
-from erniekit.parallel.memory_estimate import BFLOAT16_O2, Workload, tensor_bytes, training_memory
+from erniekit.parallel.memory_estimate import BFLOAT16_O2, Workload, process_bytes, tensor_bytes, training_memory
 from erniekit.parallel.stages import layer_runs
 from erniekit.parallel.topology import Topology
+from erniekit.parameters import Config
+from erniekit.runners.layout_plan import workload
 from tests.model.tiny import tiny_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,6 +101,47 @@ def test_parts_add_up_and_follow_what_they_should():
     assert memory(dense_mask=True)["attention_mask"] == attention.dense_mask_bytes(2, 1024)
     assert memory(dense_mask=True)["activations"] > base["activations"]
     assert memory(reference_copy=True)["reference"] == base["parameters"]
+
+
+def test_a_checkpoint_in_shared_memory_counts_but_is_not_the_process_s():
+    config = tiny_config(**SHAPE)
+    base, waiting = training_memory(config, WORK), training_memory(config, replace(WORK, checkpoint_value=12.0))
+    assert base["checkpoint"] == 0
+    assert waiting["checkpoint"] == 12 * config.parameter_count() == waiting["total"] - base["total"]
+    assert process_bytes(waiting) == process_bytes(base) == base["total"]
+    assert tensor_bytes(waiting) == tensor_bytes(base) == base["total"] - base["process"]
+    shared = training_memory(config, replace(WORK, checkpoint_value=12.0, sharding=1), Topology(sharding=4))
+    assert shared["checkpoint"] == waiting["checkpoint"] // 4
+    adapters = training_memory(config, replace(WORK, checkpoint_value=12.0, adapters=ADAPTERS))
+    assert adapters["checkpoint"] == 3 * adapters["gradients"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 0.0),
+        ({"unified_checkpoint_config": "async_save"}, 12.0),
+        ({"unified_checkpoint_config": "async_save", "save_strategy": "no"}, 0.0),
+        ({"unified_checkpoint_config": "async_save", "ignore_save_lr_and_optim": True}, 4.0),
+        ({"unified_checkpoint_config": "async_save", "ckpt_quant_stage": "O2"}, 5.09),
+        ({"unified_checkpoint_config": "async_save", "ckpt_quant_stage": "O2", "disable_ckpt_quant": True}, 12.0),
+    ],
+)
+def test_async_save_is_planned_for(changes, expected):
+    config = Config.from_mapping(
+        {
+            "stage": "SFT",
+            "model_name_or_path": "model",
+            "train_dataset_path": "data.jsonl",
+            "output_dir": "out",
+            "max_steps": 10,
+            "save_strategy": "steps",
+            "save_steps": 5,
+            "device": "cpu",
+        }
+        | changes
+    )
+    assert workload(config, tiny_config(**SHAPE)).checkpoint_value == expected
 
 
 def test_sixteen_bits_with_float32_copies_on_a_gpu():

@@ -11,25 +11,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
+import whole_run
 from marked import DOCUMENT, with_table
 
-from erniekit.model.configuration import ModelConfig
-from erniekit.parallel.memory_estimate import tensor_bytes
+from erniekit.parallel.from_config import topology_from
 from erniekit.parameters import Config
-from erniekit.runners.layout_plan import plan_layout
 
-ROOT = Path(__file__).parents[2]
-TOKENIZER = ROOT / "examples" / "models" / "tiny-ernie"
 LENGTH = 1024
 DENSE = {
     "model_type": "ernie4_5",
@@ -50,19 +44,11 @@ EXPERTS = DENSE | {
     "moe_num_shared_experts": 1,
     "moe_layer_start_index": 1,
 }
-RUN = {
+RUN = whole_run.BASE | {
     "stage": "SFT",
-    "train_dataset_type": "erniekit",
     "max_seq_len": LENGTH,
-    "max_steps": 2,
     "per_device_train_batch_size": 2,
     "gradient_accumulation_steps": 2,
-    "learning_rate": 1e-4,
-    "lr_scheduler_type": "constant",
-    "warmup_steps": 0,
-    "save_strategy": "no",
-    "report_to": "none",
-    "device": "cpu",
     "use_fused_head_and_loss_fn": True,
 }
 LORA = {"lora": True, "lora_rank": 8}
@@ -92,19 +78,6 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "tp2 x pp2, LoRA": (DENSE, 128, TENSOR | PIPELINE | LORA),
     "experts, ep2 over mp": (EXPERTS, 128, TENSOR | {"moe_group": "mp"}),
 }
-# Runs in every process before anything else; what it writes tells the peaks of the ones that have loaded Paddle.
-REPORT = """
-import atexit, json, os, re, sys
-def report():
-    if "paddle" in sys.modules:
-        from paddle.base import core
-        status = open("/proc/self/status").read()
-        peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) * 1024
-        rank = int(os.environ.get("PADDLE_TRAINER_ID", 0))
-        line = {"rank": rank, "process": peak, "tensors": core.host_memory_stat_peak_value("Allocated", 0)}
-        open(os.environ["MEMORY_REPORT"], "a").write(json.dumps(line) + "\\n")
-atexit.register(report)
-"""
 
 
 class Peak(NamedTuple):
@@ -123,7 +96,7 @@ def measure(name: str, folder: Path) -> tuple[int, Peak, Peak]:
     shape, sample, parameters = CASES[name]
     parameters = dict(parameters)
     ranks = parameters.pop("ranks", None)
-    model_folder = write_model(shape, folder)
+    model_folder = whole_run.write_model(shape, folder)
     data = write_data(sample, folder / f"data-{sample}.jsonl")
     values = RUN | {
         "model_name_or_path": str(model_folder),
@@ -132,40 +105,9 @@ def measure(name: str, folder: Path) -> tuple[int, Peak, Peak]:
         "data_cache_dir": str(folder / "cache"),
         **parameters,
     }
-    report = folder / "report.jsonl"
-    report.unlink(missing_ok=True)
-    shutil.rmtree(folder / "out", ignore_errors=True)
-    (folder / "run.json").write_text(json.dumps(values), encoding="utf-8")
-    (folder / "sitecustomize.py").write_text(REPORT, encoding="utf-8")
-    words = [sys.executable, "-m", "erniekit", "train", str(folder / "run.json")]
-    words += ["--nproc", str(ranks)] if ranks else []
-    paths = os.pathsep.join([str(folder), str(ROOT)])
-    own = {"PYTHONPATH": paths, "MEMORY_REPORT": str(report), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, env={**os.environ, **own}, capture_output=True, text=True, timeout=900)
-    if done.returncode:
-        raise SystemExit(f"{name}: {done.stdout}{done.stderr}")
-    peaks = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
-    plan = plan_layout(Config.from_mapping(values), ModelConfig.from_folder(model_folder), ranks)
-    return (
-        plan.topology.world_size,
-        Peak(max(peak["tensors"] for peak in peaks), max(map(tensor_bytes, plan.memory))),
-        Peak(max(peak["process"] for peak in peaks), plan.fullest["total"]),
-    )
-
-
-def write_model(shape: dict[str, Any], folder: Path) -> Path:
-    """A folder with random weights, made once."""
-    target = folder / shape["model_type"]
-    if not target.is_dir():
-        from erniekit.environment import import_paddle
-
-        import_paddle()
-        from erniekit.model.builder import build_model
-        from erniekit.model.weights import save_model_folder
-
-        files = [TOKENIZER / name for name in ("tokenizer.json", "tokenizer_config.json")]
-        save_model_folder(build_model(ModelConfig.from_json(shape), None, seed=1), target, files)
-    return target
+    peaks, estimated = whole_run.run(values, folder, ranks), whole_run.estimated(values, ranks)
+    world_size = topology_from(Config.from_mapping(values), ranks).world_size
+    return world_size, *(Peak(getattr(peaks, kind), estimated[kind]) for kind in ("tensors", "process"))
 
 
 def write_data(tokens: int, path: Path) -> Path:

@@ -24,6 +24,7 @@ class Worker:
 
     def __init__(self, command: Sequence[str], threads: int) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "0", "HF_HUB_OFFLINE": "1"}
+        environment.pop("PYTHONPATH", None)  # a peer may be named as this project is
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- lives as long as the process; no pipe: nobody empties it, and some sides write a lot
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment

@@ -116,7 +116,7 @@ def arguments() -> argparse.Namespace:
     """What every side is started with."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True, help="the model")
-    parser.add_argument("--stage", choices=("sft", "lora", "dpo"), required=True)
+    parser.add_argument("--stage", choices=("sft", "lora", "wint8", "dpo"), required=True)
     parser.add_argument("--length", type=int, required=True, help="tokens a step")
     parser.add_argument("--batching", choices=("packed", "padded"), default="packed")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")

@@ -64,11 +64,12 @@ def batches(batching: str, length: int, vocabulary: int) -> Iterator[tuple[dict[
 
 
 def open_model(folder: Path, stage: str, dtype: str = "float32") -> Any:
-    """The model, with adapters for stage "lora"."""
+    """The model, with adapters for stage "lora", and "wint8": beside linear layers of bitsandbytes."""
+    quantized = {"quantization_config": transformers.BitsAndBytesConfig(load_in_8bit=True)} if stage == "wint8" else {}
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="sdpa", dtype=getattr(torch, dtype)
+        folder, attn_implementation="sdpa", dtype=getattr(torch, dtype), **quantized
     )
-    if stage == "lora":
+    if stage in ("lora", "wint8"):
         import peft
 
         model = peft.get_peft_model(model, lora_settings())
