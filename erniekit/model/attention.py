@@ -6,7 +6,7 @@ attention: query head h reads key head h // (H / K)). A query that sees no key y
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,8 +17,10 @@ from paddle.autograd import PyLayer
 
 from erniekit.model.attention_plan import Block, Blocks, masked_region, plan_blocks
 from erniekit.model.autograd import given, needed
+from erniekit.model.broadcasting import spread
 from erniekit.model.device import has_flashmask_kernel
 from erniekit.model.randomness import MaskStream
+from erniekit.model.threads import side_by_side
 
 MASKED = -1e30  # far below any score and still finite: a softmax over masked entries alone gives no NaN
 SOFTMAX_FLOOR = 2e-28  # above e^-64, to which Paddle's softmax on a CPU raises smaller probabilities, masked ones too
@@ -47,7 +49,7 @@ class AttentionPlan:
     ) -> None:
         self.causal, self.indices, self.blocks, self.mask, self.live_rows = causal, indices, blocks, mask, live_rows
         self._block_masks: dict[tuple[int, int], list[_BlockMask]] = {}
-        self._row_orders: dict[tuple[int, int], _RowOrder] = {}
+        self._rows_of_heads: dict[tuple[int, int], list[paddle.Tensor]] = {}
 
     @classmethod
     def build(cls, startend_row_indices: np.ndarray, causal: bool = True, dense: bool = False) -> AttentionPlan:
@@ -98,15 +100,12 @@ class AttentionPlan:
             ]
         return self._block_masks[heads]
 
-    def row_order(self, tokens: int, key_heads: int) -> _RowOrder:
-        """How rows move between token order and head order."""
-        if (tokens, key_heads) not in self._row_orders:
-            numbers = np.arange(tokens * key_heads)
-            self._row_orders[tokens, key_heads] = _RowOrder(
-                heads_first=paddle.to_tensor(numbers.reshape(tokens, key_heads).T.ravel()),
-                tokens_first=paddle.to_tensor(numbers.reshape(key_heads, tokens).T.ravel()),
-            )
-        return self._row_orders[tokens, key_heads]
+    def rows_of_heads(self, tokens: int, key_heads: int) -> list[paddle.Tensor]:
+        """For every key head the numbers of its rows, int64 [T], among rows (token, key head)."""
+        if (tokens, key_heads) not in self._rows_of_heads:
+            numbers = np.arange(tokens * key_heads).reshape(tokens, key_heads)
+            self._rows_of_heads[tokens, key_heads] = [paddle.to_tensor(rows) for rows in numbers.T]
+        return self._rows_of_heads[tokens, key_heads]
 
 
 def attention(
@@ -166,13 +165,6 @@ def _by_key_head(mask: paddle.Tensor, heads: int, key_heads: int) -> paddle.Tens
     return mask.unsqueeze(2)
 
 
-class _RowOrder(NamedTuple):
-    """Row numbers, int64 [T * K]: `heads_first` gathers rows (t, k) into the order (k, t), `tokens_first` back."""
-
-    heads_first: paddle.Tensor
-    tokens_first: paddle.Tensor
-
-
 def _exact_softmax_(scores: paddle.Tensor) -> paddle.Tensor:
     """Softmax in place, with true zeros where Paddle's kernel leaves its floor (see SOFTMAX_FLOOR)."""
     return F.relu_(F.softmax_(scores).scale_(1.0, bias=-SOFTMAX_FLOOR))
@@ -180,10 +172,24 @@ def _exact_softmax_(scores: paddle.Tensor) -> paddle.Tensor:
 
 class _BlockMask(NamedTuple):
     """One block's additive mask [queries * G, keys], or with a leading axis K where key heads differ, and, if some
-    queries are dead, their 0 / 1 rows. (A leading axis of 1 would make Paddle's addition 15 times slower.)"""
+    queries are dead, their 0 / 1 rows [1 or K, queries * G, 1]."""
 
     additive: paddle.Tensor | None
     live_rows: paddle.Tensor | None
+
+    def mask_(self, scores: paddle.Tensor, head: int) -> paddle.Tensor:
+        """Add the mask of a key head to its scores."""
+        if self.additive is None:
+            return scores
+        additive = self.additive[head] if self.additive.ndim == 3 else self.additive
+        return scores.add_(additive.astype(scores.dtype))
+
+    def clear_dead_(self, probabilities: paddle.Tensor, head: int) -> paddle.Tensor:
+        """Zeros where a query sees nothing."""
+        if self.live_rows is None:
+            return probabilities
+        live = self.live_rows[head if self.live_rows.shape[0] > 1 else 0]
+        return probabilities.multiply_(live.astype(probabilities.dtype))
 
 
 def _block_mask(block: Block, queries: int, keys: int, query_heads: int, key_heads: int) -> _BlockMask:
@@ -214,10 +220,10 @@ def _causal_mask(queries: int, keys: int, group: int) -> paddle.Tensor:
 
 
 class _BlockAttention(PyLayer):
-    """Attention block by block, with its own backward pass.
+    """Attention block by block, with its own backward pass; key heads are computed side by side.
 
-    Heads lead: queries become [K, T * G, D] and keys [K, T, D] (T = B * S tokens, G = H / K), so that every tile of
-    tokens is a range of rows, a group of query heads shares one product with its key head, and no key is repeated.
+    For each key head its queries are [T * G, D] and its keys [T, D] (T = B * S tokens, G = H / K), so that every tile of
+    tokens is a range of rows, a group of query heads shares one product with its key head, and nothing is copied.
     With P the probabilities, M the dropout mask and O = (P * M) V, the gradients are
         dV = (P * M)^T dO,   dP = M * (dO V^T),   dS = P * (dP - rowsum(dO * O)),   dQ = dS K,   dK = dS^T Q,
     where rowsum(dO * O) equals rowsum(P * dP) (Dao et al., 2022, arXiv:2205.14135).
@@ -225,149 +231,138 @@ class _BlockAttention(PyLayer):
 
     @staticmethod
     def forward(ctx, q, k, v, plan, dropout, key):  # type: ignore[no-untyped-def]
-        work = _Work(plan, q, k.shape[2])
-        q_tiles = work.query_tiles(q, scale=True)
-        k_tiles, v_tiles = work.key_tiles(k), work.key_tiles(v)
-        stream = MaskStream(key, dropout) if dropout else None
+        work = _Work(plan, q, k.shape[2], dropout, key)
         ctx.wanted = needed(q, k, v)
         keep = any(ctx.wanted) and work.score_count() <= KEEP_SCORES_UP_TO
-        out_tiles, kept = list[paddle.Tensor | None]([None] * len(q_tiles)), []
-        for block, mask in work:
-            probabilities = work.probabilities(block, mask, q_tiles, k_tiles)
-            if keep:
-                kept.append(probabilities)
-            if stream:
-                probabilities = probabilities * stream.next(probabilities.shape, probabilities.dtype)
-            out_tiles[block.query_tile] = paddle.matmul(probabilities, _join(v_tiles, block))
-        out = work.from_query_tiles(out_tiles)
+        results = side_by_side(lambda head: work.forward(head, q, k, v, keep), range(work.key_heads))
+        out = work.join([out for out, _ in results], q.shape)
+        kept = [probabilities for _, of_head in results for probabilities in of_head]
         ctx.save_for_backward(q, k, v, out, *kept)  # all of them there, where recomputation can take them away
-        ctx.work, ctx.dropout, ctx.key = work, dropout, key
+        ctx.work = work
         return out
 
     @staticmethod
     def backward(ctx, grad_out):  # type: ignore[no-untyped-def]
-        q, k, v, out, *probabilities_kept = ctx.saved_tensor()
+        q, k, v, out, *kept = ctx.saved_tensor()
         work = ctx.work
-        q_tiles = work.query_tiles(q, scale=True)
-        k_tiles, v_tiles = work.key_tiles(k), work.key_tiles(v)
-        grad_tiles = work.query_tiles(grad_out)
         row_sums = work.row_sums(grad_out, out)
-        stream = MaskStream(ctx.key, ctx.dropout) if ctx.dropout else None
-        kept = iter(probabilities_kept)
-        dq_tiles = list[paddle.Tensor | None]([None] * len(q_tiles))
-        dk_tiles = list[paddle.Tensor | None]([None] * len(k_tiles))
-        dv_tiles = list[paddle.Tensor | None]([None] * len(k_tiles))
-        for block, mask in work:
-            probabilities = next(kept, None)
-            if probabilities is None:
-                probabilities = work.probabilities(block, mask, q_tiles, k_tiles)
-            grad, row_sum = grad_tiles[block.query_tile], row_sums[block.query_tile]
-            d_scores = paddle.matmul(grad, _join(v_tiles, block), transpose_y=True)
+
+        def backward(head: int) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+            blocks = len(kept) // work.key_heads
+            return work.backward(head, q, k, v, grad_out, row_sums, kept[head * blocks : (head + 1) * blocks])
+
+        by_head = side_by_side(backward, range(work.key_heads))
+        gradients = [
+            work.join(parts, like.shape) for parts, like in zip(zip(*by_head, strict=True), (q, k, v), strict=True)
+        ]
+        return given(gradients, ctx.wanted)
+
+
+class _Rows(NamedTuple):
+    """Where a block lies in the rows of a key head."""
+
+    queries: slice
+    keys: slice
+
+
+class _Work:
+    """The blocks of a plan for given numbers of heads, and what they compute of one key head."""
+
+    def __init__(
+        self, plan: AttentionPlan, q_BSHD: paddle.Tensor, key_heads: int, dropout: float, key: Sequence[int]
+    ) -> None:
+        assert plan.blocks is not None
+        batch, length, query_heads, self.head_dim = q_BSHD.shape
+        self.tokens, self.key_heads, self.group = batch * length, key_heads, query_heads // key_heads
+        self.dropout, self.key = dropout, key
+        self.lengths = plan.blocks.tile_lengths
+        if sum(self.lengths) != self.tokens:
+            raise ValueError(f"the plan covers {sum(self.lengths)} tokens, the queries {self.tokens}")
+        self.blocks = plan.blocks
+        self.masks = plan.block_masks(query_heads, key_heads)
+        self.rows_of_heads = plan.rows_of_heads(self.tokens, key_heads)
+        self.starts = [0, *np.cumsum(self.lengths).tolist()]
+
+    def score_count(self) -> int:
+        return self.key_heads * self.group * self.blocks.score_count()
+
+    def forward(self, head, q, k, v, keep):  # type: ignore[no-untyped-def]
+        """The output of a key head [T, G * D], and the probabilities of its blocks if they are to be kept."""
+        q, k, v = self._queries(q, head), self._scaled_keys(k, head), self._of_head(v, head)
+        stream = self._stream(head)
+        out, kept = self._no_tiles(), []
+        for block, mask, rows in self._blocks():
+            probabilities = self._probabilities(q[rows.queries], k[rows.keys], mask, head)
+            if keep:
+                kept.append(probabilities)
+            if stream:
+                probabilities = probabilities * stream.next(probabilities.shape, probabilities.dtype)
+            out[block.query_tile] = paddle.matmul(probabilities, v[rows.keys])
+        return self._together(out, q.dtype), kept
+
+    def backward(self, head, q, k, v, grad_out, row_sums, kept):  # type: ignore[no-untyped-def]
+        """The gradients of the queries [T, G * D], keys and values [T, D] of a key head."""
+        q, k, v = self._queries(q, head), self._scaled_keys(k, head), self._of_head(v, head)
+        grad_out, row_sums = self._queries(grad_out, head), self._of_head(row_sums, head).reshape([-1, 1])
+        stream = self._stream(head)
+        dq, dk, dv = self._no_tiles(), paddle.zeros_like(k), paddle.zeros_like(v)
+        for number, (block, mask, rows) in enumerate(self._blocks()):
+            q_rows, grad = q[rows.queries], grad_out[rows.queries]
+            probabilities = kept[number] if kept else self._probabilities(q_rows, k[rows.keys], mask, head)
+            d_scores = paddle.matmul(grad, v[rows.keys], transpose_y=True)
             dropped = probabilities
             if stream:
                 dropout_mask = stream.next(probabilities.shape, probabilities.dtype)
                 dropped = probabilities * dropout_mask
                 d_scores = d_scores.multiply_(dropout_mask)
-            work.accumulate(dv_tiles, block, paddle.matmul(dropped, grad, transpose_x=True))
-            d_scores = d_scores.subtract_(row_sum).multiply_(probabilities)
-            dq_tiles[block.query_tile] = paddle.matmul(d_scores, _join(k_tiles, block))
-            work.accumulate(dk_tiles, block, paddle.matmul(d_scores, q_tiles[block.query_tile], transpose_x=True))
-        gradients = (
-            work.from_query_tiles(dq_tiles, scale=True),
-            work.from_key_tiles(dk_tiles),
-            work.from_key_tiles(dv_tiles),
-        )
-        return given(gradients, ctx.wanted)
+            dv[rows.keys].add_(paddle.matmul(dropped, grad, transpose_x=True))
+            d_scores = d_scores.subtract_(spread(row_sums[rows.queries], d_scores)).multiply_(probabilities)
+            dq[block.query_tile] = paddle.matmul(d_scores, k[rows.keys])
+            dk[rows.keys].add_(paddle.matmul(d_scores, q_rows, transpose_x=True))
+        return self._together(dq, q.dtype), dk.scale_(self.head_dim**-0.5), dv
 
+    def row_sums(self, a_BSHD: paddle.Tensor, b_BSHD: paddle.Tensor) -> paddle.Tensor:
+        """sum over D of a * b -> [T, H]."""
+        ones = paddle.ones([self.head_dim, 1], dtype=a_BSHD.dtype)
+        return paddle.matmul((a_BSHD * b_BSHD).reshape([-1, self.head_dim]), ones).reshape([self.tokens, -1])
 
-class _Work:
-    """The blocks of a plan for given numbers of heads, and the moves between [B, S, N, D] and lists of tiles."""
+    def join(self, heads: Sequence[paddle.Tensor], shape: Sequence[int]) -> paddle.Tensor:
+        """[T, ...] of every key head -> [B, S, N, D]."""
+        return (heads[0] if len(heads) == 1 else paddle.concat(list(heads), axis=1)).reshape(shape)
 
-    def __init__(self, plan: AttentionPlan, q_BSHD: paddle.Tensor, key_heads: int) -> None:
-        assert plan.blocks is not None
-        self.batch, self.length, self.query_heads, self.head_dim = q_BSHD.shape
-        self.dtype = q_BSHD.dtype
-        self.key_heads, self.group = key_heads, self.query_heads // key_heads
-        self.blocks = plan.blocks
-        self.lengths = plan.blocks.tile_lengths
-        self.masks = plan.block_masks(self.query_heads, key_heads)
-        self.rows = plan.row_order(self.batch * self.length, key_heads)
-        if sum(self.lengths) != self.batch * self.length:
-            raise ValueError(f"the plan covers {sum(self.lengths)} tokens, the queries {self.batch * self.length}")
+    def _blocks(self) -> Iterator[tuple[Block, _BlockMask, _Rows]]:
+        for block, mask in zip(self.blocks.blocks, self.masks, strict=True):
+            start, stop = self.starts[block.query_tile], self.starts[block.query_tile + 1]
+            keys = slice(self.starts[block.first_key_tile], self.starts[block.end_key_tile])
+            yield block, mask, _Rows(slice(start * self.group, stop * self.group), keys)
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        return zip(self.blocks.blocks, self.masks, strict=True)
+    def _of_head(self, x: paddle.Tensor, head: int) -> paddle.Tensor:
+        """[B, S, K * r, D], or anything of as many values in that order -> [T, r * D] of one key head."""
+        rows = x.reshape([self.tokens * self.key_heads, -1])
+        return rows if self.key_heads == 1 else paddle.gather(rows, self.rows_of_heads[head])
 
-    def score_count(self) -> int:
-        return self.query_heads * self.blocks.score_count()
+    def _queries(self, x: paddle.Tensor, head: int) -> paddle.Tensor:
+        return self._of_head(x, head).reshape([-1, self.head_dim])
 
-    def query_tiles(self, x: paddle.Tensor, scale: bool = False) -> list[paddle.Tensor]:
-        """[B, S, H, D] -> per tile [K, tokens * G, D], divided by sqrt(D) if asked."""
-        by_head = self._heads_first(x).reshape([self.key_heads, -1, self.head_dim])
-        if scale:
-            by_head = by_head * self.head_dim**-0.5
-        return _split(by_head, [length * self.group for length in self.lengths])
+    def _scaled_keys(self, k: paddle.Tensor, head: int) -> paddle.Tensor:
+        """Divided by sqrt(D): there are fewer keys than queries."""
+        return self._of_head(k, head) * self.head_dim**-0.5
 
-    def key_tiles(self, x: paddle.Tensor) -> list[paddle.Tensor]:
-        """[B, S, K, D] -> per tile [K, tokens, D]."""
-        return _split(self._heads_first(x), self.lengths)
+    def _stream(self, head: int) -> MaskStream | None:
+        return MaskStream((*self.key, head), self.dropout) if self.dropout else None
 
-    def row_sums(self, a: paddle.Tensor, b: paddle.Tensor) -> list[paddle.Tensor]:
-        """sum over D of a * b -> per tile [K, tokens * G, 1]."""
-        ones = paddle.ones([self.head_dim, 1], dtype=a.dtype)
-        sums = paddle.matmul((a * b).reshape([-1, self.head_dim]), ones).reshape([-1, self.key_heads, self.group])
-        by_head = sums.transpose([1, 0, 2]).reshape([self.key_heads, -1, 1])
-        return _split(by_head, [length * self.group for length in self.lengths])
+    def _probabilities(self, q, k, mask, head):  # type: ignore[no-untyped-def]
+        """softmax of one block's scores, [queries * G, keys]; exact zeros in rows that see nothing."""
+        scores = mask.mask_(paddle.matmul(q, k, transpose_y=True), head)
+        return mask.clear_dead_(_exact_softmax_(scores), head)
 
-    def probabilities(self, block, mask, q_tiles, k_tiles):  # type: ignore[no-untyped-def]
-        """softmax of one block's scores, [K, queries * G, keys]; exact zeros in rows that see nothing."""
-        scores = paddle.matmul(q_tiles[block.query_tile], _join(k_tiles, block), transpose_y=True)
-        if mask.additive is not None:
-            scores = scores.add_(mask.additive.astype(scores.dtype))
-        probabilities = _exact_softmax_(scores)
-        if mask.live_rows is None:
-            return probabilities
-        return probabilities.multiply_(mask.live_rows.astype(scores.dtype))
+    def _no_tiles(self) -> list[paddle.Tensor | None]:
+        return [None] * len(self.lengths)
 
-    def from_query_tiles(self, tiles: list[paddle.Tensor | None], scale: bool = False) -> paddle.Tensor:
-        by_head = self._concat(tiles, self.group)
-        if scale:
-            by_head = by_head.scale_(self.head_dim**-0.5)
-        return self._tokens_first(by_head.reshape([self.key_heads, -1, self.group * self.head_dim]), self.query_heads)
-
-    def from_key_tiles(self, tiles: list[paddle.Tensor | None]) -> paddle.Tensor:
-        return self._tokens_first(self._concat(tiles, 1), self.key_heads)
-
-    def accumulate(self, sums: list[paddle.Tensor | None], block: Block, values: paddle.Tensor) -> None:
-        """Add a block's gradient of its keys or values [K, keys, D] to the tiles that the keys lie in."""
-        tiles = range(block.first_key_tile, block.end_key_tile)
-        for tile, part in zip(tiles, _split(values, [self.lengths[tile] for tile in tiles]), strict=True):
-            total = sums[tile]
-            sums[tile] = part if total is None else total.add_(part)
-
-    def _concat(self, tiles: list[paddle.Tensor | None], rows_per_token: int) -> paddle.Tensor:
+    def _together(self, tiles: list[paddle.Tensor | None], dtype: paddle.dtype) -> paddle.Tensor:
+        """Tiles of queries -> [T, G * D]; zeros where there was no block."""
         present = [
-            paddle.zeros([self.key_heads, length * rows_per_token, self.head_dim], self.dtype) if tile is None else tile
+            paddle.zeros([length * self.group, self.head_dim], dtype) if tile is None else tile
             for tile, length in zip(tiles, self.lengths, strict=True)
         ]
-        return present[0] if len(present) == 1 else paddle.concat(present, axis=1)
-
-    def _heads_first(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[B, S, K * r, D] -> [K, T, r * D], by gathering rows: a transpose is 5 times slower."""
-        tokens = self.batch * self.length
-        rows = paddle.gather(x.reshape([tokens * self.key_heads, -1]), self.rows.heads_first)
-        return rows.reshape([self.key_heads, tokens, -1])
-
-    def _tokens_first(self, x: paddle.Tensor, heads: int) -> paddle.Tensor:
-        rows = paddle.gather(x.reshape([self.key_heads * self.batch * self.length, -1]), self.rows.tokens_first)
-        return rows.reshape([self.batch, self.length, heads, self.head_dim])
-
-
-def _split(x: paddle.Tensor, lengths: Sequence[int]) -> list[paddle.Tensor]:
-    return [x] if len(lengths) == 1 else paddle.split(x, list(lengths), axis=1)
-
-
-def _join(tiles: list[paddle.Tensor], block: Block) -> paddle.Tensor:
-    """The keys or values of a block."""
-    chosen = tiles[block.first_key_tile : block.end_key_tile]
-    return chosen[0] if len(chosen) == 1 else paddle.concat(chosen, axis=1)
+        return (present[0] if len(present) == 1 else paddle.concat(present)).reshape([self.tokens, -1])

@@ -32,7 +32,7 @@ MERGE_BELOW = 128  # neighbouring documents shorter than this share a block with
 class Block:
     """The queries of one tile and the keys of tiles [first_key_tile, end_key_tile) of the same batch row.
 
-    `masked` is bool [Hm, queries, keys], or None. `causal` means: the queries are the last ones of the key range and
+    `masked` is bool [Hm, queries, keys], or None. `causal` means: the queries are the last tile of the key range and
     nothing but the causal triangle is masked. `has_dead_rows`: some query sees no key at all.
     """
 
@@ -42,6 +42,10 @@ class Block:
     masked: np.ndarray | None
     causal: bool
     has_dead_rows: bool
+
+    @property
+    def key_tiles(self) -> slice:
+        return slice(self.first_key_tile, self.end_key_tile)
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Blocks:
     blocks: tuple[Block, ...]
 
     def key_count(self, block: Block) -> int:
-        return sum(self.tile_lengths[block.first_key_tile : block.end_key_tile])
+        return sum(self.tile_lengths[block.key_tiles])
 
     def score_count(self) -> int:
         """How many query-key products are computed per head."""

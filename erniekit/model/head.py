@@ -14,6 +14,7 @@ import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
 from erniekit.model.autograd import given, needed
+from erniekit.model.broadcasting import spread
 from erniekit.model.decoder import Decoder, Head
 from erniekit.model.tensor_slice import TensorSlice
 
@@ -192,8 +193,8 @@ class _FusedHeadLoss(PyLayer):
         grad_hidden, grad_projection = ctx.gradients
         ctx.gradients = ()
         return (
-            None if grad_hidden is None else grad_hidden.multiply_(grad),
-            None if grad_projection is None else grad_projection.multiply_(grad),
+            None if grad_hidden is None else grad_hidden.scale_(grad),
+            None if grad_projection is None else grad_projection.scale_(grad),
         )
 
 
@@ -247,7 +248,7 @@ class _FusedLogProbabilities(PyLayer):
             logits = paddle.matmul(hidden[rows], projection, transpose_y=True)
             probabilities = F.softmax_(logits) if ctx.tensor.size == 1 else _cut_softmax(logits, ctx.tensor)[0]
             columns, here = _own_columns(targets[rows], projection.shape[0], ctx.tensor)
-            weighted = probabilities * weights
+            weighted = probabilities * spread(weights, probabilities)
             if for_hidden:
                 at_targets = _only(projection[columns] * weights, here)
                 grad_hidden.append(at_targets - paddle.matmul(weighted, projection))

@@ -7,6 +7,7 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from erniekit.model.autograd import apply, as_given
+from erniekit.model.broadcasting import spread
 from erniekit.model.kernels import fused, fused_rms_norm
 
 
@@ -46,7 +47,7 @@ class _RMSNormFunction(PyLayer):
         inverse_rms = paddle.rsqrt(_row_mean(rows * rows) + paddle.full([1], epsilon, rows.dtype))
         ctx.save_for_backward(rows, weight, inverse_rms)
         ctx.trains_weight = not weight.stop_gradient  # what comes back under recomputation no longer tells
-        return (rows * inverse_rms).multiply_(weight).reshape(x.shape)
+        return (rows * spread(inverse_rms, rows)).multiply_(spread(weight, rows)).reshape(x.shape)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
@@ -55,9 +56,9 @@ class _RMSNormFunction(PyLayer):
         grad_weight = None
         if ctx.trains_weight:
             grad_weight = paddle.matmul(inverse_rms, grad_rows * rows, transpose_x=True).reshape(weight.shape)
-        scaled = grad_rows * weight
+        scaled = grad_rows * spread(weight, rows)
         projection = _row_mean(scaled * rows) * inverse_rms.pow(3)
-        grad_x = scaled.multiply_(inverse_rms).subtract_(rows * projection)
+        grad_x = scaled.multiply_(spread(inverse_rms, rows)).subtract_(rows * spread(projection, rows))
         return grad_x.reshape(grad.shape), grad_weight
 
 

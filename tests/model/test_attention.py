@@ -266,6 +266,14 @@ def test_work_follows_the_documents_not_the_pack():
     assert window.score_count() < 0.07 * 8192 * 8192
 
 
+def test_masks_grow_with_a_document_not_with_its_square():
+    def numbers(length):
+        plan = AttentionPlan(causal=True, blocks=plan_blocks(columns([length] * length), True))
+        return sum(mask.additive.size for mask in plan.block_masks(4, 2))
+
+    assert numbers(4096) == 4 * numbers(1024)
+
+
 def test_wrong_indices_are_named():
     with pytest.raises(ValueError, match="startend_row_indices must be"):
         AttentionPlan.build(np.zeros((1, 1, 4, 4), np.int32), causal=True)

@@ -1,0 +1,87 @@
+"""Threads of our own on a CPU: there Paddle computes products with all threads (MKL's), and everything else with one.
+
+Paddle lets go of Python's lock while a kernel runs, so kernels that Python threads start run side by side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import paddle
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def side_by_side(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """[function(item) for item in items]; on a CPU in threads, each of which takes the next item when it is free.
+
+    Products in `function` divide MKL's threads between them. It computes without gradients, as the body of a PyLayer
+    does anyway, and the result for an item does not depend on which thread takes it.
+    """
+    count = min(_threads(), len(items))
+    if count < 2:
+        return [function(item) for item in items]
+    set_product_threads = _mkl().MKL_Set_Num_Threads_Local  # of the thread that calls it; 0: as many as the process has
+    own_products = _threads() // count
+    waiting = deque(enumerate(items))
+    results: dict[int, Result] = {}
+
+    def compute() -> None:
+        set_product_threads(own_products)
+        while (next_one := _take(waiting)) is not None:
+            number, item = next_one
+            results[number] = function(item)
+
+    others = [_pool().submit(compute) for _ in range(count - 1)]
+    try:
+        with paddle.no_grad():
+            compute()
+    finally:
+        set_product_threads(0)
+        wait(others)
+    for other in others:
+        other.result()
+    return [results[number] for number in range(len(items))]
+
+
+def _take(waiting: deque[Item]) -> Item | None:
+    try:
+        return waiting.popleft()
+    except IndexError:
+        return None
+
+
+def _threads() -> int:
+    """One on a GPU, and while a program is recorded."""
+    if not paddle.in_dynamic_mode() or paddle.get_device() != "cpu":
+        return 1
+    return _mkl_threads()
+
+
+@lru_cache(maxsize=1)
+def _mkl() -> Any:
+    """The MKL that Paddle has loaded; None in a build without it."""
+    path = Path(paddle.__file__).parent / "libs" / "libmklml_intel.so"
+    return ctypes.CDLL(str(path)) if path.is_file() else None
+
+
+@lru_cache(maxsize=1)
+def _mkl_threads() -> int:
+    return 1 if _mkl() is None else int(_mkl().MKL_Get_Max_Threads())
+
+
+@lru_cache(maxsize=1)
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_threads() - 1, "erniekit-compute", initializer=_without_gradients)
+
+
+def _without_gradients() -> None:
+    """Whether operations are recorded is a matter of each thread."""
+    paddle.base.framework._dygraph_tracer()._has_grad = False
