@@ -172,7 +172,8 @@ def _exact_softmax_(scores: paddle.Tensor) -> paddle.Tensor:
 
 class _BlockMask(NamedTuple):
     """One block's additive mask [queries * G, keys], or with a leading axis K where key heads differ, and, if some
-    queries are dead, their 0 / 1 rows [1 or K, queries * G, 1]."""
+    queries are dead, their 0 / 1 rows [1 or K, queries * G, 1]. Of a causal block the mask covers the last tile of
+    keys, which are those of its queries."""
 
     additive: paddle.Tensor | None
     live_rows: paddle.Tensor | None
@@ -195,7 +196,7 @@ class _BlockMask(NamedTuple):
 def _block_mask(block: Block, queries: int, keys: int, query_heads: int, key_heads: int) -> _BlockMask:
     group = query_heads // key_heads
     if block.causal:
-        return _BlockMask(_causal_mask(queries, keys, group), None)
+        return _BlockMask(_causal_mask(queries, group), None)
     if block.masked is None:
         return _BlockMask(None, None)
     mask_heads = block.masked.shape[0]
@@ -213,17 +214,17 @@ def _block_mask(block: Block, queries: int, keys: int, query_heads: int, key_hea
 
 
 @lru_cache(maxsize=64)
-def _causal_mask(queries: int, keys: int, group: int) -> paddle.Tensor:
-    """[queries * group, keys]; the last query is the last key's position."""
-    row = np.repeat(np.arange(keys - queries, keys), group)[:, None]
-    return paddle.to_tensor(np.where(np.arange(keys) > row, np.float32(MASKED), np.float32(0)))
+def _causal_mask(tokens: int, group: int) -> paddle.Tensor:
+    """[tokens * group, tokens] of a tile against itself."""
+    row = np.repeat(np.arange(tokens), group)[:, None]
+    return paddle.to_tensor(np.where(np.arange(tokens) > row, np.float32(MASKED), np.float32(0)))
 
 
 class _BlockAttention(PyLayer):
     """Attention block by block, with its own backward pass; key heads are computed side by side.
 
-    For each key head its queries are [T * G, D] and its keys [T, D] (T = B * S tokens, G = H / K), so that every tile of
-    tokens is a range of rows, a group of query heads shares one product with its key head, and nothing is copied.
+    For each key head its queries are [T * G, D] and its keys [T, D] (T = B * S tokens, G = H / K), so that every tile
+    of tokens is a range of rows, and a group of query heads shares one product with its key head.
     With P the probabilities, M the dropout mask and O = (P * M) V, the gradients are
         dV = (P * M)^T dO,   dP = M * (dO V^T),   dS = P * (dP - rowsum(dO * O)),   dQ = dS K,   dK = dS^T Q,
     where rowsum(dO * O) equals rowsum(P * dP) (Dao et al., 2022, arXiv:2205.14135).
@@ -292,7 +293,7 @@ class _Work:
         stream = self._stream(head)
         out, kept = self._no_tiles(), []
         for block, mask, rows in self._blocks():
-            probabilities = self._probabilities(q[rows.queries], k[rows.keys], mask, head)
+            probabilities = self._probabilities(q[rows.queries], k[rows.keys], block, mask, head)
             if keep:
                 kept.append(probabilities)
             if stream:
@@ -308,7 +309,7 @@ class _Work:
         dq, dk, dv = self._no_tiles(), paddle.zeros_like(k), paddle.zeros_like(v)
         for number, (block, mask, rows) in enumerate(self._blocks()):
             q_rows, grad = q[rows.queries], grad_out[rows.queries]
-            probabilities = kept[number] if kept else self._probabilities(q_rows, k[rows.keys], mask, head)
+            probabilities = kept[number] if kept else self._probabilities(q_rows, k[rows.keys], block, mask, head)
             d_scores = paddle.matmul(grad, v[rows.keys], transpose_y=True)
             dropped = probabilities
             if stream:
@@ -351,9 +352,14 @@ class _Work:
     def _stream(self, head: int) -> MaskStream | None:
         return MaskStream((*self.key, head), self.dropout) if self.dropout else None
 
-    def _probabilities(self, q, k, mask, head):  # type: ignore[no-untyped-def]
+    def _probabilities(self, q, k, block, mask, head):  # type: ignore[no-untyped-def]
         """softmax of one block's scores, [queries * G, keys]; exact zeros in rows that see nothing."""
-        scores = mask.mask_(paddle.matmul(q, k, transpose_y=True), head)
+        own = self.lengths[block.query_tile]
+        if block.causal and len(k) > own:
+            seen = paddle.matmul(q, k[:-own], transpose_y=True)
+            scores = paddle.concat([seen, mask.mask_(paddle.matmul(q, k[-own:], transpose_y=True), head)], axis=1)
+        else:
+            scores = mask.mask_(paddle.matmul(q, k, transpose_y=True), head)
         return mask.clear_dead_(_exact_softmax_(scores), head)
 
     def _no_tiles(self) -> list[paddle.Tensor | None]:
