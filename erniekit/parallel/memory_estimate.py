@@ -27,6 +27,7 @@ PROCESS_BYTES = 450_000_000
 # the same size has left; so they grow with the blocks that one layer after the other keeps and takes for a while.
 GAPS_BESIDE_KEPT = 0.5
 GAPS_BESIDE_WORKSPACE = 1.1
+GAPS_BESIDE_ADAPTERS = 2.0  # instead, where freed memory is given back (`host_memory`), and large blocks move about
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def training_memory(
         "workspace": workspace,
         "attention_mask": rows * formats.activations if work.dense_mask else 0,
     }
-    memory["process"] = _process(memory) if formats.on_cpu else 0
+    memory["process"] = _process(memory, work) if formats.on_cpu else 0
     memory["checkpoint"] = int(trained * work.checkpoint_value) // shards[0]
     return {**memory, "total": sum(memory.values())}
 
@@ -141,9 +142,10 @@ def process_bytes(memory: dict[str, int]) -> int:
     return memory["total"] - memory["checkpoint"]
 
 
-def _process(memory: dict[str, int]) -> int:
+def _process(memory: dict[str, int], work: Workload) -> int:
     """Beside tensors, on a CPU."""
-    gaps = GAPS_BESIDE_KEPT * memory["activations"] + GAPS_BESIDE_WORKSPACE * memory["workspace"]
+    of_workspace = GAPS_BESIDE_WORKSPACE if work.adapters is None else GAPS_BESIDE_ADAPTERS
+    gaps = GAPS_BESIDE_KEPT * memory["activations"] + of_workspace * memory["workspace"]
     return PROCESS_BYTES + int(gaps)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from marked import ROOT
+from workers import make_model
 
 from erniekit.model.configuration import ModelConfig
 from erniekit.parallel.memory_estimate import process_bytes, tensor_bytes
@@ -72,14 +73,10 @@ def write_model(shape: dict[str, Any], folder: Path) -> Path:
     """A folder with random weights and the shipped tokenizer, made once."""
     target = folder / shape["model_type"]
     if not target.is_dir():
-        from erniekit.environment import import_paddle
-
-        import_paddle()
-        from erniekit.model.builder import build_model
-        from erniekit.model.weights import save_model_folder
-
-        files = [TOKENIZER / name for name in ("tokenizer.json", "tokenizer_config.json")]
-        save_model_folder(build_model(ModelConfig.from_json(shape), None, seed=1), target, files)
+        target.mkdir()
+        make_model(target, shape)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(TOKENIZER / name, target)
     return target
 
 
