@@ -80,20 +80,23 @@ def measure(mask: str, length: int, names: list[str], torch: Path | None, rounds
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         workers: dict[str, Worker] = {}
         calls, own, figures, expected = {}, {}, Figures(), {}
-        for name in names:
+        for number, name in enumerate(names):
             way = WAYS[name]
             python = str(torch) if "torch" in way.script else sys.executable
             command = [python, str(SIDES / way.script), "--mask", mask, "--length", str(length), "--way", way.how]
-            command += ["--answers", str(folder / f"{len(workers)}.npz"), *["--backward"] * way.backward]
+            command += ["--answers", str(folder / f"{number}.npz"), *["--backward"] * way.backward]
             workers[name] = Worker(command, threads)
             stack.callback(workers[name].close)
-            seconds = workers[name].run(steps=1)["seconds"]
-            calls[name] = max(1, round(TURN_SECONDS / seconds))
-            own[name] = 2 if seconds > SLOW_SECONDS else rounds
-            with np.load(folder / f"{len(workers) - 1}.npz") as saved:
+        for number, (name, worker) in enumerate(workers.items()):
+            worker.run(steps=0)  # answers after the first call
+            with np.load(folder / f"{number}.npz") as saved:
                 answers = [saved[key] for key in saved.files if key != "peak"]
                 figures[name] = {"peak": float(saved["peak"]), "seconds": []}
-            compare(name, answers, expected.setdefault(way.beside, answers))
+            compare(name, answers, expected.setdefault(WAYS[name].beside, answers))
+        for name, worker in workers.items():
+            seconds = worker.run(steps=1)["seconds"]
+            calls[name] = max(1, round(TURN_SECONDS / seconds))
+            own[name] = 2 if seconds > SLOW_SECONDS else rounds
         for number in range(rounds):
             for name, worker in workers.items():
                 if number < own[name]:
