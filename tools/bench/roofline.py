@@ -20,7 +20,7 @@ from marked import BENCHMARKS, measured_at, with_table
 from plots import new_plot, save_plot
 from workers import Worker
 
-SIDE = Path(__file__).resolve().parent / "sides/kernels.py"
+SIDE = Path(__file__).resolve().parent / "sides/kernel_rates.py"
 
 
 def measure(model: str, args: argparse.Namespace) -> dict[str, Any]:
