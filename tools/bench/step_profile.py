@@ -79,8 +79,16 @@ def part_of(event: str) -> str | None:
 
 
 def seconds_by_part(events: list[dict[str, Any]]) -> dict[str, float]:
-    """Seconds inside of kernels by part, and the time of steps outside of any as "between kernels"."""
-    spans = [(float(e["ts"]), float(e["dur"]), e["name"], e["cat"]) for e in events if e.get("ph") == "X"]
+    """Seconds inside of kernels by part, and the time of steps outside of any as "between kernels".
+
+    Of the thread that makes the steps: while others compute beside it (`model/threads.py`), so does it.
+    """
+    thread = next(_thread(event) for event in events if event["name"].startswith("step["))
+    spans = [
+        (float(e["ts"]), float(e["dur"]), e["name"], e["cat"])
+        for e in events
+        if e.get("ph") == "X" and _thread(e) == thread
+    ]
     spans.sort(key=lambda span: (span[0], -span[1]))
     seconds: dict[str, float] = defaultdict(float)
     open_parts: list[tuple[float, str]] = []  # end, part
@@ -100,6 +108,11 @@ def seconds_by_part(events: list[dict[str, Any]]) -> dict[str, float]:
                 seconds[part] += duration / 1e6
                 kernels += duration / 1e6
     return {**seconds, "between kernels": total - kernels}
+
+
+def _thread(event: dict[str, Any]) -> str:
+    """Its number, which Paddle writes with the language of the event: "17(C++)", "17(Python)"."""
+    return str(event["tid"]).partition("(")[0]
 
 
 def clock_for(threads: str) -> Callable[[], float]:
