@@ -61,7 +61,7 @@ check-generated: $(VENV)/.cpu ## fail when a generated file is stale, or nothing
 	$(BIN)/python tools/bench/layouts_on_paper.py --check
 	$(BIN)/python tools/parameter_audit.py --check
 
-BENCHES := startup launching packing attention head_loss load export tokenise checkpoint host_memory memory compressed_state quantization
+BENCHES := startup launching packing attention head_loss load export tokenise checkpoint cost host_memory memory compressed_state quantization
 BENCHES_TORCH := moe
 PEERS ?= .peers# where the virtual environments of peers lie
 
