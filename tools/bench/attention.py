@@ -141,11 +141,11 @@ HEADER = (
 def plot(cases: dict[tuple[str, int], Figures], points: dict[str, list[tuple[int, int, float]]], costs: Any) -> str:
     figure, axes = new_plot(rows=2, columns=2, width=9, height=7)
     for axis, mask in zip(axes.flat, MASKS):  # noqa: B905 -- the last axis is another
-        for name in WAYS:
+        for number, name in enumerate(WAYS):
             line = [(n, found[name]["ms"]) for (m, n), found in cases.items() if m == mask and name in found]
             if line:
                 style = {"linestyle": "--" if "forward" in name else "-", "linewidth": 2.5 if "ours" in name else 1.2}
-                axis.loglog(*zip(*line), marker="o", markersize=3, label=name, **style)  # noqa: B905 -- pairs
+                axis.loglog(*zip(*line), marker="o", markersize=3, label=name, color=f"C{number}", **style)  # noqa: B905 -- pairs
         axis.set(title=mask, xlabel="tokens", ylabel="ms")
         axis.set_xticks([n for m, n in cases if m == mask], [f"{n >> 10}K" for m, n in cases if m == mask], minor=False)
         axis.minorticks_off()

@@ -58,10 +58,10 @@ def plot(results: dict[str, dict[str, Any]]) -> str:
         name: max(found["machine"][name] for found in results.values()) for name in ("product", "memory", "cache")
     }
     for name, style in (("memory", "-"), ("cache", ":")):
-        ends = [0.1, machine["product"] / machine[name], 1000]
+        ends = [0.1, machine["product"] / machine[name], 10000]
         line = [min(machine["product"], intensity * machine[name]) for intensity in ends]
         axis.loglog(ends, line, style, color="black", linewidth=1.2, label=f"{name}: {machine[name]:.0f} GB/s")
-    axis.annotate(f"best product: {machine['product']:.0f} GF/s", (1000, machine["product"]), ha="right", va="bottom")
+    axis.annotate(f"best product: {machine['product']:.0f} GF/s", (10000, machine["product"]), ha="right", va="bottom")
     for number, (model, found) in enumerate(results.items()):
         for name, (flops, size, seconds) in found["kernels"].items():
             point = flops / size, flops / seconds / 1e9
@@ -93,7 +93,8 @@ def main() -> None:
     lines += ["", f"Roofs: {roofs}."]
     print("\n".join(lines))
     if args.write:
-        below = measured_at("python tools/bench/roofline.py --write")
+        own = f" --threads {args.threads}" if args.threads != 2 else ""
+        below = measured_at(f"python tools/bench/roofline.py{own} --write")
         lines.append(f"{args.length:,} tokens, {args.threads} threads, median of {args.rounds} rounds. {below}")
         lines += ["", f"![Roofline of the kernels of a training step]({plot(results)})"]
         BENCHMARKS.write_text(with_table("roofline", "\n".join(lines), BENCHMARKS), encoding="utf-8")
