@@ -264,9 +264,7 @@ class _Layers:
         if not self.work.formats.on_cpu:
             return 0
         scores = heads * tokens * min(self.longest, (self.longest + TILE) // 2)
-        if self.work.longest_document is None:
-            return min(scores, KEPT_SCORES)
-        return scores if scores <= KEPT_SCORES else 0
+        return min(scores, KEPT_SCORES)  # a row of shorter documents has that many
 
     def _dropped(self, moe: bool) -> int:
         """With dropout before adapters: of every linear layer the input once more, and the mask."""
