@@ -28,7 +28,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from marked import BENCHMARKS, ROOT, measured_at, with_table
+from marked import BENCHMARKS, ROOT, measured_at, versions_in, with_table
 
 SIDES = Path(__file__).resolve().parent / "sides"
 CONFIG, DATA = "examples/configs/quickstart/sft.yaml", ROOT / "examples/data/sft-train.jsonl"
@@ -172,10 +172,9 @@ def main() -> None:
         lines.append(row(side, runs[side.name], ours))
     print("\n".join(lines))
     if options.write:
-        table = "\n".join(
-            [*lines, "", f"Medians of {options.rounds} rounds, {options.threads} threads. {measured_at(COMMAND)}"]
-        )
-        BENCHMARKS.write_text(with_table("first-step", table, BENCHMARKS), encoding="utf-8")
+        trl = versions_in(python["torch"], "torch", "transformers", "trl") if python["torch"].exists() else []
+        told = f"Medians of {options.rounds} rounds, {options.threads} threads. {measured_at(COMMAND, trl)}"
+        BENCHMARKS.write_text(with_table("first-step", "\n".join([*lines, "", told]), BENCHMARKS), encoding="utf-8")
 
 
 if __name__ == "__main__":

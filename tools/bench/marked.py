@@ -48,3 +48,10 @@ def measured_at(command: str, others: Sequence[str] = ()) -> str:
     own = [f"{name} {metadata.version(name)}" for name in ("paddlepaddle", "numpy")]
     versions = ", ".join([f"Python {platform.python_version()}", *own, *others])
     return f"`{command}` at `{commit()}`, {today()}; {versions}."
+
+
+def versions_in(python: Path, *packages: str) -> list[str]:
+    """What `measured_at` takes of another environment, such as ["torch 2.13.0"]."""
+    program = f"from importlib.metadata import version\nfor name in {packages}: print(name, version(name))"
+    done = subprocess.run([str(python), "-I", "-c", program], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()

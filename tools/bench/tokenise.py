@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from marked import BENCHMARKS, ROOT, measured_at, with_table
+from marked import BENCHMARKS, ROOT, measured_at, versions_in, with_table
 
 SIDES = Path(__file__).resolve().parent / "sides"
 TINY = ROOT / "examples/models/tiny-ernie"
@@ -158,6 +158,7 @@ def main() -> None:
     parser.add_argument("--environments", type=Path, default=ROOT / ".peers", help="where peers/make.sh has put them")
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md")
     options = parser.parse_args()
+    others: list[str] = []
     if options.memory:
         name, command = "tokenising-memory", f"{COMMAND} --memory {' '.join(f'{size:g}' for size in options.memory)}"
         heads = ["GB of JSONL", "records", "tokens", "tokenise, peak MB", "open from the cache", "plan two epochs"]
@@ -166,6 +167,7 @@ def main() -> None:
     else:
         torch = options.environments / "torch/bin/python"
         torch = torch if torch.exists() else None
+        others = versions_in(torch, "datasets", "transformers", "tokenizers") if torch else []
         name, command = "tokenising", COMMAND
         heads = ["records", "ours, MB / CPU s", "`datasets` + `transformers`", "ratio (range)"]
         both = ["seconds, cold: ours / theirs", "seconds, warm", "peak MB"]
@@ -176,7 +178,7 @@ def main() -> None:
         print(row, flush=True)
         lines.append(row)
     if options.write:
-        table = "\n".join([*lines, "", measured_at(command)])
+        table = "\n".join([*lines, "", measured_at(command, others)])
         BENCHMARKS.write_text(with_table(name, table, BENCHMARKS), encoding="utf-8")
 
 
