@@ -39,7 +39,7 @@ TASKS = {
     "split": "`erniekit split` of the result to 0.1 GB",
 }
 
-PEER = "the same by peft and transformers, without a check"
+PEER = "load, merge and save by peft and transformers, without a check"
 MERGE = (
     PEAK
     + """
