@@ -85,6 +85,7 @@ smoke: $(VENV)/.cpu ## whether a step has become slower than what tools/bench/sm
 bench-peers: $(VENV)/.cpu ## training beside transformers, trl and the Paddle suites (installs them; hours), into docs/benchmarks.md
 	PYTHON=$(PYTHON) tools/bench/peers/make.sh $(PEERS)
 	$(BIN)/python tools/bench/training_speed.py --environments $(PEERS) --write
+	$(BIN)/python tools/bench/peak_memory.py --environments $(PEERS) --write
 
 bench-profile: $(VENV)/.cpu ## where our own training step goes, and its share of what the processor can do
 	OMP_NUM_THREADS=2 $(BIN)/python tools/bench/step_profile.py
