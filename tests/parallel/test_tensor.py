@@ -32,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
 def expect_equal(ranks: list[dict[str, dict[str, float]]], case: str) -> None:
     for worst in (of_rank[case] for of_rank in ranks):
         # AdamW enlarges the rounding of gradients near zero, which later norms show
-        assert worst["loss"] < 1e-5 and worst["gradient"] < 1e-5 and worst["norm"] < 1e-4, worst
+        assert worst["loss"] < 1e-5 and worst["gradient"] < 1e-5 and worst["norm"] < 5e-4, worst
 
 
 @pytest.fixture(scope="module")

@@ -62,15 +62,15 @@ def evaluate(
 def test_figures_of_pairs_do_not_depend_on_the_batches(evaluate: Callable[..., Any], loss_type: str) -> None:
     expected = evaluate(loss_type=loss_type)
     assert expected.units == 21 and len(expected.sources) == 2
-    for batches in BATCHES:
+    for batches in BATCHES:  # float32 sums over a few hundred tokens, in other tiles
         found = evaluate(loss_type=loss_type, **batches)
         assert found.batches != expected.batches
         assert found.units == expected.units
         assert found.loss == pytest.approx(expected.loss, rel=1e-6)
-        assert found.figures == pytest.approx(expected.figures, rel=1e-6, abs=1e-6)
+        assert found.figures == pytest.approx(expected.figures, rel=3e-6, abs=3e-6)
         for name, part in expected.sources.items():
             assert found.sources[name].loss == pytest.approx(part.loss, rel=1e-6)
-            assert found.sources[name].figures == pytest.approx(part.figures, rel=1e-6, abs=1e-6)
+            assert found.sources[name].figures == pytest.approx(part.figures, rel=3e-6, abs=3e-6)
 
 
 def test_the_total_of_pairs_is_the_sum_of_the_files(evaluate: Callable[..., Any]) -> None:
