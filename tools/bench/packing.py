@@ -91,7 +91,8 @@ def draw(samples: int, capacity: int) -> np.ndarray:
     rng, part = np.random.default_rng(0), 100_000
     lengths = np.empty(samples, np.int32)
     for first in range(0, samples, part):
-        lengths[first : first + part] = np.clip(rng.lognormal(math.log(MEDIAN), SIGMA, part), 1, capacity)
+        drawn = rng.lognormal(math.log(MEDIAN), SIGMA, min(part, samples - first))
+        lengths[first : first + part] = np.clip(drawn, 1, capacity)
     return lengths
 
 
