@@ -27,7 +27,7 @@ import numpy as np
 from attention_case import MASKS, document_ends, samples, visible_pairs
 from marked import BENCHMARKS, measured_at, with_table
 from plots import new_plot, save_plot
-from workers import ROOT, Worker
+from workers import ROOT, SideEndedError, Worker
 
 SIDES = Path(__file__).resolve().parent / "sides"
 SWEEP_TOKENS, SWEEP = 8192, (64, 128, 256, 512, 1024, 2048, 4096)
@@ -87,21 +87,32 @@ def measure(mask: str, length: int, names: list[str], torch: Path | None, rounds
             command += ["--answers", str(folder / f"{number}.npz"), *["--backward"] * way.backward]
             workers[name] = Worker(command, threads)
             stack.callback(workers[name].close)
-        for number, (name, worker) in enumerate(workers.items()):
-            worker.run(steps=0)  # answers after the first call
+
+        def seconds_of(name: str, steps: int) -> float | None:
+            """None where the side has ended, as dense masks do when memory runs out."""
+            try:
+                return float(workers[name].run(steps=steps)["seconds"])
+            except SideEndedError as ended:
+                print(f"{name} has ended at {mask}, {length}: {ended}", file=sys.stderr)
+                figures.pop(name, None)
+                return None
+
+        for number, name in enumerate(workers):
+            if seconds_of(name, 0) is None:  # answers after the first call
+                continue
             with np.load(folder / f"{number}.npz") as saved:
                 answers = [saved[key] for key in saved.files if key != "peak"]
                 figures[name] = {"peak": float(saved["peak"]), "seconds": []}
             compare(name, answers, expected.setdefault(WAYS[name].beside, answers))
-        for name, worker in workers.items():
-            seconds = worker.run(steps=1)["seconds"]
+        for name in list(figures):
+            if (seconds := seconds_of(name, 1)) is None:
+                continue
             calls[name] = max(1, round(TURN_SECONDS / seconds))
             own[name] = 2 if seconds > SLOW_SECONDS else rounds
         for number in range(rounds):
-            for name, worker in workers.items():
-                if number < own[name]:
-                    seconds = worker.run(steps=calls[name])["seconds"] / calls[name]
-                    figures[name]["seconds"].append(seconds)
+            for name in list(figures):
+                if number < own[name] and (seconds := seconds_of(name, calls[name])) is not None:
+                    figures[name]["seconds"].append(seconds / calls[name])
     for name, found in figures.items():
         ours = figures[WAYS[name].beside]["seconds"]
         found["ratios"] = [b / a for a, b in zip(ours, found["seconds"])]  # noqa: B905 -- the slow have fewer
