@@ -5,7 +5,8 @@
 
 Ours is the whole command, from reading data on; the peers are started as in `training_speed.py`. Every side is a
 process of its own and makes `--steps` updates; its figure is the peak of resident memory, libraries included. torch
-runs packed and padded; the smaller peak is shown. What a peer does not run, or is not installed for, is "-".
+runs packed and padded; the smaller peak is shown. What a peer does not run, or is not installed for, is "-", and so is
+every peer beyond `--peers-up-to` tokens a step, where `training_speed.py` tells the peaks of its loops.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def theirs(title: str, stage: str, length: int, args: argparse.Namespace) -> int
     """Bytes of a peer; None where it does not run the stage, or is not installed."""
     environment, script, stages, variants = PEERS[title]
     python = args.environments / environment / "bin/python"
-    if stage not in stages or not python.exists():
+    if stage not in stages or not python.exists() or length > args.peers_up_to:
         return None
     peaks: list[int] = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -119,6 +120,9 @@ def main() -> None:
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)}; default all")
     parser.add_argument("--lengths", nargs="+", type=int, default=[4096, 1024], help="tokens a step")
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument(
+        "--peers-up-to", type=int, default=1024, help="tokens a step; some take minutes for a longer one"
+    )
     parser.add_argument("--environments", type=Path, default=ROOT / ".peers", help="where peers/make.sh has put them")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md")
