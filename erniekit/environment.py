@@ -45,15 +45,15 @@ def apply_cpu_settings(threads: int | None = None) -> dict[str, str]:
     return cpu_settings()
 
 
-def usable_cores(control_group: Path = Path("/sys/fs/cgroup")) -> int:
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """The cores this process may use: its affinity, and the time that a container allows it (cgroup v2 or v1)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
-        if (control_group / "cpu.max").is_file():
-            quota, period = (control_group / "cpu.max").read_text(encoding="utf-8").split()
+        if (cgroup / "cpu.max").is_file():
+            quota, period = (cgroup / "cpu.max").read_text(encoding="utf-8").split()
         else:
             names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            quota, period = ((control_group / "cpu" / name).read_text(encoding="utf-8").strip() for name in names)
+            quota, period = ((cgroup / "cpu" / name).read_text(encoding="utf-8").strip() for name in names)
         allowed = int(quota) // int(period)  # rounded down: a thread above the quota stalls the others
     except (OSError, ValueError, ZeroDivisionError):  # no control group, or "max": no quota
         return cores
@@ -108,7 +108,7 @@ def import_paddle() -> None:
     if "PADDLE_TRAINER_ID" in os.environ:  # a rank, whichever launcher has started it
         os.environ.setdefault("GLOG_minloglevel", "1")  # without Paddle's notes on how ranks connect
     try:
-        with _signals_held_back(), warnings.catch_warnings(), _without_thread_advice():
+        with _signals_blocked(), warnings.catch_warnings(), _thread_warning_suppressed():
             warnings.simplefilter("ignore")  # Paddle warns about a missing ccache, which only its developers need
             import paddle
 
@@ -135,7 +135,7 @@ def import_paddlenlp(reason: str) -> ModuleType:
         print(f"{reason}: importing paddlenlp for its tokenizers, which takes several seconds", file=sys.stderr)
     import_paddle()
     try:
-        with _signals_held_back(), warnings.catch_warnings():
+        with _signals_blocked(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about its own dependencies
             import paddlenlp
             import paddlenlp.transformers
@@ -145,18 +145,18 @@ def import_paddlenlp(reason: str) -> ModuleType:
 
 
 @contextmanager
-def _signals_held_back() -> Iterator[None]:
+def _signals_blocked() -> Iterator[None]:
     """Deliver Ctrl-C and SIGTERM after the body: an extension module that is interrupted while it loads reports an
     ImportError, or forgets the interruption."""
-    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 @contextmanager
-def _without_thread_advice() -> Iterator[None]:
+def _thread_warning_suppressed() -> Iterator[None]:
     """Keep back the two lines in which Paddle advises against the threads that `apply_cpu_settings` chose."""
     captured = io.StringIO()
     try:

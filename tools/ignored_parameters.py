@@ -57,12 +57,12 @@ def main() -> int:
 
 def tests_of(names: list[str]) -> Mapping[str, list[str]]:
     """The proofs of each parameter, as pytest names them."""
-    places = proofs(ROOT)
-    return {name: [_named(place) for place in places[name]] for name in names}
+    locations = proofs(ROOT)
+    return {name: [_named(location) for location in locations[name]] for name in names}
 
 
-def _named(place: str) -> str:
-    path, _, line = place.rpartition(":")
+def _named(location: str) -> str:
+    path, _, line = location.rpartition(":")
     functions = (node for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body
                  if isinstance(node, ast.FunctionDef))  # fmt: skip
     return f"{ROOT / path}::{next(node.name for node in functions if node.lineno == int(line))}"
@@ -73,9 +73,9 @@ def run_ignoring(name: str, tests: list[str]) -> Outcome:
     resolve, outcome = configuration.resolve, Outcome()
 
     def resolve_ignoring(*arguments: Any) -> Any:
-        draft = resolve(*arguments)
-        draft.set_silently(name, draft._defaults[name])
-        return draft
+        builder = resolve(*arguments)
+        builder.set_silently(name, builder._defaults[name])
+        return builder
 
     configuration.resolve = resolve_ignoring  # type: ignore[assignment]
     try:

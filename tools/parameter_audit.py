@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from erniekit.parameters.declaration import NOWHERE_YET, Parameter
+from erniekit.parameters.declaration import NOT_IMPLEMENTED, Parameter
 from erniekit.parameters.schema import PARAMETERS, SECTIONS
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +32,7 @@ NAMES = {f"{section.dataclass.__module__}.{section.dataclass.__name__}": set(sec
 GETTER = "the method that returns a parameter by name"
 MARK = "proves"
 
-Places = dict[str, list[str]]  # parameter -> "file:line"
+Locations = dict[str, list[str]]  # parameter -> "file:line"
 
 
 @dataclass
@@ -215,7 +215,7 @@ def modules_below(root: Path) -> list[Module]:
     return found
 
 
-def readers(modules: Iterable[Module]) -> Places:
+def find_reads(modules: Iterable[Module]) -> Locations:
     """Where the value of each parameter is read, outside the schema."""
     project = Project(modules)
     of_the_schema: dict[str, set[str]] = defaultdict(set)  # its functions, and what they read of a section
@@ -228,19 +228,19 @@ def readers(modules: Iterable[Module]) -> Places:
                 of_the_schema[function].add(name)
         else:
             outside.append(module)
-    places: Places = defaultdict(list)
+    locations: Locations = defaultdict(list)
     for module in outside:
         visitor = Reads(project, module, of_the_schema)
         visitor.visit(module.tree)
         for _, name, line in visitor.found:
-            if (place := f"{module.path}:{line}") not in places[name]:
-                places[name].append(place)
-    return places
+            if (location := f"{module.path}:{line}") not in locations[name]:
+                locations[name].append(location)
+    return locations
 
 
-def proofs(root: Path) -> Places:
+def proofs(root: Path) -> Locations:
     """The tests that prove the effect of each parameter, as "file:line", whether they know the parameter or not."""
-    places: Places = defaultdict(list)
+    locations: Locations = defaultdict(list)
     for path in sorted((root / "tests").rglob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         tables = {
@@ -252,8 +252,8 @@ def proofs(root: Path) -> Places:
         for function in tree.body:
             if isinstance(function, ast.FunctionDef) and function.name.startswith("test_"):
                 for name in _proved(function, tables):
-                    places[name].append(f"{path.relative_to(root).as_posix()}:{function.lineno}")
-    return places
+                    locations[name].append(f"{path.relative_to(root).as_posix()}:{function.lineno}")
+    return locations
 
 
 def _proved(function: ast.FunctionDef, tables: Mapping[str, list[str]]) -> list[str]:
@@ -275,7 +275,7 @@ def _constants(node: ast.expr) -> list[str]:
     return [item.value for item in inside if isinstance(item, ast.Constant) and isinstance(item.value, str)]
 
 
-def problems(read: Places, proved: Places) -> list[str]:
+def problems(read: Locations, proved: Locations) -> list[str]:
     """A line for every parameter that nobody reads or proves, and every proof of what is no parameter."""
     lines = []
     for name, parameter in PARAMETERS.items():
@@ -283,27 +283,27 @@ def problems(read: Places, proved: Places) -> list[str]:
             lines.append(f"{name}: nothing in erniekit reads it")
         if not proved.get(name):
             lines.append(f'{name}: no test is marked @pytest.mark.{MARK}("{name}")')
-    lines += [f"{name}: {place} proves it, and there is no such parameter"
-              for name, places in proved.items() if name not in PARAMETERS for place in places]  # fmt: skip
+    lines += [f"{name}: {location} proves it, and there is no such parameter"
+              for name, locations in proved.items() if name not in PARAMETERS for location in locations]  # fmt: skip
     return lines
 
 
-def _is_read(parameter: Parameter, read: Places) -> bool:
+def _is_read(parameter: Parameter, read: Locations) -> bool:
     """Also where what it stands for is read, and where its verb does not exist."""
     if parameter.stands_for:
         return all(read.get(name) for name in parameter.stands_for)
-    return bool(read.get(parameter.name)) or parameter.devices == NOWHERE_YET
+    return bool(read.get(parameter.name)) or parameter.devices == NOT_IMPLEMENTED
 
 
-def table(read: Places, proved: Places) -> str:
+def table(read: Locations, proved: Locations) -> str:
     """One line for each parameter: the places that read it, and its proofs."""
     blocks = []
     for section in SECTIONS:
         blocks.append(f"{section.title}")
         for parameter in section.parameters:
             blocks.append(f"  {parameter.name}  ({parameter.takes_effect})")
-            blocks += [f"    read   {place}" for place in read.get(parameter.name, [])]
-            blocks += [f"    proof  {place}" for place in proved.get(parameter.name, [])]
+            blocks += [f"    read   {location}" for location in read.get(parameter.name, [])]
+            blocks += [f"    proof  {location}" for location in proved.get(parameter.name, [])]
     return "\n".join(blocks)
 
 
@@ -311,7 +311,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="print what is missing only, and exit with 1 if anything")
     options = parser.parse_args()
-    read, proved = readers(modules_below(ROOT)), proofs(ROOT)
+    read, proved = find_reads(modules_below(ROOT)), proofs(ROOT)
     missing = problems(read, proved)
     if not options.check:
         print(table(read, proved))

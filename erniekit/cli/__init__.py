@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from erniekit.cli.process import TERMINATED, Terminated, signals_raise, standard_streams
+from erniekit.cli.process import TERMINATED, Terminated, raise_on_sigterm, standard_streams
 from erniekit.errors import UserError
 from erniekit.parallel.rank import Launcher, attach
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # a defect
         if launcher is None:
             raise
-        launcher.tell(error)
+        launcher.report_error(error)
         return PROBLEMS
 
 
@@ -57,7 +57,7 @@ def _main(words: list[str], launcher: Launcher | None) -> int:
         output_may_fail=verb in ("train", "dpo")
     ) as output:  # a run outlives the reader of its progress
         try:
-            with signals_raise():
+            with raise_on_sigterm():
                 code = _run(verb, words[1:], launcher)
                 sys.stdout.flush()
         except OSError as error:
@@ -79,7 +79,7 @@ def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
         if launcher is None:
             print(f"error: {error}", file=sys.stderr)
         else:
-            launcher.tell(error)  # and it prints, once for all ranks
+            launcher.report_error(error)  # and it prints, once for all ranks
         return USAGE
     except Terminated:
         print("terminated", file=sys.stderr)

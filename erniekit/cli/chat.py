@@ -7,7 +7,7 @@ import sys
 
 from erniekit.cli.generate import add_model_arguments, generation_parameters, model_folder, select_device
 from erniekit.errors import DataError
-from erniekit.terminal import printable
+from erniekit.terminal import escape_control_characters
 
 HELP = "Type a message. /new starts a new dialogue, /exit (or Ctrl-D) leaves."
 
@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> int:
             continue
         try:
             for piece in dialogue.reply(message, sampling):
-                print(printable(piece), end="", flush=True)
+                print(escape_control_characters(piece), end="", flush=True)
             print()
         except DataError as error:  # one message that cannot be answered does not end the dialogue
             print(f"error: {error}", file=sys.stderr)

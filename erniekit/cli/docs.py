@@ -27,48 +27,48 @@ def run(arguments: list[str]) -> int:
 
     from erniekit.parameters.reference_docs import pages
 
-    wanted = pages()
+    expected = pages()
     if options.check:
-        stale = _stale(options.output, wanted)
+        stale = _stale(options.output, expected)
         for name in stale:
             print(f"{options.output / name} is out of date; run `erniekit docs`", file=sys.stderr)
         return 1 if stale else 0
     try:
-        changed = _write(options.output, wanted)
+        changed = _write(options.output, expected)
     except OSError as error:
         raise ConfigurationError(
             f"{options.output}: cannot be written: {error.strerror}; name a folder with --output"
         ) from None
-    print(f"{options.output}: {len(wanted)} files, {changed} changed")
+    print(f"{options.output}: {len(expected)} files, {changed} changed")
     return 0
 
 
-def _write(folder: Path, wanted: dict[str, str]) -> int:
+def _write(folder: Path, expected: dict[str, str]) -> int:
     """Bring the folder up to date; returns how many files changed."""
     folder.mkdir(parents=True, exist_ok=True)
-    changed = _stale(folder, wanted)
-    foreign = [name for name in changed if _exists(folder / name) and not _is_generated(folder / name)]
-    if foreign:
+    changed = _stale(folder, expected)
+    user_files = [name for name in changed if _exists(folder / name) and not _is_generated(folder / name)]
+    if user_files:
         raise ConfigurationError(
-            f"{folder}: {', '.join(foreign)}: not written by `erniekit docs`, so not replaced\n"
+            f"{folder}: {', '.join(user_files)}: not written by `erniekit docs`, so not replaced\n"
             "  Move or remove what you do not need, or name another folder with --output."
         )
     for name in changed:
-        if name in wanted:
-            (folder / name).write_text(wanted[name], encoding="utf-8")
+        if name in expected:
+            (folder / name).write_text(expected[name], encoding="utf-8")
         else:
             (folder / name).unlink()
     return len(changed)
 
 
-def _stale(folder: Path, wanted: dict[str, str]) -> list[str]:
+def _stale(folder: Path, expected: dict[str, str]) -> list[str]:
     """Files whose content differs, that are missing, or that were generated once and no longer are."""
-    names = [name for name, text in wanted.items() if not _holds(folder / name, text)]
-    names += [path.name for path in folder.glob("*") if path.name not in wanted and _is_generated(path)]
+    names = [name for name, text in expected.items() if not _has_content(folder / name, text)]
+    names += [path.name for path in folder.glob("*") if path.name not in expected and _is_generated(path)]
     return sorted(names)
 
 
-def _holds(path: Path, text: str) -> bool:
+def _has_content(path: Path, text: str) -> bool:
     return path.is_file() and path.read_bytes() == text.encode()
 
 

@@ -22,16 +22,16 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object, for a bug report")
     options = parser.parse_args(arguments)
     import_paddle()
-    facts = {
+    sections = {
         "versions": _versions(),
         "machine": _machine(),
         "cpu settings": cpu_settings(),
         "what works here": _capabilities(),
     }
     if options.json:
-        print(json.dumps(facts, indent=2))
+        print(json.dumps(sections, indent=2))
         return 0
-    for title, rows in facts.items():
+    for title, rows in sections.items():
         print(title)
         for name, value in rows.items():
             print(f"  {name:<26} {value or 'not set'}")

@@ -11,7 +11,7 @@ from erniekit.parameters import Config
 from erniekit.parameters.generation import GenerationParameters
 from erniekit.runners.hub_cache import HUBS, chosen_hub
 from erniekit.runners.hubs import find_model_folder
-from erniekit.terminal import printable
+from erniekit.terminal import escape_control_characters
 
 HELP = {
     "max_new_tokens": "longest answer",
@@ -30,9 +30,9 @@ def run(arguments: list[str]) -> int:
         epilog='Example: erniekit generate output/quickstart/sft --prompt "What is 2 + 3?" --temperature 0',
     )
     add_model_arguments(parser)
-    asked = parser.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--prompt", action="append", help="a user's message; may be given several times")
-    asked.add_argument(
+    prompt_group = parser.add_mutually_exclusive_group(required=True)
+    prompt_group.add_argument("--prompt", action="append", help="a user's message; may be given several times")
+    prompt_group.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE",
@@ -58,8 +58,8 @@ def run(arguments: list[str]) -> int:
     answers = model.answer(options.prompt, sampling, system=options.system, raw=options.raw)
     for prompt, answer in zip(options.prompt, answers, strict=True):
         if len(answers) > 1:
-            print(f"> {printable(prompt)}")
-        print(printable(answer))
+            print(f"> {escape_control_characters(prompt)}")
+        print(escape_control_characters(answer))
     return 0
 
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from erniekit.parallel.topology import Topology
     from erniekit.parameters import Config
 
-RANKS_SHOWN_EACH = 16  # of larger layouts the ranks that differ in their slice of the matrices share a line
-LINES_SHOWN = 24
+MAX_RANKS_LISTED = 16  # of larger layouts the ranks that differ in their slice of the matrices share a line
+MAX_TABLE_ROWS = 24
 AXES_SHOWN = ("data", "pipeline", "sharding", "tensor")
 UNITS = {"GB": 10**9, "MB": 10**6}
 
@@ -26,17 +26,17 @@ def layout_blocks(config: Config, topology: Topology, plan: LayoutPlan | None) -
     """
     degrees = " x ".join(f"{axis} {topology.degree(axis)}" for axis in AXES_SHOWN if topology.degree(axis) > 1)
     lines = [f"layout of {topology.world_size} ranks: {degrees or 'one process'}"]
-    lines += [f"  {line}" for line in _holdings(topology)]
+    lines += [f"  {line}" for line in _rank_table(topology)]
     if topology.expert_axis and topology.expert > 1:
         lines.append(f"  experts are divided between {topology.expert} ranks ({topology.expert_axis})")
     if topology.pipeline > 1:
         accumulation = config.training.gradient_accumulation_steps
         equal = bubble_fraction(topology, accumulation)
-        waiting, remark = (plan.waiting, f" ({equal:.0%} if all took equally long)") if plan else (equal, "")
-        lines.append(f"  stages wait {waiting:.0%} of a step with gradient_accumulation_steps {accumulation}{remark}")
+        bubble, remark = (plan.bubble, f" ({equal:.0%} if all took equally long)") if plan else (equal, "")
+        lines.append(f"  stages wait {bubble:.0%} of a step with gradient_accumulation_steps {accumulation}{remark}")
     if plan is None:
         return ["\n".join(lines)]
-    traffic = ", ".join(f"{axis} {size / UNITS['GB']:,.3g} GB" for axis, size in plan.busiest.items() if size)
+    traffic = ", ".join(f"{axis} {size / UNITS['GB']:,.3g} GB" for axis, size in plan.max_traffic.items() if size)
     if traffic:
         lines.append(f"  the busiest rank sends in a step, computed: {traffic}")
     return ["\n".join(lines), memory_table(config, plan)]
@@ -44,13 +44,13 @@ def layout_blocks(config: Config, topology: Topology, plan: LayoutPlan | None) -
 
 def memory_table(config: Config, plan: LayoutPlan) -> str:
     """The estimate of each rank, a line for the ranks of each stage."""
-    unit = "GB" if max(stage["total"] for stage in plan.memory) >= UNITS["GB"] else "MB"
-    purposes = [name for name in plan.memory[0] if any(stage[name] for stage in plan.memory)]
-    rows = [["stage", "ranks", "layers", *(name.replace("_", " ") for name in purposes)]]
+    unit = "GB" if max(stage_memory["total"] for stage_memory in plan.memory) >= UNITS["GB"] else "MB"
+    categories = [name for name in plan.memory[0] if any(stage_memory[name] for stage_memory in plan.memory)]
+    rows = [["stage", "ranks", "layers", *(name.replace("_", " ") for name in categories)]]
     for number, memory in enumerate(plan.memory):
-        layers = stage_layers(plan.runs, number, plan.topology.pipeline)
-        ranks = [rank for rank in range(plan.topology.world_size) if _stage(plan.topology, rank) == number]
-        sizes = [f"{memory[name] / UNITS[unit]:,.3g}" for name in purposes]
+        layers = stage_layers(plan.model_chunks, number, plan.topology.pipeline)
+        ranks = [rank for rank in range(plan.topology.world_size) if _pp_stage(plan.topology, rank) == number]
+        sizes = [f"{memory[name] / UNITS[unit]:,.3g}" for name in categories]
         rows.append([str(number), _ranges(ranks), _ranges(layers), *sizes])
     if plan.topology.pipeline == 1:
         rows = [row[1:] for row in rows]
@@ -59,30 +59,30 @@ def memory_table(config: Config, plan: LayoutPlan) -> str:
     return "\n".join([title, *(f"  {line}" for line in _aligned(rows))])
 
 
-def _holdings(topology: Topology) -> list[str]:
+def _rank_table(topology: Topology) -> list[str]:
     """Which rank holds what."""
     lines = topology.table().splitlines()
-    if topology.world_size <= RANKS_SHOWN_EACH:
+    if topology.world_size <= MAX_RANKS_LISTED:
         return lines
     titles = {"data": "batch", "pipeline": "stage", "sharding": "shard", "tensor": "matrices"}
-    wide = {"data": topology.readers, **{axis: topology.degree(axis) for axis in AXES_SHOWN[1:]}}
-    shown_axes = [axis for axis in AXES_SHOWN if wide[axis] > 1]
+    degrees = {"data": topology.dp_world_size, **{axis: topology.degree(axis) for axis in AXES_SHOWN[1:]}}
+    shown_axes = [axis for axis in AXES_SHOWN if degrees[axis] > 1]
     rows = [["ranks", *(titles[axis] for axis in shown_axes)]]
     if shown_axes == ["data"]:
         last = topology.world_size - 1
-        return _aligned([*rows, [f"0-{last}", f"parts 0-{last} of {topology.readers}, one each"]])
+        return _aligned([*rows, [f"0-{last}", f"parts 0-{last} of {topology.dp_world_size}, one each"]])
     for ranks in topology.groups("tensor"):
-        place = topology.coordinates(ranks[0])
-        cells = {axis: f"{getattr(place, axis)} of {topology.degree(axis)}" for axis in shown_axes}
-        cells |= {"data": f"part {topology.reader(ranks[0])} of {topology.readers}"}
+        coords = topology.coordinates(ranks[0])
+        cells = {axis: f"{getattr(coords, axis)} of {topology.degree(axis)}" for axis in shown_axes}
+        cells |= {"data": f"part {topology.dp_rank_of(ranks[0])} of {topology.dp_world_size}"}
         cells |= {"tensor": f"slices 0-{topology.tensor - 1}, one each"}
         rows.append([_ranges(ranks), *(cells[axis] for axis in shown_axes)])
-    more = len(rows) - 1 - LINES_SHOWN
-    shown = _aligned(rows[: LINES_SHOWN + 1])
+    more = len(rows) - 1 - MAX_TABLE_ROWS
+    shown = _aligned(rows[: MAX_TABLE_ROWS + 1])
     return [*shown, f"... and {more} groups of ranks more, numbered on in the same way"] if more > 0 else shown
 
 
-def _stage(topology: Topology, rank: int) -> int:
+def _pp_stage(topology: Topology, rank: int) -> int:
     return topology.coordinates(rank).pipeline
 
 

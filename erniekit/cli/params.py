@@ -7,7 +7,7 @@ import textwrap
 
 from erniekit.errors import ConfigurationError
 from erniekit.parameters.declaration import Alias, Parameter
-from erniekit.parameters.reference_docs import example_line, facts, stands_for
+from erniekit.parameters.reference_docs import alias_target, attribute_rows, example_line
 from erniekit.parameters.schema import ALIASES, PARAMETERS, SECTIONS, did_you_mean, section_of
 
 WIDTH = 100
@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> int:
 
 def explain(parameter: Parameter) -> str:
     """Everything declared of a parameter."""
-    rows = facts(parameter)
+    rows = attribute_rows(parameter)
     width = max(len(label) for label, _ in rows) + 2
     lines = [f"{parameter.name}   ({section_of(parameter.name).title})", "", *_wrapped(parameter.meaning), ""]
     for label, text in rows:
@@ -46,7 +46,7 @@ def explain(parameter: Parameter) -> str:
 
 def _explain_alias(alias: Alias) -> str:
     title = f"{alias.name}   (alias, {section_of(alias.name).title})"
-    return "\n".join([title, "", *_wrapped(f"{alias.meaning} It stands for {stands_for(alias)}.".replace("`", ""))])
+    return "\n".join([title, "", *_wrapped(f"{alias.meaning} It stands for {alias_target(alias)}.".replace("`", ""))])
 
 
 def _overview() -> str:

@@ -61,12 +61,12 @@ def standard_streams(*, output_may_fail: bool) -> Iterator[Output | None]:
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # what is not UTF-8 is refused where it is used
     stdout, stderr, output = sys.stdout, sys.stderr, None
-    own_output, own_errors = sys.__stdout__, sys.__stderr__
-    if own_output is not None and stdout is own_output:
-        output = Output(own_output.fileno(), raises=not output_may_fail)
+    original_stdout, original_stderr = sys.__stdout__, sys.__stderr__
+    if original_stdout is not None and stdout is original_stdout:
+        output = Output(original_stdout.fileno(), raises=not output_may_fail)
         sys.stdout = _text(output, stdout)
-    if own_errors is not None and stderr is own_errors:
-        sys.stderr = _text(Output(own_errors.fileno(), raises=False), stderr)
+    if original_stderr is not None and stderr is original_stderr:
+        sys.stderr = _text(Output(original_stderr.fileno(), raises=False), stderr)
     try:
         yield output
     finally:
@@ -87,7 +87,7 @@ def _text(output: Output, like: Any) -> io.TextIOWrapper:
 
 
 @contextmanager
-def signals_raise() -> Iterator[None]:
+def raise_on_sigterm() -> Iterator[None]:
     """Have SIGTERM raise Terminated, so that files are closed and locks released. A handler of others is kept.
 
     What SIGTERM or Ctrl-C raises inside a destructor, Python reports and drops; such a signal comes again.
@@ -100,18 +100,18 @@ def signals_raise() -> Iterator[None]:
     def terminate(_number: int, _frame: FrameType | None) -> None:
         raise Terminated(TERMINATED)
 
-    def repeat(dropped: Any) -> None:
+    def repeat_signal(dropped: Any) -> None:
         number = _RAISED_BY.get(dropped.exc_type)
         if number is None:
-            report(dropped)
+            previous_hook(dropped)
         else:
             threading.Timer(0.02, _thread.interrupt_main, [number]).start()  # when the destructor is over
 
-    report = sys.unraisablehook
+    previous_hook = sys.unraisablehook
     signal.signal(signal.SIGTERM, terminate)
-    sys.unraisablehook = repeat
+    sys.unraisablehook = repeat_signal
     try:
         yield
     finally:
-        sys.unraisablehook = report
+        sys.unraisablehook = previous_hook
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -27,7 +27,7 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_on_ranks(config: Config, options: argparse.Namespace, words: tuple[str, ...]) -> int | None:
+def run_on_ranks(config: Config, options: argparse.Namespace, command: tuple[str, ...]) -> int | None:
     """Start `erniekit WORDS` on several ranks, where it needs them and this process is not one of them.
 
     Returns:
@@ -36,7 +36,7 @@ def run_on_ranks(config: Config, options: argparse.Namespace, words: tuple[str, 
     from erniekit.runners.launching import plan_job, run_job
 
     logs = None if options.rank_logs is None else options.rank_logs.expanduser()
-    job = plan_job(config, (sys.executable, "-m", "erniekit", *words), nproc=options.nproc, logs=logs)
+    job = plan_job(config, (sys.executable, "-m", "erniekit", *command), nproc=options.nproc, logs=logs)
     return None if job is None else run_job(job, partial(print, flush=True))
 
 

@@ -32,7 +32,7 @@ def train_parser(verb: str, description: str, epilog: str) -> argparse.ArgumentP
     )
     parser.add_argument(
         "--try",
-        dest="try_one_sample",
+        dest="overfit_check",
         action="store_true",
         help="check the configuration: overfit one sample of the data in under a minute, and write nothing",
     )
@@ -50,27 +50,27 @@ def load_config(options: argparse.Namespace, implied: Mapping[str, Any] | None =
     config = Config.load(options.config, options.overrides, verb="train", implied=implied)
     if not options.shrink:
         return config
-    from erniekit.runners.shrink import shrink_words
+    from erniekit.runners.shrink import shrink_overrides
 
-    words, ranks, lines = shrink_words(config)
+    words, ranks, lines = shrink_overrides(config)
     print("\n".join(lines), flush=True)
-    own = {word.partition("=")[0] for word in words}
-    options.overrides = [word for word in options.overrides if word.partition("=")[0] not in own] + words
+    overridden = {word.partition("=")[0] for word in words}
+    options.overrides = [word for word in options.overrides if word.partition("=")[0] not in overridden] + words
     options.nproc = options.nproc or ranks
     return Config.load(options.config, options.overrides, verb="train", implied=implied)
 
 
 def train(verb: str, config: Config, options: argparse.Namespace) -> int:
     """Run what the configuration says, here or on several ranks, and give the exit code."""
-    if not options.try_one_sample:
+    if not options.overfit_check:
         code = run_on_ranks(config, options, (verb, str(options.config), *options.overrides))
         if code is not None:
             return code
     import_paddle()
-    if options.try_one_sample:
-        from erniekit.runners.try_one import try_one_sample
+    if options.overfit_check:
+        from erniekit.runners.try_one import overfit_check
 
-        return 0 if try_one_sample(config) else 1
+        return 0 if overfit_check(config) else 1
     if not config.basic.do_train:
         from erniekit.runners.evaluate import run_evaluation
 

@@ -13,9 +13,9 @@ from erniekit.errors import UserError
 from erniekit.parallel.from_config import topology_from
 from erniekit.parameters import Config
 from erniekit.parameters.schema import PARAMETERS, SECTIONS
-from erniekit.parameters.values import shown
+from erniekit.parameters.values import format_value
 from erniekit.runners.checks import check_paths, check_positions
-from erniekit.runners.layout_plan import LayoutPlan, model_on_paper, plan_layout
+from erniekit.runners.layout_plan import LayoutPlan, known_model_config, plan_layout
 
 VALUE_WIDTH = 48
 
@@ -65,7 +65,7 @@ def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> i
         if options.verb in ("train", "preview"):
             check_paths(config)
             _check_model(config, options.world_size)
-        data, longest = _of_the_data(config, options.world_size) if options.data else ("", None)
+        data, longest = _read_data(config, options.world_size) if options.data else ("", None)
         print(report(config, options.world_size, longest, with_defaults=options.all) + data)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -76,7 +76,7 @@ def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> i
 def _check_model(config: Config, world_size: int | None) -> None:
     """Raise ConfigurationError where the model's positions end before `max_seq_len` does, or the layout does not fit
     the number of ranks or, as far as it is known, the model."""
-    model = model_on_paper(config)
+    model = known_model_config(config)
     if isinstance(model, str):
         topology_from(config, world_size)
     else:
@@ -98,53 +98,53 @@ def report(
         longest_document: in tokens, where the data has been read.
     """
     chosen = [name for name in PARAMETERS if config.is_set(name)]
-    following = [name for name in PARAMETERS if not config.is_set(name) and config.origin(name) != "default"]
+    derived = [name for name in PARAMETERS if not config.is_set(name) and config.origin(name) != "default"]
     blocks = [f"{config.path}: valid for `erniekit {config.verb}`"]
     blocks += _block("set", _rows(config, chosen))
-    blocks += _block("follows from other values", _rows(config, following))
+    blocks += _block("follows from other values", _rows(config, derived))
     if with_defaults:
         for section in SECTIONS:
             names = [item.name for item in section.parameters if config.origin(item.name) == "default"]
             blocks += _block(f"defaults of {section.title}", _rows(config, names))
     if config.verb == "train":
-        model, topology = model_on_paper(config), topology_from(config, world_size)
+        model, topology = known_model_config(config), topology_from(config, world_size)
         plan = model if isinstance(model, str) else plan_layout(config, model, world_size, longest_document)
-        blocks += _block("comes to", derived_numbers(config, topology.readers, plan))
+        blocks += _block("comes to", derived_numbers(config, topology.dp_world_size, plan))
         if world_size or topology.world_size > 1:
             blocks += layout_blocks(config, topology, None if isinstance(plan, str) else plan)
-    lines = [*config.messages, *config.without_effect_on_cpu()]
+    lines = [*config.messages, *config.ignored_on_cpu()]
     if lines:
         blocks.append("\n".join(["notes", *(f"  {line}" for line in lines)]))
     return "\n\n".join(blocks)
 
 
-def derived_numbers(config: Config, readers: int, plan: LayoutPlan | str) -> list[tuple[str, ...]]:
+def derived_numbers(config: Config, dp_world_size: int, plan: LayoutPlan | str) -> list[tuple[str, ...]]:
     """What follows from the configuration: batch, steps, size of the model, memory.
 
     Args:
-        readers: how many ranks divide a global batch.
+        dp_world_size: how many ranks divide a global batch.
         plan: or why there is none.
     """
     training = config.training
-    from_readers = f" from each of {readers} parts" if readers > 1 else ""
+    per_dp_rank = f" from each of {dp_world_size} parts" if dp_world_size > 1 else ""
     if budget := config.acceleration.batch_tokens:
         passes = training.gradient_accumulation_steps
         batch = f"{passes} x samples of similar length, at most {passes * budget:,} tokens with padding"
-        return [("global batch", batch + from_readers), ("steps", _steps(config, readers)), *_model_numbers(plan)]
-    packs = training.per_device_train_batch_size * training.gradient_accumulation_steps * readers
+        return [("global batch", batch + per_dp_rank), ("steps", _steps(config, dp_world_size)), *_model_numbers(plan)]
+    packs = training.per_device_train_batch_size * training.gradient_accumulation_steps * dp_world_size
     rows = f"{packs} {'pack' if config.acceleration.packing else 'sample'}{'s' if packs > 1 else ''}"
     batch = f"{rows} of up to {training.max_seq_len:,} tokens, at most {packs * training.max_seq_len:,} tokens"
-    return [("global batch", batch), ("steps", _steps(config, readers)), *_model_numbers(plan)]
+    return [("global batch", batch), ("steps", _steps(config, dp_world_size)), *_model_numbers(plan)]
 
 
-def _steps(config: Config, readers: int) -> str:
+def _steps(config: Config, dp_world_size: int) -> str:
     if not config.basic.do_train:
         return "none: do_train is false"
     if config.training.max_steps > 0:
         return f"{config.training.max_steps:,}"
-    from erniekit.runners.known_steps import known_steps
+    from erniekit.runners.known_steps import cached_step_count
 
-    known = known_steps(config, readers=readers)
+    known = cached_step_count(config, dp_world_size=dp_world_size)
     return "depend on the data; --data counts them" if known is None else f"{known:,} (counted before on this data)"
 
 
@@ -153,7 +153,7 @@ def _model_numbers(plan: LayoutPlan | str) -> list[tuple[str, ...]]:
 
     if isinstance(plan, str):
         return [("parameters", f"unknown: {plan}"), ("memory", "unknown without the model's shape")]
-    adapters, memory = plan.work.adapters, plan.fullest
+    adapters, memory = plan.work.adapters, plan.max_memory
     trained = f", {adapter_parameter_count(plan.model.weight_shapes(), adapters):,} trained" if adapters else ""
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.items() if size and name != "total")
     return [
@@ -162,15 +162,15 @@ def _model_numbers(plan: LayoutPlan | str) -> list[tuple[str, ...]]:
     ]
 
 
-def _of_the_data(config: Config, world_size: int | None) -> tuple[str, int | None]:
+def _read_data(config: Config, world_size: int | None) -> tuple[str, int | None]:
     """What reading the data tells, as text, and its longest training sample; it also counts the steps."""
     from erniekit.runners.preview import data_summary, longest_sample
 
-    return "\n\n" + data_summary(config, topology_from(config, world_size).readers), longest_sample(config)
+    return "\n\n" + data_summary(config, topology_from(config, world_size).dp_world_size), longest_sample(config)
 
 
 def _rows(config: Config, names: Iterable[str]) -> list[tuple[str, ...]]:
-    return [(name, shown(config[name]), config.origin(name)) for name in names]
+    return [(name, format_value(config[name]), config.origin(name)) for name in names]
 
 
 def _block(title: str, rows: list[tuple[str, ...]]) -> list[str]:

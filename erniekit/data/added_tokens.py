@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from erniekit.data.tokenizer_files import AddedToken
 
-Part = str | AddedToken
+TextChunk = str | AddedToken
 
 
 class AddedTokens:
@@ -26,37 +26,39 @@ class AddedTokens:
         ordered = sorted(filter(None, self.by_text), key=len, reverse=True)
         self._pattern = re.compile(f"({'|'.join(map(re.escape, ordered))})") if ordered else None
 
-    def split(self, text: str) -> list[Part]:
+    def split(self, text: str) -> list[TextChunk]:
         """The text as tokens and as the stretches between them; no stretch is empty."""
         if self._pattern is None:
             return [text] if text else []
-        parts = self._pattern.split(text)  # stretches at even places, tokens at odd ones
-        for place in range(1, len(parts), 2):
-            token = self.by_text[parts[place]]
+        chunks = self._pattern.split(text)  # stretches at even places, tokens at odd ones
+        for index in range(1, len(chunks), 2):
+            token = self.by_text[chunks[index]]
             if token.rstrip:
-                parts[place + 1] = parts[place + 1].lstrip()
+                chunks[index + 1] = chunks[index + 1].lstrip()
             if token.lstrip:
-                parts[place - 1] = parts[place - 1].rstrip()
-            before, after = parts[place - 1], parts[place + 1]
+                chunks[index - 1] = chunks[index - 1].rstrip()
+            before, after = chunks[index - 1], chunks[index + 1]
             if token.single_word and ((before and before[-1] != " ") or (after and after[0] != " ")):
-                return self._joined(parts, place)
-        return [self.by_text[part] if place % 2 else part for place, part in enumerate(parts) if part]
+                return self._merge_into_word(chunks, index)
+        return [self.by_text[chunk] if index % 2 else chunk for index, chunk in enumerate(chunks) if chunk]
 
-    def _joined(self, parts: list[str], place: int) -> list[Part]:
+    def _merge_into_word(self, chunks: list[str], index: int) -> list[TextChunk]:
         """The parts, where the token at `place` stands inside a word and belongs to it."""
-        word = "".join(parts[place - 1 : place + 2])
-        before: list[Part] = [self.by_text[part] if at % 2 else part for at, part in enumerate(parts[: place - 1])]
-        rest = self.split("".join(parts[place + 2 :]))
-        return [part for part in (*before, word, *rest) if part]
+        word = "".join(chunks[index - 1 : index + 2])
+        before: list[TextChunk] = [
+            self.by_text[chunk] if i % 2 else chunk for i, chunk in enumerate(chunks[: index - 1])
+        ]
+        rest = self.split("".join(chunks[index + 2 :]))
+        return [chunk for chunk in (*before, word, *rest) if chunk]
 
     def encode_batch(
-        self, parts_of_texts: Sequence[Sequence[Part]], encode: Callable[[list[str]], list[list[int]]]
+        self, chunked_texts: Sequence[Sequence[TextChunk]], encode: Callable[[list[str]], list[list[int]]]
     ) -> list[list[int]]:
         """Ids of texts that were split; `encode` gives those of the stretches between added tokens, in one call."""
-        stretches = iter(encode([part for parts in parts_of_texts for part in parts if isinstance(part, str)]))
+        encoded_chunks = iter(encode([chunk for chunks in chunked_texts for chunk in chunks if isinstance(chunk, str)]))
         return [
-            [number for part in parts for number in (next(stretches) if isinstance(part, str) else (part.id,))]
-            for parts in parts_of_texts
+            [number for chunk in chunks for number in (next(encoded_chunks) if isinstance(chunk, str) else (chunk.id,))]
+            for chunks in chunked_texts
         ]
 
     def decode(
@@ -69,17 +71,17 @@ class AddedTokens:
         """The text of ids: added tokens as they are written, and `decode` for each run of others between them."""
         tokens = self.by_id if verbatim is None else verbatim
         texts: list[str] = []
-        run: list[int] = []
+        pending: list[int] = []
         for number in ids:
             token = tokens.get(number)
             if token is None:
-                run.append(number)
+                pending.append(number)
                 continue
-            if run:
-                texts.append(decode(run))
-                run = []
+            if pending:
+                texts.append(decode(pending))
+                pending = []
             if not (skip_special_tokens and token.special):
                 texts.append(token.content)
-        if run:
-            texts.append(decode(run))
+        if pending:
+            texts.append(decode(pending))
         return "".join(texts)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from erniekit.data.template import IGNORED, Sample
+from erniekit.data.template import IGNORE_INDEX, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Batch:
             self,
             input_ids=np.pad(self.input_ids, more),
             position_ids=np.pad(self.position_ids, more),
-            labels=np.pad(self.labels, more, constant_values=IGNORED),
+            labels=np.pad(self.labels, more, constant_values=IGNORE_INDEX),
             startend_row_indices=ends[:, None, :, None],
             samples=(*self.samples, *((),) * (rows - own_rows)),
             pairs=pairs,
@@ -96,7 +96,7 @@ def collate(
     shape = (len(rows), max(1, *(sum(row) for row in lengths)))
     input_ids = np.full(shape, pad_id, np.int64)
     position_ids = np.zeros(shape, np.int64)
-    labels = np.full(shape, IGNORED, np.int64)
+    labels = np.full(shape, IGNORE_INDEX, np.int64)
     document_ends = np.zeros(shape, np.int32)
     answers = np.full(shape, -1, np.int32)
     score_differences: list[float] = []
@@ -124,10 +124,10 @@ def collate(
         startend_row_indices=document_ends[:, None, :, None],
         samples=tuple(tuple(int(index) for index in row) for row in indices),
         token_count=sum(map(sum, lengths)),
-        target_count=int(np.count_nonzero(labels != IGNORED)),
+        target_count=int(np.count_nonzero(labels != IGNORE_INDEX)),
         pairs=PairSpans(
             count=len(score_differences),
-            answers=np.where(labels != IGNORED, answers, -1),
+            answers=np.where(labels != IGNORE_INDEX, answers, -1),
             score_differences=np.array(score_differences, np.float32),
         )
         if pairs

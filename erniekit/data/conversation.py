@@ -39,7 +39,7 @@ class Conversation:
     tools: tuple[Mapping[str, Any], ...] = ()
 
     @property
-    def exchanges(self) -> int:
+    def rounds(self) -> int:
         """The questions of the user, each with all that follows until the next."""
         return sum(turn.role == USER for turn in self.turns)
 
@@ -47,10 +47,10 @@ class Conversation:
     def uses_tools(self) -> bool:
         return bool(self.tools) or any(turn.fields is not None for turn in self.turns)
 
-    def without_oldest(self, exchanges: int) -> Conversation:
+    def drop_oldest_rounds(self, rounds: int) -> Conversation:
         """The same conversation without its first `exchanges` questions and what follows each."""
         starts = [number for number, turn in enumerate(self.turns) if turn.role == USER]
-        start = starts[exchanges] if exchanges < len(starts) else len(self.turns)
+        start = starts[rounds] if rounds < len(starts) else len(self.turns)
         return Conversation(self.turns[start:], self.system, self.tools)
 
 

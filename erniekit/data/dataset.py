@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from erniekit.data.fields import UnusedField, UnusedFields
-from erniekit.data.packed import Maker, Packed, open_packed
+from erniekit.data.packed import DataFingerprint, PackedIndex, open_packed
 from erniekit.data.preference_records import PREFERENCE_KINDS
 from erniekit.data.problems import ProblemList, RecordProblem
 from erniekit.data.report import DatasetReport, SourceReport, length_percentiles
 from erniekit.data.sources import Source, check_probabilities
 from erniekit.data.table_records import hub_files, is_hub_dataset
-from erniekit.data.template import IGNORED, Sample, Template
-from erniekit.data.token_cache import FORMAT_VERSION, MANIFEST, Facts, TokenArrays, TokenWriter, open_or_build
-from erniekit.data.tokenise import LEAST_SCORE_DIFFERENCE, Counts, Settings, tokenise
+from erniekit.data.template import IGNORE_INDEX, Sample, Template
+from erniekit.data.token_cache import FORMAT_VERSION, MANIFEST, Metadata, TokenArrays, TokenWriter, open_or_build
+from erniekit.data.tokenise import MIN_SCORE_DIFFERENCE, RecordCounts, TokenizationSettings, tokenise
 from erniekit.data.tokenizer import Tokenizer
 from erniekit.errors import DataError
 
@@ -40,7 +40,7 @@ class Dataset:
         pad_id: what rows are filled up with.
         pairs: whether the samples are a prompt with two answers each.
         packed: the rows, where the samples come from a pre-packed folder.
-        parts: the arrays of each source.
+        source_arrays: the arrays of each source.
         report: counts of every source.
         fingerprint: changes with the content of any file, the tokenizer, the template, and the probabilities.
     """
@@ -53,17 +53,17 @@ class Dataset:
         pad_id: int,
         fingerprint: str,
         pairs: bool = False,
-        packed: Packed | None = None,
+        packed: PackedIndex | None = None,
     ) -> None:
         self.sources = tuple(sources)
         self.pad_id = pad_id
         self.pairs = pairs
         self.packed = packed
         self.fingerprint = fingerprint
-        self.parts = tuple(arrays)
-        counts = [len(part.lines) for part in arrays]
+        self.source_arrays = tuple(arrays)
+        counts = [len(tokens.lines) for tokens in arrays]
         self._first = [0, *np.cumsum(counts).tolist()]  # first sample of each source
-        self.lengths = np.concatenate([np.diff(part.offsets).astype(np.int32) for part in arrays])
+        self.lengths = np.concatenate([np.diff(tokens.offsets).astype(np.int32) for tokens in arrays])
         self.source_of = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
 
     def __len__(self) -> int:
@@ -75,8 +75,8 @@ class Dataset:
 
     def sample(self, index: int) -> Sample:
         """The tokens and labels of a sample: views of the mapped files, not copies."""
-        part, own = self._place(index)
-        return part.sample(own)
+        tokens, offset = self._locate(index)
+        return tokens.sample(offset)
 
     def location(self, index: int) -> str:
         """Where a sample comes from, as "file.jsonl:17"."""
@@ -88,8 +88,8 @@ class Dataset:
 
     def line(self, index: int) -> int:
         """The line on which the record of a sample begins."""
-        part, own = self._place(index)
-        return int(part.lines[own])
+        tokens, offset = self._locate(index)
+        return int(tokens.lines[offset])
 
     @cached_property
     def report(self) -> DatasetReport:
@@ -100,21 +100,21 @@ class Dataset:
                     path=str(source.path),
                     kind=source.kind,
                     probability=source.probability / total,
-                    **part.facts["counts"],
-                    unused_fields=tuple(UnusedField(*field) for field in part.facts["unused_fields"]),
-                    samples=len(part.lines),
-                    tokens=int(part.offsets[-1]),
-                    lengths=length_percentiles(np.diff(part.offsets)),
+                    **tokens.metadata["counts"],
+                    unused_fields=tuple(UnusedField(*field) for field in tokens.metadata["unused_fields"]),
+                    samples=len(tokens.lines),
+                    tokens=int(tokens.offsets[-1]),
+                    lengths=length_percentiles(np.diff(tokens.offsets)),
                 )
-                for source, part in zip(self.sources, self.parts, strict=True)
+                for source, tokens in zip(self.sources, self.source_arrays, strict=True)
             )
         )
 
-    def _place(self, index: int) -> tuple[TokenArrays, int]:
+    def _locate(self, index: int) -> tuple[TokenArrays, int]:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         source = bisect_right(self._first, index) - 1
-        return self.parts[source], index - self._first[source]
+        return self.source_arrays[source], index - self._first[source]
 
 
 def open_dataset(
@@ -145,7 +145,7 @@ def open_dataset(
             cannot be used, no sample left to train on, or a cache folder that cannot be written.
     """
     check_probabilities([source.probability for source in sources])
-    settings = Settings(tokenizer, template, max_seq_len, over_length, max_prompt_len, needs_scores)
+    settings = TokenizationSettings(tokenizer, template, max_seq_len, over_length, max_prompt_len, needs_scores)
     problems = ProblemList()
     arrays = []
     fingerprint = hashlib.blake2b(digest_size=8)
@@ -164,15 +164,15 @@ def open_dataset(
             arrays.append(
                 open_or_build(Path(cache_dir) / f"{key}-{FORMAT_VERSION}", _builder(source, settings, problems))
             )
-        except _SourceRejectedError:
+        except _SourceSkippedError:
             continue
     problems.raise_if_any()
     pairs = any(source.kind in PREFERENCE_KINDS for source in sources)
     dataset = Dataset(sources, arrays, pad_id=tokenizer.pad_id, fingerprint=fingerprint.hexdigest(), pairs=pairs)
     for report in dataset.report.sources:
         if report.probability and not report.samples:
-            of_prompts = report.long_prompts == report.dropped
-            limit = f"max_prompt_len {max_prompt_len:,}" if of_prompts else f"max_seq_len {max_seq_len:,}"
+            prompts_too_long = report.long_prompts == report.dropped
+            limit = f"max_prompt_len {max_prompt_len:,}" if prompts_too_long else f"max_seq_len {max_seq_len:,}"
             raise DataError(
                 f"{report.path}: none of its {report.read:,} records fits {limit}; "
                 f"raise {limit.split()[0]}, or remove the file"
@@ -181,7 +181,7 @@ def open_dataset(
 
 
 def open_packed_dataset(
-    folder: Path, maker: Maker, *, max_seq_len: int, pad_id: int, needs_scores: bool = False
+    folder: Path, data_fingerprint: DataFingerprint, *, max_seq_len: int, pad_id: int, needs_scores: bool = False
 ) -> Dataset:
     """The dataset of a folder that `erniekit pack` wrote.
 
@@ -191,45 +191,49 @@ def open_packed_dataset(
     Raises:
         DataError: see packed.open_packed; or a pair has no scores.
     """
-    arrays, packed = open_packed(folder, maker, max_seq_len)
+    arrays, packed = open_packed(folder, data_fingerprint, max_seq_len)
     fingerprint = hashlib.blake2b((folder / MANIFEST).read_bytes(), digest_size=8).hexdigest()
     source = Source(folder, "packed")
-    dataset = Dataset([source], [arrays], pad_id=pad_id, fingerprint=fingerprint, pairs=maker.pairs, packed=packed)
+    dataset = Dataset(
+        [source], [arrays], pad_id=pad_id, fingerprint=fingerprint, pairs=data_fingerprint.pairs, packed=packed
+    )
     if needs_scores:
-        without = np.flatnonzero(~(arrays.score_differences >= LEAST_SCORE_DIFFERENCE))  # not-a-number where none are
-        if len(without):
+        invalid = np.flatnonzero(~(arrays.score_differences >= MIN_SCORE_DIFFERENCE))  # not-a-number where none are
+        if len(invalid):
             raise DataError(
-                f"{folder}: {len(without):,} of its {len(arrays.lines):,} pairs have no scores of which the chosen "
-                f"answer's is the higher (offset_alpha needs them), first {dataset.location(int(without[0]))}\n"
+                f"{folder}: {len(invalid):,} of its {len(arrays.lines):,} pairs have no scores of which the chosen "
+                f"answer's is the higher (offset_alpha needs them), first {dataset.location(int(invalid[0]))}\n"
                 "  Mend these records and pack the data anew."
             )
     return dataset
 
 
-class _SourceRejectedError(Exception):
+class _SourceSkippedError(Exception):
     """A source has problems: its half-built cache is thrown away, and the other sources are still read."""
 
 
-def _builder(source: Source, settings: Settings, problems: ProblemList) -> Callable[[TokenWriter], Facts]:
-    def build(writer: TokenWriter) -> Facts:
-        before = problems.total
-        counts, unused, targets = Counts(), UnusedFields(source.kind), 0
+def _builder(
+    source: Source, settings: TokenizationSettings, problems: ProblemList
+) -> Callable[[TokenWriter], Metadata]:
+    def build(writer: TokenWriter) -> Metadata:
+        problems_before = problems.total
+        counts, unused, targets = RecordCounts(), UnusedFields(source.kind), 0
         for samples, lines in tokenise(source, settings, counts, unused, problems):
-            if problems.total == before:  # after the first problem the file is read only to find the others
+            if problems.total == problems_before:  # after the first problem the file is read only to find the others
                 writer.append(samples, lines)
-                targets += sum(int(np.count_nonzero(sample.labels != IGNORED)) for sample in samples)
-        if problems.total > before:
-            raise _SourceRejectedError
-        return _facts(counts, targets, unused.found())
+                targets += sum(int(np.count_nonzero(sample.labels != IGNORE_INDEX)) for sample in samples)
+        if problems.total > problems_before:
+            raise _SourceSkippedError
+        return _build_metadata(counts, targets, unused.found())
 
     return build
 
 
-def _facts(counts: Counts, targets: int, unused: list[UnusedField]) -> Facts:
+def _build_metadata(counts: RecordCounts, targets: int, unused: list[UnusedField]) -> Metadata:
     return {"counts": {**asdict(counts), "targets": targets}, "unused_fields": unused}
 
 
-def _cache_key(source: Source, settings: Settings) -> str:
+def _cache_key(source: Source, settings: TokenizationSettings) -> str:
     """Stands for the source's samples, whatever their place."""
     digest = hashlib.blake2b(digest_size=16)
     for path in hub_files(source.path) if is_hub_dataset(source.path) else [source.path]:
@@ -242,4 +246,4 @@ def _cache_key(source: Source, settings: Settings) -> str:
 
 def _no_samples() -> TokenArrays:
     tokens = np.empty(0, np.int32)
-    return TokenArrays(tokens, tokens, np.zeros(1, np.int64), tokens, _facts(Counts(), 0, []))
+    return TokenArrays(tokens, tokens, np.zeros(1, np.int64), tokens, _build_metadata(RecordCounts(), 0, []))

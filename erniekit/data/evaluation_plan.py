@@ -8,7 +8,7 @@ from typing import Any
 
 from erniekit.data.batches import Batch
 from erniekit.data.dataset import Dataset
-from erniekit.data.plan import StepPlan, Through, read_here
+from erniekit.data.plan import BatchSource, StepPlan, local_batches
 from erniekit.errors import DataError
 
 
@@ -20,25 +20,25 @@ class EvaluationPlan:
     Attributes:
         dataset: of all files.
         sources: their names, in order; files without samples (of the lengths asked for) are left out.
-        data_rank, data_world: this rank among those that divide the steps.
+        dp_rank, dp_world_size: this rank among those that divide the steps.
     """
 
     def __init__(
         self,
         dataset: Dataset,
         *,
-        data_rank: int = 0,
-        data_world: int = 1,
-        through: Through = read_here,
+        dp_rank: int = 0,
+        dp_world_size: int = 1,
+        batch_source: BatchSource = local_batches,
         **options: Any,
     ) -> None:
         """`through` is that of StepPlan, `options` those that say how samples share rows and batches."""
         self.dataset = dataset
-        self._through = through
-        self.data_rank, self.data_world = data_rank, data_world
+        self._batch_source = batch_source
+        self.dp_rank, self.dp_world_size = dp_rank, dp_world_size
         shortest, longest = options.get("shortest", 1), options.get("longest") or dataset.lengths.max(initial=0)
-        taking_part = dataset.source_of[(dataset.lengths >= shortest) & (dataset.lengths <= longest)]
-        numbers = [number for number in range(len(dataset.sources)) if (taking_part == number).any()]
+        eligible_sources = dataset.source_of[(dataset.lengths >= shortest) & (dataset.lengths <= longest)]
+        numbers = [number for number in range(len(dataset.sources)) if (eligible_sources == number).any()]
         if not numbers:
             raise DataError("no sample to evaluate; all are shorter than min_sample_len or longer than max_sample_len")
         self.sources = source_names([str(dataset.sources[number].path) for number in numbers])
@@ -55,17 +55,17 @@ class EvaluationPlan:
         return step / self._first[-1]
 
     def micro_batches(self, step: int) -> list[Batch]:
-        place = self._place(step)
-        return self._through(lambda: self._plans[place].read(step - self._first[place]))
+        source_index = self._source_index(step)
+        return self._batch_source(lambda: self._plans[source_index].read(step - self._first[source_index]))
 
-    def part(self, stop: int) -> Iterator[tuple[int, Batch]]:
+    def local_steps(self, stop: int) -> Iterator[tuple[int, Batch]]:
         """This rank's part of the steps below `stop`, each with its number: r, r + data_world, ...
 
         Every rank gets equally many, since ranks that share a model go through it together; where there is none left
         for it, a rank gets the last step's number and a micro-batch of padding.
         """
-        for first in range(0, stop, self.data_world):
-            step = first + self.data_rank
+        for first in range(0, stop, self.dp_world_size):
+            step = first + self.dp_rank
             if step < stop:
                 yield step, self.micro_batches(step)[0]
             else:
@@ -73,9 +73,9 @@ class EvaluationPlan:
 
     def source_of(self, step: int) -> str:
         """The file that a step reads."""
-        return self.sources[self._place(step)]
+        return self.sources[self._source_index(step)]
 
-    def _place(self, step: int) -> int:
+    def _source_index(self, step: int) -> int:
         return bisect_right(self._first, step) - 1
 
 

@@ -25,11 +25,11 @@ MESSAGE_FIELDS = frozenset({"role", "content", "label", "weight"})
 CALL_FIELDS = frozenset({"tool_calls", "function_call"})  # of an assistant's message in the format `messages`
 RESULT_FIELDS = frozenset({"name", "tool_call_id"})  # of a tool's
 # before the name of a message's field
-PREFIXES = tuple(f"{name}[]." for names in MESSAGE_LISTS.values() for name in names)
-MOST_NAMES = 100  # that are kept of one file, whose names may be data
-MOST_NAMES_TOLD = 10
-LONGEST_NAME = 100  # characters that are kept of a name
-CLOSE = 0.8  # difflib's measure: exchanged, missing and doubled letters, but not "src_lang" for "src"
+MESSAGE_PREFIXES = tuple(f"{name}[]." for names in MESSAGE_LISTS.values() for name in names)
+MAX_NAMES = 100  # that are kept of one file, whose names may be data
+MAX_REPORTED_NAMES = 10
+MAX_NAME_LENGTH = 100  # characters that are kept of a name
+SIMILARITY_CUTOFF = 0.8  # difflib's measure: exchanged, missing and doubled letters, but not "src_lang" for "src"
 
 
 class UnusedField(NamedTuple):
@@ -74,11 +74,11 @@ class UnusedFields:
         return sorted(fields, key=lambda field: (field.line, field.name))
 
     def _count(self, line: int, names: set[str]) -> None:
-        for name in sorted(name[:LONGEST_NAME] for name in names):
+        for name in sorted(name[:MAX_NAME_LENGTH] for name in names):
             if name in self._found:
                 records, first = self._found[name]
                 self._found[name] = records + 1, first
-            elif len(self._found) < MOST_NAMES:
+            elif len(self._found) < MAX_NAMES:
                 self._found[name] = 1, line
 
 
@@ -88,25 +88,25 @@ def describe_unused(kind: str, fields: tuple[UnusedField, ...]) -> list[str]:
     others: list[str] = []
     for field in fields:
         what = f"{field.shown_name} ({field.records:,} record{'s' if field.records > 1 else ''}"
-        meant = _meant(kind, field.name)
-        if meant and len(lines) < MOST_NAMES_TOLD:
+        meant = _closest_field(kind, field.name)
+        if meant and len(lines) < MAX_REPORTED_NAMES:
             lines.append(f"field not used: {what}, first at line {field.line:,}): did you mean {meant}?")
         else:
             others.append(f"{what})")
     if others:
-        rest = len(others) - MOST_NAMES_TOLD
-        more = [f"and {rest:,} others" + (" or more" if len(fields) == MOST_NAMES else "")] if rest > 0 else []
-        lines.append(f"field{'s' if len(others) > 1 else ''} not used: {', '.join(others[:MOST_NAMES_TOLD] + more)}")
+        rest = len(others) - MAX_REPORTED_NAMES
+        more = [f"and {rest:,} others" + (" or more" if len(fields) == MAX_NAMES else "")] if rest > 0 else []
+        lines.append(f"field{'s' if len(others) > 1 else ''} not used: {', '.join(others[:MAX_REPORTED_NAMES] + more)}")
     return lines
 
 
-def _meant(kind: str, name: str) -> str | None:
+def _closest_field(kind: str, name: str) -> str | None:
     """The field that the name is a misspelling of, where it is close to one."""
     prefix = _prefix(name)
     known = MESSAGE_FIELDS if prefix else FIELDS[kind]
-    close = get_close_matches(name.removeprefix(prefix).lower(), sorted(known), n=1, cutoff=CLOSE)
+    close = get_close_matches(name.removeprefix(prefix).lower(), sorted(known), n=1, cutoff=SIMILARITY_CUTOFF)
     return prefix + close[0] if close else None
 
 
 def _prefix(name: str) -> str:
-    return next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
+    return next((prefix for prefix in MESSAGE_PREFIXES if name.startswith(prefix)), "")

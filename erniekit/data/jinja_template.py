@@ -74,24 +74,24 @@ class JinjaTemplate:
         tools = [dict(tool) for tool in conversation.tools] or None
         offset = len(messages) - len(conversation.turns)
         segments: list[Segment] = []
-        done = ""  # what the segments hold so far
+        rendered = ""  # what the segments hold so far
         for number, turn in enumerate(conversation.turns, start=offset):
             if turn.role != ASSISTANT:
                 continue
             before = self._text(messages[:number], add_generation_prompt=True, tools=tools)
-            through = self._text(messages[: number + 1], add_generation_prompt=False, tools=tools)
-            self._check_prefix(done, before)
-            self._check_prefix(before, through)
-            end = through.rfind(self._end_of_turn, len(before))
+            with_answer = self._text(messages[: number + 1], add_generation_prompt=False, tools=tools)
+            self._check_prefix(rendered, before)
+            self._check_prefix(before, with_answer)
+            end = with_answer.rfind(self._end_of_turn, len(before))
             if end < 0:
                 raise DataError(f"{self._where}: chat_template: the answer {turn.content[:40]!r} is not ended in it")
-            segments.append(Segment(before[len(done) :], False))
-            done = through[: end + len(self._end_of_turn)]
-            segments.append(Segment(done[len(before) :], turn.trained))
+            segments.append(Segment(before[len(rendered) :], False))
+            rendered = with_answer[: end + len(self._end_of_turn)]
+            segments.append(Segment(rendered[len(before) :], turn.trained))
         if conversation.turns and conversation.turns[-1].role != ASSISTANT:
-            whole = self._text(messages, add_generation_prompt=True, tools=tools)
-            self._check_prefix(done, whole)
-            segments.append(Segment(whole[len(done) :], False))
+            full_text = self._text(messages, add_generation_prompt=True, tools=tools)
+            self._check_prefix(rendered, full_text)
+            segments.append(Segment(full_text[len(rendered) :], False))
         return segments
 
     def _check_tools(self, conversation: Conversation) -> None:
@@ -124,9 +124,9 @@ class JinjaTemplate:
         """The control token that ends an answer; without one a model could not learn to stop."""
         messages = _messages(_PROBE)
         before = self._text(messages[:1], add_generation_prompt=True)
-        through = self._text(messages[:2], add_generation_prompt=False)
-        self._check_prefix(before, through)
-        answer = through[len(before) :]
+        with_answer = self._text(messages[:2], add_generation_prompt=False)
+        self._check_prefix(before, with_answer)
+        answer = with_answer[len(before) :]
         _, found, after = answer.partition(_PROBE.turns[1].content)
         token = tokenizer.find_control_token(after)
         if not found or token is None:
@@ -137,16 +137,16 @@ class JinjaTemplate:
         return token
 
 
-def renders_alike(template: JinjaTemplate, ernie: ErnieTemplate) -> bool:
+def renders_identically(template: JinjaTemplate, ernie: ErnieTemplate) -> bool:
     """Whether a jinja template is ERNIE-4.5's format, judged by dialogues with and without a system text."""
     probes = (_PROBE, Conversation(_PROBE.turns, system="a system text"))
     try:
-        return all(_joined(template.render(probe)) == _joined(ernie.render(probe)) for probe in probes)
+        return all(_rendered_text(template.render(probe)) == _rendered_text(ernie.render(probe)) for probe in probes)
     except TemplateRefusedError:
         return False
 
 
-def _joined(segments: list[Segment]) -> str:
+def _rendered_text(segments: list[Segment]) -> str:
     return "".join(segment.text for segment in segments)
 
 

@@ -50,7 +50,7 @@ def read_json_values(path: str | Path) -> Iterator[tuple[int, object] | RecordPr
                 yield RecordProblem(name, 0, "file", "at least one record", "an empty file")
             elif first == b"[":
                 yield from _array_values(name, file, start)
-            elif first == b"{" and (line := _line_of_object_over_lines(file)):
+            elif first == b"{" and (line := _multiline_object_line(file)):
                 expected = "one object a line, or one array of objects"
                 yield RecordProblem(name, line, "JSON", expected, "one object over several lines")
             else:
@@ -68,7 +68,7 @@ def _first_character(file: BinaryIO) -> bytes:
     return b""
 
 
-def _line_of_object_over_lines(file: BinaryIO) -> int:
+def _multiline_object_line(file: BinaryIO) -> int:
     """The line on which the file begins with one object that goes on in the next lines; 0 where it does not.
 
     Told from the first block, once for the file: read line by line, every line of it would be a problem of its own.
@@ -76,8 +76,8 @@ def _line_of_object_over_lines(file: BinaryIO) -> int:
     block = file.read(BLOCK_BYTES)
     if len(block) == BLOCK_BYTES:
         block = block[: block.rfind(b"\n") + 1]  # what breaks off then does so between two lines, not within a value
-    whole = block.decode("utf-8", errors="ignore")
-    text = whole.lstrip()
+    block_text = block.decode("utf-8", errors="ignore")
+    text = block_text.lstrip()
     first, _, rest = text.partition("\n")
     if not rest.strip():
         return 0
@@ -88,7 +88,7 @@ def _line_of_object_over_lines(file: BinaryIO) -> int:
         several = first.strip() == "{" or _breaks_off(text, error)
     except (ValueError, RecursionError):
         return 0  # reading by lines tells what is wrong
-    return 1 + whole[: len(whole) - len(text)].count("\n") if several else 0
+    return 1 + block_text[: len(block_text) - len(text)].count("\n") if several else 0
 
 
 class _Decoder:
@@ -134,7 +134,7 @@ def _line_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, 
                 except json.JSONDecodeError as error:
                     yield _json_problem(name, number, text, error, f"{error.msg}, column {error.colno}")
                 except (ValueError, RecursionError) as error:
-                    yield _unusable_value(name, number, error)
+                    yield _unusable_value_problem(name, number, error)
         offset += len(raw)
 
 
@@ -157,7 +157,7 @@ def _array_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int,
                 yield _json_problem(name, line, window.text, error, error.msg)
                 return
             except (ValueError, RecursionError) as error:
-                yield _unusable_value(name, line, error)
+                yield _unusable_value_problem(name, line, error)
                 return
             window.advance(length)
             yield decoder.item(name, line, value)
@@ -192,7 +192,7 @@ class _TextWindow:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._ended = False
 
-    def more(self, size: int = BLOCK_BYTES) -> bool:
+    def read_more(self, size: int = BLOCK_BYTES) -> bool:
         """Read on; false at the end of the file."""
         if self._ended:
             return False
@@ -221,10 +221,10 @@ class _TextWindow:
                 value, end = decoder.raw_decode(self.text, self.position)
                 length, at_edge = end - self.position, end == len(self.text)
                 # a number may go on in the next block; everything else ends with its own last character
-                if not at_edge or not self.more(size):
+                if not at_edge or not self.read_more(size):
                     return value, length
             except json.JSONDecodeError:
-                if not self.more(size):
+                if not self.read_more(size):
                     raise
             size *= 2  # a long record is parsed again each time, so read twice as much
 
@@ -237,7 +237,7 @@ class _TextWindow:
             match = _SPACE.match(self.text, self.position)
             assert match is not None
             self.advance(match.end() - self.position)
-            if self.position < len(self.text) or not self.more():
+            if self.position < len(self.text) or not self.read_more():
                 return
 
     def peek(self) -> str:
@@ -249,7 +249,7 @@ def _encoding_problem(name: str, line: int, raw: bytes, offset: int, error: Unic
     return RecordProblem(name, line, "encoding", "UTF-8", f"byte 0x{byte:02x} at byte offset {offset + error.start:,}")
 
 
-def _unusable_value(name: str, line: int, error: ValueError | RecursionError) -> RecordProblem:
+def _unusable_value_problem(name: str, line: int, error: ValueError | RecursionError) -> RecordProblem:
     what = "brackets nested too deeply" if isinstance(error, RecursionError) else "an integer of thousands of digits"
     return RecordProblem(name, line, "JSON", "a record", what)
 

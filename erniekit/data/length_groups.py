@@ -7,7 +7,7 @@ import numpy as np
 from erniekit.data.packing import Packs
 
 
-def group_by_length(lengths: np.ndarray, budget: int, most: int = 0) -> Packs:
+def group_by_length(lengths: np.ndarray, budget: int, max_samples: int = 0) -> Packs:
     """Groups whose number of samples times their longest one is at most `budget`, the shortest group first.
 
     The longest sample left opens a group, and the next longest join it until another would exceed the budget; so only
@@ -16,13 +16,13 @@ def group_by_length(lengths: np.ndarray, budget: int, most: int = 0) -> Packs:
     Args:
         lengths: int[n], each from 1 to `budget`.
         budget: positions of a group, padding included.
-        most: samples of a group; 0 for no limit.
+        max_samples: samples of a group; 0 for no limit.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     assert not len(lengths) or (lengths.min() >= 1 and lengths.max() <= budget), "lengths must be in 1..budget"
-    rising = np.argsort(lengths, kind="stable")
-    ends = [len(rising)]
+    by_length = np.argsort(lengths, kind="stable")
+    ends = [len(by_length)]
     while ends[-1]:
-        size = budget // int(lengths[rising[ends[-1] - 1]])
-        ends.append(max(0, ends[-1] - (min(size, most) if most else size)))
-    return Packs(rising, np.array(ends[::-1]))
+        size = budget // int(lengths[by_length[ends[-1] - 1]])
+        ends.append(max(0, ends[-1] - (min(size, max_samples) if max_samples else size)))
+    return Packs(by_length, np.array(ends[::-1]))

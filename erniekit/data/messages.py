@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from erniekit.data.conversation import ASSISTANT, TOOL_ROLES, USER, Turn
 from erniekit.data.problems import shorten
-from erniekit.data.record_values import MalformedError, described, flag_of, text_of
-from erniekit.data.tool_calls import call_fields, calls_of, refuse_calls, result_fields
+from erniekit.data.record_values import MalformedError, describe_value, parse_flag, parse_text
+from erniekit.data.tool_calls import parse_tool_calls, reject_tool_calls, tool_call_fields, tool_result_fields
 
 
-def dialogue(messages: object, name: str, *, tools: bool = False) -> tuple[str, list[Turn]]:
+def parse_messages(messages: object, name: str, *, tools: bool = False) -> tuple[str, list[Turn]]:
     """The system text ("" where there is none) and turns that alternate user, assistant, user, ...
 
     Args:
@@ -19,38 +19,38 @@ def dialogue(messages: object, name: str, *, tools: bool = False) -> tuple[str, 
         MalformedError: it is no such list.
     """
     if not isinstance(messages, list) or not messages:
-        raise MalformedError(name, "a list of messages", described(messages))
+        raise MalformedError(name, "a list of messages", describe_value(messages))
     system = ""
     turns: list[Turn] = []
     for number, message in enumerate(messages):
-        place = f"{name}[{number}]"
+        field_path = f"{name}[{number}]"
         if not isinstance(message, dict):
-            raise MalformedError(place, "an object with role and content", shorten(message))
+            raise MalformedError(field_path, "an object with role and content", shorten(message))
         if not tools:
-            refuse_calls(message, place)
+            reject_tool_calls(message, field_path)
         if number == 0 and message.get("role") == "system":
-            system = text_of(message.get("content"), f"{place}.content")
+            system = parse_text(message.get("content"), f"{field_path}.content")
         else:
-            turns.append(_turn(message, place, turns[-1] if turns else None, tools, may_be_system=number == 0))
+            turns.append(_turn(message, field_path, turns[-1] if turns else None, tools, may_be_system=number == 0))
     return system, turns
 
 
-def _turn(message: dict, place: str, previous: Turn | None, tools: bool, *, may_be_system: bool) -> Turn:
+def _turn(message: dict, field_path: str, previous: Turn | None, tools: bool, *, may_be_system: bool) -> Turn:
     role = message.get("role")
     if tools and role in TOOL_ROLES and previous is not None and _takes_result(previous):
-        result = result_fields(message, place)
+        result = tool_result_fields(message, field_path)
         return Turn(role, result["content"], fields=result)
-    calls = calls_of(message, place) if tools and role == ASSISTANT else []
+    calls = parse_tool_calls(message, field_path) if tools and role == ASSISTANT else []
     without_text = calls and message.get("content") is None
-    content = "" if without_text else text_of(message.get("content"), f"{place}.content")
+    content = "" if without_text else parse_text(message.get("content"), f"{field_path}.content")
     expected = _expected_role(previous)
     if role != expected:
         system_or = "system or " if may_be_system else ""
-        raise MalformedError(f"{place}.role", f"{system_or}{expected}", described(role))
+        raise MalformedError(f"{field_path}.role", f"{system_or}{expected}", describe_value(role))
     if not content and not calls:
-        raise MalformedError(f"{place}.content", "a text", "an empty string")
-    fields = call_fields(message, calls) if calls else None
-    return Turn(role, content, role == ASSISTANT and _is_trained(message, place), fields)
+        raise MalformedError(f"{field_path}.content", "a text", "an empty string")
+    fields = tool_call_fields(message, calls) if calls else None
+    return Turn(role, content, role == ASSISTANT and _is_trained(message, field_path), fields)
 
 
 def _takes_result(turn: Turn) -> bool:
@@ -70,4 +70,4 @@ def _is_trained(message: dict, name: str) -> bool:
     if "label" in message and "weight" in message:
         raise MalformedError(name, "either label or weight", "both")
     key = "weight" if "weight" in message else "label"
-    return flag_of(message.get(key, 1), f"{name}.{key}")
+    return parse_flag(message.get(key, 1), f"{name}.{key}")

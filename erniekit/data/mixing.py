@@ -29,7 +29,7 @@ from erniekit.data.sources import check_probabilities
 from erniekit.errors import DataError
 
 STRATEGIES = ("random", "concat", "interleave_under", "interleave_over")
-MOST_SAMPLES_REPEATING = 100_000_000  # about 35 bytes of memory each (measured) while they are put in order
+MAX_OVERSAMPLED_EPOCH = 100_000_000  # about 35 bytes of memory each (measured) while they are put in order
 
 
 def epoch_order(
@@ -61,71 +61,72 @@ def epoch_order(
     """
     if strategy not in STRATEGIES:
         raise DataError(f"mix_strategy {strategy!r}: expected one of {', '.join(STRATEGIES)}")
-    shares = np.array(check_probabilities(probabilities))
-    sizes = np.bincount(source_of, minlength=len(shares)).astype(np.int64)
+    weights = np.array(check_probabilities(probabilities))
+    sizes = np.bincount(source_of, minlength=len(weights)).astype(np.int64)
     first = np.concatenate(([0], np.cumsum(sizes)))[:-1]
-    counts = _counts(sizes, shares, strategy, num_samples, repeat)
+    counts = _counts(sizes, weights, strategy, num_samples, repeat)
     rng = generator(Purpose.SAMPLE_ORDER, seed, epoch)
     parts = [
-        start + _within_source(int(size), int(count), rng if shuffle else None)
+        start + _source_order(int(size), int(count), rng if shuffle else None)
         for start, size, count in zip(first, sizes, counts, strict=True)
     ]
     joined = np.concatenate(parts)
     if shuffle:
         return joined[rng.permutation(len(joined))]
-    return joined[_even_interleaving(counts)]
+    return joined[_interleave_evenly(counts)]
 
 
-def _counts(sizes: np.ndarray, shares: np.ndarray, strategy: str, num_samples: int, repeat: bool) -> np.ndarray:
-    used = (shares > 0) & (sizes > 0)
+def _counts(sizes: np.ndarray, weights: np.ndarray, strategy: str, num_samples: int, repeat: bool) -> np.ndarray:
+    used = (weights > 0) & (sizes > 0)
     counts = np.zeros(len(sizes), np.int64)
     if strategy == "concat" or not used.any():
         counts[used] = sizes[used]
         return counts
-    share = shares[used] / shares[used].sum()
+    normalized_weights = weights[used] / weights[used].sum()
     size = sizes[used]
     if strategy == "random":
         total = num_samples if repeat else min(num_samples, int(size.sum()))
         _check_total(strategy, total, int(size.sum()))
-        counts[used] = _apportion(share, total)
+        counts[used] = _apportion(normalized_weights, total)
         return counts
     with np.errstate(divide="ignore", over="ignore"):  # a share next to nothing asks for endlessly many: refused below
-        totals = size / share
+        totals = size / normalized_weights
     # rounding before floor and ceil takes out the error of the division: n / p * p is n
     if strategy == "interleave_under":
-        counts[used] = np.minimum(size, np.floor(np.round(share * totals.min(), 6)).astype(np.int64))
+        counts[used] = np.minimum(size, np.floor(np.round(normalized_weights * totals.min(), 6)).astype(np.int64))
     else:
         _check_total(strategy, float(totals.max()), int(size.sum()))
-        counts[used] = np.maximum(size, np.ceil(np.round(share * totals.max(), 6)).astype(np.int64))
+        counts[used] = np.maximum(size, np.ceil(np.round(normalized_weights * totals.max(), 6)).astype(np.int64))
     return counts
 
 
-def _check_total(strategy: str, total: float, held: int) -> None:
-    most = max(held, MOST_SAMPLES_REPEATING)
-    if total <= most:
+def _check_total(strategy: str, total: float, available: int) -> None:
+    limit = max(available, MAX_OVERSAMPLED_EPOCH)
+    if total <= limit:
         return
-    asked = f"{total:,.0f}" if total < 1e15 else f"{Decimal(total):.3g}"
+    requested = f"{total:,.0f}" if total < 1e15 else f"{Decimal(total):.3g}"
     remedy = (
-        f"Set num_samples_each_epoch to at most {most:,}."
+        f"Set num_samples_each_epoch to at most {limit:,}."
         if strategy == "random"
         else "Raise the smallest train_dataset_prob, or choose another mix_strategy."
     )
     raise DataError(
-        f"mix_strategy {strategy}: an epoch would have {asked} samples, of data that holds {held:,}; samples repeat up "
-        f"to {MOST_SAMPLES_REPEATING:,} an epoch\n  {remedy}"
+        f"mix_strategy {strategy}: an epoch would have {requested} samples, of data that holds {available:,}; "
+        f"samples repeat up "
+        f"to {MAX_OVERSAMPLED_EPOCH:,} an epoch\n  {remedy}"
     )
 
 
-def _apportion(share: np.ndarray, total: int) -> np.ndarray:
+def _apportion(normalized_weights: np.ndarray, total: int) -> np.ndarray:
     """Whole numbers in proportion to `share` that add up to `total` (largest remainders get the rest)."""
-    exact = share * total
+    exact = normalized_weights * total
     counts = np.floor(exact).astype(np.int64)
     rest = total - int(counts.sum())
     counts[np.argsort(counts - exact, kind="stable")[:rest]] += 1
     return counts
 
 
-def _within_source(size: int, count: int, rng: np.random.Generator | None) -> np.ndarray:
+def _source_order(size: int, count: int, rng: np.random.Generator | None) -> np.ndarray:
     if not size:
         return np.empty(0, np.int64)
     passes = np.tile(np.arange(size, dtype=np.int64), (-(-count // size), 1))
@@ -134,7 +135,7 @@ def _within_source(size: int, count: int, rng: np.random.Generator | None) -> np
     return passes.ravel()[:count]
 
 
-def _even_interleaving(counts: np.ndarray) -> np.ndarray:
+def _interleave_evenly(counts: np.ndarray) -> np.ndarray:
     """Positions into the sources laid end to end: sample j of a source of m stands at the fraction (j + 1/2) / m."""
     fractions = np.concatenate([(np.arange(count) + 0.5) / count for count in counts if count] or [np.empty(0)])
     return np.argsort(fractions, kind="stable")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from erniekit.data.packing import Packs
-from erniekit.data.template import IGNORED
+from erniekit.data.template import IGNORE_INDEX
 from erniekit.data.token_cache import MANIFEST, TokenArrays, TokenWriter, open_arrays
 from erniekit.errors import DataError
 
@@ -30,7 +30,7 @@ BLOCK_SAMPLES = 1000
 
 
 @dataclass(frozen=True)
-class Maker:
+class DataFingerprint:
     """What a folder's tokens depend on, and a run that replays it has to have as well.
 
     Attributes:
@@ -44,7 +44,7 @@ class Maker:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedIndex:
     """What a dataset knows of its rows when it was read from a pre-packed folder.
 
     Attributes:
@@ -60,36 +60,38 @@ class Packed:
     file_of: np.ndarray
 
 
-def write_packed(target: Path, dataset: Dataset, packs: Packs, maker: Maker, *, batch_tokens: int = 0) -> None:
+def write_packed(
+    target: Path, dataset: Dataset, packs: Packs, data_fingerprint: DataFingerprint, *, batch_tokens: int = 0
+) -> None:
     """Write the rows of an epoch, one after another, to the folder `target`.
 
     Raises:
         DataError: `target` is a file or a folder that holds something, or cannot be written.
     """
-    refuse_occupied(target)
-    aside = target.parent / f".{target.name}.{os.getpid()}"
+    check_empty_or_new(target)
+    temp_dir = target.parent / f".{target.name}.{os.getpid()}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        _write(aside, dataset, packs, maker, batch_tokens)
-        os.rename(aside, target)
+        shutil.rmtree(temp_dir, ignore_errors=True)
+        temp_dir.mkdir()
+        _write(temp_dir, dataset, packs, data_fingerprint, batch_tokens)
+        os.rename(temp_dir, target)
     except OSError as error:
         raise DataError(
             f"--output {target}: cannot be written: {error.strerror or error}\n"
             "  Make its parent folder writable, free some space, or name another folder."
         ) from None
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temp_dir, ignore_errors=True)
 
 
-def refuse_occupied(target: Path) -> None:
+def check_empty_or_new(target: Path) -> None:
     """Raise DataError where `target` is a file, or a folder that is not empty."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise DataError(f"--output {target}: is there already\n  Remove it, or name another folder.")
 
 
-def _write(folder: Path, dataset: Dataset, packs: Packs, maker: Maker, batch_tokens: int) -> None:
+def _write(folder: Path, dataset: Dataset, packs: Packs, data_fingerprint: DataFingerprint, batch_tokens: int) -> None:
     files = {
         ROWS: packs.starts.astype("<i8").tobytes(),
         FILES: dataset.source_of[packs.members].astype("<i2").tobytes(),
@@ -105,13 +107,13 @@ def _write(folder: Path, dataset: Dataset, packs: Packs, maker: Maker, batch_tok
         for start in range(0, len(packs.members), BLOCK_SAMPLES):
             members = [int(index) for index in packs.members[start : start + BLOCK_SAMPLES]]
             samples = [dataset.sample(index) for index in members]
-            targets += sum(int(np.count_nonzero(sample.labels != IGNORED)) for sample in samples)
+            targets += sum(int(np.count_nonzero(sample.labels != IGNORE_INDEX)) for sample in samples)
             writer.append(samples, [dataset.line(index) for index in members])
         counts = {"read": len(packs.members), "dropped": 0, "long_prompts": 0, "truncated": 0, "split": 0}
         writer.finish(
             {
                 "packed": PACKED_VERSION,
-                "maker": asdict(maker),
+                "maker": asdict(data_fingerprint),
                 "batch_tokens": batch_tokens,
                 "files": [str(source.path) for source in dataset.sources],
                 "crc32": {name: zlib.crc32(data) for name, data in files.items()},
@@ -123,23 +125,23 @@ def _write(folder: Path, dataset: Dataset, packs: Packs, maker: Maker, batch_tok
         writer.close()
 
 
-def open_packed(folder: Path, maker: Maker, max_seq_len: int) -> tuple[TokenArrays, Packed]:
+def open_packed(folder: Path, data_fingerprint: DataFingerprint, max_seq_len: int) -> tuple[TokenArrays, PackedIndex]:
     """The samples and rows of a folder.
 
     Raises:
         DataError: it is no complete folder of `erniekit pack`, or was made with another tokenizer, template or stage,
             or has rows longer than `max_seq_len`.
     """
-    facts = _facts(folder)
+    metadata = _read_metadata(folder)
     arrays = open_arrays(folder)
     if arrays is None:
         raise DataError(f"{folder}: files are missing or damaged\n  Write the folder anew with `erniekit pack`.")
-    rows, file_of = (_checked(folder / name, facts["crc32"].get(name), kind) for name, kind in _EXTRA.items())
+    rows, file_of = (_checked(folder / name, metadata["crc32"].get(name), kind) for name, kind in _EXTRA.items())
     if not len(rows) or rows[-1] != len(file_of) or len(file_of) != len(arrays.lines):
         raise DataError(f"{folder}: its files do not fit together\n  Write the folder anew with `erniekit pack`.")
-    _refuse_other_maker(folder, facts["maker"], asdict(maker))
-    packed = Packed(
-        Packs(np.arange(len(file_of)), rows), int(facts["batch_tokens"]), tuple(map(str, facts["files"])), file_of
+    _check_data_fingerprint(folder, metadata["maker"], asdict(data_fingerprint))
+    packed = PackedIndex(
+        Packs(np.arange(len(file_of)), rows), int(metadata["batch_tokens"]), tuple(map(str, metadata["files"])), file_of
     )
     if not packed.batch_tokens:
         longest = int(np.diff(arrays.offsets[rows]).max())
@@ -157,18 +159,18 @@ _EXTRA = {ROWS: "<i8", FILES: "<i2"}
 _KEYS = ("maker", "batch_tokens", "files", "crc32", "counts", "unused_fields")
 
 
-def _facts(folder: Path) -> dict[str, Any]:
+def _read_metadata(folder: Path) -> dict[str, Any]:
     try:
-        facts = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["facts"]
-        version = facts["packed"]
+        metadata = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["facts"]
+        version = metadata["packed"]
     except (OSError, ValueError, KeyError, TypeError):
         raise DataError(
             f"{folder}: is no folder that `erniekit pack` wrote (train_dataset_type is packed)\n"
             "  Write it with `erniekit pack CONFIG --output DIR`, or give the format of the file."
         ) from None
-    if version != PACKED_VERSION or not all(key in facts for key in _KEYS):
+    if version != PACKED_VERSION or not all(key in metadata for key in _KEYS):
         raise DataError(f"{folder}: was packed by another version of ERNIEKit\n  Pack the data anew.")
-    return dict(facts)
+    return dict(metadata)
 
 
 def _checked(path: Path, checksum: int | None, kind: str) -> np.ndarray:
@@ -181,8 +183,8 @@ def _checked(path: Path, checksum: int | None, kind: str) -> np.ndarray:
     return np.frombuffer(data, kind).astype(np.int64 if kind == "<i8" else np.int16)
 
 
-def _refuse_other_maker(folder: Path, stored: dict[str, Any], own: dict[str, Any]) -> None:
-    different = [name for name, value in own.items() if stored.get(name) != value]
+def _check_data_fingerprint(folder: Path, stored: dict[str, Any], expected: dict[str, Any]) -> None:
+    different = [name for name, value in expected.items() if stored.get(name) != value]
     if not different:
         return
     if "pairs" in different:

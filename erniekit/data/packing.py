@@ -31,7 +31,7 @@ class Packs:
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[index] for index in range(len(self)))
 
-    def of(self, items: np.ndarray) -> Packs:
+    def select_from(self, items: np.ndarray) -> Packs:
         """The same packs over other names: members become items[members]."""
         return Packs(items[self.members], self.starts)
 
@@ -44,14 +44,14 @@ class Packs:
         return Packs(self.members[np.arange(len(self.members)) + shift], starts)
 
 
-def join(parts: list[Packs]) -> Packs:
+def concatenate_packs(parts: list[Packs]) -> Packs:
     """All packs one after another."""
     sizes = [np.diff(part.starts) for part in parts]
     members = np.concatenate([np.empty(0, np.int64), *(part.members for part in parts)])
     return Packs(members, np.concatenate(([0], np.cumsum(np.concatenate([np.empty(0, np.int64), *sizes])))))
 
 
-MIXED_ABOVE = 0.25  # of a pack's capacity: room beyond it is filled in the order given
+SHUFFLED_FILL_UNTIL = 0.25  # of a pack's capacity: room beyond it is filled in the order given
 
 
 def pack_greedy(lengths: np.ndarray, capacity: int) -> Packs:
@@ -66,12 +66,12 @@ def pack_greedy(lengths: np.ndarray, capacity: int) -> Packs:
         lengths: int[n], each from 1 to `capacity`.
     """
     pool = _Pool(_checked(lengths, capacity))
-    mixed_above = int(capacity * MIXED_ABOVE)
+    shuffled_fill_until = int(capacity * SHUFFLED_FILL_UNTIL)
     members: list[int] = []
     starts = [0]
     while len(members) < len(lengths):
         room = capacity - pool.take_longest(capacity, members)
-        while room > mixed_above and (length := pool.take_next(room, members)):
+        while room > shuffled_fill_until and (length := pool.take_next(room, members)):
             room -= length
         while length := pool.take_longest(room, members):
             room -= length
@@ -91,11 +91,11 @@ class _Pool:
         groups = np.split(order, firsts[1:]) if len(order) else []
         # reversed, so that pop() gives the first of the samples of a length
         self._by_length = {int(length): group[::-1].tolist() for length, group in zip(distinct, groups, strict=True)}
-        self._present = sum(1 << length for length in self._by_length)  # bit l: some sample may have length l
+        self._length_bits = sum(1 << length for length in self._by_length)  # bit l: some sample may have length l
 
     def take_longest(self, room: int, members: list[int]) -> int:
         """Append the longest sample of at most `room` to `members`; returns its length, 0 where none fits."""
-        while fitting := self._present & ((2 << room) - 1):
+        while fitting := self._length_bits & ((2 << room) - 1):
             length = fitting.bit_length() - 1
             group = self._by_length[length]
             while group:
@@ -104,7 +104,7 @@ class _Pool:
                     self._taken[sample] = 1
                     members.append(sample)
                     return length
-            self._present ^= 1 << length
+            self._length_bits ^= 1 << length
         return 0
 
     def take_next(self, room: int, members: list[int]) -> int:

@@ -15,8 +15,8 @@ from erniekit.data.tokenizer_files import CONFIG_FILE, TOKENIZER_FILES, added_to
 from erniekit.environment import import_paddlenlp
 from erniekit.errors import ModelFileError
 
-CACHED_WORDS = 200_000  # byte-pair tokenizers of paddlenlp keep every word they ever split
-OTHER_NAMES = {"GPT2Tokenizer": "GPTTokenizer"}  # transformers' name -> paddlenlp's
+MAX_CACHED_WORDS = 200_000  # byte-pair tokenizers of paddlenlp keep every word they ever split
+PADDLENLP_CLASS_NAMES = {"GPT2Tokenizer": "GPTTokenizer"}  # transformers' name -> paddlenlp's
 CLASS_OF_MODEL = {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "gpt2": "GPTTokenizer"}
 
 
@@ -58,7 +58,7 @@ class PaddlenlpBackend:
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         tokenizer = self._tokenizer
-        if len(getattr(tokenizer, "cache", ())) > CACHED_WORDS:
+        if len(getattr(tokenizer, "cache", ())) > MAX_CACHED_WORDS:
             tokenizer.cache.clear()
         return [tokenizer.convert_tokens_to_ids(tokenizer.tokenize(text, split_special_tokens=True)) for text in texts]
 
@@ -74,4 +74,4 @@ def _class_name(folder: Path, settings: dict[str, Any]) -> str:
     if not isinstance(name, str):
         raise ModelFileError(f"{folder / CONFIG_FILE}: tokenizer_class is missing, and config.json does not tell it")
     name = name.removesuffix("Fast")
-    return OTHER_NAMES.get(name, name)
+    return PADDLENLP_CLASS_NAMES.get(name, name)

@@ -20,19 +20,19 @@ import numpy as np
 from erniekit.data.conversation import ASSISTANT, Conversation, Preference
 from erniekit.data.record_values import MalformedError
 from erniekit.data.template import (
-    IGNORED,
-    PairPlace,
+    IGNORE_INDEX,
+    PairOffsets,
     Sample,
     Segment,
     Template,
     TemplateRefusedError,
-    after_last_target,
-    join,
+    join_segments,
+    length_to_last_target,
 )
 from erniekit.data.tokenizer import Tokenizer
 
 
-class Answer(NamedTuple):
+class EncodedAnswer(NamedTuple):
     """Tokens of an answer, and beside each the target it is, or -100 (turns of the user in it)."""
 
     tokens: Sequence[int]
@@ -87,11 +87,11 @@ def assemble_pair(
     return join_pair(prompt, chosen, rejected, score_difference), len(prompt)
 
 
-def _answer(segments: Sequence[Segment], encoded: Sequence[Sequence[int]], template: Template) -> Answer:
+def _answer(segments: Sequence[Segment], encoded: Sequence[Sequence[int]], template: Template) -> EncodedAnswer:
     """An answer up to its last target: what comes after cannot change the loss."""
-    tokens, targets = join(segments, encoded, template)
-    end = after_last_target(targets)
-    return Answer(tokens[:end], targets[:end])
+    tokens, targets = join_segments(segments, encoded, template)
+    end = length_to_last_target(targets)
+    return EncodedAnswer(tokens[:end], targets[:end])
 
 
 def encode_pair(template: Template, tokenizer: Tokenizer, preference: Preference) -> Sample:
@@ -101,15 +101,17 @@ def encode_pair(template: Template, tokenizer: Tokenizer, preference: Preference
     return assemble_pair(pair, encoded, template, preference.score_difference)[0]
 
 
-def join_pair(prompt: Sequence[int], chosen: Answer, rejected: Answer, score_difference: float | None = None) -> Sample:
+def join_pair(
+    prompt: Sequence[int], chosen: EncodedAnswer, rejected: EncodedAnswer, score_difference: float | None = None
+) -> Sample:
     """The sample of a pair of n, a and b tokens; n - 1 + a + b positions."""
     *before, last = prompt
     input_ids = [*before, last, *chosen.tokens[:-1], last, *rejected.tokens[:-1]]
-    labels = [IGNORED] * len(before) + [*chosen.targets, *rejected.targets]
+    labels = [IGNORE_INDEX] * len(before) + [*chosen.targets, *rejected.targets]
     start = len(before)
     difference = math.nan if score_difference is None else score_difference
     return Sample(
         np.array(input_ids, np.int32),
         np.array(labels, np.int32),
-        PairPlace(start, start + len(chosen.tokens), difference),
+        PairOffsets(start, start + len(chosen.tokens), difference),
     )

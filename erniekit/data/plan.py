@@ -15,17 +15,17 @@ from erniekit.data.batches import Batch, collate
 from erniekit.data.dataset import Dataset
 from erniekit.data.length_groups import group_by_length
 from erniekit.data.mixing import epoch_order
-from erniekit.data.packing import Packs, join, pack_greedy, pack_none, pack_sequential
+from erniekit.data.packing import Packs, concatenate_packs, pack_greedy, pack_none, pack_sequential
 from erniekit.data.seeds import Purpose, generator
 from erniekit.errors import ConfigurationError, DataError
 
-Through = Callable[[Callable[[], list[Batch]]], list[Batch]]
+BatchSource = Callable[[Callable[[], list[Batch]]], list[Batch]]
 
-EPOCHS_KEPT = 2  # prefetching runs into the next epoch while the last one is still in use
-MOST_EPOCHS_COUNTED = 10_000  # where each has to be packed to know how many steps it has
+MAX_CACHED_EPOCHS = 2  # prefetching runs into the next epoch while the last one is still in use
+MAX_COUNTED_EPOCHS = 10_000  # where each has to be packed to know how many steps it has
 
 
-def read_here(read: Callable[[], list[Batch]]) -> list[Batch]:
+def local_batches(read: Callable[[], list[Batch]]) -> list[Batch]:
     """What this process reads itself."""
     return read()
 
@@ -33,7 +33,8 @@ def read_here(read: Callable[[], list[Batch]]) -> list[Batch]:
 class StepPlan:
     """The steps of a run, in any order.
 
-    A step takes `batch_size * accumulation * data_world` packs. They are cut into micro-batches of `batch_size` rows,
+    A step takes `batch_size * accumulation * dp_world_size` packs. They are cut into micro-batches of `batch_size`
+    rows,
     and data rank r takes the micro-batches r, r + data_world, ...; so a step's packs are the same however they are
     spread over rows, micro-batches and ranks. Steps count from 0 over the whole run. An epoch ends with a step of fewer
     packs where they do not divide; a rank that would then have fewer micro-batches than the others gets one of padding.
@@ -42,7 +43,8 @@ class StepPlan:
     begins with the long ones, so the packs of a window are then shuffled, or put in the order of their first samples.
 
     With `batch_tokens`, samples of similar length share a micro-batch, each in a row of its own, and rows x longest row
-    is at most that many. A step then takes `accumulation * data_world` such micro-batches. They are grouped in the same
+    is at most that many. A step then takes `accumulation * dp_world_size` such micro-batches. They are grouped in
+    the same
     windows and put in order as packs are. Samples shorter than `shortest` or longer than `longest` are left out.
 
     With `sorted_first`, the first epoch goes from the shortest sample to the longest: packs are filled in that order,
@@ -73,8 +75,8 @@ class StepPlan:
         window: int,
         batch_size: int,
         accumulation: int,
-        data_rank: int = 0,
-        data_world: int = 1,
+        dp_rank: int = 0,
+        dp_world_size: int = 1,
         seed: int = 42,
         shuffle: bool = True,
         strategy: str = "concat",
@@ -88,34 +90,34 @@ class StepPlan:
         source: int | None = None,
         packs: Packs | None = None,
         multiple_of: int = 1,
-        through: Through = read_here,
+        batch_source: BatchSource = local_batches,
     ) -> None:
         assert not (packing and batch_tokens), "samples are packed or grouped"
         self.dataset = dataset
         self.max_seq_len = max_seq_len
-        self.through = through
+        self.batch_source = batch_source
         self._multiple_of = multiple_of
         self._packing, self._greedy, self._window = packing, greedy, window
         self._batch_tokens, self._max_batch_samples = batch_tokens, max_batch_samples
         self._shortest, self._longest = shortest, longest
         self._batch_size = 1 if batch_tokens else batch_size  # a group is a whole micro-batch
-        self.data_rank, self.data_world = data_rank, data_world
-        self.packs_per_step = self._batch_size * accumulation * data_world
+        self.dp_rank, self.dp_world_size = dp_rank, dp_world_size
+        self.packs_per_step = self._batch_size * accumulation * dp_world_size
         self._seed, self._shuffle = seed, shuffle
         self._strategy, self._num_samples, self._repeat = strategy, num_samples_each_epoch, repeat_samples
-        self._sorted_first, self._source, self._given = sorted_first, source, packs
-        self._same_count = not ((packing or batch_tokens) and (shuffle or sorted_first))
+        self._sorted_first, self._source, self._prepacked = sorted_first, source, packs
+        self._equal_epochs = not ((packing or batch_tokens) and (shuffle or sorted_first))
         self._epochs: OrderedDict[int, Packs] = OrderedDict()
         self._first_steps = [0]  # of each epoch that had to be counted
         self._lock = threading.RLock()  # prefetching threads share the plan
 
     def packs(self, epoch: int) -> Packs:
         """The packs (or groups) of an epoch, as dataset indices. Built on first use; the last two epochs are kept."""
-        key = self._like(epoch)
+        key = self._epoch_with_same_packs(epoch)
         with self._lock:
             if key not in self._epochs:
                 self._epochs[key] = self._build(key)
-                while len(self._epochs) > EPOCHS_KEPT:
+                while len(self._epochs) > MAX_CACHED_EPOCHS:
                     self._epochs.popitem(last=False)
             self._epochs.move_to_end(key)
             return self._epochs[key]
@@ -131,11 +133,11 @@ class StepPlan:
         """
         if max_steps > 0:
             return max_steps
-        if num_train_epochs > MOST_EPOCHS_COUNTED and not self._same_count:
+        if num_train_epochs > MAX_COUNTED_EPOCHS and not self._equal_epochs:
             raise ConfigurationError(
                 f"num_train_epochs {num_train_epochs:,}: with packing (or batch_tokens) and random_shuffle (or "
                 "curriculum) every epoch has to be packed "
-                f"to know its steps, which is done for at most {MOST_EPOCHS_COUNTED:,}\n  Set max_steps instead."
+                f"to know its steps, which is done for at most {MAX_COUNTED_EPOCHS:,}\n  Set max_steps instead."
             )
         return self._first_step(num_train_epochs)
 
@@ -146,7 +148,7 @@ class StepPlan:
 
     def micro_batches(self, step: int) -> list[Batch]:
         """This rank's micro-batches of a step; every rank gets the same number of them."""
-        return self.through(lambda: self.read(step))
+        return self.batch_source(lambda: self.read(step))
 
     def read(self, step: int) -> list[Batch]:
         """The same, read by this process."""
@@ -155,10 +157,11 @@ class StepPlan:
         first = within * self.packs_per_step
         last = min(first + self.packs_per_step, len(packs))
         starts = range(first, last, self._batch_size)
-        count = math.ceil(len(starts) / self.data_world)
-        own = starts[self.data_rank :: self.data_world]
+        count = math.ceil(len(starts) / self.dp_world_size)
+        local_starts = starts[self.dp_rank :: self.dp_world_size]
         batches = [
-            self._collate([packs[i] for i in range(start, min(start + self._batch_size, last))]) for start in own
+            self._collate([packs[i] for i in range(start, min(start + self._batch_size, last))])
+            for start in local_starts
         ]
         return batches + [self.padding()] * (count - len(batches))
 
@@ -167,7 +170,7 @@ class StepPlan:
         return self._collate([np.empty(0, np.int64)])
 
     @cached_property
-    def left_out(self) -> tuple[int, int]:
+    def excluded_counts(self) -> tuple[int, int]:
         """The samples of the data that are too short, and those that are too long, to take part."""
         lengths = self.dataset.lengths
         too_long = 0 if self._longest is None else int(np.count_nonzero(lengths > self._longest))
@@ -190,9 +193,9 @@ class StepPlan:
             greedy = self._greedy and not self._sorted_first
             method = "one sample each" if not self._packing else "greedy" if greedy else "in order"
             filled = f"{tokens / (len(packs) * self.max_seq_len):.1%} full"
-        method = "as they were packed" if self._given is not None else method
+        method = "as they were packed" if self._prepacked is not None else method
         method += ", short ones first" if self._sorted_first else ""
-        too_short, too_long = self.left_out
+        too_short, too_long = self.excluded_counts
         left_out = f"left out: {too_short:,} samples shorter than {self._shortest:,}"
         left_out += f", {too_long:,} longer than {self._longest:,}" if self._longest is not None else ""
         return "\n".join(
@@ -204,7 +207,7 @@ class StepPlan:
             ]
         )
 
-    def _like(self, epoch: int) -> int:
+    def _epoch_with_same_packs(self, epoch: int) -> int:
         """The first epoch that has the same packs."""
         if self._shuffle:
             return epoch
@@ -221,7 +224,7 @@ class StepPlan:
     def _locate(self, step: int) -> tuple[int, int]:
         """The epoch of a step, and the step's number in it. No epoch is counted that begins at the step or after it."""
         assert step >= 0, "steps count from 0"
-        if self._same_count:
+        if self._equal_epochs:
             return divmod(step, self._first_step(1))
         with self._lock:
             while self._first_steps[-1] < step:
@@ -232,21 +235,21 @@ class StepPlan:
     def _first_step(self, epoch: int) -> int:
         """How many steps the epochs before this one have together."""
         with self._lock:  # between looking at the list and adding to it, no other thread may add
-            counted = min(epoch, 1) if self._same_count else epoch
+            counted = min(epoch, 1) if self._equal_epochs else epoch
             while len(self._first_steps) <= counted:
                 steps = math.ceil(self._count(len(self._first_steps) - 1) / self.packs_per_step)
                 self._first_steps.append(self._first_steps[-1] + steps)
-            return epoch * self._first_steps[counted] if self._same_count else self._first_steps[epoch]
+            return epoch * self._first_steps[counted] if self._equal_epochs else self._first_steps[epoch]
 
     def _count(self, epoch: int) -> int:
         """The packs of an epoch. Counting far ahead must not push out the epochs that are trained on first."""
-        if self._like(epoch) in self._epochs or len(self._epochs) < EPOCHS_KEPT:
+        if self._epoch_with_same_packs(epoch) in self._epochs or len(self._epochs) < MAX_CACHED_EPOCHS:
             return len(self.packs(epoch))
         return len(self._build(epoch))
 
     def _build(self, epoch: int) -> Packs:
-        if self._given is not None:
-            return self._given
+        if self._prepacked is not None:
+            return self._prepacked
         order = epoch_order(
             self.dataset.source_of, self.dataset.probabilities, self._strategy,
             seed=self._seed, epoch=epoch, shuffle=self._shuffle, num_samples=self._num_samples,
@@ -254,27 +257,35 @@ class StepPlan:
         )  # fmt: skip
         if self._source is not None:
             order = order[self.dataset.source_of[order] == self._source]
-        if any(self.left_out):
+        if any(self.excluded_counts):
             lengths = self.dataset.lengths[order]
             order = order[(lengths >= self._shortest) & (lengths <= (self._longest or lengths))]
         if not len(order):
-            what = "; all are shorter than min_sample_len or longer than max_sample_len" if any(self.left_out) else ""
+            what = (
+                "; all are shorter than min_sample_len or longer than max_sample_len"
+                if any(self.excluded_counts)
+                else ""
+            )
             raise DataError(f"no sample to train on{what}")
         lengths = self.dataset.lengths[order]
         if self._sorted_first and epoch == 0:
-            rising = np.argsort(lengths, kind="stable")
-            order, lengths = order[rising], lengths[rising]
+            by_length = np.argsort(lengths, kind="stable")
+            order, lengths = order[by_length], lengths[by_length]
             if self._batch_tokens:
-                return group_by_length(lengths, self._batch_tokens, self._max_batch_samples).of(order)
+                return group_by_length(lengths, self._batch_tokens, self._max_batch_samples).select_from(order)
             packs = pack_sequential(lengths, self.max_seq_len) if self._packing else pack_none(lengths)
-            return packs.of(order)
+            return packs.select_from(order)
         if self._batch_tokens:
-            return join([self._window_packs(part, epoch, number) for number, part in enumerate(self._windows(order))])
+            return concatenate_packs(
+                [self._window_packs(part, epoch, number) for number, part in enumerate(self._windows(order))]
+            )
         if not self._packing:
-            return pack_none(lengths).of(order)
+            return pack_none(lengths).select_from(order)
         if not self._greedy:
-            return pack_sequential(lengths, self.max_seq_len).of(order)
-        return join([self._window_packs(part, epoch, number) for number, part in enumerate(self._windows(order))])
+            return pack_sequential(lengths, self.max_seq_len).select_from(order)
+        return concatenate_packs(
+            [self._window_packs(part, epoch, number) for number, part in enumerate(self._windows(order))]
+        )
 
     def _windows(self, order: np.ndarray) -> list[np.ndarray]:
         """Parts of equal size, at most `window`: a small rest at the end could not be packed well."""
@@ -290,4 +301,4 @@ class StepPlan:
             sequence = generator(Purpose.PACK_ORDER, self._seed, epoch, number).permutation(len(packs))
         else:
             sequence = np.argsort(np.minimum.reduceat(packs.members, packs.starts[:-1]))
-        return packs.reordered(sequence).of(samples)
+        return packs.reordered(sequence).select_from(samples)

@@ -15,19 +15,19 @@ from collections.abc import Callable, Sequence
 
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Preference, Turn
 from erniekit.data.fields import SCORES
-from erniekit.data.messages import dialogue
+from erniekit.data.messages import parse_messages
 from erniekit.data.problems import shorten
 from erniekit.data.record_values import (
     MalformedError,
-    described,
-    history_of,
-    optional_text,
+    describe_value,
+    parse_history,
+    parse_optional_text,
+    parse_text,
+    parse_texts,
     split_system,
-    text_of,
-    texts_of,
 )
 
-LARGEST_SCORE = 1e30  # differences are kept in float32
+MAX_ABS_SCORE = 1e30  # differences are kept in float32
 
 
 def preference_kind(kind: str) -> str:
@@ -45,8 +45,8 @@ def _require(record: dict, *names: str) -> None:
 
 def _erniekit(record: dict) -> Preference:
     _require(record, "response")
-    questions = texts_of(record, "src")
-    answers = texts_of(record, "tgt") if record.get("tgt") not in (None, [], "") else []
+    questions = parse_texts(record, "src")
+    answers = parse_texts(record, "tgt") if record.get("tgt") not in (None, [], "") else []
     if len(questions) != len(answers) + 1:
         raise MalformedError("tgt", f"one item fewer than src ({len(questions) - 1})", f"{len(answers)}")
     system, questions, answers = split_system(record, questions, answers)
@@ -55,12 +55,12 @@ def _erniekit(record: dict) -> Preference:
         turns += [Turn(ASSISTANT, answer), Turn(USER, question)]
     responses = record.get("response")
     if not isinstance(responses, list) or len(responses) != 2:
-        got = f"{len(responses)} of them" if isinstance(responses, list) else described(responses)
+        got = f"{len(responses)} of them" if isinstance(responses, list) else describe_value(responses)
         raise MalformedError("response", "a list of two answers", got)
     first, second = (_response(response, f"response[{number}]") for number, response in enumerate(responses))
     scores = record.get("sort")
     if not isinstance(scores, list) or len(scores) != 2:
-        raise MalformedError("sort", "two numbers, the preferred answer's the higher", described(scores))
+        raise MalformedError("sort", "two numbers, the preferred answer's the higher", describe_value(scores))
     ranks = [_number(score, f"sort[{number}]") for number, score in enumerate(scores)]
     if ranks[0] == ranks[1]:
         raise MalformedError("sort", "two different numbers", shorten(scores))
@@ -71,16 +71,16 @@ def _erniekit(record: dict) -> Preference:
 def _response(response: object, name: str) -> list[Turn]:
     """Assistant, user, assistant, ..."""
     if isinstance(response, str):
-        text = text_of(response, name)
+        text = parse_text(response, name)
         if not text:
             raise MalformedError(name, "a text", "an empty string")
         return [Turn(ASSISTANT, text, True)]
     if not isinstance(response, list):
-        raise MalformedError(name, "an answer: a text, or a list of turns", described(response))
+        raise MalformedError(name, "an answer: a text, or a list of turns", describe_value(response))
     parts = response
     if len(parts) % 2 == 0:
         raise MalformedError(name, "an odd number of turns, the assistant's first and last", f"{len(parts)}")
-    texts = [text_of(part, f"{name}[{number}]") for number, part in enumerate(parts)]
+    texts = [parse_text(part, f"{name}[{number}]") for number, part in enumerate(parts)]
     for number, text in enumerate(texts):
         if not text:
             raise MalformedError(f"{name}[{number}]", "a text", "an empty string")
@@ -89,18 +89,22 @@ def _response(response: object, name: str) -> list[Turn]:
 
 def _alpaca(record: dict) -> Preference:
     _require(record, "chosen", "rejected")
-    name = _name_of_question(record)
-    parts = [text_of(record.get(name), name), optional_text(record, "input")]
+    name = _question_field(record)
+    parts = [parse_text(record.get(name), name), parse_optional_text(record, "input")]
     question = "\n".join(part for part in parts if part)
     if not question:
         raise MalformedError(name, "a text", "an empty string")
     chosen, rejected = (_response(record.get(field), field) for field in ("chosen", "rejected"))
-    turns = [turn for asked, told in history_of(record) for turn in (Turn(USER, asked), Turn(ASSISTANT, told))]
-    prompt = Conversation((*turns, Turn(USER, question)), optional_text(record, "system"))
+    turns = [
+        turn
+        for earlier_question, earlier_answer in parse_history(record)
+        for turn in (Turn(USER, earlier_question), Turn(ASSISTANT, earlier_answer))
+    ]
+    prompt = Conversation((*turns, Turn(USER, question)), parse_optional_text(record, "system"))
     return _pair(prompt, chosen, rejected, _score_difference(record), "rejected")
 
 
-def _name_of_question(record: dict) -> str:
+def _question_field(record: dict) -> str:
     given = [name for name in ("question", "instruction") if record.get(name) is not None]
     if len(given) == 2 and all(record[name] for name in given):
         raise MalformedError("instruction", "nothing beside `question`, which it stands for", shorten(record[given[1]]))
@@ -112,14 +116,14 @@ def _messages(record: dict) -> Preference:
     if record.get("tools"):
         raise MalformedError("tools", "none (pairs cannot hold calls yet)", shorten(record["tools"]))
     answers = [record.get(name) for name in ("chosen", "rejected")]
-    if record.get("prompt") is None or all(_is_whole_dialogue(answer) for answer in answers):
-        return _whole_dialogues(record)
+    if record.get("prompt") is None or all(_is_full_conversation(answer) for answer in answers):
+        return _full_conversations(record)
     system, turns = _prompt(record["prompt"])
     chosen, rejected = (_answer(record.get(field), field) for field in ("chosen", "rejected"))
-    return _pair(_read_only(turns, system), chosen, rejected, _score_difference(record), "rejected")
+    return _pair(_without_targets(turns, system), chosen, rejected, _score_difference(record), "rejected")
 
 
-def _is_whole_dialogue(answer: object) -> bool:
+def _is_full_conversation(answer: object) -> bool:
     return (
         isinstance(answer, list)
         and len(answer) > 0
@@ -131,14 +135,14 @@ def _is_whole_dialogue(answer: object) -> bool:
 def _prompt(prompt: object) -> tuple[str, list[Turn]]:
     """Its system text, and turns that end with the user's."""
     if isinstance(prompt, str):
-        text = text_of(prompt, "prompt")
+        text = parse_text(prompt, "prompt")
         if not text:
             raise MalformedError("prompt", "a text", "an empty string")
         return "", [Turn(USER, text)]
-    system, turns = dialogue(prompt, "prompt")
+    system, turns = parse_messages(prompt, "prompt")
     if not turns or turns[-1].role != USER:
         role = turns[-1].role if turns else "system"
-        raise MalformedError("prompt", "the last message to be the user's", described(role))
+        raise MalformedError("prompt", "the last message to be the user's", describe_value(role))
     return system, turns
 
 
@@ -147,43 +151,45 @@ def _answer(value: object, name: str) -> list[Turn]:
     if isinstance(value, str):
         return _response(value, name)
     if not isinstance(value, list) or not value:
-        raise MalformedError(name, "a text or a list of messages", described(value))
+        raise MalformedError(name, "a text or a list of messages", describe_value(value))
     # read as a dialogue whose first question is the prompt's
     try:
-        system, turns = dialogue([{"role": USER, "content": "-"}, *value], name)
+        system, turns = parse_messages([{"role": USER, "content": "-"}, *value], name)
     except MalformedError as error:
-        raise MalformedError(_one_less(error.field, name), error.expected, error.got) from None
+        raise MalformedError(_shift_index(error.field, name), error.expected, error.got) from None
     del system
     if turns[-1].role != ASSISTANT:
-        raise MalformedError(name, "the last message to be the assistant's", described(value[-1].get("role")))
+        raise MalformedError(name, "the last message to be the assistant's", describe_value(value[-1].get("role")))
     return turns[1:]
 
 
-def _one_less(place: str, name: str) -> str:
+def _shift_index(field_path: str, name: str) -> str:
     """ "chosen[3].role" as the user counts, who has not written the first message."""
-    head, _, tail = place.removeprefix(f"{name}[").partition("]")
-    return f"{name}[{int(head) - 1}]{tail}" if place.startswith(f"{name}[") else place
+    head, _, tail = field_path.removeprefix(f"{name}[").partition("]")
+    return f"{name}[{int(head) - 1}]{tail}" if field_path.startswith(f"{name}[") else field_path
 
 
-def _whole_dialogues(record: dict) -> Preference:
+def _full_conversations(record: dict) -> Preference:
     """The prompt is what both have in common, up to the last common message of the user; or the one given."""
-    (system, chosen), (other_system, rejected) = (dialogue(record.get(name), name) for name in ("chosen", "rejected"))
-    common = _common(chosen, rejected) if system == other_system else 0
-    common -= common % 2 == 0 and common > 0  # it ends with a question
-    if not common:
+    (system, chosen), (other_system, rejected) = (
+        parse_messages(record.get(name), name) for name in ("chosen", "rejected")
+    )
+    common_turns = _common_prefix_length(chosen, rejected) if system == other_system else 0
+    common_turns -= common_turns % 2 == 0 and common_turns > 0  # it ends with a question
+    if not common_turns:
         raise MalformedError(
             "rejected", "to begin as chosen does, with the same system text and question", "no common prompt"
         )
     for name, turns in (("chosen", chosen), ("rejected", rejected)):
         if turns[-1].role != ASSISTANT:
-            raise MalformedError(name, "the last message to be the assistant's", described(turns[-1].role))
+            raise MalformedError(name, "the last message to be the assistant's", describe_value(turns[-1].role))
     if record.get("prompt") is not None:
-        common = _length_of_given_prompt(record["prompt"], system, chosen[:common])
-    prompt = _read_only(chosen[:common], system)
-    return _pair(prompt, chosen[common:], rejected[common:], _score_difference(record), "rejected")
+        common_turns = _given_prompt_length(record["prompt"], system, chosen[:common_turns])
+    prompt = _without_targets(chosen[:common_turns], system)
+    return _pair(prompt, chosen[common_turns:], rejected[common_turns:], _score_difference(record), "rejected")
 
 
-def _common(some: Sequence[Turn], others: Sequence[Turn]) -> int:
+def _common_prefix_length(some: Sequence[Turn], others: Sequence[Turn]) -> int:
     """How many turns both begin with."""
     count = 0
     for one, other in zip(some, others, strict=False):
@@ -193,21 +199,21 @@ def _common(some: Sequence[Turn], others: Sequence[Turn]) -> int:
     return count
 
 
-def _length_of_given_prompt(prompt: object, system: str, common: Sequence[Turn]) -> int:
+def _given_prompt_length(prompt: object, system: str, common_turns: Sequence[Turn]) -> int:
     """The turns of a prompt that is written beside two whole dialogues, which have to begin with it.
 
     A list is the prompt itself. A text is one of its questions, often the first, and leaves it as long as it can be.
     """
     own_system, turns = _prompt(prompt)
     if isinstance(prompt, str):
-        if any(turn.role == USER and turn.content == turns[0].content for turn in common):
-            return len(common)
-    elif own_system in ("", system) and _common(turns, common) == len(turns):
+        if any(turn.role == USER and turn.content == turns[0].content for turn in common_turns):
+            return len(common_turns)
+    elif own_system in ("", system) and _common_prefix_length(turns, common_turns) == len(turns):
         return len(turns)
     raise MalformedError("prompt", "what chosen and rejected begin with, or nothing", "something else")
 
 
-def _read_only(turns: Sequence[Turn], system: str) -> Conversation:
+def _without_targets(turns: Sequence[Turn], system: str) -> Conversation:
     return Conversation(tuple(Turn(turn.role, turn.content) for turn in turns), system)
 
 
@@ -234,9 +240,9 @@ def _score_difference(record: dict) -> float | None:
 
 def _number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise MalformedError(name, "a number", described(value))
-    if not -LARGEST_SCORE <= value <= LARGEST_SCORE:  # NaN is not, either
-        raise MalformedError(name, f"a number of at most {LARGEST_SCORE:g}", described(value))
+        raise MalformedError(name, "a number", describe_value(value))
+    if not -MAX_ABS_SCORE <= value <= MAX_ABS_SCORE:  # NaN is not, either
+        raise MalformedError(name, f"a number of at most {MAX_ABS_SCORE:g}", describe_value(value))
     return float(value)
 
 

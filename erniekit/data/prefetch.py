@@ -28,9 +28,9 @@ def prefetch(plan: StepPlan, start: int, workers: int, stop: int | None = None) 
             for step in steps:
                 ahead.append(pool.submit(plan.read, step))
                 if len(ahead) > workers:
-                    yield plan.through(ahead.popleft().result)
+                    yield plan.batch_source(ahead.popleft().result)
             while ahead:
-                yield plan.through(ahead.popleft().result)
+                yield plan.batch_source(ahead.popleft().result)
         finally:  # also when the loop stops early
             for future in ahead:
                 future.cancel()

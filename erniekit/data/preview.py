@@ -7,9 +7,9 @@ from itertools import groupby
 
 from erniekit.data.batches import Batch
 from erniekit.data.dataset import Dataset
-from erniekit.data.template import IGNORED
+from erniekit.data.template import IGNORE_INDEX
 from erniekit.data.tokenizer import Tokenizer
-from erniekit.terminal import printable
+from erniekit.terminal import escape_control_characters
 
 TRAINED, REJECTED = "\x1b[1;32m", "\x1b[1;31m"  # green, red
 READ, HEADING, RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
@@ -42,7 +42,7 @@ def render_batch(
             parts = [slice(start, end)]
             if pair is not None:
                 parts = [slice(start + pair.chosen, start + pair.rejected), slice(start + pair.rejected, end)]
-            targets = " + ".join(f"{int((batch.labels[row, part] != IGNORED).sum()):,}" for part in parts)
+            targets = " + ".join(f"{int((batch.labels[row, part] != IGNORE_INDEX).sum()):,}" for part in parts)
             heading = f"--- {what[:-1]} {number}: {dataset.location(index)}, positions {start:,}-{end - 1:,}, {targets}"
             lines.append(_styled(f"{heading} targets", HEADING, color))
             if pair is None:
@@ -65,7 +65,7 @@ def _legend(what: str, color: bool) -> str:
 def _pair(batch: Batch, tokenizer: Tokenizer, row: int, start: int, answers: list[slice], color: bool) -> list[str]:
     """The prompt, as both answers read it, and each answer behind its name."""
     prompt = batch.input_ids[row, start : answers[0].start + 1].tolist()
-    lines = [_styled(printable(tokenizer.decode(prompt, skip_special_tokens=False)), READ, color)]
+    lines = [_styled(escape_control_characters(tokenizer.decode(prompt, skip_special_tokens=False)), READ, color)]
     for name, part, style in zip(("chosen", "rejected"), answers, (TRAINED, REJECTED), strict=True):
         answer = _document(batch, tokenizer, row, part.start, part.stop, color, beginning=False, trained_style=style)
         lines.append(_styled(f"{name}: ", HEADING, color) + answer)
@@ -103,7 +103,7 @@ def _document(
 ) -> str:
     parts = []
     for trained, tokens in groupby(_tokens(batch, row, start, end, beginning), key=lambda pair: pair[0]):
-        text = printable(tokenizer.decode([token for _, token in tokens], skip_special_tokens=False))
+        text = escape_control_characters(tokenizer.decode([token for _, token in tokens], skip_special_tokens=False))
         if color:
             parts.append(_styled(text, trained_style if trained else READ, color))
         else:
@@ -121,7 +121,7 @@ def _tokens(batch: Batch, row: int, start: int, end: int, beginning: bool) -> It
     for position in range(start, end):
         label = int(batch.labels[row, position])
         following = int(batch.input_ids[row, position + 1]) if position + 1 < end else None
-        if label != IGNORED:
+        if label != IGNORE_INDEX:
             yield True, label
         if following is not None and following != label:
             yield False, following

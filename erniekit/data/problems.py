@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from erniekit.errors import DataError
 
-SHOWN = 20
-SHOWN_NAME = 40  # characters
+MAX_SHOWN = 20
+MAX_SHOWN_NAME_LENGTH = 40  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class RecordProblem:
     got: str
 
     def __str__(self) -> str:
-        place = f"{self.path}:{self.line}" if self.line else self.path
-        return f"{place}: {self.field}: expected {self.expected}, got {self.got}"
+        location = f"{self.path}:{self.line}" if self.line else self.path
+        return f"{location}: {self.field}: expected {self.expected}, got {self.got}"
 
 
 @dataclass
@@ -35,7 +35,7 @@ class ProblemList:
 
     def add(self, problem: RecordProblem) -> None:
         self.per_path[problem.path] += 1
-        if len(self.shown) < SHOWN:
+        if len(self.shown) < MAX_SHOWN:
             self.shown.append(problem)
 
     @property
@@ -67,4 +67,4 @@ def shorten(value: object, limit: int = 60) -> str:
 
 def field_name(name: str) -> str:
     """A field of a record as a message names it: as it is, or quoted and cut where it is no plain word."""
-    return name if name.isidentifier() and len(name) <= SHOWN_NAME else shorten(name)
+    return name if name.isidentifier() and len(name) <= MAX_SHOWN_NAME_LENGTH else shorten(name)

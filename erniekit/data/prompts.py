@@ -14,9 +14,13 @@ from erniekit.data.records import PARSERS
 from erniekit.errors import DataError
 
 JSON_SUFFIXES = (".jsonl", ".json")
-_MARKS = {"messages": "messages", "src": "erniekit", "instruction": "alpaca"}  # the field that tells the format
-_SHOWN_PROBLEMS = 20
-_UNANSWERED = "-"  # stands in for the answer that is wanted while a record is read; dropped afterwards
+_FORMAT_BY_FIELD = {
+    "messages": "messages",
+    "src": "erniekit",
+    "instruction": "alpaca",
+}  # the field that tells the format
+_MAX_SHOWN_PROBLEMS = 20
+_PLACEHOLDER_ANSWER = "-"  # stands in for the answer that is wanted while a record is read; dropped afterwards
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,9 @@ def read_prompts(path: Path) -> list[Prompt]:
     items = list(_records(path) if path.suffix.lower() in JSON_SUFFIXES else _lines(path))
     problems = [str(item) for item in items if isinstance(item, RecordProblem)]
     if problems:
-        hidden = len(problems) - _SHOWN_PROBLEMS
+        hidden = len(problems) - _MAX_SHOWN_PROBLEMS
         more = [f"and {hidden:,} more"] if hidden > 0 else []
-        raise DataError("\n".join([*problems[:_SHOWN_PROBLEMS], *more]))
+        raise DataError("\n".join([*problems[:_MAX_SHOWN_PROBLEMS], *more]))
     prompts = [item for item in items if isinstance(item, Prompt)]
     if not prompts:
         raise DataError(f"{path}: holds no prompt")
@@ -87,15 +91,15 @@ def _records(path: Path) -> Iterator[Prompt | RecordProblem]:
 
 
 def _prompt(line: int, value: object) -> Prompt:
-    kind = next((kind for mark, kind in _MARKS.items() if isinstance(value, dict) and mark in value), None)
+    kind = next((kind for mark, kind in _FORMAT_BY_FIELD.items() if isinstance(value, dict) and mark in value), None)
     if kind is None:
         raise MalformedError("record", "an object with messages, src or instruction", shorten(value))
     assert isinstance(value, dict)
-    record, answered = _COMPLETED[kind](value)
+    record, answered = _COMPLETERS[kind](value)
     conversation = PARSERS[kind](record)
     assert isinstance(conversation, Conversation)
-    asked = Conversation(conversation.turns[:-1], conversation.system, conversation.tools)
-    return Prompt(line, asked, conversation.turns[-1].content if answered else None)
+    prompt = Conversation(conversation.turns[:-1], conversation.system, conversation.tools)
+    return Prompt(line, prompt, conversation.turns[-1].content if answered else None)
 
 
 def _completed_messages(record: dict) -> tuple[dict, bool]:
@@ -112,7 +116,7 @@ def _completed_messages(record: dict) -> tuple[dict, bool]:
     last = messages[-1] if messages else None
     answered = not (isinstance(last, dict) and last.get("role") in (USER, *TOOL_ROLES))
     if not answered:
-        plain.append({"role": ASSISTANT, "content": _UNANSWERED})
+        plain.append({"role": ASSISTANT, "content": _PLACEHOLDER_ANSWER})
     return {"messages": plain, "tools": record.get("tools")}, answered
 
 
@@ -122,14 +126,14 @@ def _completed_erniekit(record: dict) -> tuple[dict, bool]:
     answers = list(answers) if isinstance(answers, list) else [answers]
     answered = len(answers) != len(questions) - 1 and bool(answers[-1:] and answers[-1])
     if not answered:
-        answers = [*answers[: len(questions) - 1], _UNANSWERED]
+        answers = [*answers[: len(questions) - 1], _PLACEHOLDER_ANSWER]
     completed = {key: field for key, field in record.items() if key != "label"}
     return {**completed, "src": questions, "tgt": answers}, answered
 
 
 def _completed_alpaca(record: dict) -> tuple[dict, bool]:
     answered = bool(record.get("output"))
-    return (record if answered else {**record, "output": _UNANSWERED}), answered
+    return (record if answered else {**record, "output": _PLACEHOLDER_ANSWER}), answered
 
 
-_COMPLETED = {"messages": _completed_messages, "erniekit": _completed_erniekit, "alpaca": _completed_alpaca}
+_COMPLETERS = {"messages": _completed_messages, "erniekit": _completed_erniekit, "alpaca": _completed_alpaca}

@@ -18,21 +18,21 @@ from pathlib import Path
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, PlainText, Preference, Turn
 from erniekit.data.fields import UnusedFields
 from erniekit.data.json_records import read_json_values
-from erniekit.data.messages import dialogue
+from erniekit.data.messages import parse_messages
 from erniekit.data.preference_records import PREFERENCE_PARSERS
 from erniekit.data.problems import RecordProblem, shorten
 from erniekit.data.record_values import (
     MalformedError,
-    described,
-    flag_of,
-    history_of,
-    optional_text,
+    describe_value,
+    parse_flag,
+    parse_history,
+    parse_optional_text,
+    parse_text,
+    parse_texts,
     split_system,
-    text_of,
-    texts_of,
 )
 from erniekit.data.table_records import PARQUET, is_hub_dataset, read_hub_values, read_parquet_values
-from erniekit.data.tool_calls import tools_of
+from erniekit.data.tool_calls import parse_tools
 
 
 def read_records(
@@ -75,8 +75,8 @@ def _values(path: str | Path) -> Iterator[tuple[int, object] | RecordProblem]:
 
 
 def _erniekit(record: dict) -> Conversation:
-    questions = texts_of(record, "src")
-    answers = texts_of(record, "tgt")
+    questions = parse_texts(record, "src")
+    answers = parse_texts(record, "tgt")
     if len(questions) != len(answers):
         raise MalformedError("tgt", f"as many items as src ({len(questions)})", f"{len(answers)}")
     labels = record.get("label")
@@ -86,30 +86,30 @@ def _erniekit(record: dict) -> Conversation:
         labels = [labels]
     if len(labels) != len(answers):
         raise MalformedError("label", f"one 0 or 1 for each tgt ({len(answers)})", f"{len(labels)} of them")
-    trained = [flag_of(label, "label") for label in labels]
+    trained = [parse_flag(label, "label") for label in labels]
     system, questions, answers = split_system(record, questions, answers)
     return _conversation(zip(questions, answers, trained[-len(answers) :], strict=True), system, "label")
 
 
 def _alpaca(record: dict) -> Conversation:
-    question = text_of(record.get("instruction"), "instruction")
-    addition = optional_text(record, "input")
+    question = parse_text(record.get("instruction"), "instruction")
+    addition = parse_optional_text(record, "input")
     question = "\n".join(part for part in (question, addition) if part)
     if not question:
         raise MalformedError("instruction", "a text", "an empty string")
-    answer = text_of(record.get("output"), "output")
+    answer = parse_text(record.get("output"), "output")
     if not answer:
         raise MalformedError("output", "a text", "an empty string")
-    exchanges = [(*exchange, True) for exchange in history_of(record)]
-    return _conversation([*exchanges, (question, answer, True)], optional_text(record, "system"), "output")
+    rounds = [(*qa_pair, True) for qa_pair in parse_history(record)]
+    return _conversation([*rounds, (question, answer, True)], parse_optional_text(record, "system"), "output")
 
 
 def _messages(record: dict) -> Conversation:
-    system, turns = dialogue(record.get("messages"), "messages", tools=True)
+    system, turns = parse_messages(record.get("messages"), "messages", tools=True)
     if not turns or turns[-1].role != ASSISTANT:
         last = record["messages"][-1].get("role")
-        raise MalformedError("messages", "the last message to be the assistant's", described(last))
-    return _with_target(Conversation(tuple(turns), system, tools_of(record)), "messages")
+        raise MalformedError("messages", "the last message to be the assistant's", describe_value(last))
+    return _with_target(Conversation(tuple(turns), system, parse_tools(record)), "messages")
 
 
 def _plain_text(record: dict) -> PlainText:
@@ -117,15 +117,15 @@ def _plain_text(record: dict) -> PlainText:
     parts = record.get(name)
     if name == "text" or not isinstance(parts, list):
         parts = [parts]
-    text = "\n".join(text_of(part, name, strip=False) for part in parts)
+    text = "\n".join(parse_text(part, name, strip=False) for part in parts)
     if not text.strip():
         raise MalformedError(name, "a text", "an empty string")
     return PlainText(text)
 
 
-def _conversation(exchanges: Iterable[tuple[str, str, bool]], system: str, label_field: str) -> Conversation:
+def _conversation(rounds: Iterable[tuple[str, str, bool]], system: str, label_field: str) -> Conversation:
     turns = []
-    for question, answer, trained in exchanges:
+    for question, answer, trained in rounds:
         turns += [Turn(USER, question), Turn(ASSISTANT, answer, trained)]
     return _with_target(Conversation(tuple(turns), system), label_field)
 

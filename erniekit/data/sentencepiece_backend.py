@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from erniekit.data.added_tokens import AddedTokens, Part
+from erniekit.data.added_tokens import AddedTokens, TextChunk
 from erniekit.data.tokenizer_files import (
     ADDED_TOKENS_FILE,
     CONFIG_FILE,
@@ -36,7 +36,7 @@ ERNIE_DEFAULTS = {
     "mask_token": "<mask:1>",
 }
 WITHOUT_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # ModelProto.normalizer_spec (3) { add_dummy_prefix (3): false }
-THREADED_TEXTS = 256  # fewer are encoded before threads would have started
+MIN_TEXTS_FOR_THREADS = 256  # fewer are encoded before threads would have started
 
 
 class SentencePieceBackend:
@@ -78,16 +78,16 @@ class SentencePieceBackend:
         added = self._added.by_text.get(token)
         return self._piece_id(token) if added is None else added.id
 
-    def _split(self, text: str) -> list[Part]:
+    def _split(self, text: str) -> list[TextChunk]:
         if self._legacy or not text:
             return self._added.split(text)
         text = text.replace(SPACE, " ")
-        parts = self._added.split(SPACE + text if self._adds_prefix else text)
-        begins_with_special = len(parts) > 1 and isinstance(parts[1], AddedToken) and parts[1].special
-        return parts[1:] if parts[0] in (SPACE, " ") and begins_with_special else parts
+        chunks = self._added.split(SPACE + text if self._adds_prefix else text)
+        begins_with_special = len(chunks) > 1 and isinstance(chunks[1], AddedToken) and chunks[1].special
+        return chunks[1:] if chunks[0] in (SPACE, " ") and begins_with_special else chunks
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
-        threads = usable_cores() if len(texts) >= THREADED_TEXTS else 1
+        threads = usable_cores() if len(texts) >= MIN_TEXTS_FOR_THREADS else 1
         if self._legacy:
             return self._model.encode(texts, num_threads=threads) if texts else []
         # The library may strip spaces that a text begins with; behind a word that is taken off again they are safe.
@@ -113,7 +113,7 @@ class SentencePieceBackend:
         return named
 
 
-def _load(path: Path, amendment: bytes) -> Any:
+def _load(path: Path, proto_override: bytes) -> Any:
     """The model of a file; `amendment`, appended to its message, overrides fields as Protocol Buffers do."""
     try:
         import sentencepiece
@@ -121,7 +121,7 @@ def _load(path: Path, amendment: bytes) -> Any:
         raise ModelFileError(f"{path}: reading it needs the sentencepiece library: pip install sentencepiece") from None
     try:
         content = path.read_bytes()
-        model = sentencepiece.SentencePieceProcessor(model_proto=content + amendment)
+        model = sentencepiece.SentencePieceProcessor(model_proto=content + proto_override)
     except (OSError, RuntimeError) as error:  # RuntimeError is what the library raises for anything but a model
         raise ModelFileError(f"{path}: not a SentencePiece model: {error}") from None
     if not content:

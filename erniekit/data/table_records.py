@@ -14,7 +14,7 @@ from typing import Any
 from erniekit.data.problems import RecordProblem
 
 PARQUET = ".parquet"
-ROWS_AT_ONCE = 256
+BATCH_ROWS = 256
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+(/[\w.-]+)?)?")
 _INSTALL = 'pip install "datasets==4.0.0"'
 
@@ -42,7 +42,7 @@ def read_parquet_values(path: str | Path) -> Iterator[tuple[int, object] | Recor
     row = 0
     try:
         with ParquetFile(path) as file:
-            for batch in file.iter_batches(ROWS_AT_ONCE):
+            for batch in file.iter_batches(BATCH_ROWS):
                 for record in batch.to_pylist():
                     row += 1
                     yield row, _without_nulls(record)
@@ -92,11 +92,11 @@ def _open(name: str) -> Any:
             snapshot_download(repository, repo_type="dataset", local_files_only=True), **options
         )
     except errors:
-        wanted = (
+        expected = (
             "a data set of the Hugging Face hub that can be reached, or is in its cache; without a network, run "
             f"`hf download {repository} --repo-type dataset` where there is one and copy the cache (HF_HOME) here"
         )
-        return RecordProblem(name, 0, "data set", wanted, reason)
+        return RecordProblem(name, 0, "data set", expected, reason)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -17,7 +17,7 @@ from erniekit.data.conversation import ASSISTANT, Conversation
 from erniekit.data.tokenizer import Tokenizer
 from erniekit.errors import DataError, ModelFileError
 
-IGNORED = -100
+IGNORE_INDEX = -100
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Segment:
     trained: bool
 
 
-class PairPlace(NamedTuple):
+class PairOffsets(NamedTuple):
     """Where in a sample the two answers of a pair begin, and their scores' difference (NaN where there is none)."""
 
     chosen: int
@@ -47,7 +47,7 @@ class Sample:
 
     input_ids: np.ndarray
     labels: np.ndarray
-    pair: PairPlace | None = None
+    pair: PairOffsets | None = None
 
 
 class TemplateRefusedError(DataError):
@@ -126,10 +126,10 @@ def chat_template(tokenizer: Tokenizer) -> Template:
                 "chat_template.jinja in that folder"
             )
         return ernie
-    from erniekit.data.jinja_template import JinjaTemplate, renders_alike
+    from erniekit.data.jinja_template import JinjaTemplate, renders_identically
 
     jinja_template = JinjaTemplate(tokenizer)
-    plain = ernie is not None and not jinja_template.takes_tools and renders_alike(jinja_template, ernie)
+    plain = ernie is not None and not jinja_template.takes_tools and renders_identically(jinja_template, ernie)
     return ernie if ernie is not None and plain else jinja_template
 
 
@@ -151,20 +151,20 @@ def encode_prompt(template: Template, tokenizer: Tokenizer, conversation: Conver
 
 def assemble(segments: Iterable[Segment], encoded: Sequence[Sequence[int]], template: Template) -> Sample:
     """Join encoded segments into a sample. Targets are marked by position, so a token's id never decides."""
-    tokens, targets = join(segments, encoded, template)
-    length = after_last_target(targets)
+    tokens, targets = join_segments(segments, encoded, template)
+    length = length_to_last_target(targets)
     return Sample(np.array(tokens[: max(0, length - 1)], dtype=np.int32), np.array(targets[1:length], dtype=np.int32))
 
 
-def after_last_target(targets: Sequence[int]) -> int:
+def length_to_last_target(targets: Sequence[int]) -> int:
     """The number of tokens up to and with the last target; 0 where there is none."""
     length = len(targets)
-    while length and targets[length - 1] == IGNORED:
+    while length and targets[length - 1] == IGNORE_INDEX:
         length -= 1
     return length
 
 
-def join(
+def join_segments(
     segments: Iterable[Segment], encoded: Sequence[Sequence[int]], template: Template
 ) -> tuple[list[int], list[int]]:
     """The tokens of segments, and beside each token itself where it is a target (or `end_of_turn_target`), or -100."""
@@ -177,11 +177,11 @@ def join(
             if template.end_of_turn_target is not None:
                 targets[-1] = template.end_of_turn_target
         else:
-            targets += [IGNORED] * len(ids)
+            targets += [IGNORE_INDEX] * len(ids)
     return tokens, targets
 
 
-def encode_text(ids: Sequence[int], eos_id: int) -> Sample:
+def encode_plain_text(ids: Sequence[int], eos_id: int) -> Sample:
     """A plain document for stage PT: every token but the first is a target, and then `</s>`."""
     tokens = np.array([*ids, eos_id], dtype=np.int32)
     return Sample(tokens[:-1], tokens[1:])

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from erniekit.data.template import PairPlace, Sample
+from erniekit.data.template import PairOffsets, Sample
 from erniekit.errors import DataError
 
 FORMAT_VERSION = 4  # of the files and of the facts
@@ -30,7 +30,7 @@ ARRAYS = {
     "chosen": "<i4", "rejected": "<i4", "score_differences": "<f4",
 }  # fmt: skip
 ABANDONED_AFTER_S = 3600.0  # a folder aside that nobody has written to for so long belongs to a process that died
-Facts = dict[str, Any]
+Metadata = dict[str, Any]
 _CHECK_BLOCK = 1 << 24
 _RENAME_ATTEMPTS = 5
 
@@ -43,7 +43,7 @@ class TokenArrays:
         input_ids, labels: int32[tokens], memory-mapped.
         offsets: int64[samples + 1]; sample i is [offsets[i], offsets[i + 1]).
         lines: int32[samples], where in the file the record of a sample begins.
-        facts: what the builder noted about the file, as JSON holds it.
+        metadata: what the builder noted about the file, as JSON holds it.
         chosen, rejected, score_differences: of every pair its PairPlace; empty where the samples are documents.
     """
 
@@ -51,7 +51,7 @@ class TokenArrays:
     labels: np.ndarray
     offsets: np.ndarray
     lines: np.ndarray
-    facts: Facts
+    metadata: Metadata
     chosen: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     rejected: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     score_differences: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
@@ -61,7 +61,7 @@ class TokenArrays:
         start, end = int(self.offsets[index]), int(self.offsets[index + 1])
         pair = None
         if len(self.chosen):
-            pair = PairPlace(int(self.chosen[index]), int(self.rejected[index]), float(self.score_differences[index]))
+            pair = PairOffsets(int(self.chosen[index]), int(self.rejected[index]), float(self.score_differences[index]))
         return Sample(self.input_ids[start:end], self.labels[start:end], pair)
 
 
@@ -84,14 +84,14 @@ class TokenWriter:
         self._write("labels", np.concatenate([sample.labels for sample in samples]))
         self._write("offsets", ends)
         self._write("lines", lines)
-        places = [sample.pair for sample in samples if sample.pair is not None]
-        if places:
+        pair_offsets = [sample.pair for sample in samples if sample.pair is not None]
+        if pair_offsets:
             for name, values in zip(
-                ("chosen", "rejected", "score_differences"), zip(*places, strict=True), strict=True
+                ("chosen", "rejected", "score_differences"), zip(*pair_offsets, strict=True), strict=True
             ):
                 self._write(name, values)
 
-    def finish(self, facts: Facts) -> None:
+    def finish(self, metadata: Metadata) -> None:
         """Sync the arrays, then write the manifest that makes the folder valid."""
         sizes = {}
         for name, file in self._files.items():
@@ -99,7 +99,7 @@ class TokenWriter:
             os.fsync(file.fileno())
             sizes[name] = file.tell()
         self.close()
-        manifest = {"version": FORMAT_VERSION, "facts": facts, "bytes": sizes, "crc32": self._checksums}
+        manifest = {"version": FORMAT_VERSION, "facts": metadata, "bytes": sizes, "crc32": self._checksums}
         with open(self._folder / MANIFEST, "w", encoding="utf-8") as text:
             json.dump(manifest, text, indent=1)
             text.flush()
@@ -115,7 +115,7 @@ class TokenWriter:
         self._files[name].write(data)
 
 
-def open_or_build(folder: Path, build: Callable[[TokenWriter], Facts]) -> TokenArrays:
+def open_or_build(folder: Path, build: Callable[[TokenWriter], Metadata]) -> TokenArrays:
     """The arrays of `folder`; where it is absent, incomplete or damaged, `build` fills it first.
 
     Args:
@@ -131,23 +131,23 @@ def open_or_build(folder: Path, build: Callable[[TokenWriter], Facts]) -> TokenA
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(folder)
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        temp_dir = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
         raise _unwritable(folder, error) from None
     try:
-        writer = TokenWriter(aside)
+        writer = TokenWriter(temp_dir)
         try:
             writer.finish(build(writer))
         finally:
             writer.close()
-        arrays = _open_valid(aside)  # before the rename: mapped files stay valid whatever happens to their names
+        arrays = _open_valid(temp_dir)  # before the rename: mapped files stay valid whatever happens to their names
         if arrays is None:
-            raise DataError(f"{aside}: the token cache does not read back as it was written; is the disk sound?")
-        _put_in_place(aside, folder)
+            raise DataError(f"{temp_dir}: the token cache does not read back as it was written; is the disk sound?")
+        _rename_into_place(temp_dir, folder)
     except OSError as error:
         raise _unwritable(folder, error) from None
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temp_dir, ignore_errors=True)
     return arrays
 
 
@@ -156,11 +156,11 @@ def open_arrays(folder: Path) -> TokenArrays | None:
     return _open_valid(folder)
 
 
-def _put_in_place(aside: Path, folder: Path) -> None:
+def _rename_into_place(temp_dir: Path, folder: Path) -> None:
     """Rename `aside` to `folder`; a damaged folder in the way is removed, a valid one (another process's) is kept."""
     for _ in range(_RENAME_ATTEMPTS):
         try:
-            os.rename(aside, folder)
+            os.rename(temp_dir, folder)
             return
         except OSError:
             if _open_valid(folder) is not None:
@@ -169,7 +169,7 @@ def _put_in_place(aside: Path, folder: Path) -> None:
             with contextlib.suppress(FileNotFoundError):  # another process was removing it too
                 os.rename(folder, damaged)
             shutil.rmtree(damaged, ignore_errors=True)
-    os.rename(aside, folder)
+    os.rename(temp_dir, folder)
 
 
 def _open_valid(folder: Path) -> TokenArrays | None:
@@ -183,13 +183,13 @@ def _open_valid(folder: Path) -> TokenArrays | None:
             path = folder / f"{name}.bin"
             if path.stat().st_size != manifest["bytes"][name] or _checksum(path) != manifest["crc32"][name]:
                 return None
-            arrays[name] = _mapped(path, dtype) if manifest["bytes"][name] else np.empty(0, dtype)
-        return TokenArrays(**arrays, facts=dict(manifest["facts"]))
+            arrays[name] = _memory_map(path, dtype) if manifest["bytes"][name] else np.empty(0, dtype)
+        return TokenArrays(**arrays, metadata=dict(manifest["facts"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None  # whatever is wrong with it, it is built anew
 
 
-def _mapped(path: Path, dtype: str) -> np.ndarray:
+def _memory_map(path: Path, dtype: str) -> np.ndarray:
     # as a plain array: slicing np.memmap itself costs microseconds more, and there is a slice for every sample
     return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
 
@@ -203,11 +203,11 @@ def _checksum(path: Path) -> int:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    for aside in folder.parent.glob(f".{folder.name}.*"):
+    for temp_dir in folder.parent.glob(f".{folder.name}.*"):
         with contextlib.suppress(FileNotFoundError):  # its builder has just renamed or removed it: it is not abandoned
-            touched = max(entry.stat().st_mtime for entry in (aside, *aside.iterdir()))
+            touched = max(entry.stat().st_mtime for entry in (temp_dir, *temp_dir.iterdir()))
             if time.time() - touched > ABANDONED_AFTER_S:
-                shutil.rmtree(aside, ignore_errors=True)
+                shutil.rmtree(temp_dir, ignore_errors=True)
 
 
 def _unwritable(folder: Path, error: OSError) -> DataError:

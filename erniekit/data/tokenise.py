@@ -15,20 +15,20 @@ from erniekit.data.problems import ProblemList, RecordProblem
 from erniekit.data.record_values import MalformedError
 from erniekit.data.records import Record, read_records
 from erniekit.data.sources import Source
-from erniekit.data.template import Sample, Template, TemplateRefusedError, assemble, encode_sample, encode_text
+from erniekit.data.template import Sample, Template, TemplateRefusedError, assemble, encode_plain_text, encode_sample
 from erniekit.data.tokenizer import Tokenizer
 from erniekit.errors import DataError
 
 OVER_LENGTH_POLICIES = ("drop", "truncate_turns", "error")
 BLOCK_RECORDS = 1000
 BLOCK_CHARACTERS = 2_000_000  # while a block is encoded, each of its tokens weighs about a hundred bytes
-LEAST_SCORE_DIFFERENCE = 1e-30  # a smaller one is 0 in float32, and its logarithm infinite
+MIN_SCORE_DIFFERENCE = 1e-30  # a smaller one is 0 in float32, and its logarithm infinite
 
-Numbered = tuple[int, Record]  # with the line in the file
+NumberedRecord = tuple[int, Record]  # with the line in the file
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TokenizationSettings:
     """Everything beside the file itself that decides its samples; see dataset.open_dataset."""
 
     tokenizer: Tokenizer
@@ -45,12 +45,12 @@ class Settings:
     def key(self, kind: str) -> tuple:
         """Stands for everything here that decides the samples of a source of this kind."""
         template = self.template.fingerprint if self.template else None
-        of_pairs = (self.max_prompt_len, self.needs_scores) if kind in PREFERENCE_KINDS else ()
-        return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *of_pairs
+        pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PREFERENCE_KINDS else ()
+        return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *pair_settings
 
 
 @dataclass(slots=True)
-class Counts:
+class RecordCounts:
     """What became of the records of one source; see report.SourceReport."""
 
     read: int = 0
@@ -62,8 +62,8 @@ class Counts:
 
 def tokenise(
     source: Source,
-    settings: Settings,
-    counts: Counts,
+    settings: TokenizationSettings,
+    counts: RecordCounts,
     unused: UnusedFields,
     problems: ProblemList,
     *,
@@ -86,13 +86,13 @@ def tokenise(
 def _blocks(
     source: Source,
     tokenizer: Tokenizer,
-    counts: Counts,
+    counts: RecordCounts,
     unused: UnusedFields,
     problems: ProblemList,
     block_records: int,
-) -> Iterator[list[Numbered]]:
+) -> Iterator[list[NumberedRecord]]:
     """Records without control tokens in their texts, in blocks limited by number and by characters."""
-    block: list[Numbered] = []
+    block: list[NumberedRecord] = []
     characters = 0
     for item in read_records(source.path, source.kind, unused):
         if isinstance(item, RecordProblem):
@@ -101,11 +101,11 @@ def _blocks(
         counts.read += 1
         line, record = item
         named_texts = _texts(record)
-        forged = [(name, token) for name, text in named_texts if (token := tokenizer.find_control_token(text))]
-        for name, token in forged:
+        control_tokens = [(name, token) for name, text in named_texts if (token := tokenizer.find_control_token(text))]
+        for name, token in control_tokens:
             expected = "text without the tokenizer's control tokens (they would forge the dialogue's structure)"
             problems.add(RecordProblem(str(source.path), line, name, expected, token))
-        if forged:
+        if control_tokens:
             continue
         block.append(item)
         characters += sum(len(text) for _, text in named_texts)
@@ -130,23 +130,31 @@ def _texts(record: Record) -> list[tuple[str, str]]:
 
 
 def _encode_texts(
-    block: list[Numbered], source: Source, settings: Settings, counts: Counts, problems: ProblemList
+    block: list[NumberedRecord],
+    source: Source,
+    settings: TokenizationSettings,
+    counts: RecordCounts,
+    problems: ProblemList,
 ) -> Iterator[tuple[int, Sample]]:
     """Every token is kept: labels are shifted before a long text is cut, so its pieces lose no target."""
     encoded = settings.tokenizer.encode_batch([record.text for _, record in block if isinstance(record, PlainText)])
     for (line, _), ids in zip(block, encoded, strict=True):
-        whole = encode_text(ids, settings.tokenizer.eos_id)
-        length = len(whole.input_ids)
+        full_sample = encode_plain_text(ids, settings.tokenizer.eos_id)
+        length = len(full_sample.input_ids)
         if not length:
-            problems.add(_without_tokens(source, line, "text", "text that leaves a token"))
+            problems.add(_no_tokens_problem(source, line, "text", "text that leaves a token"))
         counts.split += length > settings.max_seq_len
         for start in range(0, length, settings.max_seq_len):
             part = slice(start, start + settings.max_seq_len)
-            yield line, Sample(whole.input_ids[part], whole.labels[part])
+            yield line, Sample(full_sample.input_ids[part], full_sample.labels[part])
 
 
 def _encode_conversations(
-    block: list[Numbered], source: Source, settings: Settings, counts: Counts, problems: ProblemList
+    block: list[NumberedRecord],
+    source: Source,
+    settings: TokenizationSettings,
+    counts: RecordCounts,
+    problems: ProblemList,
 ) -> Iterator[tuple[int, Sample]]:
     assert settings.template is not None
     rendered = []
@@ -160,16 +168,14 @@ def _encode_conversations(
     for line, conversation, segments in rendered:
         sample = assemble(segments, [next(encoded) for _ in segments], settings.template)
         if not len(sample.input_ids):
-            problems.add(_without_tokens(source, line, "record", "a trained answer that leaves a token to predict"))
+            problems.add(_no_tokens_problem(source, line, "record", "a trained answer that leaves a token to predict"))
         elif len(sample.input_ids) <= settings.max_seq_len:
             yield line, sample
         elif settings.over_length == "error":
             expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len)"
             problems.add(RecordProblem(str(source.path), line, "length", expected, f"{len(sample.input_ids):,}"))
         else:
-            shorter = (
-                _without_oldest_turns(conversation, settings) if settings.over_length == "truncate_turns" else None
-            )
+            shorter = _truncate_turns(conversation, settings) if settings.over_length == "truncate_turns" else None
             counts.truncated += shorter is not None
             counts.dropped += shorter is None
             if shorter is not None:
@@ -177,13 +183,17 @@ def _encode_conversations(
 
 
 def _encode_preferences(
-    block: list[Numbered], source: Source, settings: Settings, counts: Counts, problems: ProblemList
+    block: list[NumberedRecord],
+    source: Source,
+    settings: TokenizationSettings,
+    counts: RecordCounts,
+    problems: ProblemList,
 ) -> Iterator[tuple[int, Sample]]:
     assert settings.template is not None
     rendered = []
     for line, record in block:
         assert isinstance(record, Preference)
-        if settings.needs_scores and (record.score_difference or 0) < LEAST_SCORE_DIFFERENCE:
+        if settings.needs_scores and (record.score_difference or 0) < MIN_SCORE_DIFFERENCE:
             expected = "scores of which the chosen answer's is the higher (offset_alpha needs them)"
             got = "none" if record.score_difference is None else f"a difference of {record.score_difference:g}"
             problems.add(RecordProblem(str(source.path), line, "score_chosen", expected, got))
@@ -196,30 +206,32 @@ def _encode_preferences(
     for line, record, pair in rendered:
         ids = [next(encoded) for _ in pair.segments]
         try:
-            whole, prompt = assemble_pair(pair, ids, settings.template, record.score_difference)
+            full_sample, prompt = assemble_pair(pair, ids, settings.template, record.score_difference)
         except MalformedError as error:
             problems.add(RecordProblem(str(source.path), line, error.field, error.expected, error.got))
             continue
-        sample, prompt = _fitted(record, whole, prompt, settings)
+        sample, prompt = _truncate_prompt(record, full_sample, prompt, settings)
         if _fits(sample, prompt, settings):
-            counts.truncated += sample is not whole
+            counts.truncated += sample is not full_sample
             yield line, sample
         elif settings.over_length == "error":
-            problems.add(_too_long(source, line, sample, prompt, settings))
+            problems.add(_too_long_problem(source, line, sample, prompt, settings))
         else:
             counts.dropped += 1
             counts.long_prompts += not _prompt_fits(prompt, settings)
 
 
-def _prompt_fits(prompt: int, settings: Settings) -> bool:
+def _prompt_fits(prompt: int, settings: TokenizationSettings) -> bool:
     return settings.max_prompt_len is None or prompt <= settings.max_prompt_len
 
 
-def _fits(sample: Sample, prompt: int, settings: Settings) -> bool:
+def _fits(sample: Sample, prompt: int, settings: TokenizationSettings) -> bool:
     return _prompt_fits(prompt, settings) and len(sample.input_ids) <= settings.max_seq_len
 
 
-def _fitted(record: Preference, sample: Sample, prompt: int, settings: Settings) -> tuple[Sample, int]:
+def _truncate_prompt(
+    record: Preference, sample: Sample, prompt: int, settings: TokenizationSettings
+) -> tuple[Sample, int]:
     """The pair, and the tokens of its prompt, with as few of the prompt's oldest exchanges gone as makes it fit.
 
     A prompt longer than max_prompt_len loses turns whatever the policy for long samples is, a pair longer than
@@ -227,22 +239,26 @@ def _fitted(record: Preference, sample: Sample, prompt: int, settings: Settings)
     """
     assert settings.template is not None
     template, tokenizer = settings.template, settings.tokenizer
-    most = len(record.prompt.turns) // 2
+    max_dropped = len(record.prompt.turns) // 2
     fits = _fits if settings.over_length == "truncate_turns" else lambda _, prompt, of: _prompt_fits(prompt, of)
-    if not most or fits(sample, prompt, settings):
+    if not max_dropped or fits(sample, prompt, settings):
         return sample, prompt
 
-    def without(exchanges: int) -> tuple[Sample, int]:
-        shorter = replace(record, prompt=record.prompt.without_oldest(exchanges))
+    def pair_without(rounds: int) -> tuple[Sample, int]:
+        shorter = replace(record, prompt=record.prompt.drop_oldest_rounds(rounds))
         pair = render_pair(template, shorter)
         encoded = tokenizer.encode_batch([part.text for part in pair.segments])
         return assemble_pair(pair, encoded, template, record.score_difference)
 
     # the more are gone, the shorter; where nothing fits, this is all that may go
-    return without(bisect_left(range(most), True, lo=1, key=lambda gone: fits(*without(gone), settings)))
+    return pair_without(
+        bisect_left(range(max_dropped), True, lo=1, key=lambda num_dropped: fits(*pair_without(num_dropped), settings))
+    )
 
 
-def _too_long(source: Source, line: int, sample: Sample, prompt: int, settings: Settings) -> RecordProblem:
+def _too_long_problem(
+    source: Source, line: int, sample: Sample, prompt: int, settings: TokenizationSettings
+) -> RecordProblem:
     """What is too long about a pair that has lost the turns it may lose."""
     if not _prompt_fits(prompt, settings):
         expected = f"at most {settings.max_prompt_len:,} tokens (max_prompt_len) in system text and last question"
@@ -254,25 +270,25 @@ def _too_long(source: Source, line: int, sample: Sample, prompt: int, settings: 
 _ENCODERS = {"text": _encode_texts, **dict.fromkeys(PREFERENCE_KINDS, _encode_preferences)}
 
 
-def _without_tokens(source: Source, line: int, field: str, expected: str) -> RecordProblem:
+def _no_tokens_problem(source: Source, line: int, field: str, expected: str) -> RecordProblem:
     return RecordProblem(str(source.path), line, field, expected, "none: the tokenizer drops every character")
 
 
-def _without_oldest_turns(conversation: Conversation, settings: Settings) -> Sample | None:
+def _truncate_turns(conversation: Conversation, settings: TokenizationSettings) -> Sample | None:
     """The sample with as few of the oldest exchanges gone as makes it fit; None if what fits has no target."""
     assert settings.template is not None
     template, tokenizer = settings.template, settings.tokenizer
 
-    def sample_without(exchanges: int) -> Sample:
-        return encode_sample(template, tokenizer, conversation.without_oldest(exchanges))
+    def sample_without(rounds: int) -> Sample:
+        return encode_sample(template, tokenizer, conversation.drop_oldest_rounds(rounds))
 
-    def fits(exchanges: int) -> bool:
-        return len(sample_without(exchanges).input_ids) <= settings.max_seq_len
+    def fits(rounds: int) -> bool:
+        return len(sample_without(rounds).input_ids) <= settings.max_seq_len
 
     # the later the start, the shorter; the whole is known not to fit, and at least one exchange has to stay
-    exchanges = conversation.exchanges
-    fewest = bisect_left(range(exchanges), True, lo=1, hi=exchanges, key=fits)
-    if fewest == exchanges:
+    rounds = conversation.rounds
+    num_dropped = bisect_left(range(rounds), True, lo=1, hi=rounds, key=fits)
+    if num_dropped == rounds:
         return None
-    shorter = sample_without(fewest)
+    shorter = sample_without(num_dropped)
     return shorter if len(shorter.input_ids) else None

@@ -68,7 +68,7 @@ def added_tokens(folder: Path, settings: dict[str, Any], base_id: Callable[[str]
     Raises:
         ModelFileError: a file is malformed, or a named token has no id anywhere.
     """
-    values = [*(settings[name] for name in special_tokens(settings)), *_listed(folder, settings)]
+    values = [*(settings[name] for name in special_tokens(settings)), *_listed_special_tokens(folder, settings)]
     special: dict[str, Any] = {text: value for value in values if (text := _content(value)) is not None}
     found: dict[str, AddedToken] = {}
     try:
@@ -92,16 +92,16 @@ def added_tokens(folder: Path, settings: dict[str, Any], base_id: Callable[[str]
 
 def chat_template_of(folder: Path, config: dict[str, Any]) -> tuple[str | None, Path | None]:
     """The jinja text and its file; a file of its own comes before the tokenizer's configuration."""
-    own_file, json_file = (folder / name for name in TEMPLATE_FILES)
-    if own_file.is_file():
-        return own_file.read_text(encoding="utf-8"), own_file
+    jinja_file, json_file = (folder / name for name in TEMPLATE_FILES)
+    if jinja_file.is_file():
+        return jinja_file.read_text(encoding="utf-8"), jinja_file
     if json_file.is_file():
         return _named_template(read_json(json_file).get("chat_template"), json_file), json_file
     template = _named_template(config.get("chat_template"), folder / CONFIG_FILE)
     return template, None if template is None else folder / CONFIG_FILE
 
 
-def _listed(folder: Path, settings: dict[str, Any]) -> list[Any]:
+def _listed_special_tokens(folder: Path, settings: dict[str, Any]) -> list[Any]:
     listed = settings.get("additional_special_tokens") or []
     extra = settings.get("extra_special_tokens") or {}
     if not isinstance(listed, list) or not isinstance(extra, dict):

@@ -7,10 +7,10 @@ from typing import Any
 
 from erniekit.data.fields import CALL_FIELDS
 from erniekit.data.problems import shorten
-from erniekit.data.record_values import MalformedError, described, text_of
+from erniekit.data.record_values import MalformedError, describe_value, parse_text
 
 
-def tools_of(record: dict) -> tuple[dict[str, Any], ...]:
+def parse_tools(record: dict) -> tuple[dict[str, Any], ...]:
     """The field `tools`: a list of JSON objects with a name (OpenAI's form wraps them in `function`), or its text."""
     value = record.get("tools")
     if value is None or value == "":
@@ -27,7 +27,7 @@ def tools_of(record: dict) -> tuple[dict[str, Any], ...]:
     return tuple(value)
 
 
-def calls_of(message: dict, name: str) -> list[dict[str, Any]]:
+def parse_tool_calls(message: dict, name: str) -> list[dict[str, Any]]:
     """The calls of an assistant's message: `tool_calls`, or the one of OpenAI's older `function_call`; [] for none.
 
     Raises:
@@ -41,37 +41,37 @@ def calls_of(message: dict, name: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise MalformedError(f"{name}.tool_calls", "a list of calls", shorten(calls))
     for number, call in enumerate(calls):
-        place = f"{name}.tool_calls[{number}]"
+        field_path = f"{name}.tool_calls[{number}]"
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict):
-            raise MalformedError(place, "an object with function", shorten(call))
+            raise MalformedError(field_path, "an object with function", shorten(call))
         if not isinstance(function.get("name"), str) or not function["name"]:
-            raise MalformedError(f"{place}.function.name", "a name", described(function.get("name")))
+            raise MalformedError(f"{field_path}.function.name", "a name", describe_value(function.get("name")))
         arguments = function.get("arguments")
         if isinstance(arguments, str):
-            arguments = _from_json(arguments, f"{place}.function.arguments", "a JSON object")
+            arguments = _from_json(arguments, f"{field_path}.function.arguments", "a JSON object")
         if not isinstance(arguments, dict):
-            raise MalformedError(f"{place}.function.arguments", "a JSON object", described(arguments))
+            raise MalformedError(f"{field_path}.function.arguments", "a JSON object", describe_value(arguments))
     return calls
 
 
-def refuse_calls(message: dict, name: str) -> None:
+def reject_tool_calls(message: dict, name: str) -> None:
     """For messages of pairs, which cannot hold calls: without one another answer would be trained than is written."""
     for field in sorted(CALL_FIELDS):
         if message.get(field):
             raise MalformedError(f"{name}.{field}", "no calls (pairs cannot hold them yet)", shorten(message[field]))
 
 
-def call_fields(message: dict, calls: list[dict[str, Any]]) -> dict[str, Any]:
+def tool_call_fields(message: dict, calls: list[dict[str, Any]]) -> dict[str, Any]:
     """What a template sees of an assistant's message with calls, beside its role."""
     content = {} if "content" not in message else {"content": _text_or_none(message["content"])}
     return {**content, "tool_calls": calls}
 
 
-def result_fields(message: dict, name: str) -> dict[str, Any]:
+def tool_result_fields(message: dict, name: str) -> dict[str, Any]:
     """What a template sees of a tool's result, beside its role."""
-    named = {key: text_of(message[key], f"{name}.{key}") for key in ("name", "tool_call_id") if message.get(key)}
-    return {"content": text_of(message.get("content"), f"{name}.content"), **named}
+    named = {key: parse_text(message[key], f"{name}.{key}") for key in ("name", "tool_call_id") if message.get(key)}
+    return {"content": parse_text(message.get("content"), f"{name}.content"), **named}
 
 
 def _text_or_none(content: object) -> object:
@@ -80,6 +80,6 @@ def _text_or_none(content: object) -> object:
 
 def _from_json(text: str, name: str, expected: str) -> Any:
     try:
-        return json.loads(text_of(text, name))
+        return json.loads(parse_text(text, name))
     except ValueError:
         raise MalformedError(name, expected, shorten(text)) from None

@@ -14,32 +14,32 @@ import numpy as np
 
 from erniekit.data.batches import Batch, PairSpans
 from erniekit.data.dataset import Dataset
-from erniekit.data.packed import Packed
+from erniekit.data.packed import PackedIndex
 from erniekit.data.packing import Packs
 from erniekit.data.sources import Source
 from erniekit.data.token_cache import TokenArrays
 
 
-class Message(NamedTuple):
+class ArrayMessage(NamedTuple):
     """`facts` are JSON."""
 
-    facts: Any
+    metadata: Any
     arrays: Sequence[np.ndarray]
 
 
-def pack_batches(batches: Sequence[Batch]) -> Message:
+def serialize_batches(batches: Sequence[Batch]) -> ArrayMessage:
     """The micro-batches of a step."""
-    facts, arrays = [], list[np.ndarray]()
+    metadata, arrays = [], list[np.ndarray]()
     for batch in batches:
-        facts.append([batch.samples, batch.token_count, batch.target_count, batch.pairs and batch.pairs.count])
+        metadata.append([batch.samples, batch.token_count, batch.target_count, batch.pairs and batch.pairs.count])
         arrays += [batch.input_ids, batch.position_ids, batch.labels, batch.startend_row_indices]
         if batch.pairs is not None:
             arrays += [batch.pairs.answers, batch.pairs.score_differences]
-    return Message(facts, arrays)
+    return ArrayMessage(metadata, arrays)
 
 
-def unpack_batches(message: Message) -> list[Batch]:
-    """What was given to `pack_batches`."""
+def deserialize_batches(message: ArrayMessage) -> list[Batch]:
+    """What was given to `serialize_batches`."""
     arrays = iter(message.arrays)
 
     def batch(samples: list[list[int]], token_count: int, target_count: int, pairs: int | None) -> Batch:
@@ -54,43 +54,43 @@ def unpack_batches(message: Message) -> list[Batch]:
             pairs=None if pairs is None else PairSpans(pairs, next(arrays), next(arrays)),
         )
 
-    return [batch(*facts) for facts in message.facts]
+    return [batch(*metadata) for metadata in message.metadata]
 
 
-def pack_index(dataset: Dataset) -> Message:
+def serialize_index(dataset: Dataset) -> ArrayMessage:
     """All of a dataset but its tokens."""
     packed = dataset.packed
-    facts = {
+    metadata = {
         "sources": [[str(source.path), source.kind, source.probability] for source in dataset.sources],
-        "facts": [part.facts for part in dataset.parts],
+        "facts": [tokens.metadata for tokens in dataset.source_arrays],
         "pad_id": dataset.pad_id,
         "fingerprint": dataset.fingerprint,
         "pairs": dataset.pairs,
         "packed": packed and [packed.batch_tokens, packed.files],
     }
-    arrays = [array for part in dataset.parts for array in (part.offsets, part.lines)]
+    arrays = [array for tokens in dataset.source_arrays for array in (tokens.offsets, tokens.lines)]
     if packed is not None:
         arrays += [packed.packs.members, packed.packs.starts, packed.file_of]
-    return Message(facts, arrays)
+    return ArrayMessage(metadata, arrays)
 
 
-def unpack_index(message: Message) -> Dataset:
-    """The dataset that was given to `pack_index`, with lengths, counts and places, and without tokens."""
-    facts, arrays = message.facts, iter(message.arrays)
-    sources = [Source(Path(path), kind, probability) for path, kind, probability in facts["sources"]]
-    parts = [TokenArrays(_NONE, _NONE, next(arrays), next(arrays), own) for own in facts["facts"]]
+def deserialize_index(message: ArrayMessage) -> Dataset:
+    """The dataset that was given to `serialize_index`, with lengths, counts and places, and without tokens."""
+    metadata, arrays = message.metadata, iter(message.arrays)
+    sources = [Source(Path(path), kind, probability) for path, kind, probability in metadata["sources"]]
+    source_arrays = [TokenArrays(_EMPTY, _EMPTY, next(arrays), next(arrays), own) for own in metadata["facts"]]
     packed = None
-    if facts["packed"] is not None:
-        batch_tokens, files = facts["packed"]
-        packed = Packed(Packs(next(arrays), next(arrays)), batch_tokens, tuple(files), next(arrays))
+    if metadata["packed"] is not None:
+        batch_tokens, files = metadata["packed"]
+        packed = PackedIndex(Packs(next(arrays), next(arrays)), batch_tokens, tuple(files), next(arrays))
     return Dataset(
         sources,
-        parts,
-        pad_id=facts["pad_id"],
-        fingerprint=facts["fingerprint"],
-        pairs=facts["pairs"],
+        source_arrays,
+        pad_id=metadata["pad_id"],
+        fingerprint=metadata["fingerprint"],
+        pairs=metadata["pairs"],
         packed=packed,
     )
 
 
-_NONE = np.empty(0, np.int32)
+_EMPTY = np.empty(0, np.int32)

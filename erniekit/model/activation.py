@@ -6,13 +6,13 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
-from erniekit.model.autograd import apply, given, needed
-from erniekit.model.kernels import fused, fused_swiglu
+from erniekit.model.autograd import apply, filter_gradients, needs_grad
+from erniekit.model.kernels import fused_kernels, fused_swiglu
 
 
 def swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
     """silu(gate) * up, elementwise, for two tensors of one shape."""
-    return fused_swiglu(gate, up) if fused().swiglu else apply(_SwiGLU, gate, up)
+    return fused_swiglu(gate, up) if fused_kernels().swiglu else apply(_SwiGLU, gate, up)
 
 
 class _SwiGLU(PyLayer):
@@ -24,7 +24,7 @@ class _SwiGLU(PyLayer):
     @staticmethod
     def forward(ctx, gate, up):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(gate, up)
-        ctx.wanted = needed(gate, up)
+        ctx.needs_input_grad = needs_grad(gate, up)
         return F.sigmoid(gate).multiply_(gate).multiply_(up)
 
     @staticmethod
@@ -35,4 +35,4 @@ class _SwiGLU(PyLayer):
         grad_up = grad * silu
         # s (1 + gate (1 - s)) = s + silu - s silu
         slope = (silu - sigmoid * silu).add_(sigmoid)
-        return given((slope.multiply_(up).multiply_(grad), grad_up), ctx.wanted)
+        return filter_gradients((slope.multiply_(up).multiply_(grad), grad_up), ctx.needs_input_grad)

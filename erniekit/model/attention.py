@@ -15,16 +15,16 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
-from erniekit.model.attention_plan import Block, Blocks, masked_region, plan_blocks
-from erniekit.model.autograd import given, needed
-from erniekit.model.broadcasting import spread
+from erniekit.model.attention_plan import AttentionBlock, BlockPlan, masked_region, plan_blocks
+from erniekit.model.autograd import filter_gradients, needs_grad
+from erniekit.model.broadcasting import expand_like
 from erniekit.model.device import has_flashmask_kernel
 from erniekit.model.randomness import MaskStream
-from erniekit.model.threads import side_by_side
+from erniekit.model.threads import parallel_map
 
 MASKED = -1e30  # far below any score and still finite: a softmax over masked entries alone gives no NaN
 SOFTMAX_FLOOR = 2e-28  # above e^-64, to which Paddle's softmax on a CPU raises smaller probabilities, masked ones too
-KEEP_SCORES_UP_TO = 4 << 20  # attention probabilities kept for backward, numbers per layer; more are computed again
+MAX_SAVED_SCORES = 4 << 20  # attention probabilities kept for backward, numbers per layer; more are computed again
 
 
 def dense_mask_bytes(batch: int, length: int, mask_heads: int = 1) -> int:
@@ -43,7 +43,7 @@ class AttentionPlan:
         *,
         causal: bool,
         indices: paddle.Tensor | None = None,
-        blocks: Blocks | None = None,
+        blocks: BlockPlan | None = None,
         mask: paddle.Tensor | None = None,
         live_rows: paddle.Tensor | None = None,
     ) -> None:
@@ -193,7 +193,7 @@ class _BlockMask(NamedTuple):
         return probabilities.multiply_(live.astype(probabilities.dtype))
 
 
-def _block_mask(block: Block, queries: int, keys: int, query_heads: int, key_heads: int) -> _BlockMask:
+def _block_mask(block: AttentionBlock, queries: int, keys: int, query_heads: int, key_heads: int) -> _BlockMask:
     group = query_heads // key_heads
     if block.causal:
         return _BlockMask(_causal_mask(queries, group), None)
@@ -232,41 +232,42 @@ class _BlockAttention(PyLayer):
 
     @staticmethod
     def forward(ctx, q, k, v, plan, dropout, key):  # type: ignore[no-untyped-def]
-        work = _Work(plan, q, k.shape[2], dropout, key)
-        ctx.wanted = needed(q, k, v)
-        keep = any(ctx.wanted) and work.score_count() <= KEEP_SCORES_UP_TO
-        results = side_by_side(lambda head: work.forward(head, q, k, v, keep), range(work.key_heads))
-        out = work.join([out for out, _ in results], q.shape)
+        kernel = _BlockKernel(plan, q, k.shape[2], dropout, key)
+        ctx.needs_input_grad = needs_grad(q, k, v)
+        keep = any(ctx.needs_input_grad) and kernel.score_count() <= MAX_SAVED_SCORES
+        results = parallel_map(lambda head: kernel.forward(head, q, k, v, keep), range(kernel.key_heads))
+        out = kernel.merge_heads([out for out, _ in results], q.shape)
         kept = [probabilities for _, of_head in results for probabilities in of_head]
         ctx.save_for_backward(q, k, v, out, *kept)  # all of them there, where recomputation can take them away
-        ctx.work = work
+        ctx.kernel = kernel
         return out
 
     @staticmethod
     def backward(ctx, grad_out):  # type: ignore[no-untyped-def]
         q, k, v, out, *kept = ctx.saved_tensor()
-        work = ctx.work
-        row_sums = work.row_sums(grad_out, out)
+        kernel = ctx.kernel
+        row_sums = kernel.row_sums(grad_out, out)
 
         def backward(head: int) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-            blocks = len(kept) // work.key_heads
-            return work.backward(head, q, k, v, grad_out, row_sums, kept[head * blocks : (head + 1) * blocks])
+            blocks = len(kept) // kernel.key_heads
+            return kernel.backward(head, q, k, v, grad_out, row_sums, kept[head * blocks : (head + 1) * blocks])
 
-        by_head = side_by_side(backward, range(work.key_heads))
+        by_head = parallel_map(backward, range(kernel.key_heads))
         gradients = [
-            work.join(parts, like.shape) for parts, like in zip(zip(*by_head, strict=True), (q, k, v), strict=True)
+            kernel.merge_heads(parts, like.shape)
+            for parts, like in zip(zip(*by_head, strict=True), (q, k, v), strict=True)
         ]
-        return given(gradients, ctx.wanted)
+        return filter_gradients(gradients, ctx.needs_input_grad)
 
 
-class _Rows(NamedTuple):
+class _BlockRows(NamedTuple):
     """Where a block lies in the rows of a key head."""
 
     queries: slice
     keys: slice
 
 
-class _Work:
+class _BlockKernel:
     """The blocks of a plan for given numbers of heads, and what they compute of one key head."""
 
     def __init__(
@@ -291,7 +292,7 @@ class _Work:
         """The output of a key head [T, G * D], and the probabilities of its blocks if they are to be kept."""
         q, k, v = self._queries(q, head), self._scaled_keys(k, head), self._of_head(v, head)
         stream = self._stream(head)
-        out, kept = self._no_tiles(), []
+        out, kept = self._empty_tiles(), []
         for block, mask, rows in self._blocks():
             probabilities = self._probabilities(q[rows.queries], k[rows.keys], block, mask, head)
             if keep:
@@ -299,14 +300,14 @@ class _Work:
             if stream:
                 probabilities = probabilities * stream.next(probabilities.shape, probabilities.dtype)
             out[block.query_tile] = paddle.matmul(probabilities, v[rows.keys])
-        return self._together(out, q.dtype), kept
+        return self._concat_tiles(out, q.dtype), kept
 
     def backward(self, head, q, k, v, grad_out, row_sums, kept):  # type: ignore[no-untyped-def]
         """The gradients of the queries [T, G * D], keys and values [T, D] of a key head."""
         q, k, v = self._queries(q, head), self._scaled_keys(k, head), self._of_head(v, head)
         grad_out, row_sums = self._queries(grad_out, head), self._of_head(row_sums, head).reshape([-1, 1])
         stream = self._stream(head)
-        dq, dk, dv = self._no_tiles(), paddle.zeros_like(k), paddle.zeros_like(v)
+        dq, dk, dv = self._empty_tiles(), paddle.zeros_like(k), paddle.zeros_like(v)
         for number, (block, mask, rows) in enumerate(self._blocks()):
             q_rows, grad = q[rows.queries], grad_out[rows.queries]
             probabilities = kept[number] if kept else self._probabilities(q_rows, k[rows.keys], block, mask, head)
@@ -317,25 +318,25 @@ class _Work:
                 dropped = probabilities * dropout_mask
                 d_scores = d_scores.multiply_(dropout_mask)
             dv[rows.keys].add_(paddle.matmul(dropped, grad, transpose_x=True))
-            d_scores = d_scores.subtract_(spread(row_sums[rows.queries], d_scores)).multiply_(probabilities)
+            d_scores = d_scores.subtract_(expand_like(row_sums[rows.queries], d_scores)).multiply_(probabilities)
             dq[block.query_tile] = paddle.matmul(d_scores, k[rows.keys])
             dk[rows.keys].add_(paddle.matmul(d_scores, q_rows, transpose_x=True))
-        return self._together(dq, q.dtype), dk.scale_(self.head_dim**-0.5), dv
+        return self._concat_tiles(dq, q.dtype), dk.scale_(self.head_dim**-0.5), dv
 
     def row_sums(self, a_BSHD: paddle.Tensor, b_BSHD: paddle.Tensor) -> paddle.Tensor:
         """sum over D of a * b -> [T, H]."""
         ones = paddle.ones([self.head_dim, 1], dtype=a_BSHD.dtype)
         return paddle.matmul((a_BSHD * b_BSHD).reshape([-1, self.head_dim]), ones).reshape([self.tokens, -1])
 
-    def join(self, heads: Sequence[paddle.Tensor], shape: Sequence[int]) -> paddle.Tensor:
+    def merge_heads(self, heads: Sequence[paddle.Tensor], shape: Sequence[int]) -> paddle.Tensor:
         """[T, ...] of every key head -> [B, S, N, D]."""
         return (heads[0] if len(heads) == 1 else paddle.concat(list(heads), axis=1)).reshape(shape)
 
-    def _blocks(self) -> Iterator[tuple[Block, _BlockMask, _Rows]]:
+    def _blocks(self) -> Iterator[tuple[AttentionBlock, _BlockMask, _BlockRows]]:
         for block, mask in zip(self.blocks.blocks, self.masks, strict=True):
             start, stop = self.starts[block.query_tile], self.starts[block.query_tile + 1]
             keys = slice(self.starts[block.first_key_tile], self.starts[block.end_key_tile])
-            yield block, mask, _Rows(slice(start * self.group, stop * self.group), keys)
+            yield block, mask, _BlockRows(slice(start * self.group, stop * self.group), keys)
 
     def _of_head(self, x: paddle.Tensor, head: int) -> paddle.Tensor:
         """[B, S, K * r, D], or anything of as many values in that order -> [T, r * D] of one key head."""
@@ -362,10 +363,10 @@ class _Work:
             scores = mask.mask_(paddle.matmul(q, k, transpose_y=True), head)
         return mask.clear_dead_(_exact_softmax_(scores), head)
 
-    def _no_tiles(self) -> list[paddle.Tensor | None]:
+    def _empty_tiles(self) -> list[paddle.Tensor | None]:
         return [None] * len(self.lengths)
 
-    def _together(self, tiles: list[paddle.Tensor | None], dtype: paddle.dtype) -> paddle.Tensor:
+    def _concat_tiles(self, tiles: list[paddle.Tensor | None], dtype: paddle.dtype) -> paddle.Tensor:
         """Tiles of queries -> [T, G * D]; zeros where there was no block."""
         present = [
             paddle.zeros([length * self.group, self.head_dim], dtype) if tile is None else tile

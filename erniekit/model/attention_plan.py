@@ -29,7 +29,7 @@ MERGE_BELOW = 128  # neighbouring documents shorter than this share a block with
 
 
 @dataclass(frozen=True)
-class Block:
+class AttentionBlock:
     """The queries of one tile and the keys of tiles [first_key_tile, end_key_tile) of the same batch row.
 
     `masked` is bool [Hm, queries, keys], or None. `causal` means: the queries are the last tile of the key range and
@@ -49,16 +49,16 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockPlan:
     """Tiles that partition the B * S flattened tokens (`tile_lengths`), and the blocks of visible work among them.
 
     At most one block per query tile; a tile without a block holds queries that see nothing.
     """
 
     tile_lengths: tuple[int, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[AttentionBlock, ...]
 
-    def key_count(self, block: Block) -> int:
+    def key_count(self, block: AttentionBlock) -> int:
         return sum(self.tile_lengths[block.key_tiles])
 
     def score_count(self) -> int:
@@ -66,17 +66,17 @@ class Blocks:
         return sum(self.tile_lengths[block.query_tile] * self.key_count(block) for block in self.blocks)
 
 
-def plan_blocks(indices: np.ndarray, causal: bool, *, tile: int = TILE, merge_below: int = MERGE_BELOW) -> Blocks:
+def plan_blocks(indices: np.ndarray, causal: bool, *, tile: int = TILE, merge_below: int = MERGE_BELOW) -> BlockPlan:
     """Cut every batch row into blocks. `indices` is FlashMask's int32 [B, Hm, S, n]."""
     tile_lengths: list[int] = []
-    blocks: list[Block] = []
+    blocks: list[AttentionBlock] = []
     for row_indices in indices:
         first, last = _visible_range(row_indices, causal)
         for start, stop in _segments(first, last, merge_below):
             borders = _tile_borders(start, stop, tile)
             blocks.extend(_segment_blocks(row_indices, causal, borders, len(tile_lengths), first, last))
             tile_lengths.extend(np.diff(borders).tolist())
-    return Blocks(tuple(tile_lengths), tuple(blocks))
+    return BlockPlan(tuple(tile_lengths), tuple(blocks))
 
 
 def masked_region(indices: np.ndarray, causal: bool, rows: slice, columns: slice) -> np.ndarray:
@@ -145,12 +145,12 @@ def _tile_borders(start: int, stop: int, tile: int) -> list[int]:
 
 def _segment_blocks(
     indices: np.ndarray, causal: bool, borders: list[int], first_tile: int, first: np.ndarray, last: np.ndarray
-) -> Iterator[Block]:
+) -> Iterator[AttentionBlock]:
     """The blocks of one segment, whose tiles lie between `borders` and are numbered from `first_tile`."""
     start, stop = borders[0], borders[-1]
     if causal and indices.shape[-1] == 1 and (indices[:, start:stop, 0] >= stop).all():  # one document
         for number in range(len(borders) - 1):
-            yield Block(first_tile + number, first_tile, first_tile + number + 1, None, True, False)
+            yield AttentionBlock(first_tile + number, first_tile, first_tile + number + 1, None, True, False)
         return
     edges = np.asarray(borders)
     for number, (top, bottom) in enumerate(pairwise(borders)):
@@ -164,4 +164,4 @@ def _segment_blocks(
             continue
         dead_rows = bool(masked.all(-1).any())
         keep = masked if masked.any() else None
-        yield Block(first_tile + number, first_tile + left, first_tile + right, keep, False, dead_rows)
+        yield AttentionBlock(first_tile + number, first_tile + left, first_tile + right, keep, False, dead_rows)

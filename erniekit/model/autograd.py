@@ -10,24 +10,26 @@ import paddle
 from paddle.autograd import PyLayer
 
 
-def needed(*inputs: paddle.Tensor) -> tuple[bool, ...]:
+def needs_grad(*inputs: paddle.Tensor) -> tuple[bool, ...]:
     """Which inputs want a gradient; asked in forward, for what recomputation brings back no longer tells."""
     return tuple(not tensor.stop_gradient for tensor in inputs)
 
 
-def given(gradients: Sequence[paddle.Tensor], wanted: Sequence[bool]) -> tuple[paddle.Tensor | None, ...]:
+def filter_gradients(
+    gradients: Sequence[paddle.Tensor], needs_input_grad: Sequence[bool]
+) -> tuple[paddle.Tensor | None, ...]:
     """The gradients of a backward pass, None where Paddle insists on none (beside frozen weights)."""
-    return tuple(gradient if want else None for gradient, want in zip(gradients, wanted, strict=True))
+    return tuple(gradient if want else None for gradient, want in zip(gradients, needs_input_grad, strict=True))
 
 
-def as_given() -> AbstractContextManager[Any]:
+def disable_autocast() -> AbstractContextManager[Any]:
     """Inside, mixed precision casts no operand: a backward pass of our own must meet what its forward pass met."""
     if paddle.base.framework._dygraph_tracer()._amp_level == paddle.base.core.AmpLevel.O0:
         return nullcontext()
     return paddle.amp.auto_cast(enable=False)
 
 
-def as_factor(x: paddle.Tensor) -> paddle.Tensor:
+def autocast_operand(x: paddle.Tensor) -> paddle.Tensor:
     """x in the type in which mixed precision multiplies; for products of our own, which it does not reach."""
     tracer = paddle.base.framework._dygraph_tracer() if paddle.in_dynamic_mode() else None
     if tracer is None or tracer._amp_level == paddle.base.core.AmpLevel.O0:
@@ -35,7 +37,7 @@ def as_factor(x: paddle.Tensor) -> paddle.Tensor:
     return x.astype(tracer._amp_dtype)
 
 
-class _NoGradient:
+class _NoGradContext:
     """Stands in for the context of a function whose backward pass will never run."""
 
     def save_for_backward(self, *tensors: paddle.Tensor) -> None:
@@ -48,7 +50,7 @@ def apply(function: type[PyLayer], *arguments: Any) -> Any:
     A saved model computes no gradients, and neither ONNX nor Paddle's optimisations of programs know a PyLayer.
     """
     if paddle.in_dynamic_mode():
-        with as_given():
+        with disable_autocast():
             return function.apply(*arguments)
     # `to_static` wraps every PyLayer that it meets, this argument too
-    return getattr(function, "dyfunc_self", function).forward(_NoGradient(), *arguments)
+    return getattr(function, "dyfunc_self", function).forward(_NoGradContext(), *arguments)

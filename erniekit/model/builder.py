@@ -8,21 +8,21 @@ from pathlib import Path
 
 import paddle
 
-from erniekit.model.adapters.fingerprint import Exchange, alone
+from erniekit.model.adapters.fingerprint import AllGatherObject, single_process_all_gather
 from erniekit.model.adapters.lora import add_adapters, describe_adapters, load_adapters
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.decoder import Decoder, StackPart
+from erniekit.model.decoder import Decoder, PipelineStage
 from erniekit.model.host_memory import keep_freed_memory
 from erniekit.model.initialization import initialize_weights
 from erniekit.model.moe.balance import BalanceSettings
-from erniekit.model.moe.dispatch import NO_RANKS, ExpertRanks
-from erniekit.model.quantization.fp8 import Maximum, compute_in_fp8, own_maximum, read_averages
+from erniekit.model.moe.dispatch import NO_EXPERT_PARALLEL, ExpertParallel
+from erniekit.model.quantization.fp8 import AllReduceMax, compute_in_fp8, read_averages, single_process_all_reduce_max
 from erniekit.model.quantization.packed import pack_linears
 from erniekit.model.quantization.settings import Fp8, Quantization, WeightOnly
 from erniekit.model.recompute import Recompute
 from erniekit.model.storage.weight_layouts import open_weights
-from erniekit.model.tensor_slice import WHOLE, TensorSlice
+from erniekit.model.tensor_slice import NO_TENSOR_PARALLEL, TensorParallel
 from erniekit.model.weights import load_weights, named_linears, packed_weights
 
 
@@ -31,8 +31,8 @@ def build_model(
     weights: Path | str | None,
     *,
     seed: int = 0,
-    reader: int = 0,
-    readers: int = 1,
+    dp_rank: int = 0,
+    dp_world_size: int = 1,
     hidden_dropout: float = 0.0,
     attention_dropout: float = 0.0,
     lora: LoraSettings | None = None,
@@ -40,18 +40,19 @@ def build_model(
     balance: BalanceSettings | None = None,
     recompute: Recompute | None = None,
     quantization: Quantization | None = None,
-    tensor: TensorSlice = WHOLE,
-    experts: ExpertRanks = NO_RANKS,
-    part: StackPart | None = None,
-    exchange: Exchange = alone,
-    maximum: Maximum = own_maximum,
+    tp: TensorParallel = NO_TENSOR_PARALLEL,
+    expert_parallel: ExpertParallel = NO_EXPERT_PARALLEL,
+    pipeline_stage: PipelineStage | None = None,
+    all_gather_object: AllGatherObject = single_process_all_gather,
+    all_reduce_max: AllReduceMax = single_process_all_reduce_max,
     log: Callable[[str], None] = lambda line: None,
 ) -> Decoder:
     """Describe the layers, create them, then fill them.
 
     Args:
         weights: a model folder to load safetensors from, or None for random weights drawn from `seed`.
-        reader, readers: this rank among those that read different data, for dropout masks as one process draws them.
+        dp_rank, dp_world_size: this rank among those that read different data, for dropout masks as one process
+        draws them.
         hidden_dropout: probability for the outputs of attention and MLP, before they join the residual stream.
         attention_dropout: probability for attention probabilities.
         lora: freeze the weights and train new adapters of this kind; beside `adapters` only its dropout counts.
@@ -59,11 +60,11 @@ def build_model(
         balance: the losses and the bias updates of routers, where the model has experts; None: none of them.
         recompute: which layers keep only their input in training; None: every layer keeps its activations.
         quantization: how linear layers keep their weights or compute their products; None: plainly.
-        tensor: the ranks that divide every large matrix, and which of them this is.
-        experts: the ranks that divide the experts, where the model has any, and how tokens reach them.
-        part: what this stage of a pipeline has of the stack; None: all of it.
-        exchange: with all ranks that have a part of the model.
-        maximum: of figures, over the same ranks.
+        tp: the ranks that divide every large matrix, and which of them this is.
+        expert_parallel: the ranks that divide the experts, where the model has any, and how tokens reach them.
+        pipeline_stage: what this stage of a pipeline has of the stack; None: all of it.
+        all_gather_object: with all ranks that have a part of the model.
+        all_reduce_max: of figures, over the same ranks.
         log: receives one line for each technique applied.
 
     Raises:
@@ -80,27 +81,27 @@ def build_model(
         decoder = Decoder(
             model_config,
             seed=seed,
-            reader=reader,
-            readers=readers,
+            dp_rank=dp_rank,
+            dp_world_size=dp_world_size,
             hidden_dropout=hidden_dropout,
             attention_dropout=attention_dropout,
             balance=balance,
-            tensor=tensor,
-            experts=experts,
-            part=part,
+            tp=tp,
+            expert_parallel=expert_parallel,
+            pipeline_stage=pipeline_stage,
         )
     if isinstance(quantization, WeightOnly):
         pack_linears(named_linears(decoder), quantization)
         for parameter in decoder.parameters():
             parameter.initialize()
     log(f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")
-    if tensor.size > 1:
-        sequence = ", and the sequence between them" if tensor.sequence else ""
-        log(f"tensor parallel: {tensor.size} slices of every large matrix{sequence}")
-    if part is not None:
-        log(f"pipeline parallel: {part}")
-    if model_config.moe_num_experts and experts.dispatch.group is not None:
-        log(f"expert parallel: {experts.dispatch}")
+    if tp.size > 1:
+        sequence_parallel = ", and the sequence between them" if tp.sequence_parallel else ""
+        log(f"tensor parallel: {tp.size} slices of every large matrix{sequence_parallel}")
+    if pipeline_stage is not None:
+        log(f"pipeline parallel: {pipeline_stage}")
+    if model_config.moe_num_experts and expert_parallel.dispatcher.group is not None:
+        log(f"expert parallel: {expert_parallel.dispatcher}")
     if stored is None:
         initialize_weights(decoder, seed)
         log(f"weights: random, seed {seed}, standard deviation {model_config.initializer_range}")
@@ -111,19 +112,23 @@ def build_model(
         log(f"quantisation: {quantization}; {_size_of_packed(decoder)}")
     if isinstance(quantization, Fp8):
         linears = named_linears(decoder)
-        decoder.activation_scales = compute_in_fp8(linears, quantization, decoder.randomness, exchange, maximum)
+        decoder.activation_scales = compute_in_fp8(
+            linears, quantization, decoder.randomness, all_gather_object, all_reduce_max
+        )
         decoder.activation_scales.restore(read_averages(adapters or weights))
         log(f"FP8: {len(linears)} linear layers, {quantization}")
     if hidden_dropout or attention_dropout:
         log(f"dropout: {hidden_dropout} on hidden states, {attention_dropout} on attention probabilities")
-    divided = " on this rank" if tensor.size > 1 or part is not None else ""
+    divided = " on this rank" if tp.size > 1 or pipeline_stage is not None else ""
     if adapters is not None:
-        own_base = load_adapters(decoder, adapters, dropout=lora.dropout if lora else 0.0, exchange=exchange)
+        same_base = load_adapters(
+            decoder, adapters, dropout=lora.dropout if lora else 0.0, all_gather_object=all_gather_object
+        )
         log(f"adapters: {adapters}, {describe_adapters(decoder)}{divided}")
-        if not own_base:
+        if not same_base:
             log(f"warning: the adapters in {adapters} were trained beside other weights than these")
     elif lora is not None:
-        add_adapters(decoder, lora, seed=seed, exchange=exchange)
+        add_adapters(decoder, lora, seed=seed, all_gather_object=all_gather_object)
         log(f"adapters: new, {describe_adapters(decoder)}{divided}")
     if recompute is not None:
         decoder.recompute = recompute
@@ -134,5 +139,6 @@ def build_model(
 
 def _size_of_packed(decoder: Decoder) -> str:
     packed = packed_weights(decoder).values()
-    held, values = sum(weight.nbytes for weight in packed), sum(weight.values for weight in packed)
-    return f"{len(packed)} linear weights in {held / 2**20:,.1f} MiB, {8 * held / max(1, values):.2f} bits a value"
+    stored_bytes, values = sum(weight.nbytes for weight in packed), sum(weight.values for weight in packed)
+    bits = 8 * stored_bytes / max(1, values)
+    return f"{len(packed)} linear weights in {stored_bytes / 2**20:,.1f} MiB, {bits:.2f} bits a value"

@@ -11,7 +11,7 @@ from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.families import ALWAYS, FAMILIES, Family, family_of, unavailable_values
 from erniekit.model.rope_scaling import rope_scaling_problems
-from erniekit.model.storage.model_folder import refuse_parts_of_ranks
+from erniekit.model.storage.model_folder import refuse_sharded_checkpoint
 from erniekit.model.weight_shapes import weight_shapes
 
 CONFIG_FILE = "config.json"
@@ -72,7 +72,7 @@ class ModelConfig:
         """Read `folder/config.json`. Raises ModelFileError for a missing, unreadable or inconsistent file."""
         path = Path(folder) / CONFIG_FILE
         if not path.is_file():
-            refuse_parts_of_ranks(folder)
+            refuse_sharded_checkpoint(folder)
             raise ModelFileError(f"{path}: no such file. A model folder needs a Hugging Face {CONFIG_FILE}.")
         return cls.from_json(read_json_object(path), where=str(path))
 

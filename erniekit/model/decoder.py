@@ -1,7 +1,7 @@
 """The decoder of every family: an ordered list of stages (embedding, N layers, final norm, head), or a part of it.
 
 Shapes: B batch, S tokens, H hidden size, N query heads, K key heads, D head size. Parameter names inside a stage are
-Hugging Face's; `Decoder.named_stages` gives each stage's prefix.
+Hugging Face's; `Decoder.named_blocks` gives each stage's prefix.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.decoder_layer import Attends, BatchContext, DecoderLayer
+from erniekit.model.decoder_layer import AttentionBackend, BatchContext, DecoderLayer
 from erniekit.model.linear import ZEROS
 from erniekit.model.moe.balance import BalanceSettings, ExpertBalance
-from erniekit.model.moe.dispatch import NO_RANKS, ExpertRanks
+from erniekit.model.moe.dispatch import NO_EXPERT_PARALLEL, ExpertParallel
 from erniekit.model.moe.experts import MoE
 from erniekit.model.mtp import MultiTokenPrediction
 from erniekit.model.norm import RMSNorm
@@ -26,25 +26,25 @@ from erniekit.model.randomness import Randomness
 from erniekit.model.recompute import Recompute
 from erniekit.model.rope_scaling import rotary_frequencies
 from erniekit.model.rotary import rotary_tables
-from erniekit.model.tensor_slice import WHOLE, TensorSlice
+from erniekit.model.tensor_slice import NO_TENSOR_PARALLEL, TensorParallel
 
 
 class Embedding(nn.Layer):
     """Token ids [B, S] -> hidden states [B, S, H]. The ranks of `tensor` divide the vocabulary."""
 
-    def __init__(self, config: ModelConfig, tensor: TensorSlice = WHOLE) -> None:
+    def __init__(self, config: ModelConfig, tp: TensorParallel = NO_TENSOR_PARALLEL) -> None:
         super().__init__()
-        self.tensor = tensor
-        shape = [tensor.part(config.vocab_size), config.hidden_size]
+        self.tp = tp
+        shape = [tp.local_size(config.vocab_size), config.hidden_size]
         self.weight = self.create_parameter(shape, default_initializer=ZEROS)
 
     def forward(self, input_ids_BS: paddle.Tensor) -> paddle.Tensor:
-        if self.tensor.size == 1:
+        if self.tp.size == 1:
             return F.embedding(input_ids_BS, self.weight)
-        rows_BS = input_ids_BS - self.tensor.rank * self.weight.shape[0]
-        here_BS = (rows_BS >= 0) & (rows_BS < self.weight.shape[0])
-        found_BSH = F.embedding(paddle.where(here_BS, rows_BS, paddle.zeros_like(rows_BS)), self.weight)
-        return self.tensor.leave(found_BSH * here_BS.unsqueeze(-1).astype(found_BSH.dtype))
+        rows_BS = input_ids_BS - self.tp.rank * self.weight.shape[0]
+        is_local_BS = (rows_BS >= 0) & (rows_BS < self.weight.shape[0])
+        found_BSH = F.embedding(paddle.where(is_local_BS, rows_BS, paddle.zeros_like(rows_BS)), self.weight)
+        return self.tp.reduce_from_tp(found_BSH * is_local_BS.unsqueeze(-1).astype(found_BSH.dtype))
 
 
 class Head(nn.Layer):
@@ -53,14 +53,16 @@ class Head(nn.Layer):
     The ranks of `tensor` divide the vocabulary.
     """
 
-    def __init__(self, config: ModelConfig, tied_to: Embedding | None, tensor: TensorSlice = WHOLE) -> None:
+    def __init__(self, config: ModelConfig, tied_to: Embedding | None, tp: TensorParallel = NO_TENSOR_PARALLEL) -> None:
         super().__init__()
-        self.tensor = tensor
-        self.keeps_cut = True  # whether a loss is computed from the slices of the logits (`tensor_parallel_output`)
+        self.tp = tp
+        self.parallel_output = (
+            True  # whether a loss is computed from the slices of the logits (`tensor_parallel_output`)
+        )
         if tied_to is not None:
             self._owner = [tied_to]  # in a list, so that Paddle does not register it a second time
         else:
-            shape = [tensor.part(config.vocab_size), config.hidden_size]
+            shape = [tp.local_size(config.vocab_size), config.hidden_size]
             self.weight = self.create_parameter(shape, default_initializer=ZEROS)
             self._owner = [self]
 
@@ -69,45 +71,47 @@ class Head(nn.Layer):
         """W [V, H] of logits = hidden W^T; this rank's slice of it."""
         return self._owner[0].weight
 
-    def cut_logits(self, entered: paddle.Tensor) -> tuple[paddle.Tensor, TensorSlice]:
+    def logits_for_loss(self, hidden: paddle.Tensor) -> tuple[paddle.Tensor, TensorParallel]:
         """Logits for a loss, and the ranks that divide them; `entered` has entered the head (`tensor.enter`)."""
-        logits = paddle.matmul(entered, self.projection, transpose_y=True)
-        return (logits, self.tensor) if self.keeps_cut else (self.tensor.side_by_side(logits), WHOLE)
+        logits = paddle.matmul(hidden, self.projection, transpose_y=True)
+        return (logits, self.tp) if self.parallel_output else (self.tp.gather_from_tp(logits), NO_TENSOR_PARALLEL)
 
     def forward(self, hidden: paddle.Tensor, compute: Callable[[paddle.Tensor], Any] | None = None) -> Any:
         """The logits, or what `compute` makes of `hidden`: whoever uses the weight does so in here, because ranks that
         divide parameters have it only while its layer computes."""
         if compute is not None:
             return compute(hidden)
-        logits = paddle.matmul(self.tensor.enter(hidden), self.projection, transpose_y=True)
-        return self.tensor.side_by_side(logits)
+        logits = paddle.matmul(self.tp.copy_to_tp(hidden), self.projection, transpose_y=True)
+        return self.tp.gather_from_tp(logits)
 
 
-def embedding_at_the_end(config: ModelConfig) -> bool:
+def last_stage_needs_embedding(config: ModelConfig) -> bool:
     """Whether what comes after the layers uses the embedding, too."""
     return config.tie_word_embeddings or config.num_nextn_predict_layers > 0
 
 
 @dataclass(frozen=True)
-class StackPart:
+class PipelineStage:
     """What one stage of a pipeline has of the stack.
 
     Attributes:
-        runs: the numbers of the decoder layers of each of its runs.
+        model_chunks: the numbers of the decoder layers of each of its runs.
         first: the embedding, too.
         last: the final norm, multi-token prediction and the head, too. Where these use the embedding, this stage has a
             copy of it, whose gradient is a part of the embedding's.
     """
 
-    runs: tuple[range, ...]
+    model_chunks: tuple[range, ...]
     first: bool
     last: bool
 
     def __str__(self) -> str:
         """For one line of a log: which layers are here."""
-        runs = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in self.runs if run]
+        model_chunks = [
+            f"{chunk[0]}-{chunk[-1]}" if len(chunk) > 1 else str(chunk[0]) for chunk in self.model_chunks if chunk
+        ]
         words = ["the embedding"] if self.first else []
-        words += [f"layers {', '.join(runs)}"] if runs else []
+        words += [f"layers {', '.join(model_chunks)}"] if model_chunks else []
         return ", ".join(words + (["norm and head"] if self.last else [])) or "nothing"
 
 
@@ -123,20 +127,22 @@ class Decoder(nn.Layer):
         config: ModelConfig,
         *,
         seed: int = 0,
-        reader: int = 0,
-        readers: int = 1,
+        dp_rank: int = 0,
+        dp_world_size: int = 1,
         hidden_dropout: float = 0.0,
         attention_dropout: float = 0.0,
         balance: BalanceSettings | None = None,
-        tensor: TensorSlice = WHOLE,
-        experts: ExpertRanks = NO_RANKS,
-        part: StackPart | None = None,
+        tp: TensorParallel = NO_TENSOR_PARALLEL,
+        expert_parallel: ExpertParallel = NO_EXPERT_PARALLEL,
+        pipeline_stage: PipelineStage | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.tensor = config, tensor
-        self.part = part = part or StackPart((range(config.num_hidden_layers),), first=True, last=True)
-        self.randomness = Randomness(seed, reader, readers)
-        self.balance = ExpertBalance(balance or BalanceSettings(), experts.add_loads)
+        self.config, self.tp = config, tp
+        self.pipeline_stage = pipeline_stage = pipeline_stage or PipelineStage(
+            (range(config.num_hidden_layers),), first=True, last=True
+        )
+        self.randomness = Randomness(seed, dp_rank, dp_world_size)
+        self.balance = ExpertBalance(balance or BalanceSettings(), expert_parallel.all_reduce_loads)
         self.frequencies = rotary_frequencies(config)
         self.recompute: Recompute | None = None
         self.adapters: Any = None  # the kind of adapters beside its weights (adapters.lora.Kind), if it has any
@@ -151,50 +157,53 @@ class Decoder(nn.Layer):
                 moe=moe,
                 hidden_dropout=hidden_dropout,
                 attention_dropout=attention_dropout,
-                tensor=tensor,
-                dispatch=experts.dispatch,
+                tp=tp,
+                dispatcher=expert_parallel.dispatcher,
             )
 
-        predictions = config.num_nextn_predict_layers if part.last else 0
-        if part.first or (part.last and embedding_at_the_end(config)):
-            self.embedding = Embedding(config, tensor)
-        self.runs = nn.LayerList(
-            nn.LayerList(decoder_layer(number, config.is_moe_layer(number)) for number in run) for run in part.runs
+        predictions = config.num_nextn_predict_layers if pipeline_stage.last else 0
+        if pipeline_stage.first or (pipeline_stage.last and last_stage_needs_embedding(config)):
+            self.embedding = Embedding(config, tp)
+        self.model_chunks = nn.LayerList(
+            nn.LayerList(decoder_layer(number, config.is_moe_layer(number)) for number in chunk)
+            for chunk in pipeline_stage.model_chunks
         )
         # The block of depth d is made as layer d is; its number goes on from theirs, so that its draws are its own.
         self.mtp = nn.LayerList(
             MultiTokenPrediction(config, decoder_layer(config.num_hidden_layers + depth, config.is_moe_layer(depth)))
             for depth in range(predictions)
         )
-        if part.last:
+        if pipeline_stage.last:
             self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-            self.head = Head(config, self.embedding if config.tie_word_embeddings else None, tensor)
+            self.head = Head(config, self.embedding if config.tie_word_embeddings else None, tp)
 
     @property
     def layers(self) -> list[DecoderLayer]:
         """The decoder layers that are here, in their order."""
-        return [layer for run in self.runs for layer in run]
+        return [layer for chunk in self.model_chunks for layer in chunk]
 
-    def named_stages(self) -> Iterator[tuple[str, nn.Layer]]:
+    def named_blocks(self) -> Iterator[tuple[str, nn.Layer]]:
         """Every stage that is here with the prefix of its Hugging Face weight names."""
         if hasattr(self, "embedding"):
             yield "model.embed_tokens.", self.embedding
         for layer in self.layers:
             yield f"model.layers.{layer.layer}.", layer
-        if self.part.last:
+        if self.pipeline_stage.last:
             yield "model.norm.", self.norm
         for depth, prediction in enumerate(self.mtp):
             yield f"model.mtp_block.{depth}.", prediction.block
             yield f"model.mtp_emb_norm.{depth}.", prediction.emb_norm
             yield f"model.mtp_hidden_norm.{depth}.", prediction.hidden_norm
             yield f"model.mtp_linear_proj.{depth}.", prediction.linear_proj
-        if self.part.last:
+        if self.pipeline_stage.last:
             yield "lm_head.", self.head
 
-    def begin_micro_batch(self, *, step: int, micro_batch: int, dropout_scale: float = 1.0, share: float = 1.0) -> None:
+    def begin_micro_batch(
+        self, *, step: int, micro_batch: int, dropout_scale: float = 1.0, loss_weight: float = 1.0
+    ) -> None:
         """Tell the model its place in the run; `share` is this micro-batch's part of the units of the step."""
         self.randomness.set(step=step, micro_batch=micro_batch, dropout_scale=dropout_scale)
-        self.balance.begin_micro_batch(micro_batch, share)
+        self.balance.begin_micro_batch(micro_batch, loss_weight)
 
     def end_step(self, *, skipped: bool = False) -> None:
         """After the optimizer's update: what follows the step but no gradient. Of a step whose update was skipped
@@ -208,7 +217,7 @@ class Decoder(nn.Layer):
         self,
         input_ids_BS: paddle.Tensor,
         position_ids_BS: paddle.Tensor,
-        plan: Attends,
+        plan: AttentionBackend,
         is_token_BS: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         """Hidden states [B, S, H] after the final norm; `head.token_loss` or `decoder.head` goes on from there.
@@ -220,48 +229,48 @@ class Decoder(nn.Layer):
             is_token_BS: 1.0 for tokens and 0.0 for padding, for the losses of routers; None: there is no padding.
         """
         context = self.context(position_ids_BS, plan, is_token_BS)
-        return self.norm(self.through_layers(self.embedding(input_ids_BS), context))
+        return self.norm(self.forward_layers(self.embedding(input_ids_BS), context))
 
     def context(
-        self, position_ids_BS: paddle.Tensor, plan: Attends, is_token_BS: paddle.Tensor | None = None
+        self, position_ids_BS: paddle.Tensor, plan: AttentionBackend, is_token_BS: paddle.Tensor | None = None
     ) -> BatchContext:
         """What all layers share while they compute a batch; arguments as of `forward`."""
         query_rotation, key_rotation = (
             rotary_tables(
                 position_ids_BS,
-                self.tensor.part(heads),
+                self.tp.local_size(heads),
                 self.frequencies,
                 interleaved=self.config.family.rotary_interleaved,
             )
             for heads in (self.config.num_attention_heads, self.config.num_key_value_heads)
         )
         if is_token_BS is not None:
-            is_token_BS = self.tensor.own_tokens(is_token_BS)
+            is_token_BS = self.tp.local_tokens(is_token_BS)
         return BatchContext(query_rotation, key_rotation, plan, position_ids_BS.shape, is_token_BS)
 
-    def through_layers(self, hidden_BSH: paddle.Tensor, context: BatchContext, run: int = 0) -> paddle.Tensor:
+    def forward_layers(self, hidden_BSH: paddle.Tensor, context: BatchContext, chunk: int = 0) -> paddle.Tensor:
         """Hidden states after the decoder layers of a run."""
-        for layer in self.runs[run]:
-            hidden_BSH = self._through(layer, hidden_BSH, context)
+        for layer in self.model_chunks[chunk]:
+            hidden_BSH = self._forward_layer(layer, hidden_BSH, context)
         return hidden_BSH
 
-    def predict_ahead(
-        self, hidden_BSH: paddle.Tensor, context: BatchContext, ahead_ids: Sequence[paddle.Tensor]
+    def forward_mtp(
+        self, hidden_BSH: paddle.Tensor, context: BatchContext, shifted_ids: Sequence[paddle.Tensor]
     ) -> list[paddle.Tensor]:
         """What multi-token prediction, depth after depth, makes of hidden states that have passed all layers.
 
         Args:
-            ahead_ids: for depth d from 1 the ids [B, S] of the tokens d places further on (`mtp.ahead`). The states
+            shifted_ids: for depth d from 1 the ids [B, S] of the tokens d places further on (`mtp.ahead`). The states
                 of depth d at position i predict the token d + 1 places after it.
 
         Returns:
             [B, S, H] for each depth, before the final norm, as `hidden_BSH` is.
         """
         states = [hidden_BSH]
-        for prediction, ids_BS in zip(self.mtp, ahead_ids, strict=True):
-            joined_BSH = prediction.join(self.embedding(ids_BS), states[-1])
-            states.append(self._through(prediction.block, joined_BSH, context))
+        for prediction, ids_BS in zip(self.mtp, shifted_ids, strict=True):
+            joined_BSH = prediction.combine_inputs(self.embedding(ids_BS), states[-1])
+            states.append(self._forward_layer(prediction.block, joined_BSH, context))
         return states[1:]
 
-    def _through(self, layer: DecoderLayer, hidden_BSH: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
+    def _forward_layer(self, layer: DecoderLayer, hidden_BSH: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
         return self.recompute(layer, hidden_BSH, context) if self.recompute else layer(hidden_BSH, context)

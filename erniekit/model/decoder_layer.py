@@ -16,15 +16,15 @@ from erniekit.model.configuration import ModelConfig
 from erniekit.model.linear import Linear
 from erniekit.model.mlp import MLP
 from erniekit.model.moe.balance import ExpertBalance
-from erniekit.model.moe.dispatch import ALL_HERE, Dispatch
+from erniekit.model.moe.dispatch import LOCAL_DISPATCHER, TokenDispatcher
 from erniekit.model.moe.experts import MoE
 from erniekit.model.norm import RMSNorm
 from erniekit.model.randomness import Randomness, Site, dropout
-from erniekit.model.rotary import RotaryTables, rotate
-from erniekit.model.tensor_slice import WHOLE, TensorSlice
+from erniekit.model.rotary import RotaryTables, apply_rotary
+from erniekit.model.tensor_slice import NO_TENSOR_PARALLEL, TensorParallel
 
 
-class Attends(Protocol):
+class AttentionBackend(Protocol):
     """What a layer needs from an attention plan or a key-value cache."""
 
     def attend(
@@ -39,7 +39,7 @@ class Attends(Protocol):
     ) -> paddle.Tensor: ...
 
 
-def at_once(function: Callable[..., paddle.Tensor], *arguments: Any) -> paddle.Tensor:
+def call_directly(function: Callable[..., paddle.Tensor], *arguments: Any) -> paddle.Tensor:
     """Call a part of a layer as it stands, keeping for backward what it keeps."""
     return function(*arguments)
 
@@ -49,17 +49,18 @@ class BatchContext:
     """What all layers share while they compute one batch.
 
     Attributes:
-        run_attention, run_core: how a layer calls its attention block, and in it the attention product; recomputation
+        run_attention, run_core_attention: how a layer calls its attention block, and in it the attention product;
+        recomputation
             puts its own in their place (`recompute.Recompute`).
     """
 
     query_rotation: RotaryTables
     key_rotation: RotaryTables
-    plan: Attends
+    plan: AttentionBackend
     shape: Sequence[int]  # B, S of all tokens; hidden states may be of this rank's part of them
     is_token: paddle.Tensor | None  # [B, S], 1.0 for tokens, 0.0 for padding; None: there is no padding
-    run_attention: Callable[..., paddle.Tensor] = at_once
-    run_core: Callable[..., paddle.Tensor] = at_once
+    run_attention: Callable[..., paddle.Tensor] = call_directly
+    run_core_attention: Callable[..., paddle.Tensor] = call_directly
 
 
 class SelfAttention(nn.Layer):
@@ -68,12 +69,12 @@ class SelfAttention(nn.Layer):
     The ranks of `tensor` divide the heads.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, tensor: TensorSlice = WHOLE) -> None:
+    def __init__(self, config: ModelConfig, layer: int, tp: TensorParallel = NO_TENSOR_PARALLEL) -> None:
         super().__init__()
-        self.layer, self.head_dim, self.tensor = layer, config.head_dim, tensor
+        self.layer, self.head_dim, self.tp = layer, config.head_dim, tp
 
-        def linear(name: str, inputs: int, outputs: int, cut: Literal["inputs", "outputs"]) -> Linear:
-            return Linear(inputs, outputs, config.has_bias(name), tensor=tensor, cut=cut)
+        def linear(name: str, inputs: int, outputs: int, shard_along: Literal["inputs", "outputs"]) -> Linear:
+            return Linear(inputs, outputs, config.has_bias(name), tp=tp, shard_along=shard_along)
 
         queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
         self.q_proj = linear("q_proj", config.hidden_size, queries, "outputs")
@@ -85,21 +86,21 @@ class SelfAttention(nn.Layer):
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
 
     def forward(self, x_BSH: paddle.Tensor, context: BatchContext, dropout: float, key: Sequence[int]) -> paddle.Tensor:
-        batch, length = context.shape if self.tensor.divides_tokens else x_BSH.shape[:2]
-        x_BSH = self.tensor.enter(x_BSH)
+        batch, length = context.shape if self.tp.sequence_parallel_active else x_BSH.shape[:2]
+        x_BSH = self.tp.copy_to_tp(x_BSH)
         by_token = [batch * length, -1, self.head_dim]
         heads = [batch, length, -1, self.head_dim]
         q, k = self.q_proj(x_BSH).reshape(by_token), self.k_proj(x_BSH).reshape(by_token)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q = rotate(q, context.query_rotation).reshape(heads)
-        k = rotate(k, context.key_rotation).reshape(heads)
+        q = apply_rotary(q, context.query_rotation).reshape(heads)
+        k = apply_rotary(k, context.key_rotation).reshape(heads)
         v = self.v_proj(x_BSH).reshape(heads)
 
         def core(q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
             return context.plan.attend(q, k, v, layer=self.layer, dropout=dropout, key=key)
 
-        out = context.run_core(core, q, k, v)
+        out = context.run_core_attention(core, q, k, v)
         return self.o_proj(out.reshape([batch, length, -1]))
 
 
@@ -116,31 +117,35 @@ class DecoderLayer(nn.Layer):
         moe: bool,
         hidden_dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        tensor: TensorSlice = WHOLE,
-        dispatch: Dispatch = ALL_HERE,
+        tp: TensorParallel = NO_TENSOR_PARALLEL,
+        dispatcher: TokenDispatcher = LOCAL_DISPATCHER,
     ) -> None:
         super().__init__()
-        self.layer, self.randomness, self.tensor = layer, randomness, tensor
+        self.layer, self.randomness, self.tp = layer, randomness, tp
         self.hidden_dropout, self.attention_dropout = hidden_dropout, attention_dropout
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = SelfAttention(config, layer, tensor)
+        self.self_attn = SelfAttention(config, layer, tp)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp: MoE | MLP = (
-            MoE(config, layer, balance, tensor, dispatch) if moe else MLP(config, config.intermediate_size, tensor)
+            MoE(config, layer, balance, tp, dispatcher) if moe else MLP(config, config.intermediate_size, tp)
         )
 
     def forward(self, x_BSH: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
         scale = self.randomness.dropout_scale if self.training else 0.0
         hidden_dropout = self.hidden_dropout * scale
 
-        part = self.tensor.rank if self.tensor.divides_tokens else 0  # of the tokens, in what is not inside of a block
-        key = self.randomness.key(self.layer, Site.ATTENTION_PROBABILITIES, self.tensor.rank)
+        token_shard = (
+            self.tp.rank if self.tp.sequence_parallel_active else 0
+        )  # of the tokens, in what is not inside of a block
+        key = self.randomness.key(self.layer, Site.ATTENTION_PROBABILITIES, self.tp.rank)
         branch = context.run_attention(self._attention, x_BSH, context, self.attention_dropout * scale, key)
-        x_BSH = x_BSH + dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.ATTENTION_OUTPUT, part))
+        x_BSH = x_BSH + dropout(
+            branch, hidden_dropout, self.randomness.key(self.layer, Site.ATTENTION_OUTPUT, token_shard)
+        )
 
         normalised = self.post_attention_layernorm(x_BSH)
         branch = self.mlp(normalised, context.is_token) if isinstance(self.mlp, MoE) else self.mlp(normalised)
-        return x_BSH + dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.MLP_OUTPUT, part))
+        return x_BSH + dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.MLP_OUTPUT, token_shard))
 
     def _attention(
         self, x_BSH: paddle.Tensor, context: BatchContext, dropout: float, key: Sequence[int]

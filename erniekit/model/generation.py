@@ -12,7 +12,7 @@ import paddle.nn.functional as F
 from erniekit.errors import UserError
 from erniekit.model.attention import MASKED, AttentionPlan, attention
 from erniekit.model.decoder import Decoder
-from erniekit.model.sampling import Sampling, choose, random_stream
+from erniekit.model.sampling import Sampling, random_stream, sample_token
 
 
 def generate(
@@ -30,7 +30,7 @@ def generate(
     """
     answers: list[list[int]] = [[] for _ in prompts]
     scales = decoder.activation_scales
-    with nullcontext() if scales is None else scales.weights_at_rest():
+    with nullcontext() if scales is None else scales.cache_weight_codes():
         for tokens in _token_steps(decoder, prompts, sampling, range(len(prompts)) if streams is None else streams):
             for answer, token in zip(answers, tokens, strict=True):
                 if token is not None:
@@ -85,7 +85,7 @@ def _token_steps(
         logits = _prompt_logits(decoder, prompts, cache) if step == 0 else _next_logits(decoder, seen, cache)
         chosen: list[int | None] = []
         for row, row_logits in enumerate(logits):
-            token = choose(row_logits, seen[row], sampling, generators[row])
+            token = sample_token(row_logits, seen[row], sampling, generators[row])
             seen[row].append(token)
             ended[row] = ended[row] or step >= room[row] or token in stops
             chosen.append(None if ended[row] else token)
@@ -160,7 +160,7 @@ def _prompt_logits(decoder: Decoder, prompts: Sequence[Sequence[int]], cache: Ke
     hidden = _evaluate(decoder, paddle.to_tensor(ids), paddle.to_tensor(positions), cache)
     last = np.arange(len(prompts)) * longest + cache.prompt_lengths - 1
     rows = paddle.gather(hidden.reshape([-1, hidden.shape[-1]]), paddle.to_tensor(last))
-    with decoder.tensor.undivided():
+    with decoder.tp.no_sequence_parallel():
         return decoder.head(rows).numpy()
 
 
@@ -170,7 +170,7 @@ def _next_logits(decoder: Decoder, seen: Sequence[Sequence[int]], cache: KeyValu
     positions = cache.extend()
     newest = paddle.to_tensor(np.array([[tokens[-1]] for tokens in seen], np.int64))
     rows = _evaluate(decoder, newest, positions, cache)[:, 0]
-    with decoder.tensor.undivided():
+    with decoder.tp.no_sequence_parallel():
         return decoder.head(rows).numpy()
 
 
@@ -179,7 +179,7 @@ def _evaluate(decoder: Decoder, ids: paddle.Tensor, positions: paddle.Tensor, ca
     training = decoder.training
     decoder.eval()
     try:
-        with decoder.tensor.undivided():
+        with decoder.tp.no_sequence_parallel():
             return decoder(ids, positions, cache)
     finally:
         if training:

@@ -13,12 +13,12 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
-from erniekit.model.autograd import given, needed
-from erniekit.model.broadcasting import spread
+from erniekit.model.autograd import filter_gradients, needs_grad
+from erniekit.model.broadcasting import expand_like
 from erniekit.model.decoder import Decoder, Head
-from erniekit.model.tensor_slice import TensorSlice
+from erniekit.model.tensor_slice import TensorParallel
 
-NO_TARGET = -100
+IGNORE_INDEX = -100
 CHUNK_LOGITS = 4 << 20  # logits the fused head holds at once, numbers (16 MiB); more for very large vocabularies
 
 
@@ -56,20 +56,20 @@ def token_loss(
     """
     hidden = _rows(decoder, hidden_BSH)
     labels = labels_BS.reshape([-1])
-    target_count = (labels != NO_TARGET).sum()
+    target_count = (labels != IGNORE_INDEX).sum()
     if sparse or fused:
-        positions = paddle.nonzero(labels != NO_TARGET).flatten()
+        positions = paddle.nonzero(labels != IGNORE_INDEX).flatten()
         if positions.shape[0] == 0:
-            return TokenLoss(_no_logits(decoder.head, hidden).sum(), target_count, target_count)
+            return TokenLoss(_empty_logits(decoder.head, hidden).sum(), target_count, target_count)
         if positions.shape[0] < labels.shape[0]:
             hidden, labels = paddle.gather(hidden, positions), paddle.gather(labels, positions)
     head, needs_gradient = decoder.head, paddle.is_grad_enabled()
 
     def compute(rows: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         if fused:
-            return _FusedHeadLoss.apply(rows, head.projection, labels, needs_gradient, head.tensor)
-        logits, tensor = head.cut_logits(rows)
-        return _CrossEntropy.apply(logits, labels, tensor)
+            return _FusedHeadLoss.apply(rows, head.projection, labels, needs_gradient, head.tp)
+        logits, tp = head.logits_for_loss(rows)
+        return _CrossEntropy.apply(logits, labels, tp)
 
     loss_sum, correct_count = head(hidden, compute)
     return TokenLoss(loss_sum, target_count, correct_count)
@@ -93,20 +93,20 @@ def token_log_probabilities(
     """
     hidden, head = _rows(decoder, hidden_BSH), decoder.head
     labels = labels_BS.reshape([-1])
-    positions = paddle.nonzero(labels != NO_TARGET).flatten()
+    positions = paddle.nonzero(labels != IGNORE_INDEX).flatten()
     if positions.shape[0] == 0:
-        return TokenLogProbabilities(_no_logits(head, hidden), positions, labels[:0] != NO_TARGET)
+        return TokenLogProbabilities(_empty_logits(head, hidden), positions, labels[:0] != IGNORE_INDEX)
     everywhere = not (fused or sparse)
     if everywhere:
-        targets = paddle.where(labels != NO_TARGET, labels, paddle.zeros_like(labels))
+        targets = paddle.where(labels != IGNORE_INDEX, labels, paddle.zeros_like(labels))
     else:
         hidden, targets = paddle.gather(hidden, positions), paddle.gather(labels, positions)
 
     def compute(rows: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         if fused:
-            return _FusedLogProbabilities.apply(rows, head.projection, targets, head.tensor)
-        logits, tensor = head.cut_logits(rows)
-        return _LogProbabilities.apply(logits, targets, tensor)
+            return _FusedLogProbabilities.apply(rows, head.projection, targets, head.tp)
+        logits, tp = head.logits_for_loss(rows)
+        return _LogProbabilities.apply(logits, targets, tp)
 
     values, is_correct = head(hidden, compute)
     if everywhere:
@@ -116,13 +116,13 @@ def token_log_probabilities(
 
 def _rows(decoder: Decoder, hidden_BSH: paddle.Tensor) -> paddle.Tensor:
     """The hidden states of all tokens, [B * S, H], on their way into the head."""
-    return decoder.head.tensor.enter(hidden_BSH).reshape([-1, hidden_BSH.shape[-1]])
+    return decoder.head.tp.copy_to_tp(hidden_BSH).reshape([-1, hidden_BSH.shape[-1]])
 
 
-def _no_logits(head: Head, hidden: paddle.Tensor) -> paddle.Tensor:
+def _empty_logits(head: Head, hidden: paddle.Tensor) -> paddle.Tensor:
     """Where no position has a label: fp32 [0], still a function of all weights, for ranks that exchange the gradient of
     each weight as it is made must all make it."""
-    return head(hidden[:1], lambda rows: head.cut_logits(rows)[0]).flatten()[:0]
+    return head(hidden[:1], lambda rows: head.logits_for_loss(rows)[0]).flatten()[:0]
 
 
 def chunk_rows(vocabulary: int, hidden: int) -> int:
@@ -137,12 +137,12 @@ class _CrossEntropy(PyLayer):
     """
 
     @staticmethod
-    def forward(ctx, logits, labels, tensor):  # type: ignore[no-untyped-def]
-        has_target = labels != NO_TARGET
+    def forward(ctx, logits, labels, tp):  # type: ignore[no-untyped-def]
+        has_target = labels != IGNORE_INDEX
         targets = paddle.where(has_target, labels, paddle.zeros_like(labels))
-        losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax, tensor)
+        losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax, tp)
         ctx.save_for_backward(probabilities, targets, has_target)
-        ctx.tensor = tensor
+        ctx.tp = tp
         correct_count = (is_correct & has_target).sum()
         ctx.mark_non_differentiable(correct_count)
         return (losses * has_target.astype(losses.dtype)).sum(), correct_count
@@ -152,7 +152,7 @@ class _CrossEntropy(PyLayer):
         probabilities, targets, has_target = ctx.saved_tensor()
         row_weights = has_target.astype(grad.dtype) * grad
         grad_logits = probabilities * row_weights.unsqueeze(1)
-        return _add_at_targets(grad_logits, targets, -row_weights, ctx.tensor)
+        return _add_at_targets(grad_logits, targets, -row_weights, ctx.tp)
 
 
 class _FusedHeadLoss(PyLayer):
@@ -163,7 +163,7 @@ class _FusedHeadLoss(PyLayer):
     """
 
     @staticmethod
-    def forward(ctx, hidden, projection, labels, needs_gradient, tensor):  # type: ignore[no-untyped-def]
+    def forward(ctx, hidden, projection, labels, needs_gradient, tp):  # type: ignore[no-untyped-def]
         for_hidden = needs_gradient and not hidden.stop_gradient
         for_projection = needs_gradient and not projection.stop_gradient
         grad_hidden = []
@@ -174,16 +174,16 @@ class _FusedHeadLoss(PyLayer):
         for start in range(0, hidden.shape[0], chunk):
             rows, targets = hidden[start : start + chunk], labels[start : start + chunk]
             logits = paddle.matmul(rows, projection, transpose_y=True)
-            losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax_, tensor)
-            columns, here = _own_columns(targets, projection.shape[0], tensor)
+            losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax_, tp)
+            columns, is_local = _local_columns(targets, projection.shape[0], tp)
             loss_sum = loss_sum + losses.sum()
             correct_count = correct_count + is_correct.sum()
             if for_hidden:
-                at_targets = _only(projection[columns], here)
+                at_targets = _zero_nonlocal(projection[columns], is_local)
                 grad_hidden.append(paddle.matmul(probabilities, projection).subtract_(at_targets))
             if grad_projection is not None:
                 grad_projection.add_(paddle.matmul(probabilities, rows, transpose_x=True))
-                grad_projection.index_add_(columns, 0, _only(-rows, here))
+                grad_projection.index_add_(columns, 0, _zero_nonlocal(-rows, is_local))
         ctx.gradients = (paddle.concat(grad_hidden) if for_hidden else None, grad_projection)
         ctx.mark_non_differentiable(correct_count)
         return loss_sum, correct_count
@@ -202,17 +202,17 @@ class _LogProbabilities(PyLayer):
     """Log-probabilities of the targets from whole logits [T, V]; the gradient of row t is g[t] (E - P)."""
 
     @staticmethod
-    def forward(ctx, logits, targets, tensor):  # type: ignore[no-untyped-def]
-        losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax, tensor)
+    def forward(ctx, logits, targets, tp):  # type: ignore[no-untyped-def]
+        losses, is_correct, probabilities = _row_losses(logits, targets, F.softmax, tp)
         ctx.save_for_backward(probabilities, targets)
-        ctx.tensor = tensor
+        ctx.tp = tp
         ctx.mark_non_differentiable(is_correct)
         return -losses, is_correct
 
     @staticmethod
     def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
         probabilities, targets = ctx.saved_tensor()
-        return _add_at_targets(probabilities * -grad.unsqueeze(1), targets, grad, ctx.tensor)
+        return _add_at_targets(probabilities * -grad.unsqueeze(1), targets, grad, ctx.tp)
 
 
 class _FusedLogProbabilities(PyLayer):
@@ -223,14 +223,14 @@ class _FusedLogProbabilities(PyLayer):
     """
 
     @staticmethod
-    def forward(ctx, hidden, projection, targets, tensor):  # type: ignore[no-untyped-def]
+    def forward(ctx, hidden, projection, targets, tp):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(hidden, projection, targets)
-        ctx.tensor = tensor
-        ctx.wanted = needed(hidden, projection)
+        ctx.tp = tp
+        ctx.needs_input_grad = needs_grad(hidden, projection)
         values, is_correct = [], []
         for rows in _chunks(hidden, projection):
             logits = paddle.matmul(hidden[rows], projection, transpose_y=True)
-            losses, correct, _ = _row_losses(logits, targets[rows], F.softmax_, tensor)
+            losses, correct, _ = _row_losses(logits, targets[rows], F.softmax_, tp)
             values.append(-losses)
             is_correct.append(correct)
         correct_T = paddle.concat(is_correct)
@@ -240,22 +240,24 @@ class _FusedLogProbabilities(PyLayer):
     @staticmethod
     def backward(ctx, grad, _):  # type: ignore[no-untyped-def]
         hidden, projection, targets = ctx.saved_tensor()
-        for_hidden, for_projection = ctx.wanted
+        for_hidden, for_projection = ctx.needs_input_grad
         grad_hidden = []
         grad_projection = paddle.zeros_like(projection) if for_projection else None
         for rows in _chunks(hidden, projection):
             weights = grad[rows].unsqueeze(1)
             logits = paddle.matmul(hidden[rows], projection, transpose_y=True)
-            probabilities = F.softmax_(logits) if ctx.tensor.size == 1 else _cut_softmax(logits, ctx.tensor)[0]
-            columns, here = _own_columns(targets[rows], projection.shape[0], ctx.tensor)
-            weighted = probabilities * spread(weights, probabilities)
+            probabilities = F.softmax_(logits) if ctx.tp.size == 1 else _vocab_parallel_softmax(logits, ctx.tp)[0]
+            columns, is_local = _local_columns(targets[rows], projection.shape[0], ctx.tp)
+            weighted = probabilities * expand_like(weights, probabilities)
             if for_hidden:
-                at_targets = _only(projection[columns] * weights, here)
+                at_targets = _zero_nonlocal(projection[columns] * weights, is_local)
                 grad_hidden.append(at_targets - paddle.matmul(weighted, projection))
             if grad_projection is not None:
                 grad_projection.subtract_(paddle.matmul(weighted, hidden[rows], transpose_x=True))
-                grad_projection.index_add_(columns, 0, _only(hidden[rows] * weights, here))
-        return given((paddle.concat(grad_hidden) if for_hidden else None, grad_projection), ctx.wanted)
+                grad_projection.index_add_(columns, 0, _zero_nonlocal(hidden[rows] * weights, is_local))
+        return filter_gradients(
+            (paddle.concat(grad_hidden) if for_hidden else None, grad_projection), ctx.needs_input_grad
+        )
 
 
 def _chunks(hidden_TH: paddle.Tensor, projection_VH: paddle.Tensor) -> Iterator[slice]:
@@ -268,70 +270,72 @@ def _row_losses(
     logits_TV: paddle.Tensor,
     targets_T: paddle.Tensor,
     softmax: Callable[[paddle.Tensor], paddle.Tensor],
-    tensor: TensorSlice,
+    tp: TensorParallel,
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """Per row -log softmax(logits)[target], whether the target's logit is the largest, and the softmax itself.
 
     `softmax` may work in place. The loss is peak - logit - log P[peak], which stays exact for any logits: the largest
     probability is at least 1 / V, so its logarithm is safe.
     """
-    if tensor.size > 1:
-        return _cut_row_losses(logits_TV, targets_T, tensor)
+    if tp.size > 1:
+        return _vocab_parallel_row_losses(logits_TV, targets_T, tp)
     best = logits_TV.argmax(-1)
     margins = _pick(logits_TV, best) - _pick(logits_TV, targets_T)
     probabilities_TV = softmax(logits_TV)
     return margins - paddle.log(_pick(probabilities_TV, best)), best == targets_T, probabilities_TV
 
 
-def _cut_row_losses(
-    logits_TV: paddle.Tensor, targets_T: paddle.Tensor, tensor: TensorSlice
+def _vocab_parallel_row_losses(
+    logits_TV: paddle.Tensor, targets_T: paddle.Tensor, tp: TensorParallel
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """`_row_losses` from this rank's columns of the logits; the first of several largest ones counts, as in argmax."""
     width = logits_TV.shape[1]
-    columns_T, here_T = _own_columns(targets_T, width, tensor)
-    at_target_T = tensor.sum(_only(_pick(logits_TV, columns_T), here_T))
+    columns_T, is_local_T = _local_columns(targets_T, width, tp)
+    at_target_T = tp.sum(_zero_nonlocal(_pick(logits_TV, columns_T), is_local_T))
     best_T = logits_TV.argmax(-1)
-    own_peak_T = _pick(logits_TV, best_T)
-    probabilities_TV, peak_T, total_T = _cut_softmax(logits_TV, tensor)
-    elsewhere = paddle.full_like(best_T, width * tensor.size)
-    first_T = tensor.minimum(paddle.where(own_peak_T == peak_T, best_T + tensor.rank * width, elsewhere))
+    local_peak_T = _pick(logits_TV, best_T)
+    probabilities_TV, peak_T, total_T = _vocab_parallel_softmax(logits_TV, tp)
+    elsewhere = paddle.full_like(best_T, width * tp.size)
+    first_T = tp.minimum(paddle.where(local_peak_T == peak_T, best_T + tp.rank * width, elsewhere))
     return peak_T - at_target_T + paddle.log(total_T), first_T == targets_T, probabilities_TV
 
 
-def _cut_softmax(logits_TV: paddle.Tensor, tensor: TensorSlice) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+def _vocab_parallel_softmax(
+    logits_TV: paddle.Tensor, tp: TensorParallel
+) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """This rank's columns of the softmax; of each row the largest logit m, and the sum of exp(logit - m)."""
-    peak_T = tensor.maximum(logits_TV.max(-1))
+    peak_T = tp.maximum(logits_TV.max(-1))
     powers_TV = paddle.exp(logits_TV - peak_T.unsqueeze(1))
-    total_T = tensor.sum(powers_TV.sum(-1))
+    total_T = tp.sum(powers_TV.sum(-1))
     return powers_TV / total_T.unsqueeze(1), peak_T, total_T
 
 
-def _own_columns(
-    targets_T: paddle.Tensor, width: int, tensor: TensorSlice
+def _local_columns(
+    targets_T: paddle.Tensor, width: int, tp: TensorParallel
 ) -> tuple[paddle.Tensor, paddle.Tensor | None]:
     """The targets as columns of this rank's slice of the vocabulary, and which of them lie in it (None: all)."""
-    if tensor.size == 1:
+    if tp.size == 1:
         return targets_T, None
-    columns_T = targets_T - tensor.rank * width
-    here_T = (columns_T >= 0) & (columns_T < width)
-    return paddle.where(here_T, columns_T, paddle.zeros_like(columns_T)), here_T
+    columns_T = targets_T - tp.rank * width
+    is_local_T = (columns_T >= 0) & (columns_T < width)
+    return paddle.where(is_local_T, columns_T, paddle.zeros_like(columns_T)), is_local_T
 
 
-def _only(values: paddle.Tensor, here_T: paddle.Tensor | None) -> paddle.Tensor:
+def _zero_nonlocal(values: paddle.Tensor, is_local_T: paddle.Tensor | None) -> paddle.Tensor:
     """`values` of rows that are here, 0 in the others."""
-    if here_T is None:
+    if is_local_T is None:
         return values
-    shape = [here_T.shape[0], *[1] * (values.ndim - 1)]
-    return values * here_T.astype(values.dtype).reshape(shape)
+    shape = [is_local_T.shape[0], *[1] * (values.ndim - 1)]
+    return values * is_local_T.astype(values.dtype).reshape(shape)
 
 
 def _add_at_targets(
-    rows_TV: paddle.Tensor, targets_T: paddle.Tensor, values_T: paddle.Tensor, tensor: TensorSlice
+    rows_TV: paddle.Tensor, targets_T: paddle.Tensor, values_T: paddle.Tensor, tp: TensorParallel
 ) -> paddle.Tensor:
     """rows[t, targets[t]] += values[t], in place, for the targets in this rank's slice."""
-    columns_T, here_T = _own_columns(targets_T, rows_TV.shape[1], tensor)
+    columns_T, is_local_T = _local_columns(targets_T, rows_TV.shape[1], tp)
     flat = rows_TV.reshape([-1])
-    flat.index_add_(_flat_positions(columns_T, rows_TV.shape[1]), 0, _only(values_T, here_T))
+    flat.index_add_(_flat_positions(columns_T, rows_TV.shape[1]), 0, _zero_nonlocal(values_T, is_local_T))
     return flat.reshape(rows_TV.shape)
 
 

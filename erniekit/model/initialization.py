@@ -17,7 +17,7 @@ def initialize_weights(decoder: Decoder, seed: int) -> None:
     for name, parameter in named_weights(decoder).items():
         values = initial_weight(name, shapes[name], decoder.config, seed)
         values = values.T if is_transposed(name) else values
-        own = decoder.tensor.cut(values, placement(name).axis)
+        own = decoder.tp.local_shard(values, placement(name).axis)
         parameter.set_value(paddle.to_tensor(np.ascontiguousarray(own)).astype(parameter.dtype))
     for name, weight in packed_weights(decoder).items():
-        weight.fill(name, initial_weight(name, shapes[name], decoder.config, seed), decoder.tensor)
+        weight.fill(name, initial_weight(name, shapes[name], decoder.config, seed), decoder.tp)

@@ -35,7 +35,7 @@ def use_fused_kernels(wanted: FusedKernels) -> FusedKernels:
     return _chosen
 
 
-def fused() -> FusedKernels:
+def fused_kernels() -> FusedKernels:
     """What was chosen last."""
     return _chosen
 
@@ -57,7 +57,7 @@ def fused_swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
     return F.swiglu(gate, up)
 
 
-def fused_rotation(
+def fused_rotary(
     x_TND: paddle.Tensor, cos_TD: paddle.Tensor, sin_TD: paddle.Tensor, interleaved: bool
 ) -> paddle.Tensor:
     """`rotary.rotate`, with the angles of each token in the place of a position: all tokens are one row.
@@ -65,10 +65,10 @@ def fused_rotation(
     In float32 whatever the model's precision, as `rotary` has it.
     """
     tokens, _, size = x_TND.shape
-    turned, _, _ = fused_functions.fused_rotary_position_embedding(
+    rotated, _, _ = fused_functions.fused_rotary_position_embedding(
         x_TND.astype("float32").unsqueeze(0),
         sin=sin_TD.reshape([1, tokens, 1, size]),
         cos=cos_TD.reshape([1, tokens, 1, size]),
         use_neox_rotary_style=interleaved,  # Paddle's word for pairs of neighbours
     )
-    return turned.squeeze(0).astype(x_TND.dtype)
+    return rotated.squeeze(0).astype(x_TND.dtype)

@@ -8,7 +8,7 @@ import paddle
 from paddle import nn
 
 from erniekit.model import kernels
-from erniekit.model.tensor_slice import WHOLE, TensorSlice
+from erniekit.model.tensor_slice import NO_TENSOR_PARALLEL, TensorParallel
 
 ZEROS = nn.initializer.Constant(0.0)  # weights are always set by the builder; drawing random ones here is wasted
 
@@ -36,8 +36,9 @@ class Linear(nn.Layer):
     weight in few bits, `weight` is None.
 
     Args:
-        tensor: the ranks that divide it.
-        cut: which axis they divide. With "outputs" x must have entered the block and the output is this rank's slice;
+        tp: the ranks that divide it.
+        shard_along: which axis they divide. With "outputs" x must have entered the block and the output is this
+        rank's slice;
             with "inputs" x is this rank's slice and the output has left the block.
     """
 
@@ -47,16 +48,18 @@ class Linear(nn.Layer):
         outputs: int,
         bias: bool = False,
         *,
-        tensor: TensorSlice = WHOLE,
-        cut: Literal["inputs", "outputs"] | None = None,
+        tp: TensorParallel = NO_TENSOR_PARALLEL,
+        shard_along: Literal["inputs", "outputs"] | None = None,
     ) -> None:
         super().__init__()
-        self.tensor = tensor
-        self.sums = tensor.size > 1 and cut == "inputs"  # over the ranks; the bias is added once, after it
-        if cut == "inputs":
-            inputs = tensor.part(inputs)
-        elif cut == "outputs":
-            outputs = tensor.part(outputs)
+        self.tp = tp
+        self.is_row_parallel = (
+            tp.size > 1 and shard_along == "inputs"
+        )  # over the ranks; the bias is added once, after it
+        if shard_along == "inputs":
+            inputs = tp.local_size(inputs)
+        elif shard_along == "outputs":
+            outputs = tp.local_size(outputs)
         self.weight: Any = self.create_parameter([inputs, outputs], default_initializer=ZEROS)
         self.bias = self.create_parameter([outputs], default_initializer=ZEROS, is_bias=True) if bias else None
         self.product: Any = None  # a layer that is a `Product`; None: plain
@@ -75,7 +78,7 @@ class Linear(nn.Layer):
         self.weight.set_value(values)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        bias = None if self.sums else self.bias
+        bias = None if self.is_row_parallel else self.bias
         if self.product is None:
             output = kernels.linear(x, self.weight, bias)
         else:
@@ -83,8 +86,8 @@ class Linear(nn.Layer):
             output = output if bias is None else output + bias
         if self.adapter is not None:
             output = self.adapter(x, output, self)
-        if self.sums:
-            output = self.tensor.leave(output)
+        if self.is_row_parallel:
+            output = self.tp.reduce_from_tp(output)
             if self.bias is not None:
                 output = output + self.bias
         return output

@@ -21,7 +21,14 @@ from erniekit.model.moe.router import Gate, GateStatistics
 from erniekit.model.norm import RMSNorm
 from erniekit.model.quantization.packed import PackedWeight
 
-IN_FLOAT32 = [Embedding, Head, RMSNorm, Gate, GateStatistics, PackedWeight]  # at every level; of the last, its scales
+KEEP_IN_FLOAT32 = [
+    Embedding,
+    Head,
+    RMSNorm,
+    Gate,
+    GateStatistics,
+    PackedWeight,
+]  # at every level; of the last, its scales
 
 
 @dataclass(frozen=True)
@@ -55,14 +62,14 @@ class MixedPrecision:
         check_device(self.dtype)
         if self.level == "O2":
             paddle.amp.decorate(
-                decoder, level="O2", dtype=self.dtype, master_grad=self.master_grad, excluded_layers=IN_FLOAT32
+                decoder, level="O2", dtype=self.dtype, master_grad=self.master_grad, excluded_layers=KEEP_IN_FLOAT32
             )
-        for _, stage in decoder.named_stages():
-            if not isinstance(stage, (Embedding, Head, RMSNorm)):
-                stage.forward = self._within(stage.forward)
+        for _, block in decoder.named_blocks():
+            if not isinstance(block, (Embedding, Head, RMSNorm)):
+                block.forward = self._with_autocast(block.forward)
         for layer in decoder.sublayers():
             if isinstance(layer, Gate):
-                layer.forward = _outside(layer.forward)  # type: ignore[method-assign]
+                layer.forward = _without_autocast(layer.forward)  # type: ignore[method-assign]
 
     def context(self) -> AbstractContextManager[Any]:
         """Inside, Paddle casts the operands of operators."""
@@ -73,7 +80,7 @@ class MixedPrecision:
             dtype=self.dtype,
         )
 
-    def _within(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _with_autocast(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def wrapped(*arguments: Any, **named: Any) -> Any:
             with self.context():
@@ -92,7 +99,7 @@ def check_device(dtype: str) -> None:
         )
 
 
-def _outside(function: Callable[..., Any]) -> Callable[..., Any]:
+def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` with operands as they are, of floating point in float32."""
 
     @functools.wraps(function)

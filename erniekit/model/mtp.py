@@ -27,18 +27,18 @@ class MultiTokenPrediction(nn.Layer):
         self.emb_norm, self.hidden_norm = RMSNorm(hidden, config.rms_norm_eps), RMSNorm(hidden, config.rms_norm_eps)
         self.linear_proj = Linear(2 * hidden, hidden)
 
-    def join(self, embedding_BSH: paddle.Tensor, hidden_BSH: paddle.Tensor) -> paddle.Tensor:
+    def combine_inputs(self, embedding_BSH: paddle.Tensor, hidden_BSH: paddle.Tensor) -> paddle.Tensor:
         """[norm(embedding); norm(hidden)] W: the input [B, S, H] of `block`. Hidden states before the final norm."""
         both = paddle.concat([self.emb_norm(embedding_BSH), self.hidden_norm(hidden_BSH)], axis=-1)
         return self.linear_proj(both)
 
 
-def ahead(values_BS: np.ndarray, document_ends_BS: np.ndarray, places: int, fill: int) -> np.ndarray:
+def shift_within_documents(values_BS: np.ndarray, document_ends_BS: np.ndarray, offset: int, fill: int) -> np.ndarray:
     """Each position's value `places` further on in the same document, `fill` where the document has ended.
 
     document_ends_BS: for each position the index in its row just after its document (for padding, at most its own).
     """
     positions = np.arange(values_BS.shape[1])
     shifted = np.full_like(values_BS, fill)
-    shifted[:, :-places] = values_BS[:, places:]
-    return np.where(positions + places < document_ends_BS, shifted, fill)
+    shifted[:, :-offset] = values_BS[:, offset:]
+    return np.where(positions + offset < document_ends_BS, shifted, fill)

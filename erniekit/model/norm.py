@@ -6,9 +6,9 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from erniekit.model.autograd import apply, as_given
-from erniekit.model.broadcasting import spread
-from erniekit.model.kernels import fused, fused_rms_norm
+from erniekit.model.autograd import apply, disable_autocast
+from erniekit.model.broadcasting import expand_like
+from erniekit.model.kernels import fused_kernels, fused_rms_norm
 
 
 class RMSNorm(nn.Layer):
@@ -27,8 +27,8 @@ def rms_norm(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float) -> paddle.
     """RMSNorm of x [..., H] with weight [H]; the gradient keeps x and one number per row."""
     if x.dtype != weight.dtype:
         x = x.astype(weight.dtype)  # 16-bit states; weights of norms are float32
-    if fused().rms_norm:
-        with as_given():
+    if fused_kernels().rms_norm:
+        with disable_autocast():
             return fused_rms_norm(x, weight, epsilon)
     return apply(_RMSNormFunction, x, weight, epsilon)
 
@@ -47,7 +47,7 @@ class _RMSNormFunction(PyLayer):
         inverse_rms = paddle.rsqrt(_row_mean(rows * rows) + paddle.full([1], epsilon, rows.dtype))
         ctx.save_for_backward(rows, weight, inverse_rms)
         ctx.trains_weight = not weight.stop_gradient  # what comes back under recomputation no longer tells
-        return (rows * spread(inverse_rms, rows)).multiply_(spread(weight, rows)).reshape(x.shape)
+        return (rows * expand_like(inverse_rms, rows)).multiply_(expand_like(weight, rows)).reshape(x.shape)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
@@ -56,9 +56,9 @@ class _RMSNormFunction(PyLayer):
         grad_weight = None
         if ctx.trains_weight:
             grad_weight = paddle.matmul(inverse_rms, grad_rows * rows, transpose_x=True).reshape(weight.shape)
-        scaled = grad_rows * spread(weight, rows)
+        scaled = grad_rows * expand_like(weight, rows)
         projection = _row_mean(scaled * rows) * inverse_rms.pow(3)
-        grad_x = scaled.multiply_(spread(inverse_rms, rows)).subtract_(rows * spread(projection, rows))
+        grad_x = scaled.multiply_(expand_like(inverse_rms, rows)).subtract_(rows * expand_like(projection, rows))
         return grad_x.reshape(grad.shape), grad_weight
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-COLUMN_CUT = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}  # linears whose outputs are divided
-ROW_CUT = {"o_proj", "down_proj"}  # linears whose inputs are divided
-BY_VOCABULARY = {"model.embed_tokens.weight", "lm_head.weight"}
+COLUMN_PARALLEL = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}  # linears whose outputs are divided
+ROW_PARALLEL = {"o_proj", "down_proj"}  # linears whose inputs are divided
+VOCAB_PARALLEL = {"model.embed_tokens.weight", "lm_head.weight"}
 _LINEAR = re.compile(
     r"(?P<path>.*\.(?P<linear>\w+_proj(?:\.\d+)?))\.(?P<kind>weight|bias|lora_A|lora_B|lora_magnitude_vector)"
 )
@@ -38,26 +38,27 @@ class Placement:
     expert: int | None = None
 
 
-def placement(name: str, *, sequence: bool = False) -> Placement:
+def placement(name: str, *, sequence_parallel: bool = False) -> Placement:
     """Where a weight lies when the tensor-parallel group has several ranks.
 
     Args:
-        sequence: whether hidden states are divided along the sequence outside of blocks, so that what works on them
+        sequence_parallel: whether hidden states are divided along the sequence outside of blocks, so that what works
+        on them
             there (norms, routers, biases after a sum, experts) sees a part of the tokens on each rank.
     """
     expert = _EXPERT.search(name)
     if expert:  # experts are divided as wholes
-        return Placement(partial=sequence, expert=int(expert.group(1)))
-    if name in BY_VOCABULARY:
+        return Placement(partial=sequence_parallel, expert=int(expert.group(1)))
+    if name in VOCAB_PARALLEL:
         return Placement(axis=0)
     match = _LINEAR.fullmatch(name)
     linear, kind = (match["linear"], match["kind"]) if match else ("", "")
-    if linear in COLUMN_CUT:
+    if linear in COLUMN_PARALLEL:
         axis = _COLUMN_AXES.get(kind)
         return Placement(axis=axis, partial=axis is None)  # A: every rank's slice of B gives a part of its gradient
-    if linear in ROW_CUT:
+    if linear in ROW_PARALLEL:
         axis = _ROW_AXES.get(kind)
-        return Placement(axis=axis, partial=axis is None and (kind.startswith("lora_") or sequence))
+        return Placement(axis=axis, partial=axis is None and (kind.startswith("lora_") or sequence_parallel))
     if name.endswith(("q_norm.weight", "k_norm.weight")):
         return Placement(partial=True)  # each rank normalises its own heads
-    return Placement(partial=sequence)
+    return Placement(partial=sequence_parallel)

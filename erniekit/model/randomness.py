@@ -30,21 +30,21 @@ class Randomness:
     forward and the backward pass of a micro-batch, because masks are drawn again there.
 
     Args:
-        reader, readers: this rank among those that take the micro-batches of a step in turn.
+        dp_rank, dp_world_size: this rank among those that take the micro-batches of a step in turn.
     """
 
-    def __init__(self, seed: int, reader: int = 0, readers: int = 1) -> None:
-        self.seed, self._reader, self._readers = seed, reader, readers
+    def __init__(self, seed: int, dp_rank: int = 0, dp_world_size: int = 1) -> None:
+        self.seed, self._dp_rank, self._dp_world_size = seed, dp_rank, dp_world_size
         self.step, self.micro_batch, self.dropout_scale = 0, 0, 1.0
 
     def set(self, *, step: int, micro_batch: int, dropout_scale: float = 1.0) -> None:
         self.step, self.dropout_scale = step, dropout_scale
-        self.micro_batch = micro_batch * self._readers + self._reader
+        self.micro_batch = micro_batch * self._dp_world_size + self._dp_rank
 
-    def key(self, layer: int, site: Site, part: int = 0) -> tuple[int, ...]:
+    def key(self, layer: int, site: Site, shard: int = 0) -> tuple[int, ...]:
         """`part`: which part of the values this rank holds, where a tensor-parallel group divides them."""
-        place = (self.seed, self.step, self.micro_batch, layer, int(site), 0)  # the last was once a rank
-        return (*place, part) if part else place
+        entropy = (self.seed, self.step, self.micro_batch, layer, int(site), 0)  # the last was once a rank
+        return (*entropy, shard) if shard else entropy
 
 
 class MaskStream:

@@ -44,12 +44,12 @@ class Recompute:
         if not layer.training or not paddle.is_grad_enabled() or layer.layer < self.first_layer:
             return layer(x_BSH, context)
         if self.granularity == "full_attn":
-            return layer(x_BSH, replace(context, run_attention=self._again))
+            return layer(x_BSH, replace(context, run_attention=self._recompute))
         if self.granularity == "core_attn":
-            return layer(x_BSH, replace(context, run_core=self._product_again))
-        return self._again(layer, x_BSH, context)
+            return layer(x_BSH, replace(context, run_core_attention=self._recompute_core_attention))
+        return self._recompute(layer, x_BSH, context)
 
-    def _again(self, function: Callable[..., paddle.Tensor], x: paddle.Tensor, *others: Any) -> paddle.Tensor:
+    def _recompute(self, function: Callable[..., paddle.Tensor], x: paddle.Tensor, *others: Any) -> paddle.Tensor:
         if x.stop_gradient:
             # The PyLayer gives no gradient to the parameters inside (adapters) unless its input asks for one; the hooks
             # do, and yet warn that there was nothing to compute again.
@@ -58,7 +58,9 @@ class Recompute:
         # Paddle's own random state needs no care: nothing here draws from it without seeding it first.
         return recompute(function, x, *others, use_reentrant=self.use_reentrant, preserve_rng_state=False)
 
-    def _product_again(self, function: Callable[..., paddle.Tensor], *inputs: paddle.Tensor) -> paddle.Tensor:
+    def _recompute_core_attention(
+        self, function: Callable[..., paddle.Tensor], *inputs: paddle.Tensor
+    ) -> paddle.Tensor:
         if all(x.stop_gradient for x in inputs):
             return function(*inputs)  # frozen before this: there are no parameters inside that could want a gradient
         return recompute(function, *inputs, use_reentrant=self.use_reentrant, preserve_rng_state=False)

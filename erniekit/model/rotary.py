@@ -14,8 +14,8 @@ import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
-from erniekit.model.autograd import apply, as_given
-from erniekit.model.kernels import fused, fused_rotation
+from erniekit.model.autograd import apply, disable_autocast
+from erniekit.model.kernels import fused_kernels, fused_rotary
 from erniekit.model.rope_scaling import Frequencies
 
 
@@ -45,15 +45,15 @@ def rotary_tables(
     return RotaryTables(cos, sin, interleaved)
 
 
-def rotate(x_TND: paddle.Tensor, tables: RotaryTables) -> paddle.Tensor:
+def apply_rotary(x_TND: paddle.Tensor, tables: RotaryTables) -> paddle.Tensor:
     """Turn the pairs of every head."""
-    if fused().rope:
-        with as_given():
-            return fused_rotation(x_TND, tables.cos[:, 0], tables.sin[:, 0], tables.interleaved)
-    return apply(_Rotate, x_TND, tables)
+    if fused_kernels().rope:
+        with disable_autocast():
+            return fused_rotary(x_TND, tables.cos[:, 0], tables.sin[:, 0], tables.interleaved)
+    return apply(_ApplyRotary, x_TND, tables)
 
 
-class _Rotate(PyLayer):
+class _ApplyRotary(PyLayer):
     """y = x cos + (x R) sin with R the quarter turn of every pair; dx = g cos + (g sin) R^T.
 
     The quarter turn is a product with a D x D matrix of 0 and +-1: exact, and far faster than strided copies.
@@ -64,34 +64,36 @@ class _Rotate(PyLayer):
         ctx.tables, dtype = tables, x.dtype
         cos, sin, interleaved = tables
         x = _as(x, cos.dtype)
-        turned = paddle.matmul(x, _quarter_turn(x.shape[-1], interleaved, x.dtype))
-        return _as((x * cos).add_(turned * sin), dtype)
+        rotated = paddle.matmul(x, _rotate_half_matrix(x.shape[-1], interleaved, x.dtype))
+        return _as((x * cos).add_(rotated * sin), dtype)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         (cos, sin, interleaved), dtype = ctx.tables, grad.dtype
         grad = _as(grad, cos.dtype)
-        turned = paddle.matmul(grad * sin, _quarter_turn(grad.shape[-1], interleaved, grad.dtype), transpose_y=True)
-        return _as((grad * cos).add_(turned), dtype)
+        rotated = paddle.matmul(
+            grad * sin, _rotate_half_matrix(grad.shape[-1], interleaved, grad.dtype), transpose_y=True
+        )
+        return _as((grad * cos).add_(rotated), dtype)
 
 
 def _as(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
     return x if x.dtype == dtype else x.astype(dtype)
 
 
-def _quarter_turn(size: int, interleaved: bool, dtype: paddle.dtype) -> paddle.Tensor:
+def _rotate_half_matrix(size: int, interleaved: bool, dtype: paddle.dtype) -> paddle.Tensor:
     """R [D, D] with (x R)[a] = -x[b] and (x R)[b] = x[a] for every pair (a, b); kept outside of programs."""
     if paddle.in_dynamic_mode():
-        return _kept_quarter_turn(size, interleaved, dtype)
-    return _make_quarter_turn(size, interleaved, dtype)
+        return _cached_rotate_half_matrix(size, interleaved, dtype)
+    return _make_rotate_half_matrix(size, interleaved, dtype)
 
 
 @lru_cache(maxsize=8)
-def _kept_quarter_turn(size: int, interleaved: bool, dtype: paddle.dtype) -> paddle.Tensor:
-    return _make_quarter_turn(size, interleaved, dtype)
+def _cached_rotate_half_matrix(size: int, interleaved: bool, dtype: paddle.dtype) -> paddle.Tensor:
+    return _make_rotate_half_matrix(size, interleaved, dtype)
 
 
-def _make_quarter_turn(size: int, interleaved: bool, dtype: paddle.dtype) -> paddle.Tensor:
+def _make_rotate_half_matrix(size: int, interleaved: bool, dtype: paddle.dtype) -> paddle.Tensor:
     matrix = np.zeros((size, size), np.float32)
     pair = np.arange(size // 2)
     first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + size // 2)

@@ -30,7 +30,7 @@ def random_stream(sampling: Sampling, number: int) -> np.random.Generator:
     return np.random.default_rng([sampling.seed, number])
 
 
-def choose(logits_V: np.ndarray, seen: Sequence[int], sampling: Sampling, generator: np.random.Generator) -> int:
+def sample_token(logits_V: np.ndarray, seen: Sequence[int], sampling: Sampling, generator: np.random.Generator) -> int:
     """The next token id for one row, given the tokens of its prompt and answer so far."""
     logits = penalise(logits_V, seen, sampling.repetition_penalty)
     if sampling.temperature == 0.0:

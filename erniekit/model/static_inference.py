@@ -76,7 +76,7 @@ class ProgramDescription:
         return [np.zeros(shape, np.float32) for _ in range(2 * self.num_hidden_layers)]
 
 
-class PastAndNew:
+class StaticKeyValueCache:
     """Attention of new tokens to cached ones and to each other; stands in for an attention plan in a program."""
 
     def __init__(self, mask: paddle.Tensor, past: Sequence[paddle.Tensor]) -> None:
@@ -120,7 +120,7 @@ class Program(nn.Layer):
         queries = paddle.arange(slots - length, slots).unsqueeze(1)
         seen = (paddle.arange(slots).unsqueeze(0) <= queries).unsqueeze(0) & (attention_mask > 0).unsqueeze(1)
         mask = paddle.where(seen, paddle.zeros([1]), paddle.full([1], MASKED)).unsqueeze(1).unsqueeze(1)
-        cache = PastAndNew(mask, past)
+        cache = StaticKeyValueCache(mask, past)
         hidden = self.decoder(input_ids, position_ids, cache)
         rows = paddle.arange(input_ids.shape[0]) * length + last_positions
         last = paddle.gather(hidden.reshape([-1, self.decoder.config.hidden_size]), rows)

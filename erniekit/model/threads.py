@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def side_by_side(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+def parallel_map(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """[function(item) for item in items]; on a CPU in threads, each of which takes the next item when it is free.
 
     Products in `function` divide MKL's threads between them. It computes without gradients, as the body of a PyLayer

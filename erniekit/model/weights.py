@@ -22,12 +22,12 @@ from erniekit.model.quantization.packed import PackedWeight, packed_weight
 from erniekit.model.storage.safetensors_file import StoredTensor
 from erniekit.model.storage.shards import write_weight_files
 from erniekit.model.storage.weight_layouts import StoredWeights, open_weights
-from erniekit.model.tensor_slice import TensorSlice
-from erniekit.model.whole import OwnTensors, WholeTensors, held
+from erniekit.model.tensor_slice import TensorParallel
+from erniekit.model.whole import FullTensors, SingleProcessTensors, local_tensors
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_SHARD_BYTES = 5 * 10**9
-_BYTES_AT_ONCE = 4 << 20
+_CHUNK_BYTES = 4 << 20
 _TRANSPOSED = re.compile(r"_proj(\.\d+)?\.weight$")  # of every `Linear`
 
 
@@ -38,8 +38,8 @@ def named_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
     """
     return {
         prefix + name: parameter
-        for prefix, stage in decoder.named_stages()
-        for name, parameter in stage.named_parameters()
+        for prefix, block in decoder.named_blocks()
+        for name, parameter in block.named_parameters()
         if ".adapter." not in f".{name}"
     }
 
@@ -48,8 +48,8 @@ def named_linears(decoder: Decoder) -> dict[str, Linear]:
     """Every linear layer between embedding and head, by its Hugging Face path, in the decoder's order."""
     return {
         (prefix + name).removesuffix("."): layer
-        for prefix, stage in decoder.named_stages()
-        for name, layer in stage.named_sublayers(include_self=True)  # a stage may be a linear layer itself
+        for prefix, block in decoder.named_blocks()
+        for name, layer in block.named_sublayers(include_self=True)  # a stage may be a linear layer itself
         if isinstance(layer, Linear)
     }
 
@@ -77,12 +77,12 @@ def load_weights(decoder: Decoder, source: Path | str | StoredWeights) -> str:
     """
     stored = source if isinstance(source, StoredWeights) else open_weights(decoder.config, source)
     for name, parameter in named_weights(decoder).items():
-        turned = stored.is_transposed(name) != is_transposed(name)
-        for rows, values in _own_blocks(stored, name, decoder.tensor, turned):
-            block = paddle.to_tensor(np.ascontiguousarray(values.T if turned else values)).astype(parameter.dtype)
-            parameter[(slice(None), rows) if turned else rows] = block
+        transposed = stored.is_transposed(name) != is_transposed(name)
+        for rows, values in _local_blocks(stored, name, decoder.tp, transposed):
+            block = paddle.to_tensor(np.ascontiguousarray(values.T if transposed else values)).astype(parameter.dtype)
+            parameter[(slice(None), rows) if transposed else rows] = block
     for name, weight in packed_weights(decoder).items():
-        weight.fill(name, stored.read(name), decoder.tensor)
+        weight.fill(name, stored.read(name), decoder.tp)
     return str(stored.layout)
 
 
@@ -101,33 +101,33 @@ def weight_reader(config: ModelConfig, folder: Path | str) -> Callable[[str], np
     return read
 
 
-def _own_blocks(
-    stored: StoredWeights, name: str, tensor: TensorSlice, turned: bool
+def _local_blocks(
+    stored: StoredWeights, name: str, tp: TensorParallel, transposed: bool
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """The blocks of this rank's slice of a weight, as the file has them; row numbers count within the slice."""
-    axis = placement(name).axis if tensor.size > 1 else None
+    axis = placement(name).axis if tp.size > 1 else None
     if axis is None:
         yield from stored.row_blocks(name)
         return
     shape = stored.shape(name)
-    axis = axis if len(shape) == 1 or not turned else 1 - axis  # of the file
-    width = tensor.part(shape[axis])
-    own = range(tensor.rank * width, (tensor.rank + 1) * width)
-    for rows, values in stored.row_blocks(name, own if axis == 0 else None):
+    axis = axis if len(shape) == 1 or not transposed else 1 - axis  # of the file
+    width = tp.local_size(shape[axis])
+    local_rows = range(tp.rank * width, (tp.rank + 1) * width)
+    for rows, values in stored.row_blocks(name, local_rows if axis == 0 else None):
         if axis == 1:
-            yield rows, values[:, own.start : own.stop]
+            yield rows, values[:, local_rows.start : local_rows.stop]
             continue
-        first, last = max(rows.start, own.start), min(rows.stop, own.stop)
+        first, last = max(rows.start, local_rows.start), min(rows.stop, local_rows.stop)
         if first < last:  # a fused tensor is read whole
             kept = values[first - rows.start : last - rows.start]
-            yield slice(first - own.start, last - own.start), kept
+            yield slice(first - local_rows.start, last - local_rows.start), kept
 
 
 def save_weights(
     decoder: Decoder,
     folder: Path | str | None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
-    whole: WholeTensors | None = None,
+    full_tensors: FullTensors | None = None,
 ) -> list[Path]:
     """Write the weights as float32 into `folder` and return the files written; more than one means an index too.
 
@@ -138,17 +138,17 @@ def save_weights(
         folder: None on ranks that only give what they hold of the weights.
         whole: the weights of all ranks; default: those of this decoder.
     """
-    whole = whole or OwnTensors(held(named_weights(decoder)))
+    full_tensors = full_tensors or SingleProcessTensors(local_tensors(named_weights(decoder)))
     shapes = decoder.config.weight_shapes()
     if folder is None:
         for name in shapes:
-            whole.read(name)
+            full_tensors.read(name)
         return []
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     dtype = "F64" if paddle.float64 in {weight.dtype for weight in decoder.parameters()} else "F32"
     tensors = {name: StoredTensor(dtype, shape) for name, shape in shapes.items()}
-    contents = ((name, _stored(name, whole.read(name), dtype)) for name in tensors)
+    contents = ((name, _stored(name, full_tensors.read(name), dtype)) for name in tensors)
     return write_weight_files(folder, tensors, contents, max_shard_bytes, {"format": "pt"})
 
 
@@ -157,22 +157,22 @@ def save_model_folder(
     folder: Path | str | None,
     tokenizer_files: Iterable[Path] = (),
     max_shard_bytes: int = MAX_SHARD_BYTES,
-    whole: WholeTensors | None = None,
+    full_tensors: FullTensors | None = None,
 ) -> list[Path]:
     """Write a folder that this project and `transformers` load: configurations, weights and the tokenizer's files.
 
     For `folder` and `whole` see `save_weights`.
     """
-    written = save_weights(decoder, folder, max_shard_bytes, whole)
+    written = save_weights(decoder, folder, max_shard_bytes, full_tensors)
     if folder is None:
         return []
     folder = Path(folder)
     config: dict[str, object] = decoder.config.to_json()
     written.append(_write_json(folder / CONFIG_FILE, config))
-    return written + save_companions(decoder, folder, tokenizer_files)
+    return written + save_companion_files(decoder, folder, tokenizer_files)
 
 
-def save_companions(decoder: Decoder, folder: Path, tokenizer_files: Iterable[Path]) -> list[Path]:
+def save_companion_files(decoder: Decoder, folder: Path, tokenizer_files: Iterable[Path]) -> list[Path]:
     """Write what answering needs beside weights or adapters: the ids of special tokens, and the tokenizer's files."""
     config: dict[str, object] = decoder.config.to_json()
     token_ids: dict[str, object] = {
@@ -188,7 +188,7 @@ def _stored(name: str, weight: np.ndarray | None, dtype: str) -> Iterator[memory
     """A weight's bytes, a few MB at a time."""
     assert weight is not None  # this rank writes
     values = weight.T if is_transposed(name) else weight
-    rows = max(1, _BYTES_AT_ONCE // max(1, values[:1].nbytes))
+    rows = max(1, _CHUNK_BYTES // max(1, values[:1].nbytes))
     for start in range(0, len(values), rows):
         block = values[start : start + rows].astype(np.float64 if dtype == "F64" else np.float32, copy=False)
         yield np.ascontiguousarray(block).data

@@ -26,7 +26,7 @@ _FORMAT = {  # Paddle's types and the names that files have for them
 _PADDLE = {name: dtype for dtype, name in _FORMAT.items()}
 
 
-class Held(NamedTuple):
+class LocalTensors(NamedTuple):
     """What one rank holds of some tensors, perhaps slices of them.
 
     Attributes:
@@ -38,12 +38,12 @@ class Held(NamedTuple):
     read: Callable[[str], Tensor]
 
 
-def held(tensors: Mapping[str, Tensor]) -> Held:
+def local_tensors(tensors: Mapping[str, Tensor]) -> LocalTensors:
     """Tensors of this process."""
-    return Held({name: stored_as(tensor) for name, tensor in tensors.items()}, tensors.__getitem__)
+    return LocalTensors({name: tensor_spec(tensor) for name, tensor in tensors.items()}, tensors.__getitem__)
 
 
-class WholeTensors(Protocol):
+class FullTensors(Protocol):
     """The tensors of all ranks under their names; every rank reads all of them, in the order of `names`.
 
     Attributes:
@@ -63,10 +63,10 @@ class WholeTensors(Protocol):
         ...
 
 
-class OwnTensors:
-    """`WholeTensors` of one process, which holds all."""
+class SingleProcessTensors:
+    """`FullTensors` of one process, which holds all."""
 
-    def __init__(self, own: Held) -> None:
+    def __init__(self, own: LocalTensors) -> None:
         self._own = own
         self.names = tuple(own.tensors)
 
@@ -74,19 +74,19 @@ class OwnTensors:
         return self._own.tensors[name]
 
     def read(self, name: str) -> np.ndarray:
-        return values_of(self._own.read(name))
+        return to_numpy(self._own.read(name))
 
 
-def values_of(tensor: Tensor) -> np.ndarray:
+def to_numpy(tensor: Tensor) -> np.ndarray:
     """The values as NumPy holds them: bfloat16, which it does not know, as float32, which loses nothing."""
     return (tensor.astype("float32") if tensor.dtype == paddle.bfloat16 else tensor).numpy()
 
 
-def stored_as(tensor: Tensor) -> StoredTensor:
+def tensor_spec(tensor: Tensor) -> StoredTensor:
     """How a file has a tensor's values without loss."""
     return StoredTensor(_FORMAT[tensor.dtype], tuple(tensor.shape))
 
 
-def paddle_type(name: str) -> paddle.dtype:
+def paddle_dtype(name: str) -> paddle.dtype:
     """Paddle's type for a file's name of a type, such as "BF16"."""
     return _PADDLE[name]

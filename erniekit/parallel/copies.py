@@ -14,11 +14,11 @@ from paddle.distributed.communication.group import Group
 
 from erniekit.model.placement import placement
 
-SYNCHRONISED = frozenset(("sync_grad", "sync_param", "sync_moment"))
+SYNC_FLAGS = frozenset(("sync_grad", "sync_param", "sync_moment"))
 MOMENTS = ("moment1", "moment2")
 
 
-class Copies:
+class ReplicatedParameterSync:
     """Keeps copies equal.
 
     Args:
@@ -26,7 +26,7 @@ class Copies:
         updated: what this rank updates of them, where ranks of a sharding group divide that.
         state: (a kind of state, a tensor of `updated`) -> what AdamW remembers of it.
         group: the tensor-parallel group.
-        words: of `tensor_parallel_config`.
+        flags: of `tensor_parallel_config`.
     """
 
     def __init__(
@@ -34,30 +34,37 @@ class Copies:
         parameters: Mapping[str, Tensor],
         state: Callable[[str, Tensor], Tensor],
         group: Group,
-        words: Collection[str],
+        flags: Collection[str],
         updated: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self._parameters, self._updated = _copied(parameters), _copied(parameters if updated is None else updated)
-        self._state, self._group, self._words = state, group, words
+        self._parameters, self._updated = (
+            _replicated(parameters),
+            _replicated(parameters if updated is None else updated),
+        )
+        self._state, self._group, self._flags = state, group, flags
 
     def before_update(self) -> None:
         """Equal gradients."""
-        if "sync_grad" in self._words:
-            self._equal(tensor.grad for tensor in self._updated)
+        if "sync_grad" in self._flags:
+            self._broadcast(tensor.grad for tensor in self._updated)
 
     def after_update(self) -> None:
         """Equal parameters and moments."""
-        if "sync_param" in self._words:
-            self._equal(self._parameters)
-        if "sync_moment" in self._words:
-            self._equal(self._state(kind, tensor) for tensor in self._updated for kind in MOMENTS)
+        if "sync_param" in self._flags:
+            self._broadcast(self._parameters)
+        if "sync_moment" in self._flags:
+            self._broadcast(self._state(kind, tensor) for tensor in self._updated for kind in MOMENTS)
 
-    def _equal(self, tensors: Iterable[Tensor]) -> None:
+    def _broadcast(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             dist.broadcast(tensor, src=self._group.ranks[0], group=self._group)
 
 
-def _copied(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+def _replicated(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """Those of weights that every rank of a tensor-parallel group has whole."""
-    places = {name: placement(name) for name in tensors}
-    return [tensors[name] for name, place in places.items() if place.axis is None and place.expert is None]
+    placements = {name: placement(name) for name in tensors}
+    return [
+        tensors[name]
+        for name, weight_placement in placements.items()
+        if weight_placement.axis is None and weight_placement.expert is None
+    ]

@@ -8,7 +8,7 @@ from erniekit.errors import ConfigurationError
 from erniekit.model.adapters.settings import linear_shapes
 from erniekit.model.placement import placement
 from erniekit.model.quantization.settings import Fp8, WeightOnly, rotation_problem
-from erniekit.parallel.stages import BY_LAYER, DECODER_LAYER, layer_runs
+from erniekit.parallel.stages import BY_LAYER, DECODER_LAYER, layer_chunks
 
 if TYPE_CHECKING:
     from erniekit.model.configuration import ModelConfig
@@ -33,7 +33,7 @@ def check_divisible(
         quantization: how linear layers keep their weights or compute their products; None: plainly.
 
     Returns:
-        The layers of each run of the pipeline, see `stages.layer_runs`.
+        The layers of each run of the pipeline, see `stages.layer_chunks`.
 
     Raises:
         ConfigurationError: everything that cannot be divided, a paragraph each with what to write instead.
@@ -49,14 +49,14 @@ def check_divisible(
             f"({EXPERTS_ALONG[topology.expert_axis]})\n  write moe_group: dummy, or a degree of "
             f"{_divisors(model.moe_num_experts)}"
         )
-    runs: list[range] = []
+    chunks: list[range] = []
     try:
-        runs = layer_runs(model.num_hidden_layers, topology, method=pp_seg_method, tail=add_tail_layers)
+        chunks = layer_chunks(model.num_hidden_layers, topology, method=pp_seg_method, tail=add_tail_layers)
     except ConfigurationError as error:
         problems.append(str(error))
     if problems:
         raise ConfigurationError("\n".join(problems))
-    return runs
+    return chunks
 
 
 def _tensor_problems(model: ModelConfig, topology: Topology, max_seq_len: int) -> list[str]:

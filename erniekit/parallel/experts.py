@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from erniekit.model.moe.dispatch import AllHere, ByExchange, ByGathering, ByReplicas, Dispatch, ExpertRanks
+from erniekit.model.moe.dispatch import (
+    AllGatherDispatcher,
+    AllReduceDispatcher,
+    AllToAllDispatcher,
+    ExpertParallel,
+    LocalDispatcher,
+    TokenDispatcher,
+)
 from erniekit.parallel.mesh import BATCH_AXES, Mesh
 
 
-def expert_ranks(mesh: Mesh, *, gather: bool = False, padded: bool = False) -> ExpertRanks:
+def expert_ranks(mesh: Mesh, *, gather: bool = False, padded: bool = False) -> ExpertParallel:
     """What layers of experts need to know of the other ranks.
 
     Args:
@@ -17,16 +24,16 @@ def expert_ranks(mesh: Mesh, *, gather: bool = False, padded: bool = False) -> E
     """
     topology = mesh.topology
 
-    def add_loads(loads: np.ndarray) -> np.ndarray:
+    def all_reduce_loads(loads: np.ndarray) -> np.ndarray:
         loads = mesh.sum(loads, *BATCH_AXES)
         return mesh.sum(loads, "tensor") if topology.sequence_parallel else loads
 
     group = mesh.group(topology.expert_axis) if topology.expert_axis else None
-    dispatch: Dispatch
+    dispatcher: TokenDispatcher
     if group is None:
-        dispatch = AllHere(in_step=topology.world_size > 1)
+        dispatcher = LocalDispatcher(run_all_experts=topology.world_size > 1)
     elif topology.expert_axis == "tensor" and not topology.sequence_parallel:
-        dispatch = ByReplicas(group)
+        dispatcher = AllReduceDispatcher(group)
     else:
-        dispatch = (ByGathering if gather else ByExchange)(group, padded)
-    return ExpertRanks(dispatch, add_loads)
+        dispatcher = (AllGatherDispatcher if gather else AllToAllDispatcher)(group, padded)
+    return ExpertParallel(dispatcher, all_reduce_loads)

@@ -13,26 +13,26 @@ import paddle.distributed as dist
 ALIGNMENT = 8  # bytes; arrays made from what arrives begin at a multiple of it
 
 
-def hand_over(facts: Any, arrays: Sequence[np.ndarray], group: Any) -> tuple[Any, list[np.ndarray]]:
+def broadcast_arrays(metadata: Any, arrays: Sequence[np.ndarray], group: Any) -> tuple[Any, list[np.ndarray]]:
     """What the first rank of `group` has given, on every rank of it; what the others give counts for nothing.
 
     Args:
-        facts: JSON.
+        metadata: JSON.
         group: paddle's; None: this rank is alone.
     """
     if group is None:
-        return facts, list(arrays)
-    gives = group.rank == 0
-    data = _to_bytes(facts, arrays) if gives else b""
+        return metadata, list(arrays)
+    is_source = group.rank == 0
+    data = _to_bytes(metadata, arrays) if is_source else b""
     size = paddle.to_tensor([len(data)])
     dist.broadcast(size, src=group.ranks[0], group=group)
-    whole = paddle.to_tensor(np.frombuffer(data, np.uint8)) if gives else paddle.empty([int(size)], "uint8")
-    dist.broadcast(whole, src=group.ranks[0], group=group)
-    return (facts, list(arrays)) if gives else _from_bytes(whole.numpy())
+    buffer = paddle.to_tensor(np.frombuffer(data, np.uint8)) if is_source else paddle.empty([int(size)], "uint8")
+    dist.broadcast(buffer, src=group.ranks[0], group=group)
+    return (metadata, list(arrays)) if is_source else _from_bytes(buffer.numpy())
 
 
-def _to_bytes(facts: Any, arrays: Sequence[np.ndarray]) -> bytes:
-    header = json.dumps([facts, [[array.dtype.str, array.shape] for array in arrays]]).encode()
+def _to_bytes(metadata: Any, arrays: Sequence[np.ndarray]) -> bytes:
+    header = json.dumps([metadata, [[array.dtype.str, array.shape] for array in arrays]]).encode()
     blocks = [len(header).to_bytes(ALIGNMENT, "little"), header, *(array.tobytes() for array in arrays)]
     return b"".join(block + b"\0" * (-len(block) % ALIGNMENT) for block in blocks)
 
@@ -46,9 +46,9 @@ def _from_bytes(data: np.ndarray) -> tuple[Any, list[np.ndarray]]:
         start += size + -size % ALIGNMENT
         return data[first : first + size]
 
-    facts, described = json.loads(take(int.from_bytes(data[:ALIGNMENT].tobytes(), "little")).tobytes())
+    metadata, array_specs = json.loads(take(int.from_bytes(data[:ALIGNMENT].tobytes(), "little")).tobytes())
     arrays = []
-    for dtype, shape in described:
+    for dtype, shape in array_specs:
         kind = np.dtype(dtype)
         arrays.append(take(kind.itemsize * int(np.prod(shape))).view(kind).reshape(shape))
-    return facts, arrays
+    return metadata, arrays

@@ -21,12 +21,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from erniekit.parallel.rank import LAUNCHER, REPORT, SHOW_STACKS, Report, stacks_beside
+from erniekit.parallel.rank import DUMP_STACKS_SIGNAL, LAUNCHER, REPORT, FailureReport, stacks_path
 
 OWN_PORTS = range(20_000, 32_000)  # below those that Linux, macOS and IANA give away
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")  # a folder for each GPU
 # Of the job that this launcher was asked to start, or of one around it: ranks find each other through other variables.
-NOT_FOR_RANKS = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+LAUNCHER_ONLY_VARIABLES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def visible_gpus(driver: Path = NVIDIA_DRIVER) -> int:
@@ -43,7 +43,7 @@ def visible_gpus(driver: Path = NVIDIA_DRIVER) -> int:
 
 
 @dataclass(frozen=True)
-class Block:
+class NodeRanks:
     """The ranks of one node: `count` of them from rank `first` on, among those of the whole job.
 
     Attributes:
@@ -55,7 +55,7 @@ class Block:
     endpoints: tuple[str, ...]
 
     @classmethod
-    def alone(cls, count: int) -> Block:
+    def single_node(cls, count: int) -> NodeRanks:
         """All ranks on this machine."""
         return cls(0, count, endpoints("127.0.0.1", free_port("127.0.0.1"), count))
 
@@ -104,7 +104,7 @@ def free_port(host: str) -> int:
 
 
 @dataclass(frozen=True)
-class Ended:
+class RankExit:
     """A rank that is no more.
 
     Attributes:
@@ -114,66 +114,66 @@ class Ended:
 
     rank: int
     code: int
-    report: Report | None = None
+    report: FailureReport | None = None
 
 
 @dataclass
-class LocalRanks:
+class RankProcesses:
     """The running ranks of this machine; see `spawn`."""
 
     processes: dict[int, subprocess.Popen[bytes]]
     logs: Path
     reports: Path
-    shown: Sequence[threading.Thread] = ()
-    ended: dict[int, Ended] = field(default_factory=dict)  # in the order in which they were seen to end
+    output_threads: Sequence[threading.Thread] = ()
+    ended: dict[int, RankExit] = field(default_factory=dict)  # in the order in which they were seen to end
 
     @property
     def running(self) -> list[int]:
         """The ranks that had not ended when `look` was last called."""
         return [rank for rank in self.processes if rank not in self.ended]
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Note the ranks that have ended."""
         for rank in self.running:
             code = self.processes[rank].poll()
             if code is None:
                 continue
-            ended = self.ended[rank] = Ended(rank, code, Report.read(_report(self.reports, rank)))
+            ended = self.ended[rank] = RankExit(rank, code, FailureReport.read(_report_path(self.reports, rank)))
             if ended.report is not None:
-                with log_of(self.logs, rank).open("a", encoding="utf-8") as log:
+                with rank_log_path(self.logs, rank).open("a", encoding="utf-8") as log:
                     log.write(f"{ended.report.text}\n")
 
-    def send(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal to every running rank."""
         for rank in self.running:
             self.processes[rank].send_signal(number)
 
-    def stacks(self, ranks: Sequence[int], patience: float = 1.0) -> dict[int, str]:
+    def stacks(self, ranks: Sequence[int], timeout: float = 1.0) -> dict[int, str]:
         """Where the threads of running ranks are; "" for a rank that cannot say, such as a stopped one."""
         before = {rank: _size(self._stacks(rank)) for rank in ranks}
         for rank in ranks:
             if before[rank] >= 0:  # otherwise it has not begun, and the signal would end it
-                self.processes[rank].send_signal(SHOW_STACKS)
-        time.sleep(patience)
+                self.processes[rank].send_signal(DUMP_STACKS_SIGNAL)
+        time.sleep(timeout)
         return {rank: _tail(self._stacks(rank), before[rank]) for rank in ranks}
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """End every rank with all that it has started, and wait until they are gone and all output is shown."""
         for process in self.processes.values():
             with suppress(ProcessLookupError):  # the rank and all that it started have ended
                 os.killpg(process.pid, signal.SIGKILL)
         for process in self.processes.values():
             process.wait()
-        self.look()
-        for thread in self.shown:
+        self.poll()
+        for thread in self.output_threads:
             thread.join(timeout=1.0)  # longer only where a process that left the rank's session holds its output
 
     def _stacks(self, rank: int) -> Path:
-        return stacks_beside(_report(self.reports, rank))
+        return stacks_path(_report_path(self.reports, rank))
 
 
 def spawn(
-    block: Block,
+    node_ranks: NodeRanks,
     command: Sequence[str],
     *,
     logs: Path,
@@ -182,7 +182,7 @@ def spawn(
     variables: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     show: bool = True,
-) -> LocalRanks:
+) -> RankProcesses:
     """Start `command` once for each rank of a block.
 
     Args:
@@ -192,57 +192,57 @@ def spawn(
         variables: more variables for every rank.
         show: write what rank 0 writes to this process's standard output and error, too.
     """
-    outside = {name: value for name, value in os.environ.items() if name not in NOT_FOR_RANKS}
+    inherited_environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_ONLY_VARIABLES}
     processes: dict[int, subprocess.Popen[bytes]] = {}
-    shown: list[threading.Thread] = []
-    ranks = LocalRanks(processes, logs, reports, shown)
+    output_threads: list[threading.Thread] = []
+    ranks = RankProcesses(processes, logs, reports, output_threads)
     with ExitStack() as undo:  # a rank that cannot be started ends those that were
-        undo.callback(ranks.end)
-        for rank in block.ranks:
+        undo.callback(ranks.kill)
+        for rank in node_ranks.ranks:
             own = {
                 "PYTHONUNBUFFERED": "1",  # what a rank wrote before it was killed is in its log
                 "PYTHONFAULTHANDLER": "1",  # a crash of native code shows where
                 LAUNCHER: str(os.getpid()),
-                REPORT: str(_report(reports, rank)),
+                REPORT: str(_report_path(reports, rank)),
             }
-            seen = show and rank == 0
-            with log_of(logs, rank).open("ab") as log:
+            is_shown = show and rank == 0
+            with rank_log_path(logs, rank).open("ab") as log:
                 process = subprocess.Popen(
                     list(command),
                     cwd=cwd,
-                    env=outside | block.environment(rank, gpu=gpu) | own | dict(variables or {}),
+                    env=inherited_environment | node_ranks.environment(rank, gpu=gpu) | own | dict(variables or {}),
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE if seen else log,
-                    stderr=subprocess.PIPE if seen else log,
+                    stdout=subprocess.PIPE if is_shown else log,
+                    stderr=subprocess.PIPE if is_shown else log,
                     start_new_session=True,  # what it starts can be ended with it, and Ctrl-C reaches it through us
                 )
             processes[rank] = process
-            for source, stream in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)) if seen else ():
+            for source, stream in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)) if is_shown else ():
                 assert source is not None
-                thread = threading.Thread(target=_copy, args=(source, stream, log_of(logs, rank)), daemon=True)
+                thread = threading.Thread(target=_tee, args=(source, stream, rank_log_path(logs, rank)), daemon=True)
                 thread.start()
-                shown.append(thread)
+                output_threads.append(thread)
         undo.pop_all()
     return ranks
 
 
-def log_of(logs: Path, rank: int) -> Path:
+def rank_log_path(logs: Path, rank: int) -> Path:
     """Where a rank's output goes."""
     return logs / f"rank-{rank}.log"
 
 
-def _report(reports: Path, rank: int) -> Path:
+def _report_path(reports: Path, rank: int) -> Path:
     return reports / f"{rank}.json"
 
 
-def _copy(source: BinaryIO, stream: TextIO, log: Path) -> None:
+def _tee(source: BinaryIO, stream: TextIO, log: Path) -> None:
     """Write what comes to a stream as it comes, and to a log by whole lines, because another stream goes there, too."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     line = b""
     with source, log.open("ab", buffering=0) as file:
         while data := os.read(source.fileno(), 1 << 16):
-            whole, newline, rest = (line + data).rpartition(b"\n")
-            file.write(whole + newline)
+            complete_lines, newline, rest = (line + data).rpartition(b"\n")
+            file.write(complete_lines + newline)
             line = rest
             with suppress(OSError, ValueError):  # a run outlives the reader of its progress
                 stream.write(decoder.decode(data))

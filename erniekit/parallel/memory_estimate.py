@@ -12,9 +12,9 @@ from erniekit.model.adapters.settings import LoraSettings, adapter_shapes, linea
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.quantization.settings import WeightOnly
 from erniekit.model.weight_shapes import Shapes
-from erniekit.parallel.rank_share import EMBEDDING, on_stage, values_on_rank
-from erniekit.parallel.schedule import runs_in_flight
-from erniekit.parallel.stages import layer_runs, stage_layers
+from erniekit.parallel.rank_share import EMBEDDING, numel_on_rank, shapes_on_pp_stage
+from erniekit.parallel.schedule import chunks_in_flight
+from erniekit.parallel.stages import layer_chunks, stage_layers
 from erniekit.parallel.topology import Topology
 
 CHUNK_LOGITS = 4 << 20  # head.CHUNK_LOGITS; a test compares the two
@@ -25,9 +25,11 @@ TILE = 256  # attention_plan.TILE; likewise
 PROCESS_BYTES = 450_000_000
 # Gaps of the heap. Paddle asks for aligned blocks, and glibc before 2.38 does not put one into the hole that another of
 # the same size has left; so they grow with the blocks that one layer after the other keeps and takes for a while.
-GAPS_BESIDE_KEPT = 0.5
-GAPS_BESIDE_WORKSPACE = 1.1
-GAPS_BESIDE_ADAPTERS = 2.0  # instead, where freed memory is given back (`host_memory`), and large blocks move about
+FRAGMENTATION_OF_ACTIVATIONS = 0.5
+FRAGMENTATION_OF_WORKSPACE = 1.1
+FRAGMENTATION_WITH_ADAPTERS = (
+    2.0  # instead, where freed memory is given back (`host_memory`), and large blocks move about
+)
 
 
 @dataclass(frozen=True)
@@ -97,24 +99,24 @@ def training_memory(
     model: ModelConfig,
     work: Workload,
     topology: Topology | None = None,
-    runs: list[range] | None = None,
-    stage: int = 0,
+    chunks: list[range] | None = None,
+    pp_stage: int = 0,
 ) -> dict[str, int]:
     """Bytes by purpose of each rank of a pipeline stage; `total` is their sum. Tokens spread evenly over experts.
 
     Args:
         topology: None: one process.
-        runs: the layers of each run of the pipeline, see `stages.layer_runs`; None: divided equally.
+        chunks: the layers of each run of the pipeline, see `stages.layer_chunks`; None: divided equally.
     """
     topology = topology or Topology()
-    runs = runs or layer_runs(model.num_hidden_layers, topology)
+    chunks = chunks or layer_chunks(model.num_hidden_layers, topology)
     formats = work.formats
-    weights, trained = _held_values(model, work, topology, runs, stage)
-    packed, made_dense = _packed_weights(model, work, topology, runs, stage)
+    weights, trained = _param_counts(model, work, topology, chunks, pp_stage)
+    packed, dequantized = _packed_weights(model, work, topology, chunks, pp_stage)
     shards = [topology.sharding if work.sharding >= level else 1 for level in (1, 2, 3)]
-    kept, working = _Layers(model, work, topology).stage_values(runs, stage)
-    head_kept, head_working = _head_values(model, work, topology, stage)
-    working = max(working + made_dense, head_working, _embedding_gradient(model, work, topology, stage))
+    saved, working = _LayerActivations(model, work, topology).stage_values(chunks, pp_stage)
+    head_saved, head_working = _head_values(model, work, topology, pp_stage)
+    working = max(working + dequantized, head_working, _embedding_gradient(model, work, topology, pp_stage))
     workspace = working * formats.activations
     rows = work.batch_size * work.max_seq_len**2
     memory = {
@@ -122,8 +124,8 @@ def training_memory(
         "reference": weights * formats.weights + packed if work.reference_copy else 0,
         "gradients": trained * formats.gradients // shards[1],
         "optimizer": trained * (formats.master + formats.moments) // shards[0],
-        "activations": kept * formats.activations,
-        "logits": head_kept * formats.activations,
+        "activations": saved * formats.activations,
+        "logits": head_saved * formats.activations,
         "workspace": workspace,
         "attention_mask": rows * formats.activations if work.dense_mask else 0,
     }
@@ -144,23 +146,23 @@ def process_bytes(memory: dict[str, int]) -> int:
 
 def _process(memory: dict[str, int], work: Workload) -> int:
     """Beside tensors, on a CPU."""
-    of_workspace = GAPS_BESIDE_WORKSPACE if work.adapters is None else GAPS_BESIDE_ADAPTERS
-    gaps = GAPS_BESIDE_KEPT * memory["activations"] + of_workspace * memory["workspace"]
-    return PROCESS_BYTES + int(gaps)
+    workspace_fragmentation = FRAGMENTATION_OF_WORKSPACE if work.adapters is None else FRAGMENTATION_WITH_ADAPTERS
+    fragmentation = FRAGMENTATION_OF_ACTIVATIONS * memory["activations"] + workspace_fragmentation * memory["workspace"]
+    return PROCESS_BYTES + int(fragmentation)
 
 
-def _held_values(
-    model: ModelConfig, work: Workload, topology: Topology, runs: list[range], stage: int
+def _param_counts(
+    model: ModelConfig, work: Workload, topology: Topology, chunks: list[range], pp_stage: int
 ) -> tuple[int, int]:
     """How many values of parameters a rank of the stage has, and how many of them it trains; without packed ones."""
     shapes = model.weight_shapes()
     packed = _packed_shapes(model, work)
     plain = {name: shape for name, shape in shapes.items() if name not in packed}
-    weights = values_on_rank(on_stage(plain, model, topology, runs, stage), topology)
+    weights = numel_on_rank(shapes_on_pp_stage(plain, model, topology, chunks, pp_stage), topology)
     if work.adapters is None:
         return weights, weights
-    adapters = on_stage(adapter_shapes(shapes, work.adapters), model, topology, runs, stage)
-    trained = values_on_rank(adapters, topology)
+    adapters = shapes_on_pp_stage(adapter_shapes(shapes, work.adapters), model, topology, chunks, pp_stage)
+    trained = numel_on_rank(adapters, topology)
     return weights + trained, trained
 
 
@@ -170,20 +172,20 @@ def _packed_shapes(model: ModelConfig, work: Workload) -> Shapes:
 
 
 def _packed_weights(
-    model: ModelConfig, work: Workload, topology: Topology, runs: list[range], stage: int
+    model: ModelConfig, work: Workload, topology: Topology, chunks: list[range], pp_stage: int
 ) -> tuple[int, int]:
     """The bytes of weights in few bits, and how many values the largest of them has, which is made dense at a time."""
-    packed = on_stage(_packed_shapes(model, work), model, topology, runs, stage)
+    packed = shapes_on_pp_stage(_packed_shapes(model, work), model, topology, chunks, pp_stage)
     if work.weight_only is None or not packed:
         return 0, 0
     taken: Shapes = {}
     for name, (outputs, inputs) in packed.items():
         taken[name] = (work.weight_only.form(name.removesuffix(".weight")).nbytes(outputs, inputs),)
-    largest = max(values_on_rank({name: shape}, topology) for name, shape in packed.items())
-    return values_on_rank(taken, topology), largest
+    largest = max(numel_on_rank({name: shape}, topology) for name, shape in packed.items())
+    return numel_on_rank(taken, topology), largest
 
 
-class _Layers:
+class _LayerActivations:
     """Numbers that decoder layers keep and use, on one rank for one micro-batch."""
 
     def __init__(self, model: ModelConfig, work: Workload, topology: Topology) -> None:
@@ -194,46 +196,49 @@ class _Layers:
         self.keys = model.num_key_value_heads * model.head_dim // topology.tensor
         self.longest = work.longest_document or work.max_seq_len
 
-    def stage_values(self, runs: list[range], stage: int) -> tuple[int, int]:
+    def stage_values(self, chunks: list[range], pp_stage: int) -> tuple[int, int]:
         """What a stage keeps for backward over all micro-batches in flight, and what one layer's backward adds."""
         model, work, topology = self.model, self.work, self.topology
-        layers = stage_layers(runs, stage, topology.pipeline)
-        predictions = range(model.num_nextn_predict_layers if stage == topology.pipeline - 1 else 0)
+        layers = stage_layers(chunks, pp_stage, topology.pipeline)
+        predictions = range(model.num_nextn_predict_layers if pp_stage == topology.pipeline - 1 else 0)
         moe = [model.is_moe_layer(number) for number in (*layers, *predictions)]
-        again = [work.recompute and number >= work.no_recompute_layers for number in layers]
-        again += [work.recompute] * len(predictions)
+        is_recomputed = [work.recompute and number >= work.no_recompute_layers for number in layers]
+        is_recomputed += [work.recompute] * len(predictions)
         hidden = self.own_tokens * model.hidden_size
-        whole = [self.kept(is_moe) for is_moe in moe]
-        gone = [self.computed_again(is_moe) if is_again else 0 for is_moe, is_again in zip(moe, again, strict=True)]
-        kept = sum(whole) - sum(gone)
+        saved_per_layer = [self.saved(is_moe) for is_moe in moe]
+        recomputed = [
+            self.recomputed_values(is_moe) if layer_recomputed else 0
+            for is_moe, layer_recomputed in zip(moe, is_recomputed, strict=True)
+        ]
+        saved = sum(saved_per_layer) - sum(recomputed)
         # Beside layers: what comes in, what leaves or the final norm, and the rotary tables.
-        kept += 3 * hidden + 2 * work.tokens * (self.queries + self.keys)
-        in_flight = runs_in_flight(topology, stage, work.accumulation) / topology.virtual_pipeline
-        working = max(gone, default=0) + max((self.working(is_moe) for is_moe in moe), default=0)
-        return int(kept * in_flight) + self.masks(), working
+        saved += 3 * hidden + 2 * work.tokens * (self.queries + self.keys)
+        in_flight = chunks_in_flight(topology, pp_stage, work.accumulation) / topology.virtual_pipeline
+        working = max(recomputed, default=0) + max((self.working(is_moe) for is_moe in moe), default=0)
+        return int(saved * in_flight) + self.masks(), working
 
-    def kept(self, moe: bool) -> int:
+    def saved(self, moe: bool) -> int:
         """Between forward and backward."""
         model, tokens = self.model, self.work.tokens
         streams = 2 * self.own_tokens * model.hidden_size  # the two residual streams
         inputs = 2 * tokens * model.hidden_size  # the two normalised inputs, of all tokens
-        attention = 2 * tokens * (self.queries + self.keys) + self._kept_scores()
-        mlp = self._expert_values() if moe else 3 * tokens * self._cut(model.intermediate_size)
+        attention = 2 * tokens * (self.queries + self.keys) + self._saved_scores()
+        mlp = self._expert_values() if moe else 3 * tokens * self._per_tp_rank(model.intermediate_size)
         return streams + inputs + attention + mlp + self._dropped(moe)
 
-    def computed_again(self, moe: bool) -> int:
+    def recomputed_values(self, moe: bool) -> int:
         """What of that a layer does not keep that is computed again."""
         if self.work.recompute_granularity == "core_attn":
-            return self._kept_scores()
+            return self._saved_scores()
         if self.work.recompute_granularity == "full_attn":
             attention = self.model.hidden_size + 2 * (self.queries + self.keys)
-            return self.work.tokens * attention + self._kept_scores()
-        return self.kept(moe) - self.own_tokens * self.model.hidden_size
+            return self.work.tokens * attention + self._saved_scores()
+        return self.saved(moe) - self.own_tokens * self.model.hidden_size
 
     def _expert_values(self) -> int:
         """The sorted inputs and outputs of experts; gate, up and their product, of shared ones too; the router's."""
         model, inner = self.model, self.model.moe_intermediate_size
-        shared = 3 * self.work.tokens * self._cut(model.moe_num_shared_experts * inner)
+        shared = 3 * self.work.tokens * self._per_tp_rank(model.moe_num_shared_experts * inner)
         router = 3 * self.own_tokens * model.moe_num_experts
         return self._routed() * (2 * model.hidden_size + 3 * inner) + shared + router
 
@@ -242,12 +247,12 @@ class _Layers:
         model, work = self.model, self.work
         attention = 2 * work.tokens * (model.hidden_size + self.queries + 2 * self.keys)
         if work.dense_mask:
-            attention += self._kept_scores()  # their gradient
+            attention += self._saved_scores()  # their gradient
         elif work.formats.on_cpu:  # one block of scores, their probabilities and their gradient
             attention += 3 * model.num_attention_heads // self.topology.tensor * min(TILE, self.longest) * self.longest
         if moe:
             return max(attention, (2 * self._routed() + 2 * work.tokens) * model.hidden_size)
-        return max(attention, 5 * work.tokens * self._cut(model.intermediate_size))
+        return max(attention, 5 * work.tokens * self._per_tp_rank(model.intermediate_size))
 
     def masks(self) -> int:
         """At most the causal masks of the longest document, one for each length of tile; all layers share them."""
@@ -256,7 +261,7 @@ class _Layers:
         group = self.model.num_attention_heads // self.model.num_key_value_heads
         return group * min(TILE, self.longest) * self.longest
 
-    def _kept_scores(self) -> int:
+    def _saved_scores(self) -> int:
         """Attention's probabilities, which are computed again in backward where they would be many."""
         heads, tokens = self.model.num_attention_heads // self.topology.tensor, self.work.tokens
         if self.work.dense_mask:
@@ -273,10 +278,10 @@ class _Layers:
         model, tokens = self.model, self.work.tokens
         inputs = tokens * (3 * model.hidden_size + self.queries)
         if not moe:
-            return 2 * (inputs + tokens * (2 * model.hidden_size + self._cut(model.intermediate_size)))
+            return 2 * (inputs + tokens * (2 * model.hidden_size + self._per_tp_rank(model.intermediate_size)))
         inputs += self._routed() * (2 * model.hidden_size + model.moe_intermediate_size)
         if model.moe_num_shared_experts:
-            shared = self._cut(model.moe_num_shared_experts * model.moe_intermediate_size)
+            shared = self._per_tp_rank(model.moe_num_shared_experts * model.moe_intermediate_size)
             inputs += tokens * (2 * model.hidden_size + shared)
         return 2 * inputs
 
@@ -285,13 +290,13 @@ class _Layers:
         divided = self.topology.expert_axis == "tensor" or self.topology.sequence_parallel
         return self.work.tokens * self.model.moe_k // (self.topology.tensor if divided else 1)
 
-    def _cut(self, size: int) -> int:
+    def _per_tp_rank(self, size: int) -> int:
         return size // self.topology.tensor
 
 
-def _head_values(model: ModelConfig, work: Workload, topology: Topology, stage: int) -> tuple[int, int]:
+def _head_values(model: ModelConfig, work: Workload, topology: Topology, pp_stage: int) -> tuple[int, int]:
     """What the loss keeps until backward has ended, and what it takes for a while."""
-    if stage < topology.pipeline - 1:
+    if pp_stage < topology.pipeline - 1:
         return 0, 0
     vocabulary = model.vocab_size // topology.tensor
     head = vocabulary * model.hidden_size
@@ -299,12 +304,12 @@ def _head_values(model: ModelConfig, work: Workload, topology: Topology, stage: 
     if not work.fused_head:
         return losses * work.tokens * vocabulary, work.tokens * vocabulary  # probabilities; logits or their gradient
     # The gradients of hidden states, and of a trained head, are made with the loss.
-    kept = losses * (work.tokens * model.hidden_size + (head if work.adapters is None else 0))
-    return kept, min(max(CHUNK_LOGITS, head // 4), work.tokens * vocabulary)
+    saved = losses * (work.tokens * model.hidden_size + (head if work.adapters is None else 0))
+    return saved, min(max(CHUNK_LOGITS, head // 4), work.tokens * vocabulary)
 
 
-def _embedding_gradient(model: ModelConfig, work: Workload, topology: Topology, stage: int) -> int:
+def _embedding_gradient(model: ModelConfig, work: Workload, topology: Topology, pp_stage: int) -> int:
     """The dense gradient of the embedding, before it is added to what is there."""
-    if work.adapters is not None or stage > 0:
+    if work.adapters is not None or pp_stage > 0:
         return 0
-    return values_on_rank({EMBEDDING: (model.vocab_size, model.hidden_size)}, topology)
+    return numel_on_rank({EMBEDDING: (model.vocab_size, model.hidden_size)}, topology)

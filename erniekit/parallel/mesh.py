@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from erniekit.model.tensor_slice import WHOLE, TensorSlice
+from erniekit.model.tensor_slice import NO_TENSOR_PARALLEL, TensorParallel
 from erniekit.parallel.topology import AXES, Axis, Coordinates, Topology
 
 BATCH_AXES: tuple[Axis, ...] = ("data", "sharding")  # ranks that differ in these work on different samples
@@ -31,31 +31,31 @@ class Mesh:
     groups: Mapping[tuple[Axis, ...], Any] = field(default_factory=dict)
 
     @property
-    def place(self) -> Coordinates:
+    def coords(self) -> Coordinates:
         """This rank's number on each axis."""
         return self.topology.coordinates(self.rank)
 
     @property
-    def reader(self) -> int:
+    def dp_rank(self) -> int:
         """Which part of every global batch this rank works on."""
-        return self.topology.reader(self.rank)
+        return self.topology.dp_rank_of(self.rank)
 
     @property
-    def tensor(self) -> TensorSlice:
+    def tp(self) -> TensorParallel:
         """This rank's share of every large matrix."""
         group = self.group("tensor")
         if group is None:
-            return WHOLE
-        return TensorSlice(self.place.tensor, self.topology.tensor, group, self.topology.sequence_parallel)
+            return NO_TENSOR_PARALLEL
+        return TensorParallel(self.coords.tensor, self.topology.tensor, group, self.topology.sequence_parallel)
 
     def group(self, *axes: Axis) -> Any:
         """Paddle's group of the ranks that differ from this one in these axes only; None if that is this one alone."""
-        wide = tuple(axis for axis in AXES if axis in axes and self.topology.degree(axis) > 1)
-        return self.groups[wide] if wide else None
+        active_axes = tuple(axis for axis in AXES if axis in axes and self.topology.degree(axis) > 1)
+        return self.groups[active_axes] if active_axes else None
 
     def is_first(self, *axes: Axis) -> bool:
         """Whether this rank is number 0 on all of these axes (all axes where none is given)."""
-        return all(getattr(self.place, axis) == 0 for axis in axes or AXES)
+        return all(getattr(self.coords, axis) == 0 for axis in axes or AXES)
 
     def sum(self, values: np.ndarray, *axes: Axis) -> np.ndarray:
         """The float64 sum of figures over the ranks that differ in these axes; the same on each of them."""
@@ -76,7 +76,7 @@ class Mesh:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
         return largest.numpy()
 
-    def exchange(self, value: Any, *axes: Axis) -> list[Any]:
+    def all_gather_object(self, value: Any, *axes: Axis) -> list[Any]:
         """What every rank has given that differs from this one in these axes only (all axes where none is given), in
         the order of the ranks. Values are JSON."""
         group = self.group(*(axes or AXES))
@@ -93,4 +93,4 @@ class Mesh:
         return [json.loads(part.numpy()[:size].tobytes()) for part, size in zip(texts, sizes, strict=True)]
 
 
-ALONE = Mesh()
+SINGLE_PROCESS_MESH = Mesh()

@@ -20,10 +20,10 @@ from typing import Any
 
 from erniekit import __version__
 from erniekit.errors import ConfigurationError
-from erniekit.parallel.launch import Block, endpoints
+from erniekit.parallel.launch import NodeRanks, endpoints
 
 DEFAULT_MASTER = ("127.0.0.1", 8080)
-GREETING_TIME = 10.0  # seconds for whoever connects to say who it is
+GREETING_TIMEOUT = 10.0  # seconds for whoever connects to say who it is
 KEEPALIVE = {  # a machine that is gone is noticed after 10 s, whether or not something is on its way to it
     "TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000,
 }  # fmt: skip
@@ -35,35 +35,35 @@ class NodeLostError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where the launchers of a job meet.
 
     Attributes:
         nodes: how many there are.
         address: host and port at which node 0 listens.
-        number: of this node; None: the launcher on the machine of `address` is node 0, the others as they come.
+        node_rank: of this node; None: the launcher on the machine of `address` is node 0, the others as they come.
     """
 
     nodes: int
     address: tuple[str, int]
-    number: int | None = None
+    node_rank: int | None = None
 
     @classmethod
-    def from_environment(cls) -> Meeting | None:
+    def from_environment(cls) -> Rendezvous | None:
         """What NNODES, MASTER_ADDR, MASTER_PORT and NODE_RANK say; None for one node.
 
         Raises:
             ConfigurationError: a variable is not what it should be.
         """
-        nodes = _number("NNODES", 1, least=1)
+        nodes = _int_from_environment("NNODES", 1, least=1)
         if nodes == 1:
             return None
-        number = _number("NODE_RANK", 0, least=0) if os.environ.get("NODE_RANK") else None
-        if number is not None and number >= nodes:
-            raise ConfigurationError(f"NODE_RANK={number}: with NNODES={nodes} the nodes are 0 to {nodes - 1}")
+        node_rank = _int_from_environment("NODE_RANK", 0, least=0) if os.environ.get("NODE_RANK") else None
+        if node_rank is not None and node_rank >= nodes:
+            raise ConfigurationError(f"NODE_RANK={node_rank}: with NNODES={nodes} the nodes are 0 to {nodes - 1}")
         host, port = DEFAULT_MASTER
-        port = _number("MASTER_PORT", port, least=1, most=65_535)
-        return cls(nodes, (os.environ.get("MASTER_ADDR", host), port), number)
+        port = _int_from_environment("MASTER_PORT", port, least=1, most=65_535)
+        return cls(nodes, (os.environ.get("MASTER_ADDR", host), port), node_rank)
 
     def __str__(self) -> str:
         return f"{self.address[0]}:{self.address[1]} (MASTER_ADDR, MASTER_PORT)"
@@ -78,47 +78,47 @@ class Meeting:
 class Nodes:
     """This launcher among those of the job. `links` of node 0 lead to all others, in their order; theirs to node 0."""
 
-    number: int = 0
+    node_rank: int = 0
     hosts: tuple[str, ...] = ("127.0.0.1",)
     counts: tuple[int, ...] = (1,)  # ranks on each node
     links: Sequence[_Link] = ()
     alarms: list[Any] = field(default_factory=list)
 
-    def block(self, port: int) -> Block:
+    def local_ranks(self, port: int) -> NodeRanks:
         """The ranks of this node when rank 0 listens on `port`."""
         each = [endpoints(host, port, count) for host, count in zip(self.hosts, self.counts, strict=True)]
-        return Block(sum(self.counts[: self.number]), self.counts[self.number], tuple(sum(each, ())))
+        return NodeRanks(sum(self.counts[: self.node_rank]), self.counts[self.node_rank], tuple(sum(each, ())))
 
-    def agree(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """What node 0 has said, on every node."""
-        if self.number == 0:
+        if self.node_rank == 0:
             for link in self.links:
                 link.send({"agree": value})
             return value
-        return self._next(self.links[0], "agree")
+        return self._wait_for(self.links[0], "agree")
 
-    def collect(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """On node 0 what every node has said, in their order; elsewhere nothing."""
-        if self.number > 0:
+        if self.node_rank > 0:
             self.links[0].send({"collect": value})
             return []
-        return [value, *(self._next(link, "collect") for link in self.links)]
+        return [value, *(self._wait_for(link, "collect") for link in self.links)]
 
-    def call_out(self, value: Any) -> None:
+    def broadcast_alarm(self, value: Any) -> None:
         """Have `value` among what all other nodes hear when they listen."""
         for link in self.links:
             link.send({"alarm": value})
 
-    def listen(self) -> list[Any]:
+    def poll_alarms(self) -> list[Any]:
         """What other nodes have called out so far, oldest first; never waits.
 
         Raises:
             NodeLostError: another node is gone.
         """
-        self._hear()
+        self._receive_messages()
         return self.alarms
 
-    def _hear(self, wait: float = 0.0) -> None:
+    def _receive_messages(self, wait: float = 0.0) -> None:
         """Take in what has arrived; node 0 passes alarms on. With `wait`, give each link that many seconds."""
         for link in self.links:
             link.drain(wait)
@@ -132,9 +132,9 @@ class Nodes:
         if lost:
             raise NodeLostError(f"the launcher of {', '.join(lost)} is gone")
 
-    def _next(self, link: _Link, kind: str) -> Any:
+    def _wait_for(self, link: _Link, kind: str) -> Any:
         while not link.values[kind]:
-            self._hear(wait=0.1)
+            self._receive_messages(wait=0.1)
         return link.values[kind].pop(0)
 
 
@@ -189,23 +189,23 @@ class _Link:
 
 
 @contextmanager
-def met(meeting: Meeting | None, ranks: int, patience: float) -> Iterator[Nodes]:
+def connect_nodes(rendezvous: Rendezvous | None, ranks: int, timeout: float) -> Iterator[Nodes]:
     """Meet the launchers of the other nodes, and part from them at the end.
 
     Args:
-        meeting: None for one node.
+        rendezvous: None for one node.
         ranks: the number of ranks on this node.
-        patience: seconds to wait for the others.
+        timeout: seconds to wait for the others.
 
     Raises:
         ConfigurationError: they do not come, or do not fit together.
     """
-    if meeting is None:
+    if rendezvous is None:
         yield Nodes(counts=(ranks,))
         return
-    server = _listen(meeting)
-    ends = time.monotonic() + patience
-    nodes = _join(meeting, ranks, ends) if server is None else _gather(meeting, server, ranks, ends)
+    server = _listen(rendezvous)
+    deadline = time.monotonic() + timeout
+    nodes = _join(rendezvous, ranks, deadline) if server is None else _gather(rendezvous, server, ranks, deadline)
     try:
         yield nodes
     finally:
@@ -213,66 +213,68 @@ def met(meeting: Meeting | None, ranks: int, patience: float) -> Iterator[Nodes]
             link.close()
 
 
-def _listen(meeting: Meeting) -> socket.socket | None:
+def _listen(rendezvous: Rendezvous) -> socket.socket | None:
     """The socket of node 0; None on the other nodes."""
-    if meeting.number not in (None, 0):
+    if rendezvous.node_rank not in (None, 0):
         return None
-    host, port = meeting.address
+    host, port = rendezvous.address
     try:
-        return socket.create_server((host, port), backlog=meeting.nodes)
+        return socket.create_server((host, port), backlog=rendezvous.nodes)
     except OSError as error:
-        elsewhere = error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE)
-        if meeting.number is None and elsewhere:
+        address_is_remote = error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE)
+        if rendezvous.node_rank is None and address_is_remote:
             return None
-        if meeting.number == 0 and error.errno == errno.EADDRNOTAVAIL:  # a name of this machine that only others know
-            return socket.create_server(("", port), backlog=meeting.nodes)
+        if (
+            rendezvous.node_rank == 0 and error.errno == errno.EADDRNOTAVAIL
+        ):  # a name of this machine that only others know
+            return socket.create_server(("", port), backlog=rendezvous.nodes)
         raise ConfigurationError(
-            f"{meeting}: cannot listen there: {(error.strerror or str(error)).partition(' (while ')[0]}\n"
+            f"{rendezvous}: cannot listen there: {(error.strerror or str(error)).partition(' (while ')[0]}\n"
             "  write an address of node 0 and a port that is free there, the same on every node"
         ) from None
 
 
-def _gather(meeting: Meeting, server: socket.socket, ranks: int, ends: float) -> Nodes:
+def _gather(rendezvous: Rendezvous, server: socket.socket, ranks: int, deadline: float) -> Nodes:
     """Node 0: wait for the others, number them, and tell each of all."""
     joined: list[tuple[socket.socket, Message, str]] = []
     with server:
-        while len(joined) < meeting.nodes - 1:
-            server.settimeout(max(0.01, ends - time.monotonic()))
+        while len(joined) < rendezvous.nodes - 1:
+            server.settimeout(max(0.01, deadline - time.monotonic()))
             try:
                 connection, (host, *_) = server.accept()
             except TimeoutError:
                 raise ConfigurationError(
-                    f"{len(joined) + 1} of {meeting.nodes} nodes (NNODES) have come to {meeting} in time\n"
+                    f"{len(joined) + 1} of {rendezvous.nodes} nodes (NNODES) have come to {rendezvous} in time\n"
                     "  start the same command on every node; distributed_timeout says how long they wait"
                 ) from None
-            greeting = _greeted(connection)
+            greeting = _read_greeting(connection)
             if greeting is None:
                 connection.close()  # a stranger
             else:
                 joined.append((connection, greeting, host))
-    numbers = _numbers([greeting.get("number") for _, greeting, _ in joined])
-    problem = _problem([greeting for _, greeting, _ in joined], numbers)
+    node_ranks = _assign_node_ranks([greeting.get("number") for _, greeting, _ in joined])
+    problem = _problem([greeting for _, greeting, _ in joined], node_ranks)
     if problem:
         for connection, _, _ in joined:
             with suppress(OSError):
                 connection.sendall(_line({"refused": problem}))
             connection.close()
         raise ConfigurationError(problem)
-    joined = [entry for _, entry in sorted(zip(numbers, joined, strict=True), key=lambda pair: pair[0])]
-    hosts = (meeting.address[0], *(host for _, _, host in joined))
+    joined = [entry for _, entry in sorted(zip(node_ranks, joined, strict=True), key=lambda pair: pair[0])]
+    hosts = (rendezvous.address[0], *(host for _, _, host in joined))
     counts = (ranks, *(int(greeting["ranks"]) for _, greeting, _ in joined))
-    for number, (connection, _, _) in enumerate(joined, start=1):
-        connection.sendall(_line({"node": number, "hosts": hosts, "counts": counts}))
-    links = [_Link(connection, f"node {number}") for number, (connection, _, _) in enumerate(joined, start=1)]
+    for node_rank, (connection, _, _) in enumerate(joined, start=1):
+        connection.sendall(_line({"node": node_rank, "hosts": hosts, "counts": counts}))
+    links = [_Link(connection, f"node {node_rank}") for node_rank, (connection, _, _) in enumerate(joined, start=1)]
     return Nodes(0, hosts, counts, links)
 
 
-def _join(meeting: Meeting, ranks: int, ends: float) -> Nodes:
+def _join(rendezvous: Rendezvous, ranks: int, deadline: float) -> Nodes:
     """Any other node: find node 0, say who this is, and hear of all."""
-    connection = _connected(meeting, ends)
+    connection = _connect(rendezvous, deadline)
     try:
-        connection.sendall(_line({"erniekit": __version__, "ranks": ranks, "number": meeting.number}))
-        connection.settimeout(max(0.01, ends - time.monotonic()))
+        connection.sendall(_line({"erniekit": __version__, "ranks": ranks, "number": rendezvous.node_rank}))
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
         answer = _read_line(connection)
     except OSError:
         answer = None
@@ -280,26 +282,26 @@ def _join(meeting: Meeting, ranks: int, ends: float) -> Nodes:
         raise ConfigurationError(str(answer["refused"]))
     if answer is None or not {"node", "hosts", "counts"} <= answer.keys():
         raise ConfigurationError(
-            f"{meeting}: node 0 has not answered; does a launcher of ERNIEKit listen there, and have all "
-            f"{meeting.nodes} nodes (NNODES) been started?"
+            f"{rendezvous}: node 0 has not answered; does a launcher of ERNIEKit listen there, and have all "
+            f"{rendezvous.nodes} nodes (NNODES) been started?"
         )
     counts = tuple(int(count) for count in answer["counts"])
     return Nodes(int(answer["node"]), tuple(map(str, answer["hosts"])), counts, [_Link(connection, "node 0")])
 
 
-def _connected(meeting: Meeting, ends: float) -> socket.socket:
+def _connect(rendezvous: Rendezvous, deadline: float) -> socket.socket:
     while True:
         try:
-            return socket.create_connection(meeting.address, timeout=GREETING_TIME)
+            return socket.create_connection(rendezvous.address, timeout=GREETING_TIMEOUT)
         except OSError as error:
-            if time.monotonic() > ends:
-                raise ConfigurationError(f"{meeting}: node 0 cannot be reached: {error.strerror or error}") from None
+            if time.monotonic() > deadline:
+                raise ConfigurationError(f"{rendezvous}: node 0 cannot be reached: {error.strerror or error}") from None
             time.sleep(0.2)
 
 
-def _greeted(connection: socket.socket) -> Message | None:
+def _read_greeting(connection: socket.socket) -> Message | None:
     """What a launcher says of itself, or None for something else."""
-    connection.settimeout(GREETING_TIME)
+    connection.settimeout(GREETING_TIMEOUT)
     try:
         greeting = _read_line(connection)
     except OSError:
@@ -309,19 +311,19 @@ def _greeted(connection: socket.socket) -> Message | None:
     return greeting if "erniekit" in greeting and isinstance(greeting.get("number"), int | None) else None
 
 
-def _numbers(wanted: Sequence[Any]) -> list[int]:
+def _assign_node_ranks(wanted: Sequence[Any]) -> list[int]:
     """A number for each node that has joined: what it wants, otherwise the first free one."""
-    free = iter([number for number in range(1, len(wanted) + 1) if number not in wanted])
-    return [next(free) if number is None else int(number) for number in wanted]
+    free = iter([node_rank for node_rank in range(1, len(wanted) + 1) if node_rank not in wanted])
+    return [next(free) if node_rank is None else int(node_rank) for node_rank in wanted]
 
 
-def _problem(greetings: Sequence[Message], numbers: Sequence[int]) -> str:
+def _problem(greetings: Sequence[Message], node_ranks: Sequence[int]) -> str:
     """Why these nodes cannot work together; empty where they can."""
     versions = {str(greeting["erniekit"]) for greeting in greetings} - {__version__}
     if versions:
         return f"the nodes run different versions of ERNIEKit: {__version__} and {', '.join(sorted(versions))}"
-    if sorted(numbers) != list(range(1, len(numbers) + 1)):
-        return f"NODE_RANK must be another one on every node, and beside node 0 they are {sorted(numbers)}"
+    if sorted(node_ranks) != list(range(1, len(node_ranks) + 1)):
+        return f"NODE_RANK must be another one on every node, and beside node 0 they are {sorted(node_ranks)}"
     return ""
 
 
@@ -344,7 +346,7 @@ def _read_line(connection: socket.socket, limit: int = 1 << 16) -> Message | Non
     return message if isinstance(message, dict) else None
 
 
-def _number(name: str, default: int, *, least: int, most: int | None = None) -> int:
+def _int_from_environment(name: str, default: int, *, least: int, most: int | None = None) -> int:
     word = os.environ.get(name, "").strip() or str(default)
     if not word.isdecimal() or int(word) < least or (most is not None and int(word) > most):
         raise ConfigurationError(f"{name}={word}: write a whole number from {least} {f'to {most}' if most else 'on'}")

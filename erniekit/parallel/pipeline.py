@@ -1,6 +1,7 @@
 """Micro-batches through the stages of a pipeline, by fleet's schedulers: 1F1B, or interleaved with more runs a stage.
 
-This module knows no model: `Work` says what the runs compute. The first tensor of a run has a gradient, which flows
+This module knows no model: `ForwardStep` says what the runs compute. The first tensor of a run has a gradient, which
+flows
 back; what travels beside it (positions, FlashMask's indices) has none.
 """
 
@@ -24,10 +25,10 @@ from paddle.distributed.fleet.meta_parallel.pipeline_parallel import (
 from paddle.distributed.fleet.meta_parallel.pp_utils.p2p_communication import P2pHelper
 
 
-class Work(Protocol):
+class ForwardStep(Protocol):
     """What one pass of micro-batches computes. `number` counts them from 0."""
 
-    def begin(self, number: int) -> None:
+    def begin_micro_batch(self, number: int) -> None:
         """Called before anything of a micro-batch is computed here, forward or backward: other ones lie between."""
         ...
 
@@ -35,7 +36,7 @@ class Work(Protocol):
         """What the first run gets; on the first stage only."""
         ...
 
-    def forward(self, run: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def forward(self, chunk: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What a run of this stage makes of what it gets: first the one tensor that has a gradient."""
         ...
 
@@ -71,16 +72,16 @@ class PipelineOptions:
     timed: bool = False
 
     @classmethod
-    def from_words(cls, words: Collection[str], *, fixed_shape: bool = True) -> PipelineOptions:
+    def from_flags(cls, flags: Collection[str], *, fixed_shape: bool = True) -> PipelineOptions:
         """What the words of `pipeline_parallel_config` ask for."""
         return cls(
-            fixed_shape=fixed_shape and "disable_p2p_cache_shape" not in words,
-            forget_shapes="enable_clear_every_step_cache" in words,
-            partial="disable_partial_send_recv" not in words,
-            batched="disable_batch_p2p_comm" not in words and "enable_overlap_p2p_comm" not in words,
-            overlapped="enable_overlap_p2p_comm" in words,
-            unbalanced="best_unbalanced_scheduler" in words,
-            timed="enable_timer" in words,
+            fixed_shape=fixed_shape and "disable_p2p_cache_shape" not in flags,
+            forget_shapes="enable_clear_every_step_cache" in flags,
+            partial="disable_partial_send_recv" not in flags,
+            batched="disable_batch_p2p_comm" not in flags and "enable_overlap_p2p_comm" not in flags,
+            overlapped="enable_overlap_p2p_comm" in flags,
+            unbalanced="best_unbalanced_scheduler" in flags,
+            timed="enable_timer" in flags,
         )
 
 
@@ -88,141 +89,146 @@ class Pipeline:
     """This rank's stage. `fleet.init` has made the groups.
 
     Args:
-        virtual: runs of each stage; run r belongs to stage r % stages.
+        num_model_chunks: runs of each stage; run r belongs to stage r % stages.
     """
 
-    def __init__(self, virtual: int = 1, options: PipelineOptions | None = None) -> None:
+    def __init__(self, num_model_chunks: int = 1, options: PipelineOptions | None = None) -> None:
         self._groups = fleet.get_hybrid_communicate_group()
-        self.stages: int = self._groups.get_pipe_parallel_world_size()
-        self.stage: int = self._groups.get_stage_id()
-        self.virtual = virtual
+        self.num_stages: int = self._groups.get_pipe_parallel_world_size()
+        self.pp_stage: int = self._groups.get_stage_id()
+        self.num_model_chunks = num_model_chunks
         self._options = options or PipelineOptions()
         self._engines: dict[type[PipelineParallel], PipelineParallel] = {}
         self._shapes: Hashable = None
-        self._work: Work | None = None
+        self._forward_step: ForwardStep | None = None
 
     @property
     def is_first(self) -> bool:
         """Whether this stage has the first run."""
-        return self.stage == 0
+        return self.pp_stage == 0
 
     @property
     def is_last(self) -> bool:
         """Whether this stage has the last run."""
-        return self.stage == self.stages - 1
+        return self.pp_stage == self.num_stages - 1
 
-    def fitting(self, count: int) -> int:
+    def padded_count(self, count: int) -> int:
         """The smallest number of micro-batches, `count` or more, for which there is a schedule."""
-        if self.virtual == 1 or count >= 2 * self.stages:
+        if self.num_model_chunks == 1 or count >= 2 * self.num_stages:
             return count
-        return self.stages if count <= self.stages else 2 * self.stages
+        return self.num_stages if count <= self.num_stages else 2 * self.num_stages
 
-    def train(self, work: Work, count: int, shapes: Hashable = None) -> None:
+    def train(self, forward_step: ForwardStep, count: int, shapes: Hashable = None) -> None:
         """`count` micro-batches forward and backward; gradients add up in the parameters that `work` uses.
 
         Args:
             count: a number that is `fitting`, the same on all stages.
             shapes: anything that changes when shapes of tensors do, the same on all stages.
         """
-        engine = self._ready(work, count, (True, shapes))
+        engine = self._prepare(forward_step, count, (True, shapes))
         engine.set_virtual_pipeline_rank(0)
-        engine.forward_backward_pipeline(self._data(work, count), None)
-        self._work = None
+        engine.forward_backward_pipeline(self._data(forward_step, count), None)
+        self._forward_step = None
 
-    def forward(self, work: Work, count: int, shapes: Hashable = None) -> None:
+    def forward(self, forward_step: ForwardStep, count: int, shapes: Hashable = None) -> None:
         """The same without gradients, forward only."""
-        engine = self._ready(work, count, (False, shapes))
+        engine = self._prepare(forward_step, count, (False, shapes))
         with paddle.no_grad():
-            engine.eval_batch(self._data(work, count), compute_loss=True)
-        self._work = None
+            engine.eval_batch(self._data(forward_step, count), compute_loss=True)
+        self._forward_step = None
 
-    def _ready(self, work: Work, count: int, shapes: Hashable) -> PipelineParallel:
-        assert count == self.fitting(count), f"there is no schedule for {count} micro-batches"
+    def _prepare(self, forward_step: ForwardStep, count: int, shapes: Hashable) -> PipelineParallel:
+        assert count == self.padded_count(count), f"there is no schedule for {count} micro-batches"
         engine = self._engine(count)
         engine.accumulate_steps = count
         engine._init_user_hooks()  # fleet counts on as many calls of its hooks as there are micro-batches
         if shapes != self._shapes or not self._options.fixed_shape:
             for each in self._engines.values():
                 each._p2p_helper = P2pHelper(each._using_cache, each._dynamic_shape)
-        self._shapes, self._work = shapes, work
+        self._shapes, self._forward_step = shapes, forward_step
         return engine
 
     def _engine(self, count: int) -> PipelineParallel:
         """fleet's scheduler for so many micro-batches, as `fleet.distributed_model` chooses it."""
-        kind = PipelineParallel
-        if self.virtual > 1:
+        engine_class = PipelineParallel
+        if self.num_model_chunks > 1:
             few = VPPFhenBInBalancedMemory if self._options.unbalanced else PipelineParallelWithInterleaveFthenB
-            kind = few if count < 2 * self.stages else PipelineParallelWithInterleave
-        if kind not in self._engines:
+            engine_class = few if count < 2 * self.num_stages else PipelineParallelWithInterleave
+        if engine_class not in self._engines:
             strategy = _strategy(self._options, count)
-            self._engines[kind] = kind(self._layers(), self._groups, strategy)
-        return self._engines[kind]
+            self._engines[engine_class] = engine_class(self._layers(), self._groups, strategy)
+        return self._engines[engine_class]
 
     def _layers(self) -> PipelineLayer:
         """One layer for each run, so that fleet has nothing left to cut."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that no stages share weights
             return PipelineLayer(
-                [LayerDesc(_Run, number, self._current) for number in range(self.stages * self.virtual)],
+                [
+                    LayerDesc(_ModelChunk, number, self._current_step)
+                    for number in range(self.num_stages * self.num_model_chunks)
+                ],
                 loss_fn=self._loss,
                 topology=self._groups.topology(),
-                seg_method=f"layer:{_Run.__name__}",
-                num_virtual_pipeline_stages=self.virtual if self.virtual > 1 else None,
+                seg_method=f"layer:{_ModelChunk.__name__}",
+                num_virtual_pipeline_stages=self.num_model_chunks if self.num_model_chunks > 1 else None,
             )
 
-    def _current(self) -> Work:
-        assert self._work is not None
-        return self._work
+    def _current_step(self) -> ForwardStep:
+        assert self._forward_step is not None
+        return self._forward_step
 
-    def _data(self, work: Work, count: int) -> Iterator[tuple[tuple[Tensor, ...] | None, Tensor]]:
+    def _data(self, forward_step: ForwardStep, count: int) -> Iterator[tuple[tuple[Tensor, ...] | None, Tensor]]:
         """What fleet takes one by one: on the first stage inputs, on the last numbers, which stand for labels."""
         for number in range(count):
-            place = paddle.to_tensor([number])
-            yield (*work.inputs(number), place) if self.is_first else None, place
+            micro_batch_id = paddle.to_tensor([number])
+            yield (*forward_step.inputs(number), micro_batch_id) if self.is_first else None, micro_batch_id
 
-    def _loss(self, outputs: tuple[Tensor, ...], place: Tensor) -> Tensor:
-        work, number = self._current(), int(place.item())
-        work.begin(number)
+    def _loss(self, outputs: tuple[Tensor, ...], micro_batch_id: Tensor) -> Tensor:
+        forward_step, number = self._current_step(), int(micro_batch_id.item())
+        forward_step.begin_micro_batch(number)
         # fleet passes a loss on as float32; gradients keep their precision
-        return _beginning_backward(work.loss(number, outputs[:-1]).astype("float32"), work, number)
+        return _call_before_backward(forward_step.loss(number, outputs[:-1]).astype("float32"), forward_step, number)
 
 
-class _Run(nn.Layer):
+class _ModelChunk(nn.Layer):
     """A run of a stage as fleet calls it. The number of the micro-batch is the last of its tensors."""
 
-    def __init__(self, number: int, work: Callable[[], Work]) -> None:
+    def __init__(self, number: int, forward_step: Callable[[], ForwardStep]) -> None:
         super().__init__()
-        self._number, self._current = number, work
+        self._number, self._current_step = number, forward_step
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        work, place = self._current(), tensors[-1]
-        number = int(place.item())
-        work.begin(number)
-        first, *others = work.forward(self._number, tensors[:-1])
+        forward_step, micro_batch_id = self._current_step(), tensors[-1]
+        number = int(micro_batch_id.item())
+        forward_step.begin_micro_batch(number)
+        first, *others = forward_step.forward(self._number, tensors[:-1])
         if paddle.is_grad_enabled():
             if first.stop_gradient:  # nothing is trained up to here; fleet passes back a gradient nevertheless
                 first = first.detach()
                 first.stop_gradient = False
-            first = _beginning_backward(first, work, number)
-        return first, *others, place
+            first = _call_before_backward(first, forward_step, number)
+        return first, *others, micro_batch_id
 
 
-class _BeginBackward(PyLayer):
+class _BeforeBackward(PyLayer):
     """The value unchanged; its backward pass comes first and says whose turn it is."""
 
     @staticmethod
-    def forward(ctx, value, begin):  # type: ignore[no-untyped-def]
-        ctx.begin = begin
+    def forward(ctx, value, begin_micro_batch):  # type: ignore[no-untyped-def]
+        ctx.begin_micro_batch = begin_micro_batch
         return paddle.assign(value)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        ctx.begin()
+        ctx.begin_micro_batch()
         return grad
 
 
-def _beginning_backward(value: Tensor, work: Work, number: int) -> Tensor:
-    return value if value.stop_gradient else _BeginBackward.apply(value, lambda: work.begin(number))
+def _call_before_backward(value: Tensor, forward_step: ForwardStep, number: int) -> Tensor:
+    return (
+        value if value.stop_gradient else _BeforeBackward.apply(value, lambda: forward_step.begin_micro_batch(number))
+    )
 
 
 def _strategy(options: PipelineOptions, count: int) -> Any:

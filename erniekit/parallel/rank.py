@@ -17,23 +17,26 @@ from typing import Literal, get_args
 
 from erniekit.errors import UserError
 
-LAUNCHER, REPORT = "ERNIEKIT_LAUNCHER", "ERNIEKIT_RANK_REPORT"  # variables: its process id, and a file for `Report`
-SHOW_STACKS = signal.SIGUSR1
+LAUNCHER, REPORT = (
+    "ERNIEKIT_LAUNCHER",
+    "ERNIEKIT_RANK_REPORT",
+)  # variables: its process id, and a file for `FailureReport`
+DUMP_STACKS_SIGNAL = signal.SIGUSR1
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
-Kind = Literal["user error", "error", "lost", "silent"]
+FailureKind = Literal["user error", "error", "lost", "silent"]
 
 
 class RankLostError(RuntimeError):
     """Another rank has ended, so what is waited for will not come: a consequence, not the cause, of a failure."""
 
 
-class RankSilentError(RuntimeError):
+class RankTimeoutError(RuntimeError):
     """Another rank has sent nothing for the whole time allowed: it hangs, or is too slow."""
 
 
 # by name, because Paddle may wrap what is raised in a backward pass
-CONSEQUENCES: dict[str, Kind] = {RankLostError.__name__: "lost", RankSilentError.__name__: "silent"}
+SECONDARY_FAILURES: dict[str, FailureKind] = {RankLostError.__name__: "lost", RankTimeoutError.__name__: "silent"}
 
 
 def is_rank() -> bool:
@@ -42,7 +45,7 @@ def is_rank() -> bool:
 
 
 @dataclass(frozen=True)
-class Report:
+class FailureReport:
     """What ended a rank, in its own words.
 
     Attributes:
@@ -50,32 +53,32 @@ class Report:
         text: the message of a user error, the traceback of any other.
     """
 
-    kind: Kind
+    kind: FailureKind
     text: str
 
     @classmethod
-    def of(cls, error: BaseException) -> Report:
+    def of(cls, error: BaseException) -> FailureReport:
         """The report of an exception."""
         if isinstance(error, UserError):
             return cls("user error", str(error))
         lines = traceback.format_exception(error)
         last = lines[-1]  # the exception itself; those that it came from stand above
-        kind: Kind = next((kind for name, kind in CONSEQUENCES.items() if name in last), "error")
+        kind: FailureKind = next((kind for name, kind in SECONDARY_FAILURES.items() if name in last), "error")
         return cls(kind, "".join(lines).rstrip("\n"))
 
     @classmethod
-    def read(cls, path: Path) -> Report | None:
+    def read(cls, path: Path) -> FailureReport | None:
         """The report that a rank has left; None where it was given no time to."""
         try:
             report = cls(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
-        return report if report.kind in get_args(Kind) else None
+        return report if report.kind in get_args(FailureKind) else None
 
     def write(self, path: Path) -> None:
-        aside = path.with_suffix(".writing")
-        aside.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        aside.rename(path)
+        temporary = path.with_suffix(".writing")
+        temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        temporary.rename(path)
 
 
 @dataclass(frozen=True)
@@ -84,16 +87,16 @@ class Launcher:
 
     report: Path
 
-    def tell(self, error: BaseException) -> None:
+    def report_error(self, error: BaseException) -> None:
         """Leave what ended this rank; the launcher shows what was first, once for all ranks."""
-        Report.of(error).write(self.report)
+        FailureReport.of(error).write(self.report)
 
 
 def attach() -> Launcher | None:
     """Bind this process to its launcher, if one of ours has started it; the first thing that a rank does.
 
     From now on the kernel ends the process when the launcher is gone, however it went (on Linux), and the signal
-    `SHOW_STACKS` has it write where its threads are to the file beside the report.
+    `DUMP_STACKS_SIGNAL` has it write where its threads are to the file beside the report.
     """
     launcher, report = os.environ.pop(LAUNCHER, None), os.environ.pop(REPORT, None)  # not for children of this process
     if launcher is None or report is None:
@@ -104,11 +107,11 @@ def attach() -> Launcher | None:
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(launcher):  # it was gone before the kernel was told
         os._exit(128 + signal.SIGKILL)
-    stacks = stacks_beside(Path(report)).open("w", encoding="utf-8")
-    faulthandler.register(SHOW_STACKS, file=stacks, all_threads=True)
+    stacks = stacks_path(Path(report)).open("w", encoding="utf-8")
+    faulthandler.register(DUMP_STACKS_SIGNAL, file=stacks, all_threads=True)
     return Launcher(Path(report))
 
 
-def stacks_beside(report: Path) -> Path:
+def stacks_path(report: Path) -> Path:
     """Where a rank writes its stacks."""
     return report.with_suffix(".stacks")

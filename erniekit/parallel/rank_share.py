@@ -18,15 +18,17 @@ EMBEDDING = "model.embed_tokens.weight"
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
-def on_stage(shapes: Shapes, model: ModelConfig, topology: Topology, runs: list[range], stage: int) -> Shapes:
+def shapes_on_pp_stage(
+    shapes: Shapes, model: ModelConfig, topology: Topology, chunks: list[range], pp_stage: int
+) -> Shapes:
     """Those of a model's weights, or of its adapters, that belong to one pipeline stage; tied embeddings lie on the
     first and on the last one.
 
     Args:
-        runs: the layers of each run of the pipeline, see `stages.layer_runs`.
+        chunks: the layers of each run of the pipeline, see `stages.layer_runs`.
     """
-    layers = set(stage_layers(runs, stage, topology.pipeline))
-    first, last = stage == 0, stage == topology.pipeline - 1
+    layers = set(stage_layers(chunks, pp_stage, topology.pipeline))
+    first, last = pp_stage == 0, pp_stage == topology.pipeline - 1
 
     def is_here(name: str) -> bool:
         layer = LAYER.match(name)
@@ -39,13 +41,13 @@ def on_stage(shapes: Shapes, model: ModelConfig, topology: Topology, runs: list[
     return {name: shape for name, shape in shapes.items() if is_here(name)}
 
 
-def values_on_rank(shapes: Shapes, topology: Topology) -> int:
+def numel_on_rank(shapes: Shapes, topology: Topology) -> int:
     """How many values of these weights (or adapters) one rank holds; every rank of a stage holds as many."""
-    return sum(math.prod(shape) // _parts(name, topology) for name, shape in shapes.items())
+    return sum(math.prod(shape) // _num_shards(name, topology) for name, shape in shapes.items())
 
 
-def _parts(name: str, topology: Topology) -> int:
-    place = placement(name)
-    if place.expert is not None:
+def _num_shards(name: str, topology: Topology) -> int:
+    weight_placement = placement(name)
+    if weight_placement.expert is not None:
         return topology.expert
-    return topology.tensor if place.axis is not None else 1
+    return topology.tensor if weight_placement.axis is not None else 1

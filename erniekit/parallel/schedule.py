@@ -17,15 +17,15 @@ def bubble_fraction(topology: Topology, micro_batches: int) -> float:
     return waiting / (micro_batches * topology.virtual_pipeline + waiting)
 
 
-def runs_in_flight(topology: Topology, stage: int, micro_batches: int) -> int:
+def chunks_in_flight(topology: Topology, pp_stage: int, micro_batches: int) -> int:
     """How often a stage has gone forward through one of its runs of layers and not yet back, at most.
 
     Without interleaving a run is all of the stage's layers, so this is a number of micro-batches.
     """
-    stages, runs = topology.pipeline, topology.virtual_pipeline
-    behind = stages - stage - 1
-    if runs == 1:
-        return min(micro_batches, behind + 1)
-    if micro_batches <= stages:  # fleet then goes forward through everything first
-        return stages * runs
-    return min(max(micro_batches, 2 * stages) * runs, 2 * behind + (runs - 1) * stages + 1)
+    num_stages, chunks = topology.pipeline, topology.virtual_pipeline
+    stages_after = num_stages - pp_stage - 1
+    if chunks == 1:
+        return min(micro_batches, stages_after + 1)
+    if micro_batches <= num_stages:  # fleet then goes forward through everything first
+        return num_stages * chunks
+    return min(max(micro_batches, 2 * num_stages) * chunks, 2 * stages_after + (chunks - 1) * num_stages + 1)

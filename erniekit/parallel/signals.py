@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from erniekit.parallel.launch import LocalRanks
+from erniekit.parallel.launch import RankProcesses
 
-PATIENCE = 5.0  # seconds for ranks to end when they were told to end at once
+SHUTDOWN_TIMEOUT = 5.0  # seconds for ranks to end when they were told to end at once
 
 
 @contextmanager
@@ -33,22 +33,22 @@ def received_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def passing_on(received: list[int], ranks: LocalRanks) -> Callable[[], bool]:
+def signal_forwarder(received: list[int], ranks: RankProcesses) -> Callable[[], bool]:
     """What `watch` asks: whether to go on waiting, after signals that have arrived were passed on to the ranks.
 
     Ranks stop with a checkpoint after the first signal and at once after the second. Waiting ends with a third, or when
     the second has not ended them.
     """
-    passed = 0
-    ends = float("inf")
+    forwarded = 0
+    deadline = float("inf")
 
     def keep_waiting() -> bool:
-        nonlocal passed, ends
-        while passed < len(received):
-            ranks.send(received[passed])
-            passed += 1
-            if passed == 2:
-                ends = time.monotonic() + PATIENCE
-        return passed < 3 and time.monotonic() < ends
+        nonlocal forwarded, deadline
+        while forwarded < len(received):
+            ranks.send_signal(received[forwarded])
+            forwarded += 1
+            if forwarded == 2:
+                deadline = time.monotonic() + SHUTDOWN_TIMEOUT
+        return forwarded < 3 and time.monotonic() < deadline
 
     return keep_waiting

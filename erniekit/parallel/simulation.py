@@ -16,11 +16,11 @@ from erniekit.parallel.rank_share import LAYER
 from erniekit.parallel.topology import Topology
 
 
-class Work(NamedTuple):
+class ChunkPass(NamedTuple):
     """One pass of a micro-batch through a run of layers."""
 
     backward: bool
-    run: int  # of all runs of the pipeline, in the order of the layers
+    chunk: int  # of all runs of the pipeline, in the order of the layers
     micro_batch: int
 
 
@@ -29,15 +29,15 @@ class Timeline(NamedTuple):
 
     length: float
     busy: list[float]  # of each stage
-    held: list[int]  # micro-batches in each stage's runs that have gone forward and not yet back, at most
+    in_flight: list[int]  # micro-batches in each stage's runs that have gone forward and not yet back, at most
 
     @property
-    def waiting(self) -> float:
+    def bubble(self) -> float:
         """The share of all stages' time in which they wait."""
         return 1 - sum(self.busy) / (len(self.busy) * self.length)
 
 
-def run_costs(model: ModelConfig, runs: Sequence[range]) -> list[float]:
+def chunk_costs(model: ModelConfig, chunks: Sequence[range]) -> list[float]:
     """What each run of layers costs a token: the weights it is multiplied with, those of its experts and of the head
     included. Attention's own products are left out, for they depend on the length of documents."""
     layers = [0.0] * model.num_hidden_layers
@@ -46,7 +46,7 @@ def run_costs(model: ModelConfig, runs: Sequence[range]) -> list[float]:
         if layer and len(shape) == 2:
             share = model.moe_k / model.moe_num_experts if placement(name).expert is not None else 1.0
             layers[int(layer[1])] += math.prod(shape) * share
-    costs = [sum(layers[layer] for layer in run) for run in runs]
+    costs = [sum(layers[layer] for layer in chunk) for chunk in chunks]
     costs[-1] += model.vocab_size * model.hidden_size
     return costs
 
@@ -58,53 +58,55 @@ def simulate(topology: Topology, micro_batches: int, costs: Sequence[float], *, 
         costs: the time that one micro-batch takes forward through each run of layers, pipeline x virtual_pipeline.
         backward: how many times as long it takes backward; 3 where layers are computed again.
     """
-    orders = [_order(topology, stage, micro_batches) for stage in range(topology.pipeline)]
-    done: dict[Work, float] = {}
+    orders = [_order(topology, pp_stage, micro_batches) for pp_stage in range(topology.pipeline)]
+    done: dict[ChunkPass, float] = {}
     clock, position = [0.0] * topology.pipeline, [0] * topology.pipeline
-    held, most = [0] * topology.pipeline, [0] * topology.pipeline
-    while any(place < len(order) for place, order in zip(position, orders, strict=True)):
+    in_flight, peak = [0] * topology.pipeline, [0] * topology.pipeline
+    while any(index < len(order) for index, order in zip(position, orders, strict=True)):
         before = sum(position)
-        for stage, order in enumerate(orders):
-            while position[stage] < len(order):
-                work = order[position[stage]]
-                needed = _needed(work, len(costs))
-                if needed is not None and needed not in done:
+        for pp_stage, order in enumerate(orders):
+            while position[pp_stage] < len(order):
+                work = order[position[pp_stage]]
+                dependency = _dependency(work, len(costs))
+                if dependency is not None and dependency not in done:
                     break
-                start = max(clock[stage], 0.0 if needed is None else done[needed])
-                clock[stage] = done[work] = start + costs[work.run] * (backward if work.backward else 1.0)
-                held[stage] += -1 if work.backward else 1
-                most[stage] = max(most[stage], held[stage])
-                position[stage] += 1
+                start = max(clock[pp_stage], 0.0 if dependency is None else done[dependency])
+                clock[pp_stage] = done[work] = start + costs[work.chunk] * (backward if work.backward else 1.0)
+                in_flight[pp_stage] += -1 if work.backward else 1
+                peak[pp_stage] = max(peak[pp_stage], in_flight[pp_stage])
+                position[pp_stage] += 1
         assert sum(position) > before, "the orders wait for each other"
-    busy = [sum(costs[work.run] * (backward if work.backward else 1.0) for work in order) for order in orders]
-    return Timeline(max(clock), busy, most)
+    busy = [sum(costs[work.chunk] * (backward if work.backward else 1.0) for work in order) for order in orders]
+    return Timeline(max(clock), busy, peak)
 
 
-def _needed(work: Work, runs: int) -> Work | None:
+def _dependency(work: ChunkPass, chunks: int) -> ChunkPass | None:
     """What must be done before, on another stage or on this one."""
     if not work.backward:
-        return Work(False, work.run - 1, work.micro_batch) if work.run else None
-    last = work.run == runs - 1
-    return Work(not last, work.run if last else work.run + 1, work.micro_batch)
+        return ChunkPass(False, work.chunk - 1, work.micro_batch) if work.chunk else None
+    last = work.chunk == chunks - 1
+    return ChunkPass(not last, work.chunk if last else work.chunk + 1, work.micro_batch)
 
 
-def _order(topology: Topology, stage: int, micro_batches: int) -> list[Work]:
+def _order(topology: Topology, pp_stage: int, micro_batches: int) -> list[ChunkPass]:
     """What a stage does, in its order: forward only, then backward and forward in turn, then backward only."""
-    stages, runs = topology.pipeline, topology.virtual_pipeline
-    behind = stages - stage - 1
-    count, ahead = micro_batches, behind
-    if runs > 1:
-        count = -(-micro_batches // stages) * stages  # rounds of as many micro-batches as stages
-        ahead = count * runs if count == stages else 2 * behind + (runs - 1) * stages
-    total = count * runs
+    num_stages, chunks = topology.pipeline, topology.virtual_pipeline
+    stages_after = num_stages - pp_stage - 1
+    count, ahead = micro_batches, stages_after
+    if chunks > 1:
+        count = -(-micro_batches // num_stages) * num_stages  # rounds of as many micro-batches as stages
+        ahead = count * chunks if count == num_stages else 2 * stages_after + (chunks - 1) * num_stages
+    total = count * chunks
     ahead = min(total, ahead)
 
-    def work(number: int, *, backward: bool) -> Work:
-        if runs == 1:
-            return Work(backward, stage, number)
-        own = number // stages % runs
-        own = runs - 1 - own if backward else own
-        return Work(backward, own * stages + stage, number // (stages * runs) * stages + number % stages)
+    def work(number: int, *, backward: bool) -> ChunkPass:
+        if chunks == 1:
+            return ChunkPass(backward, pp_stage, number)
+        own = number // num_stages % chunks
+        own = chunks - 1 - own if backward else own
+        return ChunkPass(
+            backward, own * num_stages + pp_stage, number // (num_stages * chunks) * num_stages + number % num_stages
+        )
 
     order = [work(number, backward=False) for number in range(ahead)]
     for number in range(total):

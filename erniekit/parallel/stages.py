@@ -17,7 +17,7 @@ DECODER_LAYER = "DecoderLayer"
 BEFORE, AFTER = 1, 2  # items around the layers: the embedding; the final norm and the head
 
 
-def layer_runs(
+def layer_chunks(
     layers: int, topology: Topology, *, method: str | tuple[int, ...] = BY_LAYER + DECODER_LAYER, tail: int = 0
 ) -> list[range]:
     """The decoder layers of each run of the pipeline, in their order; run r belongs to stage r % pipeline.
@@ -36,21 +36,21 @@ def layer_runs(
     return [range(min(max(first - BEFORE, 0), layers), min(end - BEFORE, layers)) for first, end in pairwise(bounds)]
 
 
-def stage_layers(runs: list[range], stage: int, pipeline: int) -> list[int]:
+def stage_layers(chunks: list[range], pp_stage: int, pipeline: int) -> list[int]:
     """The numbers of the layers of a stage, over all its runs."""
-    return [layer for run in runs[stage::pipeline] for layer in run]
+    return [layer for chunk in chunks[pp_stage::pipeline] for layer in chunk]
 
 
 def _bounds(layers: int, topology: Topology, method: str | tuple[int, ...], tail: int) -> list[int]:
     """The first item of each run, and the number of items."""
-    items, runs = BEFORE + layers + tail + AFTER, topology.pipeline * topology.virtual_pipeline
-    if runs == 1:
+    items, chunks = BEFORE + layers + tail + AFTER, topology.pipeline * topology.virtual_pipeline
+    if chunks == 1:
         return [0, items]
     if isinstance(method, str) and method.startswith(BY_LAYER):
         return _by_layer(layers, topology, method.removeprefix(BY_LAYER), tail, items)
     if isinstance(method, str):
-        return _uniform(items, runs)
-    bounds = [*method, items] if len(method) == runs else list(method)
+        return _uniform(items, chunks)
+    bounds = [*method, items] if len(method) == chunks else list(method)
     if bounds[-1] != items or bounds[-2] > items - AFTER:
         raise ConfigurationError(
             f"pp_seg_method {_shown(method)}: the stack has {items} items: the embedding, {layers} layers, "
@@ -62,7 +62,7 @@ def _bounds(layers: int, topology: Topology, method: str | tuple[int, ...], tail
 
 def _by_layer(layers: int, topology: Topology, name: str, tail: int, items: int) -> list[int]:
     """Equal numbers of layers, empty ones included; what lies between stays with the layer before it."""
-    runs = topology.pipeline * topology.virtual_pipeline
+    chunks = topology.pipeline * topology.virtual_pipeline
     if not any(
         word.strip().endswith(DECODER_LAYER) for word in name.split("|")
     ):  # a family's prefix may stand before it
@@ -70,34 +70,34 @@ def _by_layer(layers: int, topology: Topology, name: str, tail: int, items: int)
             f"pp_seg_method {BY_LAYER}{name}: no layer is called so\n  Write {BY_LAYER}{DECODER_LAYER}."
         )
     counted = range(BEFORE, BEFORE + layers + tail)
-    if len(counted) % runs:
+    if len(counted) % chunks:
         raise ConfigurationError(_not_divisible(layers, topology, tail))
-    size = len(counted) // runs
-    return [0, *(counted[run * size - 1] + 1 for run in range(1, runs)), items]
+    size = len(counted) // chunks
+    return [0, *(counted[chunk * size - 1] + 1 for chunk in range(1, chunks)), items]
 
 
-def _uniform(items: int, runs: int) -> list[int]:
+def _uniform(items: int, chunks: int) -> list[int]:
     """As equal numbers of items as there can be, the longer stages last."""
-    if items < AFTER * runs:
-        raise ConfigurationError(f"pp_seg_method uniform: {items} items are too few for {runs} stages")
-    size, longer = divmod(items, runs)
+    if items < AFTER * chunks:
+        raise ConfigurationError(f"pp_seg_method uniform: {items} items are too few for {chunks} stages")
+    size, longer = divmod(items, chunks)
     bounds = [0]
-    for run in range(runs):
-        bounds.append(bounds[-1] + size + (run >= runs - longer))
+    for chunk in range(chunks):
+        bounds.append(bounds[-1] + size + (chunk >= chunks - longer))
     return bounds
 
 
 def _not_divisible(layers: int, topology: Topology, tail: int) -> str:
-    runs = topology.pipeline * topology.virtual_pipeline
+    chunks = topology.pipeline * topology.virtual_pipeline
     virtual = f" x virtual_pp_degree {topology.virtual_pipeline}" if topology.virtual_pipeline > 1 else ""
     empty = f" and {tail} empty ones" if tail else ""
     lines = [
         f"{layers} layers{empty} cannot be divided equally: pipeline_parallel_degree {topology.pipeline}{virtual} = "
-        f"{runs} runs of layers"
+        f"{chunks} runs of layers"
     ]
     instead = []
-    missing = -layers % runs
-    if missing < (layers + missing) // runs:  # so that no run holds empty layers only
+    missing = -layers % chunks
+    if missing < (layers + missing) // chunks:  # so that no run holds empty layers only
         instead.append(f"add_tail_layers: {missing}")
     interleaved = topology.virtual_pipeline > 1
     degrees = range(SMALLEST_INTERLEAVED_PIPELINE if interleaved else 1, layers + 1)

@@ -14,12 +14,12 @@ import paddle
 import paddle.distributed as dist
 from paddle.distributed import fleet
 
-from erniekit.parallel.mesh import ALONE, BATCH_AXES, MODEL_AXES, Mesh
-from erniekit.parallel.roll_call import call_roll
+from erniekit.parallel.mesh import BATCH_AXES, MODEL_AXES, SINGLE_PROCESS_MESH, Mesh
+from erniekit.parallel.roll_call import wait_for_all_ranks
 from erniekit.parallel.topology import AXES, Axis, Topology
 
 
-def start_ranks(topology: Topology, *, timeout: float) -> Mesh:
+def init_mesh(topology: Topology, *, timeout: float) -> Mesh:
     """Join the other ranks; called by each of them, before any weight is loaded.
 
     The environment says which rank this process is (PADDLE_TRAINER_ID and its kin, set by the launcher).
@@ -28,12 +28,12 @@ def start_ranks(topology: Topology, *, timeout: float) -> Mesh:
         timeout: seconds that a rank waits for another one.
 
     Raises:
-        RankLostError, RankSilentError: another rank has ended, or does not come.
+        RankLostError, RankTimeoutError: another rank has ended, or does not come.
     """
     if topology.world_size == 1:
-        return ALONE
+        return SINGLE_PROCESS_MESH
     if not dist.is_initialized():  # a second run of a process has met the others before
-        call_roll(int(os.environ["PADDLE_TRAINER_ID"]), topology.world_size, _address_of_rank_0(), timeout)
+        wait_for_all_ranks(int(os.environ["PADDLE_TRAINER_ID"]), topology.world_size, _address_of_rank_0(), timeout)
     if paddle.get_device() == "cpu":
         from erniekit.parallel import cpu_backend
 
@@ -46,7 +46,7 @@ def start_ranks(topology: Topology, *, timeout: float) -> Mesh:
         "sharding_degree": topology.sharding,
         "mp_degree": topology.tensor,
     }
-    with _without_advice():
+    with _suppress_fleet_warnings():
         fleet.init(is_collective=True, strategy=strategy)
         return Mesh(topology, dist.get_rank(), _groups(topology))
 
@@ -61,7 +61,7 @@ def _address_of_rank_0() -> tuple[str, int]:
 
 
 @contextmanager
-def _without_advice() -> Iterator[None]:
+def _suppress_fleet_warnings() -> Iterator[None]:
     """Keep back what fleet says to its developers: which flags Paddle's own code has changed, and which groups this
     rank is not in."""
     captured = io.StringIO()
@@ -83,12 +83,12 @@ def _groups(topology: Topology) -> dict[tuple[Axis, ...], Any]:
         "sharding": hybrid.get_sharding_parallel_group,
         "tensor": hybrid.get_model_parallel_group,
     }
-    wide: tuple[Axis, ...] = tuple(axis for axis in AXES if topology.degree(axis) > 1)
-    groups: dict[tuple[Axis, ...], Any] = {(axis,): of_axis[axis]() for axis in wide}
+    active_axes: tuple[Axis, ...] = tuple(axis for axis in AXES if topology.degree(axis) > 1)
+    groups: dict[tuple[Axis, ...], Any] = {(axis,): of_axis[axis]() for axis in active_axes}
     for axes in (BATCH_AXES, MODEL_AXES):
-        if set(axes) < set(wide):
+        if set(axes) < set(active_axes):
             made = [(ranks, dist.new_group(ranks)) for ranks in topology.groups(*axes)]  # every rank makes all
             groups[axes] = next(group for ranks, group in made if dist.get_rank() in ranks)
-    if len(wide) > 1:
-        groups[wide] = dist.get_group(0)
+    if len(active_axes) > 1:
+        groups[active_axes] = dist.get_group(0)
     return groups

@@ -110,10 +110,10 @@ class Topology:
         """
         if world_size < 1:
             raise ConfigurationError(f"the number of ranks is {world_size}: at least one rank must run")
-        alone = replace(self, data=1)
-        if world_size % alone.world_size:
-            raise ConfigurationError(_does_not_divide(world_size, alone))
-        return replace(alone, data=world_size // alone.world_size)
+        without_dp = replace(self, data=1)
+        if world_size % without_dp.world_size:
+            raise ConfigurationError(_does_not_divide(world_size, without_dp))
+        return replace(without_dp, data=world_size // without_dp.world_size)
 
     @property
     def world_size(self) -> int:
@@ -121,7 +121,7 @@ class Topology:
         return self.data * self.pipeline * self.sharding * self.tensor
 
     @property
-    def readers(self) -> int:
+    def dp_world_size(self) -> int:
         """The number of parts of a global batch: ranks that differ in data or sharding read different samples."""
         return self.data * self.sharding
 
@@ -138,22 +138,22 @@ class Topology:
         """The place of a rank on each axis."""
         if not 0 <= rank < self.world_size:
             raise ConfigurationError(f"rank {rank} does not exist: the layout has ranks 0 to {self.world_size - 1}")
-        place = {}
+        coords = {}
         for axis in reversed(AXES):
-            rank, place[axis] = divmod(rank, self.degree(axis))
-        return Coordinates(**place)
+            rank, coords[axis] = divmod(rank, self.degree(axis))
+        return Coordinates(**coords)
 
-    def rank(self, place: Coordinates) -> int:
+    def rank(self, coords: Coordinates) -> int:
         """The rank at a place; the inverse of `coordinates`."""
         rank = 0
         for axis in AXES:
-            rank = rank * self.degree(axis) + getattr(place, axis)
+            rank = rank * self.degree(axis) + getattr(coords, axis)
         return rank
 
-    def reader(self, rank: int) -> int:
+    def dp_rank_of(self, rank: int) -> int:
         """Which part of every global batch a rank works on, 0 to `readers` - 1."""
-        place = self.coordinates(rank)
-        return place.data * self.sharding + place.sharding
+        coords = self.coordinates(rank)
+        return coords.data * self.sharding + coords.sharding
 
     def groups(self, *axes: Axis) -> list[list[int]]:
         """The ranks that differ in the given axes only: a partition of all ranks, each group ascending.
@@ -178,19 +178,19 @@ class Topology:
     def table(self) -> str:
         """Which rank holds what, a line for each rank; axes of degree 1 are left out."""
         columns: list[tuple[str, list[str]]] = [("rank", [str(rank) for rank in range(self.world_size)])]
-        places = [self.coordinates(rank) for rank in range(self.world_size)]
-        if self.readers > 1:
-            parts = [f"part {self.reader(rank)} of {self.readers}" for rank in range(self.world_size)]
+        all_coords = [self.coordinates(rank) for rank in range(self.world_size)]
+        if self.dp_world_size > 1:
+            parts = [f"part {self.dp_rank_of(rank)} of {self.dp_world_size}" for rank in range(self.world_size)]
             columns.append(("batch", parts))
         if self.pipeline > 1:
-            columns.append(("layers", [self._layers(place.pipeline) for place in places]))
+            columns.append(("layers", [self._layers(coords.pipeline) for coords in all_coords]))
         if self.tensor > 1:
-            columns.append(("matrices", [f"slice {place.tensor} of {self.tensor}" for place in places]))
+            columns.append(("matrices", [f"slice {coords.tensor} of {self.tensor}" for coords in all_coords]))
         if self.sharding > 1:
-            columns.append(("optimizer", [f"shard {place.sharding} of {self.sharding}" for place in places]))
+            columns.append(("optimizer", [f"shard {coords.sharding} of {self.sharding}" for coords in all_coords]))
         if self.expert_axis is not None and self.expert > 1:
             axis = self.expert_axis
-            columns.append(("experts", [f"part {getattr(place, axis)} of {self.expert}" for place in places]))
+            columns.append(("experts", [f"part {getattr(coords, axis)} of {self.expert}" for coords in all_coords]))
         if len(columns) == 1:
             columns.append(("holds", ["everything"] * self.world_size))
         widths = [max(len(title), *map(len, cells)) for title, cells in columns]
@@ -198,25 +198,25 @@ class Topology:
         lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
         return "\n".join(line.rstrip() for line in lines)
 
-    def _layers(self, stage: int) -> str:
-        runs = " + ".join(str(stage + run * self.pipeline) for run in range(self.virtual_pipeline))
+    def _layers(self, pp_stage: int) -> str:
+        chunks = " + ".join(str(pp_stage + chunk * self.pipeline) for chunk in range(self.virtual_pipeline))
         total = self.pipeline * self.virtual_pipeline
-        return f"run {runs} of {total}" if self.virtual_pipeline > 1 else f"stage {stage} of {total}"
+        return f"run {chunks} of {total}" if self.virtual_pipeline > 1 else f"stage {pp_stage} of {total}"
 
 
-def _does_not_divide(world_size: int, alone: Topology) -> str:
+def _does_not_divide(world_size: int, without_dp: Topology) -> str:
     """What to say when the product of the degrees is not a divisor of the number of ranks: factors, product, remedy."""
-    factors = " x ".join(f"{PARAMETER[axis]} {alone.degree(axis)}" for axis in ("pipeline", "sharding", "tensor"))
+    factors = " x ".join(f"{PARAMETER[axis]} {without_dp.degree(axis)}" for axis in ("pipeline", "sharding", "tensor"))
     lines = [
-        f"{world_size} ranks cannot be divided by the layout: {factors} = {alone.world_size}, "
-        f"and {world_size} is not a multiple of {alone.world_size}",
+        f"{world_size} ranks cannot be divided by the layout: {factors} = {without_dp.world_size}, "
+        f"and {world_size} is not a multiple of {without_dp.world_size}",
     ]
-    below = world_size // alone.world_size * alone.world_size
-    counts = " or ".join(str(count) for count in (below, below + alone.world_size) if count)
+    below = world_size // without_dp.world_size * without_dp.world_size
+    counts = " or ".join(str(count) for count in (below, below + without_dp.world_size) if count)
     lines.append(f"  either start {counts} ranks")
     for axis in ("tensor", "pipeline", "sharding"):
-        rest = alone.world_size // alone.degree(axis)
-        fitting = [degree for degree in range(1, alone.degree(axis)) if world_size % (rest * degree) == 0]
+        rest = without_dp.world_size // without_dp.degree(axis)
+        fitting = [degree for degree in range(1, without_dp.degree(axis)) if world_size % (rest * degree) == 0]
         if fitting:
             lines.append(f"  or write {PARAMETER[axis]}: {max(fitting)}   (data parallelism takes the rest)")
     return "\n".join(lines)

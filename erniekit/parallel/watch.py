@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from erniekit.parallel.launch import Ended, LocalRanks, log_of
-from erniekit.parallel.rank import Kind, RankSilentError
+from erniekit.parallel.launch import RankExit, RankProcesses, rank_log_path
+from erniekit.parallel.rank import FailureKind, RankTimeoutError
 
-POLL = 0.05  # seconds
-GRACE = 2.0  # seconds for the other ranks to notice a failure and say what they saw
-SHOWN = 60  # lines of what a rank said
+POLL_INTERVAL = 0.05  # seconds
+GRACE_PERIOD = 2.0  # seconds for the other ranks to notice a failure and say what they saw
+MAX_LINES = 60  # lines of what a rank said
 # In the stacks of a rank: it waits for another one, only not yet too long. (A rank that a GPU's kernels wait for is not
 # told from one that waits.)
-WAITS_TOO = re.compile(r'mailboxes\.py", line \d+ in receive|roll_call\.py", line \d+ in _wait')
-STOPS = {signal.SIGINT, signal.SIGTERM}
-STOP_CODES = {code for number in STOPS for code in (-number, 128 + number)}
+WAITING_FOR_PEER = re.compile(r'mailboxes\.py", line \d+ in receive|roll_call\.py", line \d+ in _wait')
+STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+STOP_CODES = {code for number in STOP_SIGNALS for code in (-number, 128 + number)}
 
 Cause = Literal["user error", "error", "hang", "stopped", "left", "lost", "silent"]
-WHAT: dict[Kind, str] = {
+DESCRIPTIONS: dict[FailureKind, str] = {
     "user error": "refused",
     "error": "failed",
     "lost": "lost another rank",
@@ -36,7 +36,7 @@ WHAT: dict[Kind, str] = {
 }
 # The first that occurs is the cause: a rank that was stopped alone, or that left, explains those that lost it, and one
 # that hangs explains those that waited in vain.
-ORDER: tuple[tuple[Cause, ...], ...] = (
+CAUSE_PRIORITY: tuple[tuple[Cause, ...], ...] = (
     ("user error", "error"), ("hang",), ("stopped",), ("left",), ("silent",), ("lost",),
 )  # fmt: skip
 
@@ -61,15 +61,15 @@ class Failure:
     def __str__(self) -> str:
         if self.cause == "user error":
             return self.text
-        said = "".join(f"\n[rank {self.rank}] {line}" for line in self.text.splitlines()[-SHOWN:])
+        said = "".join(f"\n[rank {self.rank}] {line}" for line in self.text.splitlines()[-MAX_LINES:])
         return f"rank {self.rank} {self.what}{said}"
 
 
 def watch(
-    ranks: LocalRanks,
+    ranks: RankProcesses,
     *,
     keep_waiting: Callable[[], bool] = lambda: True,
-    elsewhere: Callable[[], Sequence[Failure]] = lambda: (),
+    remote_failures: Callable[[], Sequence[Failure]] = lambda: (),
 ) -> list[Failure]:
     """Wait until all ranks of this machine have ended, or, after a failure, until the others could say what they saw.
 
@@ -77,7 +77,7 @@ def watch(
 
     Args:
         keep_waiting: asked several times a second; where it says no, waiting ends.
-        elsewhere: what has failed on other machines so far.
+        remote_failures: what has failed on other machines so far.
 
     Returns:
         What failed here, rank by rank, in the order in which it was seen. Nothing where all ranks ended well, and where
@@ -85,23 +85,25 @@ def watch(
     """
 
     def failed() -> bool:
-        return any(rank.code and rank.code not in STOP_CODES for rank in ranks.ended.values()) or bool(elsewhere())
+        return any(rank.code and rank.code not in STOP_CODES for rank in ranks.ended.values()) or bool(
+            remote_failures()
+        )
 
     while keep_waiting():
-        ranks.look()
+        ranks.poll()
         if failed() or not ranks.running:
             break
-        time.sleep(POLL)
+        time.sleep(POLL_INTERVAL)
     if not failed():
         return []
-    ends = time.monotonic() + GRACE
-    while ranks.running and time.monotonic() < ends and keep_waiting():
-        time.sleep(POLL)
-        ranks.look()
-    failures = [_failure(ended, log_of(ranks.logs, ended.rank)) for ended in ranks.ended.values() if ended.code]
-    noticed = [*failures, *elsewhere()]
+    deadline = time.monotonic() + GRACE_PERIOD
+    while ranks.running and time.monotonic() < deadline and keep_waiting():
+        time.sleep(POLL_INTERVAL)
+        ranks.poll()
+    failures = [_failure(ended, rank_log_path(ranks.logs, ended.rank)) for ended in ranks.ended.values() if ended.code]
+    noticed = [*failures, *remote_failures()]
     if ranks.running and all(failure.cause in ("silent", "lost") for failure in noticed):
-        failures += hanging(ranks.stacks(ranks.running), noticed)
+        failures += hang_failures(ranks.stacks(ranks.running), noticed)
     if all(failure.cause == "lost" for failure in noticed):
         left = [ended.rank for ended in ranks.ended.values() if ended.code == 0]
         failures += [
@@ -110,35 +112,35 @@ def watch(
     return failures
 
 
-def first_cause(failures: Sequence[Failure]) -> Failure:
+def root_cause(failures: Sequence[Failure]) -> Failure:
     """The failure that the others follow from."""
-    return next(failure for causes in ORDER for failure in failures if failure.cause in causes)
+    return next(failure for causes in CAUSE_PRIORITY for failure in failures if failure.cause in causes)
 
 
-def hanging(stacks: Mapping[int, str], noticed: Sequence[Failure]) -> list[Failure]:
+def hang_failures(stacks: Mapping[int, str], noticed: Sequence[Failure]) -> list[Failure]:
     """Failures of the ranks that others waited for in vain and that are still there.
 
     Args:
         stacks: of every rank that is still there, where its threads are; "" for one that did not answer.
         noticed: the failures of the others.
     """
-    witness = next((failure for failure in noticed if failure.cause == "silent"), None)
-    if witness is None:
+    timed_out = next((failure for failure in noticed if failure.cause == "silent"), None)
+    if timed_out is None:
         return []
-    said = [line for line in witness.text.splitlines() if RankSilentError.__name__ in line]
-    seen = said[-1].strip() if said else witness.what  # Paddle wraps what is raised in a backward pass in many lines
-    waiting = {rank for rank, text in stacks.items() if WAITS_TOO.search(text)}
+    said = [line for line in timed_out.text.splitlines() if RankTimeoutError.__name__ in line]
+    seen = said[-1].strip() if said else timed_out.what  # Paddle wraps what is raised in a backward pass in many lines
+    waiting = {rank for rank, text in stacks.items() if WAITING_FOR_PEER.search(text)}
     return [
-        Failure(rank, "hang", f"hangs{'' if text else ' and does not answer'}: {seen}", text, witness.code)
+        Failure(rank, "hang", f"hangs{'' if text else ' and does not answer'}: {seen}", text, timed_out.code)
         for rank, text in stacks.items()
         if rank not in waiting
     ]
 
 
-def _failure(ended: Ended, log: Path) -> Failure:
+def _failure(ended: RankExit, log: Path) -> Failure:
     report, code = ended.report, ended.code if ended.code > 0 else 128 - ended.code
     if report is not None:
-        return Failure(ended.rank, report.kind, WHAT[report.kind], report.text, code)
+        return Failure(ended.rank, report.kind, DESCRIPTIONS[report.kind], report.text, code)
     if ended.code in STOP_CODES:
         number = signal.Signals(code - 128)
         return Failure(ended.rank, "stopped", f"was stopped by {number.name}", "", code)
@@ -158,4 +160,4 @@ def _name(number: int) -> str:
 def _last_lines(path: Path, size: int = 1 << 16) -> str:
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - size))
-        return "\n".join(file.read().decode("utf-8", errors="replace").splitlines()[-SHOWN:])
+        return "\n".join(file.read().decode("utf-8", errors="replace").splitlines()[-MAX_LINES:])

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.parameters.declaration import GPU_ONLY, Derived, parameter, rule, section, when
-from erniekit.parameters.draft import Draft
+from erniekit.parameters.draft import ConfigBuilder
 from erniekit.parameters.values import FLAG
 
 
-def _packing(draft: Draft) -> tuple[bool, str]:
-    return (False, "because batch_tokens is set") if draft["batch_tokens"] else (True, "")
+def _packing(builder: ConfigBuilder) -> tuple[bool, str]:
+    return (False, "because batch_tokens is set") if builder["batch_tokens"] else (True, "")
 
 
 @dataclass(frozen=True)
@@ -132,23 +132,23 @@ class AccelerationParameters:
 
 
 @rule("batch_tokens", "packing", "min_sample_len", "max_sample_len", "max_seq_len")
-def a_budget_holds_every_sample(draft: Draft) -> None:
+def a_budget_holds_every_sample(builder: ConfigBuilder) -> None:
     """`batch_tokens` takes the place of `packing`, and holds at least the longest sample that may occur."""
-    budget = draft["batch_tokens"]
+    budget = builder["batch_tokens"]
     if not budget:
         return
-    if draft["packing"]:
+    if builder["packing"]:
         what = "samples are either packed or batched by length, and `packing` is true"
-        draft.problem("batch_tokens", what, "write `packing: false`, or leave out one of the two")
-    longest = draft["max_sample_len"] or draft["max_seq_len"]
-    if budget < min(longest, draft["max_seq_len"]):
-        name = "max_sample_len" if draft["max_sample_len"] else "max_seq_len"
-        draft.problem(
+        builder.problem("batch_tokens", what, "write `packing: false`, or leave out one of the two")
+    longest = builder["max_sample_len"] or builder["max_seq_len"]
+    if budget < min(longest, builder["max_seq_len"]):
+        name = "max_sample_len" if builder["max_sample_len"] else "max_seq_len"
+        builder.problem(
             "batch_tokens", f"a sample of {longest:,} tokens (`{name}`) would exceed {budget:,}",
             f"write at least {longest:,}, or `max_sample_len: {budget}`",
         )  # fmt: skip
-    if draft["min_sample_len"] > longest:
-        draft.problem("min_sample_len", f"no sample can have {draft['min_sample_len']:,} to {longest:,} tokens")
+    if builder["min_sample_len"] > longest:
+        builder.problem("min_sample_len", f"no sample can have {builder['min_sample_len']:,} to {longest:,} tokens")
 
 
 SECTION = section(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.parameters.declaration import Derived, parameter, rule, section, when
-from erniekit.parameters.draft import Draft
+from erniekit.parameters.draft import ConfigBuilder
 from erniekit.parameters.values import DEVICE, WORDS
 
 ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "export", "server")
@@ -59,7 +59,7 @@ class BasicParameters:
     do_train: bool = parameter(
         Derived(
             "false; `erniekit train` makes it true",
-            lambda draft: (draft.verb == "train", "for erniekit train" if draft.verb == "train" else ""),
+            lambda builder: (builder.verb == "train", "for erniekit train" if builder.verb == "train" else ""),
             False,
         ),
         "Train the model. `erniekit train` implies it, so it need not be written; an explicit false turns the "
@@ -149,7 +149,9 @@ class BasicParameters:
     )
     logging_dir: str = parameter(
         Derived(
-            "`logs` inside `output_dir`", lambda draft: (_inside(draft["output_dir"], "logs"), "inside output_dir"), ""
+            "`logs` inside `output_dir`",
+            lambda builder: (_inside(builder["output_dir"], "logs"), "inside output_dir"),
+            "",
         ),
         "The folder of the event files that VisualDL and TensorBoard read. Nothing else is written there.",
         verbs=("train",),
@@ -203,22 +205,22 @@ def _inside(folder: str, name: str) -> str:
 
 
 @rule("do_train", "do_eval")
-def something_to_do(draft: Draft) -> None:
+def something_to_do(builder: ConfigBuilder) -> None:
     """With `do_train: false`, `erniekit train` only evaluates and needs `do_eval: true`."""
-    if draft.verb == "train" and not draft["do_train"] and not draft["do_eval"]:
-        draft.problem(
+    if builder.verb == "train" and not builder["do_train"] and not builder["do_eval"]:
+        builder.problem(
             "do_train", "nothing to do: `do_train` and `do_eval` are both false", "set `do_eval: true` to evaluate only"
         )
 
 
 @rule("dropout_warmup_steps", "hidden_dropout_prob", "attention_probs_dropout_prob", "lora_dropout", "lora")
-def dropout_warmup_needs_dropout(draft: Draft) -> None:
+def dropout_warmup_needs_dropout(builder: ConfigBuilder) -> None:
     """`dropout_warmup_steps` has no effect while all probabilities of dropout are 0."""
-    of_adapters = draft["lora"] and draft["lora_dropout"]
-    if draft.differs("dropout_warmup_steps") and not (
-        draft["hidden_dropout_prob"] or draft["attention_probs_dropout_prob"] or of_adapters
+    of_adapters = builder["lora"] and builder["lora_dropout"]
+    if builder.differs("dropout_warmup_steps") and not (
+        builder["hidden_dropout_prob"] or builder["attention_probs_dropout_prob"] or of_adapters
     ):
-        draft.no_effect("dropout_warmup_steps", "because all probabilities of dropout are 0")
+        builder.no_effect("dropout_warmup_steps", "because all probabilities of dropout are 0")
 
 
 SECTION = section(

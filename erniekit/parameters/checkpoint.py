@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.parameters.checkpoint_words import RULES, UNIFIED_WORDS
+from erniekit.parameters.checkpoint_words import RULES, UNIFIED_CHECKPOINT_FLAGS
 from erniekit.parameters.declaration import parameter, rule, section, when
-from erniekit.parameters.draft import Draft
+from erniekit.parameters.draft import ConfigBuilder
 from erniekit.parameters.values import PATH_OR_BOOLEAN, WORDS
 
 
@@ -69,7 +69,7 @@ class CheckpointParameters:
         "`master_weight_compatible` resumes from a checkpoint without them, or with some that the run does not need. "
         "`enable_all_options` stands for `async_save`, `skip_save_model_weight` and `master_weight_compatible`.",
         kind=WORDS,
-        choices=UNIFIED_WORDS,
+        choices=UNIFIED_CHECKPOINT_FLAGS,
         example="async_save",
     )
     ckpt_quant_stage: str = parameter(
@@ -115,26 +115,26 @@ class CheckpointParameters:
 
 
 @rule("resume_from_checkpoint", "init_from_checkpoint")
-def resume_or_initialise(draft: Draft) -> None:
+def resume_or_initialise(builder: ConfigBuilder) -> None:
     """`resume_from_checkpoint` and `init_from_checkpoint` exclude each other."""
-    if draft["resume_from_checkpoint"] and draft["init_from_checkpoint"]:
+    if builder["resume_from_checkpoint"] and builder["init_from_checkpoint"]:
         what = "a run either resumes or starts anew from a checkpoint's weights"
-        draft.problem("init_from_checkpoint", what, "remove it or `resume_from_checkpoint`")
+        builder.problem("init_from_checkpoint", what, "remove it or `resume_from_checkpoint`")
 
 
 @rule("init_from_checkpoint", "continue_training")
-def checkpoint_weights_or_random(draft: Draft) -> None:
+def checkpoint_weights_or_random(builder: ConfigBuilder) -> None:
     """`init_from_checkpoint` needs `continue_training: true`, since false asks for random weights."""
-    if draft["init_from_checkpoint"] and not draft["continue_training"]:
+    if builder["init_from_checkpoint"] and not builder["continue_training"]:
         what = "`continue_training: false` asks for random weights"
-        draft.problem("init_from_checkpoint", what, "remove one of the two")
+        builder.problem("init_from_checkpoint", what, "remove one of the two")
 
 
 @rule("save_strategy", "resume_from_checkpoint")
-def resumed_run_writes_no_checkpoint(draft: Draft) -> None:
+def resumed_run_writes_no_checkpoint(builder: ConfigBuilder) -> None:
     """A run that resumes with `save_strategy: no` writes no further checkpoint, which is said."""
-    if draft["resume_from_checkpoint"] and draft["save_strategy"] == "no":
-        draft.messages.append(
+    if builder["resume_from_checkpoint"] and builder["save_strategy"] == "no":
+        builder.messages.append(
             "save_strategy is no: this run writes no checkpoint to resume from; the final model is saved"
         )
 

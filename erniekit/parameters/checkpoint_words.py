@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from erniekit.parameters.declaration import rule
-from erniekit.parameters.draft import Draft
+from erniekit.parameters.draft import ConfigBuilder
 
 NAME = "unified_checkpoint_config"
-UNIFIED_WORDS = (
+UNIFIED_CHECKPOINT_FLAGS = (
     "async_save",
     "ignore_merge_optimizer",
     "master_weight_compatible",
@@ -18,51 +18,51 @@ UNIFIED_WORDS = (
 )
 # What `enable_all_options` stands for: what saves time and room and loses nothing.
 ALL_OPTIONS = ("async_save", "skip_save_model_weight", "master_weight_compatible")
-OF_MASTERS = ("remove_master_weight", "skip_save_model_weight")
+MASTER_WEIGHT_FLAGS = ("remove_master_weight", "skip_save_model_weight")
 
 
-class Values(Protocol):
+class ParameterValues(Protocol):
     """Those of all parameters, by name."""
 
     def __getitem__(self, name: str) -> Any: ...
 
 
 @rule(NAME)
-def all_options(draft: Draft) -> None:
+def all_options(builder: ConfigBuilder) -> None:
     """`enable_all_options` stands for `async_save`, `skip_save_model_weight` and `master_weight_compatible`."""
-    words = draft[NAME]
-    if "enable_all_options" in words:
-        others = [word for word in words if word != "enable_all_options"]
-        draft.change(NAME, tuple(dict.fromkeys((*ALL_OPTIONS, *others))), "enable_all_options stands for them")
+    flags = builder[NAME]
+    if "enable_all_options" in flags:
+        others = [flag for flag in flags if flag != "enable_all_options"]
+        builder.change(NAME, tuple(dict.fromkeys((*ALL_OPTIONS, *others))), "enable_all_options stands for them")
 
 
 @rule(NAME, "unified_checkpoint", "lora", "bf16", "fp16", "fp16_opt_level", "ignore_save_lr_and_optim")
-def words_of_checkpoints(draft: Draft) -> None:
+def unified_checkpoint_flags(builder: ConfigBuilder) -> None:
     """Words of `unified_checkpoint_config` that contradict each other are refused; those that change nothing are
     told."""
-    words = set(draft[NAME])
-    if words.issuperset(OF_MASTERS):
+    flags = set(builder[NAME])
+    if flags.issuperset(MASTER_WEIGHT_FLAGS):
         what = "remove_master_weight and skip_save_model_weight together would leave the weights out altogether"
-        draft.problem(NAME, what, "leave one of them out")
+        builder.problem(NAME, what, "leave one of them out")
         return
-    for word in (*OF_MASTERS, "ignore_merge_optimizer"):
-        if word in words and (why := why_without_effect(draft, word)):
-            draft.messages.append(f"`{NAME}` ({draft.origins[NAME]}): {word} has no effect: {why}")
+    for flag in (*MASTER_WEIGHT_FLAGS, "ignore_merge_optimizer"):
+        if flag in flags and (why := reason_ignored(builder, flag)):
+            builder.messages.append(f"`{NAME}` ({builder.origins[NAME]}): {flag} has no effect: {why}")
 
 
-def why_without_effect(values: Values, word: str) -> str:
+def reason_ignored(values: ParameterValues, flag: str) -> str:
     """Why a word of those that some runs have no use for changes nothing; empty where it acts."""
     if not values["unified_checkpoint"]:
         return "with unified_checkpoint: false every rank writes all that it has"
-    if word not in OF_MASTERS:
+    if flag not in MASTER_WEIGHT_FLAGS:
         return ""
     if not (values["bf16"] or values["fp16"]) or values["fp16_opt_level"] != "O2":
         return "the weights are float32, without master weights; those come with bf16 or fp16 and fp16_opt_level: O2"
-    if word == "skip_save_model_weight" and values["lora"]:
+    if flag == "skip_save_model_weight" and values["lora"]:
         return "adapters are small, and are saved beside their master weights"
-    if word == "remove_master_weight" and values["ignore_save_lr_and_optim"]:
+    if flag == "remove_master_weight" and values["ignore_save_lr_and_optim"]:
         return "with ignore_save_lr_and_optim nothing of the optimizer is saved"
     return ""
 
 
-RULES = (all_options, words_of_checkpoints)
+RULES = (all_options, unified_checkpoint_flags)

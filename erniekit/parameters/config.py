@@ -15,7 +15,7 @@ from erniekit.parameters.declaration import GPU_ONLY, Parameter
 from erniekit.parameters.distributed import DistributedParameters
 from erniekit.parameters.dpo import DpoParameters
 from erniekit.parameters.draft import DEFAULT
-from erniekit.parameters.entries import Entry, Place, Problem, read_file, read_overrides
+from erniekit.parameters.entries import Entry, Problem, SourceLocation, read_file, read_overrides
 from erniekit.parameters.evaluation import EvaluationParameters
 from erniekit.parameters.fp8 import Fp8Parameters
 from erniekit.parameters.generation import GenerationParameters
@@ -27,7 +27,7 @@ from erniekit.parameters.resolution import resolve
 from erniekit.parameters.schema import PARAMETERS, SECTIONS, unmet_needs
 from erniekit.parameters.sft import SftParameters
 from erniekit.parameters.training import TrainingParameters
-from erniekit.parameters.values import shown
+from erniekit.parameters.values import format_value
 
 
 @dataclass(frozen=True)
@@ -84,26 +84,26 @@ class Config:
         file = None if path is None else Path(path)
         entries, problems = read_file(file) if file else ([], [])
         words, word_problems = read_overrides(overrides)
-        beneath = [Entry(name, value, Place("the command")) for name, value in (implied or {}).items()]
-        return cls._finish([beneath, entries, words], [*problems, *word_problems], verb, file)
+        implied_entries = [Entry(name, value, SourceLocation("the command")) for name, value in (implied or {}).items()]
+        return cls._from_layers([implied_entries, entries, words], [*problems, *word_problems], verb, file)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], overrides: Sequence[str] = (), *, verb: str = "train") -> Config:
         """The same for values that a program holds, such as the resolved configuration of a checkpoint."""
         words, problems = read_overrides(overrides)
-        entries = [Entry(name, _plain(value), Place("given values")) for name, value in values.items()]
-        return cls._finish([entries, words], problems, verb, None)
+        entries = [Entry(name, _plain(value), SourceLocation("given values")) for name, value in values.items()]
+        return cls._from_layers([entries, words], problems, verb, None)
 
     @classmethod
-    def _finish(cls, layers: list[list[Entry]], problems: list[Problem], verb: str, path: Path | None) -> Config:
-        draft = resolve(layers, verb)
-        if problems or draft.problems:
-            raise ConfigurationError(_report([*problems, *draft.problems], path))
+    def _from_layers(cls, layers: list[list[Entry]], problems: list[Problem], verb: str, path: Path | None) -> Config:
+        builder = resolve(layers, verb)
+        if problems or builder.problems:
+            raise ConfigurationError(_report([*problems, *builder.problems], path))
         sections = {
-            section.key: section.dataclass(**{item.name: draft[item.name] for item in section.parameters})
+            section.key: section.dataclass(**{item.name: builder[item.name] for item in section.parameters})
             for section in SECTIONS
         }
-        return cls(**sections, messages=tuple(draft.messages), path=path, verb=verb, origins=dict(draft.origins))
+        return cls(**sections, messages=tuple(builder.messages), path=path, verb=verb, origins=dict(builder.origins))
 
     def __getitem__(self, name: str) -> Any:
         """The value of any parameter by name."""
@@ -130,7 +130,7 @@ class Config:
             and self.memory.use_attn_mask_startend_row_indices
         )
 
-    def without_effect_on_cpu(self) -> list[str]:
+    def ignored_on_cpu(self) -> list[str]:
         """Lines for what the user asked of a GPU and a CPU cannot give; a runner prints them when it runs on a CPU.
 
         There are none where `device` names a GPU, for then nothing runs without one.
@@ -138,13 +138,13 @@ class Config:
         if self.basic.device.startswith("gpu"):
             return []
         lines = []
-        for parameter in self._asked_of_a_gpu():
+        for parameter in self._gpu_only_parameters():
             name = parameter.name
             tail = ": fp32 runs" if name in ("bf16", "fp16") else ""
-            lines.append(f"`{name}: {shown(self[name])}` ({self.origin(name)}) has no effect on a CPU{tail}")
+            lines.append(f"`{name}: {format_value(self[name])}` ({self.origin(name)}) has no effect on a CPU{tail}")
         return lines
 
-    def _asked_of_a_gpu(self) -> list[Parameter]:
+    def _gpu_only_parameters(self) -> list[Parameter]:
         values = {name: self[name] for name in PARAMETERS}
         return [
             item
@@ -159,8 +159,8 @@ def _plain(value: Any) -> Any:
 
 def _report(problems: list[Problem], path: Path | None) -> str:
     last = 10**9  # behind every line: the command line, then what is missing
-    ordered = sorted(problems, key=lambda problem: (problem.place.line or last) if problem.place else last + 1)
-    lines = [str(problem) if problem.place or not path else f"{path}: {problem}" for problem in ordered]
+    ordered = sorted(problems, key=lambda problem: (problem.location.line or last) if problem.location else last + 1)
+    lines = [str(problem) if problem.location or not path else f"{path}: {problem}" for problem in ordered]
     if len(lines) == 1:
         return lines[0]
     return f"{len(lines)} problems in the configuration\n" + "\n".join(f"  {line}" for line in lines)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from erniekit.parameters.values import BY_ANNOTATION, Kind, read_none, shown
+from erniekit.parameters.values import BY_ANNOTATION, ValueType, format_value, read_none
 
 if TYPE_CHECKING:
-    from erniekit.parameters.draft import Draft
+    from erniekit.parameters.draft import ConfigBuilder
 
 Scalar = bool | int | float | str | None
-CPU_AND_GPU, GPU_ONLY, NOWHERE_YET = ("CPU", "GPU"), ("GPU",), ()  # the devices on which a parameter takes effect
+CPU_AND_GPU, GPU_ONLY, NOT_IMPLEMENTED = ("CPU", "GPU"), ("GPU",), ()  # the devices on which a parameter takes effect
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class When:
 
     def __str__(self) -> str:
         if self.above is not None:
-            return f"`{self.name}` above {shown(self.above)}"
-        wanted = " or ".join(shown(value) for value in self.values) if self.values else "true"
+            return f"`{self.name}` above {format_value(self.above)}"
+        wanted = " or ".join(format_value(value) for value in self.values) if self.values else "true"
         return f"`{self.name}` {wanted}"
 
 
@@ -61,7 +61,7 @@ class Derived:
     """
 
     text: str
-    value: Callable[[Draft], tuple[Any, str]]
+    value: Callable[[ConfigBuilder], tuple[Any, str]]
     neutral: Any
 
 
@@ -73,7 +73,7 @@ class Parameter:
     meaning: str
     name: str = ""
     section: str = ""
-    kind: Kind = BY_ANNOTATION["str"]
+    kind: ValueType = BY_ANNOTATION["str"]
     nullable: bool = False
     minimum: float | None = None
     maximum: float | None = None
@@ -128,14 +128,14 @@ class Parameter:
 
     @property
     def default_text(self) -> str:
-        return self.derived.text if self.derived else shown(self.default)
+        return self.derived.text if self.derived else format_value(self.default)
 
 
 def parameter(
     default: Any,
     meaning: str,
     *,
-    kind: Kind | None = None,
+    kind: ValueType | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
     above: float | None = None,
@@ -168,7 +168,7 @@ def parameter(
         excludes: parameters that may not be true (or set) together with this one.
         required_for: verbs that cannot run without a value.
         devices: where it takes effect. `GPU_ONLY`: any value but the default changes nothing on a CPU, which is
-            reported. `NOWHERE_YET`: none of its verbs exists, and every other verb reports it.
+            reported. `NOT_IMPLEMENTED`: none of its verbs exists, and every other verb reports it.
         stands_for: the parameters that it sets, for one whose value nothing else needs to know.
         wrong_type: an explanation added to the message about a value of the wrong type.
         example: a value worth showing; default the default.
@@ -233,7 +233,7 @@ class Rule:
     """A check over several parameters; it runs only when all of `names` could be read."""
 
     names: tuple[str, ...]
-    check: Callable[[Draft], None]
+    check: Callable[[ConfigBuilder], None]
 
     @property
     def text(self) -> str:
@@ -241,8 +241,8 @@ class Rule:
         return " ".join((self.check.__doc__ or "").split())
 
 
-def rule(*names: str) -> Callable[[Callable[[Draft], None]], Rule]:
-    """Decorator: a function of a `Draft` becomes the rule that concerns `names`."""
+def rule(*names: str) -> Callable[[Callable[[ConfigBuilder], None]], Rule]:
+    """Decorator: a function of a `ConfigBuilder` becomes the rule that concerns `names`."""
     return lambda check: Rule(names, check)
 
 

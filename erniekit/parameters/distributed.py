@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from erniekit.parameters.declaration import parameter, rule, section, when
-from erniekit.parameters.draft import Draft
-from erniekit.parameters.pipeline_words import PIPELINE_WORDS
-from erniekit.parameters.pipeline_words import RULES as PIPELINE_RULES
-from erniekit.parameters.sharding_words import RULES as SHARDING_RULES
-from erniekit.parameters.sharding_words import SHARDING_WORDS
-from erniekit.parameters.tensor_words import TENSOR_WORDS, words_of_tensor_parallelism
+from erniekit.parameters.draft import ConfigBuilder
+from erniekit.parameters.pipeline_words import PIPELINE_FLAGS, PIPELINE_RULES
+from erniekit.parameters.sharding_words import SHARDING_FLAGS, SHARDING_RULES
+from erniekit.parameters.tensor_words import TENSOR_PARALLEL_FLAGS, tensor_parallel_flags
 from erniekit.parameters.values import SEGMENTS, WORDS
 
-IN_TENSOR = when("tensor_parallel_degree", above=1)
-IN_PIPELINE = when("pipeline_parallel_degree", above=1)
-IN_SHARDING = when("sharding_parallel_degree", above=1)
+WITH_TP = when("tensor_parallel_degree", above=1)
+WITH_PP = when("pipeline_parallel_degree", above=1)
+WITH_SHARDING = when("sharding_parallel_degree", above=1)
 
 
 @dataclass(frozen=True)
@@ -38,15 +36,15 @@ class DistributedParameters:
         "in different orders. `enable_mp_skip_c_identity` saves a copy of what enters each block. The other words are "
         "reported with the reason why they change nothing.",
         kind=WORDS,
-        choices=TENSOR_WORDS,
-        needs=IN_TENSOR,
+        choices=TENSOR_PARALLEL_FLAGS,
+        needs=WITH_TP,
         example="sync_param sync_grad sync_moment",
     )
     tensor_parallel_output: bool = parameter(
         True,
         "Leave the logits cut by vocabulary and compute the loss from the slices, so that no device ever holds "
         "them whole.",
-        needs=IN_TENSOR,
+        needs=WITH_TP,
     )
     sequence_parallel: bool = parameter(
         True,
@@ -78,8 +76,8 @@ class DistributedParameters:
         "logs the time of every phase, `enable_release_grads` stands for `release_grads`. The other words are refused "
         "or reported, with the reason.",
         kind=WORDS,
-        choices=PIPELINE_WORDS,
-        needs=IN_PIPELINE,
+        choices=PIPELINE_FLAGS,
+        needs=WITH_PP,
         example="disable_partial_send_recv enable_clear_every_step_cache",
     )
     pp_seg_method: str | tuple[int, ...] = parameter(
@@ -88,7 +86,7 @@ class DistributedParameters:
         "class names are separated by `|`), `uniform` counts all layers alike, and a list such as [0, 29, 57] "
         "names the first layer of each stage (of each run, with `virtual_pp_degree`); the end may be left out.",
         kind=SEGMENTS,
-        needs=IN_PIPELINE,
+        needs=WITH_PP,
         example=[0, 29, 57],
     )
     virtual_pp_degree: int = parameter(
@@ -96,7 +94,7 @@ class DistributedParameters:
         "Give every stage this many shorter runs of layers instead of one long one (interleaved pipeline). It "
         "shortens the time in which stages wait, and communicates more.",
         minimum=1,
-        needs=IN_PIPELINE,
+        needs=WITH_PP,
         example=2,
     )
     add_tail_layers: int = parameter(
@@ -104,7 +102,7 @@ class DistributedParameters:
         "Append this many empty layers, so that the number of layers can be divided by the number of (virtual) stages.",
         minimum=0,
         unit="layers",
-        needs=IN_PIPELINE,
+        needs=WITH_PP,
         example=3,
     )
     sharding: str = parameter(
@@ -114,7 +112,7 @@ class DistributedParameters:
         "every other kind of parallelism, the others with data parallelism.",
         choices=("none", "stage1", "stage2", "stage3"),
         spellings={"": "none", "null": "none"},
-        needs=IN_SHARDING,
+        needs=WITH_SHARDING,
         example="stage1",
     )
     sharding_parallel_degree: int = parameter(
@@ -132,8 +130,8 @@ class DistributedParameters:
         "`enable_release_grads` stands for `release_grads`. The other words are reported with the reason why they "
         "change nothing.",
         kind=WORDS,
-        choices=SHARDING_WORDS,
-        needs=IN_SHARDING,
+        choices=SHARDING_FLAGS,
+        needs=WITH_SHARDING,
         example="split_param enable_release_grads",
     )
     moe_group: str = parameter(
@@ -168,27 +166,27 @@ class DistributedParameters:
 
 
 @rule("tensor_parallel_degree", "sequence_parallel")
-def sequence_parallel_needs_tensor_parallel(draft: Draft) -> None:
+def sequence_parallel_needs_tensor_parallel(builder: ConfigBuilder) -> None:
     """`sequence_parallel` is false while `tensor_parallel_degree` is 1."""
-    if draft["tensor_parallel_degree"] == 1:
-        draft.change("sequence_parallel", False, "tensor_parallel_degree is 1")
+    if builder["tensor_parallel_degree"] == 1:
+        builder.change("sequence_parallel", False, "tensor_parallel_degree is 1")
 
 
 @rule("pp_seg_method", "pipeline_parallel_degree", "virtual_pp_degree")
-def boundaries_are_increasing(draft: Draft) -> None:
+def boundaries_are_increasing(builder: ConfigBuilder) -> None:
     """A list in `pp_seg_method` starts at 0, increases, and names as many runs of layers as the degrees make."""
-    bounds, degree = draft["pp_seg_method"], draft["pipeline_parallel_degree"] * draft["virtual_pp_degree"]
+    bounds, degree = builder["pp_seg_method"], builder["pipeline_parallel_degree"] * builder["virtual_pp_degree"]
     if not isinstance(bounds, (list, tuple)):
         return
     if bounds[0] != 0 or any(left >= right for left, right in pairwise(bounds)):
-        draft.problem("pp_seg_method", "the boundaries must start at 0 and increase", "for example [0, 29, 57]")
-    elif draft["pipeline_parallel_degree"] > 1 and len(bounds) not in (degree, degree + 1):
-        what = f"{len(bounds)} boundaries do not make {degree} {_runs(draft)}"
-        draft.problem("pp_seg_method", what, f"write {degree} first layers, and the end if you like")
+        builder.problem("pp_seg_method", "the boundaries must start at 0 and increase", "for example [0, 29, 57]")
+    elif builder["pipeline_parallel_degree"] > 1 and len(bounds) not in (degree, degree + 1):
+        what = f"{len(bounds)} boundaries do not make {degree} {_chunk_noun(builder)}"
+        builder.problem("pp_seg_method", what, f"write {degree} first layers, and the end if you like")
 
 
-def _runs(draft: Draft) -> str:
-    return "stages" if draft["virtual_pp_degree"] == 1 else "runs (pipeline_parallel_degree x virtual_pp_degree)"
+def _chunk_noun(builder: ConfigBuilder) -> str:
+    return "stages" if builder["virtual_pp_degree"] == 1 else "runs (pipeline_parallel_degree x virtual_pp_degree)"
 
 
 SECTION = section(
@@ -198,7 +196,7 @@ SECTION = section(
     verbs=("train", "eval"),
     rules=(
         sequence_parallel_needs_tensor_parallel,
-        words_of_tensor_parallelism,
+        tensor_parallel_flags,
         boundaries_are_increasing,
         *PIPELINE_RULES,
         *SHARDING_RULES,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.parameters.declaration import parameter, rule, section, when
-from erniekit.parameters.draft import Draft
+from erniekit.parameters.draft import ConfigBuilder
 
-LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo")
+REFERENCE_FREE_LOSSES = ("simpo", "orpo")
 SMOOTHED_LOSSES = ("sigmoid", "robust", "simpo")
 OFFSET_LOSSES = ("sigmoid", "robust")
-SPACE_FOR_AN_ANSWER = 10  # tokens that a prompt always leaves to its answers, as upstream documents
+MIN_ANSWER_TOKENS = 10  # tokens that a prompt always leaves to its answers, as upstream documents
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ class DpoParameters:
     )
 
 
-def reference_way(section: DpoParameters, *, lora: bool) -> str:
+def reference_mode(section: DpoParameters, *, lora: bool) -> str:
     """`adapters`, `copy` or `precomputed`, as `reference_model` says; `none` for losses without a reference."""
-    if section.reference_free or section.loss_type in LOSSES_WITHOUT_REFERENCE:
+    if section.reference_free or section.loss_type in REFERENCE_FREE_LOSSES:
         return "none"
     if section.reference_model != "auto":
         return section.reference_model
@@ -126,83 +126,85 @@ def reference_way(section: DpoParameters, *, lora: bool) -> str:
 
 
 @rule("stage", "max_prompt_len", "max_seq_len")
-def prompt_leaves_space(draft: Draft) -> None:
+def prompt_leaves_space(builder: ConfigBuilder) -> None:
     """`max_prompt_len` is at most `max_seq_len` - 10, so that answers have room."""
-    limit = draft["max_seq_len"] - SPACE_FOR_AN_ANSWER
-    if draft["stage"] == "DPO" and draft["max_prompt_len"] > limit:
+    limit = builder["max_seq_len"] - MIN_ANSWER_TOKENS
+    if builder["stage"] == "DPO" and builder["max_prompt_len"] > limit:
         if limit < 1:
-            draft.problem("max_seq_len", "leaves no room for a prompt and its answers", "write at least 11")
+            builder.problem("max_seq_len", "leaves no room for a prompt and its answers", "write at least 11")
         else:
-            draft.change("max_prompt_len", limit, f"max_seq_len is {draft['max_seq_len']}")
+            builder.change("max_prompt_len", limit, f"max_seq_len is {builder['max_seq_len']}")
 
 
 @rule("ref_model_update_steps")
-def reference_update_not_zero(draft: Draft) -> None:
+def reference_update_not_zero(builder: ConfigBuilder) -> None:
     """`ref_model_update_steps` is positive, or -1 for never."""
-    if draft["ref_model_update_steps"] == 0:
-        draft.problem("ref_model_update_steps", "0 is no interval", "write -1 for never")
+    if builder["ref_model_update_steps"] == 0:
+        builder.problem("ref_model_update_steps", "0 is no interval", "write -1 for never")
 
 
 @rule("pref_loss_ratio", "sft_loss_ratio", "stage")
-def some_loss_remains(draft: Draft) -> None:
+def some_loss_remains(builder: ConfigBuilder) -> None:
     """`pref_loss_ratio` and `sft_loss_ratio` may not both be 0."""
-    if draft["stage"] == "DPO" and not (draft["pref_loss_ratio"] or draft["sft_loss_ratio"]):
-        draft.problem("pref_loss_ratio", "both loss weights are 0", "give one of them a positive value")
+    if builder["stage"] == "DPO" and not (builder["pref_loss_ratio"] or builder["sft_loss_ratio"]):
+        builder.problem("pref_loss_ratio", "both loss weights are 0", "give one of them a positive value")
 
 
 @rule(
     "loss_type", "label_smoothing", "offset_alpha", "normalize_logps", "reference_free", "stage",
     "reference_model", "ref_model_name_or_path", "ref_model_update_steps",
 )  # fmt: skip
-def options_fit_the_loss(draft: Draft) -> None:
+def options_fit_the_loss(builder: ConfigBuilder) -> None:
     """Every loss takes the options of its paper only: smoothing, offsets, rescaled lengths, a reference or none."""
-    if draft["stage"] != "DPO":
+    if builder["stage"] != "DPO":
         return
-    loss = draft["loss_type"]
-    if draft["label_smoothing"] and loss not in SMOOTHED_LOSSES:
+    loss = builder["loss_type"]
+    if builder["label_smoothing"] and loss not in SMOOTHED_LOSSES:
         losses = ", ".join(SMOOTHED_LOSSES)
-        draft.problem("label_smoothing", f"the loss {loss} has none", f"remove it, or choose one of {losses}")
-    if loss == "robust" and not draft["label_smoothing"]:
-        draft.problem(
+        builder.problem("label_smoothing", f"the loss {loss} has none", f"remove it, or choose one of {losses}")
+    if loss == "robust" and not builder["label_smoothing"]:
+        builder.problem(
             "loss_type", "`robust` corrects for exchanged labels", "give their share as `label_smoothing`, such as 0.1"
         )
-    if draft["offset_alpha"] and loss not in OFFSET_LOSSES:
+    if builder["offset_alpha"] and loss not in OFFSET_LOSSES:
         losses = ", ".join(OFFSET_LOSSES)
-        draft.problem("offset_alpha", f"the loss {loss} has no offset", f"remove it, or choose one of {losses}")
-    if draft["normalize_logps"] and loss in LOSSES_WITHOUT_REFERENCE:
-        draft.no_effect("normalize_logps", f"because {loss} takes means over tokens already")
-    if draft["reference_free"] and loss in LOSSES_WITHOUT_REFERENCE:
-        draft.no_effect("reference_free", f"because {loss} has no reference")
-    if draft["reference_free"] or loss in LOSSES_WITHOUT_REFERENCE:
+        builder.problem("offset_alpha", f"the loss {loss} has no offset", f"remove it, or choose one of {losses}")
+    if builder["normalize_logps"] and loss in REFERENCE_FREE_LOSSES:
+        builder.no_effect("normalize_logps", f"because {loss} takes means over tokens already")
+    if builder["reference_free"] and loss in REFERENCE_FREE_LOSSES:
+        builder.no_effect("reference_free", f"because {loss} has no reference")
+    if builder["reference_free"] or loss in REFERENCE_FREE_LOSSES:
         for name in ("reference_model", "ref_model_name_or_path", "ref_model_update_steps"):
-            if draft.differs(name):
-                draft.no_effect(name, "because the loss has no reference")
+            if builder.differs(name):
+                builder.no_effect(name, "because the loss has no reference")
 
 
 @rule("reference_model", "lora", "ref_model_update_steps", "ref_model_name_or_path", "stage")
-def reference_fits_the_training(draft: Draft) -> None:
+def reference_fits_the_training(builder: ConfigBuilder) -> None:
     """`reference_model`: `adapters` needs LoRA, `copy` is for all weights, `precomputed` is never updated."""
-    way, other = draft["reference_model"], draft["ref_model_name_or_path"]
-    if draft["stage"] != "DPO":
+    mode, other = builder["reference_model"], builder["ref_model_name_or_path"]
+    if builder["stage"] != "DPO":
         return
-    if way == "adapters" and not draft["lora"]:
-        draft.problem("reference_model", "there are no adapters to put aside without `lora`", "write `auto`")
-    if way == "adapters" and other:
-        draft.problem("reference_model", "with `ref_model_name_or_path` the reference is another model", "write `auto`")
-    if way == "copy" and draft["lora"] and not other:
-        draft.problem(
+    if mode == "adapters" and not builder["lora"]:
+        builder.problem("reference_model", "there are no adapters to put aside without `lora`", "write `auto`")
+    if mode == "adapters" and other:
+        builder.problem(
+            "reference_model", "with `ref_model_name_or_path` the reference is another model", "write `auto`"
+        )
+    if mode == "copy" and builder["lora"] and not other:
+        builder.problem(
             "reference_model", "beside adapters the weights are the reference, without a copy", "write `adapters`"
         )
-    if draft["ref_model_update_steps"] <= 0:
+    if builder["ref_model_update_steps"] <= 0:
         return
-    if way == "precomputed":
-        draft.problem(
+    if mode == "precomputed":
+        builder.problem(
             "reference_model",
             "what is measured once cannot follow `ref_model_update_steps`",
-            f"write `{'adapters' if draft['lora'] else 'copy'}`",
+            f"write `{'adapters' if builder['lora'] else 'copy'}`",
         )
     if other:
-        draft.problem(
+        builder.problem(
             "ref_model_update_steps", "a reference of its own is not updated", "remove it or `ref_model_name_or_path`"
         )
 

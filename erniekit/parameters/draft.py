@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from erniekit.parameters.entries import Entry, Place, Problem
-from erniekit.parameters.values import shown
+from erniekit.parameters.entries import Entry, Problem, SourceLocation
+from erniekit.parameters.values import format_value
 
 if TYPE_CHECKING:
     from erniekit.parameters.declaration import Parameter
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 DEFAULT = "default"
 
 
-class Draft(Mapping[str, Any]):
+class ConfigBuilder(Mapping[str, Any]):
     """What rules read and change. As a mapping it holds the value of every parameter."""
 
     def __init__(self, parameters: Mapping[str, Parameter], entries: Mapping[str, Entry], verb: str) -> None:
@@ -37,10 +37,10 @@ class Draft(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def place(self, name: str) -> Place | None:
+    def location(self, name: str) -> SourceLocation | None:
         """Where the user wrote the parameter; None for a default."""
         entry = self._entries.get(name)
-        return entry.place if entry else None
+        return entry.location if entry else None
 
     def is_set(self, name: str) -> bool:
         """Whether the user wrote the parameter, directly or by an alias."""
@@ -52,10 +52,10 @@ class Draft(Mapping[str, Any]):
 
     def take(self, name: str, value: Any) -> None:
         """The value that the user wrote, read and checked."""
-        place = self.place(name)
-        assert place is not None
+        location = self.location(name)
+        assert location is not None
         self._values[name] = value
-        self.origins[name] = place.origin
+        self.origins[name] = location.origin
 
     def derive(self, name: str, value: Any, reason: str) -> None:
         """A default that follows from other parameters; it gives way to what the user wrote."""
@@ -84,17 +84,17 @@ class Draft(Mapping[str, Any]):
     def problem(self, name: str, what: str, write: str = "") -> None:
         """Something is wrong with the parameter; what to write instead."""
         self.broken.add(name)
-        place = self.place(name)
-        written = f"`{name}` (from `{place.alias}`)" if place and place.alias else f"`{name}`"
+        location = self.location(name)
+        written = f"`{name}` (from `{location.alias}`)" if location and location.alias else f"`{name}`"
         text = f"{written}: {what}"
-        self.problems.append(Problem(f"{text}; {write}" if write else text, place))
+        self.problems.append(Problem(f"{text}; {write}" if write else text, location))
 
     def missing(self, name: str) -> None:
         """A parameter that has no default was not written."""
-        example = shown(self._parameters[name].example)
+        example = format_value(self._parameters[name].example)
         self.problem(name, "is required and not set", f"write `{name}: {example}`, with your own value")
 
 
 def _python(value: Any) -> str:
     """True and False read better than true and false in a sentence about a change."""
-    return str(value) if isinstance(value, bool) else shown(value)
+    return str(value) if isinstance(value, bool) else format_value(value)

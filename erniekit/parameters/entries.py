@@ -17,13 +17,13 @@ import yaml
 
 from erniekit.errors import ConfigurationError
 
-LARGEST_FILE = 1_000_000  # bytes; a configuration takes a few thousand
-DEEPEST_LIST = 3
-_SURPRISING = re.compile(r"[-+]?(0[0-7_]+|[0-9_]+(:[0-9_]+)+(\.[0-9_]*)?)")  # octal and sexagesimal numbers
+MAX_FILE_BYTES = 1_000_000  # bytes; a configuration takes a few thousand
+MAX_LIST_DEPTH = 3
+_NON_DECIMAL_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9_]+(:[0-9_]+)+(\.[0-9_]*)?)")  # octal and sexagesimal numbers
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLocation:
     """Where a value was written.
 
     Attributes:
@@ -56,7 +56,7 @@ class Entry:
 
     name: str
     value: Any
-    place: Place
+    location: SourceLocation
     text: str | None = None
 
 
@@ -65,10 +65,10 @@ class Problem:
     """Something the user has to mend."""
 
     text: str
-    place: Place | None = None
+    location: SourceLocation | None = None
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.text}" if self.place else self.text
+        return f"{self.location}: {self.text}" if self.location else self.text
 
 
 def read_file(path: Path) -> tuple[list[Entry], list[Problem]]:
@@ -85,15 +85,15 @@ def read_file(path: Path) -> tuple[list[Entry], list[Problem]]:
     entries: dict[str, Entry] = {}
     problems: list[Problem] = []
     for name, value, line in pairs:
-        place = Place(str(path), line)
+        location = SourceLocation(str(path), line)
         if isinstance(value, _Unusable):
-            problems.append(Problem(f"`{name}`: {value.reason}", place))
+            problems.append(Problem(f"`{name}`: {value.reason}", location))
         elif name in entries:
             problems.append(
-                Problem(f"`{name}` is written twice, first at line {entries[name].place.line}; remove one", place)
+                Problem(f"`{name}` is written twice, first at line {entries[name].location.line}; remove one", location)
             )
         else:
-            entries[name] = Entry(name, value, place)
+            entries[name] = Entry(name, value, location)
     return list(entries.values()), problems
 
 
@@ -105,11 +105,11 @@ def read_overrides(words: Iterable[str]) -> tuple[list[Entry], list[Problem]]:
         name, equals, text = word.partition("=")
         name = name.strip().removeprefix("--")
         if not equals or not name:
-            problems.append(Problem(f"`{word}` is not of the form name=value", Place("")))
+            problems.append(Problem(f"`{word}` is not of the form name=value", SourceLocation("")))
         elif name in entries:
-            problems.append(Problem(f"`{name}` is given twice; remove one", Place("")))
+            problems.append(Problem(f"`{name}` is given twice; remove one", SourceLocation("")))
         else:
-            entries[name] = Entry(name, _override_value(text), Place(""), text)
+            entries[name] = Entry(name, _override_value(text), SourceLocation(""), text)
     return list(entries.values()), problems
 
 
@@ -123,12 +123,12 @@ def _read_text(path: Path) -> str:
         if path.is_dir():
             raise ConfigurationError(f"{path}: is a folder; name a YAML or JSON file")
         with path.open("rb") as file:
-            data = file.read(LARGEST_FILE + 1)
+            data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise ConfigurationError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from None
-    if len(data) > LARGEST_FILE:
+    if len(data) > MAX_FILE_BYTES:
         raise ConfigurationError(f"{path}: is larger than 1 MB; is this a data file?")
     try:
         return data.decode("utf-8-sig")
@@ -154,7 +154,7 @@ def _yaml_pairs(text: str, path: Path) -> list[tuple[str, Any, int]]:
 
 
 def _yaml_value(loader: yaml.SafeLoader, node: yaml.Node, depth: int = 0) -> Any:
-    if isinstance(node, yaml.SequenceNode) and depth < DEEPEST_LIST:
+    if isinstance(node, yaml.SequenceNode) and depth < MAX_LIST_DEPTH:
         items = [_yaml_value(loader, item, depth + 1) for item in node.value]
         return next((item for item in items if isinstance(item, _Unusable)), items)
     if not isinstance(node, yaml.ScalarNode):
@@ -162,7 +162,7 @@ def _yaml_value(loader: yaml.SafeLoader, node: yaml.Node, depth: int = 0) -> Any
     implicit = loader.resolve(yaml.ScalarNode, node.value, (node.style is None, node.style is not None))
     if node.tag == "tag:yaml.org,2002:timestamp" and node.tag == implicit:
         return node.value  # a folder may well be called 2025-01-31
-    if node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and _SURPRISING.fullmatch(node.value):
+    if node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and _NON_DECIMAL_NUMBER.fullmatch(node.value):
         return _Unusable(
             f"YAML 1.1 does not read {node.value} as a decimal number (1:30 is 90, 010 is 8); "
             "write it without a colon or leading zero, or in quotes if it is a text"
@@ -183,10 +183,10 @@ def _yaml_message(error: yaml.YAMLError, path: Path) -> str:
     mark = getattr(error, "problem_mark", None)
     what = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
     context = getattr(error, "context", None)
-    begun = getattr(error, "context_mark", None)
-    place = f"{path}:{mark.line + 1}" if mark else str(path)
-    since = f" ({context}{f' begun at line {begun.line + 1}' if begun else ''})" if context else ""
-    return f"{place}: not valid YAML: {what}{since}"
+    context_mark = getattr(error, "context_mark", None)
+    location = f"{path}:{mark.line + 1}" if mark else str(path)
+    since = f" ({context}{f' begun at line {context_mark.line + 1}' if context_mark else ''})" if context else ""
+    return f"{location}: not valid YAML: {what}{since}"
 
 
 def _override_value(text: str) -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.parameters.declaration import Derived, parameter, renamed, rule, section, when
-from erniekit.parameters.draft import Draft
+from erniekit.parameters.draft import ConfigBuilder
 from erniekit.parameters.sources import FORMATS, agree_on_sources, source_kinds
 from erniekit.parameters.values import NUMBERS, TEXTS
 
-OF_TARGETS = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
-OF_ANSWERS = ("eval_exact_match", "eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu")  # with eval_answers
-OF_PAIRS = (
+TOKEN_METRICS = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
+GENERATION_METRICS = ("eval_exact_match", "eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu")  # with eval_answers
+PREFERENCE_METRICS = (
     "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "eval_reward_chosen", "eval_preference_loss",
     "eval_logps_chosen",
 )  # fmt: skip
@@ -47,7 +47,7 @@ class EvaluationParameters:
     per_device_eval_batch_size: int = parameter(
         Derived(
             "the value of `per_device_train_batch_size`",
-            lambda draft: (draft["per_device_train_batch_size"], "as per_device_train_batch_size"),
+            lambda builder: (builder["per_device_train_batch_size"], "as per_device_train_batch_size"),
             1,
         ),
         "How many packs (or single samples without packing) one forward pass of an evaluation takes. It changes "
@@ -75,7 +75,7 @@ class EvaluationParameters:
     max_evaluate_steps: int = parameter(
         Derived(
             "1; -1 with `do_train: false`, where the evaluation is all that is done",
-            lambda draft: (1, "") if draft["do_train"] else (-1, "with do_train false"),
+            lambda builder: (1, "") if builder["do_train"] else (-1, "with do_train false"),
             1,
         ),
         "Stop an evaluation after this many batches of `per_device_eval_batch_size`, so that one during training takes "
@@ -89,7 +89,7 @@ class EvaluationParameters:
     eval_answers: int = parameter(
         Derived(
             "0 in training; 100 for `erniekit eval`",
-            lambda draft: (0, "") if draft["do_train"] else (100, "with do_train false"),
+            lambda builder: (0, "") if builder["do_train"] else (100, "with do_train false"),
             0,
         ),
         "How many held-out dialogues of each file the model answers, greedily; the answers are scored by exact match, "
@@ -104,10 +104,14 @@ class EvaluationParameters:
     metric_for_best_model: str = parameter(
         "eval_loss",
         "The figure of an evaluation that says how good the model is, for `load_best_model_at_end` and early stopping. "
-        f"{', '.join(OF_TARGETS)} for stages SFT and PT, {', '.join(OF_PAIRS)} for DPO; with `eval_answers` also "
-        f"{', '.join(OF_ANSWERS)}. `eval_` may be left out.",
-        choices=tuple(dict.fromkeys((*OF_TARGETS, *OF_PAIRS, *OF_ANSWERS))),
-        spellings={name.removeprefix("eval_").lower(): name for name in (*OF_TARGETS, *OF_PAIRS, *OF_ANSWERS)},
+        f"{', '.join(TOKEN_METRICS)} for stages SFT and PT, {', '.join(PREFERENCE_METRICS)} for DPO; "
+        "with `eval_answers` also "
+        f"{', '.join(GENERATION_METRICS)}. `eval_` may be left out.",
+        choices=tuple(dict.fromkeys((*TOKEN_METRICS, *PREFERENCE_METRICS, *GENERATION_METRICS))),
+        spellings={
+            name.removeprefix("eval_").lower(): name
+            for name in (*TOKEN_METRICS, *PREFERENCE_METRICS, *GENERATION_METRICS)
+        },
         needs=when("do_eval"),
         verbs=("train",),
         example="eval_token_accuracy",
@@ -115,7 +119,10 @@ class EvaluationParameters:
     greater_is_better: bool = parameter(
         Derived(
             "true for accuracies, margins and rewards, false for losses and perplexity",
-            lambda draft: (_rises(draft["metric_for_best_model"]), f"for {draft['metric_for_best_model']}"),
+            lambda builder: (
+                _greater_is_better(builder["metric_for_best_model"]),
+                f"for {builder['metric_for_best_model']}",
+            ),
             False,
         ),
         "Whether a greater value of `metric_for_best_model` is a better one.",
@@ -149,78 +156,78 @@ class EvaluationParameters:
     )
 
 
-def _rises(metric: str) -> bool:
+def _greater_is_better(metric: str) -> bool:
     return any(
         word in metric for word in ("accuracy", "margin", "reward_chosen", "logps_chosen", "match", "rouge", "bleu")
     )
 
 
 @rule("metric_for_best_model", "stage", "do_eval", "eval_answers")
-def the_metric_is_of_the_stage(draft: Draft) -> None:
+def the_metric_is_of_the_stage(builder: ConfigBuilder) -> None:
     """`metric_for_best_model` is a figure that evaluations of the stage have."""
-    figures = OF_PAIRS if draft["stage"] == "DPO" else OF_TARGETS
-    if draft["metric_for_best_model"] in OF_ANSWERS:
-        if draft["do_eval"] and (draft["stage"] == "PT" or not draft["eval_answers"]):
+    metrics = PREFERENCE_METRICS if builder["stage"] == "DPO" else TOKEN_METRICS
+    if builder["metric_for_best_model"] in GENERATION_METRICS:
+        if builder["do_eval"] and (builder["stage"] == "PT" or not builder["eval_answers"]):
             what = "needs answers to held-out dialogues"
-            draft.problem("metric_for_best_model", what, "write how many as `eval_answers`, such as 50")
+            builder.problem("metric_for_best_model", what, "write how many as `eval_answers`, such as 50")
         return
-    if draft["do_eval"] and draft["metric_for_best_model"] not in figures:
-        what = f"stage {draft['stage']} has no {draft['metric_for_best_model']}"
-        draft.problem("metric_for_best_model", what, f"write one of {', '.join(figures)}")
+    if builder["do_eval"] and builder["metric_for_best_model"] not in metrics:
+        what = f"stage {builder['stage']} has no {builder['metric_for_best_model']}"
+        builder.problem("metric_for_best_model", what, f"write one of {', '.join(metrics)}")
 
 
 @rule("load_best_model_at_end", "early_stopping_patience", "save_strategy", "evaluation_strategy", "do_eval")
-def the_best_model_is_kept(draft: Draft) -> None:
+def the_best_model_is_kept(builder: ConfigBuilder) -> None:
     """`load_best_model_at_end` needs `save_strategy`; it and early stopping need evaluations during training."""
-    if not draft["do_eval"]:
+    if not builder["do_eval"]:
         return
-    if draft["load_best_model_at_end"] and draft["save_strategy"] == "no":
-        draft.problem(
+    if builder["load_best_model_at_end"] and builder["save_strategy"] == "no":
+        builder.problem(
             "load_best_model_at_end", "nothing is saved with save_strategy no", "write `save_strategy: steps`"
         )
     for name in ("load_best_model_at_end", "early_stopping_patience"):
-        if draft[name] and draft["evaluation_strategy"] == "no":
-            draft.problem(
+        if builder[name] and builder["evaluation_strategy"] == "no":
+            builder.problem(
                 name, "nothing is evaluated with evaluation_strategy no", "write `evaluation_strategy: steps`"
             )
 
 
 @rule("early_stopping_threshold", "early_stopping_patience", "do_eval")
-def a_threshold_needs_patience(draft: Draft) -> None:
+def a_threshold_needs_patience(builder: ConfigBuilder) -> None:
     """`early_stopping_threshold` has no effect without `early_stopping_patience`."""
-    if draft["do_eval"] and draft["early_stopping_threshold"] and not draft["early_stopping_patience"]:
-        draft.no_effect("early_stopping_threshold", "because early_stopping_patience is 0")
+    if builder["do_eval"] and builder["early_stopping_threshold"] and not builder["early_stopping_patience"]:
+        builder.no_effect("early_stopping_threshold", "because early_stopping_patience is 0")
 
 
 @rule("do_eval", "eval_dataset_path", "evaluation_strategy", "do_train")
-def evaluation_needs_data(draft: Draft) -> None:
+def evaluation_needs_data(builder: ConfigBuilder) -> None:
     """`do_eval: true` needs `eval_dataset_path`, unless `evaluation_strategy` is `no`."""
-    if not draft["do_eval"] or draft["eval_dataset_path"]:
+    if not builder["do_eval"] or builder["eval_dataset_path"]:
         return
-    if not draft["do_train"]:
-        draft.problem("eval_dataset_path", "evaluation has no data", "name the held-out files here")
-    elif draft["evaluation_strategy"] != "no":
-        draft.problem("do_eval", "evaluation has no data", "set `eval_dataset_path`, or `do_eval: false`")
+    if not builder["do_train"]:
+        builder.problem("eval_dataset_path", "evaluation has no data", "name the held-out files here")
+    elif builder["evaluation_strategy"] != "no":
+        builder.problem("do_eval", "evaluation has no data", "set `eval_dataset_path`, or `do_eval: false`")
 
 
 @rule("evaluation_strategy", "eval_steps", "do_eval")
-def eval_steps_need_their_strategy(draft: Draft) -> None:
+def eval_steps_need_their_strategy(builder: ConfigBuilder) -> None:
     """`eval_steps` has no effect unless `evaluation_strategy` is `steps`."""
-    if draft.differs("eval_steps") and draft["do_eval"] and draft["evaluation_strategy"] != "steps":
-        draft.no_effect("eval_steps", f"because evaluation_strategy is {draft['evaluation_strategy']}")
+    if builder.differs("eval_steps") and builder["do_eval"] and builder["evaluation_strategy"] != "steps":
+        builder.no_effect("eval_steps", f"because evaluation_strategy is {builder['evaluation_strategy']}")
 
 
 @rule("max_evaluate_steps")
-def max_evaluate_steps_not_zero(draft: Draft) -> None:
+def max_evaluate_steps_not_zero(builder: ConfigBuilder) -> None:
     """`max_evaluate_steps` is positive, or -1 for no limit."""
-    if draft["max_evaluate_steps"] == 0:
-        draft.problem("max_evaluate_steps", "0 would evaluate nothing", "write -1 for no limit, or `do_eval: false`")
+    if builder["max_evaluate_steps"] == 0:
+        builder.problem("max_evaluate_steps", "0 would evaluate nothing", "write -1 for no limit, or `do_eval: false`")
 
 
 @rule("eval_dataset_path", "eval_dataset_type", "eval_dataset_prob", "stage")
-def evaluation_sources_agree(draft: Draft) -> None:
+def evaluation_sources_agree(builder: ConfigBuilder) -> None:
     """Evaluation files, formats and probabilities agree in number (one value may serve all); formats fit the stage."""
-    agree_on_sources(draft, "eval")
+    agree_on_sources(builder, "eval")
 
 
 SECTION = section(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.parameters.declaration import parameter, rule, section, when
-from erniekit.parameters.draft import Draft
+from erniekit.parameters.draft import ConfigBuilder
 
-IN_FP8 = when("weight_quantize_algo", "fp8_linear")
+WITH_FP8 = when("weight_quantize_algo", "fp8_linear")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Fp8Parameters:
         "Rotate activations and weights by a Hadamard matrix before they are rounded to FP8, which spreads "
         "outliers over a block; the rotation cancels in the product.",
         verbs=("train", "eval"),
-        needs=IN_FP8,
+        needs=WITH_FP8,
     )
     hadamard_block_size: int = parameter(
         32,
@@ -27,7 +27,7 @@ class Fp8Parameters:
         "layer.",
         minimum=2,
         verbs=("train", "eval"),
-        needs=IN_FP8,
+        needs=WITH_FP8,
         example=64,
     )
     apply_online_actscale_step: int = parameter(
@@ -38,7 +38,7 @@ class Fp8Parameters:
         minimum=0,
         unit="optimizer steps",
         wrong_type="it counts steps, although the reference of the original calls it a bool; the default is 200",
-        needs=IN_FP8,
+        needs=WITH_FP8,
     )
     actscale_moving_rate: float = parameter(
         0.01,
@@ -46,7 +46,7 @@ class Fp8Parameters:
         "steps were seen, the average is their mean.",
         above=0.0,
         maximum=1.0,
-        needs=IN_FP8,
+        needs=WITH_FP8,
     )
     fp8_format_type: str = parameter(
         "hybrid",
@@ -57,12 +57,12 @@ class Fp8Parameters:
     quant_input_grad: bool = parameter(
         False,
         "Compute the gradient of a layer's input through FP8 as well.",
-        needs=IN_FP8,
+        needs=WITH_FP8,
     )
     quant_weight_grad: bool = parameter(
         False,
         "Compute the gradient of a layer's weight through FP8 as well.",
-        needs=IN_FP8,
+        needs=WITH_FP8,
     )
     use_lowprecision_moment: bool = parameter(
         False,
@@ -87,18 +87,18 @@ class Fp8Parameters:
 
 
 @rule("hadamard_block_size")
-def block_is_a_power_of_two(draft: Draft) -> None:
+def block_is_a_power_of_two(builder: ConfigBuilder) -> None:
     """`hadamard_block_size` is a power of two."""
-    size = draft["hadamard_block_size"]
+    size = builder["hadamard_block_size"]
     if size & (size - 1):
-        draft.problem("hadamard_block_size", f"{size} is not a power of two", "write 32, 64 or 128")
+        builder.problem("hadamard_block_size", f"{size} is not a power of two", "write 32, 64 or 128")
 
 
 @rule("hadamard_block_size", "apply_hadamard", "weight_quantize_algo")
-def blocks_are_of_the_rotation(draft: Draft) -> None:
+def blocks_are_of_the_rotation(builder: ConfigBuilder) -> None:
     """`hadamard_block_size` has no effect without `apply_hadamard`."""
-    if draft.is_set("hadamard_block_size") and IN_FP8.holds(draft) and not draft["apply_hadamard"]:
-        draft.no_effect("hadamard_block_size", "without `apply_hadamard`")
+    if builder.is_set("hadamard_block_size") and WITH_FP8.holds(builder) and not builder["apply_hadamard"]:
+        builder.no_effect("hadamard_block_size", "without `apply_hadamard`")
 
 
 SECTION = section(

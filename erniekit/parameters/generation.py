@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.parameters.declaration import NOWHERE_YET, parameter, section
+from erniekit.parameters.declaration import NOT_IMPLEMENTED, parameter, section
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class GenerationParameters:
         minimum=1,
         maximum=65535,
         verbs=("server",),
-        devices=NOWHERE_YET,
+        devices=NOT_IMPLEMENTED,
     )
 
 

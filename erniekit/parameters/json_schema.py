@@ -9,7 +9,7 @@ from typing import Any
 
 from erniekit.parameters.declaration import Alias, Parameter
 from erniekit.parameters.schema import ALIASES, PARAMETERS, did_you_mean
-from erniekit.parameters.values import shown
+from erniekit.parameters.values import format_value
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMA_ID = "erniekit.schema.json"
@@ -100,13 +100,13 @@ def structural_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _explain(parameter: Parameter, value: Any, keyword: str, bound: Any) -> str:
-    got = f"got {shown(value)}"
+    got = f"got {format_value(value)}"
     if keyword == "enum":
         hint = did_you_mean(value, parameter.choices) if isinstance(value, str) else ""
         return f"expected {_one_of(parameter.choices)}, {got}{hint}"
     if keyword in _BOUNDS:
         unit = f" ({parameter.unit})" if parameter.unit else ""
-        return f"must be {_BOUNDS[keyword]} {shown(bound)}{unit}, {got}"
+        return f"must be {_BOUNDS[keyword]} {format_value(bound)}{unit}, {got}"
     if keyword == "uniqueItems":
         return f"names the same word twice, {got}"
     if value is None or value == "":

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from erniekit.parameters.declaration import parameter, rule, section, shorthand, when
-from erniekit.parameters.draft import Draft
-from erniekit.parameters.values import WORDS, shown
+from erniekit.parameters.draft import ConfigBuilder
+from erniekit.parameters.values import WORDS, format_value
 
 
 @dataclass(frozen=True)
@@ -101,45 +101,49 @@ class LoraParameters:
 
 
 @rule("lora_alpha", "lora")
-def alpha_is_positive(draft: Draft) -> None:
+def alpha_is_positive(builder: ConfigBuilder) -> None:
     """`lora_alpha` is positive, or -1 for its usual value."""
-    if draft["lora_alpha"] != -1 and draft["lora_alpha"] <= 0:
-        draft.problem("lora_alpha", "must be above 0, or -1 for 2 x lora_rank", "write -1 or a positive number")
+    if builder["lora_alpha"] != -1 and builder["lora_alpha"] <= 0:
+        builder.problem("lora_alpha", "must be above 0, or -1 for 2 x lora_rank", "write -1 or a positive number")
 
 
 @rule("rslora_plus", "lora_alpha", "lora_plus_scale", "rslora", "lora")
-def preset_is_not_contradicted(draft: Draft) -> None:
+def preset_is_not_contradicted(builder: ConfigBuilder) -> None:
     """`rslora_plus` fixes `rslora`, `lora_alpha` (4) and `lora_plus_scale` (4); other values beside it are errors."""
-    if not (draft["rslora_plus"] and draft["lora"]):
+    if not (builder["rslora_plus"] and builder["lora"]):
         return
     for name, value in (("rslora", True), ("lora_alpha", 4.0), ("lora_plus_scale", 4.0)):
-        if draft.differs(name) and draft[name] != value:
-            draft.problem(name, f"contradicts `rslora_plus`, which makes it {shown(value)}", "remove one of the two")
-        draft.change(name, value, "rslora_plus is true")
+        if builder.differs(name) and builder[name] != value:
+            builder.problem(
+                name, f"contradicts `rslora_plus`, which makes it {format_value(value)}", "remove one of the two"
+            )
+        builder.change(name, value, "rslora_plus is true")
 
 
 @rule("lora_target_modules", "lora")
-def patterns_can_be_read(draft: Draft) -> None:
+def patterns_can_be_read(builder: ConfigBuilder) -> None:
     """Every word of `lora_target_modules` is a name, a name with wildcards, or `re:` and a regular expression."""
-    for pattern in draft["lora_target_modules"]:
+    for pattern in builder["lora_target_modules"]:
         if not pattern.strip():
-            draft.problem("lora_target_modules", "contains an empty name", "remove it")
+            builder.problem("lora_target_modules", "contains an empty name", "remove it")
         elif pattern.startswith("re:"):
             try:
                 re.compile(pattern[3:])
             except re.error as error:
-                draft.problem("lora_target_modules", f"{shown(pattern)} is not a regular expression: {error}")
+                builder.problem("lora_target_modules", f"{format_value(pattern)} is not a regular expression: {error}")
 
 
 @rule("lora", "lora_path", "init_from_checkpoint", "continue_training")
-def adapters_have_a_base(draft: Draft) -> None:
+def adapters_have_a_base(builder: ConfigBuilder) -> None:
     """Adapters are trained beside weights that were trained before."""
-    if draft.verb != "train" or not draft["lora"]:
+    if builder.verb != "train" or not builder["lora"]:
         return
-    if draft["lora_path"] and draft["init_from_checkpoint"]:
-        draft.problem("lora_path", "adapters come from one place, and init_from_checkpoint names another", "remove one")
-    if not draft["continue_training"] and not draft["init_from_checkpoint"]:
-        draft.problem(
+    if builder["lora_path"] and builder["init_from_checkpoint"]:
+        builder.problem(
+            "lora_path", "adapters come from one place, and init_from_checkpoint names another", "remove one"
+        )
+    if not builder["continue_training"] and not builder["init_from_checkpoint"]:
+        builder.problem(
             "lora",
             "adapters beside random weights would be of no use, for those are not saved with them",
             "write `continue_training: true`, or `lora: false` to train all weights",
@@ -147,19 +151,19 @@ def adapters_have_a_base(draft: Draft) -> None:
 
 
 @rule("weight_quantize_algo", "lora", "lora_init", "do_train")
-def weights_in_few_bits_are_frozen(draft: Draft) -> None:
+def weights_in_few_bits_are_frozen(builder: ConfigBuilder) -> None:
     """Weights in few bits (`weight_quantize_algo`) are trained beside, not themselves, and are no start for PiSSA."""
-    algorithm = draft["weight_quantize_algo"]
-    if draft.verb != "train" or not draft["do_train"] or algorithm in ("none", "fp8_linear"):
+    algorithm = builder["weight_quantize_algo"]
+    if builder.verb != "train" or not builder["do_train"] or algorithm in ("none", "fp8_linear"):
         return
-    if not draft["lora"]:
-        draft.problem(
+    if not builder["lora"]:
+        builder.problem(
             "weight_quantize_algo",
             f"{algorithm} keeps weights in few bits, which cannot be trained",
             "write `lora: true` to train adapters beside them, or `fp8_linear` to train all weights",
         )
-    elif draft["lora_init"] == "pissa":
-        draft.problem(
+    elif builder["lora_init"] == "pissa":
+        builder.problem(
             "lora_init",
             f"pissa takes singular values out of the weights, which {algorithm} has rounded",
             "write `kaiming`, or `weight_quantize_algo: none`",

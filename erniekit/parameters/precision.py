@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.parameters.declaration import GPU_ONLY, parameter, rule, section, shorthand, when
-from erniekit.parameters.draft import Draft
+from erniekit.parameters.draft import ConfigBuilder
 from erniekit.parameters.values import WORDS
 
-BUFFERS = ("split_param", "enable_stage1_tensor_fusion")  # words of sharding with which fleet keeps gradients itself
-MIXED = (when("bf16"), when("fp16"))
+FUSED_GRADIENT_FLAGS = (
+    "split_param",
+    "enable_stage1_tensor_fusion",
+)  # words of sharding with which fleet keeps gradients itself
+WITH_AMP = (when("bf16"), when("fp16"))
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class PrecisionParameters:
         "How far mixed precision goes, for bfloat16 as well: `O1` keeps the parameters in float32 and casts around the "
         "operators that gain from it; `O2` holds the parameters in 16 bits with float32 copies in the optimizer.",
         choices=("O1", "O2"),
-        needs=MIXED,
+        needs=WITH_AMP,
         devices=GPU_ONLY,
     )
     scale_loss: int = parameter(
@@ -52,7 +55,7 @@ class PrecisionParameters:
         (),
         "Operators that are computed in 16 bits in addition to Paddle's own list.",
         kind=WORDS,
-        needs=MIXED,
+        needs=WITH_AMP,
         devices=GPU_ONLY,
         example="lookup_table flash_attn matmul",
     )
@@ -60,7 +63,7 @@ class PrecisionParameters:
         (),
         "Operators that are computed in float32 in addition to Paddle's own list.",
         kind=WORDS,
-        needs=MIXED,
+        needs=WITH_AMP,
         devices=GPU_ONLY,
         example="reduce_sum elementwise_div",
     )
@@ -74,16 +77,18 @@ class PrecisionParameters:
 
 
 @rule("amp_master_grad", "sharding", "sharding_parallel_config", "sharding_parallel_degree", "fp16_opt_level")
-def gradients_have_one_type(draft: Draft) -> None:
+def gradients_have_one_type(builder: ConfigBuilder) -> None:
     """`amp_master_grad` widens gradients after each backward pass; fleet's sharding in stage 2 or 3, and its buffers in
     stage 1 (`split_param`, `enable_stage1_tensor_fusion`), add them up in the type of the weights before that."""
-    if draft["sharding_parallel_degree"] == 1 or not (draft["amp_master_grad"] and draft["fp16_opt_level"] == "O2"):
+    if builder["sharding_parallel_degree"] == 1 or not (
+        builder["amp_master_grad"] and builder["fp16_opt_level"] == "O2"
+    ):
         return
-    words = [word for word in BUFFERS if word in draft["sharding_parallel_config"]]
-    if draft["sharding"] == "stage1" and not words:
+    flags = [flag for flag in FUSED_GRADIENT_FLAGS if flag in builder["sharding_parallel_config"]]
+    if builder["sharding"] == "stage1" and not flags:
         return
-    what = f"`sharding: {draft['sharding']}`" + "".join(f" with `{word}`" for word in words[:1])
-    draft.problem(
+    what = f"`sharding: {builder['sharding']}`" + "".join(f" with `{flag}`" for flag in flags[:1])
+    builder.problem(
         "amp_master_grad",
         f"float32 gradients do not go with {what}, which adds gradients up in the 16 bits of the weights",
         "write `amp_master_grad: false`, or `sharding: stage1` without these words",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from erniekit.parameters.declaration import GPU_ONLY, NOWHERE_YET, Alias, Parameter, Section
+from erniekit.parameters.declaration import GPU_ONLY, NOT_IMPLEMENTED, Alias, Parameter, Section
 from erniekit.parameters.json_schema import GENERATED_BY, SCHEMA_ID, editor_schema
 from erniekit.parameters.schema import ALIASES, PARAMETERS, SECTIONS, section_of
-from erniekit.parameters.values import shown
+from erniekit.parameters.values import format_value
 
 GENERATED = f"<!-- {GENERATED_BY} Edit the declarations, not this file. -->"
 HOW_VALUES_ARE_WRITTEN = """\
@@ -40,7 +40,7 @@ def pages() -> dict[str, str]:
     return content
 
 
-def facts(parameter: Parameter) -> list[tuple[str, str]]:
+def attribute_rows(parameter: Parameter) -> list[tuple[str, str]]:
     """What is declared of a parameter beside its meaning, as (label, text), in the order of the documentation."""
     rows = [
         ("type", parameter.kind.title + (" or null" if parameter.nullable else "")),
@@ -71,7 +71,7 @@ def aliases_of(name: str) -> list[Alias]:
 def example_line(parameter: Parameter) -> str:
     """A line of YAML that sets the parameter."""
     value: Any = parameter.default if parameter.example is None else parameter.example
-    return f"{parameter.name}: {shown(value)}"
+    return f"{parameter.name}: {format_value(value)}"
 
 
 def _default(parameter: Parameter) -> str:
@@ -79,24 +79,24 @@ def _default(parameter: Parameter) -> str:
         return f"none: required for {', '.join(parameter.required_for)}"
     if parameter.derived:
         return parameter.derived.text
-    return "empty" if parameter.default in ("", ()) else f"`{shown(parameter.default)}`"
+    return "empty" if parameter.default in ("", ()) else f"`{format_value(parameter.default)}`"
 
 
 def _spellings(parameter: Parameter) -> str:
-    written = (f"`{word}` for {shown(meant)}" for word, meant in parameter.spellings.items() if word)
+    written = (f"`{word}` for {format_value(meant)}" for word, meant in parameter.spellings.items() if word)
     return ", ".join(written)
 
 
 def _bounds(parameter: Parameter) -> str:
-    lower = f"at least {shown(parameter.minimum)}" if parameter.minimum is not None else ""
-    lower = f"above {shown(parameter.above)}" if parameter.above is not None else lower
-    upper = f"at most {shown(parameter.maximum)}" if parameter.maximum is not None else ""
-    upper = f"below {shown(parameter.below)}" if parameter.below is not None else upper
+    lower = f"at least {format_value(parameter.minimum)}" if parameter.minimum is not None else ""
+    lower = f"above {format_value(parameter.above)}" if parameter.above is not None else lower
+    upper = f"at most {format_value(parameter.maximum)}" if parameter.maximum is not None else ""
+    upper = f"below {format_value(parameter.below)}" if parameter.below is not None else upper
     return ", ".join(bound for bound in (lower, upper) if bound)
 
 
 def _takes_effect(parameter: Parameter) -> str:
-    reported = {GPU_ONLY: "; reported as without effect on a CPU", NOWHERE_YET: ": its verb comes later"}
+    reported = {GPU_ONLY: "; reported as without effect on a CPU", NOT_IMPLEMENTED: ": its verb comes later"}
     return parameter.takes_effect + reported.get(parameter.devices, "")
 
 
@@ -109,7 +109,7 @@ def _index() -> str:
         section = section_of(name)
         link = f"[`{name}`]({section.key}.md#{name}) | {section.title}"
         if name in ALIASES:
-            lines.append(f"| {link} | alias | {stands_for(ALIASES[name])} | |")
+            lines.append(f"| {link} | alias | {alias_target(ALIASES[name])} | |")
         else:
             parameter = PARAMETERS[name]
             lines.append(f"| {link} | {parameter.kind.title} | {_default(parameter)} | {parameter.takes_effect} |")
@@ -120,10 +120,10 @@ def _section_page(section: Section) -> str:
     lines = [GENERATED, "", f"# {section.title}", "", section.summary, "", "[All sections](index.md)", ""]
     for parameter in section.parameters:
         lines += [f"## {parameter.name}", "", parameter.meaning, "", "| | |", "|---|---|"]
-        lines += [f"| {label} | {_cell(text)} |" for label, text in facts(parameter)]
+        lines += [f"| {label} | {_cell(text)} |" for label, text in attribute_rows(parameter)]
         lines += ["", "```yaml", example_line(parameter), "```", ""]
     for alias in section.aliases:
-        lines += [f"## {alias.name}", "", f"An alias. {alias.meaning}", "", f"It stands for {stands_for(alias)}.", ""]
+        lines += [f"## {alias.name}", "", f"An alias. {alias.meaning}", "", f"It stands for {alias_target(alias)}.", ""]
     if section.rules:
         lines += ["## Rules", ""]
         lines += [f"- {rule.text}" for rule in section.rules]
@@ -131,13 +131,13 @@ def _section_page(section: Section) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def stands_for(alias: Alias) -> str:
+def alias_target(alias: Alias) -> str:
     """What an alias is replaced by."""
     if alias.target:
         return f"`{alias.target}`"
     written = {choice.casefold(): choice for choice in alias.choices}
     return "; ".join(
-        f"`{written[word]}`: {', '.join(f'{name} {shown(value)}' for name, value in values.items())}"
+        f"`{written[word]}`: {', '.join(f'{name} {format_value(value)}' for name, value in values.items())}"
         for word, values in alias.expands.items()
     )
 

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from erniekit.parameters.declaration import Alias, Parameter
-from erniekit.parameters.draft import Draft
-from erniekit.parameters.entries import Entry, Place, Problem
+from erniekit.parameters.draft import ConfigBuilder
+from erniekit.parameters.entries import Entry, Problem, SourceLocation
 from erniekit.parameters.json_schema import structural_problems
 from erniekit.parameters.schema import ALIASES, PARAMETERS, RULES, did_you_mean, unmet_needs
-from erniekit.parameters.values import shown
+from erniekit.parameters.values import format_value
 
 
-def resolve(layers: Iterable[list[Entry]], verb: str) -> Draft:
+def resolve(layers: Iterable[list[Entry]], verb: str) -> ConfigBuilder:
     """Work out the configuration of `verb` from layers of entries; a later layer overrides an earlier one."""
     entries: dict[str, Entry] = {}
     problems: list[Problem] = []
@@ -25,21 +25,21 @@ def resolve(layers: Iterable[list[Entry]], verb: str) -> Draft:
         for name, entry in _expand_aliases(layer, problems, expansions).items():
             entries.pop(name, None)  # a later layer's entry also comes later in the order
             entries[name] = entry
-    draft = Draft(PARAMETERS, entries, verb)
-    draft.problems.extend(problems)
-    used = {entry.place.alias for entry in entries.values()}
-    draft.messages.extend(message for alias, message in expansions.items() if alias in used)
-    _read_values(draft, entries)
-    _check_required(draft)
-    _derive_defaults(draft)
+    builder = ConfigBuilder(PARAMETERS, entries, verb)
+    builder.problems.extend(problems)
+    used = {entry.location.alias for entry in entries.values()}
+    builder.messages.extend(message for alias, message in expansions.items() if alias in used)
+    _read_values(builder, entries)
+    _check_required(builder)
+    _derive_defaults(builder)
     for rule in RULES:
-        if not draft.broken.intersection(rule.names):
-            rule.check(draft)
-    _refuse_excluded(draft)
+        if not builder.broken.intersection(rule.names):
+            rule.check(builder)
+    _refuse_excluded(builder)
     for name in entries:
-        if name in PARAMETERS and name not in draft.broken:
-            _report_without_effect(draft, PARAMETERS[name])
-    return draft
+        if name in PARAMETERS and name not in builder.broken:
+            _report_without_effect(builder, PARAMETERS[name])
+    return builder
 
 
 def _expand_aliases(layer: list[Entry], problems: list[Problem], expansions: dict[str, str]) -> dict[str, Entry]:
@@ -51,22 +51,25 @@ def _expand_aliases(layer: list[Entry], problems: list[Problem], expansions: dic
         expanded = _expand(alias, entry)
         if expanded is None:
             hint = did_you_mean(entry.value, alias.choices) if isinstance(entry.value, str) else ""
-            text = f"`{alias.name}`: expected {', '.join(alias.choices)}, got {shown(entry.value)}{hint}"
-            problems.append(Problem(text, entry.place))
+            text = f"`{alias.name}`: expected {', '.join(alias.choices)}, got {format_value(entry.value)}{hint}"
+            problems.append(Problem(text, entry.location))
             continue
-        place = Place(entry.place.file, entry.place.line, alias=alias.name)
+        location = SourceLocation(entry.location.file, entry.location.line, alias=alias.name)
         for name, value in expanded.items():
             other = plain.get(name)
             if other is None:
-                plain[name] = Entry(name, value, place, entry.text if alias.target else None)
+                plain[name] = Entry(name, value, location, entry.text if alias.target else None)
             elif PARAMETERS[name].read(other.value) != PARAMETERS[name].read(value):
                 text = (
-                    f"`{alias.name}` stands for {name}: {shown(value)}, but `{name}` is {shown(other.value)} "
-                    f"({other.place.origin}); remove one of the two"
+                    f"`{alias.name}` stands for {name}: {format_value(value)}, "
+                    f"but `{name}` is {format_value(other.value)} "
+                    f"({other.location.origin}); remove one of the two"
                 )
-                problems.append(Problem(text, entry.place))
-        meaning = ", ".join(f"{name}: {shown(value)}" for name, value in expanded.items())
-        expansions[alias.name] = f"`{alias.name}: {shown(entry.value)}` ({entry.place.origin}) stands for {meaning}"
+                problems.append(Problem(text, entry.location))
+        meaning = ", ".join(f"{name}: {format_value(value)}" for name, value in expanded.items())
+        expansions[alias.name] = (
+            f"`{alias.name}: {format_value(entry.value)}` ({entry.location.origin}) stands for {meaning}"
+        )
     return plain
 
 
@@ -77,14 +80,14 @@ def _expand(alias: Alias, entry: Entry) -> dict[str, Any] | None:
     return dict(alias.expands[word]) if word in alias.expands else None
 
 
-def _read_values(draft: Draft, entries: dict[str, Entry]) -> None:
+def _read_values(builder: ConfigBuilder, entries: dict[str, Entry]) -> None:
     values = {name: _read(entry) for name, entry in entries.items()}
     for name, what in structural_problems(values):
-        draft.problem(name, what)
+        builder.problem(name, what)
     for name, value in values.items():
-        if name not in draft.broken:
-            draft.take(name, tuple(value) if isinstance(value, list) else value)
-            _tell_spelling(draft, PARAMETERS[name], entries[name].value)
+        if name not in builder.broken:
+            builder.take(name, tuple(value) if isinstance(value, list) else value)
+            _report_spelling(builder, PARAMETERS[name], entries[name].value)
 
 
 def _read(entry: Entry) -> Any:
@@ -94,49 +97,49 @@ def _read(entry: Entry) -> Any:
     return parameter.read(entry.text if parameter.kind.is_text and entry.text is not None else entry.value)
 
 
-def _tell_spelling(draft: Draft, parameter: Parameter, raw: Any) -> None:
+def _report_spelling(builder: ConfigBuilder, parameter: Parameter, raw: Any) -> None:
     meant = parameter.spellings.get(raw.strip().casefold()) if isinstance(raw, str) and raw.strip() else None
     if isinstance(meant, str):
-        draft.messages.append(f"`{parameter.name}: {raw}` ({draft.origins[parameter.name]}) is read as {meant}")
+        builder.messages.append(f"`{parameter.name}: {raw}` ({builder.origins[parameter.name]}) is read as {meant}")
 
 
-def _check_required(draft: Draft) -> None:
+def _check_required(builder: ConfigBuilder) -> None:
     for name, parameter in PARAMETERS.items():
-        if draft.verb in parameter.required_for and name not in draft.broken and not draft[name]:
-            draft.missing(name)
+        if builder.verb in parameter.required_for and name not in builder.broken and not builder[name]:
+            builder.missing(name)
 
 
-def _derive_defaults(draft: Draft) -> None:
+def _derive_defaults(builder: ConfigBuilder) -> None:
     for name, parameter in PARAMETERS.items():
         if parameter.derived:
-            draft.derive(name, *parameter.derived.value(draft))
+            builder.derive(name, *parameter.derived.value(builder))
 
 
-def _refuse_excluded(draft: Draft) -> None:
+def _refuse_excluded(builder: ConfigBuilder) -> None:
     for name, parameter in PARAMETERS.items():
         for other in parameter.excludes:
-            if name < other and draft[name] and draft[other] and not {name, other} & draft.broken:
-                origins = f"`{name}` ({draft.origins[name]}) and `{other}` ({draft.origins[other]})"
-                draft.problem(name, f"{origins} exclude each other", "keep one of them")
+            if name < other and builder[name] and builder[other] and not {name, other} & builder.broken:
+                origins = f"`{name}` ({builder.origins[name]}) and `{other}` ({builder.origins[other]})"
+                builder.problem(name, f"{origins} exclude each other", "keep one of them")
 
 
-def _report_without_effect(draft: Draft, parameter: Parameter) -> None:
+def _report_without_effect(builder: ConfigBuilder, parameter: Parameter) -> None:
     """A value that the user set either has its effect, or is reported to have none."""
     name = parameter.name
-    if not draft.differs(name):
+    if not builder.differs(name):
         return
-    if not _serves(draft, name) & set(parameter.verbs):
-        draft.no_effect(name, f"with `erniekit {draft.verb}`; it serves {', '.join(parameter.verbs)}")
-    elif draft["stage"] not in parameter.stages and "stage" not in draft.broken:
-        draft.no_effect(name, f"with stage {draft['stage']}")
-    elif unmet := unmet_needs(parameter, draft):
-        reasons = dict.fromkeys(f"{need.name} is {shown(draft[need.name])}" for need in unmet)
+    if not _effective_verbs(builder, name) & set(parameter.verbs):
+        builder.no_effect(name, f"with `erniekit {builder.verb}`; it serves {', '.join(parameter.verbs)}")
+    elif builder["stage"] not in parameter.stages and "stage" not in builder.broken:
+        builder.no_effect(name, f"with stage {builder['stage']}")
+    elif unmet := unmet_needs(parameter, builder):
+        reasons = dict.fromkeys(f"{need.name} is {format_value(builder[need.name])}" for need in unmet)
         wanted = dict.fromkeys(str(need) for need in unmet)
-        draft.no_effect(name, f"because {' and '.join(reasons)}; it needs {' or '.join(wanted)}")
+        builder.no_effect(name, f"because {' and '.join(reasons)}; it needs {' or '.join(wanted)}")
 
 
-def _serves(draft: Draft, name: str) -> set[str]:
+def _effective_verbs(builder: ConfigBuilder, name: str) -> set[str]:
     """`preview` and `export` are given training configurations, so what only training uses is no surprise there."""
-    if draft.verb == "export" and draft.origins[name] != "command line":
+    if builder.verb == "export" and builder.origins[name] != "command line":
         return {"export", "train"}
-    return {"train"} if draft.verb == "preview" else {draft.verb}
+    return {"train"} if builder.verb == "preview" else {builder.verb}

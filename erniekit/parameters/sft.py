@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.parameters.declaration import Derived, parameter, rule, section, when
-from erniekit.parameters.draft import Draft
+from erniekit.parameters.draft import ConfigBuilder
 
 
-def _mix_strategy(draft: Draft) -> tuple[str, str]:
-    if draft.differs("num_samples_each_epoch"):
+def _mix_strategy(builder: ConfigBuilder) -> tuple[str, str]:
+    if builder.differs("num_samples_each_epoch"):
         return "random", "because num_samples_each_epoch is set"
-    if _shares_differ(draft["train_dataset_prob"]):
+    if _shares_differ(builder["train_dataset_prob"]):
         return "random", "because train_dataset_prob is set"
     return "concat", ""
 
@@ -69,10 +69,10 @@ class SftParameters:
 
 
 @rule("mix_strategy", "train_dataset_prob")
-def probabilities_need_mixing(draft: Draft) -> None:
+def probabilities_need_mixing(builder: ConfigBuilder) -> None:
     """`train_dataset_prob` has no effect with `mix_strategy: concat`, except that a file of 0 is left out."""
-    if draft["mix_strategy"] == "concat" and _shares_differ(draft["train_dataset_prob"]):
-        draft.no_effect("train_dataset_prob", "because mix_strategy is concat")
+    if builder["mix_strategy"] == "concat" and _shares_differ(builder["train_dataset_prob"]):
+        builder.no_effect("train_dataset_prob", "because mix_strategy is concat")
 
 
 SECTION = section(SftParameters, key="sft", title="2.1 SFT", verbs=("train",), rules=(probabilities_need_mixing,))

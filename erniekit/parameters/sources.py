@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from erniekit.parameters.draft import Draft
-from erniekit.parameters.values import TEXTS, shown
+from erniekit.parameters.draft import ConfigBuilder
+from erniekit.parameters.values import TEXTS, format_value
 
 FORMATS = (
     "`erniekit` has `src` and `tgt`, `alpaca` has `instruction`, `input` and `output`, `messages` has OpenAI roles, "
@@ -24,33 +24,35 @@ def source_kinds(*more: str) -> dict[str, Any]:
     }
 
 
-def agree_on_sources(draft: Draft, split: str) -> None:
+def agree_on_sources(builder: ConfigBuilder, split: str) -> None:
     """Check that paths, formats and probabilities of `split` ("train" or "eval") agree, and give every path its own."""
     path, kind, probability = (f"{split}_dataset_{what}" for what in ("path", "type", "prob"))
-    count = len(draft[path])
+    count = len(builder[path])
     for name in (kind, probability):
-        given = len(draft[name])
+        given = len(builder[name])
         if count and given == 1:
-            draft.set_silently(name, draft[name] * count)
+            builder.set_silently(name, builder[name] * count)
         elif count and given != count:
             what = f"{given} values for {count} file{'s' if count > 1 else ''} of `{path}`"
-            draft.problem(name, what, "write one value for each file, in the same order, or one for all")
-    if sum(draft[probability]) <= 0:
-        draft.problem(probability, "no file has a probability above 0", "give at least one file a positive value")
-    _fit_stage(draft, kind)
+            builder.problem(name, what, "write one value for each file, in the same order, or one for all")
+    if sum(builder[probability]) <= 0:
+        builder.problem(probability, "no file has a probability above 0", "give at least one file a positive value")
+    _fit_stage(builder, kind)
 
 
-def _fit_stage(draft: Draft, name: str) -> None:
-    kinds = draft[name]
+def _fit_stage(builder: ConfigBuilder, name: str) -> None:
+    kinds = builder[name]
     if "packed" in kinds:  # the folder itself says what it holds
         return
-    if draft["stage"] == "PT":
+    if builder["stage"] == "PT":
         plain = tuple("text" if kind == "erniekit" else kind for kind in kinds)
-        draft.change(name, plain, "stage PT reads plain text")
+        builder.change(name, plain, "stage PT reads plain text")
         dialogues = sorted(set(plain) - {"text"})
         if dialogues:
-            draft.problem(name, f"stage PT cannot read {shown(dialogues)}", "write `text`, or `stage: SFT`")
+            builder.problem(name, f"stage PT cannot read {format_value(dialogues)}", "write `text`, or `stage: SFT`")
     elif "text" in kinds:
-        draft.problem(
-            name, f"stage {draft['stage']} cannot read plain text", "write the format of its dialogues, or `stage: PT`"
+        builder.problem(
+            name,
+            f"stage {builder['stage']} cannot read plain text",
+            "write the format of its dialogues, or `stage: PT`",
         )

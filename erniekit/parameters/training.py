@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.parameters.declaration import Derived, parameter, renamed, rule, section, when
-from erniekit.parameters.draft import Draft
+from erniekit.parameters.draft import ConfigBuilder
 from erniekit.parameters.sources import FORMATS, agree_on_sources, source_kinds
 from erniekit.parameters.values import NUMBERS, TEXTS
 
 DATA_VERBS = ("train", "preview")
-LEARNING_RATES = {
+DEFAULT_LEARNING_RATES = {
     ("PT", False): 3e-5,
     ("SFT", False): 3e-5,
     ("DPO", False): 1e-6,
@@ -19,10 +19,10 @@ LEARNING_RATES = {
 }
 
 
-def _learning_rate(draft: Draft) -> tuple[float, str]:
-    stage, lora = draft["stage"], draft["lora"]
-    rate = LEARNING_RATES.get((stage, lora), LEARNING_RATES[("SFT", lora)])
-    return rate, f"for {stage} with LoRA" if lora else f"for {stage}"
+def _learning_rate(builder: ConfigBuilder) -> tuple[float, str]:
+    stage, lora = builder["stage"], builder["lora"]
+    lr = DEFAULT_LEARNING_RATES.get((stage, lora), DEFAULT_LEARNING_RATES[("SFT", lora)])
+    return lr, f"for {stage} with LoRA" if lora else f"for {stage}"
 
 
 @dataclass(frozen=True)
@@ -221,21 +221,21 @@ class TrainingParameters:
 
 
 @rule("train_dataset_path", "do_train")
-def training_needs_data(draft: Draft) -> None:
+def training_needs_data(builder: ConfigBuilder) -> None:
     """Training and `erniekit preview` need `train_dataset_path`."""
-    wanted = (draft.verb == "train" and draft["do_train"]) or draft.verb == "preview"
-    if wanted and not draft["train_dataset_path"]:
-        draft.missing("train_dataset_path")
+    wanted = (builder.verb == "train" and builder["do_train"]) or builder.verb == "preview"
+    if wanted and not builder["train_dataset_path"]:
+        builder.missing("train_dataset_path")
 
 
 @rule("train_dataset_path", "train_dataset_type", "train_dataset_prob", "stage")
-def training_sources_agree(draft: Draft) -> None:
+def training_sources_agree(builder: ConfigBuilder) -> None:
     """Training files, formats and probabilities agree in number (one value may serve all); formats fit the stage."""
-    agree_on_sources(draft, "train")
+    agree_on_sources(builder, "train")
 
 
-_DECIDED_BY_PACKING = ("mix_strategy", "num_samples_each_epoch", "curriculum")
-_OF_HELD_OUT_DATA_TOO = (
+_FIXED_BY_PACKING = ("mix_strategy", "num_samples_each_epoch", "curriculum")
+_USED_FOR_EVAL_TOO = (
     "packing", "greedy_intokens", "buffer_size", "batch_tokens", "max_batch_samples", "min_sample_len",
     "max_sample_len", "over_length_policy", "max_prompt_len",
 )  # fmt: skip
@@ -246,31 +246,33 @@ _OF_HELD_OUT_DATA_TOO = (
     "train_dataset_path",
     "random_shuffle",
     "do_eval",
-    *_DECIDED_BY_PACKING,
-    *_OF_HELD_OUT_DATA_TOO,
+    *_FIXED_BY_PACKING,
+    *_USED_FOR_EVAL_TOO,
 )
-def packed_data_is_replayed(draft: Draft) -> None:
+def packed_data_is_replayed(builder: ConfigBuilder) -> None:
     """A folder of `train_dataset_type: packed` is the only training data, and is neither shuffled nor mixed."""
-    if "packed" not in draft["train_dataset_type"]:
+    if "packed" not in builder["train_dataset_type"]:
         return
-    if len(draft["train_dataset_path"]) > 1:
-        what = f"{len(draft['train_dataset_path'])} files beside a packed folder"
-        draft.problem("train_dataset_path", what, "pack them together with `erniekit pack`, and give that folder alone")
-    if draft.is_set("random_shuffle") and draft["random_shuffle"]:
+    if len(builder["train_dataset_path"]) > 1:
+        what = f"{len(builder['train_dataset_path'])} files beside a packed folder"
+        builder.problem(
+            "train_dataset_path", what, "pack them together with `erniekit pack`, and give that folder alone"
+        )
+    if builder.is_set("random_shuffle") and builder["random_shuffle"]:
         what = "packed data is replayed in its order, and `train_dataset_type` is packed"
-        draft.problem("random_shuffle", what, "remove it, or train on the files it was packed from")
+        builder.problem("random_shuffle", what, "remove it, or train on the files it was packed from")
     else:
-        draft.set_silently("random_shuffle", False)
-    for name in _DECIDED_BY_PACKING if draft["do_eval"] else (*_DECIDED_BY_PACKING, *_OF_HELD_OUT_DATA_TOO):
-        if draft.differs(name):
-            draft.no_effect(name, "because train_dataset_type is packed: `erniekit pack` has decided it")
+        builder.set_silently("random_shuffle", False)
+    for name in _FIXED_BY_PACKING if builder["do_eval"] else (*_FIXED_BY_PACKING, *_USED_FOR_EVAL_TOO):
+        if builder.differs(name):
+            builder.no_effect(name, "because train_dataset_type is packed: `erniekit pack` has decided it")
 
 
 @rule("max_steps")
-def max_steps_not_zero(draft: Draft) -> None:
+def max_steps_not_zero(builder: ConfigBuilder) -> None:
     """`max_steps` is positive, or -1 for no limit."""
-    if draft["max_steps"] == 0:
-        draft.problem(
+    if builder["max_steps"] == 0:
+        builder.problem(
             "max_steps",
             "0 steps would train nothing",
             "write -1 for no limit; to evaluate only, `do_train: false` and `do_eval: true`",
@@ -278,25 +280,27 @@ def max_steps_not_zero(draft: Draft) -> None:
 
 
 @rule("lr_scheduler_type", "decay_steps", "warmup_steps", "max_steps")
-def schedule_fits_the_run(draft: Draft) -> None:
+def schedule_fits_the_run(builder: ConfigBuilder) -> None:
     """The `wsd` schedule needs `decay_steps`; warm-up and decay together must fit into `max_steps`."""
-    decay = draft["decay_steps"] if draft["lr_scheduler_type"] == "wsd" else 0
-    if draft["lr_scheduler_type"] == "wsd" and not decay:
-        draft.problem("lr_scheduler_type", "`wsd` needs the length of its decay", "set `decay_steps` to at least 1")
-    if draft["max_steps"] > 0 and decay and draft["warmup_steps"] + decay > draft["max_steps"]:
-        what = f"warmup_steps + decay_steps = {draft['warmup_steps'] + decay} exceed max_steps = {draft['max_steps']}"
-        draft.problem("decay_steps", what, "shorten one of them")
+    decay = builder["decay_steps"] if builder["lr_scheduler_type"] == "wsd" else 0
+    if builder["lr_scheduler_type"] == "wsd" and not decay:
+        builder.problem("lr_scheduler_type", "`wsd` needs the length of its decay", "set `decay_steps` to at least 1")
+    if builder["max_steps"] > 0 and decay and builder["warmup_steps"] + decay > builder["max_steps"]:
+        what = (
+            f"warmup_steps + decay_steps = {builder['warmup_steps'] + decay} exceed max_steps = {builder['max_steps']}"
+        )
+        builder.problem("decay_steps", what, "shorten one of them")
 
 
 @rule("lr_scheduler_type", "warmup_steps", "max_steps")
-def warmup_ends_within_the_run(draft: Draft) -> None:
+def warmup_ends_within_the_run(builder: ConfigBuilder) -> None:
     """Where warm-up takes all of `max_steps` or more, a message says that `learning_rate` is never reached."""
-    warms_up = draft["lr_scheduler_type"] != "constant"
-    if warms_up and 0 < draft["max_steps"] <= draft["warmup_steps"]:
-        draft.messages.append(peak_not_reached(draft["warmup_steps"], draft["max_steps"]))
+    warms_up = builder["lr_scheduler_type"] != "constant"
+    if warms_up and 0 < builder["max_steps"] <= builder["warmup_steps"]:
+        builder.messages.append(peak_lr_not_reached(builder["warmup_steps"], builder["max_steps"]))
 
 
-def peak_not_reached(warmup_steps: int, total_steps: int) -> str:
+def peak_lr_not_reached(warmup_steps: int, total_steps: int) -> str:
     """What is told of a run that ends before its warm-up does; update k of a warm-up of W has (k - 1) / W."""
     return (
         f"warmup_steps {warmup_steps:,} takes all of the {total_steps:,} steps, so learning_rate is never reached: "
@@ -305,20 +309,20 @@ def peak_not_reached(warmup_steps: int, total_steps: int) -> str:
 
 
 @rule("min_lr", "learning_rate", "lr_scheduler_type")
-def minimum_below_the_peak(draft: Draft) -> None:
+def minimum_below_the_peak(builder: ConfigBuilder) -> None:
     """`min_lr` may not exceed `learning_rate`."""
-    if draft["lr_scheduler_type"] in ("cosine", "wsd") and draft["min_lr"] > draft["learning_rate"]:
-        draft.problem(
-            "min_lr", f"{draft['min_lr']} exceeds learning_rate {draft['learning_rate']}", "write a smaller value"
+    if builder["lr_scheduler_type"] in ("cosine", "wsd") and builder["min_lr"] > builder["learning_rate"]:
+        builder.problem(
+            "min_lr", f"{builder['min_lr']} exceeds learning_rate {builder['learning_rate']}", "write a smaller value"
         )
 
 
 @rule("lr_end", "learning_rate", "lr_scheduler_type")
-def polynomial_end_below_the_peak(draft: Draft) -> None:
+def polynomial_end_below_the_peak(builder: ConfigBuilder) -> None:
     """`lr_end` may not exceed `learning_rate` in the polynomial schedule."""
-    if draft["lr_scheduler_type"] == "polynomial" and draft["lr_end"] > draft["learning_rate"]:
-        draft.problem(
-            "lr_end", f"{draft['lr_end']} exceeds learning_rate {draft['learning_rate']}", "write a smaller value"
+    if builder["lr_scheduler_type"] == "polynomial" and builder["lr_end"] > builder["learning_rate"]:
+        builder.problem(
+            "lr_end", f"{builder['lr_end']} exceeds learning_rate {builder['learning_rate']}", "write a smaller value"
         )
 
 

@@ -1,6 +1,6 @@
 """How users write values, and what a value becomes.
 
-A `Kind` reads what a YAML file, a JSON file or the command line holds and returns the plain JSON value that the
+A `ValueType` reads what a YAML file, a JSON file or the command line holds and returns the plain JSON value that the
 generated JSON Schema describes (`2 ** 15` becomes 32768, `"a.jsonl, b.jsonl"` a list). A reader never raises: what it
 cannot read it returns as it is, and the schema then refuses it with the parameter's name and place.
 """
@@ -18,7 +18,7 @@ _NONE_WORDS = {"none", "null", "~"}
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueType:
     """One way of writing values.
 
     Attributes:
@@ -119,39 +119,39 @@ _NUMBER_TEXT = {"type": "string", "pattern": r"^\s*([-+]?(\d+\.?\d*|\.\d+)([eE][
 # A text that no folder is called, but a boolean or nothing in quotes or in Python's spelling.
 _NO_WORD = r"^(?!\s*([Tt]rue|TRUE|[Ff]alse|FALSE|[Nn]one|NONE|[Nn]ull|NULL|~)\s*$)"
 
-BOOLEAN = Kind("boolean", "true or false", _as_it_is, {"type": "boolean"})
-INTEGER = Kind("integer", "an integer", read_integer, {"type": "integer"}, (_INTEGER_TEXT,))
-FLAG = Kind(
+BOOLEAN = ValueType("boolean", "true or false", _as_it_is, {"type": "boolean"})
+INTEGER = ValueType("integer", "an integer", read_integer, {"type": "integer"}, (_INTEGER_TEXT,))
+FLAG = ValueType(
     "integer (0 or 1)",
     "0 or 1",
     lambda raw: int(raw) if isinstance(raw, bool) else read_integer(raw),
     {"type": "integer", "minimum": 0, "maximum": 1},
     ({"type": "boolean"},),
 )
-NUMBER = Kind("number", "a finite number", read_number, {"type": "number"}, (_NUMBER_TEXT,))
-TEXT = Kind("text", "a text (put numbers and dates in quotes)", _as_it_is, {"type": "string"})
-WORDS = Kind(
+NUMBER = ValueType("number", "a finite number", read_number, {"type": "number"}, (_NUMBER_TEXT,))
+TEXT = ValueType("text", "a text (put numbers and dates in quotes)", _as_it_is, {"type": "string"})
+WORDS = ValueType(
     "list of words",
     "words, either a YAML list or one text with spaces or commas between them",
     _read_words,
     {"type": "array", "items": {"type": "string", "minLength": 1}, "uniqueItems": True},
     ({"type": "string"},),
 )
-TEXTS = Kind(
+TEXTS = ValueType(
     "comma-separated list",
     "one or more texts, either comma-separated or a YAML list",
     _split_at_commas,
     {"type": "array", "items": {"type": "string", "minLength": 1}},
     ({"type": "string"},),
 )
-NUMBERS = Kind(
+NUMBERS = ValueType(
     "comma-separated list of numbers",
     "one or more finite numbers, either comma-separated or a YAML list",
     _read_numbers,
     {"type": "array", "items": {"type": "number"}, "minItems": 1},
     ({"type": "string"}, {"type": "number"}, {"type": "array", "items": _NUMBER_TEXT}),
 )
-SEGMENTS = Kind(
+SEGMENTS = ValueType(
     "text or list of integers",
     "`uniform`, `layer:ClassName` or a list of layer indices such as [0, 29, 57]",
     _read_segments,
@@ -163,23 +163,23 @@ SEGMENTS = Kind(
     },
     ({"type": "string", "pattern": r"^\s*\[[\d\s,]+\]\s*$"},),
 )
-PATH_OR_BOOLEAN = Kind(
+PATH_OR_BOOLEAN = ValueType(
     "path or boolean",
     "a folder, true or false",
     _as_it_is,
     {"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 1, "pattern": _NO_WORD}]},
 )
-DEVICE = Kind(
+DEVICE = ValueType(
     "text",
     "`auto`, `cpu`, `gpu` or `gpu:N` with the number of a GPU",
     lambda raw: raw.strip().lower() if isinstance(raw, str) else raw,
     {"type": "string", "pattern": r"^(auto|cpu|gpu(:\d+)?)$"},
 )
 
-BY_ANNOTATION: Mapping[str, Kind] = {"bool": BOOLEAN, "int": INTEGER, "float": NUMBER, "str": TEXT}
+BY_ANNOTATION: Mapping[str, ValueType] = {"bool": BOOLEAN, "int": INTEGER, "float": NUMBER, "str": TEXT}
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as a user would write it in YAML, on one line; long values are cut."""
     if value is None:
         return "null"
@@ -188,7 +188,7 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else str(value)
     if isinstance(value, (list, tuple)):
-        text = "[" + ", ".join(shown(item) for item in value) + "]"
+        text = "[" + ", ".join(format_value(item) for item in value) + "]"
     elif isinstance(value, str):
         text = value if value and value == value.strip() and "\n" not in value else repr(value)
     else:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from erniekit.model.configuration import ModelConfig
 
 
-_OF_ADAPTERS = ("lora", "lora_rank", "lora_alpha", "rslora", "dora", "lora_init", "lora_target_modules")
+_ADAPTER_PARAMETERS = ("lora", "lora_rank", "lora_alpha", "rslora", "dora", "lora_init", "lora_target_modules")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def adapter_plan(config: Config, model_config: ModelConfig, checkpoint: Path | N
         )
     if not config.lora.lora:
         return None
-    first = first_adapters(config)
+    first = initial_adapters(config)
     folder = checkpoint or first
     settings = lora_settings(config)
     if folder is None:
@@ -68,7 +68,7 @@ def adapter_plan(config: Config, model_config: ModelConfig, checkpoint: Path | N
     return AdapterPlan(replace(stored, dropout=settings.dropout), folder)
 
 
-def first_adapters(config: Config) -> Path | None:
+def initial_adapters(config: Config) -> Path | None:
     """The folder of adapters that a fresh run starts from; None for new ones, or none at all.
 
     Raises:
@@ -187,7 +187,7 @@ def resolved_parameters(config: Config, plan: AdapterPlan | None, model_config: 
     return resolved | {name: sorted(value) if isinstance(value, set) else value for name, value in found.items()}
 
 
-def adapters_behind(adapters: Path) -> Path | None:
+def parent_adapters(adapters: Path) -> Path | None:
     """The adapters that the run which left these has started from; None where they were new, or it is not known."""
     path = adapters / "training_config.yaml"
     stored = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -206,7 +206,7 @@ def refuse_other_adapters(checkpoint: Path, resolved: Mapping[str, Any]) -> None
     path = checkpoint / "training_config.yaml"
     stored = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     lines = []
-    for name in _OF_ADAPTERS:
+    for name in _ADAPTER_PARAMETERS:
         own = list(resolved[name]) if isinstance(resolved[name], tuple) else resolved[name]
         if stored.get(name, own) != own:
             lines.append(f"  - {name} was {stored[name]}, is {own}")

@@ -12,11 +12,11 @@ from erniekit.data.prompts import Prompt
 from erniekit.errors import DataError, UserError
 from erniekit.model.generation import check_prompt
 from erniekit.model.sampling import Sampling
-from erniekit.runners.generate import ROWS_AT_ONCE, ChatModel
+from erniekit.runners.generate import MAX_BATCH_SIZE, ChatModel
 from erniekit.runners.wiring import Say
 
 _ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}  # JSON itself escapes those below
-WINDOW = 16 * ROWS_AT_ONCE  # prompts that are sorted by length together, and written together
+WINDOW = 16 * MAX_BATCH_SIZE  # prompts that are sorted by length together, and written together
 
 
 def encode_prompts(
@@ -58,10 +58,10 @@ def answer_records(
     for start in range(0, len(prompts), WINDOW):
         window = range(start, min(start + WINDOW, len(prompts)))
 
-        def tell(done: int, start: int = start) -> None:
+        def report(done: int, start: int = start) -> None:
             say(f"answered {start + done:,} of {len(prompts):,} prompts")
 
-        answers = model.answer_encoded([encoded[number] for number in window], sampling, streams=window, tell=tell)
+        answers = model.answer_encoded([encoded[number] for number in window], sampling, streams=window, report=report)
         for number, answer in zip(window, answers, strict=True):
             yield _record(prompts[number], answer)
 
@@ -72,16 +72,16 @@ def write_records(records: Iterator[dict[str, Any]], output: Path) -> None:
     Raises:
         DataError: it cannot be written.
     """
-    aside = output.with_name(f".writing-{output.name}")
+    temp_path = output.with_name(f".writing-{output.name}")
     try:
-        with aside.open("w", encoding="utf-8") as file:
+        with temp_path.open("w", encoding="utf-8") as file:
             for record in records:
                 write_record(record, file)
-        aside.rename(output)
+        temp_path.rename(output)
     except OSError as error:
         raise DataError(f"--output {output}: cannot be written: {error.strerror or error}") from None
     finally:
-        aside.unlink(missing_ok=True)  # what a refusal or a signal has left; a complete file has its name by now
+        temp_path.unlink(missing_ok=True)  # what a refusal or a signal has left; a complete file has its name by now
 
 
 def write_record(record: dict[str, Any], file: TextIO) -> None:

@@ -71,10 +71,10 @@ class AnswerScores:
         bleu = self._bleu.sentence_score(answer, [expected])
         self._counts.add(bleu.counts, bleu.totals, bleu.sys_len, bleu.ref_len)
         self.count += 1
-        _forget_texts(self._bleu.tokenizer)
+        _clear_tokenizer_caches(self._bleu.tokenizer)
         return scores | {"bleu": bleu.score}
 
-    def include(self, other: AnswerScores) -> None:
+    def merge(self, other: AnswerScores) -> None:
         """Take all answers of `other` into account, as if each had been added here."""
         self.count += other.count
         for name, value in other._sums.items():
@@ -82,7 +82,7 @@ class AnswerScores:
         counts = other._counts
         self._counts.add(counts.matches, counts.ngrams, counts.answer_tokens, counts.expected_tokens)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The scores over all answers; empty where there is none."""
         if not self.count:
             return {}
@@ -98,12 +98,12 @@ class AnswerScores:
         return {name: value / self.count for name, value in self._sums.items()} | {"bleu": bleu.score}
 
 
-def total(parts: Mapping[str, AnswerScores]) -> AnswerScores:
+def merge_scores(parts: Mapping[str, AnswerScores]) -> AnswerScores:
     """The scores over the answers of all sources."""
-    whole = AnswerScores()
+    merged = AnswerScores()
     for part in parts.values():
-        whole.include(part)
-    return whole
+        merged.merge(part)
+    return merged
 
 
 def words_and_characters(text: str) -> list[str]:
@@ -121,7 +121,7 @@ class _WordsAndCharacters:
         return words_and_characters(text)
 
 
-def _forget_texts(tokenizer: Any) -> None:
+def _clear_tokenizer_caches(tokenizer: Any) -> None:
     """Empty sacrebleu's caches, which hold the last 65,536 texts of each of its tokenizers."""
     for part in (tokenizer, *vars(tokenizer).values()):
         clear = getattr(vars(type(part)).get("__call__"), "cache_clear", None)

@@ -62,7 +62,7 @@ def check_positions(config: Config, model_config: ModelConfig) -> None:
         )
 
 
-def with_predictions(model_config: ModelConfig, config: Config) -> ModelConfig:
+def with_mtp_layers(model_config: ModelConfig, config: Config) -> ModelConfig:
     """The model with as many multi-token prediction layers as `num_nextn_predict_layers` asks for.
 
     Raises:
@@ -80,7 +80,7 @@ def with_predictions(model_config: ModelConfig, config: Config) -> ModelConfig:
     return replace(model_config, num_nextn_predict_layers=wanted)
 
 
-def what_the_model_lacks(config: Config, model_config: ModelConfig, folder: Path) -> list[str]:
+def model_warnings(config: Config, model_config: ModelConfig, folder: Path) -> list[str]:
     """Lines for what was asked of experts the model does not have or of routers that are not trained, and for the parts
     of the model that the run leaves out."""
     lines = []
@@ -100,7 +100,7 @@ def what_the_model_lacks(config: Config, model_config: ModelConfig, folder: Path
     return lines
 
 
-def what_divides_no_experts(config: Config, model_config: ModelConfig, topology: Topology) -> list[str]:
+def expert_parallel_warnings(config: Config, model_config: ModelConfig, topology: Topology) -> list[str]:
     """Lines for what was written about dividing experts where they are not divided, or nothing has to travel for it."""
     group, way = config.distributed.moe_group, "moe_multimodal_dispatch_use_allgather"
     idle = {}

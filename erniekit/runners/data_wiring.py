@@ -8,15 +8,15 @@ from typing import Any
 
 from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
 from erniekit.data.evaluation_plan import EvaluationPlan
-from erniekit.data.packed import Maker
-from erniekit.data.plan import StepPlan, Through, read_here
+from erniekit.data.packed import DataFingerprint
+from erniekit.data.plan import BatchSource, StepPlan, local_batches
 from erniekit.data.preference_records import preference_kind
 from erniekit.data.sources import Source
 from erniekit.data.template import Template
 from erniekit.data.tokenizer import Tokenizer
 from erniekit.parameters import Config
 from erniekit.parameters.sft import SftParameters
-from erniekit.runners.known_steps import cache_folder, remember_steps
+from erniekit.runners.known_steps import cache_folder, cache_step_count
 
 
 def training_sources(config: Config) -> list[Source]:
@@ -49,7 +49,7 @@ def training_dataset(config: Config, tokenizer: Tokenizer, template: Template | 
     if "packed" in config.training.train_dataset_type:
         return open_packed_dataset(
             Path(config.training.train_dataset_path[0]).expanduser(),
-            packed_maker(config, tokenizer, template),
+            data_fingerprint_of(config, tokenizer, template),
             max_seq_len=config.training.max_seq_len,
             pad_id=tokenizer.pad_id,
             needs_scores=config.basic.stage == "DPO" and config.dpo.offset_alpha > 0,
@@ -57,9 +57,11 @@ def training_dataset(config: Config, tokenizer: Tokenizer, template: Template | 
     return _dataset(config, tokenizer, template, training_sources(config))
 
 
-def packed_maker(config: Config, tokenizer: Tokenizer, template: Template | None) -> Maker:
+def data_fingerprint_of(config: Config, tokenizer: Tokenizer, template: Template | None) -> DataFingerprint:
     """What a pre-packed folder must have been made with, or is made with."""
-    return Maker(tokenizer.fingerprint, template.fingerprint if template else None, config.basic.stage == "DPO")
+    return DataFingerprint(
+        tokenizer.fingerprint, template.fingerprint if template else None, config.basic.stage == "DPO"
+    )
 
 
 def evaluates(config: Config) -> bool:
@@ -93,16 +95,16 @@ def sample_limits(config: Config) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Reader:
+class DataParallelRank:
     """A process among those that divide every global batch, and how it comes to its part (`StepPlan`)."""
 
-    data_rank: int = 0
-    data_world: int = 1
+    dp_rank: int = 0
+    dp_world_size: int = 1
     multiple_of: int = 1
-    through: Through = read_here
+    batch_source: BatchSource = local_batches
 
 
-def training_plan(config: Config, dataset: Dataset, reader: Reader = Reader()) -> StepPlan:
+def training_plan(config: Config, dataset: Dataset, dp_rank: DataParallelRank = DataParallelRank()) -> StepPlan:
     """Which samples make which optimizer step."""
     if dataset.packed is not None:
         return StepPlan(
@@ -116,7 +118,7 @@ def training_plan(config: Config, dataset: Dataset, reader: Reader = Reader()) -
             shuffle=False,
             packs=dataset.packed.packs,
             batch_tokens=dataset.packed.batch_tokens,
-            **vars(reader),
+            **vars(dp_rank),
         )
     return StepPlan(
         dataset,
@@ -133,7 +135,7 @@ def training_plan(config: Config, dataset: Dataset, reader: Reader = Reader()) -
         repeat_samples=config.sft.num_samples_each_epoch != SftParameters.num_samples_each_epoch,
         sorted_first=config.sft.curriculum == "length",
         **_length_groups(config),
-        **vars(reader),
+        **vars(dp_rank),
     )
 
 
@@ -153,7 +155,7 @@ def _length_groups(config: Config) -> dict[str, Any]:
 def evaluation_plan(
     config: Config,
     dataset: Dataset,
-    reader: Reader = Reader(),
+    dp_rank: DataParallelRank = DataParallelRank(),
 ) -> EvaluationPlan:
     """Every evaluation sample once, in the order of the files; sources of probability 0 are left out."""
     return EvaluationPlan(
@@ -164,7 +166,7 @@ def evaluation_plan(
         window=config.acceleration.buffer_size,
         batch_size=config.evaluation.per_device_eval_batch_size,
         **_length_groups(config),
-        **vars(reader),
+        **vars(dp_rank),
     )
 
 
@@ -172,5 +174,5 @@ def count_steps(config: Config, plan: StepPlan, *, note: bool = True) -> int:
     """The exact number of steps of the run, `note`d for `erniekit validate`."""
     steps = plan.total_steps(config.training.max_steps, config.training.num_train_epochs)
     if note:
-        remember_steps(config, steps, readers=plan.data_world)
+        cache_step_count(config, steps, dp_world_size=plan.dp_world_size)
     return steps

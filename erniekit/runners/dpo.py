@@ -24,37 +24,37 @@ from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.weights import named_weights
-from erniekit.parallel.mesh import ALONE, Mesh
+from erniekit.parallel.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.parameters import Config
-from erniekit.parameters.dpo import reference_way
-from erniekit.runners.adapters import adapter_plan, adapters_behind, first_adapters
+from erniekit.parameters.dpo import reference_mode
+from erniekit.runners.adapters import adapter_plan, initial_adapters, parent_adapters
 from erniekit.runners.hub_cache import chosen_hub
 from erniekit.runners.hubs import find_model_folder
 from erniekit.runners.known_steps import cache_folder
-from erniekit.runners.layout import model_division
+from erniekit.runners.layout import model_shard_arguments
 from erniekit.runners.quantization import quantization_from
 from erniekit.runners.reference_cache import read_table, table_path, write_table
 from erniekit.runners.wiring import (
     Say,
-    first_weights,
     head_settings,
+    initial_weights,
     open_model,
     preference_settings,
     read_model_config,
 )
-from erniekit.training.checkpoint import load_beside_model, load_state
+from erniekit.training.checkpoint import load_extra_state, load_state
 from erniekit.training.objectives import Objective
-from erniekit.training.preference import answer_log_probabilities, measure_answers, preference
-from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.preference import answer_log_probabilities, preference, reference_logps_function
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
 from erniekit.training.reference import (
-    AdaptersAside,
-    FrozenCopy,
-    MeasureAnswers,
-    Precomputed,
+    AdapterReference,
+    ComputeLogps,
+    FrozenReference,
+    PrecomputedReference,
     Reference,
-    copies,
-    is_missing,
-    measure_missing,
+    clone_tensors,
+    has_missing_logps,
+    precompute_missing_logps,
 )
 from erniekit.training.tensor_files import NO_TENSORS, TensorFiles
 
@@ -77,8 +77,8 @@ def preference_objectives(
     evaluation: EvaluationPlan | None,
     checkpoint: Path | None,
     say: Say = print,
-    ranks: Ranks = SINGLE,
-    mesh: Mesh = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
+    mesh: Mesh = SINGLE_PROCESS_MESH,
 ) -> tuple[Objective, Objective]:
     """The objectives of training and of evaluation in a run that trains `model`, with their reference.
 
@@ -93,34 +93,36 @@ def preference_objectives(
     Raises:
         ModelFileError: the reference's folder cannot be used.
     """
-    way, fresh = reference_way(config.dpo, lora=config.lora.lora), checkpoint is None
-    kept = load_beside_model(checkpoint, ranks) if checkpoint else NO_TENSORS
-    if way == "precomputed":
-        read = _pairs_read(config, training, evaluation, load_state(checkpoint).step if checkpoint else 0)
-        tables = _precomputed(config, model, read, kept, ranks, mesh, fresh=fresh, say=say)
+    mode, fresh = reference_mode(config.dpo, lora=config.lora.lora), checkpoint is None
+    saved = load_extra_state(checkpoint, ranks) if checkpoint else NO_TENSORS
+    if mode == "precomputed":
+        read = _pairs_of_run(config, training, evaluation, load_state(checkpoint).step if checkpoint else 0)
+        tables = _precomputed_references(config, model, read, saved, ranks, mesh, fresh=fresh, say=say)
         objective = replace(
-            _against(config, tables[TRAINING]),
-            beside_model=lambda: {name: paddle.to_tensor(item.table) for name, item in tables.items()},
+            _preference_objective(config, tables[TRAINING]),
+            extra_state=lambda: {name: paddle.to_tensor(item.table) for name, item in tables.items()},
         )
-        return objective, _against(config, tables.get(EVALUATION))
-    if way == "none":
-        return _against(config, None), _against(config, None)
+        return objective, _preference_objective(config, tables.get(EVALUATION))
+    if mode == "none":
+        return _preference_objective(config, None), _preference_objective(config, None)
     reference: Reference
-    if way == "adapters":
-        reference = _adapters_aside(config, model, kept, ranks, fresh=fresh, say=say)
+    if mode == "adapters":
+        reference = _disabled_adapters_reference(config, model, saved, ranks, fresh=fresh, say=say)
     else:
-        reference = _frozen_copy(config, model, kept, ranks, mesh, say)
+        reference = _frozen_copy_reference(config, model, saved, ranks, mesh, say)
 
     def after_update(step: int) -> None:
         every = config.dpo.ref_model_update_steps
         if every > 0 and step % every == 0:
             reference.update()
 
-    objective = replace(_against(config, reference), beside_model=reference.tensors, after_update=after_update)
+    objective = replace(
+        _preference_objective(config, reference), extra_state=reference.tensors, after_update=after_update
+    )
     return objective, objective
 
 
-def keep_predictions(model: Decoder, say: Say = print) -> None:
+def freeze_mtp(model: Decoder, say: Say = print) -> None:
     """Freeze multi-token prediction layers, for which preferences are no loss: weight decay would wear them down."""
     if model.mtp:
         for parameter in model.mtp.parameters():
@@ -128,7 +130,7 @@ def keep_predictions(model: Decoder, say: Say = print) -> None:
         say("multi-token prediction layers stay as they are: preference training has no loss for them")
 
 
-def _pairs_read(
+def _pairs_of_run(
     config: Config, training: tuple[StepPlan, int], evaluation: EvaluationPlan | None, first_step: int
 ) -> dict[str, Pairs]:
     plan, total_steps = training
@@ -140,55 +142,59 @@ def _pairs_read(
     if evaluation is not None:
         available, limit = evaluation.steps_in_epoch(0), config.evaluation.max_evaluate_steps
         stop = min(limit, available) if limit > 0 else available
-        read[EVALUATION] = Pairs(evaluation.dataset, lambda: (batch for _, batch in evaluation.part(stop)))
+        read[EVALUATION] = Pairs(evaluation.dataset, lambda: (batch for _, batch in evaluation.local_steps(stop)))
     return read
 
 
 def evaluation_objective(
-    config: Config, model: Decoder, say: Say = print, ranks: Ranks = SINGLE, mesh: Mesh = ALONE
+    config: Config, model: Decoder, say: Say = print, ranks: Ranks = SINGLE_PROCESS, mesh: Mesh = SINGLE_PROCESS_MESH
 ) -> Objective:
     """The preference loss for an evaluation on its own, among the ranks that it is divided among.
 
     The reference is `ref_model_name_or_path`; or of adapters those that their run started from, else their base. A
     whole model alone has none, and its rewards are then beta x log-probability.
     """
-    if reference_way(config.dpo, lora=config.lora.lora) == "none":
-        return _against(config, None)
-    measure = measure_with(config, ranks)
+    if reference_mode(config.dpo, lora=config.lora.lora) == "none":
+        return _preference_objective(config, None)
+    measure = log_prob_fn(config, ranks)
     if config.dpo.ref_model_name_or_path:
         copy = open_reference_model(config, say, mesh)
-        return _against(config, FrozenCopy(copy, model, measure, updated=False, ranks=ranks))
+        return _preference_objective(config, FrozenReference(copy, model, measure, updated=False, ranks=ranks))
     if config.lora.lora:
         model_config = read_model_config(config)
         adapters = adapter_plan(config, model_config)
-        started_from = adapters_behind(adapters.folder) if adapters and adapters.folder else None
+        started_from = parent_adapters(adapters.folder) if adapters and adapters.folder else None
         # PiSSA has moved a part of the base into its adapters: put aside, they do not leave the base
         if started_from is not None or (adapters and adapters.settings.init == PISSA):
             say(f"reference: {started_from or 'the base of the adapters'}, a frozen copy")
-            division = model_division(config, model_config, mesh)
+            shard_arguments = model_shard_arguments(config, model_config, mesh)
             quantization = quantization_from(config)
             other = build_model(
-                model_config, first_weights(config), adapters=started_from, quantization=quantization, **division
+                model_config,
+                initial_weights(config),
+                adapters=started_from,
+                quantization=quantization,
+                **shard_arguments,
             )
-            return _against(config, FrozenCopy(other, model, measure, updated=False, ranks=ranks))
+            return _preference_objective(config, FrozenReference(other, model, measure, updated=False, ranks=ranks))
         say("reference: the model with its adapters put aside")
-        return _against(config, AdaptersAside(model, measure, ranks=ranks))
+        return _preference_objective(config, AdapterReference(model, measure, ranks=ranks))
     say("reference: none; write ref_model_name_or_path to compare with the model before preference training")
-    return _against(config, None)
+    return _preference_objective(config, None)
 
 
 def objective_of_pair(config: Config, model: Decoder, batch: Batch) -> Objective:
     """The preference loss on one batch alone, with `model` as it is now for its reference; keeps nothing on disk."""
     table = np.full((1 + max(sample for row in batch.samples for sample in row), 2), np.nan, np.float32)
-    measure_missing(table, [batch], model, measure_with(config))
-    return _against(config, Precomputed(table))
+    precompute_missing_logps(table, [batch], model, log_prob_fn(config))
+    return _preference_objective(config, PrecomputedReference(table))
 
 
-def _against(config: Config, reference: Reference | None) -> Objective:
+def _preference_objective(config: Config, reference: Reference | None) -> Objective:
     return preference(preference_settings(config), reference, **head_settings(config))
 
 
-def open_reference_model(config: Config, say: Say = print, mesh: Mesh = ALONE) -> Decoder:
+def open_reference_model(config: Config, say: Say = print, mesh: Mesh = SINGLE_PROCESS_MESH) -> Decoder:
     """A model with the weights of the reference: `ref_model_name_or_path`, or what a fresh run would start from.
 
     It is divided among the ranks as the trained one is.
@@ -199,7 +205,7 @@ def open_reference_model(config: Config, say: Say = print, mesh: Mesh = ALONE) -
     name = config.dpo.ref_model_name_or_path
     if not name:
         adapters = adapter_plan(config, read_model_config(config))
-        return open_model(config, first_weights(config), _silent, adapters=adapters, mesh=mesh)
+        return open_model(config, initial_weights(config), _silent, adapters=adapters, mesh=mesh)
     folder = find_model_folder(name, chosen_hub(config), weights=True, parameter="ref_model_name_or_path")
     if is_adapter_folder(folder):
         raise ModelFileError(
@@ -213,82 +219,84 @@ def open_reference_model(config: Config, say: Say = print, mesh: Mesh = ALONE) -
             f"{own.vocab_size:,}: they read different tokens\n  Write a reference with the trained model's tokenizer."
         )
     say(f"reference: {folder}")
-    return build_model(other, folder, **model_division(config, other, mesh))
+    return build_model(other, folder, **model_shard_arguments(config, other, mesh))
 
 
-def measure_with(config: Config, ranks: Ranks = SINGLE) -> MeasureAnswers:
+def log_prob_fn(config: Config, ranks: Ranks = SINGLE_PROCESS) -> ComputeLogps:
     """What takes the log-probabilities of answers as the objective does."""
-    return measure_answers(answer_log_probabilities(**head_settings(config)), ranks)
+    return reference_logps_function(answer_log_probabilities(**head_settings(config)), ranks)
 
 
-def _adapters_aside(
-    config: Config, model: Decoder, kept: TensorFiles, ranks: Ranks, *, fresh: bool, say: Say
-) -> AdaptersAside:
+def _disabled_adapters_reference(
+    config: Config, model: Decoder, saved: TensorFiles, ranks: Ranks, *, fresh: bool, say: Say
+) -> AdapterReference:
     """New adapters are without effect, unless PiSSA has moved a part of the weights into them."""
-    own = [name for name in named_adapter_weights(model) if name in kept.names]
-    adapters = {name: paddle.to_tensor(kept.read(name)) for name in own}
-    if fresh and (first_adapters(config) is not None or config.lora.lora_init == PISSA):
+    own = [name for name in named_adapter_weights(model) if name in saved.names]
+    adapters = {name: paddle.to_tensor(saved.read(name)) for name in own}
+    if fresh and (initial_adapters(config) is not None or config.lora.lora_init == PISSA):
         trained = named_adapter_weights(model)
-        with ranks.present(trained.values()):
-            adapters = copies(trained)
+        with ranks.gather_params(trained.values()):
+            adapters = clone_tensors(trained)
     what = "the adapters that the run started from" if adapters else "its adapters put aside"
     say(f"reference: the model with {what}")
-    return AdaptersAside(model, measure_with(config, ranks), adapters or None, ranks)
+    return AdapterReference(model, log_prob_fn(config, ranks), adapters or None, ranks)
 
 
-def _frozen_copy(config: Config, model: Decoder, kept: TensorFiles, ranks: Ranks, mesh: Mesh, say: Say) -> FrozenCopy:
+def _frozen_copy_reference(
+    config: Config, model: Decoder, saved: TensorFiles, ranks: Ranks, mesh: Mesh, say: Say
+) -> FrozenReference:
     copy = open_reference_model(config, say, mesh)
-    if kept.names:
+    if saved.names:
         for weight_name, weight in named_weights(copy).items():
-            weight.set_value(kept.read(weight_name))
+            weight.set_value(saved.read(weight_name))
     say(f"reference: a frozen copy, {sum(weight.size for weight in named_weights(copy).values()):,} parameters")
     updated = config.dpo.ref_model_update_steps > 0
-    return FrozenCopy(copy, model, measure_with(config, ranks), updated=updated, ranks=ranks)
+    return FrozenReference(copy, model, log_prob_fn(config, ranks), updated=updated, ranks=ranks)
 
 
-def _precomputed(
+def _precomputed_references(
     config: Config,
     model: Decoder,
     read: Mapping[str, Pairs],
-    kept: TensorFiles,
+    saved: TensorFiles,
     ranks: Ranks,
     mesh: Mesh,
     *,
     fresh: bool,
     say: Say,
-) -> dict[str, Precomputed]:
+) -> dict[str, PrecomputedReference]:
     """Tables of what every pair of the run has under the reference: from the checkpoint, from disk, or measured now.
 
     Every rank measures the pairs that it will see; all have the tables of all.
     """
-    measure = measure_with(config, ranks)
+    measure = log_prob_fn(config, ranks)
     reference = model if fresh and not config.dpo.ref_model_name_or_path else None
     tables = {}
     for name, pairs in read.items():
         table = np.full((len(pairs.dataset), 2), np.nan, np.float32)
-        stored = kept.read(name) if name in kept.names else None
+        stored = saved.read(name) if name in saved.names else None
         if stored is not None and stored.shape == table.shape:
             table = stored
-        if fresh or any(ranks.exchange(is_missing(table, pairs.batches()))):
+        if fresh or any(ranks.all_gather_object(has_missing_logps(table, pairs.batches()))):
             reference = reference or open_reference_model(config, say, mesh)
-            with ranks.present(reference.parameters()):
+            with ranks.gather_params(reference.parameters()):
                 path = table_path(cache_folder(config), pairs.dataset, reference, ranks)
             earlier = read_table(path, table.shape)
             table = np.where(np.isnan(table), earlier, table)
             started = time.monotonic()
-            batches = _announced(pairs.batches(), name, say)
-            count = measure_missing(table, batches, reference, measure, pairs.dataset.location, ranks)
-            if count and ranks.is_first:
+            batches = _with_progress(pairs.batches(), name, say)
+            count = precompute_missing_logps(table, batches, reference, measure, pairs.dataset.location, ranks)
+            if count and ranks.is_main_process:
                 write_table(path, table, say)
             seconds = (
                 f"{count:,} pairs measured in {time.monotonic() - started:.1f} s" if count else "nothing to measure"
             )
             say(f"reference: {name}: {seconds}, log-probabilities kept in {path}")
-        tables[name] = Precomputed(table)
+        tables[name] = PrecomputedReference(table)
     return tables
 
 
-def _announced(batches: Iterable[Any], name: str, say: Say) -> Iterator[Any]:
+def _with_progress(batches: Iterable[Any], name: str, say: Say) -> Iterator[Any]:
     """The batches, with a line now and then."""
     due = time.monotonic() + _SAY_EVERY_S
     for number, batch in enumerate(batches):

@@ -12,28 +12,28 @@ from erniekit.data.template import Template
 from erniekit.data.tokenizer import Tokenizer
 from erniekit.model.decoder import Decoder
 from erniekit.parallel.mesh import Mesh
-from erniekit.parallel.staged_decoder import StagedDecoder
+from erniekit.parallel.staged_decoder import PipelineParallelDecoder
 from erniekit.parameters import Config
 from erniekit.runners.adapters import adapter_plan
 from erniekit.runners.checks import check_vocabulary
 from erniekit.runners.data_wiring import evaluation_dataset, evaluation_plan, evaluation_sources
-from erniekit.runners.held_out_answers import SAMPLES_FILE, AnswerHeldOut, read_samples
-from erniekit.runners.layout import divided_evaluation, join_ranks, own_place
-from erniekit.runners.reading import known_to_all, reader_of, reads_data
+from erniekit.runners.held_out_answers import SAMPLES_FILE, GenerationEvaluator, read_samples
+from erniekit.runners.layout import evaluation_ranks, join_ranks, topology_and_rank
+from erniekit.runners.reading import broadcast_dataset_index, dp_rank_of, reads_data
 from erniekit.runners.wiring import (
     Say,
     announce_dense_mask,
-    first_weights,
+    initial_weights,
     objective_from,
     open_model,
     open_tokenizer,
     read_model_config,
     select_device,
 )
-from erniekit.terminal import printable
+from erniekit.terminal import escape_control_characters
 from erniekit.training.callbacks.results import EVALUATION_FILE, Results
 from erniekit.training.checkpoint_folder import refuse_damaged
-from erniekit.training.evaluation import EvaluationResult, FurtherFigures, evaluate
+from erniekit.training.evaluation import EvaluationResult, ExtraMetrics, evaluate
 from erniekit.training.folder_lock import locked
 from erniekit.training.objectives import Objective
 from erniekit.training.ranks import Ranks
@@ -53,46 +53,46 @@ def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
     tokenizer, template = open_tokenizer(config)
     model_config = read_model_config(config)
     check_vocabulary(model_config, tokenizer)
-    weights, adapters = first_weights(config), adapter_plan(config, model_config)
+    weights, adapters = initial_weights(config), adapter_plan(config, model_config)
     if weights is not None:
         refuse_damaged(weights)
     output_dir = Path(config.basic.output_dir).expanduser()
-    topology, rank = own_place(config, model_config)
+    topology, rank = topology_and_rank(config, model_config)
     # first: an evaluation whose figures cannot be kept is in vain
     with locked(output_dir, say) if rank == 0 else nullcontext():
-        own_dataset = evaluation_dataset(config, tokenizer, template) if reads_data(config, topology, rank) else None
+        local_dataset = evaluation_dataset(config, tokenizer, template) if reads_data(config, topology, rank) else None
         mesh = join_ranks(config, topology)
-        dataset = known_to_all(config, mesh, own_dataset)
+        dataset = broadcast_dataset_index(config, mesh, local_dataset)
         say(str(dataset.report))
         announce_dense_mask(config, [(dataset, config.evaluation.per_device_eval_batch_size)], say)
         model = open_model(config, weights, say, adapters=adapters, mesh=mesh)
-        ranks = divided_evaluation(config, mesh, model)
-        answer = answering(config, tokenizer, template, output_dir, mesh)
+        ranks = evaluation_ranks(config, mesh, model)
+        generation_evaluator = build_generation_evaluator(config, tokenizer, template, output_dir, mesh)
         result = evaluate(
             model,
-            evaluation_plan(config, dataset, reader_of(config, mesh)),
+            evaluation_plan(config, dataset, dp_rank_of(config, mesh)),
             _objective(config, model, say, ranks, mesh),
             max_batches=config.evaluation.max_evaluate_steps,
             describe_sample=dataset.location,
-            further_figures=answer,
+            extra_metrics=generation_evaluator,
             ranks=ranks,
         )
         record = {"step": 0, "epoch": 0.0, **result.results()}
         covered = f"{result.batches} of {result.batches_available} batches, {result.seconds:.1f} s"
         say(f"evaluation of {adapters.folder if adapters else weights or 'random weights'} ({covered})")
-        for line in figure_table(result):
+        for line in metrics_table(result):
             say(line)
-        if ranks.is_first:
+        if ranks.is_main_process:
             Results(output_dir).on_evaluate(record)
-        if answer is not None and ranks.is_first:
+        if generation_evaluator is not None and ranks.is_main_process:
             _show_samples(output_dir, say)
         say(f"results: {output_dir / EVALUATION_FILE}")
     return result
 
 
-def answering(
+def build_generation_evaluator(
     config: Config, tokenizer: Tokenizer, template: Template | None, output_dir: Path, mesh: Mesh
-) -> Callable[[Decoder], FurtherFigures] | None:
+) -> Callable[[Decoder], ExtraMetrics] | None:
     """What answers held-out dialogues in this run; None where it should not. All ranks answer, the first one writes.
 
     Raises:
@@ -101,22 +101,26 @@ def answering(
     if not config.evaluation.eval_answers or template is None:
         return None
     samples = output_dir / SAMPLES_FILE if mesh.rank == 0 else Path(os.devnull)
-    answer = AnswerHeldOut(evaluation_sources(config), tokenizer, template, config.evaluation.eval_answers, samples)
+    generation_evaluator = GenerationEvaluator(
+        evaluation_sources(config), tokenizer, template, config.evaluation.eval_answers, samples
+    )
     if mesh.topology.pipeline == 1:
-        return answer
-    return lambda model: answer(cast(Decoder, StagedDecoder(model, mesh)))  # stands in for it where answers are written
+        return generation_evaluator
+    return lambda model: generation_evaluator(
+        cast(Decoder, PipelineParallelDecoder(model, mesh))
+    )  # stands in for it where answers are written
 
 
-def figure_table(result: EvaluationResult) -> list[str]:
+def metrics_table(result: EvaluationResult) -> list[str]:
     """Lines of a table: a row for each figure, a column for all files and, where there are several, for each."""
     columns = {"all" if result.sources else "": result, **result.sources}
     cells = {name: _cells(part) for name, part in columns.items()}
-    figures = list(dict.fromkeys(figure for column in cells.values() for figure in column))
-    first = max(len(figure) for figure in figures)
+    metrics = list(dict.fromkeys(metric for column in cells.values() for metric in column))
+    first = max(len(metric) for metric in metrics)
     lines = [f"  {'':<{first}}  " + "  ".join(f"{name:>{_width(name)}}" for name in cells)] if result.sources else []
-    for figure in figures:
-        row = "  ".join(f"{column.get(figure, ''):>{_width(name)}}" for name, column in cells.items())
-        lines.append(f"  {figure:<{first}}  {row}")
+    for metric in metrics:
+        row = "  ".join(f"{column.get(metric, ''):>{_width(name)}}" for name, column in cells.items())
+        lines.append(f"  {metric:<{first}}  {row}")
     return lines
 
 
@@ -125,11 +129,11 @@ def _width(name: str) -> int:
 
 
 def _cells(result: EvaluationResult) -> dict[str, str]:
-    figures = {"loss": result.loss, "perplexity": result.perplexity, **result.figures}
-    shares = ("token_accuracy", "reward_accuracy", "exact_match")
+    metrics = {"loss": result.loss, "perplexity": result.perplexity, **result.metrics}
+    ratios = ("token_accuracy", "reward_accuracy", "exact_match")
     return {
-        name.replace("_", " "): f"{value:.1%}" if name in shares else f"{value:,.4g}"
-        for name, value in figures.items()
+        name.replace("_", " "): f"{value:.1%}" if name in ratios else f"{value:,.4g}"
+        for name, value in metrics.items()
         if value is not None
     }
 
@@ -144,8 +148,8 @@ def _objective(config: Config, model: Decoder, say: Say, ranks: Ranks, mesh: Mes
 
 def _show_samples(output_dir: Path, say: Say) -> None:
     for sample in read_samples(output_dir, SAMPLES_SHOWN):
-        question = printable(sample["messages"][-1]["content"])
+        question = escape_control_characters(sample["messages"][-1]["content"])
         verdict = "exact" if sample["exact_match"] else f"rougeL {sample['rougeL']:.2f}"
-        say(f"> {question}\n  answer:   {printable(sample['answer'])}  ({verdict})")
-        say(f"  expected: {printable(sample['expected'])}")
+        say(f"> {question}\n  answer:   {escape_control_characters(sample['answer'])}  ({verdict})")
+        say(f"  expected: {escape_control_characters(sample['expected'])}")
     say(f"all answers: {output_dir / SAMPLES_FILE}")

@@ -13,7 +13,7 @@ from erniekit.runners.trained_model import PARAMETERS_FILE, find_trained_model
 # defaults of a training, which the configuration that it leaves writes out, and what an evaluation on its own takes
 _DEFAULTS = {"max_evaluate_steps": (1, -1), "eval_answers": (0, 100)}
 _NO_HUB = ("from_hf_hub=false", "from_aistudio=false", "from_modelscope=false")
-_CHOOSES_A_MODEL = ("model_name_or_path", "init_from_checkpoint", "lora_path")
+_MODEL_PARAMETERS = ("model_name_or_path", "init_from_checkpoint", "lora_path")
 
 
 def evaluation_config(named: Path, overrides: Sequence[str]) -> Config:
@@ -41,11 +41,11 @@ def evaluation_config(named: Path, overrides: Sequence[str]) -> Config:
     if named.is_dir():
         words = [*_own_defaults(config), *words]
         config = _load(file, words)
-    if any(config.origin(name) == "command line" and config[name] for name in _CHOOSES_A_MODEL):
+    if any(config.origin(name) == "command line" and config[name] for name in _MODEL_PARAMETERS):
         return config
     # output_dir on the command line is where results go; the model is where the run has left it
-    of_the_run = _load(file, [word for word in words if not word.startswith("output_dir=")])
-    trained = find_trained_model(named, of_the_run)
+    run_config = _load(file, [word for word in words if not word.startswith("output_dir=")])
+    trained = find_trained_model(named, run_config)
     if trained.is_adapter:
         other_weights = config.checkpoint.init_from_checkpoint and not starts_from_adapters(config)
         words.append("init_from_checkpoint=")

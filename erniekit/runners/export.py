@@ -37,7 +37,7 @@ from erniekit.runners.onnx_export import check_onnx_packages, write_onnx
 from erniekit.runners.program_export import write_program
 from erniekit.runners.publish import check_target, publish
 from erniekit.runners.quantization import base_of_adapters
-from erniekit.runners.quantized_export import EightBitFloats, linear_weights, stored_form
+from erniekit.runners.quantized_export import Float8Format, linear_weight_shapes, weight_format_from
 from erniekit.runners.trained_model import TrainedModel, find_trained_model
 from erniekit.runners.trained_weights import (
     TYPE_NAMES,
@@ -119,18 +119,19 @@ def export_model(
         upload(target, repository, say)
 
 
-def open_trained_decoder(model: TrainedModel, model_config: ModelConfig, through: Fp8 | None = None) -> Decoder:
+def open_trained_decoder(model: TrainedModel, model_config: ModelConfig, fp8_settings: Fp8 | None = None) -> Decoder:
     """The trained model in memory, with its adapters beside the weights.
 
     Args:
-        through: the 8-bit floats through which it computes; None: as it is, and beside packed weights as they were.
+        fp8_settings: the 8-bit floats through which it computes; None: as it is, and beside packed weights as they
+        were.
 
     Raises:
         ModelFileError: the adapters belong to another base.
     """
     base = base_of_adapters(model.parameters) if model.is_adapter else None
-    decoder = build_model(model_config, model.model_folder, quantization=through or base)
-    if through is not None:
+    decoder = build_model(model_config, model.model_folder, quantization=fp8_settings or base)
+    if fp8_settings is not None:
         decoder.activation_scales.restore(read_averages(model.folder))
     if model.is_adapter and not load_adapters(decoder, model.folder):
         raise ModelFileError(
@@ -145,24 +146,24 @@ def _write_hugging_face(
     folder: Path, model: TrainedModel, tokenizer: Tokenizer, config: Config, dtype: str | None, say: Say
 ) -> Facts:
     weights = open_trained_weights(model)
-    reference, types_there = reference_types(model, weights.config)
-    form = stored_form(config, model)
-    in_few_bits = linear_weights(weights.shapes) if form else {}
-    types = stored_types([name for name in weights.shapes if name not in in_few_bits], types_there, dtype)
+    reference, reference_dtypes = reference_types(model, weights.config)
+    form = weight_format_from(config, model)
+    quantized_weights = linear_weight_shapes(weights.shapes) if form else {}
+    types = stored_types([name for name in weights.shapes if name not in quantized_weights], reference_dtypes, dtype)
     counts = Counter(TYPE_NAMES[stored] for stored in types.values())
     usual = counts.most_common(1)[0][0]
     reason = "as asked for" if dtype else f"as {reference} is stored; --dtype chooses another"
     say(f"dtype: {usual}, {reason}")
     if form is not None:
         say(f"linear weights: {form}")
-    through = form.products() if isinstance(form, EightBitFloats) else None
-    measure = _measure_beside(model, weights.config, tokenizer, through)
+    fp8_settings = form.fp8_settings() if isinstance(form, Float8Format) else None
+    measure = _logit_comparison(model, weights.config, tokenizer, fp8_settings)
     written = write_weights(folder, weights, types, int(config.checkpoint.max_shard_size * 10**9), form)
     size = sum(path.stat().st_size for path in written)
     say(f"weights: {len(weights.shapes):,} tensors, {size / 1e9:.3g} GB, files: {len(written)}")
-    quantized = {CONFIG_KEY: form.config(in_few_bits)} if form else {}
+    quantized = {CONFIG_KEY: form.config(quantized_weights)} if form else {}
     _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), "torch_dtype": usual, **quantized})
-    if isinstance(form, EightBitFloats):
+    if isinstance(form, Float8Format):
         write_averages(folder, form.averages)  # for evaluation and training through FP8; others read `input_scale`
     _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, weights.config))
     difference = measure(folder)
@@ -175,13 +176,13 @@ def _write_hugging_face(
     }
 
 
-def _measure_beside(
-    model: TrainedModel, model_config: ModelConfig, tokenizer: Tokenizer, through: Fp8 | None
+def _logit_comparison(
+    model: TrainedModel, model_config: ModelConfig, tokenizer: Tokenizer, fp8_settings: Fp8 | None
 ) -> Callable[[Path], str]:
     """Compute the trained model's logits; the result says how far those of an exported folder are from them.
 
     Args:
-        through: the 8-bit floats through which both compute, with the scales that training has measured.
+        fp8_settings: the 8-bit floats through which both compute, with the scales that training has measured.
 
     Raises:
         ModelFileError: the adapters belong to another base.
@@ -190,11 +191,13 @@ def _measure_beside(
         size = 4e-9 * model_config.parameter_count()
         return lambda folder: f"not measured: {size:.3g} GB of float32 weights do not fit into memory"
     prompts = [encode(tokenizer, text) for text in PROMPTS]
-    expected = _expected_logits(open_trained_decoder(model, model_config, through), prompts, model)
+    expected = _expected_logits(open_trained_decoder(model, model_config, fp8_settings), prompts, model)
 
     def measure(folder: Path) -> str:
-        exported = build_model(ModelConfig.from_folder(folder), folder, quantization=through)
-        return str(compare(expected, prompt_logits(exported, prompts))) + ", both through 8-bit floats" * bool(through)
+        exported = build_model(ModelConfig.from_folder(folder), folder, quantization=fp8_settings)
+        return str(compare(expected, prompt_logits(exported, prompts))) + ", both through 8-bit floats" * bool(
+            fp8_settings
+        )
 
     return measure
 

@@ -17,13 +17,13 @@ from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.generation import check_prompt, generate, length_limit, stream
 from erniekit.model.sampling import Sampling
-from erniekit.model.storage.model_folder import refuse_parts_of_ranks
+from erniekit.model.storage.model_folder import refuse_sharded_checkpoint
 from erniekit.parameters.generation import GenerationParameters
 from erniekit.runners.adapters import base_folder
 from erniekit.runners.quantization import base_of_adapters
 from erniekit.runners.trained_model import run_parameters
 
-ROWS_AT_ONCE = 64  # prompts that are answered together: bounds the memory of keys and values
+MAX_BATCH_SIZE = 64  # prompts that are answered together: bounds the memory of keys and values
 
 
 def sampling_from(parameters: GenerationParameters, seed: int) -> Sampling:
@@ -71,7 +71,7 @@ class ChatModel:
             )
         if adapters is None and is_adapter_folder(folder):
             folder, adapters = base_folder(folder), folder
-        refuse_parts_of_ranks(folder)
+        refuse_sharded_checkpoint(folder)
         if not (folder / "config.json").is_file():
             checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
             hint = f" Its newest checkpoint is {checkpoints[-1]}." if checkpoints else ""
@@ -105,13 +105,13 @@ class ChatModel:
         encoded: Sequence[Sequence[int]],
         sampling: Sampling,
         streams: Sequence[int],
-        tell: Callable[[int], None] = lambda done: None,
+        report: Callable[[int], None] = lambda done: None,
     ) -> list[str]:
         """One answer for each prompt of token ids, computed in batches of similar length.
 
         Args:
             streams: the number of each prompt's stream of random draws.
-            tell: called after every batch with how many prompts are answered.
+            report: called after every batch with how many prompts are answered.
 
         Raises:
             UserError: a prompt is empty or too long.
@@ -119,24 +119,24 @@ class ChatModel:
         for number, tokens in enumerate(encoded, start=1):
             check_prompt(self.decoder, tokens, sampling, number)
         by_length = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
-        sampling = self._stopping(sampling)
+        sampling = self._with_stop_tokens(sampling)
         answers = [""] * len(encoded)
-        for start in range(0, len(by_length), ROWS_AT_ONCE):
-            rows = by_length[start : start + ROWS_AT_ONCE]
+        for start in range(0, len(by_length), MAX_BATCH_SIZE):
+            rows = by_length[start : start + MAX_BATCH_SIZE]
             prompts, numbers = [encoded[row] for row in rows], [streams[row] for row in rows]
             for row, tokens in zip(rows, generate(self.decoder, prompts, sampling, streams=numbers), strict=True):
                 answers[row] = self.tokenizer.decode(tokens)
-            tell(start + len(rows))
+            report(start + len(rows))
         return answers
 
     def encode_text(self, text: str) -> list[int]:
         """The token ids of a text as it is. Raises DataError where it is no UTF-8 or contains a control token."""
-        return self.tokenizer.encode(self._checked(text))
+        return self.tokenizer.encode(self._validated(text))
 
     def encode(self, conversation: Conversation) -> list[int]:
         """The token ids of a dialogue up to and with the header of the answer to come."""
         for text in (conversation.system, *(turn.content for turn in conversation.turns)):
-            self._checked(text)
+            self._validated(text)
         return encode_prompt(self.template, self.tokenizer, conversation)
 
     def stream(self, tokens: Sequence[int], sampling: Sampling, number: int = 0) -> Iterator[str]:
@@ -147,7 +147,7 @@ class ChatModel:
         """
         ids: list[int] = []
         shown = ""
-        for token in stream(self.decoder, tokens, self._stopping(sampling), number):
+        for token in stream(self.decoder, tokens, self._with_stop_tokens(sampling), number):
             ids.append(token)
             text = self.tokenizer.decode(ids)
             if not text.endswith("\ufffd"):  # a character may take several tokens
@@ -157,10 +157,10 @@ class ChatModel:
         if rest:
             yield rest
 
-    def _stopping(self, sampling: Sampling) -> Sampling:
+    def _with_stop_tokens(self, sampling: Sampling) -> Sampling:
         return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *self.template.stop_token_ids))
 
-    def _checked(self, text: str) -> str:
+    def _validated(self, text: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError as error:  # Python reads a foreign byte as a lone surrogate
@@ -201,7 +201,7 @@ class Dialogue:
         asked = Conversation((*self.conversation.turns, Turn(USER, message)), self.conversation.system)
         tokens = self.model.encode(asked)
         while len(tokens) >= self.max_model_len and len(asked.turns) > 1:
-            asked = asked.without_oldest(1)
+            asked = asked.drop_oldest_rounds(1)
             tokens = self.model.encode(asked)
         if len(tokens) >= self.max_model_len:
             raise DataError(f"the message has {len(tokens):,} tokens and max_model_len is {self.max_model_len:,}")

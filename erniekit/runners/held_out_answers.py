@@ -19,31 +19,31 @@ from erniekit.data.tokenizer import Tokenizer
 from erniekit.model.decoder import Decoder
 from erniekit.model.generation import generate, length_limit
 from erniekit.model.sampling import Sampling
-from erniekit.runners.answer_scores import AnswerScores, total
-from erniekit.training.evaluation import FurtherFigures
-from erniekit.training.reference import measuring
+from erniekit.runners.answer_scores import AnswerScores, merge_scores
+from erniekit.training.evaluation import ExtraMetrics
+from erniekit.training.reference import eval_mode
 
 SAMPLES_FILE = "eval_samples.jsonl"
-ROWS_AT_ONCE = 16  # bounds the memory of keys and values
+MAX_BATCH_SIZE = 16  # bounds the memory of keys and values
 
 
 @dataclass(frozen=True)
-class Question:
+class EvalPrompt:
     """A held-out dialogue up to the answer that is compared."""
 
-    place: str  # file:line
+    location: str  # file:line
     dialogue: Conversation
     expected: str
 
 
-class Answer(NamedTuple):
+class GeneratedAnswer(NamedTuple):
     """What the model says, and whether it was going to say more."""
 
     text: str
     cut: bool
 
 
-class AnswerHeldOut:
+class GenerationEvaluator:
     """Answers the same dialogues whenever it is called.
 
     Greedy, so that answers do not depend on the batch. An answer that does not end by itself is cut after twice the
@@ -67,37 +67,39 @@ class AnswerHeldOut:
         self._tokenizer, self._template, self._count = tokenizer, template, count
         self._path = samples
 
-    def __call__(self, decoder: Decoder) -> FurtherFigures:
+    def __call__(self, decoder: Decoder) -> ExtraMetrics:
         """Answer, and write every dialogue with its answer and scores to `samples`, one JSON object a line."""
         scores: dict[str, AnswerScores] = {}
         cut = skipped = 0
-        with measuring(decoder), open(self._path, "w", encoding="utf-8") as file:
+        with eval_mode(decoder), open(self._path, "w", encoding="utf-8") as file:
             for name, source in self._sources.items():
                 own = scores[name] = AnswerScores()
-                questions = _chosen(source, self._count)
-                while block := list(islice(questions, ROWS_AT_ONCE)):
-                    fitting = [(question, tokens) for question in block if (tokens := self._prompt(decoder, question))]
+                eval_prompts = _select_eval_prompts(source, self._count)
+                while block := list(islice(eval_prompts, MAX_BATCH_SIZE)):
+                    fitting = [
+                        (eval_prompt, tokens) for eval_prompt in block if (tokens := self._prompt(decoder, eval_prompt))
+                    ]
                     skipped += len(block) - len(fitting)
-                    for (question, _), answer in zip(fitting, self._answers(decoder, fitting), strict=True):
-                        line = _sample(question, answer, own.add(question.expected, answer.text))
+                    for (eval_prompt, _), answer in zip(fitting, self._answers(decoder, fitting), strict=True):
+                        line = _sample(eval_prompt, answer, own.add(eval_prompt.expected, answer.text))
                         file.write(json.dumps(line, ensure_ascii=False) + "\n")
                         cut += answer.cut
-        figures = total(scores).figures() | {"answers": float(sum(part.count for part in scores.values()))}
+        metrics = merge_scores(scores).metrics() | {"answers": float(sum(part.count for part in scores.values()))}
         if cut:
-            figures["answers_cut"] = float(cut)
+            metrics["answers_cut"] = float(cut)
         if skipped:
-            figures["answers_skipped"] = float(skipped)  # no room for an answer behind the prompt
-        return FurtherFigures(figures, {name: part.figures() for name, part in scores.items()})
+            metrics["answers_skipped"] = float(skipped)  # no room for an answer behind the prompt
+        return ExtraMetrics(metrics, {name: part.metrics() for name, part in scores.items()})
 
-    def _prompt(self, decoder: Decoder, question: Question) -> list[int]:
+    def _prompt(self, decoder: Decoder, eval_prompt: EvalPrompt) -> list[int]:
         """Token ids; none where they leave no room for an answer."""
-        tokens = encode_prompt(self._template, self._tokenizer, question.dialogue)
+        tokens = encode_prompt(self._template, self._tokenizer, eval_prompt.dialogue)
         return tokens if len(tokens) < length_limit(decoder, None) else []
 
-    def _answers(self, decoder: Decoder, asked: Sequence[tuple[Question, list[int]]]) -> list[Answer]:
+    def _answers(self, decoder: Decoder, asked: Sequence[tuple[EvalPrompt, list[int]]]) -> list[GeneratedAnswer]:
         if not asked:
             return []
-        limits = [2 * len(self._tokenizer.encode(question.expected)) + 16 for question, _ in asked]
+        limits = [2 * len(self._tokenizer.encode(eval_prompt.expected)) + 16 for eval_prompt, _ in asked]
         sampling = Sampling(
             max_new_tokens=max(limits) + 1,  # one more tells an answer that is cut from one that ends just there
             temperature=0.0,
@@ -105,7 +107,7 @@ class AnswerHeldOut:
         )
         answers = generate(decoder, [tokens for _, tokens in asked], sampling)
         return [
-            Answer(self._tokenizer.decode(tokens[:limit]), cut=len(tokens) > limit)
+            GeneratedAnswer(self._tokenizer.decode(tokens[:limit]), cut=len(tokens) > limit)
             for tokens, limit in zip(answers, limits, strict=True)
         ]
 
@@ -116,45 +118,45 @@ def read_samples(output_dir: Path, count: int) -> list[dict[str, Any]]:
         return [json.loads(line) for line in islice(file, count)]
 
 
-def _chosen(source: Source, count: int) -> Iterator[Question]:
+def _select_eval_prompts(source: Source, count: int) -> Iterator[EvalPrompt]:
     """`count` dialogues, evenly spread over the file."""
     if count < 0:
-        yield from _questions(source)
+        yield from _read_eval_prompts(source)
         return
-    available = sum(1 for _ in _questions(source))
-    for number, question in enumerate(_questions(source)):
+    available = sum(1 for _ in _read_eval_prompts(source))
+    for number, eval_prompt in enumerate(_read_eval_prompts(source)):
         if number * count // available != (number + 1) * count // available or count >= available:
-            yield question
+            yield eval_prompt
 
 
-def _questions(source: Source) -> Iterator[Question]:
+def _read_eval_prompts(source: Source) -> Iterator[EvalPrompt]:
     for item in read_records(source.path, source.kind):
         assert not isinstance(item, RecordProblem), "the dataset was opened before"
         line, record = item
-        question = _question(f"{source.path}:{line}", record)
-        if question is not None:
-            yield question
+        eval_prompt = _eval_prompt_from(f"{source.path}:{line}", record)
+        if eval_prompt is not None:
+            yield eval_prompt
 
 
-def _question(place: str, record: Record) -> Question | None:
+def _eval_prompt_from(location: str, record: Record) -> EvalPrompt | None:
     """The last trained answer of a dialogue, or the chosen answer of a pair; plain text asks nothing."""
     if isinstance(record, Preference):
-        return Question(place, record.prompt, record.chosen[0].content)
+        return EvalPrompt(location, record.prompt, record.chosen[0].content)
     if not isinstance(record, Conversation):
         return None
     turns = record.turns
     last = max(number for number, turn in enumerate(turns) if turn.role == ASSISTANT and turn.trained)
-    return Question(place, Conversation(turns[:last], record.system, record.tools), turns[last].content)
+    return EvalPrompt(location, Conversation(turns[:last], record.system, record.tools), turns[last].content)
 
 
-def _sample(question: Question, answer: Answer, scores: dict[str, float]) -> dict[str, Any]:
-    dialogue = question.dialogue
+def _sample(eval_prompt: EvalPrompt, answer: GeneratedAnswer, scores: dict[str, float]) -> dict[str, Any]:
+    dialogue = eval_prompt.dialogue
     messages = [{"role": turn.role, "content": turn.content} for turn in dialogue.turns]
     system = [{"role": "system", "content": dialogue.system}] if dialogue.system else []
     return {
-        "place": question.place,
+        "place": eval_prompt.location,
         "messages": system + messages,
-        "expected": question.expected,
+        "expected": eval_prompt.expected,
         "answer": answer.text,
         **({"cut": True} if answer.cut else {}),
         **{name: round(value, 4) for name, value in scores.items()},

@@ -51,17 +51,17 @@ class HubModel:
     revision: str
 
 
-def _variable(name: str) -> Path | None:
+def _env_path(name: str) -> Path | None:
     value = os.environ.get(name)
     return Path(value).expanduser() if value else None
 
 
 def _hugging_face_cache() -> Path:
-    chosen = _variable("HF_HUB_CACHE") or _variable("HUGGINGFACE_HUB_CACHE")
+    chosen = _env_path("HF_HUB_CACHE") or _env_path("HUGGINGFACE_HUB_CACHE")
     if chosen is not None:
         return chosen
-    user_cache = _variable("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return (_variable("HF_HOME") or user_cache / "huggingface") / "hub"
+    user_cache = _env_path("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return (_env_path("HF_HOME") or user_cache / "huggingface") / "hub"
 
 
 def _hugging_face_snapshots(model: HubModel) -> list[Path]:
@@ -72,7 +72,7 @@ def _hugging_face_snapshots(model: HubModel) -> list[Path]:
 
 
 def _model_scope_cache() -> Path:
-    return _variable("MODELSCOPE_CACHE") or Path.home() / ".cache/modelscope"
+    return _env_path("MODELSCOPE_CACHE") or Path.home() / ".cache/modelscope"
 
 
 def _model_scope_snapshots(model: HubModel) -> list[Path]:
@@ -84,7 +84,7 @@ def _model_scope_snapshots(model: HubModel) -> list[Path]:
 
 
 def _ai_studio_cache() -> Path:
-    return (_variable("AISTUDIO_CACHE_HOME") or Path.home()) / ".cache/aistudio"
+    return (_env_path("AISTUDIO_CACHE_HOME") or Path.home()) / ".cache/aistudio"
 
 
 def _ai_studio_snapshots(model: HubModel) -> list[Path]:

@@ -37,15 +37,15 @@ from erniekit.runners.hub_cache import (
 
 Say = Callable[[str], None]
 TIMEOUT_S = 10.0  # to hear from a hub at all; ModelScope's library tries for about a minute
-STALLED_S = 60.0  # between two pieces of a file
+STALL_TIMEOUT_S = 60.0  # between two pieces of a file
 COMMIT = re.compile(r"[0-9a-f]{40}")
-IN_FOLDERS = "*/*"  # files of other formats; a model's own lie at the top
+SUBFOLDER_FILES = "*/*"  # files of other formats; a model's own lie at the top
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "lora_model_state.safetensors")
-_found: dict[tuple[HubModel, bool, Path], Path] = {}  # by what was wanted and the cache it went to
-_told: set[str] = set()
+_fetched_folders: dict[tuple[HubModel, bool, Path], Path] = {}  # by what was wanted and the cache it went to
+_reported: set[str] = set()
 
 
-class _NotFetchedError(Exception):
+class _FetchError(Exception):
     """Why a hub did not give a model, as a clause."""
 
 
@@ -77,14 +77,14 @@ def find_model_folder(
         )
     model = parse_name(name, hub)
     key = (model, weights, hub.cache())
-    if key not in _found:
-        _found[key] = _fetched(model, weights, parameter, say)
-    return _found[key]
+    if key not in _fetched_folders:
+        _fetched_folders[key] = _fetch_model(model, weights, parameter, say)
+    return _fetched_folders[key]
 
 
-def _fetched(model: HubModel, weights: bool, parameter: str, say: Say) -> Path:
+def _fetch_model(model: HubModel, weights: bool, parameter: str, say: Say) -> Path:
     hub = model.hub
-    first = _found.get((model, False, hub.cache()))
+    first = _fetched_folders.get((model, False, hub.cache()))
     fetch = {HUGGING_FACE: _from_hugging_face, AI_STUDIO: _from_ai_studio, MODEL_SCOPE: _from_model_scope}[hub]
     if weights:
         say(f"model: the weights of {model.repo} from {hub.title} ...")
@@ -92,12 +92,12 @@ def _fetched(model: HubModel, weights: bool, parameter: str, say: Say) -> Path:
         folder = fetch(model, weights, first)
         lacking = missing_files(folder, weights=weights)
         if lacking:
-            raise _NotFetchedError(f"the repository holds no {', '.join(lacking)}")
+            raise _FetchError(f"the repository holds no {', '.join(lacking)}")
         origin = hub.title
-    except _NotFetchedError as error:
+    except _FetchError as error:
         cached = cached_snapshot(model, weights=weights)
         if cached is None:
-            raise ModelFileError(_what_to_do(model, parameter, str(error))) from None
+            raise ModelFileError(_download_instructions(model, parameter, str(error))) from None
         folder, origin = cached, f"the cache of {hub.title}, since {error}"
     commit = f", commit {folder.name}" if COMMIT.fullmatch(folder.name) else ""
     _say_once(f"model: {model.repo} (revision {model.revision}{commit}) from {origin}, in {folder}", say)
@@ -109,12 +109,12 @@ def _say_on_standard_error(line: str) -> None:
 
 
 def _say_once(line: str, say: Say) -> None:
-    if line not in _told:
-        _told.add(line)
+    if line not in _reported:
+        _reported.add(line)
         say(line)
 
 
-def _what_to_do(model: HubModel, parameter: str, reason: str) -> str:
+def _download_instructions(model: HubModel, parameter: str, reason: str) -> str:
     folder = f"models/{model.repo.split('/')[1]}"
     partly = [path for path in model.hub.snapshots(model) if path.is_dir() and any(path.iterdir())]
     lacking = [
@@ -141,26 +141,26 @@ def _from_hugging_face(model: HubModel, weights: bool, first: Path | None) -> Pa
     from huggingface_hub.errors import RevisionNotFoundError as NoRevisionError
 
     if _is_on("HF_HUB_OFFLINE") or _is_on("TRANSFORMERS_OFFLINE"):
-        raise _NotFetchedError("HF_HUB_OFFLINE forbids asking it")
+        raise _FetchError("HF_HUB_OFFLINE forbids asking it")
     endpoint = os.environ.get("HF_ENDPOINT") or None
     revision = model.revision if first is None else first.name
     try:
         # first with a time limit, which the download's own first question lacks
         huggingface_hub.HfApi(endpoint=endpoint).model_info(model.repo, revision=revision, timeout=TIMEOUT_S)
         folder = huggingface_hub.snapshot_download(
-            model.repo, revision=revision, allow_patterns=_patterns(weights), ignore_patterns=[IN_FOLDERS],
+            model.repo, revision=revision, allow_patterns=_patterns(weights), ignore_patterns=[SUBFOLDER_FILES],
             cache_dir=model.hub.cache(), endpoint=endpoint,
         )  # fmt: skip
     except GatedRepoError:
-        raise _NotFetchedError("its terms must be accepted on its page, and HF_TOKEN must be set") from None
+        raise _FetchError("its terms must be accepted on its page, and HF_TOKEN must be set") from None
     except RepositoryNotFoundError:
-        raise _NotFetchedError("there is no such repository, or it is private and needs HF_TOKEN") from None
+        raise _FetchError("there is no such repository, or it is private and needs HF_TOKEN") from None
     except NoRevisionError:
-        raise _NotFetchedError(f"it has no revision {revision}") from None
+        raise _FetchError(f"it has no revision {revision}") from None
     except OfflineModeIsEnabled:
-        raise _NotFetchedError("HF_HUB_OFFLINE forbids asking it") from None
+        raise _FetchError("HF_HUB_OFFLINE forbids asking it") from None
     except (OSError, ValueError) as error:  # requests' and the Hub's own errors are OSErrors
-        raise _NotFetchedError(_clause(error, model.hub)) from None
+        raise _FetchError(_short_reason(error, model.hub)) from None
     return Path(folder)
 
 
@@ -168,20 +168,20 @@ def _from_model_scope(model: HubModel, weights: bool, first: Path | None) -> Pat
     try:
         import modelscope_hub
     except ModuleNotFoundError:
-        raise _NotFetchedError("its library is not installed (pip install 'erniekit[modelscope]')") from None
+        raise _FetchError("its library is not installed (pip install 'erniekit[modelscope]')") from None
     from modelscope_hub.errors import AuthenticationError, HubError, NotExistError, PermissionDeniedError
 
     try:
         folder = modelscope_hub.HubApi(endpoint=os.environ.get("MODELSCOPE_ENDPOINT") or None).download_repo(
             model.repo, "model", revision=model.revision, cache_dir=model.hub.cache(),
-            allow_patterns=_patterns(weights), ignore_patterns=[IN_FOLDERS],
+            allow_patterns=_patterns(weights), ignore_patterns=[SUBFOLDER_FILES],
         )  # fmt: skip
     except NotExistError:
-        raise _NotFetchedError(f"there is no such repository, or it has no revision {model.revision}") from None
+        raise _FetchError(f"there is no such repository, or it has no revision {model.revision}") from None
     except (AuthenticationError, PermissionDeniedError):
-        raise _NotFetchedError("it needs a login that may read it (MODELSCOPE_API_TOKEN)") from None
+        raise _FetchError("it needs a login that may read it (MODELSCOPE_API_TOKEN)") from None
     except (HubError, OSError, ValueError) as error:
-        raise _NotFetchedError(_clause(error, model.hub)) from None
+        raise _FetchError(_short_reason(error, model.hub)) from None
     return Path(folder)
 
 
@@ -191,10 +191,10 @@ def _from_ai_studio(model: HubModel, weights: bool, first: Path | None) -> Path:
         from aistudio_sdk.hub import Hub as Client
         from aistudio_sdk.requests import hub as transport
     except ModuleNotFoundError:
-        raise _NotFetchedError("its library is not installed (pip install aistudio-sdk==0.2.6)") from None
+        raise _FetchError("its library is not installed (pip install aistudio-sdk==0.2.6)") from None
 
     transport.CONNECTION_TIMEOUT = TIMEOUT_S  # instead of 30 s
-    transport.CONNECTION_TIMEOUT_DOWNLOAD = STALLED_S  # instead of an hour
+    transport.CONNECTION_TIMEOUT_DOWNLOAD = STALL_TIMEOUT_S  # instead of an hour
     client, folder = Client(), model.hub.snapshots(model)[0]
 
     def fetch(name: str) -> bool:
@@ -206,20 +206,20 @@ def _from_ai_studio(model: HubModel, weights: bool, first: Path | None) -> Path:
         if answer.get("biz_code") == 404:
             return False
         message = str(answer.get("error_msg") or "no answer").strip()
-        raise _NotFetchedError(f"{name}: {message} (a private repository needs AISTUDIO_ACCESS_TOKEN)")
+        raise _FetchError(f"{name}: {message} (a private repository needs AISTUDIO_ACCESS_TOKEN)")
 
     try:
         with _without_broken_blobs(model):
             if first is None:
                 if not any([fetch(MODEL_CONFIG), fetch(ADAPTER_CONFIG)]):
-                    raise _NotFetchedError(f"there is no such repository, or it holds no {MODEL_CONFIG}")
+                    raise _FetchError(f"there is no such repository, or it holds no {MODEL_CONFIG}")
                 for name in DESCRIPTION_FILES:
                     if name not in (MODEL_CONFIG, ADAPTER_CONFIG):
                         fetch(name)
             if weights:
                 _fetch_shards(folder, fetch)
     except (OSError, ValueError, KeyError) as error:
-        raise _NotFetchedError(_clause(error, model.hub)) from None
+        raise _FetchError(_short_reason(error, model.hub)) from None
     return folder
 
 
@@ -232,22 +232,20 @@ def _fetch_shards(folder: Path, fetch: Callable[[str], bool]) -> None:
     else:
         names = ["model.safetensors"]
     for name in names:
-        if fetch(name) and not _is_whole(folder / name):
+        if fetch(name) and not _is_complete(folder / name):
             (folder / name).resolve().unlink()
             (folder / name).unlink()
-            raise _NotFetchedError(
-                f"{name} was cut off on the way and is removed again; the next attempt fetches it anew"
-            )
+            raise _FetchError(f"{name} was cut off on the way and is removed again; the next attempt fetches it anew")
 
 
 def _shards_named(index: Path) -> list[str]:
     try:
         return sorted(set(read_shard_index(index)[0].values()))
     except ModelFileError as error:
-        raise _NotFetchedError(str(error)) from None
+        raise _FetchError(str(error)) from None
 
 
-def _is_whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     """Whether a safetensors file has the length that its header says; AI Studio's library keeps what was cut off."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -275,7 +273,7 @@ def _without_broken_blobs(model: HubModel) -> Iterator[None]:
         undo.pop_all()
 
 
-def _clause(error: Exception, hub: Hub) -> str:
+def _short_reason(error: Exception, hub: Hub) -> str:
     """A library's error in a few words."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"no space is left for its cache {hub.cache()}"

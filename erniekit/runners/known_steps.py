@@ -31,11 +31,11 @@ def cache_folder(config: Config) -> Path:
     return Path(chosen).expanduser()
 
 
-def remember_steps(config: Config, total_steps: int, *, readers: int = 1) -> None:
+def cache_step_count(config: Config, total_steps: int, *, dp_world_size: int = 1) -> None:
     """Note the exact number of steps, of a run whose batches so many ranks divide. A cache that cannot be written is no
     reason to stop a run."""
-    path = _path(config, readers)
-    if known_steps(config, readers=readers) == total_steps:
+    path = _path(config, dp_world_size)
+    if cached_step_count(config, dp_world_size=dp_world_size) == total_steps:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,21 +44,21 @@ def remember_steps(config: Config, total_steps: int, *, readers: int = 1) -> Non
         return
 
 
-def known_steps(config: Config, *, readers: int = 1) -> int | None:
+def cached_step_count(config: Config, *, dp_world_size: int = 1) -> int | None:
     """The exact number of steps, if data and settings are those that somebody has read before."""
     try:
-        return int(json.loads(_path(config, readers).read_text(encoding="utf-8"))["total_steps"])
+        return int(json.loads(_path(config, dp_world_size).read_text(encoding="utf-8"))["total_steps"])
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _path(config: Config, readers: int) -> Path:
+def _path(config: Config, dp_world_size: int) -> Path:
     files = [Path(path).expanduser() for path in config.training.train_dataset_path]
     files = [path / "manifest.json" if path.is_dir() else path for path in files]  # of a packed folder
     model = local_model_folder(config)
     files += [model / name for name in TOKENIZER_FILES] if model is not None else []
     stamps = [(str(path.resolve()), *_stamp(path)) for path in files]
-    values = [*(config[name] for name in PLAN_PARAMETERS), *([readers] if readers > 1 else [])]
+    values = [*(config[name] for name in PLAN_PARAMETERS), *([dp_world_size] if dp_world_size > 1 else [])]
     key = hashlib.blake2b(repr((PLAN_VERSION, stamps, values)).encode(), digest_size=16).hexdigest()
     return cache_folder(config) / "steps" / f"{key}.json"
 

@@ -15,18 +15,18 @@ from pathlib import Path
 
 from erniekit.errors import ConfigurationError
 from erniekit.parallel.from_config import topology_from
-from erniekit.parallel.launch import free_port, log_of, spawn, visible_gpus
-from erniekit.parallel.nodes import Meeting, NodeLostError, Nodes, met
+from erniekit.parallel.launch import free_port, rank_log_path, spawn, visible_gpus
+from erniekit.parallel.nodes import NodeLostError, Nodes, Rendezvous, connect_nodes
 from erniekit.parallel.rank import is_rank
-from erniekit.parallel.signals import passing_on, received_signals
+from erniekit.parallel.signals import received_signals, signal_forwarder
 from erniekit.parallel.topology import AXES, Topology
-from erniekit.parallel.watch import Failure, first_cause, watch
+from erniekit.parallel.watch import Failure, root_cause, watch
 from erniekit.parameters import Config
 from erniekit.runners.data_wiring import evaluates, evaluation_dataset, training_dataset
-from erniekit.runners.layout_plan import divided_layers, model_on_paper
-from erniekit.runners.wiring import Say, first_weights, open_tokenizer
+from erniekit.runners.layout_plan import known_model_config, partition_layers
+from erniekit.runners.wiring import Say, initial_weights, open_tokenizer
 from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_folders, newest_complete
-from erniekit.training.commands import NO_COMMANDS, Commands, hand_on
+from erniekit.training.commands import NO_COMMANDS, Commands, forward_commands
 
 LOG_FOLDER = "rank_logs"  # in output_dir
 FAILED, USER_ERROR = 1, 2  # exit codes
@@ -40,15 +40,15 @@ class Job:
     Attributes:
         command: what each of them runs; `name=value` words can be appended.
         here: the number of ranks on this machine; each has a GPU of its own where `gpu`.
-        meeting: where this machine meets the others of the job; None for one machine.
+        rendezvous: where this machine meets the others of the job; None for one machine.
         logs: the folder for the output of each rank.
     """
 
     config: Config
     command: tuple[str, ...]
-    here: int
+    nproc_per_node: int
     gpu: bool
-    meeting: Meeting | None
+    rendezvous: Rendezvous | None
     logs: Path
 
 
@@ -71,8 +71,8 @@ def plan_job(config: Config, command: tuple[str, ...], *, nproc: int | None, log
                 "(PADDLE_TRAINER_ID is set)\n  leave --nproc out, or unset the PADDLE_ variables"
             )
         return None
-    meeting = Meeting.from_environment()
-    nodes = meeting.nodes if meeting else 1
+    rendezvous = Rendezvous.from_environment()
+    nodes = rendezvous.nodes if rendezvous else 1
     device = config.basic.device
     gpus = 0 if device == "cpu" else visible_gpus()
     if gpus and nproc is not None and nproc > gpus:
@@ -84,12 +84,12 @@ def plan_job(config: Config, command: tuple[str, ...], *, nproc: int | None, log
         nproc = 1 if ":" in device else gpus
     elif nproc is None:
         nproc = max(1, topology_from(config).world_size // nodes)
-    if meeting is None:
+    if rendezvous is None:
         topology_from(config, nproc)
         if nproc == 1 and not config.distributed.max_restarts:
             return None
     folder = logs or _output_dir(config) / LOG_FOLDER
-    return Job(config, command, nproc, gpus > 0, meeting, folder)
+    return Job(config, command, nproc, gpus > 0, rendezvous, folder)
 
 
 def run_job(job: Job, say: Say = print) -> int:
@@ -103,14 +103,14 @@ def run_job(job: Job, say: Say = print) -> int:
         UserError: what the user can mend, found before any rank was started.
     """
     prepare(job.config)
-    if job.meeting:
-        reach = ", which only this machine can reach" if job.meeting.is_loopback else ""
-        say(f"{job.meeting.nodes} nodes meet at {job.meeting}{reach}")
-    with met(job.meeting, job.here, job.config.distributed.distributed_timeout) as nodes:
+    if job.rendezvous:
+        reach = ", which only this machine can reach" if job.rendezvous.is_loopback else ""
+        say(f"{job.rendezvous.nodes} nodes meet at {job.rendezvous}{reach}")
+    with connect_nodes(job.rendezvous, job.nproc_per_node, job.config.distributed.distributed_timeout) as nodes:
         topology = topology_from(job.config, sum(nodes.counts))
-        model = model_on_paper(job.config)
+        model = known_model_config(job.config)
         if not isinstance(model, str):  # otherwise the ranks say what is wrong with it
-            divided_layers(job.config, model, topology)
+            partition_layers(job.config, model, topology)
         _make_log_folder(job.logs)
         say(_announcement(job, nodes, topology))
         try:
@@ -127,7 +127,7 @@ def prepare(config: Config) -> None:
         UserError: model or data cannot be used.
     """
     tokenizer, template = open_tokenizer(config)
-    first_weights(config)
+    initial_weights(config)
     if config.basic.do_train:
         training_dataset(config, tokenizer, template)
     if evaluates(config) or not config.basic.do_train:
@@ -149,7 +149,7 @@ class _Verdict:
 
     failure: Failure | None
     code: int
-    again: bool = False
+    restart: bool = False
     resume: bool = False
     notes: tuple[str, ...] = ()
 
@@ -158,22 +158,22 @@ def _run_until_done(job: Job, nodes: Nodes, say: Say) -> int:
     before = _checkpoints(job.config)
     resume, attempt = False, 0
     while True:
-        port = nodes.agree(free_port(""))
+        port = nodes.broadcast(free_port(""))
         ended = _run_once(job, nodes, port, attempt, resume)
         all_ended = [
-            _Attempt(**said | {"failures": [Failure(**failure) for failure in said["failures"]]})
-            for said in nodes.collect(asdict(ended))
+            _Attempt(**payload | {"failures": [Failure(**failure) for failure in payload["failures"]]})
+            for payload in nodes.gather(asdict(ended))
         ]
-        verdict = _verdict(job, all_ended, attempt, before) if nodes.number == 0 else None
-        said = nodes.agree(None if verdict is None else asdict(verdict))
-        verdict = _Verdict(**said | {"failure": Failure(**said["failure"]) if said["failure"] else None})
+        verdict = _verdict(job, all_ended, attempt, before) if nodes.node_rank == 0 else None
+        payload = nodes.broadcast(None if verdict is None else asdict(verdict))
+        verdict = _Verdict(**payload | {"failure": Failure(**payload["failure"]) if payload["failure"] else None})
         if verdict.failure is not None:
             print(f"error: {verdict.failure}", file=sys.stderr)
             if verdict.failure.cause != "user error":
                 print(f"all ranks were ended; the output of each: {_logs(job)}", file=sys.stderr)
         for note in verdict.notes:
             say(note)
-        if not verdict.again:
+        if not verdict.restart:
             return verdict.code
         resume, attempt = verdict.resume, attempt + 1
 
@@ -183,32 +183,35 @@ def _run_once(job: Job, nodes: Nodes, port: int, attempt: int, resume: bool) -> 
     command = job.command
     if resume:
         command = (*(word for word in command if not word.startswith(f"{RESUME}=")), f"{RESUME}=true")
-    block = nodes.block(port)
-    for rank in block.ranks:
-        with log_of(job.logs, rank).open("a", encoding="utf-8") as log:
-            log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} rank {rank} of {block.world_size}\n")
+    local_ranks = nodes.local_ranks(port)
+    for rank in local_ranks.ranks:
+        with rank_log_path(job.logs, rank).open("a", encoding="utf-8") as log:
+            log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} rank {rank} of {local_ranks.world_size}\n")
 
-    def elsewhere() -> list[Failure]:
-        heard = (alarm for alarm in nodes.listen() if alarm["attempt"] == attempt)
+    def remote_failures() -> list[Failure]:
+        heard = (alarm for alarm in nodes.poll_alarms() if alarm["attempt"] == attempt)
         return [Failure(**failure) for alarm in heard for failure in alarm["failures"]]
 
     with tempfile.TemporaryDirectory(prefix="erniekit-ranks-") as reports, received_signals() as received:
-        ranks = spawn(block, command, logs=job.logs, reports=Path(reports), gpu=job.gpu)
+        ranks = spawn(local_ranks, command, logs=job.logs, reports=Path(reports), gpu=job.gpu)
         try:
-            waiting, typed = passing_on(received, ranks), Commands.typed() if nodes.number == 0 else NO_COMMANDS
+            waiting, typed = (
+                signal_forwarder(received, ranks),
+                Commands.typed() if nodes.node_rank == 0 else NO_COMMANDS,
+            )
 
             def keep_waiting() -> bool:
-                if problem := hand_on(typed.lines(), _output_dir(job.config)):
+                if problem := forward_commands(typed.lines(), _output_dir(job.config)):
                     print(problem, file=sys.stderr)
                 return waiting()
 
-            failures = watch(ranks, keep_waiting=keep_waiting, elsewhere=elsewhere)
+            failures = watch(ranks, keep_waiting=keep_waiting, remote_failures=remote_failures)
             if len(received) > 1:
                 failures = []  # ended at once, as was asked for: one may have lost another that was quicker
             if failures:
-                nodes.call_out({"attempt": attempt, "failures": [asdict(failure) for failure in failures]})
+                nodes.broadcast_alarm({"attempt": attempt, "failures": [asdict(failure) for failure in failures]})
         finally:
-            ranks.end()
+            ranks.kill()
     numbers = [abs(ended.code) % 128 for ended in ranks.ended.values() if ended.code]  # of signals, if nothing failed
     code = 128 + (received[0] if received else numbers[0]) if numbers else 0
     return _Attempt(failures, code, bool(received))
@@ -223,26 +226,26 @@ def _verdict(job: Job, ended: list[_Attempt], attempt: int, before: dict[Path, i
     failures = [failure for each in ended for failure in each.failures]
     if not failures:
         return _Verdict(None, next((each.code for each in ended if each.code), 0))
-    failure = first_cause(failures)
+    failure = root_cause(failures)
     if failure.cause == "user error":
         return _Verdict(failure, USER_ERROR)
     restarts = job.config.distributed.max_restarts
     if attempt == restarts or any(each.stopped for each in ended):
         return _Verdict(failure, failure.code)
     newest, skipped = newest_complete(_output_dir(job.config))
-    own = newest is not None and before.get(newest) != _completed(newest)  # others may be what this job replaces
-    whence = f"from {newest}" if own else "this job has written no complete checkpoint, so it begins as it began"
-    notes = (*skipped, f"restart {attempt + 1} of {restarts}: {whence}")
-    return _Verdict(failure, failure.code, again=True, resume=own, notes=notes)
+    own = newest is not None and before.get(newest) != _completion_time(newest)  # others may be what this job replaces
+    resume_source = f"from {newest}" if own else "this job has written no complete checkpoint, so it begins as it began"
+    notes = (*skipped, f"restart {attempt + 1} of {restarts}: {resume_source}")
+    return _Verdict(failure, failure.code, restart=True, resume=own, notes=notes)
 
 
 def _announcement(job: Job, nodes: Nodes, topology: Topology) -> str:
     layout = " x ".join(f"{axis} {topology.degree(axis)}" for axis in AXES if topology.degree(axis) > 1)
     ranks = f"{topology.world_size} ranks ({layout})" if layout else "1 rank"
     if nodes.links:
-        here = nodes.block(0).ranks
-        own = f"{here[0]} to {here[-1]}" if len(here) > 1 else f"rank {here[0]}"
-        ranks += f", of which node {nodes.number} of {len(nodes.counts)} runs {own}"
+        node_ranks = nodes.local_ranks(0).ranks
+        own = f"{node_ranks[0]} to {node_ranks[-1]}" if len(node_ranks) > 1 else f"rank {node_ranks[0]}"
+        ranks += f", of which node {nodes.node_rank} of {len(nodes.counts)} runs {own}"
     return f"{ranks}; the output of each: {_logs(job)}"
 
 
@@ -257,7 +260,7 @@ def _make_log_folder(folder: Path) -> None:
 
 
 def _logs(job: Job) -> Path:
-    return log_of(job.logs, 0).with_name("rank-N.log")
+    return rank_log_path(job.logs, 0).with_name("rank-N.log")
 
 
 def _output_dir(config: Config) -> Path:
@@ -265,10 +268,10 @@ def _output_dir(config: Config) -> Path:
 
 
 def _checkpoints(config: Config) -> dict[Path, int]:
-    return {folder: _completed(folder) for folder in checkpoint_folders(_output_dir(config))}
+    return {folder: _completion_time(folder) for folder in checkpoint_folders(_output_dir(config))}
 
 
-def _completed(checkpoint: Path) -> int:
+def _completion_time(checkpoint: Path) -> int:
     """When a checkpoint was completed (nanoseconds); 0 where it is not complete."""
     manifest = checkpoint / MANIFEST
     return manifest.stat().st_mtime_ns if manifest.is_file() else 0

@@ -11,29 +11,29 @@ from paddle import Tensor
 
 from erniekit.errors import ConfigurationError
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.decoder import Decoder, embedding_at_the_end
-from erniekit.parallel.copies import SYNCHRONISED, Copies
-from erniekit.parallel.decoder_pipeline import DecoderPipeline, stack_part
+from erniekit.model.decoder import Decoder, last_stage_needs_embedding
+from erniekit.parallel.copies import SYNC_FLAGS, ReplicatedParameterSync
+from erniekit.parallel.decoder_pipeline import DecoderPipeline, build_pipeline_stage
 from erniekit.parallel.experts import expert_ranks
 from erniekit.parallel.from_config import topology_from
 from erniekit.parallel.mesh import Mesh
 from erniekit.parallel.pipeline import PipelineOptions
 from erniekit.parallel.ranks import LayoutRanks
-from erniekit.parallel.sharding import DividedOptimizer, divide
-from erniekit.parallel.start import start_ranks
+from erniekit.parallel.sharding import ShardedOptimizer, shard_model
+from erniekit.parallel.start import init_mesh
 from erniekit.parallel.topology import AXES, PARAMETER, Topology
 from erniekit.parameters import Config
-from erniekit.runners.layout_plan import divided_layers
+from erniekit.runners.layout_plan import partition_layers
 from erniekit.runners.optimizer import adamw_of
 from erniekit.training.moments import StoredMomentsAdamW
 from erniekit.training.optimizer import create_state, trainable_parameters
-from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
 from erniekit.training.settings import optimizer_settings_from
 
-LAID_OUT_BY = ("split_param", "enable_stage1_tensor_fusion")  # words that decide which values a rank updates
+SHARDING_LAYOUT_WORDS = ("split_param", "enable_stage1_tensor_fusion")  # words that decide which values a rank updates
 
 
-def own_place(config: Config, model_config: ModelConfig) -> tuple[Topology, int]:
+def topology_and_rank(config: Config, model_config: ModelConfig) -> tuple[Topology, int]:
     """The layout of the run, and which of its ranks this process is; known before any group forms.
 
     A process that no launcher has started is alone.
@@ -42,31 +42,33 @@ def own_place(config: Config, model_config: ModelConfig) -> tuple[Topology, int]
         ConfigurationError: ranks or model cannot be divided as the configuration says.
     """
     topology = topology_from(config, int(os.environ.get("PADDLE_TRAINERS_NUM", 1)))
-    divided_layers(config, model_config, topology)
+    partition_layers(config, model_config, topology)
     return topology, int(os.environ.get("PADDLE_TRAINER_ID", 0))
 
 
 def join_ranks(config: Config, topology: Topology) -> Mesh:
     """Form the groups with the other ranks."""
-    return start_ranks(topology, timeout=config.distributed.distributed_timeout)
+    return init_mesh(topology, timeout=config.distributed.distributed_timeout)
 
 
-def model_division(config: Config, model_config: ModelConfig, mesh: Mesh) -> dict[str, Any]:
+def model_shard_arguments(config: Config, model_config: ModelConfig, mesh: Mesh) -> dict[str, Any]:
     """What this rank has of a model, as arguments of `build_model`."""
     way, section = config.acceleration.moe_multimodal_dispatch_use_allgather, config.distributed
     layers = model_config.num_hidden_layers
     return {
-        "reader": mesh.reader,
-        "readers": mesh.topology.readers,
-        "tensor": replace(mesh.tensor, skips_copies="enable_mp_skip_c_identity" in section.tensor_parallel_config),
-        "experts": expert_ranks(mesh, gather="allgather" in way, padded=not way.endswith("unpad")),
-        "part": stack_part(layers, mesh, section.pp_seg_method, section.add_tail_layers),
-        "exchange": mesh.exchange,
-        "maximum": mesh.maximum,
+        "dp_rank": mesh.dp_rank,
+        "dp_world_size": mesh.topology.dp_world_size,
+        "tp": replace(mesh.tp, skip_c_identity="enable_mp_skip_c_identity" in section.tensor_parallel_config),
+        "expert_parallel": expert_ranks(mesh, gather="allgather" in way, padded=not way.endswith("unpad")),
+        "pipeline_stage": build_pipeline_stage(layers, mesh, section.pp_seg_method, section.add_tail_layers),
+        "all_gather_object": mesh.all_gather_object,
+        "all_reduce_max": mesh.maximum,
     }
 
 
-def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Mapping[str, Tensor]) -> tuple[Any, Ranks]:
+def optimizer_and_ranks(
+    config: Config, mesh: Mesh, model: Decoder, parameters: Mapping[str, Tensor]
+) -> tuple[Any, Ranks]:
     """The optimizer of this rank, and what a step asks of the others.
 
     Args:
@@ -77,12 +79,12 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
     adamw = adamw_of(config, parameters, settings)
     if topology.world_size == 1:
         create_state(adamw, adamw._parameter_list)
-        return adamw, SINGLE
-    stage = copies = None
+        return adamw, SINGLE_PROCESS
+    sharding_strategy = replicated_sync = None
     # a sharding group may be one without adapters, on all its ranks: of a stage, or of experts
     if topology.sharding > 1 and trainable_parameters(parameters):
         group, words = mesh.group("sharding"), section.sharding_parallel_config
-        stage = divide(
+        sharding_strategy = shard_model(
             section.sharding,
             adamw,
             model,
@@ -92,7 +94,7 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
             fused="enable_stage1_tensor_fusion" in words,
             release=config.memory.release_grads,
         )
-        optimizer: Any = DividedOptimizer(adamw, stage, parameters, group)
+        optimizer: Any = ShardedOptimizer(adamw, sharding_strategy, parameters, group)
     else:
         optimizer = adamw
         create_state(adamw, adamw._parameter_list)
@@ -102,48 +104,50 @@ def divided_training(config: Config, mesh: Mesh, model: Decoder, parameters: Map
             "tensor_parallel_config: sync_moment cannot reach moments that are kept in fewer bits or away from the "
             "device.\n  Leave it out: ranks of a tensor-parallel group compute equal moments without it, too."
         )
-    if topology.tensor > 1 and SYNCHRONISED.intersection(words):
+    if topology.tensor > 1 and SYNC_FLAGS.intersection(words):
         trained, updated = trainable_parameters(parameters), None
-        if stage is not None:
-            shares = {name: stage.share(parameter).tensor for name, parameter in trained.items()}
-            updated = {name: tensor for name, tensor in shares.items() if tensor is not None}
+        if sharding_strategy is not None:
+            param_shards = {
+                name: sharding_strategy.param_shard(parameter).tensor for name, parameter in trained.items()
+            }
+            updated = {name: tensor for name, tensor in param_shards.items() if tensor is not None}
 
         def state(kind: str, tensor: Tensor) -> Tensor:
             return adamw.read(tensor.name, kind)
 
-        copies = Copies(trained, state, mesh.group("tensor"), words, updated)
+        replicated_sync = ReplicatedParameterSync(trained, state, mesh.group("tensor"), words, updated)
     in_backward = topology.sequence_parallel and not section.use_sp_callback
     return optimizer, LayoutRanks(
         mesh,
         parameters,
-        stage=stage,
+        sharding_strategy=sharding_strategy,
         pipeline=_pipeline(config, mesh, model),
-        copies=copies,
+        replicated_sync=replicated_sync,
         sum_in_backward=in_backward,
-        layout=_division(config, topology),
+        layout=_layout_record(config, topology),
     )
 
 
-def _division(config: Config, topology: Topology) -> dict[str, Any]:
+def _layout_record(config: Config, topology: Topology) -> dict[str, Any]:
     """By parameter, everything that decides what a rank of a training run has; what is not divided is left out."""
     section = config.distributed
-    division: dict[str, Any] = {"ranks": topology.world_size}
-    division |= {PARAMETER[axis]: topology.degree(axis) for axis in AXES if topology.degree(axis) > 1}
+    layout_record: dict[str, Any] = {"ranks": topology.world_size}
+    layout_record |= {PARAMETER[axis]: topology.degree(axis) for axis in AXES if topology.degree(axis) > 1}
     if topology.pipeline > 1:
         names = ("virtual_pp_degree", "pp_seg_method", "add_tail_layers")
-        division |= {name: config[name] for name in names}
+        layout_record |= {name: config[name] for name in names}
     if topology.sharding > 1:
-        laid_out = [word for word in section.sharding_parallel_config if word in LAID_OUT_BY]
-        division |= {"sharding": section.sharding, "sharding_parallel_config": " ".join(sorted(laid_out))}
+        layout_words = [word for word in section.sharding_parallel_config if word in SHARDING_LAYOUT_WORDS]
+        layout_record |= {"sharding": section.sharding, "sharding_parallel_config": " ".join(sorted(layout_words))}
     if topology.expert > 1:
-        division["moe_group"] = {"tensor": "mp", "data": "data"}[str(topology.expert_axis)]
-    return division
+        layout_record["moe_group"] = {"tensor": "mp", "data": "data"}[str(topology.expert_axis)]
+    return layout_record
 
 
-def divided_evaluation(config: Config, mesh: Mesh, model: Decoder) -> Ranks:
+def evaluation_ranks(config: Config, mesh: Mesh, model: Decoder) -> Ranks:
     """What an evaluation on its own asks of the other ranks: nothing is trained, so only the model is divided."""
     if mesh.topology.world_size == 1:
-        return SINGLE
+        return SINGLE_PROCESS
     return LayoutRanks(mesh, {}, pipeline=_pipeline(config, mesh, model))
 
 
@@ -151,8 +155,8 @@ def _pipeline(config: Config, mesh: Mesh, model: Decoder) -> DecoderPipeline | N
     if mesh.topology.pipeline == 1:
         return None
     words = config.distributed.pipeline_parallel_config
-    options = PipelineOptions.from_words(words, fixed_shape=_padding_is_harmless(config))
-    return DecoderPipeline(mesh, options, copied_embedding=embedding_at_the_end(model.config))
+    options = PipelineOptions.from_flags(words, fixed_shape=_padding_is_harmless(config))
+    return DecoderPipeline(mesh, options, tied_embeddings=last_stage_needs_embedding(model.config))
 
 
 def _padding_is_harmless(config: Config) -> bool:

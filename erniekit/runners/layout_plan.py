@@ -20,8 +20,8 @@ from erniekit.parallel.memory_estimate import (
     Workload,
     training_memory,
 )
-from erniekit.parallel.simulation import run_costs, simulate
-from erniekit.parameters.dpo import reference_way
+from erniekit.parallel.simulation import chunk_costs, simulate
+from erniekit.parameters.dpo import reference_mode
 from erniekit.runners.adapters import adapter_plan
 from erniekit.runners.hub_cache import local_model_folder
 from erniekit.runners.quantization import quantization_from
@@ -40,27 +40,27 @@ class LayoutPlan:
 
     Attributes:
         work: what a rank computes at a time.
-        runs: the layers of each run of the pipeline, see `stages.layer_runs`.
+        model_chunks: the layers of each run of the pipeline, see `stages.layer_runs`.
         memory: bytes by purpose of a rank of each pipeline stage, see `training_memory`.
-        sent: bytes that a rank of each stage sends in a step, by axis, see `step_bytes`.
-        waiting: the share of a step in which stages wait for each other, see `simulate`.
+        bytes_sent: bytes that a rank of each stage sends in a step, by axis, see `step_bytes`.
+        bubble: the share of a step in which stages wait for each other, see `simulate`.
     """
 
     model: ModelConfig
     work: Workload
     topology: Topology
-    runs: list[range]
+    model_chunks: list[range]
     memory: list[dict[str, int]]
-    sent: list[dict[str, int]]
-    waiting: float
+    bytes_sent: list[dict[str, int]]
+    bubble: float
 
     @property
-    def busiest(self) -> dict[str, int]:
+    def max_traffic(self) -> dict[str, int]:
         """What the rank that sends most sends in a step, by axis."""
-        return max(self.sent, key=lambda axes: sum(axes.values()))
+        return max(self.bytes_sent, key=lambda axes: sum(axes.values()))
 
     @property
-    def fullest(self) -> dict[str, int]:
+    def max_memory(self) -> dict[str, int]:
         """The memory of the rank that takes most."""
         return max(self.memory, key=lambda stage: stage["total"])
 
@@ -77,22 +77,24 @@ def plan_layout(
         ConfigurationError: ranks or model cannot be divided so.
     """
     topology = topology_from(config, world_size)
-    runs = divided_layers(config, model, topology)
+    model_chunks = partition_layers(config, model, topology)
     work = replace(workload(config, model), longest_document=longest_document)
     stages = range(topology.pipeline)
-    timeline = simulate(topology, work.accumulation, run_costs(model, runs), backward=3 if work.recompute else 2)
+    timeline = simulate(
+        topology, work.accumulation, chunk_costs(model, model_chunks), backward=3 if work.recompute else 2
+    )
     return LayoutPlan(
         model,
         work,
         topology,
-        runs,
-        memory=[training_memory(model, work, topology, runs, stage) for stage in stages],
-        sent=[step_bytes(model, work, topology, runs, stage) for stage in stages],
-        waiting=timeline.waiting,
+        model_chunks,
+        memory=[training_memory(model, work, topology, model_chunks, stage) for stage in stages],
+        bytes_sent=[step_bytes(model, work, topology, model_chunks, stage) for stage in stages],
+        bubble=timeline.bubble,
     )
 
 
-def model_on_paper(config: Config) -> ModelConfig | str:
+def known_model_config(config: Config) -> ModelConfig | str:
     """The shape of the model, or why it is unknown, which is no problem of the configuration: it may be made later."""
     name = config.basic.model_name_or_path
     try:
@@ -104,7 +106,7 @@ def model_on_paper(config: Config) -> ModelConfig | str:
         return str(error)
 
 
-def divided_layers(config: Config, model: ModelConfig, topology: Topology) -> list[range]:
+def partition_layers(config: Config, model: ModelConfig, topology: Topology) -> list[range]:
     """The layers of each run of the pipeline, once everything of the model is known to be divisible.
 
     Raises:
@@ -124,7 +126,7 @@ def workload(config: Config, model: ModelConfig) -> Workload:
     """What of a configuration decides how much memory a rank takes."""
     adapters = adapter_plan(config, model)
     quantization = quantization_from(config)
-    way = reference_way(config.dpo, lora=config.lora.lora)
+    mode = reference_mode(config.dpo, lora=config.lora.lora)
     budget = config.acceleration.batch_tokens
     rows = -(-budget // config.training.max_seq_len) if budget else config.training.per_device_train_batch_size
     return Workload(
@@ -136,7 +138,7 @@ def workload(config: Config, model: ModelConfig) -> Workload:
         recompute_granularity=config.memory.recompute_granularity,
         fused_head=config.memory.use_fused_head_and_loss_fn,
         dense_mask=config.uses_dense_mask,
-        reference_copy=config.basic.stage == "DPO" and way == "copy",
+        reference_copy=config.basic.stage == "DPO" and mode == "copy",
         adapters=adapters.settings if adapters else None,
         sharding=SHARDING_LEVELS[config.distributed.sharding],
         weight_only=quantization if isinstance(quantization, WeightOnly) else None,
@@ -147,7 +149,7 @@ def workload(config: Config, model: ModelConfig) -> Workload:
 
 def number_formats(config: Config) -> Formats:
     """Of the arithmetic, and of what AdamW remembers: nothing on the device where it is elsewhere between steps."""
-    formats = _arithmetic(config)
+    formats = _compute_formats(config)
     if config.memory.offload_optim or config.fp8.tensorwise_offload_optimizer:
         return replace(formats, moments=0, master=0)
     return replace(formats, moments=4) if config.fp8.use_lowprecision_moment else formats
@@ -157,14 +159,14 @@ def _checkpoint_value(config: Config) -> float:
     """Bytes of a trained value that `async_save` keeps in shared memory until the checkpoint is on the disk."""
     if "async_save" not in config["unified_checkpoint_config"] or config["save_strategy"] == "no":
         return 0.0
-    weight = 4 + _arithmetic(config).master
+    weight = 4 + _compute_formats(config).master
     if config["ignore_save_lr_and_optim"]:
         return weight
     stage = "O0" if config["disable_ckpt_quant"] else config["ckpt_quant_stage"]
     return weight + MOMENTS_IN_CHECKPOINTS[stage]
 
 
-def _arithmetic(config: Config) -> Formats:
+def _compute_formats(config: Config) -> Formats:
     """float32 on a CPU; what section 1.8 says on the GPU that 16-bit formats or `device` ask for."""
     precision = config.precision
     sixteen_bits = precision.bf16 or precision.fp16

@@ -20,7 +20,7 @@ PROMPTS = (
     "计算 12 加 30 等于多少？",
     "def fibonacci(n):",
 )
-ROOM = 1.3  # what computing takes beside the weights, as a factor
+MEMORY_FACTOR = 1.3  # what computing takes beside the weights, as a factor
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class LogitDifference:
     largest: float
     largest_logit: float
     positions: int
-    same_choice: int  # positions at which both have the same most likely token
+    same_argmax: int  # positions at which both have the same most likely token
 
     def __str__(self) -> str:
         return (
             f"largest difference {self.largest:.3g} (logits up to {self.largest_logit:.3g}), the same most likely "
-            f"token at {self.same_choice} of {self.positions} positions of {len(PROMPTS)} prompts"
+            f"token at {self.same_argmax} of {self.positions} positions of {len(PROMPTS)} prompts"
         )
 
 
@@ -46,14 +46,14 @@ def compare(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> Logi
         largest=max(float(np.abs(ours - theirs).max()) for ours, theirs in pairs),
         largest_logit=max(float(np.abs(ours).max()) for ours, _ in pairs),
         positions=sum(len(ours) for ours, _ in pairs),
-        same_choice=sum(int((ours.argmax(-1) == theirs.argmax(-1)).sum()) for ours, theirs in pairs),
+        same_argmax=sum(int((ours.argmax(-1) == theirs.argmax(-1)).sum()) for ours, theirs in pairs),
     )
 
 
 def fits_in_memory(config: ModelConfig) -> bool:
     """Whether a model of this shape can be loaded as float32 now."""
     available = available_memory()
-    return available is None or 4 * config.parameter_count() * ROOM < available
+    return available is None or 4 * config.parameter_count() * MEMORY_FACTOR < available
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:

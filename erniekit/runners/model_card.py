@@ -93,8 +93,8 @@ def model_card(
     blocks += _section("Use", use)
     blocks += _section("Files", _table(facts))
     blocks += _section("Data", _data(parameters))
-    figures = {key: _number(value) for key, value in results.items() if not isinstance(value, Mapping)}
-    blocks += _section("Results", _table(figures))
+    metrics = {key: _number(value) for key, value in results.items() if not isinstance(value, Mapping)}
+    blocks += _section("Results", _table(metrics))
     if parameters:
         text = yaml.safe_dump(dict(parameters), sort_keys=False, allow_unicode=True).rstrip()
         blocks += _section("Parameters", f"All parameters of the run, defaults included:\n\n```yaml\n{text}\n```")

@@ -14,28 +14,28 @@ from erniekit.model.adapters.lora import named_adapter_weights
 from erniekit.model.decoder import Decoder
 from erniekit.model.quantization.fp8 import read_averages, write_averages
 from erniekit.model.weights import named_weights
-from erniekit.model.whole import OwnTensors, held
+from erniekit.model.whole import SingleProcessTensors, local_tensors
 from erniekit.parameters import Config
-from erniekit.training.rank_files import OPTIMIZER, WEIGHTS, Parts
+from erniekit.training.rank_files import OPTIMIZER, WEIGHTS, CheckpointShards
 from erniekit.training.ranks import Ranks
 from erniekit.training.tensor_files import open_tensors, write_tensors
 
 _STEM = "weights"
 
 
-def parts_of(config: Config, model: Decoder, ranks: Ranks) -> Parts:
+def shards_of(config: Config, model: Decoder, ranks: Ranks) -> CheckpointShards:
     """What every rank of a run writes of its own, and how it reads what it has written of the model."""
-    section, own = config.checkpoint, OwnModel(model, ranks, config.lora.lora)
+    section, own = config.checkpoint, LocalModelShard(model, ranks, config.lora.lora)
     kinds: frozenset[str] = frozenset()
     if not section.unified_checkpoint:
         kinds = frozenset({WEIGHTS, OPTIMIZER})
     elif "ignore_merge_optimizer" in section.unified_checkpoint_config:
         kinds = frozenset({OPTIMIZER})
-    return Parts(kinds, own.write, own.load, config["optim_shard_num"])
+    return CheckpointShards(kinds, own.write, own.load, config["optim_shard_num"])
 
 
 @dataclass(frozen=True)
-class OwnModel:
+class LocalModelShard:
     """This rank's part of the trained model: all its weights, or the adapters where these are trained.
 
     Attributes:
@@ -50,9 +50,9 @@ class OwnModel:
     def write(self, folder: Path) -> None:
         """Put the values that this rank has into `folder`, as they lie in memory. Exchanges nothing, for another rank
         may have failed before it came here."""
-        write_tensors(folder, _STEM, OwnTensors(held(self._tensors())))
+        write_tensors(folder, _STEM, SingleProcessTensors(local_tensors(self._tensors())))
         if self.model.activation_scales:
-            write_averages(folder, self.model.activation_scales.own_averages())
+            write_averages(folder, self.model.activation_scales.local_averages())
 
     @paddle.no_grad()
     def load(self, folder: Path) -> None:
@@ -80,4 +80,4 @@ class OwnModel:
             self.model.activation_scales.restore(read_averages(folder))
 
     def _tensors(self) -> Mapping[str, Tensor]:
-        return self.ranks.own((named_adapter_weights if self.adapters else named_weights)(self.model))
+        return self.ranks.local_shards((named_adapter_weights if self.adapters else named_weights)(self.model))

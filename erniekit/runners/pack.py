@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from erniekit.data.packed import refuse_occupied, write_packed
+from erniekit.data.packed import check_empty_or_new, write_packed
 from erniekit.errors import ConfigurationError
 from erniekit.parameters import Config
-from erniekit.runners.data_wiring import packed_maker, training_dataset, training_plan
+from erniekit.runners.data_wiring import data_fingerprint_of, training_dataset, training_plan
 from erniekit.runners.wiring import Say, open_tokenizer
 
 
@@ -21,7 +21,7 @@ def pack_data(config: Config, target: Path, say: Say = print) -> None:
         say(line)
     if "packed" in config.training.train_dataset_type:
         raise ConfigurationError("train_dataset_type: the data is packed already; give the files it was made from")
-    refuse_occupied(target)
+    check_empty_or_new(target)
     tokenizer, template = open_tokenizer(config)
     dataset = training_dataset(config, tokenizer, template)
     plan = training_plan(config, dataset)
@@ -29,6 +29,6 @@ def pack_data(config: Config, target: Path, say: Say = print) -> None:
     say(plan.describe(num_train_epochs=1).splitlines()[0])
     packs = plan.packs(0)
     batch_tokens = config.acceleration.batch_tokens
-    write_packed(target, dataset, packs, packed_maker(config, tokenizer, template), batch_tokens=batch_tokens)
+    write_packed(target, dataset, packs, data_fingerprint_of(config, tokenizer, template), batch_tokens=batch_tokens)
     say(f"wrote {len(packs):,} {'batches' if batch_tokens else 'rows'} to {target}; train on them with")
     say(f"  train_dataset_path: {target}\n  train_dataset_type: packed")

@@ -43,14 +43,14 @@ def mixed_precision(config: Config) -> MixedPrecision | None:
     )
 
 
-def compute_as_asked(config: Config, model: Decoder, say: Callable[[str], None]) -> None:
+def apply_mixed_precision(config: Config, model: Decoder, say: Callable[[str], None]) -> None:
     """Make a model compute in 16 bits where the configuration asks for it and the device is a GPU. What of its fused
     kernels it has no use for is told."""
-    from erniekit.model.kernels import fused
+    from erniekit.model.kernels import fused_kernels
     from erniekit.model.linear import Linear
 
     biases = (layer.bias for layer in model.sublayers() if isinstance(layer, Linear))
-    if fused().linear and all(bias is None for bias in biases):
+    if fused_kernels().linear and all(bias is None for bias in biases):
         say("`fuse_linear` has no effect: no linear layer of this model has a bias")
     precision = mixed_precision(config)
     if precision is not None:
@@ -75,7 +75,7 @@ def unknown_operators(config: Config) -> list[str]:
     ]
 
 
-def first_loss_scale(config: Config) -> float | None:
+def initial_loss_scale(config: Config) -> float | None:
     """`scale_loss` where the run computes in float16."""
     precision = mixed_precision(config)
     return float(config.precision.scale_loss) if precision is not None and precision.dtype == "float16" else None

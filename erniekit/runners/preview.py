@@ -5,7 +5,7 @@ from __future__ import annotations
 from erniekit.data.preview import render_batch
 from erniekit.parameters import Config
 from erniekit.runners.data_wiring import (
-    Reader,
+    DataParallelRank,
     count_steps,
     evaluation_dataset,
     evaluation_plan,
@@ -33,11 +33,11 @@ def preview(config: Config, *, rows: int = 1, documents: int = 8, color: bool = 
     return "\n\n".join(shown)
 
 
-def data_summary(config: Config, readers: int = 1) -> str:
+def data_summary(config: Config, dp_world_size: int = 1) -> str:
     """Counts of every data file that the configuration reads, packing, and the exact number of steps.
 
     Args:
-        readers: how many ranks divide every batch.
+        dp_world_size: how many ranks divide every batch.
 
     Raises:
         UserError: the tokenizer or the data cannot be used.
@@ -46,7 +46,7 @@ def data_summary(config: Config, readers: int = 1) -> str:
     blocks = []
     if config.basic.do_train or config.verb == "preview":
         dataset = training_dataset(config, tokenizer, template)
-        plan = training_plan(config, dataset, Reader(data_world=readers))
+        plan = training_plan(config, dataset, DataParallelRank(dp_world_size=dp_world_size))
         count_steps(config, plan)
         blocks += [str(dataset.report), plan.describe(config.training.max_steps, config.training.num_train_epochs)]
     if config.basic.do_eval and config.evaluation.eval_dataset_path:

@@ -14,8 +14,8 @@ from erniekit.errors import ConfigurationError
 from erniekit.model.storage.model_folder import refuse_half_written
 from erniekit.training.checkpoint_folder import (
     holds_foreign_model,
+    publish_files,
     remove_model,
-    write_files_into,
     write_folder,
 )
 
@@ -54,16 +54,16 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
     """
     occupied = target.is_dir() and any(target.iterdir())
 
-    def write_or_clear(aside: Path) -> None:
+    def write_or_clear(temp_path: Path) -> None:
         with ExitStack() as undo:  # after a refusal or a signal: half of a folder is of no use to anybody
-            undo.callback(shutil.rmtree, aside, ignore_errors=True)
-            write(aside)
+            undo.callback(shutil.rmtree, temp_path, ignore_errors=True)
+            write(temp_path)
             undo.pop_all()
         if occupied and holds_foreign_model(target):
             remove_model(target)
 
     if occupied:
-        write_files_into(target, write_or_clear)
+        publish_files(target, write_or_clear)
     else:
         write_folder(target.absolute(), write_or_clear)
 

@@ -12,8 +12,8 @@ import paddle
 from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.model.adapters.settings import linear_shapes
 from erniekit.model.quantization.codes import quantize
-from erniekit.model.quantization.float8 import LARGEST, encode, largest_of, rotate
-from erniekit.model.quantization.fp8 import AVERAGES_FILE, FORWARD, Average, read_averages
+from erniekit.model.quantization.float8 import FP8_MAX, amax, encode, hadamard_rotate
+from erniekit.model.quantization.fp8 import AVERAGES_FILE, FORWARD_FORMAT, Average, read_averages
 from erniekit.model.quantization.settings import Fp8, WeightOnly
 from erniekit.model.storage import float8_tensors, packed_tensors
 from erniekit.model.storage.safetensors_file import StoredTensor
@@ -24,7 +24,7 @@ from erniekit.runners.trained_model import TrainedModel
 Shape = tuple[int, int]
 
 
-class StoredForm(Protocol):
+class WeightFormat(Protocol):
     """How linear weights are written."""
 
     def tensors(self, name: str, shape: Shape) -> Mapping[str, StoredTensor]:
@@ -41,7 +41,7 @@ class StoredForm(Protocol):
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedFormat:
     """Integers or 4-bit normal floats."""
 
     settings: WeightOnly
@@ -65,7 +65,7 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class EightBitFloats:
+class Float8Format:
     """e4m3 with one scale for each weight, and one, measured in training, for each layer's activations.
 
     Attributes:
@@ -86,15 +86,15 @@ class EightBitFloats:
 
     @paddle.no_grad()
     def values(self, name: str, weight: np.ndarray) -> list[np.ndarray]:
-        rotated = rotate(paddle.to_tensor(np.ascontiguousarray(weight, np.float32)), self.block)
-        codes, scale = encode(rotated, FORWARD, largest_of(rotated))
-        activations = self.averages[name.removesuffix(".weight")][0] / LARGEST[FORWARD]
+        rotated = hadamard_rotate(paddle.to_tensor(np.ascontiguousarray(weight, np.float32)), self.block)
+        codes, scale = encode(rotated, FORWARD_FORMAT, amax(rotated))
+        activations = self.averages[name.removesuffix(".weight")][0] / FP8_MAX[FORWARD_FORMAT]
         return [codes.view("uint8").numpy(), scale.numpy().reshape(1), np.array([activations], np.float32)]
 
     def config(self, weights: Mapping[str, Shape]) -> dict[str, Any]:
         return float8_tensors.quantization_config(list(weights), self.block)
 
-    def products(self) -> Fp8:
+    def fp8_settings(self) -> Fp8:
         """How a model computes with these weights and scales."""
         return Fp8(hadamard_block=self.block)
 
@@ -102,7 +102,7 @@ class EightBitFloats:
         return "e4m3" + (f", rotated in blocks of {self.block}" if self.block else "")
 
 
-def stored_form(config: Config, model: TrainedModel) -> StoredForm | None:
+def weight_format_from(config: Config, model: TrainedModel) -> WeightFormat | None:
     """How `erniekit export` writes linear weights; None: as floats.
 
     The command line asks for it: what a run's own file says is how it has trained.
@@ -114,7 +114,7 @@ def stored_form(config: Config, model: TrainedModel) -> StoredForm | None:
         return None
     quantization = quantization_from(config)
     if quantization is None or isinstance(quantization, WeightOnly):
-        return None if quantization is None else Packed(quantization)
+        return None if quantization is None else PackedFormat(quantization)
     averages, parameters = read_averages(model.folder), model.parameters
     if not averages:
         raise ConfigurationError(
@@ -122,19 +122,19 @@ def stored_form(config: Config, model: TrainedModel) -> StoredForm | None:
             f"{model.folder} has no {AVERAGES_FILE}.\n  Write weight_only_int8 or weight_only_int4, which need none."
         )
     block = parameters.get("hadamard_block_size", 0) if parameters.get("apply_hadamard") else 0
-    return EightBitFloats(averages, int(block))
+    return Float8Format(averages, int(block))
 
 
-def linear_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Shape]:
+def linear_weight_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Shape]:
     """Those of a model's weights that are written so."""
     return {f"{path}.weight": shape for path, shape in linear_shapes(shapes).items()}
 
 
-def tensors_in_files(
-    shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, str], form: StoredForm | None
+def stored_tensor_specs(
+    shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, str], form: WeightFormat | None
 ) -> dict[str, StoredTensor]:
     """Everything that the files of a model hold, in the order in which it is written."""
-    linears = linear_weights(shapes) if form else {}
+    linears = linear_weight_shapes(shapes) if form else {}
     tensors: dict[str, StoredTensor] = {}
     for name, shape in shapes.items():
         tensors |= (

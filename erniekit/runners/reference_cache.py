@@ -13,25 +13,29 @@ from erniekit.model.adapters.fingerprint import weights_fingerprint
 from erniekit.model.adapters.lora import named_adapter_weights
 from erniekit.model.decoder import Decoder
 from erniekit.runners.wiring import Say
-from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
 
 TABLE_VERSION = 1  # raise it where the same pairs and weights come to other log-probabilities
 
 
-def table_path(cache: Path, dataset: Dataset, model: Decoder, ranks: Ranks = SINGLE) -> Path:
+def table_path(cache: Path, dataset: Dataset, model: Decoder, ranks: Ranks = SINGLE_PROCESS) -> Path:
     """Named by what the values depend on: the pairs, the weights, how they are multiplied, and the adapters; the
     same on every rank."""
     digest = hashlib.blake2b(digest_size=16)
-    base = weights_fingerprint(model, ranks.exchange)
+    base = weights_fingerprint(model, ranks.all_gather_object)
     digest.update(repr((TABLE_VERSION, dataset.fingerprint, len(dataset), base)).encode())
     if model.activation_scales is not None:
         digest.update(repr(model.activation_scales.settings).encode())
     for name, weight in named_adapter_weights(model).items():
         digest.update(name.encode())
         digest.update(weight.numpy().tobytes())
-    parts = dict.fromkeys(ranks.exchange(digest.hexdigest()))  # one, unless ranks hold different parts of the model
+    digests = dict.fromkeys(
+        ranks.all_gather_object(digest.hexdigest())
+    )  # one, unless ranks hold different parts of the model
     name = (
-        "".join(parts) if len(parts) == 1 else hashlib.blake2b(repr(list(parts)).encode(), digest_size=16).hexdigest()
+        "".join(digests)
+        if len(digests) == 1
+        else hashlib.blake2b(repr(list(digests)).encode(), digest_size=16).hexdigest()
     )
     return cache / "reference" / f"{name}.npy"
 
@@ -47,12 +51,12 @@ def read_table(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 def write_table(path: Path, table: np.ndarray, say: Say) -> None:
     """Replace the file as a whole. A disk that cannot be written is no reason to stop a run."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    temp_path = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(aside, "wb") as file:
+        with open(temp_path, "wb") as file:
             np.save(file, table, allow_pickle=False)
-        os.replace(aside, path)
+        os.replace(temp_path, path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        temp_path.unlink(missing_ok=True)
         say(f"warning: {path} cannot be written ({error.strerror}): the next run measures its reference again")

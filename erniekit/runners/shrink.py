@@ -17,14 +17,14 @@ import erniekit
 from erniekit.errors import ConfigurationError
 from erniekit.parallel.from_config import topology_from
 from erniekit.parallel.topology import Topology
-from erniekit.parameters.values import shown
-from erniekit.runners.layout_plan import model_on_paper
+from erniekit.parameters.values import format_value
+from erniekit.runners.layout_plan import known_model_config
 
 if TYPE_CHECKING:
     from erniekit.model.configuration import ModelConfig
     from erniekit.parameters import Config
 
-MOST_RANKS, WIDEST = 4, 2
+MAX_RANKS, MAX_DEGREE = 4, 2
 STEPS = 2
 LAYERS = 4
 DATA = {  # of each stage: files to train and to evaluate on, and their type
@@ -37,7 +37,7 @@ EXAMPLES = Path(erniekit.__file__).parents[1] / "examples"
 
 
 @dataclass(frozen=True)
-class Miniature:
+class ShrunkRun:
     """What a run becomes.
 
     Attributes:
@@ -53,7 +53,7 @@ class Miniature:
     notes: tuple[str, ...]
 
 
-def shrink(config: Config, model: ModelConfig, vocabulary: int) -> Miniature:
+def shrink(config: Config, model: ModelConfig, vocabulary: int) -> ShrunkRun:
     """The run of `config` in miniature.
 
     Args:
@@ -61,16 +61,16 @@ def shrink(config: Config, model: ModelConfig, vocabulary: int) -> Miniature:
         vocabulary: the size of the shipped tokenizer's.
     """
     asked = topology_from(config)
-    topology = _few_ranks(asked, data=config.distributed.moe_group == "data")
+    topology = _shrunk_topology(asked, data=config.distributed.moe_group == "data")
     small = _tiny_model(config, model, vocabulary)
-    parameters = _without_files(config) | _short_run(config) | _degrees(config, topology, small.num_hidden_layers)
+    parameters = _shipped_inputs(config) | _short_run(config) | _degrees(config, topology, small.num_hidden_layers)
     parameters["hadamard_block_size"] = min(config.fp8.hadamard_block_size, 32)
     if small.num_nextn_predict_layers != config.basic.num_nextn_predict_layers:
         parameters["num_nextn_predict_layers"] = small.num_nextn_predict_layers
-    return Miniature(small, parameters, topology.world_size, tuple(_lost(asked, topology)))
+    return ShrunkRun(small, parameters, topology.world_size, tuple(_dropped_axes(asked, topology)))
 
 
-def shrink_words(config: Config) -> tuple[list[str], int, list[str]]:
+def shrink_overrides(config: Config) -> tuple[list[str], int, list[str]]:
     """Write the tiny model beside `output_dir`, and say how to run it.
 
     Returns:
@@ -79,28 +79,28 @@ def shrink_words(config: Config) -> tuple[list[str], int, list[str]]:
     Raises:
         ConfigurationError: the model's shape is not known here, or the shipped examples are not.
     """
-    model = model_on_paper(config)
+    model = known_model_config(config)
     if isinstance(model, str):
         raise ConfigurationError(f"--shrink needs the shape of the model: {model}")
     source = EXAMPLES / "models" / "tiny-ernie"
     if not source.is_dir():
         raise ConfigurationError(f"--shrink needs the project's examples, and {EXAMPLES} does not exist")
     vocabulary = json.loads((source / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-    miniature = shrink(config, model, vocabulary)
+    shrunk_run = shrink(config, model, vocabulary)
     folder = Path(f"{config.basic.output_dir}-shrunken").expanduser() / "model"
     folder.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER:
         shutil.copy(source / name, folder / name)
-    _write_model(miniature.model, config.training.seed, folder)
-    own = miniature.parameters | {"model_name_or_path": str(folder), "output_dir": str(folder.parent / "run")}
+    _write_model(shrunk_run.model, config.training.seed, folder)
+    own = shrunk_run.parameters | {"model_name_or_path": str(folder), "output_dir": str(folder.parent / "run")}
     present = config.resolved()
-    words = [f"{name}={_written(value)}" for name, value in own.items() if value != present[name]]
+    words = [f"{name}={_override_text(value)}" for name, value in own.items() if value != present[name]]
     lines = [
-        f"shrunken to {miniature.model.parameter_count():,} random weights, {miniature.ranks} "
-        f"rank{'s' if miniature.ranks > 1 else ''} and {STEPS} steps; written to {folder.parent}",
-        *miniature.notes,
+        f"shrunken to {shrunk_run.model.parameter_count():,} random weights, {shrunk_run.ranks} "
+        f"rank{'s' if shrunk_run.ranks > 1 else ''} and {STEPS} steps; written to {folder.parent}",
+        *shrunk_run.notes,
     ]
-    return words, miniature.ranks, lines
+    return words, shrunk_run.ranks, lines
 
 
 def _write_model(model: ModelConfig, seed: int, folder: Path) -> None:
@@ -115,12 +115,12 @@ def _write_model(model: ModelConfig, seed: int, folder: Path) -> None:
     write_safetensors(folder / "model.safetensors", shapes, weights)
 
 
-def _few_ranks(asked: Topology, *, data: bool) -> Topology:
+def _shrunk_topology(asked: Topology, *, data: bool) -> Topology:
     """Two ranks for every axis that has several, in the order of what differs most between ranks, up to four."""
     ranks, degrees = 1, {}
     wanted = {"tensor": asked.tensor, "pipeline": asked.pipeline, "sharding": asked.sharding, "data": 1 + data}
     for axis, degree in wanted.items():
-        degrees[axis] = WIDEST if degree > 1 and ranks * WIDEST <= MOST_RANKS else 1
+        degrees[axis] = MAX_DEGREE if degree > 1 and ranks * MAX_DEGREE <= MAX_RANKS else 1
         ranks *= degrees[axis]
     return Topology(
         tensor=degrees["tensor"],
@@ -163,7 +163,7 @@ def _tiny_model(config: Config, model: ModelConfig, vocabulary: int) -> ModelCon
     )
 
 
-def _without_files(config: Config) -> dict[str, Any]:
+def _shipped_inputs(config: Config) -> dict[str, Any]:
     """The written model and shipped data in place of the user's."""
     train, held_out, kind = DATA[config.basic.stage]
     evaluated = {
@@ -238,16 +238,16 @@ def _degrees(config: Config, topology: Topology, layers: int) -> dict[str, Any]:
     }
 
 
-def _lost(asked: Topology, topology: Topology) -> list[str]:
+def _dropped_axes(asked: Topology, topology: Topology) -> list[str]:
     axes = [axis for axis in ("tensor", "pipeline", "sharding") if asked.degree(axis) > topology.degree(axis) == 1]
-    lines = [f"{axis} parallelism is left out: {MOST_RANKS} ranks hold two axes" for axis in axes]
+    lines = [f"{axis} parallelism is left out: {MAX_RANKS} ranks hold two axes" for axis in axes]
     if asked.virtual_pipeline > 1:
         lines.append("the pipeline is not interleaved: that needs three stages")
     return lines
 
 
-def _written(value: Any) -> str:
+def _override_text(value: Any) -> str:
     """As the command line reads it."""
     if isinstance(value, str):
         return value
-    return shown(value) if value != [] else "none"
+    return format_value(value) if value != [] else "none"

@@ -13,7 +13,7 @@ from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError,
 from erniekit.json_files import read_json_object
 from erniekit.model.adapters.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
 from erniekit.model.configuration import CONFIG_FILE
-from erniekit.model.storage.model_folder import refuse_half_written, refuse_parts_of_ranks
+from erniekit.model.storage.model_folder import refuse_half_written, refuse_sharded_checkpoint
 from erniekit.parameters import Config
 from erniekit.runners.adapters import base_folder
 from erniekit.runners.hub_cache import local_model_folder
@@ -23,7 +23,7 @@ from erniekit.training.checkpoint_folder import checkpoint_folders, problems
 PARAMETERS_FILE = "training_config.yaml"
 STATE_FILE = "trainer_state.json"
 MAX_RESULT_BYTES = 1 << 20
-_WHERE_MODELS_COME_FROM = ("model_name_or_path", "from_hf_hub", "from_aistudio", "from_modelscope")
+_MODEL_SOURCE_PARAMETERS = ("model_name_or_path", "from_hf_hub", "from_aistudio", "from_modelscope")
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ def find_trained_model(named: Path, config: Config) -> TrainedModel:
     if is_adapter_folder(folder):
         base = base_folder(folder)
         return TrainedModel(folder, True, base, start or str(base_model_of(folder)), parameters, _results(folder))
-    return TrainedModel(folder, False, _folder_if_here(parameters), start, parameters, _results(folder))
+    return TrainedModel(folder, False, _local_base_folder(parameters), start, parameters, _results(folder))
 
 
-def _folder_if_here(parameters: Mapping[str, Any]) -> Path | None:
+def _local_base_folder(parameters: Mapping[str, Any]) -> Path | None:
     """The folder of the model that a run started from; nothing is fetched for it."""
-    known = {name: parameters[name] for name in _WHERE_MODELS_COME_FROM if parameters.get(name)}
+    known = {name: parameters[name] for name in _MODEL_SOURCE_PARAMETERS if parameters.get(name)}
     if "model_name_or_path" not in known:
         return None
     try:
@@ -99,10 +99,10 @@ def _folder_if_here(parameters: Mapping[str, Any]) -> Path | None:
 def _check_complete(folder: Path, named: Path) -> None:
     refuse_half_written(folder)
     if not (folder / CONFIG_FILE).is_file() and not is_adapter_folder(folder):
-        refuse_parts_of_ranks(folder)
+        refuse_sharded_checkpoint(folder)
         checkpoints = [path for path in checkpoint_folders(folder) if not problems(path, hashes=False)]
         if checkpoints:
-            refuse_parts_of_ranks(checkpoints[-1])
+            refuse_sharded_checkpoint(checkpoints[-1])
             raise CheckpointError(
                 f"{folder}: the run has not finished, so it holds no final model.\n"
                 f"  Name its newest checkpoint, {checkpoints[-1]}, or let the run finish."

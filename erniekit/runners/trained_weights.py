@@ -20,11 +20,11 @@ from erniekit.model.storage.precision import STORED_TYPES, to_stored
 from erniekit.model.storage.shards import weight_files, write_weight_files
 from erniekit.model.storage.weight_layouts import open_weights
 from erniekit.runners.quantization import base_of_adapters
-from erniekit.runners.quantized_export import StoredForm, linear_weights, tensors_in_files
+from erniekit.runners.quantized_export import WeightFormat, linear_weight_shapes, stored_tensor_specs
 from erniekit.runners.trained_model import TrainedModel
 
 TYPE_NAMES = {stored: name for name, stored in STORED_TYPES.items()}
-_PIECE = 1 << 20  # values that are rounded at once
+_CHUNK_SIZE = 1 << 20  # values that are rounded at once
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ def open_trained_weights(model: TrainedModel) -> TrainedWeights:
 
     def read(name: str) -> np.ndarray:
         values = stored.read(name)
-        return merge(name, values if base is None else _rounded_base(base, name, values))
+        return merge(name, values if base is None else _dequantized_base(base, name, values))
 
     return TrainedWeights(config, shapes, lambda: ((name, read(name)) for name in shapes))
 
 
-def _rounded_base(settings: WeightOnly, name: str, values: np.ndarray) -> np.ndarray:
+def _dequantized_base(settings: WeightOnly, name: str, values: np.ndarray) -> np.ndarray:
     """What a weight of this Hugging Face name has been for adapters beside it; other weights as they are."""
     path = name.removesuffix(".weight")
     if values.ndim != 2 or path not in linear_shapes({name: values.shape}):
@@ -88,14 +88,14 @@ def write_weights(
     weights: TrainedWeights,
     types: Mapping[str, str],
     max_shard_bytes: int,
-    form: StoredForm | None = None,
+    form: WeightFormat | None = None,
 ) -> list[Path]:
     """Round every tensor once to its type and write it; a tensor at a time is in memory.
 
     Args:
         form: of linear weights; None: theirs is among the types.
     """
-    linears = linear_weights(weights.shapes) if form else {}
+    linears = linear_weight_shapes(weights.shapes) if form else {}
 
     def contents() -> Iterator[tuple[str, Iterable[Any]]]:
         for name, values in weights.read():
@@ -105,15 +105,15 @@ def write_weights(
             else:
                 yield name, _rounded(name, values, types[name])
 
-    tensors = tensors_in_files(weights.shapes, types, form)
+    tensors = stored_tensor_specs(weights.shapes, types, form)
     return write_weight_files(folder, tensors, contents(), max_shard_bytes, {"format": "pt"})
 
 
 def _rounded(name: str, values: np.ndarray, stored: str) -> Iterator[memoryview]:
     """A tensor's bytes, piece by piece, for rounding takes room beside the values."""
     flat = values.reshape(-1)
-    for start in range(0, flat.size, _PIECE):
-        yield to_stored(name, flat[start : start + _PIECE], stored).data
+    for start in range(0, flat.size, _CHUNK_SIZE):
+        yield to_stored(name, flat[start : start + _CHUNK_SIZE], stored).data
 
 
 def _is_router(name: str) -> bool:

@@ -8,15 +8,15 @@ from erniekit.data.batches import Batch, collate
 from erniekit.data.fields import UnusedFields
 from erniekit.data.problems import ProblemList
 from erniekit.data.template import Sample, Template
-from erniekit.data.tokenise import Counts, Settings, tokenise
+from erniekit.data.tokenise import RecordCounts, TokenizationSettings, tokenise
 from erniekit.data.tokenizer import Tokenizer
 from erniekit.errors import DataError
-from erniekit.model.adapters.lora import trained_weights
+from erniekit.model.adapters.lora import named_trainable_parameters
 from erniekit.model.decoder import Decoder
 from erniekit.parameters import Config
 from erniekit.runners.adapters import adapter_plan
 from erniekit.runners.data_wiring import sample_limits, training_dataset, training_sources
-from erniekit.runners.wiring import Say, begin_training, first_weights, objective_from, open_model
+from erniekit.runners.wiring import Say, begin_training, initial_weights, objective_from, open_model
 from erniekit.training.objectives import Objective
 from erniekit.training.optimizer import build_optimizer, trainable_parameters
 from erniekit.training.settings import optimizer_settings_from
@@ -27,7 +27,7 @@ GOAL, GOAL_OF_PAIRS = 0.1, 0.8  # of the first loss; preference losses have thei
 LEARNING_RATE_FROM_WEIGHTS, LEARNING_RATE_FROM_SCRATCH = 1e-4, 1e-3
 
 
-def try_one_sample(config: Config, say: Say = print) -> bool:
+def overfit_check(config: Config, say: Say = print) -> bool:
     """Train on the first sample alone until its loss is a tenth of what it was, or a minute has passed.
 
     A pair is learned when its chosen answer has the higher reward and the loss is four fifths of what it was.
@@ -42,26 +42,26 @@ def try_one_sample(config: Config, say: Say = print) -> bool:
         UserError: anything the user can mend.
     """
     model_config, tokenizer, template = begin_training(config, say)
-    place, sample = first_sample(config, tokenizer, template, say)
-    weights = first_weights(config)
+    location, sample = first_sample(config, tokenizer, template, say)
+    weights = initial_weights(config)
     model = open_model(config, weights, say, adapters=adapter_plan(config, model_config))
     model.train()
-    parameters = trained_weights(model)
+    parameters = named_trainable_parameters(model)
     optimizer = build_optimizer(parameters, optimizer_settings_from(config, model_config.num_hidden_layers))
     trained = list(trainable_parameters(parameters).values())
     batch = collate([[sample]], [[0]], tokenizer.pad_id, pairs=sample.pair is not None)
     objective = _objective(config, model, batch)
     floor = LEARNING_RATE_FROM_SCRATCH if weights is None else LEARNING_RATE_FROM_WEIGHTS
-    rate = max(config.training.learning_rate, floor)
+    lr = max(config.training.learning_rate, floor)
     goal = GOAL if sample.pair is None else GOAL_OF_PAIRS
-    say(f"overfitting {place} ({batch.token_count} tokens, {batch.target_count} targets), learning rate {rate:g}")
+    say(f"overfitting {location} ({batch.token_count} tokens, {batch.target_count} targets), learning rate {lr:g}")
 
     start, first, step = time.monotonic(), 0.0, 0
     while True:
         try:
             result = train_step(
                 model, trained, optimizer, objective, [batch],
-                step=step, learning_rate=rate, max_grad_norm=config.training.max_grad_norm,
+                step=step, learning_rate=lr, max_grad_norm=config.training.max_grad_norm,
             )  # fmt: skip
         except NotFiniteError as error:
             say(f"NOT OK: {error.what} is not finite at step {step + 1}.\n  {_not_finite_hint(step, weights is None)}")
@@ -69,7 +69,7 @@ def try_one_sample(config: Config, say: Say = print) -> bool:
         loss, seconds = result.totals.loss, time.monotonic() - start
         first = loss if step == 0 else first
         step += 1
-        reached = loss < goal * first and result.totals.figures.get("reward_accuracy", 1.0) == 1.0
+        reached = loss < goal * first and result.totals.metrics.get("reward_accuracy", 1.0) == 1.0
         if step == 1 or step % 10 == 0 or reached:
             say(f"step {step:>3}  loss {loss:.4f}  {seconds:.1f} s")
         if reached:
@@ -103,7 +103,7 @@ def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None
     limits = f"max_seq_len {config.training.max_seq_len:,}"
     if config.basic.stage == "DPO":
         limits += f" or max_prompt_len {config.dpo.max_prompt_len:,}"
-    settings = Settings(tokenizer, template, **sample_limits(config))
+    settings = TokenizationSettings(tokenizer, template, **sample_limits(config))
     if "packed" in config.training.train_dataset_type:
         dataset = training_dataset(config, tokenizer, template)
         return dataset.location(0), dataset.sample(0)
@@ -111,7 +111,7 @@ def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None
     for source in training_sources(config):
         if source.probability == 0:
             continue
-        problems, counts = ProblemList(), Counts()
+        problems, counts = ProblemList(), RecordCounts()
         for samples, lines in tokenise(source, settings, counts, UnusedFields(source.kind), problems, block_records=1):
             problems.raise_if_any()
             if samples:

@@ -18,12 +18,12 @@ from erniekit.runners.checks import (
     check_dense_mask,
     check_positions,
     check_vocabulary,
-    what_the_model_lacks,
-    with_predictions,
+    model_warnings,
+    with_mtp_layers,
 )
 from erniekit.runners.hub_cache import chosen_hub
 from erniekit.runners.hubs import find_model_folder
-from erniekit.runners.precision import choose_kernels, compute_as_asked
+from erniekit.runners.precision import apply_mixed_precision, choose_kernels
 from erniekit.runners.quantization import quantization_from
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def select_device(config: Config, say: Say = print) -> str:
 
     device = use_device(config.basic.device)
     if device == "cpu":
-        for line in config.without_effect_on_cpu():
+        for line in config.ignored_on_cpu():
             say(line)
     choose_kernels(config, say)
     return device
@@ -69,7 +69,7 @@ def begin_training(config: Config, say: Say = print) -> tuple[ModelConfig, Token
     model_config = read_model_config(config)
     tokenizer, template = open_tokenizer(config)
     check_vocabulary(model_config, tokenizer)
-    for line in what_the_model_lacks(config, model_config, model_folder(config)):
+    for line in model_warnings(config, model_config, model_folder(config)):
         say(line)
     return model_config, tokenizer, template
 
@@ -145,7 +145,7 @@ def preference_settings(config: Config) -> PreferenceSettings:
     return PreferenceSettings(**{name: config[name] for name in names})
 
 
-def first_weights(config: Config) -> Path | None:
+def initial_weights(config: Config) -> Path | None:
     """Where a fresh run takes its weights from; None for random ones.
 
     Raises:
@@ -179,8 +179,8 @@ def open_model(
         mesh: the ranks that divide the model; None: this process has all of it.
     """
     from erniekit.model.builder import build_model
-    from erniekit.parallel.mesh import ALONE
-    from erniekit.runners.layout import model_division
+    from erniekit.parallel.mesh import SINGLE_PROCESS_MESH
+    from erniekit.runners.layout import model_shard_arguments
 
     model_config = read_model_config(config)
     model = build_model(
@@ -194,12 +194,12 @@ def open_model(
         balance=_balance(config),
         recompute=_recompute(config),
         quantization=quantization_from(config),
-        **model_division(config, model_config, mesh or ALONE),
+        **model_shard_arguments(config, model_config, mesh or SINGLE_PROCESS_MESH),
         log=say,
     )
-    compute_as_asked(config, model, say)
-    if model.part.last:
-        model.head.keeps_cut = config.distributed.tensor_parallel_output
+    apply_mixed_precision(config, model, say)
+    if model.pipeline_stage.last:
+        model.head.parallel_output = config.distributed.tensor_parallel_output
     return model
 
 
@@ -241,4 +241,4 @@ def read_model_config(config: Config) -> ModelConfig:
         )
     model_config = ModelConfig.from_folder(folder)
     check_positions(config, model_config)
-    return with_predictions(model_config, config)
+    return with_mtp_layers(model_config, config)

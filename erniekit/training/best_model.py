@@ -39,7 +39,7 @@ class BestSoFar:
     metric: str = "eval_loss"
     greater: bool = False
 
-    def is_under(self, settings: BestSettings) -> bool:
+    def is_comparable(self, settings: BestSettings) -> bool:
         """Whether its value can be compared with those that the settings ask for."""
         return (self.metric, self.greater) == (settings.metric_for_best_model, settings.greater_is_better)
 
@@ -48,7 +48,7 @@ class BestSoFar:
         return {} if self.step is None else {"best_step": self.step, f"best_{self.metric}": self.value}
 
 
-def judge(best: BestSoFar, record: Mapping[str, Any], step: int, settings: BestSettings) -> bool:
+def update_best(best: BestSoFar, record: Mapping[str, Any], step: int, settings: BestSettings) -> bool:
     """Take an evaluation into account.
 
     What was best by another metric, before a run was resumed, is forgotten.
@@ -68,7 +68,7 @@ def judge(best: BestSoFar, record: Mapping[str, Any], step: int, settings: BestS
             f"metric_for_best_model: {name} is no figure of this evaluation; it has {', '.join(record)}"
         )
     value = float(record[name])
-    if not best.is_under(settings):
+    if not best.is_comparable(settings):
         best.step, best.value, best.without_progress = None, None, 0
         best.metric, best.greater = name, settings.greater_is_better
     sign = 1.0 if best.greater else -1.0
@@ -82,10 +82,10 @@ def judge(best: BestSoFar, record: Mapping[str, Any], step: int, settings: BestS
 
 def out_of_patience(best: BestSoFar, settings: BestSettings) -> bool:
     """Whether training should stop."""
-    return best.is_under(settings) and 0 < settings.patience <= best.without_progress
+    return best.is_comparable(settings) and 0 < settings.patience <= best.without_progress
 
 
-def why_it_stops(best: BestSoFar, settings: BestSettings) -> str:
+def stop_reason(best: BestSoFar, settings: BestSettings) -> str:
     """The line for a run that is out of patience."""
     by = f" by more than {settings.threshold:g}" if settings.threshold else ""
     found = "" if best.value is None else f"; its best is {best.value:.4g}, at step {best.step}"

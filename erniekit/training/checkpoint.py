@@ -30,39 +30,44 @@ from paddle import Tensor
 from erniekit.errors import CheckpointError, ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.storage.model_folder import RANKS_FILE
-from erniekit.model.whole import Held, OwnTensors, WholeTensors, held
-from erniekit.parameters.values import shown
+from erniekit.model.whole import FullTensors, LocalTensors, SingleProcessTensors, local_tensors
+from erniekit.parameters.values import format_value
 from erniekit.training.best_model import BestSoFar
 from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_name, problems
-from erniekit.training.compressed_state import CompressedState, decompressed, form_of
-from erniekit.training.json_file import replace_text
+from erniekit.training.compressed_state import CompressedState, decompressed, moment_format_of
+from erniekit.training.json_file import atomic_write_text
 from erniekit.training.loss_scaling import LossScale
-from erniekit.training.master_weights import BESIDE, MasterWeights, load_master_weights
+from erniekit.training.master_weights import SEPARATE_MASTER_WEIGHTS, MasterWeightPolicy, load_master_weights
 from erniekit.training.moment_codes import MomentFormat
-from erniekit.training.optimizer import held_state, load_optimizer_state, load_own_state, own_state
+from erniekit.training.optimizer import (
+    full_optimizer_tensors,
+    load_local_optimizer_state,
+    load_optimizer_state,
+    local_optimizer_state,
+)
 from erniekit.training.rank_files import (
-    NO_PARTS,
+    NO_SHARDS,
     OPTIMIZER,
     WEIGHTS,
-    Parts,
-    own_part_of,
-    refuse_other_layout,
-    write_parts,
-    written_by_ranks,
+    CheckpointShards,
+    check_same_layout,
+    local_shard_of,
+    sharded_kinds,
+    write_shards,
 )
-from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
 from erniekit.training.run_identity import RunIdentity
-from erniekit.training.saving import PLAIN, Saver
+from erniekit.training.saving import SYNC_SAVER, Saver
 from erniekit.training.tensor_files import TensorFiles, open_tensors, write_tensors
 from erniekit.training.totals import Totals
 
 STATE_FILE = "trainer_state.json"
 IDENTITY_FILE = "run_identity.json"
 CONFIG_FILE = "training_config.yaml"
-_OF_THE_TRAINER = (
+_TRAINER_FILES = (
     "optimizer*.safetensors", "beside_model*.safetensors", STATE_FILE, IDENTITY_FILE, CONFIG_FILE, MANIFEST, RANKS_FILE,
 )  # fmt: skip
-_HOW_TO_START = {"resume_from_checkpoint", "init_from_checkpoint", "overwrite_output_dir"}
+_START_PARAMETERS = {"resume_from_checkpoint", "init_from_checkpoint", "overwrite_output_dir"}
 
 
 @dataclass
@@ -87,12 +92,12 @@ def save_checkpoint(
     write_model: Callable[[Path | None], None],
     optimizer: Any,
     parameters: Mapping[str, Tensor],
-    beside_model: Mapping[str, Tensor] = {},
+    extra_state: Mapping[str, Tensor] = {},
     moments: MomentFormat | None = None,
-    ranks: Ranks = SINGLE,
-    parts: Parts = NO_PARTS,
-    masters: MasterWeights = BESIDE,
-    saver: Saver = PLAIN,
+    ranks: Ranks = SINGLE_PROCESS,
+    shards: CheckpointShards = NO_SHARDS,
+    master_weights: MasterWeightPolicy = SEPARATE_MASTER_WEIGHTS,
+    saver: Saver = SYNC_SAVER,
     keep: Collection[Path] = (),
 ) -> Path:
     """Write `checkpoint-{step}`, all or nothing. `optimizer` None leaves its state out.
@@ -111,23 +116,29 @@ def save_checkpoint(
         CheckpointError: the disk is full or cannot be written; earlier checkpoints are untouched.
     """
 
-    def write_own(part: Path, kinds: frozenset[str]) -> None:
+    def write_shard(shard: Path, kinds: frozenset[str]) -> None:
         if WEIGHTS in kinds:
-            parts.write_model(part)
-            write_tensors(part, "beside_model", OwnTensors(held(beside_model)))
+            shards.write_model(shard)
+            write_tensors(shard, "beside_model", SingleProcessTensors(local_tensors(extra_state)))
         if OPTIMIZER in kinds:
-            own = OwnTensors(masters.to_store(own_state(optimizer, parameters).held))
-            _write_optimizer(part, own, moments, parts.optimizer_files)
+            own = SingleProcessTensors(
+                master_weights.tensors_to_store(local_optimizer_state(optimizer, parameters).state)
+            )
+            _write_optimizer(shard, own, moments, shards.optimizer_files)
 
     def write(folder: Path | None) -> None:
-        own = parts.kinds if optimizer is not None else parts.kinds - {OPTIMIZER}
+        own = shards.kinds if optimizer is not None else shards.kinds - {OPTIMIZER}
         if WEIGHTS not in own:
             write_model(folder)
-            write_tensors(folder, "beside_model", ranks.whole(held(beside_model)))
+            write_tensors(folder, "beside_model", ranks.full_tensors(local_tensors(extra_state)))
         if optimizer is not None and OPTIMIZER not in own:
-            _write_optimizer(folder, ranks.whole(masters.to_store(held_state(optimizer, parameters))), moments)
+            _write_optimizer(
+                folder,
+                ranks.full_tensors(master_weights.tensors_to_store(full_optimizer_tensors(optimizer, parameters))),
+                moments,
+            )
         if own:
-            write_parts(folder, ranks, own, lambda part: write_own(part, own), seals=not saver.is_beside)
+            write_shards(folder, ranks, own, lambda shard: write_shard(shard, own), seals=not saver.is_async)
         if folder is None:
             return
         (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
@@ -135,15 +146,15 @@ def save_checkpoint(
         write_config(folder, resolved_config)
 
     folder = output_dir / checkpoint_name(state.step)
-    if not ranks.exchange(ranks.is_first and bool(problems(folder, hashes=True)))[0]:
-        if ranks.is_first:
+    if not ranks.all_gather_object(ranks.is_main_process and bool(problems(folder, hashes=True)))[0]:
+        if ranks.is_main_process:
             saver.save(folder, None, 0, keep)
         return folder
-    groups = [_as_written(held(parameters)), held(beside_model)]
+    groups = [_stored_as_float32(local_tensors(parameters)), local_tensors(extra_state)]
     if optimizer is not None:
-        groups.append(masters.to_store(held_state(optimizer, parameters)))
-    size = sum(_nbytes(ranks.whole(group)) for group in groups)
-    if ranks.is_first:
+        groups.append(master_weights.tensors_to_store(full_optimizer_tensors(optimizer, parameters)))
+    size = sum(_nbytes(ranks.full_tensors(group)) for group in groups)
+    if ranks.is_main_process:
         saver.save(folder, write, size, keep)
     else:
         write(None)
@@ -177,8 +188,8 @@ def load_optimizer(
     folder: Path,
     optimizer: Any,
     parameters: Mapping[str, Tensor],
-    ranks: Ranks = SINGLE,
-    masters: MasterWeights = BESIDE,
+    ranks: Ranks = SINGLE_PROCESS,
+    master_weights: MasterWeightPolicy = SEPARATE_MASTER_WEIGHTS,
     say: Callable[[str], None] = print,
 ) -> MomentFormat | None:
     """Set AdamW's state to what `folder` holds, bit for bit but for moments in codes; on every rank its part.
@@ -191,41 +202,41 @@ def load_optimizer(
     Raises:
         CheckpointError: the folder holds no optimizer state, that of other parameters, or codes that are not known.
     """
-    divided = OPTIMIZER in written_by_ranks(folder)
-    if divided:
-        refuse_other_layout(folder, ranks)
-    stored = open_tensors(own_part_of(folder, ranks) if divided else folder, "optimizer")
+    is_sharded = OPTIMIZER in sharded_kinds(folder)
+    if is_sharded:
+        check_same_layout(folder, ranks)
+    stored = open_tensors(local_shard_of(folder, ranks) if is_sharded else folder, "optimizer")
     if not stored.names:
         raise CheckpointError(
             f"{folder} holds no optimizer state (it was saved with ignore_save_lr_and_optim).\n"
             "  Set ignore_load_lr_and_optim: true to go on with fresh moments, which is not bit-exact."
         )
     state = decompressed(stored, folder)
-    if divided:
-        load_own_state(own_state(optimizer, parameters), state.names, state.read)
+    if is_sharded:
+        load_local_optimizer_state(local_optimizer_state(optimizer, parameters), state.names, state.read)
     else:
         load_optimizer_state(optimizer, parameters, state.names, state.read, ranks)
-    told = load_master_weights(
+    reported = load_master_weights(
         state,
         folder,
         optimizer,
         parameters,
-        masters,
-        were_weights="skip_save_model_weight" in (_stored_config(folder).get("unified_checkpoint_config") or ()),
-        divided=divided,
+        master_weights,
+        stored_as_model="skip_save_model_weight" in (_stored_config(folder).get("unified_checkpoint_config") or ()),
+        is_sharded=is_sharded,
         ranks=ranks,
     )
-    if told:
-        say(f"{folder}: {told}")
-    return form_of(stored, folder)
+    if reported:
+        say(f"{folder}: {reported}")
+    return moment_format_of(stored, folder)
 
 
-def load_beside_model(folder: Path, ranks: Ranks = SINGLE) -> TensorFiles:
-    """What was given to `save_checkpoint` as `beside_model`: on every rank what it has of each tensor."""
-    if WEIGHTS in written_by_ranks(folder):
-        return open_tensors(own_part_of(folder, ranks), "beside_model")
+def load_extra_state(folder: Path, ranks: Ranks = SINGLE_PROCESS) -> TensorFiles:
+    """What was given to `save_checkpoint` as `extra_state`: on every rank what it has of each tensor."""
+    if WEIGHTS in sharded_kinds(folder):
+        return open_tensors(local_shard_of(folder, ranks), "beside_model")
     stored = open_tensors(folder, "beside_model")
-    return stored._replace(read=lambda name: ranks.own_part(name, stored.read(name)))
+    return stored._replace(read=lambda name: ranks.local_shard(name, stored.read(name)))
 
 
 def write_config(folder: Path, resolved_config: Mapping[str, Any]) -> None:
@@ -235,7 +246,7 @@ def write_config(folder: Path, resolved_config: Mapping[str, Any]) -> None:
         CheckpointError: the folder cannot be written, or the disk is full.
     """
     try:
-        replace_text(folder / CONFIG_FILE, _config_text(resolved_config))
+        atomic_write_text(folder / CONFIG_FILE, _config_text(resolved_config))
     except OSError as error:
         advice = "Make room or give yourself the right to write there, or choose another output_dir."
         raise CheckpointError(f"could not write {folder / CONFIG_FILE}: {error}\n  {advice}") from None
@@ -245,14 +256,14 @@ def changed_parameters(folder: Path, resolved_config: Mapping[str, Any]) -> list
     """`name old -> new` for every parameter that differs from the configuration stored in `folder`."""
     stored = _stored_config(folder)
     own = yaml.safe_load(_config_text(resolved_config))  # as it would be stored: tuples become lists
-    names = [name for name in own if name not in _HOW_TO_START and stored.get(name) != own[name]]
-    return [f"{name} {shown(stored.get(name))} -> {shown(own[name])}" for name in names]
+    names = [name for name in own if name not in _START_PARAMETERS and stored.get(name) != own[name]]
+    return [f"{name} {format_value(stored.get(name))} -> {format_value(own[name])}" for name in names]
 
 
-def write_model_of(checkpoint: Path, folder: Path) -> None:
+def copy_model_files(checkpoint: Path, folder: Path) -> None:
     """Copy the model files of a checkpoint: everything but what resuming needs."""
     for path in sorted(checkpoint.iterdir()):
-        if path.is_file() and not any(path.match(pattern) for pattern in _OF_THE_TRAINER):
+        if path.is_file() and not any(path.match(pattern) for pattern in _TRAINER_FILES):
             shutil.copyfile(path, folder / path.name)
 
 
@@ -261,7 +272,7 @@ def _stored_config(folder: Path) -> Mapping[str, Any]:
     return config
 
 
-def _write_optimizer(folder: Path | None, state: WholeTensors, moments: MomentFormat | None, files: int = 1) -> None:
+def _write_optimizer(folder: Path | None, state: FullTensors, moments: MomentFormat | None, files: int = 1) -> None:
     if moments is None:
         write_tensors(folder, "optimizer", state, files=files)
     else:
@@ -269,13 +280,13 @@ def _write_optimizer(folder: Path | None, state: WholeTensors, moments: MomentFo
         write_tensors(folder, "optimizer", compressed, compressed.metadata, files=files)
 
 
-def _as_written(weights: Held) -> Held:
+def _stored_as_float32(weights: LocalTensors) -> LocalTensors:
     """16-bit weights are written as float32."""
     wide = {name: tensor._replace(dtype="F32") for name, tensor in weights.tensors.items() if tensor.dtype != "F64"}
-    return Held({**weights.tensors, **wide}, weights.read)
+    return LocalTensors({**weights.tensors, **wide}, weights.read)
 
 
-def _nbytes(tensors: WholeTensors) -> int:
+def _nbytes(tensors: FullTensors) -> int:
     return sum(tensors.stored(name).nbytes for name in tensors.names)
 
 

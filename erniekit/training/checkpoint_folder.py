@@ -30,8 +30,8 @@ from erniekit.training.manifest import (
 )
 
 _WRITING, _DELETING = ".writing-", ".deleting-"
-_SIGNS_OF_A_MODEL = ("config.json", "adapter_config.json", "*.safetensors")
-_LOADED = (  # what loading would take
+_MODEL_FILES = ("config.json", "adapter_config.json", "*.safetensors")
+_LOADABLE_FILES = (  # what loading would take
     "config.json", "model*.safetensors", "model.safetensors.index.json", "adapter_config.json",
     "adapter_model.safetensors",
 )  # fmt: skip
@@ -53,33 +53,33 @@ def write_folder(target: Path, write: Callable[[Path], None]) -> None:
     Raises:
         CheckpointError: the disk is full or cannot be written; nothing of the folder is left, and others are untouched.
     """
-    aside = writing_folder(target)
-    with disk_errors(target, aside):
-        _write_aside(aside, write)
-        _rename(aside, target)
+    temp_path = temp_folder_of(target)
+    with disk_errors(target, temp_path):
+        _write_temporary(temp_path, write)
+        _rename(temp_path, target)
 
 
-def writing_folder(target: Path) -> Path:
+def temp_folder_of(target: Path) -> Path:
     """Where the files of the folder `target` are before it is complete."""
     return target.with_name(_WRITING + target.name)
 
 
-def complete_folder(target: Path, staged: Path | None = None) -> None:
-    """Do what is left of `write_folder` when all files are in `writing_folder(target)`, or in the folder `staged`, from
+def finalize_folder(target: Path, staged: Path | None = None) -> None:
+    """Do what is left of `write_folder` when all files are in `temp_folder_of(target)`, or in the folder `staged`, from
     which they are moved.
 
     Raises:
         CheckpointError: as `write_folder`.
     """
-    aside = writing_folder(target)
-    with disk_errors(target, aside):
+    temp_path = temp_folder_of(target)
+    with disk_errors(target, temp_path):
         if staged is not None:
-            _move(staged, aside)
-        seal(aside)
-        _rename(aside, target)
+            _move(staged, temp_path)
+        seal(temp_path)
+        _rename(temp_path, target)
 
 
-def write_files_into(folder: Path, write: Callable[[Path], None]) -> None:
+def publish_files(folder: Path, write: Callable[[Path], None]) -> None:
     """Put what `write` produces into the existing `folder`, beside what else is there, as one set with a manifest.
 
     The files are written aside and renamed one by one. While that goes on the folder has a marker instead of a manifest
@@ -89,24 +89,24 @@ def write_files_into(folder: Path, write: Callable[[Path], None]) -> None:
     Raises:
         CheckpointError: the disk is full or cannot be written.
     """
-    aside = folder / (_WRITING + "files")
-    with disk_errors(folder, aside):
+    temp_path = folder / (_WRITING + "files")
+    with disk_errors(folder, temp_path):
         folder.mkdir(parents=True, exist_ok=True)
-        _write_aside(aside, write)
-        files, earlier = read_manifest(aside / MANIFEST), _published(folder)
+        _write_temporary(temp_path, write)
+        files, earlier = read_manifest(temp_path / MANIFEST), _published(folder)
         _mark(folder, earlier | files)
         for name in files:
             destination = folder / name
             destination.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(aside / name, destination)
+            os.replace(temp_path / name, destination)
         for name in earlier.keys() - files.keys():
             (folder / name).unlink(missing_ok=True)
         for changed in {(folder / name).parent for name in files} | {folder}:
             sync(changed)
-        os.replace(aside / MANIFEST, folder / MANIFEST)
+        os.replace(temp_path / MANIFEST, folder / MANIFEST)
         sync(folder)
         (folder / PUBLISHING).unlink()
-        shutil.rmtree(aside)
+        shutil.rmtree(temp_path)
 
 
 def holds_model(folder: Path) -> str:
@@ -115,20 +115,20 @@ def holds_model(folder: Path) -> str:
         return "a half-written model"
     if read_manifest(folder / MANIFEST):
         return "a trained model"
-    found = _matching(folder, _SIGNS_OF_A_MODEL)
+    found = _matching(folder, _MODEL_FILES)
     return f"a model that this run did not write ({found[0].name})" if found else ""
 
 
 def holds_foreign_model(folder: Path) -> bool:
-    """Whether `folder` holds a model that `write_files_into` has not put there."""
-    return not _published(folder) and bool(_matching(folder, _SIGNS_OF_A_MODEL))
+    """Whether `folder` holds a model that `publish_files` has not put there."""
+    return not _published(folder) and bool(_matching(folder, _MODEL_FILES))
 
 
 def remove_model(folder: Path) -> None:
     """Remove the model in `folder`, whoever put it there. Until all of it is gone it is marked as half-written."""
     files = _published(folder)
     _mark(folder, files)
-    for path in [*(folder / name for name in files), *_matching(folder, _LOADED)]:
+    for path in [*(folder / name for name in files), *_matching(folder, _LOADABLE_FILES)]:
         path.unlink(missing_ok=True)
     sync(folder)
     (folder / PUBLISHING).unlink()
@@ -219,10 +219,10 @@ def prune(output_dir: Path, limit: int | None, keep: Collection[Path]) -> list[P
 
 def remove_folder(folder: Path) -> None:
     """Delete a folder so that an interruption cannot leave half of it under its name."""
-    aside = folder.with_name(_DELETING + folder.name)
-    shutil.rmtree(aside, ignore_errors=True)
-    os.rename(folder, aside)
-    shutil.rmtree(aside)
+    temp_path = folder.with_name(_DELETING + folder.name)
+    shutil.rmtree(temp_path, ignore_errors=True)
+    os.rename(folder, temp_path)
+    shutil.rmtree(temp_path)
 
 
 def remove_leftovers(output_dir: Path) -> list[Path]:
@@ -239,38 +239,38 @@ def remove_leftovers(output_dir: Path) -> list[Path]:
 
 
 @contextmanager
-def disk_errors(target: Path, aside: Path) -> Iterator[None]:
+def disk_errors(target: Path, temp_path: Path) -> Iterator[None]:
     """Turn a failing disk into a CheckpointError and remove the half-written folder."""
     try:
         yield
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk with its own exception
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temp_path, ignore_errors=True)
         free = shutil.disk_usage(target.parent).free / 1e6 if target.parent.is_dir() else 0.0
         raise CheckpointError(
             f"could not write {target}: {error}\n  {free:,.0f} MB are free there. Earlier checkpoints are as they were."
         ) from error
 
 
-def _write_aside(aside: Path, write: Callable[[Path], None]) -> None:
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    write(aside)
-    seal(aside)
+def _write_temporary(temp_path: Path, write: Callable[[Path], None]) -> None:
+    shutil.rmtree(temp_path, ignore_errors=True)
+    temp_path.mkdir(parents=True)
+    write(temp_path)
+    seal(temp_path)
 
 
-def _rename(aside: Path, target: Path) -> None:
+def _rename(temp_path: Path, target: Path) -> None:
     if target.exists():  # an incomplete folder of this name
         remove_folder(target)
-    os.rename(aside, target)
+    os.rename(temp_path, target)
     sync(target.parent)
 
 
-def _move(staged: Path, aside: Path) -> None:
+def _move(staged: Path, temp_path: Path) -> None:
     """Move files to another file system, giving back the room of each at once."""
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    shutil.rmtree(temp_path, ignore_errors=True)
+    temp_path.mkdir(parents=True)
     for path in sorted(path for path in staged.rglob("*") if path.is_file()):
-        destination = aside / path.relative_to(staged)
+        destination = temp_path / path.relative_to(staged)
         destination.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, destination)
         path.unlink()
@@ -279,9 +279,9 @@ def _move(staged: Path, aside: Path) -> None:
 
 def _mark(folder: Path, files: Files) -> None:
     """Make `folder` count as half-written, and remember which files publishing has put or is about to put there."""
-    aside = folder / (_WRITING + "marker")
-    write_manifest(aside, files)
-    os.replace(aside, folder / PUBLISHING)
+    temp_path = folder / (_WRITING + "marker")
+    write_manifest(temp_path, files)
+    os.replace(temp_path, folder / PUBLISHING)
     sync(folder)
     (folder / MANIFEST).unlink(missing_ok=True)
     sync(folder)

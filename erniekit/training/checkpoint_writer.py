@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.errors import CheckpointError
-from erniekit.training.checkpoint_folder import complete_folder, prune
+from erniekit.training.checkpoint_folder import finalize_folder, prune
 from erniekit.training.folder_lock import locked_by_writer
 
-_LOOK_AGAIN = 0.5  # seconds
+_POLL_SECONDS = 0.5  # seconds
 
 
 def main(trainer: int, target: Path, staged: Path | None) -> int:
@@ -35,10 +35,10 @@ def main(trainer: int, target: Path, staged: Path | None) -> int:
         signal.signal(number, signal.SIG_IGN)  # the trainer stops in order, and waits for this process
     try:
         with locked_by_writer(target.parent):
-            order = _order(trainer)
-            if order is not None:
-                complete_folder(target, staged)
-                prune(target.parent, order["limit"], {Path(folder) for folder in order["keep"]})
+            request = _read_request(trainer)
+            if request is not None:
+                finalize_folder(target, staged)
+                prune(target.parent, request["limit"], {Path(folder) for folder in request["keep"]})
     except (CheckpointError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -48,7 +48,7 @@ def main(trainer: int, target: Path, staged: Path | None) -> int:
     return 0
 
 
-def _order(trainer: int) -> dict[str, Any] | None:
+def _read_request(trainer: int) -> dict[str, Any] | None:
     """The trainer's line; None where it ended, or took back what it had begun, before there was one.
 
     This process has its lock. So if the trainer is alive now, no other run has the folder, nor can have it before this
@@ -57,7 +57,7 @@ def _order(trainer: int) -> dict[str, Any] | None:
     while True:
         if os.getppid() != trainer:
             return None
-        if select.select([sys.stdin], [], [], _LOOK_AGAIN)[0]:
+        if select.select([sys.stdin], [], [], _POLL_SECONDS)[0]:
             line = sys.stdin.readline()
             return json.loads(line) if line.endswith("\n") else None
 

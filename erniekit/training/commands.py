@@ -24,15 +24,15 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from erniekit.training.checkpoint import TrainerState
 
-WORDS = ("save", "quit", "eval", "status", "lr")
+COMMANDS = ("save", "quit", "eval", "status", "lr")
 CONTROL_FILE = "control"
-_MOST = 4096  # bytes of a file that are read at once; nobody has so much to say
+_MAX_BYTES = 4096  # bytes of a file that are read at once; nobody has so much to say
 
 
 class Command(NamedTuple):
-    """A word of `WORDS`; of `lr` the learning rate, None for the schedule's."""
+    """A word of `COMMANDS`; of `lr` the learning rate, None for the schedule's."""
 
-    word: str
+    name: str
     value: float | None = None
 
 
@@ -53,7 +53,7 @@ def parse(line: str) -> Command:
         if not 0 <= value < math.inf:
             raise ValueError(f"lr {rest[0][:80]}: write a learning rate, such as `lr 1e-4`, or `lr schedule`")
         return Command("lr", value)
-    if word in WORDS and word != "lr" and not rest:
+    if word in COMMANDS and word != "lr" and not rest:
         return Command(word)
     shown = line.strip() if len(line) <= 80 else f"{line.strip()[:80]} ..."
     raise ValueError(f"{shown!r} is no command; there are save, quit, eval, status, lr 1e-4 and lr schedule")
@@ -70,11 +70,11 @@ class Commands:
     def __init__(self, folder: Path | None, terminal: int | None = None) -> None:
         self._file = None if folder is None else folder / CONTROL_FILE
         self._taken: IO[bytes] | None = None  # the last file, which its writer may still have open
-        self._begun = b""  # of its last line
+        self._partial = b""  # of its last line
         self._terminal, self._typed = terminal, b""
 
     @classmethod
-    def of_run(cls, folder: Path) -> Commands:
+    def for_run(cls, folder: Path) -> Commands:
         """Those of a run in this folder, and at the terminal that it has, if any. What was written to the file before
         the run began is for another one, and is forgotten."""
         commands = cls(folder, _own_terminal())
@@ -95,14 +95,14 @@ class Commands:
         """What was added to the last file since it was read, and what a new one holds; of either its whole lines, and
         the rest of it where nothing has been added since the last look."""
         added = self._read()
-        *lines, rest = (self._begun + added).split(b"\n")
+        *lines, rest = (self._partial + added).split(b"\n")
         if taken := self._take():
             lines.append(rest)
-            *whole, rest = taken.split(b"\n")
-            lines += whole
+            *complete, rest = taken.split(b"\n")
+            lines += complete
         elif not added:
             lines, rest = [*lines, rest], b""
-        self._begun = rest
+        self._partial = rest
         return [line.decode("utf-8-sig", errors="replace") for line in lines]
 
     def _take(self) -> bytes:
@@ -130,8 +130,8 @@ class Commands:
         size = os.fstat(self._taken.fileno()).st_size
         if size < self._taken.tell():
             self._taken.seek(0)  # its writer began anew
-        more = size - self._taken.tell() - _MOST
-        read = self._taken.read(_MOST)
+        more = size - self._taken.tell() - _MAX_BYTES
+        read = self._taken.read(_MAX_BYTES)
         if more <= 0:
             return read
         self._taken.seek(size)
@@ -140,10 +140,14 @@ class Commands:
     def _close(self) -> None:
         if self._taken is not None:
             self._taken.close()
-        self._taken, self._begun = None, b""
+        self._taken, self._partial = None, b""
 
     def _typed_lines(self) -> list[str]:
-        while self._terminal is not None and _is_ours(self._terminal) and select.select([self._terminal], [], [], 0)[0]:
+        while (
+            self._terminal is not None
+            and _in_foreground(self._terminal)
+            and select.select([self._terminal], [], [], 0)[0]
+        ):
             try:
                 read = os.read(self._terminal, 4096)
             except OSError:  # of a terminal that hung up
@@ -151,14 +155,14 @@ class Commands:
             if not read:
                 self._terminal = None  # closed
             self._typed += read
-        *whole, self._typed = self._typed.split(b"\n")
-        return [line.decode(errors="replace") for line in whole]
+        *complete, self._typed = self._typed.split(b"\n")
+        return [line.decode(errors="replace") for line in complete]
 
 
 NO_COMMANDS = Commands(None)
 
 
-def hand_on(lines: list[str], folder: Path) -> str:
+def forward_commands(lines: list[str], folder: Path) -> str:
     """Give lines to the run in this folder: what a process does whose ranks have no terminal.
 
     Returns:
@@ -180,7 +184,7 @@ def _own_terminal() -> int | None:
     return sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
 
 
-def _is_ours(terminal: int) -> bool:
+def _in_foreground(terminal: int) -> bool:
     """Whether this process is in the foreground: the system stops one in the background that reads."""
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
@@ -188,16 +192,16 @@ def _is_ours(terminal: int) -> bool:
         return True
 
 
-def where_it_stands(
+def status_line(
     state: TrainerState, total_steps: int, learning_rate: float, saved_step: int, writing: bool = False
 ) -> str:
     """What `status` tells; `saved_step` is -1 where nothing is saved, and may still be being written."""
-    whole = state.whole_run
-    loss = f", mean loss {whole.loss:.4f}" if whole.units else ""
+    totals = state.whole_run
+    loss = f", mean loss {totals.loss:.4f}" if totals.units else ""
     saved = (
         f"step {saved_step:,} is {'being written' if writing else 'saved'}" if saved_step >= 0 else "nothing is saved"
     )
     return (
         f"status: {state.step:,} of {total_steps:,} steps, epoch {state.epoch:.2f}{loss}, learning rate "
-        f"{learning_rate:g}, {whole.tokens_per_second:,.0f} tokens/s; {saved}"
+        f"{learning_rate:g}, {totals.tokens_per_second:,.0f} tokens/s; {saved}"
     )

@@ -24,13 +24,13 @@ import numpy as np
 
 from erniekit.errors import CheckpointError
 from erniekit.model.storage.safetensors_file import StoredTensor
-from erniekit.model.whole import WholeTensors
+from erniekit.model.whole import FullTensors
 from erniekit.training.moment_codes import (
     FORMATS,
+    FirstMomentCodes,
     MomentFormat,
     NotEncodableError,
-    RootCodes,
-    StepCodes,
+    SecondMomentCodes,
     decode_first,
     decode_second,
     encode_first,
@@ -38,43 +38,43 @@ from erniekit.training.moment_codes import (
 )
 from erniekit.training.tensor_files import TensorFiles
 
-STAGE_KEY, VERSION_KEY, VERSION = "ckpt_quant_stage", "moment_codes", "1"
+LEVEL_KEY, VERSION_KEY, VERSION = "ckpt_quant_stage", "moment_codes", "1"
 _FIRST, _SECOND, _SHAPE = "/moment1", "/moment2", "/moments_shape"
 _LONGEST_VECTOR = 1 << 16  # of a norm or a bias; longer ones are a rank's share of a matrix
-_FIRST_PARTS, _SECOND_PARTS = ("_codes", "_scale"), ("_codes", "_low", "_high")
+_FIRST_SUFFIXES, _SECOND_SUFFIXES = ("_codes", "_scale"), ("_codes", "_low", "_high")
 
 
 class CompressedState:
-    """`WholeTensors` of an optimizer with its moments in codes. Reads one moment at a time of what it stands before.
+    """`FullTensors` of an optimizer with its moments in codes. Reads one moment at a time of what it stands before.
 
     Attributes:
         metadata: for the files.
     """
 
-    def __init__(self, whole: WholeTensors, form: MomentFormat) -> None:
-        self._whole, self._form = whole, form
+    def __init__(self, full: FullTensors, fmt: MomentFormat) -> None:
+        self._full, self._fmt = full, fmt
         self._stored: dict[str, StoredTensor] = {}
-        own = {name: whole.stored(name) for name in whole.names}
+        own = {name: full.stored(name) for name in full.names}
         for name, tensor in own.items():
             parameter = name.removesuffix(_FIRST).removesuffix(_SECOND)
             moments = [own.get(parameter + kind) for kind in (_FIRST, _SECOND)]
             if parameter == name or not all(map(_is_compressed, moments)):
                 self._stored[name] = tensor
             elif name.endswith(_FIRST):
-                self._stored |= _parts(parameter, tensor.shape, form)
-        self._as_they_are = self._stored.keys() & own.keys()
+                self._stored |= _components(parameter, tensor.shape, fmt)
+        self._uncompressed = self._stored.keys() & own.keys()
         self._ready: dict[str, np.ndarray | None] = {}
-        self._roots: RootCodes | None = None  # of the parameter whose first moment is next
+        self._roots: SecondMomentCodes | None = None  # of the parameter whose first moment is next
         self.names = tuple(self._stored)
-        self.metadata = {STAGE_KEY: form.stage, VERSION_KEY: VERSION}
+        self.metadata = {LEVEL_KEY: fmt.level, VERSION_KEY: VERSION}
 
     def stored(self, name: str) -> StoredTensor:
         return self._stored[name]
 
     def read(self, name: str) -> np.ndarray | None:
         """Raises CheckpointError where a moment is not finite."""
-        if name in self._as_they_are:
-            return self._whole.read(name)
+        if name in self._uncompressed:
+            return self._full.read(name)
         if name not in self._ready:
             self._ready = dict(self._encoded(name))
         return self._ready.pop(name)
@@ -84,7 +84,7 @@ class CompressedState:
         moment = name.removesuffix("_codes")
         assert moment != name, f"{name}: read out of order"
         of_second = moment.endswith(_SECOND)
-        values, codes = self._whole.read(moment), None
+        values, codes = self._full.read(moment), None
         try:
             if values is not None:
                 codes = self._encode_second(values) if of_second else self._encode_first(values)
@@ -93,30 +93,30 @@ class CompressedState:
                 f"{moment}: {error}, so this run is damaged; no checkpoint is written.\n"
                 "  Resume from an earlier one with a lower learning_rate or max_grad_norm."
             ) from None
-        suffixes = _SECOND_PARTS if of_second else _FIRST_PARTS
-        for suffix, part in zip(suffixes, codes or [None] * len(suffixes), strict=True):
-            yield moment + suffix, part
+        suffixes = _SECOND_SUFFIXES if of_second else _FIRST_SUFFIXES
+        for suffix, component in zip(suffixes, codes or [None] * len(suffixes), strict=True):
+            yield moment + suffix, component
         if not of_second:
             yield moment.removesuffix(_FIRST) + _SHAPE, None if values is None else np.array(values.shape, np.int64)
 
-    def _encode_second(self, values: np.ndarray) -> RootCodes:
-        self._roots = encode_second(values, self._form)
+    def _encode_second(self, values: np.ndarray) -> SecondMomentCodes:
+        self._roots = encode_second(values, self._fmt)
         return self._roots
 
-    def _encode_first(self, values: np.ndarray) -> StepCodes:
+    def _encode_first(self, values: np.ndarray) -> FirstMomentCodes:
         assert self._roots is not None
-        codes = encode_first(values, self._roots, self._form)
+        codes = encode_first(values, self._roots, self._fmt)
         self._roots = None
         return codes
 
 
-def form_of(files: TensorFiles, folder: Path) -> MomentFormat | None:
+def moment_format_of(files: TensorFiles, folder: Path) -> MomentFormat | None:
     """How the moments in these files are stored; None: as they are.
 
     Raises:
         CheckpointError: in a way that this version does not know, or one that the files do not agree on.
     """
-    found = {(each.get(STAGE_KEY), each.get(VERSION_KEY)) for each in files.metadata}
+    found = {(each.get(LEVEL_KEY), each.get(VERSION_KEY)) for each in files.metadata}
     if found <= {(None, None)}:
         if any(name.endswith((_FIRST + "_codes", _SECOND + "_codes")) for name in files.names):
             raise CheckpointError(f"{folder}: the optimizer's moments are compressed, but the files do not say how")
@@ -125,28 +125,29 @@ def form_of(files: TensorFiles, folder: Path) -> MomentFormat | None:
         raise CheckpointError(
             f"{folder}: the optimizer's files come from several checkpoints: {sorted(map(str, found))}"
         )
-    ((stage, version),) = found
-    if stage not in FORMATS or version != VERSION:
+    ((level, version),) = found
+    if level not in FORMATS or version != VERSION:
         raise CheckpointError(
             f"{folder}: the optimizer's moments are compressed in a way that this version does not know "
-            f"({STAGE_KEY} {stage}, {VERSION_KEY} {version}); it reads {', '.join(FORMATS)} of version {VERSION}.\n"
+            f"({LEVEL_KEY} {level}, {VERSION_KEY} {version}); it reads {', '.join(FORMATS)} of version {VERSION}.\n"
             "  Resume with the version that wrote it, or set ignore_load_lr_and_optim: true for fresh moments."
         )
-    return FORMATS[stage]
+    return FORMATS[level]
 
 
 def decompressed(files: TensorFiles, folder: Path) -> TensorFiles:
     """The same tensors under the names that they have in an optimizer, moments in float32.
 
     Raises:
-        CheckpointError: as `form_of`, or parts of a moment are missing; on reading, they do not fit one another.
+        CheckpointError: as `moment_format_of`, or parts of a moment are missing; on reading, they do not fit one
+        another.
     """
-    form = form_of(files, folder)
-    if form is None:
+    fmt = moment_format_of(files, folder)
+    if fmt is None:
         return files
     parameters = [name.removesuffix(_SHAPE) for name in files.names if name.endswith(_SHAPE)]
-    parts = {part for name in parameters for part in _parts(name, (1,), form)}
-    if missing := sorted(parts - set(files.names)):
+    components = {component for name in parameters for component in _components(name, (1,), fmt)}
+    if missing := sorted(components - set(files.names)):
         raise CheckpointError(
             f"{folder}: parts of compressed moments are missing, for example {', '.join(missing[:3])}"
         )
@@ -157,20 +158,22 @@ def decompressed(files: TensorFiles, folder: Path) -> TensorFiles:
         if parameter is None:
             return files.read(name)
         shape = tuple(int(size) for size in files.read(parameter + _SHAPE))
-        stored = _parts(parameter, shape, form) if all(size >= 0 for size in shape) else {}
+        stored = _components(parameter, shape, fmt) if all(size >= 0 for size in shape) else {}
 
-        def part(suffix: str) -> np.ndarray:
+        def component(suffix: str) -> np.ndarray:
             values = files.read(parameter + suffix)
             if parameter + suffix not in stored or values.shape != stored[parameter + suffix].shape:
                 raise CheckpointError(f"{folder}: {parameter + suffix} {list(values.shape)} fits no {list(shape)}")
             return values
 
-        roots = RootCodes(*(part(_SECOND + suffix) for suffix in _SECOND_PARTS))
+        roots = SecondMomentCodes(*(component(_SECOND + suffix) for suffix in _SECOND_SUFFIXES))
         if name.endswith(_SECOND):
-            return decode_second(roots, shape, form)
-        return decode_first(StepCodes(*(part(_FIRST + suffix) for suffix in _FIRST_PARTS)), roots, shape, form)
+            return decode_second(roots, shape, fmt)
+        return decode_first(
+            FirstMomentCodes(*(component(_FIRST + suffix) for suffix in _FIRST_SUFFIXES)), roots, shape, fmt
+        )
 
-    others = [name for name in files.names if name not in parts]
+    others = [name for name in files.names if name not in components]
     return TensorFiles((*others, *moments), read, files.metadata)
 
 
@@ -181,15 +184,15 @@ def _is_compressed(moment: StoredTensor | None) -> bool:
     return size > _LONGEST_VECTOR or (len(moment.shape) > 1 and size > 0)
 
 
-def _parts(parameter: str, shape: tuple[int, ...], form: MomentFormat) -> dict[str, StoredTensor]:
+def _components(parameter: str, shape: tuple[int, ...], fmt: MomentFormat) -> dict[str, StoredTensor]:
     """What a file holds of a parameter's moments, in the order in which they are made."""
     size = math.prod(shape)
-    codes, blocks = (form.code_bytes(size),), (form.blocks(size),)
+    codes, num_blocks = (fmt.code_bytes(size),), (fmt.num_blocks(size),)
     return {
         f"{parameter}{_SECOND}_codes": StoredTensor("U8", codes),
-        f"{parameter}{_SECOND}_low": StoredTensor("BF16", blocks),
-        f"{parameter}{_SECOND}_high": StoredTensor("BF16", blocks),
-        f"{parameter}{_FIRST}_codes": StoredTensor("I8" if form.bits == 8 else "U8", codes),
-        f"{parameter}{_FIRST}_scale": StoredTensor("BF16", blocks),
+        f"{parameter}{_SECOND}_low": StoredTensor("BF16", num_blocks),
+        f"{parameter}{_SECOND}_high": StoredTensor("BF16", num_blocks),
+        f"{parameter}{_FIRST}_codes": StoredTensor("I8" if fmt.bits == 8 else "U8", codes),
+        f"{parameter}{_FIRST}_scale": StoredTensor("BF16", num_blocks),
         f"{parameter}{_SHAPE}": StoredTensor("I64", (len(shape),)),
     }

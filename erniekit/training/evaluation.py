@@ -15,10 +15,10 @@ from paddle.nn import Layer
 
 from erniekit.errors import TrainingError
 from erniekit.training.objectives import Objective
-from erniekit.training.passes import figures_of
+from erniekit.training.passes import metrics_of
 from erniekit.training.plan import EvaluationPlan
-from erniekit.training.ranks import SINGLE, Ranks
-from erniekit.training.reference import measuring
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
+from erniekit.training.reference import eval_mode
 from erniekit.training.totals import Totals
 
 
@@ -28,7 +28,7 @@ class EvaluationResult:
 
     loss: float
     perplexity: float | None  # exp(loss); infinite when that overflows, None where it means nothing
-    figures: dict[str, float]  # per unit, for example token_accuracy
+    metrics: dict[str, float]  # per unit, for example token_accuracy
     units: int
     tokens: int
     batches: int
@@ -39,7 +39,7 @@ class EvaluationResult:
     def record(self) -> dict[str, Any]:
         """The figures under the names they have in logs and result files."""
         named = {"eval_loss": self.loss, "eval_perplexity": self.perplexity}
-        named |= {f"eval_{name}": value for name, value in self.figures.items()}
+        named |= {f"eval_{name}": value for name, value in self.metrics.items()}
         named |= {"eval_batches": self.batches, "eval_batches_available": self.batches_available}
         named |= {"eval_units": self.units, "eval_seconds": round(self.seconds, 3)}
         return {name: value for name, value in named.items() if value is not None}
@@ -50,10 +50,10 @@ class EvaluationResult:
         return self.record() | ({"eval_sources": sources} if sources else {})
 
 
-class FurtherFigures(NamedTuple):
+class ExtraMetrics(NamedTuple):
     """Figures that no loss gives, such as scores of answers."""
 
-    all: Mapping[str, float]
+    overall: Mapping[str, float]
     by_source: Mapping[str, Mapping[str, float]]
 
 
@@ -64,15 +64,15 @@ def evaluate(
     *,
     max_batches: int = 0,
     describe_sample: Callable[[int], str] = str,
-    further_figures: Callable[[Any], FurtherFigures] | None = None,
-    ranks: Ranks = SINGLE,
+    extra_metrics: Callable[[Any], ExtraMetrics] | None = None,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> EvaluationResult:
     """Run the first epoch of `plan` without dropout and without gradients; the model's mode is put back afterwards.
 
     Args:
         plan: every step is one micro-batch of one source; ranks that work on different data divide them.
         max_batches: stop after this many micro-batches, over all ranks; 0 or less runs all.
-        further_figures: called with the model; what it gives stands among the objective's figures.
+        extra_metrics: called with the model; what it gives stands among the objective's figures.
         ranks: among which the model and the steps are divided; the result is the same on all.
 
     Raises:
@@ -82,74 +82,80 @@ def evaluate(
     available = plan.steps_in_epoch(0)
     read = min(available, max_batches) if max_batches > 0 else available
     sources = Counter(plan.source_of(step) for step in range(read))
-    with measuring(model):
-        parts, not_finite = _run(model, plan, objective, read, list(sources), ranks)
-    first = _first(not_finite, plan, ranks)
+    with eval_mode(model):
+        totals_by_source, not_finite = _evaluate_batches(model, plan, objective, read, list(sources), ranks)
+    first = _first_not_finite(not_finite, plan, ranks)
     if first is not None:
         samples = ", ".join(describe_sample(sample) for row in plan.micro_batches(first)[0].samples for sample in row)
         raise TrainingError(f"the evaluation loss is not finite in batch {first}, samples {samples}")
-    whole = Totals()
-    for part in parts.values():
-        whole.add(part)
-    further = further_figures(model) if further_figures else FurtherFigures({}, {})
-    result = _result(whole, further.all, objective, read, available, time.perf_counter() - started)
+    overall = Totals()
+    for totals in totals_by_source.values():
+        overall.add(totals)
+    extra = extra_metrics(model) if extra_metrics else ExtraMetrics({}, {})
+    result = _result(overall, extra.overall, objective, read, available, time.perf_counter() - started)
     all_sources = Counter(plan.source_of(step) for step in range(available))
     if len(all_sources) < 2:
         return result
     by_source = {
-        name: _result(part, further.by_source.get(name, {}), objective, sources[name], all_sources[name], part.seconds)
-        for name, part in parts.items()
+        name: _result(
+            totals, extra.by_source.get(name, {}), objective, sources[name], all_sources[name], totals.seconds
+        )
+        for name, totals in totals_by_source.items()
     }
     return replace(result, sources=by_source)
 
 
-def _run(
+def _evaluate_batches(
     model: Layer, plan: EvaluationPlan, objective: Objective, read: int, sources: Sequence[str], ranks: Ranks
 ) -> tuple[dict[str, Totals], int | None]:
     """The totals of each source over all ranks, and this rank's first step whose loss is not finite."""
-    parts = {source: Totals() for source in sources}
+    totals_by_source = {source: Totals() for source in sources}
     not_finite = None
     names: Sequence[str] = ()
-    measured = figures_of(objective.loss_for(model, (batch for _, batch in plan.part(read)), ranks))
-    steps = iter(plan.part(read))
-    while some := list(islice(steps, ranks.at_once)):
+    forward = metrics_of(objective.loss_for(model, (batch for _, batch in plan.local_steps(read)), ranks))
+    steps = iter(plan.local_steps(read))
+    while some := list(islice(steps, ranks.num_forward_batches)):
         before = time.perf_counter()
-        found = ranks.measure(model, measured, [batch for _, batch in some])
+        found = ranks.forward_only(model, forward, [batch for _, batch in some])
         seconds = (time.perf_counter() - before) / len(some)
-        for (step, batch), figures in zip(some, found, strict=True):
-            sums = {name: float(value) for name, value in figures.items()}
+        for (step, batch), metrics in zip(some, found, strict=True):
+            sums = {name: float(value) for name, value in metrics.items()}
             loss_sum = sums.pop("loss_sum")
             names = sorted(sums)
-            parts[plan.source_of(step)].add(Totals(loss_sum, objective.units(batch), sums, batch.token_count, seconds))
+            totals_by_source[plan.source_of(step)].add(
+                Totals(loss_sum, objective.units(batch), sums, batch.token_count, seconds)
+            )
             if not math.isfinite(loss_sum) and not_finite is None:
                 not_finite = step
-        if not_finite is not None and plan.data_world == 1:
+        if not_finite is not None and plan.dp_world_size == 1:
             break  # otherwise ranks that share the model go on, and so must this one
     own = [
-        [part.loss_sum, part.units, part.tokens, *(part.sums.get(name, 0.0) for name in names)]
-        for part in parts.values()
+        [totals.loss_sum, totals.units, totals.tokens, *(totals.sums.get(name, 0.0) for name in names)]
+        for totals in totals_by_source.values()
     ]
-    for part, (loss_sum, units, tokens, *sums) in zip(parts.values(), ranks.sum(np.array(own)).tolist(), strict=True):
-        part.loss_sum, part.units, part.tokens = loss_sum, units, int(tokens)
-        part.sums = dict(zip(names, sums, strict=True))
-    return parts, not_finite
+    for totals, (loss_sum, units, tokens, *sums) in zip(
+        totals_by_source.values(), ranks.sum(np.array(own)).tolist(), strict=True
+    ):
+        totals.loss_sum, totals.units, totals.tokens = loss_sum, units, int(tokens)
+        totals.sums = dict(zip(names, sums, strict=True))
+    return totals_by_source, not_finite
 
 
-def _first(step: int | None, plan: EvaluationPlan, ranks: Ranks) -> int | None:
+def _first_not_finite(step: int | None, plan: EvaluationPlan, ranks: Ranks) -> int | None:
     """The first of the steps that the ranks name, each at most one of its own."""
-    said = np.zeros(plan.data_world)
+    marked = np.zeros(plan.dp_world_size)
     if step is not None:
-        said[plan.data_rank] = step + 1
-    return min((int(number) - 1 for number in ranks.sum(said) if number), default=None)
+        marked[plan.dp_rank] = step + 1
+    return min((int(number) - 1 for number in ranks.sum(marked) if number), default=None)
 
 
 def _result(
-    totals: Totals, further: Mapping[str, float], objective: Objective, batches: int, available: int, seconds: float
+    totals: Totals, extra: Mapping[str, float], objective: Objective, batches: int, available: int, seconds: float
 ) -> EvaluationResult:
     return EvaluationResult(
         loss=totals.loss,
         perplexity=_perplexity(totals.loss) if objective.perplexity else None,
-        figures={**totals.figures, **further},
+        metrics={**totals.metrics, **extra},
         units=int(totals.units),
         tokens=totals.tokens,
         batches=batches,

@@ -32,7 +32,7 @@ def locked(output_dir: Path, say: Callable[[str], None] = print) -> Iterator[Non
     except OSError as error:
         raise CheckpointError(f"output_dir {output_dir} cannot be written: {error.strerror}") from None
     with file:
-        if not _taken(file.fileno()):
+        if not _try_lock(file.fileno()):
             raise CheckpointError(
                 f"another run is writing to {output_dir}; wait for it to end, or choose another output_dir"
             )
@@ -52,7 +52,7 @@ def locked_by_writer(output_dir: Path) -> Iterator[None]:
     except OSError as error:
         raise CheckpointError(f"output_dir {output_dir} cannot be written: {error.strerror}") from None
     with file:
-        if not _taken(file.fileno()):
+        if not _try_lock(file.fileno()):
             raise CheckpointError(f"another process is completing a checkpoint in {output_dir}")
         yield
 
@@ -61,12 +61,12 @@ def _wait_for_writer(output_dir: Path, say: Callable[[str], None]) -> None:
     if not (output_dir / _WRITER).exists():
         return
     with (output_dir / _WRITER).open("a") as file:
-        if not _taken(file.fileno()):
+        if not _try_lock(file.fileno()):
             say(f"waiting until the last checkpoint of the earlier run in {output_dir} is written")
             fcntl.lockf(file, fcntl.LOCK_EX)
 
 
-def _taken(file: int) -> bool:
+def _try_lock(file: int) -> bool:
     """Whether this process has the lock now, or there are none on this file system."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

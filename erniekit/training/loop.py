@@ -17,23 +17,23 @@ from paddle import Tensor
 from paddle.nn import Layer
 
 from erniekit.errors import CheckpointError, TrainingError
-from erniekit.training.best_model import judge, out_of_patience, why_it_stops
+from erniekit.training.best_model import out_of_patience, stop_reason, update_best
 from erniekit.training.callbacks import notify
 from erniekit.training.checkpoint import (
     TrainerState,
     changed_parameters,
+    copy_model_files,
     load_identity,
     load_optimizer,
     load_state,
     save_checkpoint,
     write_config,
-    write_model_of,
 )
-from erniekit.training.checkpoint_folder import checkpoint_name, newest_complete, problems, write_files_into
-from erniekit.training.commands import NO_COMMANDS, Command, Commands, parse, where_it_stands
-from erniekit.training.evaluation import EvaluationResult, FurtherFigures, evaluate
+from erniekit.training.checkpoint_folder import checkpoint_name, newest_complete, problems, publish_files
+from erniekit.training.commands import NO_COMMANDS, Command, Commands, parse, status_line
+from erniekit.training.evaluation import EvaluationResult, ExtraMetrics, evaluate
 from erniekit.training.loss_scaling import LossScale
-from erniekit.training.master_weights import BESIDE, MasterWeights, has_masters
+from erniekit.training.master_weights import SEPARATE_MASTER_WEIGHTS, MasterWeightPolicy, has_master_weights
 from erniekit.training.moment_codes import FORMATS
 from erniekit.training.not_finite import not_finite, where_not_finite
 from erniekit.training.objectives import Objective
@@ -41,21 +41,21 @@ from erniekit.training.optimizer import trainable_parameters
 from erniekit.training.output_folder import Start, remove_superseded
 from erniekit.training.plan import EvaluationPlan, Plan
 from erniekit.training.rank_files import (
-    NO_PARTS,
+    NO_SHARDS,
     WEIGHTS,
-    Parts,
-    check_shared,
-    is_of_layout,
-    own_part_of,
-    written_by_ranks,
+    CheckpointShards,
+    check_shared_filesystem,
+    has_same_layout,
+    local_shard_of,
+    sharded_kinds,
 )
-from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
 from erniekit.training.result import TrainResult, result_of
 from erniekit.training.run_identity import RunIdentity, check_identity
-from erniekit.training.saving import PLAIN, AtOnce, BesideTraining, Saver
+from erniekit.training.saving import SYNC_SAVER, AsyncSaver, Saver, SyncSaver
 from erniekit.training.schedules import Schedule, dropout_scale, learning_rate
-from erniekit.training.settings import TrainingSettings, due
-from erniekit.training.signals import StoppedAtOnceError, StopRequest, stop_signals
+from erniekit.training.settings import TrainingSettings, is_due
+from erniekit.training.signals import ForcedStopError, StopRequest, stop_signals
 from erniekit.training.step import NotFiniteError, StepResult, train_step
 from erniekit.training.totals import Totals
 
@@ -78,26 +78,28 @@ class Trainer:
     resolved_config: Mapping[str, Any]
     write_model: Callable[[Path | None], None]  # puts model and tokenizer files into a folder; None: only gives
     write_checkpoint_model: Callable[[Path | None], None] | None = None  # of checkpoints; default: write_model
-    masters: MasterWeights = BESIDE  # how checkpoints have the float32 copies of 16-bit weights
+    master_weights: MasterWeightPolicy = (
+        SEPARATE_MASTER_WEIGHTS  # how checkpoints have the float32 copies of 16-bit weights
+    )
     evaluation_plan: EvaluationPlan | None = None
     evaluation_objective: Objective | None = None  # default: `objective`
-    further_figures: Callable[[Any], FurtherFigures] | None = None  # of an evaluation, from the model
-    parts: Parts = NO_PARTS  # what every rank writes of its own
+    extra_metrics: Callable[[Any], ExtraMetrics] | None = None  # of an evaluation, from the model
+    shards: CheckpointShards = NO_SHARDS  # what every rank writes of its own
     callbacks: Sequence[object] = ()
     commands: Commands = NO_COMMANDS  # asked on the first rank
-    first_loss_scale: float | None = None  # of a float16 run
-    read: ReadSteps | None = None  # default: plan.micro_batches, when its step comes
+    initial_loss_scale: float | None = None  # of a float16 run
+    read_steps: ReadSteps | None = None  # default: plan.micro_batches, when its step comes
     describe_sample: Callable[[int], str] = str  # index in the training data -> "file.jsonl:17"
     describe_evaluation_sample: Callable[[int], str] = str
-    ranks: Ranks = SINGLE
+    ranks: Ranks = SINGLE_PROCESS
     say: Callable[[str], None] = print
     state: TrainerState = field(default_factory=TrainerState, init=False)
     last_evaluation: EvaluationResult | None = field(default=None, init=False)
-    _saver: Saver = field(default=PLAIN, init=False)
+    _saver: Saver = field(default=SYNC_SAVER, init=False)
     _saved_step: int = field(default=-1, init=False)
-    _saved_rate: float | None = field(default=None, init=False)  # what a user had chosen then
+    _saved_learning_rate: float | None = field(default=None, init=False)  # what a user had chosen then
     _stopped_by: int | None = field(default=None, init=False)
-    _quits: bool = field(default=False, init=False)
+    _quit_requested: bool = field(default=False, init=False)
 
     def fit(self, start: Start) -> TrainResult:
         """Train to the last step and save the final model into `output_dir`.
@@ -119,12 +121,12 @@ class Trainer:
                 if finished:
                     self._save_final_model()
                 else:
-                    self._save_where_it_stops()
+                    self._save_on_stop()
             result = result_of(self.state, self.last_evaluation, None if finished else self._stopped_by)
             if finished:
                 notify(self.callbacks, "on_train_end", result)
             return result
-        except StoppedAtOnceError:
+        except ForcedStopError:
             newest, _ = newest_complete(self.settings.output_dir)
             left = "no checkpoint was saved" if newest is None else f"the newest checkpoint is {newest}"
             self.say(f"a second signal: stopped at once; {left}")
@@ -141,32 +143,35 @@ class Trainer:
             self.evaluation_objective or self.objective,
             max_batches=self.settings.max_evaluate_steps,
             describe_sample=self.describe_evaluation_sample,
-            further_figures=self.further_figures,
+            extra_metrics=self.extra_metrics,
             ranks=self.ranks,
         )
         self.last_evaluation = result
-        place = {"step": self.state.step, "epoch": round(self.state.epoch, 4)}
-        notify(self.callbacks, "on_evaluate", place | result.results())
+        progress = {"step": self.state.step, "epoch": round(self.state.epoch, 4)}
+        notify(self.callbacks, "on_evaluate", progress | result.results())
         return result
 
     def _begin(self, start: Start) -> None:
-        if self.first_loss_scale is not None:
-            self.state.loss_scale = LossScale(self.first_loss_scale)
+        if self.initial_loss_scale is not None:
+            self.state.loss_scale = LossScale(self.initial_loss_scale)
         if start.checkpoint is not None:
             for warning in check_identity(load_identity(start.checkpoint), self.identity, start.checkpoint):
                 self.say(f"warning: {warning}")
             for change in changed_parameters(start.checkpoint, self.resolved_config):
                 self.say(f"changed since the checkpoint: {change}")
             fresh, self.state = self.state, load_state(start.checkpoint)
-            if self.first_loss_scale is None or self.state.loss_scale is None:
+            if self.initial_loss_scale is None or self.state.loss_scale is None:
                 self.state.loss_scale = fresh.loss_scale
             same_folder = start.checkpoint.resolve().parent == self.settings.output_dir.resolve()
-            self._saved_step, self._saved_rate = self.state.step if same_folder else -1, self.state.learning_rate
+            self._saved_step, self._saved_learning_rate = (
+                self.state.step if same_folder else -1,
+                self.state.learning_rate,
+            )
             if self.settings.ignore_load_lr_and_optim:
                 self.say("ignore_load_lr_and_optim: AdamW starts with fresh moments, which is not bit-exact")
             else:
                 stored = load_optimizer(
-                    start.checkpoint, self.optimizer, self.parameters, self.ranks, self.masters, self.say
+                    start.checkpoint, self.optimizer, self.parameters, self.ranks, self.master_weights, self.say
                 )
                 if stored is not None:
                     self.say(f"warning: resuming is not bit-exact: {start.checkpoint} holds {stored}")
@@ -174,33 +179,35 @@ class Trainer:
                 where = f"at step {self.state.step} of {self.settings.total_steps}"
                 early = ", where it stopped early" if self._stops_early() else ""
                 self.say(f"the checkpoint is {where}{early}: nothing to train")
-        form = FORMATS.get(self.settings.ckpt_quant_stage)
-        if form is not None and not self.settings.ignore_save_lr_and_optim:
-            self.say(f"checkpoints hold {form}: resuming from them is not bit-exact")
-        if self.parts.kinds and self.settings.save_strategy != "no":
-            check_shared(self.settings.output_dir, self.ranks)
-        if self.masters.stored != "beside":
-            self._tell_of_masters()
-        alone = len(set(self.ranks.exchange(socket.gethostname()))) == 1
-        if self.ranks.is_first:
+        moment_format = FORMATS.get(self.settings.ckpt_quant_stage)
+        if moment_format is not None and not self.settings.ignore_save_lr_and_optim:
+            self.say(f"checkpoints hold {moment_format}: resuming from them is not bit-exact")
+        if self.shards.kinds and self.settings.save_strategy != "no":
+            check_shared_filesystem(self.settings.output_dir, self.ranks)
+        if self.master_weights.stored != "beside":
+            self._report_unused_option()
+        single_node = len(set(self.ranks.all_gather_object(socket.gethostname()))) == 1
+        if self.ranks.is_main_process:
             limit, saved = self.settings.save_total_limit, partial(notify, self.callbacks, "on_save")
-            self._saver = AtOnce(limit, saved)
+            self._saver = SyncSaver(limit, saved)
             if self.settings.async_save:
-                seen_by_all = alone or not self.parts.kinds
-                self._saver = BesideTraining(limit, saved, self.say, shared_memory=seen_by_all)
+                seen_by_all = single_node or not self.shards.kinds
+                self._saver = AsyncSaver(limit, saved, self.say, shared_memory=seen_by_all)
             remove_superseded(self.settings.output_dir, start, self.say)
             write_config(self.settings.output_dir, self.resolved_config)
 
-    def _tell_of_masters(self) -> None:
-        if not any(self.ranks.exchange(has_masters(self.optimizer, self.parameters))):
-            word = "remove_master_weight" if self.masters.stored == "nowhere" else "skip_save_model_weight"
+    def _report_unused_option(self) -> None:
+        if not any(self.ranks.all_gather_object(has_master_weights(self.optimizer, self.parameters))):
+            word = "remove_master_weight" if self.master_weights.stored == "nowhere" else "skip_save_model_weight"
             self.say(f"{word} has no effect here: the weights are float32, without master weights")
 
     def _run_steps(self, request: StopRequest) -> None:
         first, stop = self.state.step, self.settings.total_steps
-        read = self.read or (lambda first, stop: (self.plan.micro_batches(step) for step in range(first, stop)))
-        with closing(read(first, stop)) as steps:
-            while not self._is_finished() and not self._is_asked_to_stop(request):
+        read_steps = self.read_steps or (
+            lambda first, stop: (self.plan.micro_batches(step) for step in range(first, stop))
+        )
+        with closing(read_steps(first, stop)) as steps:
+            while not self._is_finished() and not self._should_stop(request):
                 self._saver.check()
                 started = time.perf_counter()
                 result = self._step(next(steps))
@@ -210,38 +217,38 @@ class Trainer:
             name = signal.Signals(self._stopped_by).name
             self.say(f"{name}: stopping after this step; once more to stop at once")
 
-    def _is_asked_to_stop(self, request: StopRequest) -> bool:
+    def _should_stop(self, request: StopRequest) -> bool:
         """Whether a signal has reached any rank, or the first one was told to quit, so that all stop after the same
         step; other commands are obeyed here."""
         request.check()  # what is raised in a destructor, Python drops
-        own = [request.signal or 0, self.commands.lines() if self.ranks.is_first else []]
-        of_all = self.ranks.exchange(own)
-        self._stopped_by = max(number for number, _ in of_all) or None
-        for line in of_all[0][1]:
+        own = [request.signal or 0, self.commands.lines() if self.ranks.is_main_process else []]
+        of_ranks = self.ranks.all_gather_object(own)
+        self._stopped_by = max(number for number, _ in of_ranks) or None
+        for line in of_ranks[0][1]:
             try:
-                self._obey(parse(line))
+                self._execute(parse(line))
             except ValueError as error:
                 self.say(str(error))
-        return self._stopped_by is not None or self._quits
+        return self._stopped_by is not None or self._quit_requested
 
-    def _obey(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         step = self.state.step
-        if command.word == "save":
+        if command.name == "save":
             self._save()
             self.say(f"save: {'writing' if self._saver.writing else 'saved'} {checkpoint_name(step)}")
-        elif command.word == "quit":
-            self._quits = True
-        elif command.word == "eval" and self.evaluation_plan is None:
+        elif command.name == "quit":
+            self._quit_requested = True
+        elif command.name == "eval" and self.evaluation_plan is None:
             self.say("eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path")
-        elif command.word == "eval":
+        elif command.name == "eval":
             self.evaluate()
-        elif command.word == "lr":
+        elif command.name == "lr":
             self.state.learning_rate = command.value
             origin = "the schedule's" if command.value is None else "until `lr schedule`"
             self.say(f"lr: step {step + 1} has a learning rate of {self._learning_rate():g}, {origin}")
         else:
             saved, writing = self._saved_step, bool(self._saver.writing)
-            self.say(where_it_stands(self.state, self.settings.total_steps, self._learning_rate(), saved, writing))
+            self.say(status_line(self.state, self.settings.total_steps, self._learning_rate(), saved, writing))
 
     def _learning_rate(self) -> float:
         """Of the next step."""
@@ -283,7 +290,7 @@ class Trainer:
 
         def happens(strategy: str, every: int) -> bool:
             epoch_ended = math.floor(state.epoch) > math.floor(earlier_epoch)
-            return due(strategy, every, state.step, epoch_ended=epoch_ended, last=self._is_finished())
+            return is_due(strategy, every, state.step, epoch_ended=epoch_ended, last=self._is_finished())
 
         if result.updated:
             self.objective.after_update(state.step)
@@ -293,9 +300,9 @@ class Trainer:
             state.since_log = Totals()
         is_best = False
         if self.evaluation_plan is not None and happens(settings.evaluation_strategy, settings.eval_steps):
-            is_best = judge(state.best, self.evaluate().record(), state.step, settings.best)
+            is_best = update_best(state.best, self.evaluate().record(), state.step, settings.best)
             if self._stops_early():
-                self.say(why_it_stops(state.best, settings.best))
+                self.say(stop_reason(state.best, settings.best))
         if happens(settings.save_strategy, settings.save_steps) or (is_best and settings.best.load_best_model_at_end):
             self._save()
 
@@ -306,7 +313,7 @@ class Trainer:
             "loss": totals.loss,
             "learning_rate": latest.learning_rate,
             "grad_norm": latest.grad_norm,
-            **totals.figures,
+            **totals.metrics,
             "tokens_per_second": round(totals.tokens_per_second, 1),
         }
 
@@ -321,7 +328,7 @@ class Trainer:
         step = self.state.best.step
         folder = None if step is None else self.settings.output_dir / checkpoint_name(step)
         complete = folder is not None and not problems(folder, hashes=False)
-        return folder if self.ranks.exchange(complete)[0] else None  # others may not see the first rank's disk
+        return folder if self.ranks.all_gather_object(complete)[0] else None  # others may not see the first rank's disk
 
     def _save(self) -> None:
         settings, state = self.settings, self.state
@@ -335,16 +342,16 @@ class Trainer:
             write_model=self.write_checkpoint_model or self.write_model,
             optimizer=None if settings.ignore_save_lr_and_optim else self.optimizer,
             parameters=self.parameters,
-            beside_model=self.objective.beside_model(),
+            extra_state=self.objective.extra_state(),
             moments=FORMATS.get(settings.ckpt_quant_stage),
             ranks=self.ranks,
-            parts=self.parts,
-            masters=self.masters,
+            shards=self.shards,
+            master_weights=self.master_weights,
             saver=self._saver,
             keep=[best] if best else [],
         )
         if self._saved_step != state.step:  # otherwise the checkpoint has stayed as it was
-            self._saved_step, self._saved_rate = state.step, state.learning_rate
+            self._saved_step, self._saved_learning_rate = state.step, state.learning_rate
 
     def _save_final_model(self) -> None:
         self._saver.wait()
@@ -352,32 +359,34 @@ class Trainer:
         best, folder = self.state.best, self._best_folder()
         if self.settings.best.load_best_model_at_end and best.step is not None and best.step != self.state.step:
             shown = f"{checkpoint_name(best.step)}, where {best.metric} was best,"
-            in_parts = self.ranks.is_first and folder is not None and WEIGHTS in written_by_ranks(folder)
-            in_parts = self.ranks.exchange(in_parts)[0]  # others need not see the folder where it is whole
+            is_sharded = self.ranks.is_main_process and folder is not None and WEIGHTS in sharded_kinds(folder)
+            is_sharded = self.ranks.all_gather_object(is_sharded)[0]  # others need not see the folder where it is whole
             if folder is None:
                 self.say(f"{shown} is not in {self.settings.output_dir}: the last model is saved")
-            elif in_parts and not is_of_layout(folder, self.ranks):
+            elif is_sharded and not has_same_layout(folder, self.ranks):
                 self.say(f"{shown} was written by the ranks of another layout: the last model is saved")
             else:
-                if in_parts:
-                    self.parts.load_model(own_part_of(folder, self.ranks))  # then written as the last model would be
+                if is_sharded:
+                    self.shards.load_model(
+                        local_shard_of(folder, self.ranks)
+                    )  # then written as the last model would be
                 else:
-                    write = partial(write_model_of, folder)
+                    write = partial(copy_model_files, folder)
                 which = f" of step {best.step}, where {best.metric} was best ({best.value:.4g}),"
-        if self.ranks.is_first:
-            write_files_into(self.settings.output_dir, write)
+        if self.ranks.is_main_process:
+            publish_files(self.settings.output_dir, write)
         elif write is self.write_model:
             write(None)
         self.say(f"saved the model{which} to {self.settings.output_dir}")
 
-    def _save_where_it_stops(self) -> None:
-        if self.settings.save_strategy == "no" and not self._quits:
+    def _save_on_stop(self) -> None:
+        if self.settings.save_strategy == "no" and not self._quit_requested:
             self.say(f"stopped after step {self.state.step}; nothing was saved, because save_strategy is no")
             return
         if self._saved_step != self.state.step:
             self._save()
         self._saver.wait()
-        if self.state.learning_rate != self._saved_rate:
+        if self.state.learning_rate != self._saved_learning_rate:
             self.say(
                 f"{checkpoint_name(self._saved_step)} was saved before `lr`: tell the run that goes on from it again"
             )
@@ -391,4 +400,4 @@ class Trainer:
         except CheckpointError as failed:
             unsaved = str(failed)
         newest, _ = newest_complete(self.settings.output_dir)
-        return not_finite(self.state, error, self.ranks.exchange(own), newest, unsaved)
+        return not_finite(self.state, error, self.ranks.all_gather_object(own), newest, unsaved)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LARGEST = 2.0**24
+MAX_SCALE = 2.0**24
 
 
 @dataclass
@@ -33,7 +33,7 @@ class LossScale:
         """After a step whose gradients were finite."""
         self.finite_steps += 1
         if self.finite_steps >= self.growth_interval:
-            self.scale, self.finite_steps = min(2 * self.scale, max(LARGEST, self.scale)), 0
+            self.scale, self.finite_steps = min(2 * self.scale, max(MAX_SCALE, self.scale)), 0
 
     def back_off(self) -> bool:
         """After a step whose gradients overflowed; whether there is a smaller scale to go on with."""

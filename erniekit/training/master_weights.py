@@ -16,58 +16,58 @@ import numpy as np
 from paddle import Tensor
 
 from erniekit.errors import CheckpointError
-from erniekit.model.whole import Held, values_of
+from erniekit.model.whole import LocalTensors, to_numpy
 from erniekit.training.optimizer import (
     MASTER_WEIGHT,
-    held_state,
-    is_master,
-    own_state,
-    whole_state,
-    without_masters,
+    full_optimizer_state,
+    full_optimizer_tensors,
+    is_master_weight,
+    local_optimizer_state,
+    without_master_weights,
 )
-from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
 from erniekit.training.tensor_files import TensorFiles
 
 _SUFFIX = f"/{MASTER_WEIGHT}"
-Where = Literal["beside", "as weights", "nowhere"]
+MasterWeightStorage = Literal["beside", "as weights", "nowhere"]
 ReadWeight = Callable[[str], np.ndarray]  # by Hugging Face name, in the decoder's layout, whole
 
 
 @dataclass(frozen=True)
-class MasterWeights:
+class MasterWeightPolicy:
     """How checkpoints have master weights.
 
     Attributes:
         stored: beside the weights, in their place, or not at all.
         compatible: a checkpoint may have none where the run needs them, or some that it does not need.
-        weights_of: opens the weights of a checkpoint; None: they are only known as the run has them.
+        open_weights: opens the weights of a checkpoint; None: they are only known as the run has them.
     """
 
-    stored: Where = "beside"
+    stored: MasterWeightStorage = "beside"
     compatible: bool = False
-    weights_of: Callable[[Path], ReadWeight] | None = None
+    open_weights: Callable[[Path], ReadWeight] | None = None
 
-    def to_store(self, state: Held) -> Held:
+    def tensors_to_store(self, state: LocalTensors) -> LocalTensors:
         """What of an optimizer's state is stored with it."""
-        return state if self.stored == "beside" else without_masters(state)
+        return state if self.stored == "beside" else without_master_weights(state)
 
 
-BESIDE = MasterWeights()
+SEPARATE_MASTER_WEIGHTS = MasterWeightPolicy()
 
 
-def has_masters(optimizer: Any, parameters: Mapping[str, Tensor]) -> bool:
+def has_master_weights(optimizer: Any, parameters: Mapping[str, Tensor]) -> bool:
     """Whether an optimizer keeps any."""
-    return any(map(is_master, held_state(optimizer, parameters).tensors))
+    return any(map(is_master_weight, full_optimizer_tensors(optimizer, parameters).tensors))
 
 
-def in_place_of_weights(weights: Held, optimizer: Any, parameters: Mapping[str, Tensor]) -> Held:
+def master_weights_as_model(weights: LocalTensors, optimizer: Any, parameters: Mapping[str, Tensor]) -> LocalTensors:
     """Weights, where there are master weights with the values of these."""
-    state = held_state(optimizer, parameters)
+    state = full_optimizer_tensors(optimizer, parameters)
     master = {name: f"{name}{_SUFFIX}" for name in weights.tensors if f"{name}{_SUFFIX}" in state.tensors}
     tensors = {
         name: state.tensors[master[name]] if name in master else weights.tensors[name] for name in weights.tensors
     }
-    return Held(tensors, lambda name: state.read(master[name]) if name in master else weights.read(name))
+    return LocalTensors(tensors, lambda name: state.read(master[name]) if name in master else weights.read(name))
 
 
 def load_master_weights(
@@ -75,19 +75,19 @@ def load_master_weights(
     folder: Path,
     optimizer: Any,
     parameters: Mapping[str, Tensor],
-    settings: MasterWeights,
+    settings: MasterWeightPolicy,
     *,
-    were_weights: bool,
-    divided: bool = False,
-    ranks: Ranks = SINGLE,
+    stored_as_model: bool,
+    is_sharded: bool = False,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> str:
     """Set master weights from a checkpoint: from its optimizer state, or from its weights. Master weights of weights
     that are float32 here become these.
 
     Args:
         state: of the optimizer, as stored.
-        were_weights: the checkpoint has them in the place of weights.
-        divided: `state` is what this rank wrote of its own.
+        stored_as_model: the checkpoint has them in the place of weights.
+        is_sharded: `state` is what this rank wrote of its own.
 
     Returns:
         What a user is to know of it; may be empty.
@@ -95,13 +95,13 @@ def load_master_weights(
     Raises:
         CheckpointError: the checkpoint has none, or the run has no use for them, and the settings do not allow it.
     """
-    whole = whole_state(optimizer, parameters)
-    own = own_state(optimizer, parameters) if divided else whole
-    here = [name.removesuffix(_SUFFIX) for name in own.held.tensors if is_master(name)]
-    needed = set(here) if divided else {name for names in ranks.exchange(here) for name in names}
-    stored = {name.removesuffix(_SUFFIX) for name in state.names if is_master(name)}
+    full = full_optimizer_state(optimizer, parameters)
+    local = local_optimizer_state(optimizer, parameters) if is_sharded else full
+    here = [name.removesuffix(_SUFFIX) for name in local.state.tensors if is_master_weight(name)]
+    needed = set(here) if is_sharded else {name for names in ranks.all_gather_object(here) for name in names}
+    stored = {name.removesuffix(_SUFFIX) for name in state.names if is_master_weight(name)}
     missing, surplus = sorted(needed - stored), sorted(stored - needed)
-    if missing and not (settings.compatible or were_weights or settings.stored == "nowhere"):
+    if missing and not (settings.compatible or stored_as_model or settings.stored == "nowhere"):
         raise CheckpointError(
             f"{folder} holds no master weights (float32 copies of 16-bit weights), for example of {missing[0]}.\n"
             "  Set unified_checkpoint_config: [master_weight_compatible] to make them from its weights."
@@ -112,31 +112,31 @@ def load_master_weights(
             "  Set unified_checkpoint_config: [master_weight_compatible] to go on with them as its weights, or resume "
             "with the bf16, fp16 and fp16_opt_level that wrote it."
         )
-    if surplus and divided and "sharding" in ranks.layout:
+    if surplus and is_sharded and "sharding" in ranks.layout:
         raise CheckpointError(
             f"{folder} holds master weights of which each rank wrote its share, for example of {surplus[0]}, and the "
             "weights of this run are float32.\n  Resume with the bf16, fp16 and fp16_opt_level that wrote it; with "
             "unified_checkpoint: true and no ignore_merge_optimizer its next checkpoint can be resumed from so."
         )
-    weights = settings.weights_of(folder) if missing and settings.weights_of else None
+    weights = settings.open_weights(folder) if missing and settings.open_weights else None
     for name in here:
         key = f"{name}{_SUFFIX}"
         if name in stored:
             values = state.read(key)
-            own.write(key, values if divided else ranks.own_part(name, values))
+            local.write(key, values if is_sharded else ranks.local_shard(name, values))
         elif weights is not None:
-            whole.write(key, ranks.own_part(name, weights(name)))
+            full.write(key, ranks.local_shard(name, weights(name)))
         else:
-            with ranks.present([parameters[name]]):
-                values = values_of(parameters[name])
-            whole.write(key, values)
+            with ranks.gather_params([parameters[name]]):
+                values = to_numpy(parameters[name])
+            full.write(key, values)
     for name in surplus:
         if name in parameters:
             values = state.read(f"{name}{_SUFFIX}")
-            with ranks.present([parameters[name]]):
-                parameters[name].set_value(values if divided else ranks.own_part(name, values))
+            with ranks.gather_params([parameters[name]]):
+                parameters[name].set_value(values if is_sharded else ranks.local_shard(name, values))
     if surplus:
         return "the float32 master weights of the checkpoint are the weights of this run"
-    if missing and not were_weights:
+    if missing and not stored_as_model:
         return "the checkpoint has no master weights: they are made from its weights, which is not bit-exact"
     return ""

@@ -27,7 +27,7 @@ import numpy as np
 from erniekit.model.quantization.codes import nearest_codes
 from erniekit.model.quantization.formats import NORMAL_FLOAT
 
-_AT_ONCE = 1 << 16  # values that are worked on at once, for that takes room beside them
+_CHUNK_VALUES = 1 << 16  # values that are worked on at once, for that takes room beside them
 _LARGEST = np.float32(np.finfo(np.float32).max)
 _LARGEST_END = np.array(0x7F7F0000, np.uint32).view(np.float32)  # of bfloat16
 _SMALLEST = np.float32(np.finfo(np.float32).smallest_subnormal)
@@ -43,38 +43,38 @@ class MomentFormat:
     """What the codes mean; see the module.
 
     Attributes:
-        stage: its name, a value of `ckpt_quant_stage`.
+        level: its name, a value of `ckpt_quant_stage`.
         bits: of a code.
-        block: values that share a range and a scale.
+        block_size: values that share a range and a scale.
     """
 
-    stage: str
+    level: str
     bits: int
-    block: int
+    block_size: int
 
     def __str__(self) -> str:
-        return f"AdamW's moments in {self.bits} bits (ckpt_quant_stage {self.stage})"
+        return f"AdamW's moments in {self.bits} bits (ckpt_quant_stage {self.level})"
 
-    def blocks(self, size: int) -> int:
+    def num_blocks(self, size: int) -> int:
         """Of a tensor with so many values; the last one may have fewer."""
-        return -(-size // self.block)
+        return -(-size // self.block_size)
 
     def code_bytes(self, size: int) -> int:
         """Of one moment of a tensor with so many values."""
         return size if self.bits == 8 else -(-size // 2)
 
     @property
-    def ratios(self) -> int:
+    def num_ratios(self) -> int:
         """Codes of a root that is not zero."""
         return (1 << self.bits) - 1
 
 
-O1 = MomentFormat("O1", bits=8, block=128)
-O2 = MomentFormat("O2", bits=4, block=64)
-FORMATS = {form.stage: form for form in (O1, O2)}
+O1 = MomentFormat("O1", bits=8, block_size=128)
+O2 = MomentFormat("O2", bits=4, block_size=64)
+FORMATS = {fmt.level: fmt for fmt in (O1, O2)}
 
 
-class RootCodes(NamedTuple):
+class SecondMomentCodes(NamedTuple):
     """Square roots of second moments.
 
     Attributes:
@@ -87,7 +87,7 @@ class RootCodes(NamedTuple):
     high: np.ndarray
 
 
-class StepCodes(NamedTuple):
+class FirstMomentCodes(NamedTuple):
     """First moments in units of those roots.
 
     Attributes:
@@ -99,92 +99,94 @@ class StepCodes(NamedTuple):
     scale: np.ndarray
 
 
-def encode_second(moment2: np.ndarray, form: MomentFormat) -> RootCodes:
+def encode_second(moment2: np.ndarray, fmt: MomentFormat) -> SecondMomentCodes:
     """Codes of the second moment.
 
     Raises:
         NotEncodableError: a value is not finite, or below zero.
     """
     values, size = moment2.reshape(-1), moment2.size
-    encoded = RootCodes(*_room(form, size, np.uint8, 2))
-    for part in _parts(size, form):
-        chunk = values[part]
+    encoded = SecondMomentCodes(*_allocate(fmt, size, np.uint8, 2))
+    for span in _chunks(size, fmt):
+        chunk = values[span]
         if not np.isfinite(chunk).all() or (chunk < 0).any():
             raise NotEncodableError("a second moment is not finite, or below zero")
-        roots = _in_blocks(np.sqrt(chunk.astype(np.float32, copy=False)), form)
+        roots = _in_blocks(np.sqrt(chunk.astype(np.float32, copy=False)), fmt)
         above = roots > 0
-        blocks = _blocks_of(part, form)
+        blocks = _blocks_of(span, fmt)
         low = _towards_zero(np.where(above, roots, _LARGEST).min(axis=1))
         high = _away_from_zero(roots.max(axis=1))
         encoded.low[blocks] = low = np.where(high > 0, low, np.float32(0))
         encoded.high[blocks] = high
         base, ratio = _logarithms(low, high)
         units = (np.log(np.where(above, roots, np.float32(1))) - base) / np.where(ratio > 0, ratio, np.float32(1))
-        codes = np.clip(np.rint(units * (form.ratios - 1)), 0, form.ratios - 1) + 1
-        _put(encoded.codes, part, np.where(above, codes, 0).astype(np.uint8), form)
+        codes = np.clip(np.rint(units * (fmt.num_ratios - 1)), 0, fmt.num_ratios - 1) + 1
+        _pack(encoded.codes, span, np.where(above, codes, 0).astype(np.uint8), fmt)
     return encoded
 
 
-def decode_second(encoded: RootCodes, shape: tuple[int, ...], form: MomentFormat) -> np.ndarray:
+def decode_second(encoded: SecondMomentCodes, shape: tuple[int, ...], fmt: MomentFormat) -> np.ndarray:
     """The second moment, float32: above zero exactly where it was, and finite."""
     values = np.empty(int(np.prod(shape)), np.float32)
-    for part in _parts(values.size, form):
-        roots = _roots(encoded, part, form)
+    for span in _chunks(values.size, fmt):
+        roots = _roots(encoded, span, fmt)
         with np.errstate(over="ignore"):
             squares = np.minimum(roots * roots, _LARGEST)
-        values[part] = np.where(roots > 0, np.maximum(squares, _SMALLEST), np.float32(0))
+        values[span] = np.where(roots > 0, np.maximum(squares, _SMALLEST), np.float32(0))
     return values.reshape(shape)
 
 
-def encode_first(moment1: np.ndarray, second: RootCodes, form: MomentFormat) -> StepCodes:
+def encode_first(moment1: np.ndarray, second: SecondMomentCodes, fmt: MomentFormat) -> FirstMomentCodes:
     """Codes of the first moment beside those of the second. Where that is zero no gradient has been, and this is zero.
 
     Raises:
         NotEncodableError: a value is not finite.
     """
     values, size = moment1.reshape(-1), moment1.size
-    encoded = StepCodes(*_room(form, size, np.int8 if form.bits == 8 else np.uint8, 1))
-    for part in _parts(size, form):
-        chunk = values[part].astype(np.float32, copy=False)
+    encoded = FirstMomentCodes(*_allocate(fmt, size, np.int8 if fmt.bits == 8 else np.uint8, 1))
+    for span in _chunks(size, fmt):
+        chunk = values[span].astype(np.float32, copy=False)
         if not np.isfinite(chunk).all():
             raise NotEncodableError("a first moment is not finite")
-        roots = _roots(second, part, form)
+        roots = _roots(second, span, fmt)
         with np.errstate(over="ignore"):
             steps = np.where(roots > 0, chunk / np.where(roots > 0, roots, np.float32(1)), np.float32(0))
-        steps = _in_blocks(np.clip(steps, -_LARGEST_END, _LARGEST_END), form)
+        steps = _in_blocks(np.clip(steps, -_LARGEST_END, _LARGEST_END), fmt)
         scale = _away_from_zero(np.abs(steps).max(axis=1))
-        encoded.scale[_blocks_of(part, form)] = scale
+        encoded.scale[_blocks_of(span, fmt)] = scale
         units = steps / np.where(scale > 0, scale, np.float32(1))[:, None]
-        _put(
+        _pack(
             encoded.codes,
-            part,
-            np.rint(units * 127).astype(np.int8) if form.bits == 8 else nearest_codes(units, _LEVELS),
-            form,
+            span,
+            np.rint(units * 127).astype(np.int8) if fmt.bits == 8 else nearest_codes(units, _LEVELS),
+            fmt,
         )
     return encoded
 
 
-def decode_first(encoded: StepCodes, second: RootCodes, shape: tuple[int, ...], form: MomentFormat) -> np.ndarray:
+def decode_first(
+    encoded: FirstMomentCodes, second: SecondMomentCodes, shape: tuple[int, ...], fmt: MomentFormat
+) -> np.ndarray:
     """The first moment, float32, finite."""
     values = np.empty(int(np.prod(shape)), np.float32)
-    for part in _parts(values.size, form):
-        codes = _taken(encoded.codes, part, form)
-        units = codes.astype(np.float32) / 127 if form.bits == 8 else _LEVELS[codes]
-        steps = _in_blocks(units, form) * encoded.scale[_blocks_of(part, form), None]
+    for span in _chunks(values.size, fmt):
+        codes = _unpacked(encoded.codes, span, fmt)
+        units = codes.astype(np.float32) / 127 if fmt.bits == 8 else _LEVELS[codes]
+        steps = _in_blocks(units, fmt) * encoded.scale[_blocks_of(span, fmt), None]
         with np.errstate(over="ignore"):
-            moments = steps.reshape(-1)[: units.size] * _roots(second, part, form)
-        values[part] = np.clip(moments, -_LARGEST, _LARGEST)
+            moments = steps.reshape(-1)[: units.size] * _roots(second, span, fmt)
+        values[span] = np.clip(moments, -_LARGEST, _LARGEST)
     return values.reshape(shape)
 
 
-def _roots(encoded: RootCodes, part: slice, form: MomentFormat) -> np.ndarray:
+def _roots(encoded: SecondMomentCodes, span: slice, fmt: MomentFormat) -> np.ndarray:
     """What the codes of some values stand for, flat."""
-    blocks = _blocks_of(part, form)
-    taken = _taken(encoded.codes, part, form)
-    codes = _in_blocks(taken, form)
+    blocks = _blocks_of(span, fmt)
+    unpacked = _unpacked(encoded.codes, span, fmt)
+    codes = _in_blocks(unpacked, fmt)
     base, ratio = _logarithms(encoded.low[blocks], encoded.high[blocks])
-    powers = np.exp(base + (codes.astype(np.float32) - 1) * (ratio / np.float32(form.ratios - 1)))
-    return np.where(codes > 0, powers, np.float32(0)).reshape(-1)[: taken.size]
+    powers = np.exp(base + (codes.astype(np.float32) - 1) * (ratio / np.float32(fmt.num_ratios - 1)))
+    return np.where(codes > 0, powers, np.float32(0)).reshape(-1)[: unpacked.size]
 
 
 def _logarithms(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -193,43 +195,43 @@ def _logarithms(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return base[:, None], (np.log(np.where(high > 0, high, np.float32(1))) - base)[:, None]
 
 
-def _room(form: MomentFormat, size: int, codes: type, numbers: int) -> tuple[np.ndarray, ...]:
-    return np.empty(form.code_bytes(size), codes), *(np.empty(form.blocks(size), np.float32) for _ in range(numbers))
+def _allocate(fmt: MomentFormat, size: int, codes: type, numbers: int) -> tuple[np.ndarray, ...]:
+    return np.empty(fmt.code_bytes(size), codes), *(np.empty(fmt.num_blocks(size), np.float32) for _ in range(numbers))
 
 
-def _parts(size: int, form: MomentFormat) -> Iterator[slice]:
+def _chunks(size: int, fmt: MomentFormat) -> Iterator[slice]:
     """The values in parts of whole blocks."""
-    step = _AT_ONCE // form.block * form.block
+    step = _CHUNK_VALUES // fmt.block_size * fmt.block_size
     return (slice(start, min(start + step, size)) for start in range(0, size, step))
 
 
-def _blocks_of(part: slice, form: MomentFormat) -> slice:
-    return slice(part.start // form.block, form.blocks(part.stop))
+def _blocks_of(span: slice, fmt: MomentFormat) -> slice:
+    return slice(span.start // fmt.block_size, fmt.num_blocks(span.stop))
 
 
-def _in_blocks(values: np.ndarray, form: MomentFormat) -> np.ndarray:
+def _in_blocks(values: np.ndarray, fmt: MomentFormat) -> np.ndarray:
     """[blocks, block], the last one filled up with zeros."""
-    lacking = -values.size % form.block
-    return (np.pad(values, (0, lacking)) if lacking else values).reshape(-1, form.block)
+    lacking = -values.size % fmt.block_size
+    return (np.pad(values, (0, lacking)) if lacking else values).reshape(-1, fmt.block_size)
 
 
-def _put(stored: np.ndarray, part: slice, codes: np.ndarray, form: MomentFormat) -> None:
+def _pack(stored: np.ndarray, span: slice, codes: np.ndarray, fmt: MomentFormat) -> None:
     """Store the codes of some values; `codes` may have more behind them, of a block that is filled up."""
     flat = codes.reshape(-1)
-    if form.bits == 8:
-        stored[part] = flat[: part.stop - part.start]
+    if fmt.bits == 8:
+        stored[span] = flat[: span.stop - span.start]
         return
-    count = form.code_bytes(part.stop - part.start)
+    count = fmt.code_bytes(span.stop - span.start)
     pairs = flat[: 2 * count]
-    stored[part.start // 2 : part.start // 2 + count] = pairs[0::2] | pairs[1::2] << 4
+    stored[span.start // 2 : span.start // 2 + count] = pairs[0::2] | pairs[1::2] << 4
 
 
-def _taken(stored: np.ndarray, part: slice, form: MomentFormat) -> np.ndarray:
+def _unpacked(stored: np.ndarray, span: slice, fmt: MomentFormat) -> np.ndarray:
     """The codes of some values, one to a byte."""
-    if form.bits == 8:
-        return stored[part]
-    pairs = stored[part.start // 2 : -(-part.stop // 2)]
-    return np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1)[: part.stop - part.start]
+    if fmt.bits == 8:
+        return stored[span]
+    pairs = stored[span.start // 2 : -(-span.stop // 2)]
+    return np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1)[: span.stop - span.start]
 
 
 def _towards_zero(values: np.ndarray) -> np.ndarray:

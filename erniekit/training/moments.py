@@ -51,11 +51,11 @@ class MomentStorage:
             return f"moments in {kind}"
         if paddle.get_device().startswith("gpu"):
             return f"moments in {kind}, in pinned host memory"
-        at_once = ", each page of it in memory only while it is used" if self.release else ""
-        return f"moments in {kind}, in a mapped file in {self.folder}{at_once}"
+        paging = ", each page of it in memory only while it is used" if self.release else ""
+        return f"moments in {kind}, in a mapped file in {self.folder}{paging}"
 
 
-class Store(Protocol):
+class TensorStore(Protocol):
     """One tensor between steps."""
 
     def read(self) -> Tensor:
@@ -75,13 +75,13 @@ class StoredMomentsAdamW(StatefulAdamW):
 
     def __init__(self, storage: MomentStorage, **settings: Any) -> None:
         super().__init__(**settings)
-        self._storage, self._stores = storage, dict[str, dict[str, Store]]()  # by tensor and kind
-        away = storage.folder is not None and not paddle.get_device().startswith("gpu")
-        self._file = _File(storage) if away else None
+        self._storage, self._stores = storage, dict[str, dict[str, TensorStore]]()  # by tensor and kind
+        offloaded = storage.folder is not None and not paddle.get_device().startswith("gpu")
+        self._file = _MappedFile(storage) if offloaded else None
 
-    def form(self, kind: str, parameter: StoredTensor) -> StoredTensor:
-        form = super().form(kind, parameter)
-        return StoredTensor("BF16", form.shape) if self._storage.bfloat16 and kind in MOMENTS else form
+    def state_spec(self, kind: str, parameter: StoredTensor) -> StoredTensor:
+        state_spec = super().state_spec(kind, parameter)
+        return StoredTensor("BF16", state_spec.shape) if self._storage.bfloat16 and kind in MOMENTS else state_spec
 
     def read(self, name: str, kind: str) -> Tensor:
         """What it remembers of a tensor; of what is stored, a copy in the type in which it is stored."""
@@ -101,27 +101,27 @@ class StoredMomentsAdamW(StatefulAdamW):
             if name not in self._stores:
                 super()._create_accumulators(block, [parameter])
                 kinds = self._stored_kinds(parameter)
-                self._stores[name] = {kind: self._new_store(kind, self._take(name, kind)) for kind in kinds}
+                self._stores[name] = {kind: self._new_store(kind, self._detach(name, kind)) for kind in kinds}
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> None:
         name = param_and_grad[0].name
         for kind, store in self._stores[name].items():
-            self._give(name, kind, _wide(store.read()))
+            self._attach(name, kind, _to_float32(store.read()))
         super()._append_optimize_op(block, param_and_grad)
         for kind, store in self._stores[name].items():
-            store.write(self._take(name, kind))
+            store.write(self._detach(name, kind))
 
     def _stored_kinds(self, parameter: Tensor) -> Sequence[str]:
-        away = self._storage.folder is not None
-        return [kind for kind in self.kinds(parameter) if kind in MOMENTS or (away and kind == MASTER_WEIGHT)]
+        offloaded = self._storage.folder is not None
+        return [kind for kind in self.kinds(parameter) if kind in MOMENTS or (offloaded and kind == MASTER_WEIGHT)]
 
-    def _new_store(self, kind: str, values: Tensor) -> Store:
+    def _new_store(self, kind: str, values: Tensor) -> TensorStore:
         bfloat16 = self._storage.bfloat16 and kind in MOMENTS
         if self._file is None:
-            return _InMemory(values, bfloat16, pinned=self._storage.folder is not None)
+            return _MemoryStore(values, bfloat16, pinned=self._storage.folder is not None)
         return self._file.next(values, bfloat16)
 
-    def _give(self, name: str, kind: str, values: Tensor) -> None:
+    def _attach(self, name: str, kind: str, values: Tensor) -> None:
         """Let AdamW have what it remembers of a tensor; the float32 copy keeps its name, which the others go by."""
         if kind == MASTER_WEIGHT:
             values.name = self._master_weights[name].name
@@ -130,19 +130,19 @@ class StoredMomentsAdamW(StatefulAdamW):
             master = self._master_weights.get(name)
             self._accumulators[kind][name if master is None else master.name] = values
 
-    def _take(self, name: str, kind: str) -> Tensor:
+    def _detach(self, name: str, kind: str) -> Tensor:
         """What AdamW has now; it keeps an empty tensor in its place."""
         taken = StatefulAdamW.read(self, name, kind)
-        self._give(name, kind, paddle.empty([0]))
+        self._attach(name, kind, paddle.empty([0]))
         return taken
 
 
-def _wide(values: Tensor) -> Tensor:
+def _to_float32(values: Tensor) -> Tensor:
     """In the type with which AdamW computes."""
     return values.astype("float32") if values.dtype == paddle.bfloat16 else values
 
 
-class _InMemory:
+class _MemoryStore:
     def __init__(self, values: Tensor, bfloat16: bool, pinned: bool) -> None:
         self._bfloat16, self._pinned = bfloat16, pinned
         self.write(values)
@@ -155,29 +155,29 @@ class _InMemory:
         self._values: Tensor = values.pin_memory() if self._pinned else values
 
 
-class _File:
+class _MappedFile:
     """A file without a name, which ends with the process and holds tensors one after another."""
 
     def __init__(self, storage: MomentStorage) -> None:
         assert storage.folder is not None
         self._folder, self._release = storage.folder, storage.release
         self._start, self._used = 0, 0  # of the region: where it begins in the file, and how much of it is taken
-        with self._told():
+        with self._disk_errors():
             self._folder.mkdir(parents=True, exist_ok=True)
             self._file: Any = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (open as long as this is)
             self._region = self._map(_REGION)
 
-    def next(self, values: Tensor, bfloat16: bool) -> _Mapped:
+    def next(self, values: Tensor, bfloat16: bool) -> _MappedStore:
         """Room for a tensor, with its values. It begins a page, so that its pages can be given back."""
         dtype = np.dtype(np.uint16) if bfloat16 else values.numpy().dtype
         length = -(-max(1, values.size * dtype.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
-        with self._told():
+        with self._disk_errors():
             if self._used + length > len(self._region):
                 self._start, self._used = self._start + len(self._region), 0
                 self._region = self._map(max(length, _REGION))
             # room on the disk now, rather than a crash when it is written
             os.posix_fallocate(self._file.fileno(), self._start + self._used, length)
-        mapped = _Mapped(self._region, range(self._used, self._used + length), dtype, values.shape, self._release)
+        mapped = _MappedStore(self._region, range(self._used, self._used + length), dtype, values.shape, self._release)
         self._used += length
         mapped.write(values)
         return mapped
@@ -187,7 +187,7 @@ class _File:
         return mmap.mmap(self._file.fileno(), length, offset=self._start)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _disk_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -199,26 +199,26 @@ class _File:
             ) from None
 
 
-class _Mapped:
+class _MappedStore:
     """A tensor in a part of a mapping.
 
     Args:
-        part: whole pages, bytes.
+        pages: whole pages, bytes.
     """
 
-    def __init__(self, region: mmap.mmap, part: range, dtype: np.dtype, shape: Sequence[int], release: bool) -> None:
-        self._region, self._part, self._release = region, part, release
-        self._values = np.frombuffer(region, dtype, math.prod(shape), part.start).reshape(shape)
+    def __init__(self, region: mmap.mmap, pages: range, dtype: np.dtype, shape: Sequence[int], release: bool) -> None:
+        self._region, self._pages, self._release = region, pages, release
+        self._values = np.frombuffer(region, dtype, math.prod(shape), pages.start).reshape(shape)
 
     def read(self) -> Tensor:
         values = paddle.to_tensor(self._values)  # uint16 becomes bfloat16
-        self._done()
+        self._release_pages()
         return values
 
     def write(self, values: Tensor) -> None:
         self._values[...] = (values.astype("bfloat16") if self._values.dtype == np.uint16 else values).numpy()
-        self._done()
+        self._release_pages()
 
-    def _done(self) -> None:
+    def _release_pages(self) -> None:
         if self._release:
-            self._region.madvise(mmap.MADV_DONTNEED, self._part.start, len(self._part))
+            self._region.madvise(mmap.MADV_DONTNEED, self._pages.start, len(self._pages))

@@ -29,19 +29,19 @@ def where_not_finite(error: NotFiniteError, batches: Sequence[Any], describe: Ca
 
 
 def not_finite(
-    state: TrainerState, error: NotFiniteError, of_all: Sequence[Sequence[str]], newest: Path | None, unsaved: str
+    state: TrainerState, error: NotFiniteError, of_ranks: Sequence[Sequence[str]], newest: Path | None, unsaved: str
 ) -> TrainingError:
     """The error that ends the run.
 
     Args:
-        of_all: `where_not_finite` of every rank.
+        of_ranks: `where_not_finite` of every rank.
         newest: the last complete checkpoint.
         unsaved: why a later one could not be written, if so.
     """
     at_scale = "" if error.scale is None else f" even at the loss scale {error.scale:g}, the smallest"
     lines = [f"step {state.step + 1}: {error.what} is not finite{at_scale}; the model was not updated with it."]
-    for rank, found in enumerate(of_all):
-        lines += [f"  rank {rank}, {line}" if len(of_all) > 1 else f"  {line}" for line in found]
+    for rank, found in enumerate(of_ranks):
+        lines += [f"  rank {rank}, {line}" if len(of_ranks) > 1 else f"  {line}" for line in found]
     if state.loss_scale is not None:
         lines.append("  float16 may be too narrow for this model: `bf16: true` has the range of float32.")
     if unsaved:

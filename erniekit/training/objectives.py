@@ -12,12 +12,12 @@ from paddle import Tensor
 
 from erniekit.model.decoder import Decoder
 from erniekit.model.decoder_layer import BatchContext
-from erniekit.model.head import NO_TARGET, TokenLoss, token_loss
-from erniekit.model.mtp import ahead
-from erniekit.training.passes import DecoderLoss, DecoderPass, LossOfBatch, MicroLoss
-from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.model.head import IGNORE_INDEX, TokenLoss, token_loss
+from erniekit.model.mtp import shift_within_documents
+from erniekit.training.passes import DecoderForward, DecoderLoss, LossFunction, MicroBatchLoss
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
 
-__all__ = ["LossOfBatch", "MicroLoss", "Objective", "supervised"]
+__all__ = ["LossFunction", "MicroBatchLoss", "Objective", "supervised"]
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ class Objective:
             of a step, or of an evaluation (which are read one at a time), from this rank's batches and the ranks.
             Called without gradients.
         after_update: called with the number of finished steps, before anything is saved.
-        beside_model: what a checkpoint must hold for the loss of a resumed run to be the same.
+        extra_state: what a checkpoint must hold for the loss of a resumed run to be the same.
     """
 
-    loss: LossOfBatch
+    loss: LossFunction
     units: Callable[[Any], int]
     unit: str
     perplexity: bool = False
-    loss_of_step: Callable[[Any, Iterable[Any], Ranks], LossOfBatch] | None = None
+    loss_of_step: Callable[[Any, Iterable[Any], Ranks], LossFunction] | None = None
     after_update: Callable[[int], None] = lambda step: None
-    beside_model: Callable[[], Mapping[str, Tensor]] = dict
+    extra_state: Callable[[], Mapping[str, Tensor]] = dict
 
-    def loss_for(self, model: Any, batches: Iterable[Any], ranks: Ranks = SINGLE) -> LossOfBatch:
+    def loss_for(self, model: Any, batches: Iterable[Any], ranks: Ranks = SINGLE_PROCESS) -> LossFunction:
         """The loss to use with each of `batches`, this rank's part of one step or one evaluation."""
         if self.loss_of_step is None:
             return self.loss
@@ -71,27 +71,32 @@ def supervised(
         multi_token_pred_lambda: the weight of the mean over the depths of their summed losses.
     """
 
-    def finish(decoder: Decoder, hidden_BSH: Tensor, context: BatchContext, batch: Any, _: None) -> MicroLoss:
+    def loss_head(decoder: Decoder, hidden_BSH: Tensor, context: BatchContext, batch: Any, _: None) -> MicroBatchLoss:
         def head_loss(states_BSH: Tensor, labels_BS: np.ndarray) -> TokenLoss:
             labels = paddle.to_tensor(labels_BS)
             return token_loss(decoder, decoder.norm(states_BSH), labels, fused=fused_head, sparse=sparse_head)
 
         result = head_loss(hidden_BSH, batch.labels)
-        sums = {"token_accuracy": result.correct_count}
+        metric_sums = {"token_accuracy": result.correct_count}
         if not (decoder.training and decoder.mtp):
-            return MicroLoss(result.loss_sum, sums)
+            return MicroBatchLoss(result.loss_sum, metric_sums)
         depths = range(1, len(decoder.mtp) + 1)
-        ids = [paddle.to_tensor(ahead(batch.input_ids, batch.document_ends, depth, fill=0)) for depth in depths]
+        ids = [
+            paddle.to_tensor(shift_within_documents(batch.input_ids, batch.document_ends, depth, fill=0))
+            for depth in depths
+        ]
         predicted = [
-            head_loss(states, ahead(batch.labels, batch.document_ends, depth, fill=NO_TARGET)).loss_sum
-            for depth, states in zip(depths, decoder.predict_ahead(hidden_BSH, context, ids), strict=True)
+            head_loss(
+                states, shift_within_documents(batch.labels, batch.document_ends, depth, fill=IGNORE_INDEX)
+            ).loss_sum
+            for depth, states in zip(depths, decoder.forward_mtp(hidden_BSH, context, ids), strict=True)
         ]
         mtp_sum = paddle.add_n(predicted) / len(predicted)
-        sums["mtp_loss"] = mtp_sum.detach()
-        return MicroLoss(result.loss_sum + multi_token_pred_lambda * (mtp_sum - mtp_sum.detach()), sums)
+        metric_sums["mtp_loss"] = mtp_sum.detach()
+        return MicroBatchLoss(result.loss_sum + multi_token_pred_lambda * (mtp_sum - mtp_sum.detach()), metric_sums)
 
     def units(batch: Any) -> int:
         return batch.target_count
 
-    loss = DecoderLoss(DecoderPass(finish, dense_mask), units)
+    loss = DecoderLoss(DecoderForward(loss_head, dense_mask), units)
     return Objective(loss, units, unit="target tokens", perplexity=True)

@@ -14,8 +14,8 @@ from paddle.optimizer import AdamW
 
 from erniekit.errors import CheckpointError
 from erniekit.model.storage.safetensors_file import StoredTensor
-from erniekit.model.whole import Held, stored_as
-from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.model.whole import LocalTensors, tensor_spec
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
 
 # Paddle's names of what AdamW remembers about a parameter: two moments, and the powers of the betas, shape [1].
 STATE_KINDS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")
@@ -46,7 +46,7 @@ class StatefulAdamW(AdamW):
         """What it remembers of a tensor: `STATE_KINDS`, and `MASTER_WEIGHT` of one in 16 bits."""
         return (*STATE_KINDS, MASTER_WEIGHT) if updated.element_size() == 2 else STATE_KINDS
 
-    def form(self, kind: str, parameter: StoredTensor) -> StoredTensor:
+    def state_spec(self, kind: str, parameter: StoredTensor) -> StoredTensor:
         """Type and shape of what it remembers of a parameter: at least float32, powers of betas of shape [1]."""
         shape = (1,) if kind.endswith("pow_acc") else parameter.shape
         return StoredTensor("F64" if parameter.dtype == "F64" else "F32", shape)
@@ -142,36 +142,38 @@ def layer_multiplier(depth: int, num_layers: int, bound: float) -> float:
 
 def optimizer_state(optimizer: StatefulAdamW, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What AdamW remembers, as `<parameter name>/<kind>` -> tensor."""
-    own = _all_of(optimizer, parameters).held
-    return {name: own.read(name) for name in own.tensors}
+    local = _unsharded_state(optimizer, parameters).state
+    return {name: local.read(name) for name in local.tensors}
 
 
-class OwnState(NamedTuple):
+class OptimizerState(NamedTuple):
     """What one rank's part of an optimizer remembers, and how to set one of it."""
 
-    held: Held
+    state: LocalTensors
     write: Callable[[str, np.ndarray], None]
 
 
-def held_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> Held:
+def full_optimizer_tensors(optimizer: Any, parameters: Mapping[str, Tensor]) -> LocalTensors:
     """What this rank's optimizer remembers; of one whose state is divided among ranks, the whole of it."""
-    return whole_state(optimizer, parameters).held
+    return full_optimizer_state(optimizer, parameters).state
 
 
-def whole_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> OwnState:
+def full_optimizer_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> OptimizerState:
     """The same, to be set as well: each rank takes its part of what is written."""
     if isinstance(optimizer, StatefulAdamW):
-        return _all_of(optimizer, parameters)
-    return OwnState(Held(optimizer.state_tensors(), optimizer.read_state), optimizer.write_state)
+        return _unsharded_state(optimizer, parameters)
+    return OptimizerState(LocalTensors(optimizer.state_tensors(), optimizer.read_state), optimizer.write_state)
 
 
-def is_master(name: str) -> bool:
+def is_master_weight(name: str) -> bool:
     """Whether a name of an optimizer's state is that of a master weight."""
     return name.endswith(f"/{MASTER_WEIGHT}")
 
 
-def without_masters(state: Held) -> Held:
-    return Held({name: tensor for name, tensor in state.tensors.items() if not is_master(name)}, state.read)
+def without_master_weights(state: LocalTensors) -> LocalTensors:
+    return LocalTensors(
+        {name: tensor for name, tensor in state.tensors.items() if not is_master_weight(name)}, state.read
+    )
 
 
 def load_optimizer_state(
@@ -179,7 +181,7 @@ def load_optimizer_state(
     parameters: Mapping[str, Tensor],
     names: Collection[str],
     read: Callable[[str], np.ndarray],
-    ranks: Ranks = SINGLE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> None:
     """Set what the optimizer remembers, bit for bit, one tensor after the other. Master weights, which may be stored in
     another way, it leaves to `master_weights`.
@@ -192,30 +194,32 @@ def load_optimizer_state(
     Raises:
         CheckpointError: the names or shapes are not those of this optimizer.
     """
-    whole = whole_state(optimizer, parameters)
-    own = without_masters(whole.held)
-    _check_names({name for held_names in ranks.exchange(list(own.tensors)) for name in held_names}, names)
-    for name, tensor in own.tensors.items():
-        whole.write(name, _of_shape(name, tensor.shape, ranks.own_part(name, read(name))))
+    full = full_optimizer_state(optimizer, parameters)
+    local = without_master_weights(full.state)
+    _check_names({name for held_names in ranks.all_gather_object(list(local.tensors)) for name in held_names}, names)
+    for name, tensor in local.tensors.items():
+        full.write(name, _checked_shape(name, tensor.shape, ranks.local_shard(name, read(name))))
 
 
-def own_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> OwnState:
+def local_optimizer_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> OptimizerState:
     """What this rank's optimizer remembers, as it lies here: of one that is divided among ranks its part."""
     if isinstance(optimizer, StatefulAdamW):
-        return _all_of(optimizer, parameters)
-    state: OwnState = optimizer.own_state()
+        return _unsharded_state(optimizer, parameters)
+    state: OptimizerState = optimizer.local_optimizer_state()
     return state
 
 
-def load_own_state(own: OwnState, names: Collection[str], read: Callable[[str], np.ndarray]) -> None:
-    """Set what `own_state` gives, bit for bit; see `load_optimizer_state`."""
-    state = without_masters(own.held)
+def load_local_optimizer_state(
+    local: OptimizerState, names: Collection[str], read: Callable[[str], np.ndarray]
+) -> None:
+    """Set what `local_optimizer_state` gives, bit for bit; see `load_optimizer_state`."""
+    state = without_master_weights(local.state)
     _check_names(set(state.tensors), names)
     for name, tensor in state.tensors.items():
-        own.write(name, _of_shape(name, tensor.shape, read(name)))
+        local.write(name, _checked_shape(name, tensor.shape, read(name)))
 
 
-def _all_of(optimizer: StatefulAdamW, parameters: Mapping[str, Tensor]) -> OwnState:
+def _unsharded_state(optimizer: StatefulAdamW, parameters: Mapping[str, Tensor]) -> OptimizerState:
     """What an AdamW remembers that updates the parameters themselves; read and set one at a time."""
     of = {
         f"{name}/{kind}": (parameter, kind)
@@ -231,12 +235,12 @@ def _all_of(optimizer: StatefulAdamW, parameters: Mapping[str, Tensor]) -> OwnSt
         parameter, kind = of[key]
         optimizer.write(parameter.name, kind, values)
 
-    tensors = {key: optimizer.form(kind, stored_as(parameter)) for key, (parameter, kind) in of.items()}
-    return OwnState(Held(tensors, read), write)
+    tensors = {key: optimizer.state_spec(kind, tensor_spec(parameter)) for key, (parameter, kind) in of.items()}
+    return OptimizerState(LocalTensors(tensors, read), write)
 
 
 def _check_names(expected: set[str], names: Collection[str]) -> None:
-    stored = {name for name in names if not is_master(name)}
+    stored = {name for name in names if not is_master_weight(name)}
     missing, surplus = sorted(expected - stored), sorted(stored - expected)
     if missing or surplus:
         raise CheckpointError(
@@ -246,7 +250,7 @@ def _check_names(expected: set[str], names: Collection[str]) -> None:
         )
 
 
-def _of_shape(name: str, shape: tuple[int, ...], values: np.ndarray) -> np.ndarray:
+def _checked_shape(name: str, shape: tuple[int, ...], values: np.ndarray) -> np.ndarray:
     if values.shape != shape:
         raise CheckpointError(f"optimizer state {name}: expected shape {list(shape)}, got {list(values.shape)}")
     return values

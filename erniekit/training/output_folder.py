@@ -37,9 +37,9 @@ class Start:
     supersedes_model: bool = False  # so does a model that is none of this run
 
     @classmethod
-    def shared(cls, found: Start | None, exchange: Callable[[str], list[str]]) -> Start:
+    def broadcast(cls, found: Start | None, all_gather_object: Callable[[str], list[str]]) -> Start:
         """What the first of several ranks has found, on all of them; it alone removes what is superseded."""
-        checkpoint = exchange(str(found.checkpoint or "") if found else "")[0]
+        checkpoint = all_gather_object(str(found.checkpoint or "") if found else "")[0]
         return found or cls(Path(checkpoint) if checkpoint else None)
 
 

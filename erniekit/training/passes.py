@@ -18,44 +18,45 @@ Result = TypeVar("Result")
 Other = TypeVar("Other")
 
 
-class MicroLoss(NamedTuple):
+class MicroBatchLoss(NamedTuple):
     """The result of one micro-batch. Sums, not means: only the loop knows what the whole step must be divided by."""
 
     loss_sum: Tensor  # 0-d fp32, differentiable
-    sums: Mapping[str, Tensor]  # further figures, 0-d, summed over the same units; shown as sum / units
+    metric_sums: Mapping[str, Tensor]  # further figures, 0-d, summed over the same units; shown as sum / units
 
 
-LossOfBatch = Callable[[Any, Any], MicroLoss]  # (model, batch)
+LossFunction = Callable[[Any, Any], MicroBatchLoss]  # (model, batch)
 # (decoder, hidden states [B, S, H] that have passed all layers and not the final norm, what the layers shared, batch,
 # its constant)
-Finish = Callable[[Decoder, Tensor, BatchContext, Any, Any], Result]
+LossHead = Callable[[Decoder, Tensor, BatchContext, Any, Any], Result]
 
 
-def no_constants(batches: Sequence[Any]) -> Sequence[Any]:
+def no_reference_inputs(batches: Sequence[Any]) -> Sequence[Any]:
     """Nothing for each batch."""
     return [None] * len(batches)
 
 
 @dataclass(frozen=True)
-class DecoderPass(Generic[Result]):
+class DecoderForward(Generic[Result]):
     """A forward pass of a decoder over a batch.
 
     Attributes:
-        finish: what is made of the hidden states.
+        loss_head: what is made of the hidden states.
         dense_mask: attention with a dense mask made from the FlashMask indices.
-        constants: what `finish` needs that another model, or this one in another state, says of each of some batches.
+        reference_inputs: what `finish` needs that another model, or this one in another state, says of each of some
+        batches.
     """
 
-    finish: Finish[Result]
+    loss_head: LossHead[Result]
     dense_mask: bool = False
-    constants: Callable[[Sequence[Any]], Sequence[Any]] = no_constants
+    reference_inputs: Callable[[Sequence[Any]], Sequence[Any]] = no_reference_inputs
 
     def __call__(self, decoder: Decoder, batch: Any) -> Result:
         """All of it, on a decoder that is whole."""
-        (constant,) = self.constants([batch])  # first: it may borrow the decoder
+        (reference_input,) = self.reference_inputs([batch])  # first: it may borrow the decoder
         context = self.context(decoder, paddle.to_tensor(batch.position_ids), batch.startend_row_indices)
-        hidden_BSH = decoder.through_layers(decoder.embedding(paddle.to_tensor(batch.input_ids)), context)
-        return self.finish(decoder, hidden_BSH, context, batch, constant)
+        hidden_BSH = decoder.forward_layers(decoder.embedding(paddle.to_tensor(batch.input_ids)), context)
+        return self.loss_head(decoder, hidden_BSH, context, batch, reference_input)
 
     def context(self, decoder: Decoder, position_ids_BS: Tensor, startend_row_indices: np.ndarray) -> BatchContext:
         """What the layers share, from FlashMask's causal indices int32[B, 1, S, 1] of a batch."""
@@ -65,9 +66,9 @@ class DecoderPass(Generic[Result]):
         is_token_BS = None if is_token.all() else paddle.to_tensor(is_token.astype(np.float32))
         return decoder.context(position_ids_BS, plan, is_token_BS)
 
-    def then(self, function: Callable[[Result], Other]) -> DecoderPass[Other]:
+    def map(self, function: Callable[[Result], Other]) -> DecoderForward[Other]:
         """The same with `function` of the result."""
-        return replace(self, finish=lambda *given: function(self.finish(*given)))  # type: ignore[arg-type,return-value]
+        return replace(self, loss_head=lambda *given: function(self.loss_head(*given)))  # type: ignore[arg-type,return-value]
 
 
 @dataclass(frozen=True)
@@ -78,26 +79,28 @@ class DecoderLoss:
         units: how many units a batch holds.
     """
 
-    own: DecoderPass[MicroLoss]
+    forward: DecoderForward[MicroBatchLoss]
     units: Callable[[Any], int]
 
-    def __call__(self, decoder: Decoder, batch: Any) -> MicroLoss:
-        result = self.own(decoder, batch)
-        return self.with_routers(result, decoder.balance.reported(), batch) if decoder.training else result
+    def __call__(self, decoder: Decoder, batch: Any) -> MicroBatchLoss:
+        result = self.forward(decoder, batch)
+        return self.with_router_metrics(result, decoder.balance.reported(), batch) if decoder.training else result
 
-    def with_routers(self, result: MicroLoss, reported: Mapping[str, tuple[Tensor, int]], batch: Any) -> MicroLoss:
+    def with_router_metrics(
+        self, result: MicroBatchLoss, reported: Mapping[str, tuple[Tensor, int]], batch: Any
+    ) -> MicroBatchLoss:
         """`result` with the mean of what routers have reported, by name the sum and the number of them."""
         units = self.units(batch)
         routers = {name: total * (units / count) for name, (total, count) in reported.items()}
-        return MicroLoss(result.loss_sum, {**result.sums, **routers})  # shown per unit
+        return MicroBatchLoss(result.loss_sum, {**result.metric_sums, **routers})  # shown per unit
 
 
-def figures_of(loss: LossOfBatch) -> Callable[[Any, Any], Mapping[str, Tensor]]:
+def metrics_of(loss: LossFunction) -> Callable[[Any, Any], Mapping[str, Tensor]]:
     """What `Ranks.measure` measures of a loss: `loss_sum` and the further sums."""
 
-    def figures(result: MicroLoss) -> Mapping[str, Tensor]:
-        return {"loss_sum": result.loss_sum, **result.sums}
+    def metrics(result: MicroBatchLoss) -> Mapping[str, Tensor]:
+        return {"loss_sum": result.loss_sum, **result.metric_sums}
 
     if isinstance(loss, DecoderLoss):
-        return loss.own.then(figures)
-    return lambda model, batch: figures(loss(model, batch))
+        return loss.forward.map(metrics)
+    return lambda model, batch: metrics(loss(model, batch))

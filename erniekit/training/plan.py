@@ -18,15 +18,15 @@ class EvaluationPlan(Plan, Protocol):
     """A plan whose steps are one micro-batch each, and each of one source; ranks may divide them.
 
     Attributes:
-        data_rank, data_world: this rank among those that divide the steps.
+        dp_rank, dp_world_size: this rank among those that divide the steps.
     """
 
     @property
-    def data_rank(self) -> int: ...
+    def dp_rank(self) -> int: ...
     @property
-    def data_world(self) -> int: ...
+    def dp_world_size(self) -> int: ...
 
-    def part(self, stop: int, /) -> Iterator[tuple[int, Any]]:
+    def local_steps(self, stop: int, /) -> Iterator[tuple[int, Any]]:
         """This rank's part of the steps below `stop`: numbers and micro-batches, equally many on every rank. A
         micro-batch without samples fills up."""
         ...

@@ -14,10 +14,10 @@ from erniekit.model.decoder import Decoder
 from erniekit.model.decoder_layer import BatchContext
 from erniekit.model.head import token_log_probabilities
 from erniekit.training.objectives import Objective
-from erniekit.training.passes import DecoderLoss, DecoderPass, MicroLoss
-from erniekit.training.preference_losses import LOSSES, Context, PreferenceSettings, needs_reference
-from erniekit.training.ranks import SINGLE, Ranks
-from erniekit.training.reference import Constants, MeasureAnswers, Reference, measuring
+from erniekit.training.passes import DecoderForward, DecoderLoss, MicroBatchLoss
+from erniekit.training.preference_losses import LOSSES, LossContext, PreferenceSettings, needs_reference
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
+from erniekit.training.reference import ComputeLogps, Reference, ReferenceLogps, eval_mode
 
 
 class AnswerLogProbabilities(NamedTuple):
@@ -31,11 +31,11 @@ class AnswerLogProbabilities(NamedTuple):
 
 def answer_log_probabilities(
     *, fused_head: bool = False, sparse_head: bool = False, dense_mask: bool = False
-) -> DecoderPass[AnswerLogProbabilities]:
+) -> DecoderForward[AnswerLogProbabilities]:
     """The sums over each answer's labels. Multi-token prediction layers have no part in it."""
 
-    def finish(
-        decoder: Decoder, hidden_BSH: Tensor, context: BatchContext, batch: Any, constant: Any
+    def loss_head(
+        decoder: Decoder, hidden_BSH: Tensor, context: BatchContext, batch: Any, reference_input: Any
     ) -> AnswerLogProbabilities:
         labels = paddle.to_tensor(batch.labels)
         states_BSH = decoder.norm(hidden_BSH)
@@ -50,15 +50,17 @@ def answer_log_probabilities(
         lengths = paddle.to_tensor(np.bincount(answers, minlength=2 * batch.pairs.count)).astype(sums.dtype)
         return AnswerLogProbabilities(sums[0::2], sums[1::2], lengths[0::2], lengths[1::2])
 
-    return DecoderPass(finish, dense_mask)
+    return DecoderForward(loss_head, dense_mask)
 
 
-def measure_answers(answers: DecoderPass[AnswerLogProbabilities], ranks: Ranks = SINGLE) -> MeasureAnswers:
+def reference_logps_function(
+    answers: DecoderForward[AnswerLogProbabilities], ranks: Ranks = SINGLE_PROCESS
+) -> ComputeLogps:
     """What a reference measures with."""
-    sums = answers.then(lambda found: {"chosen": found.chosen, "rejected": found.rejected})
+    sums = answers.map(lambda found: {"chosen": found.chosen, "rejected": found.rejected})
 
-    def measure(model: Decoder, batches: Sequence[Any]) -> Sequence[Constants]:
-        found = ranks.measure(model, sums, batches)
+    def measure(model: Decoder, batches: Sequence[Any]) -> Sequence[ReferenceLogps]:
+        found = ranks.forward_only(model, sums, batches)
         return [(paddle.to_tensor(of["chosen"]), paddle.to_tensor(of["rejected"])) for of in found]
 
     return measure
@@ -90,19 +92,19 @@ def preference(
     def units(batch: Any) -> int:
         return batch.pairs.count
 
-    def constants(batches: Sequence[Any]) -> Sequence[Constants | None]:
+    def reference_inputs(batches: Sequence[Any]) -> Sequence[ReferenceLogps | None]:
         return reference(batches) if reference else [None] * len(batches)
 
-    def compared(*given: Any) -> tuple[AnswerLogProbabilities, Tensor, Tensor, Tensor | None]:
+    def log_ratios(*given: Any) -> tuple[AnswerLogProbabilities, Tensor, Tensor, Tensor | None]:
         """The answers, what the loss function takes of them, and the log-ratios as they are."""
-        constant: Constants | None = given[-1]
-        answers = answers_of.finish(*given)
-        if loss_kind.of_means:
+        reference_input: ReferenceLogps | None = given[-1]
+        answers = answers_of.loss_head(*given)
+        if loss_kind.length_normalized:
             return answers, answers.chosen / answers.chosen_lengths, answers.rejected / answers.rejected_lengths, None
         chosen, rejected = answers.chosen, answers.rejected
         ratios = None
-        if constant:
-            chosen, rejected = chosen - constant[0], rejected - constant[1]
+        if reference_input:
+            chosen, rejected = chosen - reference_input[0], rejected - reference_input[1]
             ratios = (chosen + rejected).detach() / 2
         if settings.normalize_logps:
             mean = (answers.chosen_lengths + answers.rejected_lengths) / 2
@@ -110,13 +112,15 @@ def preference(
         return answers, chosen, rejected, ratios
 
     def ratio_sums(*given: Any) -> Mapping[str, Tensor]:
-        _, chosen, rejected, _ = compared(*given)
+        _, chosen, rejected, _ = log_ratios(*given)
         return {"chosen": chosen.sum(), "rejected": rejected.sum()}
 
     def loss_with(kl_chosen: float, kl_rejected: float) -> DecoderLoss:
-        def finish(decoder: Decoder, hidden_BSH: Tensor, shared: BatchContext, batch: Any, constant: Any) -> MicroLoss:
-            answers, chosen, rejected, ratios = compared(decoder, hidden_BSH, shared, batch, constant)
-            context = Context(settings, _offsets(settings, batch), kl_chosen, kl_rejected)
+        def loss_head(
+            decoder: Decoder, hidden_BSH: Tensor, shared: BatchContext, batch: Any, reference_input: Any
+        ) -> MicroBatchLoss:
+            answers, chosen, rejected, ratios = log_ratios(decoder, hidden_BSH, shared, batch, reference_input)
+            context = LossContext(settings, _offsets(settings, batch), kl_chosen, kl_rejected)
             preference_loss = loss_kind.function(chosen, rejected, context)
             loss_sum = settings.pref_loss_ratio * preference_loss.sum()
             sums = {"preference_loss": preference_loss.sum()}
@@ -135,16 +139,16 @@ def preference(
             }
             if ratios is not None:
                 sums["kl_to_reference"] = ratios.sum()
-            return MicroLoss(loss_sum, sums)
+            return MicroBatchLoss(loss_sum, sums)
 
-        return DecoderLoss(DecoderPass(finish, dense_mask, constants), units)
+        return DecoderLoss(DecoderForward(loss_head, dense_mask, reference_inputs), units)
 
     def loss_of_step(decoder: Decoder, batches: Iterable[Any], ranks: Ranks) -> DecoderLoss:
         totals = np.zeros(3)  # of the chosen answers' log-ratios, of the rejected ones', and of pairs
         batches = iter(batches)
-        with measuring(decoder):
-            while some := list(islice(batches, ranks.at_once)):
-                found = ranks.measure(decoder, DecoderPass(ratio_sums, dense_mask, constants), some)
+        with eval_mode(decoder):
+            while some := list(islice(batches, ranks.num_forward_batches)):
+                found = ranks.forward_only(decoder, DecoderForward(ratio_sums, dense_mask, reference_inputs), some)
                 for batch, sums in zip(some, found, strict=True):
                     totals += [sums["chosen"], sums["rejected"], batch.pairs.count]
         chosen_sum, rejected_sum, pairs = ranks.sum(totals).tolist()
@@ -154,7 +158,7 @@ def preference(
         loss_with(0.0, 0.0),
         units,
         unit="pairs",
-        loss_of_step=loss_of_step if loss_kind.over_step else None,
+        loss_of_step=loss_of_step if loss_kind.needs_kl else None,
     )
 
 

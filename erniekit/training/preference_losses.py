@@ -19,7 +19,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
-from erniekit.parameters.dpo import LOSSES_WITHOUT_REFERENCE
+from erniekit.parameters.dpo import REFERENCE_FREE_LOSSES
 
 CERTAIN = -1e-7  # the mean log-probability from which ORPO's odds stop growing: above it they leave fp32's range
 
@@ -40,7 +40,7 @@ class PreferenceSettings:
     reference_free: bool = False
 
 
-class Context(NamedTuple):
+class LossContext(NamedTuple):
     """What some losses need beside the answers.
 
     Attributes:
@@ -54,7 +54,7 @@ class Context(NamedTuple):
     kl_rejected: float = 0.0
 
 
-def sigmoid(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
+def sigmoid(chosen: Tensor, rejected: Tensor, context: LossContext) -> Tensor:
     """-(1 - e) log s(h) - e log s(-h) with h = beta (r(w) - r(l)) and e the label smoothing.
 
     DPO: Rafailov et al. 2023, arXiv:2305.18290, equation 7; with e > 0 its conservative form, Mitchell 2023. An offset
@@ -63,7 +63,7 @@ def sigmoid(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
     return _smoothed(context.settings.beta * (chosen - rejected - context.offsets), context)
 
 
-def robust(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
+def robust(chosen: Tensor, rejected: Tensor, context: LossContext) -> Tensor:
     """(-(1 - e) log s(h) + e log s(-h)) / (1 - 2 e) with h = beta (r(w) - r(l)), unbiased under exchanged labels.
 
     rDPO: Chowdhury et al. 2024, arXiv:2403.00409.
@@ -74,7 +74,7 @@ def robust(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
     return (-(1 - noise) * F.log_sigmoid(logits) + noise * F.log_sigmoid(-logits)) / (1 - 2 * noise)
 
 
-def hinge(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
+def hinge(chosen: Tensor, rejected: Tensor, context: LossContext) -> Tensor:
     """max(0, 1 - beta (r(w) - r(l))).
 
     RSO: Liu et al. 2023, arXiv:2309.06657; SLiC's hinge (Zhao et al. 2023, arXiv:2305.10425) with a reference in it.
@@ -82,7 +82,7 @@ def hinge(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
     return F.relu(1 - context.settings.beta * (chosen - rejected))
 
 
-def ipo(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
+def ipo(chosen: Tensor, rejected: Tensor, context: LossContext) -> Tensor:
     """(r(w) - r(l) - 1 / (2 beta))^2, beta being the paper's tau.
 
     Azar et al. 2023, arXiv:2310.12036, equation 17, over whole answers as there; trl takes means over tokens.
@@ -90,7 +90,7 @@ def ipo(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
     return (chosen - rejected - 1 / (2 * context.settings.beta)).square()
 
 
-def kto_pair(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
+def kto_pair(chosen: Tensor, rejected: Tensor, context: LossContext) -> Tensor:
     """(1 - s(beta (r(w) - z(l))) + 1 - s(beta (z(w) - r(l)))) / 2, the mean of a pair's two examples.
 
     Ethayarajh et al. 2024 (KTO), arXiv:2402.01306, equation 8, on pairs: z is max(0, mean r) over the chosen or the
@@ -100,7 +100,7 @@ def kto_pair(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
     return 0.5 * (F.sigmoid(beta * (context.kl_rejected - chosen)) + F.sigmoid(beta * (rejected - context.kl_chosen)))
 
 
-def dpop(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
+def dpop(chosen: Tensor, rejected: Tensor, context: LossContext) -> Tensor:
     """-log s(beta (r(w) - r(l) - lambda max(0, -r(w)))): the chosen answer may not become less likely.
 
     DPO-positive: Pal et al. 2024, arXiv:2402.13228.
@@ -110,7 +110,7 @@ def dpop(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
     return -F.log_sigmoid(settings.beta * (chosen - rejected - penalty))
 
 
-def sppo_hard(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
+def sppo_hard(chosen: Tensor, rejected: Tensor, context: LossContext) -> Tensor:
     """(r(w) - 1 / (2 beta))^2 + (r(l) + 1 / (2 beta))^2.
 
     SPPO: Wu et al. 2024, arXiv:2405.00675, equation 4.7 with eta = 1 / beta and certain winners.
@@ -119,7 +119,7 @@ def sppo_hard(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
     return (chosen - goal).square() + (rejected + goal).square()
 
 
-def nca_pair(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
+def nca_pair(chosen: Tensor, rejected: Tensor, context: LossContext) -> Tensor:
     """-log s(beta r(w)) - (log s(-beta r(w)) + log s(-beta r(l))) / 2.
 
     NCA: Chen et al. 2024, arXiv:2402.05369, for pairs, of which one answer is right and one wrong.
@@ -128,7 +128,7 @@ def nca_pair(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
     return -F.log_sigmoid(won) - 0.5 * (F.log_sigmoid(-won) + F.log_sigmoid(-lost))
 
 
-def simpo(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
+def simpo(chosen: Tensor, rejected: Tensor, context: LossContext) -> Tensor:
     """-log s(beta (a(w) - a(l)) - gamma), smoothed as `sigmoid` is.
 
     SimPO: Meng et al. 2024, arXiv:2405.14734, equation 6.
@@ -137,11 +137,11 @@ def simpo(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
     return _smoothed(settings.beta * (chosen - rejected) - settings.simpo_gamma, context)
 
 
-def orpo(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
+def orpo(chosen: Tensor, rejected: Tensor, context: LossContext) -> Tensor:
     """-beta log s(log odds(w) - log odds(l)) with odds = exp(a) / (1 - exp(a)); beta is the paper's lambda.
 
     ORPO: Hong et al. 2024, arXiv:2403.07691, equations 4 and 7. Its equation 6 adds the SFT loss of the chosen answer
-    (`Loss.sft_weight`).
+    (`PreferenceLoss.sft_weight`).
     """
 
     def log_odds(mean: Tensor) -> Tensor:
@@ -151,43 +151,43 @@ def orpo(chosen: Tensor, rejected: Tensor, context: Context) -> Tensor:
     return -context.settings.beta * F.log_sigmoid(log_odds(chosen) - log_odds(rejected))
 
 
-def _smoothed(logits: Tensor, context: Context) -> Tensor:
+def _smoothed(logits: Tensor, context: LossContext) -> Tensor:
     noise = context.settings.label_smoothing
     loss = -F.log_sigmoid(logits)
     return loss if noise == 0 else (1 - noise) * loss - noise * F.log_sigmoid(-logits)
 
 
 @dataclass(frozen=True)
-class Loss:
+class PreferenceLoss:
     """A function of the table.
 
     Attributes:
-        of_means: it takes a(y), and needs no reference; otherwise r(y).
+        length_normalized: it takes a(y), and needs no reference; otherwise r(y).
         sft_weight: of the SFT loss of the chosen answer that belongs to it.
-        over_step: it needs `kl_chosen` and `kl_rejected`.
+        needs_kl: it needs `kl_chosen` and `kl_rejected`.
     """
 
-    function: Callable[[Tensor, Tensor, Context], Tensor]
-    of_means: bool = False
+    function: Callable[[Tensor, Tensor, LossContext], Tensor]
+    length_normalized: bool = False
     sft_weight: float = 0.0
-    over_step: bool = False
+    needs_kl: bool = False
 
 
 LOSSES = {
-    "sigmoid": Loss(sigmoid),
-    "robust": Loss(robust),
-    "hinge": Loss(hinge),
-    "ipo": Loss(ipo),
-    "kto_pair": Loss(kto_pair, over_step=True),
-    "dpop": Loss(dpop),
-    "sppo_hard": Loss(sppo_hard),
-    "nca_pair": Loss(nca_pair),
-    "simpo": Loss(simpo, of_means=True),
-    "orpo": Loss(orpo, of_means=True, sft_weight=1.0),
+    "sigmoid": PreferenceLoss(sigmoid),
+    "robust": PreferenceLoss(robust),
+    "hinge": PreferenceLoss(hinge),
+    "ipo": PreferenceLoss(ipo),
+    "kto_pair": PreferenceLoss(kto_pair, needs_kl=True),
+    "dpop": PreferenceLoss(dpop),
+    "sppo_hard": PreferenceLoss(sppo_hard),
+    "nca_pair": PreferenceLoss(nca_pair),
+    "simpo": PreferenceLoss(simpo, length_normalized=True),
+    "orpo": PreferenceLoss(orpo, length_normalized=True, sft_weight=1.0),
 }
-assert {name for name, loss in LOSSES.items() if loss.of_means} == set(LOSSES_WITHOUT_REFERENCE)
+assert {name for name, loss in LOSSES.items() if loss.length_normalized} == set(REFERENCE_FREE_LOSSES)
 
 
 def needs_reference(settings: PreferenceSettings) -> bool:
     """Whether the loss compares with a reference."""
-    return not (settings.reference_free or LOSSES[settings.loss_type].of_means)
+    return not (settings.reference_free or LOSSES[settings.loss_type].length_normalized)

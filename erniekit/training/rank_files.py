@@ -31,12 +31,12 @@ WEIGHTS, OPTIMIZER = "weights", "optimizer"
 _PROBE = ".erniekit-shared-"
 
 
-def _writes_nothing(folder: Path) -> None:
+def _not_sharded(folder: Path) -> None:
     raise AssertionError("no rank writes a part of its own")
 
 
 @dataclass(frozen=True)
-class Parts:
+class CheckpointShards:
     """What every rank writes of its own.
 
     Attributes:
@@ -47,20 +47,20 @@ class Parts:
     """
 
     kinds: frozenset[str] = frozenset()
-    write_model: Callable[[Path], None] = _writes_nothing
-    load_model: Callable[[Path], None] = _writes_nothing
+    write_model: Callable[[Path], None] = _not_sharded
+    load_model: Callable[[Path], None] = _not_sharded
     optimizer_files: int = 1
 
 
-NO_PARTS = Parts()
+NO_SHARDS = CheckpointShards()
 
 
-def part_of(folder: Path, rank: int) -> Path:
+def shard_folder(folder: Path, rank: int) -> Path:
     """Where a rank's files are in a checkpoint."""
     return folder / f"rank-{rank:05}"
 
 
-def written_by_ranks(folder: Path) -> frozenset[str]:
+def sharded_kinds(folder: Path) -> frozenset[str]:
     """What ranks have written of their own: WEIGHTS, OPTIMIZER, both, or nothing.
 
     Raises:
@@ -69,7 +69,7 @@ def written_by_ranks(folder: Path) -> frozenset[str]:
     return frozenset(_read(folder)["parts"]) if (folder / RANKS_FILE).exists() else frozenset()
 
 
-def write_parts(
+def write_shards(
     folder: Path | None,
     ranks: Ranks,
     kinds: frozenset[str],
@@ -89,9 +89,9 @@ def write_parts(
     Raises:
         OSError, CheckpointError: a rank could not write; the former on the first rank, the latter on the others.
     """
-    told, seals = ranks.exchange(["" if folder is None else str(folder.absolute()), seals])[0]
-    place = Path(told)
-    own, failed = part_of(place, ranks.rank), ""
+    reported, seals = ranks.all_gather_object(["" if folder is None else str(folder.absolute()), seals])[0]
+    folder_of_all = Path(reported)
+    own, failed = shard_folder(folder_of_all, ranks.rank), ""
     try:
         own.mkdir()
         write(own)
@@ -99,59 +99,59 @@ def write_parts(
             seal(own)
     except (OSError, CheckpointError) as error:
         failed = str(error)
-    failures = [f"rank {rank}: {told}" for rank, told in enumerate(ranks.exchange(failed)) if told]
+    failures = [f"rank {rank}: {reported}" for rank, reported in enumerate(ranks.all_gather_object(failed)) if reported]
     if failures and folder is not None:
         raise OSError("; ".join(failures[:3]))
     if failures:
-        raise CheckpointError(f"could not write {place}: {'; '.join(failures[:3])}")
+        raise CheckpointError(f"could not write {folder_of_all}: {'; '.join(failures[:3])}")
     if folder is not None:
         content = {"format": FORMAT, "layout": dict(ranks.layout), "parts": sorted(kinds)}
         (folder / RANKS_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def is_of_layout(folder: Path, ranks: Ranks) -> bool:
+def has_same_layout(folder: Path, ranks: Ranks) -> bool:
     """Whether the run that wrote its parts into `folder` was divided as this one is."""
     return bool(_read(folder)["layout"] == dict(ranks.layout))
 
 
-def refuse_other_layout(folder: Path, ranks: Ranks) -> None:
+def check_same_layout(folder: Path, ranks: Ranks) -> None:
     """Raise CheckpointError where the run that wrote its parts into `folder` was divided in another way than this."""
-    if is_of_layout(folder, ranks):
+    if has_same_layout(folder, ranks):
         return
-    stored, weights = _read(folder)["layout"], WEIGHTS in written_by_ranks(folder)
+    stored, weights = _read(folder)["layout"], WEIGHTS in sharded_kinds(folder)
     what = "weights and optimizer states" if weights else "optimizer states"
-    whole = "unified_checkpoint: true" if weights else "no ignore_merge_optimizer in unified_checkpoint_config"
+    remedy = "unified_checkpoint: true" if weights else "no ignore_merge_optimizer in unified_checkpoint_config"
     fresh = "" if weights else "\n  Or go on with fresh moments here: ignore_load_lr_and_optim: true."
     raise CheckpointError(
         f"cannot resume from {folder}: every rank wrote {what} of its own, on another layout.\n"
-        f"  written on: {described(stored)}\n"
-        f"  this run:   {described(ranks.layout)}\n"
-        f"  Resume on the layout that wrote it; with {whole} its next checkpoint can be resumed from on any.{fresh}"
+        f"  written on: {describe_layout(stored)}\n"
+        f"  this run:   {describe_layout(ranks.layout)}\n"
+        f"  Resume on the layout that wrote it; with {remedy} its next checkpoint can be resumed from on any.{fresh}"
     )
 
 
-def own_part_of(folder: Path, ranks: Ranks) -> Path:
+def local_shard_of(folder: Path, ranks: Ranks) -> Path:
     """This rank's part of a checkpoint.
 
     Raises:
         CheckpointError: it is not to be seen from here.
     """
-    part = part_of(folder, ranks.rank)
-    if not part.is_dir():
+    shard = shard_folder(folder, ranks.rank)
+    if not shard.is_dir():
         raise CheckpointError(
-            f"rank {ranks.rank} on {socket.gethostname()} does not find {part}.\n"
+            f"rank {ranks.rank} on {socket.gethostname()} does not find {shard}.\n"
             "  A checkpoint whose parts were written by ranks must lie on a disk that all of them see."
         )
-    return part
+    return shard
 
 
-def check_shared(output_dir: Path, ranks: Ranks) -> None:
+def check_shared_filesystem(output_dir: Path, ranks: Ranks) -> None:
     """Raise CheckpointError where not all ranks see the first one's `output_dir`; called by all of them."""
-    probe = output_dir / f"{_PROBE}{secrets.token_hex(8)}" if ranks.is_first else None
+    probe = output_dir / f"{_PROBE}{secrets.token_hex(8)}" if ranks.is_main_process else None
     if probe is not None:
         probe.touch()
-    name = ranks.exchange(probe.name if probe is not None else "")[0]
-    unseen = ranks.exchange("" if (output_dir / name).exists() else socket.gethostname())
+    name = ranks.all_gather_object(probe.name if probe is not None else "")[0]
+    unseen = ranks.all_gather_object("" if (output_dir / name).exists() else socket.gethostname())
     if probe is not None:
         probe.unlink()
     blind = [f"{rank} (on {host})" for rank, host in enumerate(unseen) if host]
@@ -163,7 +163,7 @@ def check_shared(output_dir: Path, ranks: Ranks) -> None:
         )
 
 
-def described(layout: Mapping[str, Any]) -> str:
+def describe_layout(layout: Mapping[str, Any]) -> str:
     """A layout in a user's words."""
     ranks = layout.get("ranks", 1)
     words = [f"{name} {value}" for name, value in layout.items() if name != "ranks" and value != ""]

@@ -11,27 +11,28 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from erniekit.model.whole import Held, OwnTensors, WholeTensors
+from erniekit.model.whole import FullTensors, LocalTensors, SingleProcessTensors
 from erniekit.training.gradients import fill_missing_gradients, global_norm
-from erniekit.training.passes import LossOfBatch, MicroLoss
+from erniekit.training.passes import LossFunction, MicroBatchLoss
 
-Measured = Callable[[Any, Any], Mapping[str, Tensor]]  # (model, batch); for a decoder a `DecoderPass`
+ForwardFunction = Callable[[Any, Any], Mapping[str, Tensor]]  # (model, batch); for a decoder a `DecoderPass`
 
 
 class Ranks(Protocol):
-    """The ranks among which a run is divided, as one of them sees them: `SINGLE` here, all others in `parallel/`.
+    """The ranks among which a run is divided, as one of them sees them: `SINGLE_PROCESS` here, all others in
+    `parallel/`.
 
     Attributes:
-        is_first: whether this is the rank that writes and prints for all.
-        at_once: how many batches `measure` is best given at a time.
+        is_main_process: whether this is the rank that writes and prints for all.
+        num_forward_batches: how many batches `measure` is best given at a time.
         rank: the number of this one.
         layout: how the run is divided, by parameter; runs with the same layout have the same on each rank.
     """
 
     @property
-    def is_first(self) -> bool: ...
+    def is_main_process(self) -> bool: ...
     @property
-    def at_once(self) -> int: ...
+    def num_forward_batches(self) -> int: ...
     @property
     def rank(self) -> int: ...
     @property
@@ -41,39 +42,39 @@ class Ranks(Protocol):
         """The float64 sum of figures over the ranks that work on different data; the same on every rank."""
         ...
 
-    def exchange(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         """What every rank has given, in the order of the ranks. Values are JSON."""
         ...
 
-    def whole(self, own: Held) -> WholeTensors:
+    def full_tensors(self, local: LocalTensors) -> FullTensors:
         """The tensors that the ranks hold, for the first rank to write; called by every rank."""
         ...
 
-    def own_part(self, name: str, whole: np.ndarray) -> np.ndarray:
+    def local_shard(self, name: str, full: np.ndarray) -> np.ndarray:
         """What this rank holds of a weight, or of `<weight>/<state>`."""
         ...
 
-    def own(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def local_shards(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """What this rank has of weights between steps: where ranks divide them, its part as it lies in memory."""
         ...
 
-    def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
+    def gather_params(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
         """Inside, these parameters have all values, to be read or set, also where ranks divide them between steps; all
         that have a part of them enter together."""
         ...
 
-    def run(
+    def forward_backward(
         self,
         model: Any,
-        loss: LossOfBatch,
+        loss: LossFunction,
         batches: Sequence[Any],
-        begin: Callable[[int], None],
+        begin_micro_batch: Callable[[int], None],
         units: float,
-    ) -> list[MicroLoss]:
+    ) -> list[MicroBatchLoss]:
         """Forward and backward of this rank's micro-batches; gradients of `loss_sum / units` add up in the parameters.
 
         Args:
-            begin: called with the number of a micro-batch before its forward pass.
+            begin_micro_batch: called with the number of a micro-batch before its forward pass.
             units: what the summed loss is divided by, of the whole step.
 
         Returns:
@@ -81,7 +82,9 @@ class Ranks(Protocol):
         """
         ...
 
-    def measure(self, model: Any, measured: Measured, batches: Sequence[Any]) -> list[Mapping[str, np.ndarray]]:
+    def forward_only(
+        self, model: Any, forward: ForwardFunction, batches: Sequence[Any]
+    ) -> list[Mapping[str, np.ndarray]]:
         """What a forward pass without gradients gives of each batch; ranks that share the model have the same."""
         ...
 
@@ -110,53 +113,59 @@ class Ranks(Protocol):
         ...
 
 
-def run_in_turn(
-    model: Any, loss: LossOfBatch, batches: Sequence[Any], begin: Callable[[int], None], units: float
-) -> list[MicroLoss]:
+def forward_backward_no_pipelining(
+    model: Any, loss: LossFunction, batches: Sequence[Any], begin_micro_batch: Callable[[int], None], units: float
+) -> list[MicroBatchLoss]:
     """One micro-batch after another, forward and backward; see `Ranks.run`."""
-    parts = []
+    results = []
     for index, batch in enumerate(batches):
-        begin(index)
-        part = loss(model, batch)
-        (part.loss_sum / units).backward()
-        parts.append(MicroLoss(part.loss_sum.detach(), {name: value.detach() for name, value in part.sums.items()}))
-    return parts
+        begin_micro_batch(index)
+        result = loss(model, batch)
+        (result.loss_sum / units).backward()
+        results.append(
+            MicroBatchLoss(
+                result.loss_sum.detach(), {name: value.detach() for name, value in result.metric_sums.items()}
+            )
+        )
+    return results
 
 
-def measure_in_turn(model: Any, measured: Measured, batches: Sequence[Any]) -> list[Mapping[str, np.ndarray]]:
+def forward_only_no_pipelining(
+    model: Any, forward: ForwardFunction, batches: Sequence[Any]
+) -> list[Mapping[str, np.ndarray]]:
     """One batch after another; see `Ranks.measure`."""
     with paddle.no_grad():
-        return [{name: value.numpy() for name, value in measured(model, batch).items()} for batch in batches]
+        return [{name: value.numpy() for name, value in forward(model, batch).items()} for batch in batches]
 
 
-class _Single:
+class SingleProcess:
     """One process: everything is here already."""
 
-    is_first = True
-    at_once = 1
+    is_main_process = True
+    num_forward_batches = 1
     rank = 0
     layout: Mapping[str, Any] = {"ranks": 1}
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         return values
 
-    def exchange(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         return [value]
 
-    def whole(self, own: Held) -> WholeTensors:
-        return OwnTensors(own)
+    def full_tensors(self, local: LocalTensors) -> FullTensors:
+        return SingleProcessTensors(local)
 
-    def own_part(self, name: str, whole: np.ndarray) -> np.ndarray:
-        return whole
+    def local_shard(self, name: str, full: np.ndarray) -> np.ndarray:
+        return full
 
-    def own(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def local_shards(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return weights
 
-    def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
+    def gather_params(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
         return nullcontext()
 
-    run = staticmethod(run_in_turn)
-    measure = staticmethod(measure_in_turn)
+    forward_backward = staticmethod(forward_backward_no_pipelining)
+    forward_only = staticmethod(forward_only_no_pipelining)
 
     def reduce_gradients(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
         fill_missing_gradients(parameters)
@@ -172,4 +181,4 @@ class _Single:
         """Nobody else is there."""
 
 
-SINGLE: Ranks = _Single()
+SINGLE_PROCESS: Ranks = SingleProcess()

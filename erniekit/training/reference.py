@@ -4,9 +4,9 @@ Three ways to the same log-probabilities:
 
 | | memory | time |
 |---|---|---|
-| `AdaptersAside` | none, or that of the adapters | a forward pass with every batch |
-| `FrozenCopy` | that of the weights | a forward pass with every batch |
-| `Precomputed` | 8 bytes a pair | a forward pass for every pair, once |
+| `AdapterReference` | none, or that of the adapters | a forward pass with every batch |
+| `FrozenReference` | that of the weights | a forward pass with every batch |
+| `PrecomputedReference` | 8 bytes a pair | a forward pass for every pair, once |
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from erniekit.errors import TrainingError
 from erniekit.model.adapters.lora import named_adapter_weights, without_adapters
 from erniekit.model.decoder import Decoder
 from erniekit.model.weights import named_weights
-from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
 
-Constants = tuple[
+ReferenceLogps = tuple[
     Tensor, Tensor
 ]  # of a batch: summed log-probabilities of its chosen and its rejected answers, [pairs]
-MeasureAnswers = Callable[[Decoder, Sequence[Any]], Sequence[Constants]]  # (model, batches)
+ComputeLogps = Callable[[Decoder, Sequence[Any]], Sequence[ReferenceLogps]]  # (model, batches)
 
 
 class Reference(Protocol):
     """What a preference loss asks of its reference, and a run of it."""
 
-    def __call__(self, batches: Sequence[Any]) -> Sequence[Constants]:
+    def __call__(self, batches: Sequence[Any]) -> Sequence[ReferenceLogps]:
         """The summed log-probabilities of the chosen and rejected answers of each batch."""
         ...
 
@@ -48,7 +48,7 @@ class Reference(Protocol):
         ...
 
 
-class AdaptersAside:
+class AdapterReference:
     """The trained model itself, with its adapters put aside or replaced by earlier ones for the moment.
 
     Args:
@@ -59,19 +59,19 @@ class AdaptersAside:
     def __init__(
         self,
         model: Decoder,
-        measure: MeasureAnswers,
+        measure: ComputeLogps,
         adapters: Mapping[str, Tensor] | None = None,
-        ranks: Ranks = SINGLE,
+        ranks: Ranks = SINGLE_PROCESS,
     ) -> None:
         self._model, self._measure, self._adapters, self._ranks = model, measure, adapters, ranks
 
-    def __call__(self, batches: Sequence[Any]) -> Sequence[Constants]:
+    def __call__(self, batches: Sequence[Any]) -> Sequence[ReferenceLogps]:
         if self._adapters is None:
-            with without_adapters(self._model), measuring(self._model):
+            with without_adapters(self._model), eval_mode(self._model):
                 return self._measure(self._model, batches)
         trained = named_adapter_weights(self._model)
-        with self._ranks.present(trained.values()), measuring(self._model):
-            own = copies(trained)
+        with self._ranks.gather_params(trained.values()), eval_mode(self._model):
+            own = clone_tensors(trained)
             set_values(trained, self._adapters)
             try:
                 return self._measure(self._model, batches)
@@ -80,14 +80,14 @@ class AdaptersAside:
 
     def update(self) -> None:
         trained = named_adapter_weights(self._model)
-        with self._ranks.present(trained.values()):
-            self._adapters = copies(trained)
+        with self._ranks.gather_params(trained.values()):
+            self._adapters = clone_tensors(trained)
 
     def tensors(self) -> Mapping[str, Tensor]:
         return self._adapters or {}
 
 
-class FrozenCopy:
+class FrozenReference:
     """A second model that is not trained.
 
     Args:
@@ -97,28 +97,28 @@ class FrozenCopy:
     """
 
     def __init__(
-        self, copy: Decoder, model: Decoder, measure: MeasureAnswers, *, updated: bool, ranks: Ranks = SINGLE
+        self, copy: Decoder, model: Decoder, measure: ComputeLogps, *, updated: bool, ranks: Ranks = SINGLE_PROCESS
     ) -> None:
         self._copy, self._model, self._measure, self._updated, self._ranks = copy, model, measure, updated, ranks
         copy.eval()
         for parameter in copy.parameters():
             parameter.stop_gradient = True
 
-    def __call__(self, batches: Sequence[Any]) -> Sequence[Constants]:
+    def __call__(self, batches: Sequence[Any]) -> Sequence[ReferenceLogps]:
         with paddle.no_grad():
             return self._measure(self._copy, batches)
 
     def update(self) -> None:
         weights = named_weights(self._model)
         for name, copied in named_weights(self._copy).items():  # one by one: the whole model may be too large
-            with self._ranks.present([weights[name]]):
+            with self._ranks.gather_params([weights[name]]):
                 copied.set_value(weights[name])
 
     def tensors(self) -> Mapping[str, Tensor]:
         return named_weights(self._copy) if self._updated else {}
 
 
-class Precomputed:
+class PrecomputedReference:
     """Log-probabilities that were measured before the run.
 
     Args:
@@ -128,10 +128,10 @@ class Precomputed:
     def __init__(self, table: np.ndarray) -> None:
         self.table = table
 
-    def __call__(self, batches: Sequence[Any]) -> Sequence[Constants]:
+    def __call__(self, batches: Sequence[Any]) -> Sequence[ReferenceLogps]:
         return [self._of(batch) for batch in batches]
 
-    def _of(self, batch: Any) -> Constants:
+    def _of(self, batch: Any) -> ReferenceLogps:
         values = self.table[_samples(batch)]
         assert not np.isnan(values).any(), "a pair was not measured before the run"
         return paddle.to_tensor(values[:, 0]), paddle.to_tensor(values[:, 1])
@@ -143,20 +143,21 @@ class Precomputed:
         return {}
 
 
-def is_missing(table: np.ndarray, batches: Iterable[Any]) -> bool:
-    """Whether `batches` need a row of `table` (see `Precomputed`) that is NaN."""
+def has_missing_logps(table: np.ndarray, batches: Iterable[Any]) -> bool:
+    """Whether `batches` need a row of `table` (see `PrecomputedReference`) that is NaN."""
     return any(np.isnan(table[_samples(batch)]).any() for batch in batches)
 
 
-def measure_missing(
+def precompute_missing_logps(
     table: np.ndarray,
     batches: Iterable[Any],
     model: Decoder,
-    measure: MeasureAnswers,
+    measure: ComputeLogps,
     describe_sample: Callable[[int], str] = "pair {}".format,
-    ranks: Ranks = SINGLE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> int:
-    """Fill the rows of `table` (see `Precomputed`) that `batches` need and that are NaN, here and on the other ranks.
+    """Fill the rows of `table` (see `PrecomputedReference`) that `batches` need and that are NaN, here and on the
+    other ranks.
 
     Args:
         batches: those of this rank, on every rank as many.
@@ -170,9 +171,9 @@ def measure_missing(
     """
     count = 0
     batches = iter(batches)
-    with measuring(model):
-        while some := list(islice(batches, ranks.at_once)):
-            lacking = ranks.exchange([bool(np.isnan(table[_samples(batch)]).any()) for batch in some])
+    with eval_mode(model):
+        while some := list(islice(batches, ranks.num_forward_batches)):
+            lacking = ranks.all_gather_object([bool(np.isnan(table[_samples(batch)]).any()) for batch in some])
             asked = [batch for batch, lack in zip(some, zip(*lacking, strict=True), strict=True) if any(lack)]
             # ranks that share a model go through it together
             for batch, constants in zip(asked, measure(model, asked) if asked else (), strict=True):
@@ -183,7 +184,9 @@ def measure_missing(
     return int(ranks.sum(np.array([count]))[0])
 
 
-def _fill(table: np.ndarray, samples: np.ndarray, constants: Constants, describe_sample: Callable[[int], str]) -> int:
+def _fill(
+    table: np.ndarray, samples: np.ndarray, constants: ReferenceLogps, describe_sample: Callable[[int], str]
+) -> int:
     """Put what was measured of these pairs where the table lacks it; returns of how many pairs."""
     missing = np.isnan(table[samples]).any(axis=1)
     measured = np.stack([values.numpy() for values in constants], axis=1)
@@ -199,7 +202,7 @@ def _fill(table: np.ndarray, samples: np.ndarray, constants: Constants, describe
 
 
 @contextmanager
-def measuring(model: Decoder) -> Iterator[None]:
+def eval_mode(model: Decoder) -> Iterator[None]:
     """Without gradients and dropout; the model's mode is put back afterwards."""
     was_training = model.training
     model.eval()
@@ -211,7 +214,7 @@ def measuring(model: Decoder) -> Iterator[None]:
             model.train()
 
 
-def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def clone_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Constant copies, by the same names."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 

@@ -17,7 +17,7 @@ class TrainResult:
     step: int
     epoch: float
     loss: float
-    figures: dict[str, float]
+    metrics: dict[str, float]
     tokens: int
     seconds: float  # in steps, without evaluation and saving
     evaluation: EvaluationResult | None  # the last one
@@ -36,7 +36,7 @@ class TrainResult:
             "step": self.step,
             "epoch": round(self.epoch, 4),
             "train_loss": self.loss,
-            **{f"train_{name}": value for name, value in self.figures.items()},
+            **{f"train_{name}": value for name, value in self.metrics.items()},
             "train_tokens": self.tokens,
             "train_seconds": round(self.seconds, 3),
             "train_tokens_per_second": round(speed, 1),
@@ -46,14 +46,14 @@ class TrainResult:
 
 def result_of(state: TrainerState, evaluation: EvaluationResult | None, stopped_by: int | None) -> TrainResult:
     """The result of a run that ends in this state."""
-    whole = state.whole_run
+    totals = state.whole_run
     return TrainResult(
         step=state.step,
         epoch=state.epoch,
-        loss=whole.loss,
-        figures=whole.figures,
-        tokens=whole.tokens,
-        seconds=whole.seconds,
+        loss=totals.loss,
+        metrics=totals.metrics,
+        tokens=totals.tokens,
+        seconds=totals.seconds,
         evaluation=evaluation,
         stopped_by=stopped_by,
         best=state.best,

@@ -10,7 +10,7 @@ from typing import Any
 from erniekit.errors import CheckpointError
 
 _ROWS, _MICRO_BATCHES = "per_device_train_batch_size", "gradient_accumulation_steps"
-_TOLD_AS = {_MICRO_BATCHES: "gradient_accumulation_steps (times the ranks that read different data)"}
+_DISPLAY_NAMES = {_MICRO_BATCHES: "gradient_accumulation_steps (times the ranks that read different data)"}
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def check_identity(stored: RunIdentity, own: RunIdentity, folder: Path) -> list[
             "the training data, the tokenizer or the chat template changed "
             f"(fingerprint was {stored.data_fingerprint}, is {own.data_fingerprint})"
         )
-    packs = _packs_of_a_step(own.batches)
-    redivided = packs is not None and packs == _packs_of_a_step(stored.batches)
+    rows = _rows_per_step(own.batches)
+    redivided = rows is not None and rows == _rows_per_step(stored.batches)
     shape = (_ROWS, _MICRO_BATCHES) if redivided else ()
     differences += _changed(*(_without(shape, batches) for batches in (stored.batches, own.batches)))
     if differences:
@@ -85,7 +85,7 @@ def check_identity(stored: RunIdentity, own: RunIdentity, folder: Path) -> list[
     return warnings
 
 
-def _packs_of_a_step(batches: Mapping[str, Any]) -> int | None:
+def _rows_per_step(batches: Mapping[str, Any]) -> int | None:
     """How many rows all micro-batches of a step have together; None where rows are not what a step is counted in."""
     if batches.get("batch_tokens") or not {_ROWS, _MICRO_BATCHES} <= batches.keys():
         return None
@@ -98,4 +98,4 @@ def _without(names: Collection[str], batches: Mapping[str, Any]) -> dict[str, An
 
 def _changed(stored: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
     names = [name for name in {**stored, **own} if stored.get(name) != own.get(name)]
-    return [f"{_TOLD_AS.get(name, name)} was {stored.get(name)}, is {own.get(name)}" for name in names]
+    return [f"{_DISPLAY_NAMES.get(name, name)} was {stored.get(name)}, is {own.get(name)}" for name in names]

@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 
 import erniekit
 from erniekit.errors import CheckpointError
-from erniekit.training.checkpoint_folder import disk_errors, prune, write_folder, writing_folder
-from erniekit.training.staging import Staging, new_staging, room_for
+from erniekit.training.checkpoint_folder import disk_errors, prune, temp_folder_of, write_folder
+from erniekit.training.staging import Staging, memory_shortage, new_staging
 
 Write = Callable[[Path], None]  # puts the files of a checkpoint into a folder
 
@@ -29,11 +29,11 @@ class Saver(Protocol):
     begun is complete at its end, or an error.
 
     Attributes:
-        is_beside: whether another process hashes and syncs.
+        is_async: whether another process hashes and syncs.
     """
 
     @property
-    def is_beside(self) -> bool: ...
+    def is_async(self) -> bool: ...
     @property
     def writing(self) -> Path | None:
         """The checkpoint that is not complete yet."""
@@ -66,7 +66,7 @@ class Saver(Protocol):
     ) -> None: ...
 
 
-class AtOnce:
+class SyncSaver:
     """Writes while training waits.
 
     Args:
@@ -74,7 +74,7 @@ class AtOnce:
         saved: called with a checkpoint that is complete.
     """
 
-    is_beside = False
+    is_async = False
     writing: Path | None = None
 
     def __init__(self, limit: int | None = None, saved: Callable[[Path], None] = lambda folder: None) -> None:
@@ -92,7 +92,7 @@ class AtOnce:
     def wait(self) -> None:
         """Nothing is ever left to do."""
 
-    def __enter__(self) -> AtOnce:
+    def __enter__(self) -> SyncSaver:
         return self
 
     def __exit__(
@@ -101,20 +101,20 @@ class AtOnce:
         pass
 
 
-PLAIN = AtOnce()
+SYNC_SAVER = SyncSaver()
 
 
-class BesideTraining:
+class AsyncSaver:
     """Writes into shared memory while training waits, and has another process do the rest (`checkpoint_writer`).
 
     Where shared memory has no room the files go to the disk as always, and that process hashes and syncs them.
 
     Args:
-        limit, saved: as of `AtOnce`; `saved` is called by `check`, `wait` or the next `save`.
+        limit, saved: as of `SyncSaver`; `saved` is called by `check`, `wait` or the next `save`.
         shared_memory: false where some of those that write do not see that of this machine.
     """
 
-    is_beside = True
+    is_async = True
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class BesideTraining:
         self._limit, self._saved, self._say, self._shared_memory = limit, saved, say, shared_memory
         self._process: subprocess.Popen[str] | None = None
         self._staged: Path | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.writing: Path | None = None
 
     def save(self, target: Path, write: Write | None, tensor_bytes: int, keep: Collection[Path]) -> None:
@@ -137,18 +137,18 @@ class BesideTraining:
             self._saved(target)
             return
         several = "several machines write, which do not share memory"
-        hindrance = room_for(tensor_bytes) if self._shared_memory else several
-        if hindrance and hindrance not in self._told:
-            self._told.add(hindrance)
-            self._say(f"async_save: {hindrance}: the checkpoint is written to the disk, and only completed beside")
-        staging = None if hindrance else new_staging()
+        shortage = memory_shortage(tensor_bytes) if self._shared_memory else several
+        if shortage and shortage not in self._reported:
+            self._reported.add(shortage)
+            self._say(f"async_save: {shortage}: the checkpoint is written to the disk, and only completed beside")
+        staging = None if shortage else new_staging()
         try:
             self._start(target, staging)
             with ExitStack() as undo:
-                undo.callback(self._withdraw)
-                self._put(target, write, staging)
+                undo.callback(self._cancel)
+                self._write_files(target, write, staging)
                 undo.pop_all()
-            self._order({target, *keep})
+            self._send_request({target, *keep})
         finally:
             if staging is not None:
                 staging.close()
@@ -166,7 +166,7 @@ class BesideTraining:
         if code == 0:
             self._saved(target)
             return
-        for folder in (staged, writing_folder(target)):  # of a process that could not clear up itself
+        for folder in (staged, temp_folder_of(target)):  # of a process that could not clear up itself
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
         if code < 0:
@@ -176,7 +176,7 @@ class BesideTraining:
             )
         raise CheckpointError(said.strip() or f"could not write {target}: its process ended with code {code}")
 
-    def __enter__(self) -> BesideTraining:
+    def __enter__(self) -> AsyncSaver:
         return self
 
     def __exit__(
@@ -192,13 +192,13 @@ class BesideTraining:
                 self._say(str(own))  # beside the error that ends the run
 
     def _start(self, target: Path, staging: Staging | None) -> None:
-        safely = ["-P"] if sys.version_info >= (3, 11) else []  # not what lies in the current folder
+        flags = ["-P"] if sys.version_info >= (3, 11) else []  # not what lies in the current folder
         source = str(Path(erniekit.__file__).parents[1])
         path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._staged = None if staging is None else staging.folder
         self._process = subprocess.Popen(
             [
-                *(sys.executable, *safely, "-m", "erniekit.training.checkpoint_writer"),
+                *(sys.executable, *flags, "-m", "erniekit.training.checkpoint_writer"),
                 *(str(os.getpid()), str(target.absolute())),
                 *([] if staging is None else [str(staging.folder)]),
             ],
@@ -212,13 +212,13 @@ class BesideTraining:
         )
         self.writing = target
 
-    def _put(self, target: Path, write: Write, staging: Staging | None) -> None:
+    def _write_files(self, target: Path, write: Write, staging: Staging | None) -> None:
         if staging is None:
-            aside = writing_folder(target)
-            with disk_errors(target, aside):
-                shutil.rmtree(aside, ignore_errors=True)
-                aside.mkdir(parents=True)
-                write(aside)
+            temp_path = temp_folder_of(target)
+            with disk_errors(target, temp_path):
+                shutil.rmtree(temp_path, ignore_errors=True)
+                temp_path.mkdir(parents=True)
+                write(temp_path)
             return
         try:
             write(staging.folder)
@@ -228,11 +228,11 @@ class BesideTraining:
                 "Without async_save in unified_checkpoint_config it is written to the disk at once."
             ) from error
 
-    def _order(self, keep: Collection[Path]) -> None:
+    def _send_request(self, keep: Collection[Path]) -> None:
         assert self._process is not None and self._process.stdin is not None
-        order = {"keep": sorted(str(folder.absolute()) for folder in keep), "limit": self._limit}
+        request = {"keep": sorted(str(folder.absolute()) for folder in keep), "limit": self._limit}
         try:
-            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.close()
         except BrokenPipeError:  # it has ended: why, it has said
             self._process.stdin = None
@@ -240,7 +240,7 @@ class BesideTraining:
             raise
         self._process.stdin = None
 
-    def _withdraw(self) -> None:
+    def _cancel(self) -> None:
         """End the process before it has its order; it removes what is there."""
         assert self._process is not None
         process, self._process, self.writing, self._staged = self._process, None, None, None

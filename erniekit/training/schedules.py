@@ -20,7 +20,7 @@ class Schedule:
     """What determines the learning rate of every step."""
 
     kind: str  # linear | cosine | polynomial | constant | constant_with_warmup | wsd
-    peak: float
+    peak_lr: float
     total_steps: int
     warmup_steps: int = 0
     min_lr: float = 0.0  # cosine and wsd: the floor
@@ -35,36 +35,36 @@ def learning_rate(step: int, schedule: Schedule) -> float:
     """The learning rate of the update that follows `step` finished updates."""
     s = schedule
     if s.kind == "constant":
-        return s.peak
+        return s.peak_lr
     if step < s.warmup_steps:
         rising = step / s.warmup_steps
         # The warm-up of wsd starts at its floor, all others start at zero.
-        return s.min_lr + (s.peak - s.min_lr) * rising if s.kind == "wsd" else s.peak * rising
+        return s.min_lr + (s.peak_lr - s.min_lr) * rising if s.kind == "wsd" else s.peak_lr * rising
     if s.kind == "constant_with_warmup":
-        return s.peak
+        return s.peak_lr
     if s.kind == "wsd":
         return _stable_then_decay(step, s)
     progress = (step - s.warmup_steps) / max(1, s.total_steps - s.warmup_steps)
     if s.kind == "linear":
-        return s.peak * max(0.0, 1.0 - progress)
+        return s.peak_lr * max(0.0, 1.0 - progress)
     if s.kind == "cosine":
-        return s.min_lr + (s.peak - s.min_lr) * 0.5 * (1.0 + math.cos(2.0 * math.pi * s.num_cycles * progress))
+        return s.min_lr + (s.peak_lr - s.min_lr) * 0.5 * (1.0 + math.cos(2.0 * math.pi * s.num_cycles * progress))
     if s.kind == "polynomial":
-        return s.lr_end + (s.peak - s.lr_end) * max(0.0, 1.0 - progress) ** s.power
+        return s.lr_end + (s.peak_lr - s.lr_end) * max(0.0, 1.0 - progress) ** s.power
     raise ValueError(f"unknown schedule {s.kind!r}")
 
 
 def _stable_then_decay(step: int, s: Schedule) -> float:
     decay_start = s.total_steps - s.decay_steps
     if step < decay_start or s.decay_steps == 0:
-        return s.peak
+        return s.peak_lr
     progress = min(1.0, (step - decay_start) / s.decay_steps)
     remaining = {
         "linear": 1.0 - progress,
         "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
         "1-sqrt": 1.0 - math.sqrt(progress),
     }[s.decay_shape]
-    return s.min_lr + (s.peak - s.min_lr) * remaining
+    return s.min_lr + (s.peak_lr - s.min_lr) * remaining
 
 
 def dropout_scale(step: int, warmup_steps: int) -> float:

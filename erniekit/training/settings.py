@@ -37,7 +37,7 @@ class TrainingSettings:
     ignore_load_lr_and_optim: bool = False
 
 
-def due(strategy: str, every: int, finished_steps: int, *, epoch_ended: bool, last: bool) -> bool:
+def is_due(strategy: str, every: int, finished_steps: int, *, epoch_ended: bool, last: bool) -> bool:
     """Whether something with this strategy (steps, epoch, no) happens after `finished_steps` updates.
 
     After the `last` update everything that happens at all happens once more, so that the end of a run is covered.
@@ -93,7 +93,7 @@ def schedule_from(config: Config, total_steps: int) -> Schedule:
         )
     return Schedule(
         kind=value("lr_scheduler_type"),
-        peak=value("learning_rate"),
+        peak_lr=value("learning_rate"),
         total_steps=total_steps,
         warmup_steps=value("warmup_steps"),
         min_lr=value("min_lr"),

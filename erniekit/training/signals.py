@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class StoppedAtOnceError(SystemExit):
+class ForcedStopError(SystemExit):
     """A second signal arrived; `code` is what a shell expects of a program that it ended."""
 
 
@@ -21,12 +21,12 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        self.at_once: int | None = None
+        self.second_signal: int | None = None
 
     def check(self) -> None:
         """Raise StoppedAtOnceError once a second signal has arrived."""
-        if self.at_once is not None:
-            raise StoppedAtOnceError(128 + self.at_once)
+        if self.second_signal is not None:
+            raise ForcedStopError(128 + self.second_signal)
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def stop_signals() -> Iterator[StopRequest]:
     """Catch SIGINT and SIGTERM while the body runs. Outside the main thread, which has no signals, do nothing.
 
     Raises:
-        StoppedAtOnceError: a second signal arrived. Whatever else the body raises after that follows from it: Paddle
+        ForcedStopError: a second signal arrived. Whatever else the body raises after that follows from it: Paddle
             makes an OSError of what is raised in a backward pass, and other ranks may be gone.
     """
     request = StopRequest()
@@ -46,7 +46,7 @@ def stop_signals() -> Iterator[StopRequest]:
         if request.signal is None:
             request.signal = number
         else:
-            request.at_once = number
+            request.second_signal = number
             request.check()
 
     earlier = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}

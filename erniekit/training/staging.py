@@ -17,7 +17,7 @@ from erniekit.environment import available_memory
 
 SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "erniekit-checkpoint-"
-_BESIDE = 64 << 20  # bytes: a checkpoint's files beside tensors, above all the tokenizer's
+_OTHER_FILES = 64 << 20  # bytes: a checkpoint's files beside tensors, above all the tokenizer's
 _HEADROOM = 1.05
 
 
@@ -32,15 +32,15 @@ class Staging:
         os.close(self.lock)
 
 
-def room_for(tensor_bytes: int, shared_memory: Path | None = None) -> str:
+def memory_shortage(tensor_bytes: int, shared_memory: Path | None = None) -> str:
     """What keeps a checkpoint with so many bytes of tensors from waiting in shared memory; empty for nothing."""
-    place = shared_memory or SHARED_MEMORY
-    needed = int(tensor_bytes * _HEADROOM) + _BESIDE
-    if not (place.is_dir() and os.access(place, os.W_OK)):
-        return f"there is no shared memory at {place}"
-    free, memory = shutil.disk_usage(place).free, available_memory()
+    shared = shared_memory or SHARED_MEMORY
+    needed = int(tensor_bytes * _HEADROOM) + _OTHER_FILES
+    if not (shared.is_dir() and os.access(shared, os.W_OK)):
+        return f"there is no shared memory at {shared}"
+    free, memory = shutil.disk_usage(shared).free, available_memory()
     if free < needed:
-        return f"{place} has {_mb(free)} free of the {_mb(needed)} needed"
+        return f"{shared} has {_mb(free)} free of the {_mb(needed)} needed"
     if memory is not None and memory < needed:
         return f"{_mb(memory)} of memory are available of the {_mb(needed)} needed"
     return ""

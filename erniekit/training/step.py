@@ -14,8 +14,8 @@ from paddle.optimizer import Optimizer
 
 from erniekit.training.gradients import clip_by_norm, scale_gradients
 from erniekit.training.loss_scaling import LossScale
-from erniekit.training.objectives import LossOfBatch, MicroLoss, Objective
-from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.objectives import LossFunction, MicroBatchLoss, Objective
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
 from erniekit.training.totals import Totals
 
 
@@ -53,7 +53,7 @@ def train_step(
     max_grad_norm: float = 0.0,
     release_grads: bool = False,
     loss_scale: LossScale | None = None,
-    ranks: Ranks = SINGLE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> StepResult:
     """Make one update from `batches`, the micro-batches of this rank.
 
@@ -78,17 +78,17 @@ def train_step(
     loss = objective.loss_for(model, batches, ranks)
     scale = 1.0 if loss_scale is None else loss_scale.scale
 
-    def begin(index: int) -> None:
-        share = objective.units(batches[index]) / units * scale
-        model.begin_micro_batch(step=step, micro_batch=index, dropout_scale=dropout_scale, share=share)
+    def begin_micro_batch(index: int) -> None:
+        loss_weight = objective.units(batches[index]) / units * scale
+        model.begin_micro_batch(step=step, micro_batch=index, dropout_scale=dropout_scale, loss_weight=loss_weight)
 
-    def forget(set_to_zero: bool = True) -> None:
+    def zero_grad(set_to_zero: bool = True) -> None:
         if parameters:
             optimizer.clear_grad(set_to_zero=set_to_zero)
 
-    parts = ranks.run(model, loss, batches, begin, units / scale)
+    results = ranks.forward_backward(model, loss, batches, begin_micro_batch, units / scale)
     updated = ranks.reduce_gradients(parameters)
-    loss_sums, sums, norm = _to_host(parts, ranks.global_norm(updated))
+    loss_sums, sums, norm = _to_host(results, ranks.global_norm(updated))
     names = sorted(sums)
     wrong = float(not np.isfinite(loss_sums).all())
     over_ranks = ranks.sum(np.array([wrong, loss_sums.sum(), *(sums[name] for name in names)]))
@@ -97,9 +97,9 @@ def train_step(
     if not math.isfinite(norm):
         if loss_scale is not None and loss_scale.back_off():
             model.end_step(skipped=True)
-            forget(set_to_zero=not release_grads)
+            zero_grad(set_to_zero=not release_grads)
             return StepResult(Totals(tokens=int(tokens)), learning_rate, norm, updated=False, overflowed=True)
-        found = _not_finite_gradients(model, loss, batches, begin, parameters, forget, ranks)
+        found = _not_finite_gradients(model, loss, batches, begin_micro_batch, parameters, zero_grad, ranks)
         raise NotFiniteError("the gradient norm", found, None if loss_scale is None else scale)
     norm /= scale
     scale_gradients(updated, 1 / scale)
@@ -109,7 +109,7 @@ def train_step(
         optimizer.step()
     ranks.after_update()
     model.end_step()
-    forget(set_to_zero=not release_grads)
+    zero_grad(set_to_zero=not release_grads)
     if loss_scale is not None:
         loss_scale.succeed()
 
@@ -122,23 +122,27 @@ def train_step(
     return StepResult(totals, learning_rate, norm, updated=True)
 
 
-def _to_host(parts: Sequence[MicroLoss], norm: Tensor) -> tuple[np.ndarray, Mapping[str, float], float]:
+def _to_host(results: Sequence[MicroBatchLoss], norm: Tensor) -> tuple[np.ndarray, Mapping[str, float], float]:
     """The figures of a step, fetched from the device in one transfer."""
-    names = list(parts[0].sums)
-    scalars = [part.loss_sum for part in parts] + [part.sums[name] for part in parts for name in names] + [norm]
+    names = list(results[0].metric_sums)
+    scalars = (
+        [result.loss_sum for result in results]
+        + [result.metric_sums[name] for result in results for name in names]
+        + [norm]
+    )
     values = paddle.stack([scalar.astype("float64").reshape([]) for scalar in scalars]).numpy()
-    count = len(parts)
+    count = len(results)
     sums = values[count:-1].reshape(count, len(names)).sum(axis=0)
     return values[:count], dict(zip(names, sums.tolist(), strict=True)), float(values[-1])
 
 
 def _not_finite_gradients(
     model: Layer,
-    loss: LossOfBatch,
+    loss: LossFunction,
     batches: Sequence[Any],
-    begin: Callable[[int], None],
+    begin_micro_batch: Callable[[int], None],
     parameters: Sequence[Tensor],
-    forget: Callable[[], None],
+    zero_grad: Callable[[], None],
     ranks: Ranks,
 ) -> list[int]:
     """Which micro-batches of this rank have a gradient that is not finite by itself: each is run again, alone.
@@ -147,8 +151,8 @@ def _not_finite_gradients(
     """
     found = []
     for index, batch in enumerate(batches):
-        forget()
-        ranks.run(model, loss, [batch], lambda _, index=index: begin(index), 1.0)  # type: ignore[misc]
+        zero_grad()
+        ranks.forward_backward(model, loss, [batch], lambda _, index=index: begin_micro_batch(index), 1.0)  # type: ignore[misc]
         if not ranks.all_finite(parameters):
             found.append(index)
     if not ranks.sum(np.array([float(len(found))]))[0]:

@@ -15,10 +15,10 @@ import numpy as np
 from erniekit.errors import CheckpointError, ModelFileError
 from erniekit.model.storage.precision import to_stored
 from erniekit.model.storage.safetensors_file import SafetensorsFile, StoredTensor, write_stored
-from erniekit.model.storage.shards import cut
-from erniekit.model.whole import WholeTensors
+from erniekit.model.storage.shards import split_into_shards
+from erniekit.model.whole import FullTensors
 
-BYTES_A_FILE = 5 * 10**9
+MAX_FILE_BYTES = 5 * 10**9
 
 
 class TensorFiles(NamedTuple):
@@ -45,7 +45,7 @@ NO_TENSORS = TensorFiles((), _holds_nothing)
 def write_tensors(
     folder: Path | None,
     stem: str,
-    tensors: WholeTensors,
+    tensors: FullTensors,
     metadata: Mapping[str, str] | None = None,
     *,
     files: int = 1,
@@ -87,8 +87,8 @@ def open_tensors(folder: Path, stem: str) -> TensorFiles:
         files = [SafetensorsFile(path) for path in sorted(folder.glob(f"{stem}*.safetensors"))]
     except ModelFileError as error:
         raise CheckpointError(str(error)) from None
-    home = {name: file for file in files for name in file.names()}
-    return TensorFiles(tuple(home), lambda name: home[name].read(name), tuple(file.metadata for file in files))
+    file_of = {name: file for file in files for name in file.names()}
+    return TensorFiles(tuple(file_of), lambda name: file_of[name].read(name), tuple(file.metadata for file in files))
 
 
 def _groups(sizes: Mapping[str, int], files: int) -> list[list[str]]:
@@ -101,7 +101,7 @@ def _groups(sizes: Mapping[str, int], files: int) -> list[list[str]]:
             groups.append({})
         groups[-1][name] = size
         filled += size
-    return [names for group in groups for names in cut(group, BYTES_A_FILE)]
+    return [names for group in groups for names in split_into_shards(group, MAX_FILE_BYTES)]
 
 
 def _bytes_of(name: str, values: np.ndarray | None, tensor: StoredTensor) -> Iterator[memoryview]:

@@ -30,7 +30,7 @@ class Totals:
         return self.loss_sum / self.units if self.units else 0.0
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The further figures of the objective, per unit."""
         return {name: value / self.units if self.units else 0.0 for name, value in self.sums.items()}
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 
 from erniekit.data.batches import collate
-from erniekit.data.pairs import Answer, join_pair
-from erniekit.data.template import IGNORED, Sample
+from erniekit.data.pairs import EncodedAnswer, join_pair
+from erniekit.data.template import IGNORE_INDEX, Sample
 
 PAD = 99
 
@@ -13,7 +13,7 @@ def sample(tokens, labels):
     return Sample(np.array(tokens, dtype=np.int32), np.array(labels, dtype=np.int32))
 
 
-A = sample([1, 2, 3], [IGNORED, 3, 4])
+A = sample([1, 2, 3], [IGNORE_INDEX, 3, 4])
 B = sample([5, 6], [6, 7])
 C = sample([8], [9])
 
@@ -35,7 +35,7 @@ def test_types_and_shapes():
     assert (batch.startend_row_indices.dtype, batch.startend_row_indices.shape) == (np.int32, (2, 1, 5, 1))
 
 
-def test_the_indices_let_each_document_see_itself_causally_and_padding_see_nothing():
+def test_indices_are_causal_within_a_document_and_hide_padding():
     batch = collate([[A, B, C], [B]], [[0, 1, 2], [1]], PAD)
     for row, documents in enumerate([[0, 0, 0, 1, 1, 2], [0, 0, None, None, None, None]]):
         first_blind = batch.startend_row_indices[row, 0, :, 0]
@@ -62,13 +62,13 @@ def test_padding_up_to_a_shape_is_what_laying_out_beside_longer_rows_gives():
         found = getattr(padded, name)
         np.testing.assert_array_equal(found[:2], getattr(beside, name)[:2], err_msg=name)
         assert found.dtype == getattr(short, name).dtype
-    assert not padded.is_token[2].any() and (padded.labels[2] == IGNORED).all()
+    assert not padded.is_token[2].any() and (padded.labels[2] == IGNORE_INDEX).all()
     assert padded.samples == ((0, 1), (2,), ())
     assert (padded.token_count, padded.target_count) == (short.token_count, short.target_count)
 
 
 def test_padding_belongs_to_no_answer():
-    pair = join_pair([1], Answer([2], [2]), Answer([3, 4], [3, 4]))
+    pair = join_pair([1], EncodedAnswer([2], [2]), EncodedAnswer([3, 4], [3, 4]))
     padded = collate([[pair]], [[0]], 0, pairs=True).padded(2, 8)
     assert padded.pairs.count == 1 and padded.pairs.answers.shape == (2, 8)
-    assert ((padded.pairs.answers >= 0) == (padded.labels != IGNORED)).all()
+    assert ((padded.pairs.answers >= 0) == (padded.labels != IGNORE_INDEX)).all()

@@ -14,7 +14,7 @@ from erniekit.data import tokenise
 from erniekit.data.conversation import Conversation, Turn
 from erniekit.data.dataset import open_dataset
 from erniekit.data.sources import Source
-from erniekit.data.template import IGNORED, Segment, chat_template, encode_sample
+from erniekit.data.template import IGNORE_INDEX, Segment, chat_template, encode_sample
 from erniekit.data.tokenizer import load_tokenizer
 from erniekit.errors import DataError
 from tests.data.conftest import CONTROL_TOKENS, write_tokenizer
@@ -39,7 +39,7 @@ def long_dialogue(turns: int, **more):
 
 
 def targets(sample):
-    return [int(label) for label in sample.labels if label != IGNORED]
+    return [int(label) for label in sample.labels if label != IGNORE_INDEX]
 
 
 def test_samples_of_all_sources_in_order_with_their_places(opened, make_source, tokenizer, template):
@@ -80,7 +80,7 @@ def test_the_report_counts(opened, make_source, tokenizer):
     assert f"length p50 {length}, p95 {length}, longest {length}" in text
 
 
-def test_the_report_tells_fields_that_are_not_used_and_the_cache_keeps_them(opened, make_source, monkeypatch):
+def test_the_report_lists_unused_fields_and_the_cache_keeps_them(opened, make_source, monkeypatch):
     source = make_source([{**exchange(), "task": "a"}, {**exchange(), "sytem": "x"}, {**exchange(), "task": "b"}])
     first = opened(source)
     assert str(first.report).splitlines()[2:] == [
@@ -243,8 +243,12 @@ def test_control_tokens_in_records_are_problems(opened, make_source):
     ])  # fmt: skip
     with pytest.raises(DataError) as caught:
         opened(source)
-    places = [line.split(": expected")[0] for line in str(caught.value).splitlines()[:3]]
-    assert places == [f"{source.path}:1: user turn 1", f"{source.path}:2: assistant turn 1", f"{source.path}:4: system"]
+    locations = [line.split(": expected")[0] for line in str(caught.value).splitlines()[:3]]
+    assert locations == [
+        f"{source.path}:1: user turn 1",
+        f"{source.path}:2: assistant turn 1",
+        f"{source.path}:4: system",
+    ]
     assert str(caught.value).splitlines()[0].endswith("(they would forge the dialogue's structure), got </s>")
 
 

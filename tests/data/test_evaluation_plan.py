@@ -48,7 +48,8 @@ def test_ranks_divide_the_steps_and_take_as_many_turns(dataset, world, stop):
     options = {"max_seq_len": 64, "packing": False, "greedy": True, "window": 100, "batch_size": 4}
     whole = EvaluationPlan(dataset, **options)
     parts = [
-        list(EvaluationPlan(dataset, data_rank=rank, data_world=world, **options).part(stop)) for rank in range(world)
+        list(EvaluationPlan(dataset, dp_rank=rank, dp_world_size=world, **options).local_steps(stop))
+        for rank in range(world)
     ]
     assert {len(part) for part in parts} == {-(-stop // world)}
     turns = [turn for part in parts for turn in part]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from erniekit.data.fields import FIELDS, LONGEST_NAME, MOST_NAMES, UnusedField, UnusedFields, describe_unused
+from erniekit.data.fields import FIELDS, MAX_NAME_LENGTH, MAX_NAMES, UnusedField, UnusedFields, describe_unused
 from erniekit.data.records import KINDS, read_records
 
 
@@ -99,11 +99,11 @@ def test_other_names_are_not_taken_for_misspelt(name):
 
 def test_names_that_are_data_do_not_fill_memory_or_report(unused_of):
     found = unused_of([exchange(**{f"key {number}": 1}) for number in range(150)])
-    assert len(found) == MOST_NAMES
+    assert len(found) == MAX_NAMES
     (line,) = lines(found)
     assert line.startswith("fields not used: 'key 0' (1 record), 'key 1' (1 record), ")
     assert line.endswith("'key 9' (1 record), and 90 others or more")
-    assert [len(field.name) for field in unused_of([exchange(**{"x" * 10_000: 1})])] == [LONGEST_NAME]
+    assert [len(field.name) for field in unused_of([exchange(**{"x" * 10_000: 1})])] == [MAX_NAME_LENGTH]
 
 
 def test_a_name_that_no_encoding_holds_is_shown_escaped(unused_of):

@@ -8,7 +8,7 @@ import pytest
 from erniekit.data.conversation import Conversation, Turn
 from erniekit.data.jinja_template import JinjaTemplate
 from erniekit.data.template import (
-    IGNORED,
+    IGNORE_INDEX,
     ErnieTemplate,
     TemplateRefusedError,
     chat_template,
@@ -105,7 +105,7 @@ def test_targets_are_the_answer_and_its_end_and_prompts_are_prefixes(folder_with
     tokenizer = folder_with(source)
     template = chat_template(tokenizer)
     sample = encode_sample(template, tokenizer, DIALOGUE)
-    target_text = tokenizer.decode([int(t) for t in sample.labels if t != IGNORED], skip_special_tokens=False)
+    target_text = tokenizer.decode([int(t) for t in sample.labels if t != IGNORE_INDEX], skip_special_tokens=False)
     end = tokenizer.decode([template.stop_token_ids[0]], skip_special_tokens=False)
     assert target_text.strip().replace(" ", "") == f"two{end}"
     for turns in (1, 3):
@@ -114,7 +114,7 @@ def test_targets_are_the_answer_and_its_end_and_prompts_are_prefixes(folder_with
     assert encode_sample(template, tokenizer, DIALOGUE).labels[-1] == template.stop_token_ids[0]
 
 
-def test_a_jinja_template_that_renders_like_ernie_is_replaced_by_ernies_own(folder_with):
+def test_a_template_that_renders_like_ernie_becomes_ernies_own(folder_with):
     tokenizer = folder_with(ERNIE_LIKE)
     template = chat_template(tokenizer)
     assert isinstance(template, ErnieTemplate)

@@ -44,8 +44,8 @@ def test_every_sample_once_an_epoch_within_the_budget(
 
     def plan(rank=0):
         return plan_of(
-            dataset, packing=False, batch_tokens=budget, window=window, accumulation=accumulation, data_world=world,
-            data_rank=rank, seed=seed, shuffle=shuffle, sorted_first=sorted_first,
+            dataset, packing=False, batch_tokens=budget, window=window, accumulation=accumulation, dp_world_size=world,
+            dp_rank=rank, seed=seed, shuffle=shuffle, sorted_first=sorted_first,
         )  # fmt: skip
 
     ranks = [plan(rank) for rank in range(world)]
@@ -64,7 +64,7 @@ def test_every_sample_once_an_epoch_within_the_budget(
         assert packs_of_step(plan(), step) == packs_of_step(ranks[0], step)
 
 
-def test_batches_are_shuffled_by_seed_and_epoch_and_differ_little_in_length():
+def test_batches_of_similar_length_are_shuffled_by_seed_and_epoch():
     plan = plan_of(**BUDGETED, window=1000)
     assert samples_of_epoch(plan, 0) == samples_of_epoch(plan_of(**BUDGETED, window=1000), 0)
     assert samples_of_epoch(plan, 0) != samples_of_epoch(plan, 1)
@@ -75,7 +75,7 @@ def test_batches_are_shuffled_by_seed_and_epoch_and_differ_little_in_length():
 
 def test_a_step_has_the_same_samples_on_any_number_of_ranks():
     alone = plan_of(**{**BUDGETED, "accumulation": 4})
-    shared = [plan_of(**BUDGETED, data_world=2, data_rank=rank) for rank in range(2)]
+    shared = [plan_of(**BUDGETED, dp_world_size=2, dp_rank=rank) for rank in range(2)]
     assert alone.total_steps(-1, 3) == shared[0].total_steps(-1, 3)
     for step in range(alone.total_steps(-1, 2)):
         own = [sorted(packs_of_step(plan, step)) for plan in (alone, *shared)]

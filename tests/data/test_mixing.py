@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from erniekit.data.mixing import MOST_SAMPLES_REPEATING, STRATEGIES, epoch_order
+from erniekit.data.mixing import MAX_OVERSAMPLED_EPOCH, STRATEGIES, epoch_order
 from erniekit.data.seeds import Purpose, generator
 from erniekit.errors import DataError
 
@@ -35,7 +35,7 @@ def test_concat_has_everything_once(shuffle):
     assert sorted(order.tolist()) == list(range(36))
 
 
-def test_random_keeps_the_proportions_and_repeats_a_source_only_when_it_is_used_up():
+def test_random_keeps_proportions_and_repeats_only_exhausted_sources():
     sizes = [100, 100]
     order = order_of(sizes, [0.75, 0.25], "random")
     assert per_source(order, sizes) == [150, 50]
@@ -131,7 +131,7 @@ def test_a_probability_next_to_nothing_leaves_next_to_nothing(probabilities):
 
 
 def test_data_is_never_too_large_for_an_epoch_in_which_nothing_repeats(monkeypatch):
-    monkeypatch.setattr("erniekit.data.mixing.MOST_SAMPLES_REPEATING", 100)
+    monkeypatch.setattr("erniekit.data.mixing.MAX_OVERSAMPLED_EPOCH", 100)
     for strategy in STRATEGIES:
         assert len(order_of([50, 70], [50, 70], strategy)) == 120
     assert len(order_of([50, 70], [1, 1], "random", num_samples=120, repeat=True)) == 120
@@ -142,7 +142,7 @@ def test_data_is_never_too_large_for_an_epoch_in_which_nothing_repeats(monkeypat
 def test_a_source_of_one_sample_repeats_a_million_times_quickly():
     order = order_of([1, 1_000_000], [1, 1], "interleave_over")
     assert per_source(order, [1, 1_000_000]) == [1_000_000, 1_000_000]
-    assert len(order) < MOST_SAMPLES_REPEATING
+    assert len(order) < MAX_OVERSAMPLED_EPOCH
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

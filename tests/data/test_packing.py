@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from erniekit.data.packing import Packs, join, pack_greedy, pack_none, pack_sequential
+from erniekit.data.packing import Packs, concatenate_packs, pack_greedy, pack_none, pack_sequential
 
 lengths_and_capacity = st.integers(1, 40).flatmap(
     lambda capacity: st.tuples(st.lists(st.integers(1, capacity), max_size=60), st.just(capacity))
@@ -23,7 +23,7 @@ def fewest_packs(lengths: list[int], capacity: int) -> int:
     """The optimum, by trying for every sample every pack."""
     best = len(lengths)
 
-    def place(index: int, rooms: list[int]) -> None:
+    def assign(index: int, rooms: list[int]) -> None:
         nonlocal best
         if len(rooms) >= best:
             return
@@ -32,10 +32,10 @@ def fewest_packs(lengths: list[int], capacity: int) -> int:
             return
         for number, room in enumerate(rooms):
             if room >= lengths[index]:
-                place(index + 1, [*rooms[:number], room - lengths[index], *rooms[number + 1 :]])
-        place(index + 1, [*rooms, capacity - lengths[index]])
+                assign(index + 1, [*rooms[:number], room - lengths[index], *rooms[number + 1 :]])
+        assign(index + 1, [*rooms, capacity - lengths[index]])
 
-    place(0, [])
+    assign(0, [])
     return best
 
 
@@ -87,23 +87,29 @@ def test_packs_hold_a_mixture_of_lengths():
     assert lengths.sum() / (len(packs) * 512) > 0.995
 
 
-def test_sequential_keeps_the_order_and_opens_a_pack_when_the_next_does_not_fit():
+def test_sequential_keeps_the_order_and_opens_a_pack_when_full():
     packs = pack_sequential(np.array([5, 4, 2, 9, 1, 10, 3]), 10)
     assert [pack.tolist() for pack in packs] == [[0, 1], [2], [3, 4], [5], [6]]
 
 
 def test_no_samples_no_packs():
     empty = np.array([], dtype=np.int64)
-    assert len(pack_greedy(empty, 8)) == len(pack_sequential(empty, 8)) == len(pack_none(empty)) == len(join([])) == 0
+    assert (
+        len(pack_greedy(empty, 8))
+        == len(pack_sequential(empty, 8))
+        == len(pack_none(empty))
+        == len(concatenate_packs([]))
+        == 0
+    )
 
 
 def test_reordering_renaming_and_joining_keep_packs_together():
     packs = pack_sequential(np.array([3, 3, 4, 4]), 6)
     moved = packs.reordered(np.array([2, 0, 1]))
     assert [pack.tolist() for pack in moved] == [[3], [0, 1], [2]]
-    named = moved.of(np.array([10, 11, 12, 13]))
+    named = moved.select_from(np.array([10, 11, 12, 13]))
     assert [pack.tolist() for pack in named] == [[13], [10, 11], [12]]
-    assert [pack.tolist() for pack in join([named, packs])] == [[13], [10, 11], [12], [0, 1], [2], [3]]
+    assert [pack.tolist() for pack in concatenate_packs([named, packs])] == [[13], [10, 11], [12], [0, 1], [2], [3]]
     with pytest.raises(IndexError):
         named[3]
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from erniekit.data.batches import collate
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Preference, Turn
 from erniekit.data.dataset import open_dataset
-from erniekit.data.pairs import Answer, encode_pair, join_pair
+from erniekit.data.pairs import EncodedAnswer, encode_pair, join_pair
 from erniekit.data.plan import StepPlan
 from erniekit.data.prefetch import prefetch
 from erniekit.data.preview import READ, REJECTED, RESET, TRAINED, render_batch
-from erniekit.data.template import IGNORED, chat_template, encode_prompt, encode_sample
+from erniekit.data.template import IGNORE_INDEX, chat_template, encode_prompt, encode_sample
 from erniekit.data.tokenizer import load_tokenizer
 from erniekit.errors import DataError
 
@@ -29,7 +29,7 @@ PAD = 0
 
 
 def answer(tokens):
-    return Answer(tokens, tokens)
+    return EncodedAnswer(tokens, tokens)
 
 
 def pair(prompt=(1, 2, 3), chosen=(4, 5), rejected=(6, 7, 8), difference=None):
@@ -57,7 +57,7 @@ def test_a_batch_of_padding_has_no_pairs():
 
 
 def test_turns_of_the_user_in_an_answer_are_no_targets():
-    sample = join_pair([1], Answer([2, 3, 4], [2, IGNORED, 4]), answer([5]))
+    sample = join_pair([1], EncodedAnswer([2, 3, 4], [2, IGNORE_INDEX, 4]), answer([5]))
     batch = collate([[sample]], [[0]], PAD, pairs=True)
     assert batch.labels.tolist() == [[2, -100, 4, 5]]
     assert batch.pairs.answers.tolist() == [[0, -1, 0, 1]]
@@ -105,7 +105,7 @@ def test_each_answer_sees_its_prompt_and_itself_alone(rows):
             dialogue = parts[0] + (parts[branch] if branch else [])
             assert batch.input_ids[number, seen].tolist() == dialogue[: len(seen)]
             assert batch.position_ids[number, seen].tolist() == list(range(len(seen)))
-            if batch.labels[number, query] != IGNORED:
+            if batch.labels[number, query] != IGNORE_INDEX:
                 assert batch.labels[number, query] == dialogue[len(seen)]
     assert (batch.pairs.answers >= 0).sum() == batch.target_count
 
@@ -208,7 +208,7 @@ def test_a_dataset_of_pairs_comes_back_from_its_cache(open_pairs, monkeypatch):
         assert one.pair == other.pair
     assert again.sample(1).pair.score_difference == 4.0
     assert again.lengths.tolist() == [len(again.sample(number).input_ids) for number in range(2)]
-    assert again.report.sources[0].targets == sum(int((again.sample(i).labels != IGNORED).sum()) for i in range(2))
+    assert again.report.sources[0].targets == sum(int((again.sample(i).labels != IGNORE_INDEX).sum()) for i in range(2))
 
 
 def test_other_prompt_limits_are_other_data(open_pairs):
@@ -227,7 +227,7 @@ def test_long_prompts_lose_their_oldest_turns(open_pairs):
     kept = shorter.sample(0).pair.chosen + 1
     one = open_pairs([LONG], max_prompt_len=kept - 1)  # down to the last question
     assert one.sample(0).pair.chosen < kept - 1
-    answers = [sample.labels[sample.labels != IGNORED].tolist() for sample in (whole.sample(0), one.sample(0))]
+    answers = [sample.labels[sample.labels != IGNORE_INDEX].tolist() for sample in (whole.sample(0), one.sample(0))]
     assert answers[0] == answers[1]
     last = one.sample(0).pair.chosen + 1
     with pytest.raises(DataError, match=r"none of its 1 records fits max_prompt_len .*; raise max_prompt_len"):
@@ -276,8 +276,13 @@ def test_all_problems_of_a_file_are_told_in_one_pass(open_pairs):
     with pytest.raises(DataError) as raised:
         open_pairs([*records, LONG], max_seq_len=60, over_length="error")
     text = str(raised.value)
-    for place in ("data.jsonl:2: sort", "data.jsonl:3: user turn 1", "data.jsonl:4: response", "data.jsonl:5: length"):
-        assert place in text
+    for location in (
+        "data.jsonl:2: sort",
+        "data.jsonl:3: user turn 1",
+        "data.jsonl:4: response",
+        "data.jsonl:5: length",
+    ):
+        assert location in text
     assert "4 problems" in text
 
 
@@ -289,7 +294,7 @@ def test_answers_that_tokenise_alike_are_problems(write_tokenizer_with, make_sou
         open_dataset([source], lowering, chat_template(lowering), max_seq_len=512, cache_dir=tmp_path / "cache")
 
 
-def test_a_template_that_begins_the_dialogues_of_a_pair_in_two_ways_is_told(tokenizer, template, make_source, tmp_path):
+def test_a_template_that_begins_a_pair_in_two_ways_is_reported(tokenizer, template, make_source, tmp_path):
     class Clock:
         """As one that writes the time of rendering."""
 
@@ -360,12 +365,12 @@ def test_a_plan_packs_pairs_whole_and_every_pair_once(open_pairs):
     dataset = open_pairs(records)
     plan = StepPlan(
         dataset, max_seq_len=128, packing=True, greedy=True, window=1000, batch_size=2, accumulation=2,
-        data_rank=1, data_world=2,
+        dp_rank=1, dp_world_size=2,
     )  # fmt: skip
     counts = []
     for step in range(plan.steps_in_epoch(0)):
         for rank in range(2):
-            plan.data_rank = rank
+            plan.dp_rank = rank
             for batch in plan.micro_batches(step):
                 assert batch.input_ids.shape[1] <= 128
                 assert batch.pairs.count == sum(len(row) for row in batch.samples)
@@ -399,7 +404,7 @@ def test_every_pair_comes_once_an_epoch_however_rows_are_made(open_pairs, option
                 answers = (sample.labels[chosen:rejected], sample.labels[rejected:])
                 for side, labels in enumerate(answers):
                     placed = batch.labels[batch.pairs.answers == 2 * number + side]
-                    np.testing.assert_array_equal(placed, labels[labels != IGNORED])
+                    np.testing.assert_array_equal(placed, labels[labels != IGNORE_INDEX])
     assert sorted(found) == list(range(30))
 
 

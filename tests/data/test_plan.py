@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from erniekit.data.dataset import Dataset
-from erniekit.data.plan import MOST_EPOCHS_COUNTED, StepPlan, read_here
+from erniekit.data.plan import MAX_COUNTED_EPOCHS, StepPlan, local_batches
 from erniekit.data.plan_version import PLAN_VERSION
 from erniekit.data.prefetch import prefetch
 from erniekit.data.seeds import Purpose, generator
@@ -27,8 +27,8 @@ def dataset_of(lengths, sources=1):
         ids = np.repeat(np.arange(first, first + len(own), dtype=np.int32), own)
         offsets = np.concatenate(([0], np.cumsum(own)))
         counts = {"read": len(own), "dropped": 0, "truncated": 0, "split": 0, "targets": len(ids)}
-        facts = {"counts": counts, "unused_fields": []}
-        parts.append(TokenArrays(ids, ids, offsets, np.arange(1, len(own) + 1, dtype=np.int32), facts))
+        metadata = {"counts": counts, "unused_fields": []}
+        parts.append(TokenArrays(ids, ids, offsets, np.arange(1, len(own) + 1, dtype=np.int32), metadata))
         names.append(Source(f"source{number}.jsonl", "text"))
         first += len(own)
     return Dataset(names, parts, pad_id=0, fingerprint="")
@@ -108,7 +108,7 @@ def test_ranks_share_a_step_and_have_as_many_micro_batches_each(batch_size, accu
     dataset = dataset_of(LENGTHS[:-8])
     single = plan_of(dataset, batch_size=8, accumulation=1)
     ranks = [
-        plan_of(dataset, batch_size=batch_size, accumulation=accumulation, data_rank=rank, data_world=world)
+        plan_of(dataset, batch_size=batch_size, accumulation=accumulation, dp_rank=rank, dp_world_size=world)
         for rank in range(world)
     ]
     last = single.steps_in_epoch(0) - 1
@@ -125,12 +125,12 @@ def test_ranks_share_a_step_and_have_as_many_micro_batches_each(batch_size, accu
 
 def test_micro_batches_are_dealt_out_to_ranks_in_turn():
     whole = packs_of_step(plan_of(batch_size=8, accumulation=1), 0)
-    ranks = [packs_of_step(plan_of(batch_size=1, accumulation=4, data_rank=rank, data_world=2), 0) for rank in (0, 1)]
+    ranks = [packs_of_step(plan_of(batch_size=1, accumulation=4, dp_rank=rank, dp_world_size=2), 0) for rank in (0, 1)]
     assert ranks == [whole[0::2], whole[1::2]]
 
 
 def test_a_rank_without_packs_gets_padding_without_targets():
-    plan = plan_of(dataset_of([32, 32, 32]), batch_size=1, accumulation=1, data_rank=1, data_world=2)
+    plan = plan_of(dataset_of([32, 32, 32]), batch_size=1, accumulation=1, dp_rank=1, dp_world_size=2)
     (batch,) = plan.micro_batches(1)
     assert (batch.target_count, batch.samples) == (0, ((),))
 
@@ -187,7 +187,7 @@ def test_epochs_of_one_length_are_counted_once_however_many(built, mode):
 
 def test_too_many_epochs_to_count_are_refused():
     with pytest.raises(ConfigurationError, match=r"num_train_epochs 10,001.*\n.*max_steps"):
-        plan_of().total_steps(-1, MOST_EPOCHS_COUNTED + 1)
+        plan_of().total_steps(-1, MAX_COUNTED_EPOCHS + 1)
     assert plan_of().total_steps(5, 10**8) == 5
 
 
@@ -280,13 +280,13 @@ def test_prefetching_changes_nothing(workers):
 
 
 class Failing:
-    through = staticmethod(read_here)
+    batch_source = staticmethod(local_batches)
 
     def __init__(self):
         self.threads = set()
 
     def micro_batches(self, step):
-        return self.through(lambda: self.read(step))
+        return self.batch_source(lambda: self.read(step))
 
     def read(self, step):
         self.threads.add(threading.current_thread().name)

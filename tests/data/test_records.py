@@ -94,7 +94,7 @@ def test_text_of_upstreams_pre_training_files(write_jsonl):
     assert conversations(path, "text") == [PlainText("a"), PlainText("b"), PlainText("c\nd")]
 
 
-def test_lines_are_counted_through_blank_ones_and_a_byte_order_mark_is_no_content(tmp_path):
+def test_line_numbers_count_blank_lines_and_a_bom_is_no_content(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\n\n  \n{"text": "b"}')
     assert list(read_records(path, "text")) == [(1, PlainText("a")), (4, PlainText("b"))]
@@ -303,7 +303,7 @@ REPEATED = "expected one field of this name in an object, got several"
 
 
 @pytest.mark.parametrize("form", ["{}\n{}\n{}\n", "[{},\n{},\n{}]"], ids=["lines", "array"])
-def test_a_field_that_occurs_twice_in_an_object_is_a_problem_and_the_rest_is_read(tmp_path, form, monkeypatch):
+def test_a_duplicate_field_is_a_problem_and_the_rest_is_read(tmp_path, form, monkeypatch):
     path = tmp_path / "data.jsonl"
     path.write_text(
         form.format('{"text": "a", "text": "b"}', '{"text": "c", "n": [{"x y": 1, "x y": 1}]}', '{"text": "d"}')
@@ -341,7 +341,7 @@ def test_an_object_over_several_lines_is_one_problem(tmp_path, text, before):
 
 
 @pytest.mark.parametrize("broken", ['{"text": "a', '{"text": "a",', '{"text": ["a"', '{"text": "a"', '{"text" "a"}'])
-def test_a_first_line_that_breaks_off_is_told_as_such_and_spoils_no_other_line(write_jsonl, broken):
+def test_a_truncated_first_line_is_reported_and_spoils_no_other(write_jsonl, broken):
     path = write_jsonl([broken, '{"text": "b"}'])
     first, second = read_records(path, "text")
     assert str(first).startswith(f"{path}:1: JSON: expected one complete JSON value")

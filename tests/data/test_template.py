@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from erniekit.data.conversation import Conversation, Turn
-from erniekit.data.template import IGNORED, Segment, chat_template, encode_prompt, encode_sample
+from erniekit.data.template import IGNORE_INDEX, Segment, chat_template, encode_prompt, encode_sample
 from erniekit.data.tokenizer import load_tokenizer
 from erniekit.errors import ModelFileError
 from tests.data.conftest import write_tokenizer
@@ -40,13 +40,13 @@ def test_labels_are_shifted_and_every_answer_ends_in_eos(template, tokenizer):
     sample = encode_sample(template, tokenizer, dialogue(("six apples", True), ("two", True)))
     end_of_turn = tokenizer.token_id("<|end_of_sentence|>")
     first, second = tokenizer.encode("six apples"), tokenizer.encode("two")
-    targets = [int(label) for label in sample.labels if label != IGNORED]
+    targets = [int(label) for label in sample.labels if label != IGNORE_INDEX]
     assert targets == [*first, tokenizer.eos_id, *second, tokenizer.eos_id]
     # a label is the token that follows, except that the end of a turn is read as <|end_of_sentence|>
     for position in range(len(sample.labels) - 1):
         if sample.labels[position] == tokenizer.eos_id:
             assert sample.input_ids[position + 1] == end_of_turn
-        elif sample.labels[position] != IGNORED:
+        elif sample.labels[position] != IGNORE_INDEX:
             assert sample.labels[position] == sample.input_ids[position + 1]
     assert sample.labels[-1] == tokenizer.eos_id
     assert tokenizer.eos_id not in sample.input_ids
@@ -54,7 +54,7 @@ def test_labels_are_shifted_and_every_answer_ends_in_eos(template, tokenizer):
 
 def test_untrained_turns_have_no_target_not_even_their_end(template, tokenizer):
     sample = encode_sample(template, tokenizer, dialogue(("six apples", False), ("two", True)))
-    assert [label for label in sample.labels if label != IGNORED] == [*tokenizer.encode("two"), tokenizer.eos_id]
+    assert [label for label in sample.labels if label != IGNORE_INDEX] == [*tokenizer.encode("two"), tokenizer.eos_id]
 
 
 def test_nothing_is_kept_behind_the_last_target(template, tokenizer):

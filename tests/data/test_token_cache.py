@@ -41,7 +41,7 @@ def test_what_is_written_is_read_back_and_built_once(tmp_path):
         assert arrays.labels.tolist() == [2, 3, 4, 5, 6, 7]
         assert arrays.offsets.tolist() == [0, 3, 4, 6]
         assert arrays.lines.tolist() == [7, 9, 12]
-        assert arrays.facts == {"read": 3}
+        assert arrays.metadata == {"read": 3}
         assert isinstance(arrays.input_ids.base, np.memmap)
     assert build.calls == 1
     assert os.listdir(tmp_path / "new") == ["key"]
@@ -109,9 +109,9 @@ def test_builders_at_the_same_time_all_get_the_samples(tmp_path):
     results = []
 
     def build(writer):
-        facts = Builder()(writer)
+        metadata = Builder()(writer)
         together.wait()  # all four finish writing before any of them renames
-        return facts
+        return metadata
 
     def work():
         results.append(open_or_build(tmp_path / "key", build))
@@ -125,7 +125,7 @@ def test_builders_at_the_same_time_all_get_the_samples(tmp_path):
     assert os.listdir(tmp_path) == ["key"]
 
 
-def test_folders_of_dead_builders_are_removed_and_those_of_living_ones_kept(tmp_path):
+def test_folders_of_dead_builders_are_removed_of_living_ones_kept(tmp_path):
     dead, living = tmp_path / ".key.dead", tmp_path / ".key.living"
     for folder in (dead, living):
         folder.mkdir()

@@ -58,7 +58,7 @@ def test_pad_falls_back_to_unk_then_to_eos_and_bos_may_be_missing(tmp_path):
     assert bare.bos_id is None
 
 
-def test_named_tokens_may_be_objects_and_may_stand_in_the_special_tokens_map(tmp_path):
+def test_named_tokens_may_be_objects_or_in_the_special_tokens_map(tmp_path):
     folder = write_tokenizer(tmp_path, eos_token=None, bos_token={"content": "<s>", "lstrip": False})
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
     tokenizer = load_tokenizer(folder)

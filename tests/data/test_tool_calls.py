@@ -157,10 +157,10 @@ def test_tools_may_be_json_text(read):
 
 def test_oldest_exchanges_go_with_their_calls_and_results(read):
     (conversation,) = read(RECORDS["several calls with content, twice, in German"])
-    assert conversation.exchanges == 2
-    shorter = conversation.without_oldest(1)
+    assert conversation.rounds == 2
+    shorter = conversation.drop_oldest_rounds(1)
     assert [turn.content for turn in shorter.turns] == ["danke", "bitte"] and shorter.tools == conversation.tools
-    assert conversation.without_oldest(2).turns == ()
+    assert conversation.drop_oldest_rounds(2).turns == ()
 
 
 def test_a_prompt_may_end_with_a_result(write_jsonl, tokenizer_with):

@@ -10,17 +10,23 @@ import pytest
 
 from erniekit.data.batches import Batch, collate
 from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
-from erniekit.data.packed import Maker, write_packed
+from erniekit.data.packed import DataFingerprint, write_packed
 from erniekit.data.plan import StepPlan
-from erniekit.data.template import PairPlace, Sample
-from erniekit.data.transfer import Message, pack_batches, pack_index, unpack_batches, unpack_index
+from erniekit.data.template import PairOffsets, Sample
+from erniekit.data.transfer import (
+    ArrayMessage,
+    deserialize_batches,
+    deserialize_index,
+    serialize_batches,
+    serialize_index,
+)
 
 OPTIONS = {"max_seq_len": 64, "packing": True, "greedy": True, "window": 100, "batch_size": 2, "accumulation": 2}
 
 
-def sent(message: Message) -> Message:
+def sent(message: ArrayMessage) -> ArrayMessage:
     """As it arrives elsewhere: facts through JSON, arrays by value."""
-    return Message(json.loads(json.dumps(message.facts)), [array.copy() for array in message.arrays])
+    return ArrayMessage(json.loads(json.dumps(message.metadata)), [array.copy() for array in message.arrays])
 
 
 def assert_same(own, other) -> None:
@@ -51,18 +57,18 @@ def dataset(make_source, tokenizer, template, tmp_path):
 def test_batches(dataset: Dataset) -> None:
     plan = StepPlan(dataset, **OPTIONS)
     batches = [*plan.micro_batches(0), plan.padding()]
-    received = unpack_batches(sent(pack_batches(batches)))
+    received = deserialize_batches(sent(serialize_batches(batches)))
     assert len(received) == len(batches)
     for own, other in zip(batches, received, strict=True):
         assert isinstance(other, Batch)
         assert_same(own, other)
-    assert unpack_batches(sent(pack_batches([]))) == []
+    assert deserialize_batches(sent(serialize_batches([]))) == []
 
 
 def test_batches_of_pairs() -> None:
-    sample = Sample(np.arange(9, dtype=np.int32), np.arange(9, dtype=np.int32), PairPlace(3, 6, 0.5))
+    sample = Sample(np.arange(9, dtype=np.int32), np.arange(9, dtype=np.int32), PairOffsets(3, 6, 0.5))
     batches = [collate([[sample], [sample, sample]], [[4], [7, 5]], 0, pairs=True), collate([[]], [[]], 0, pairs=True)]
-    for own, other in zip(batches, unpack_batches(sent(pack_batches(batches))), strict=True):
+    for own, other in zip(batches, deserialize_batches(sent(serialize_batches(batches))), strict=True):
         assert_same(own, other)
 
 
@@ -80,13 +86,13 @@ def assert_same_index(own: Dataset, other: Dataset) -> None:
 
 
 def test_the_index_of_a_dataset(dataset: Dataset) -> None:
-    received = unpack_index(sent(pack_index(dataset)))
+    received = deserialize_index(sent(serialize_index(dataset)))
     assert_same_index(dataset, received)
     assert len(received.sample(0).input_ids) == 0  # no token has travelled
 
 
 def test_the_index_of_a_packed_folder(dataset: Dataset, tmp_path) -> None:
-    maker = Maker("tokenizer", None, False)
-    write_packed(tmp_path / "packed", dataset, StepPlan(dataset, **OPTIONS).packs(0), maker)
-    packed = open_packed_dataset(tmp_path / "packed", maker, max_seq_len=64, pad_id=0)
-    assert_same_index(packed, unpack_index(sent(pack_index(packed))))
+    data_fingerprint = DataFingerprint("tokenizer", None, False)
+    write_packed(tmp_path / "packed", dataset, StepPlan(dataset, **OPTIONS).packs(0), data_fingerprint)
+    packed = open_packed_dataset(tmp_path / "packed", data_fingerprint, max_seq_len=64, pad_id=0)
+    assert_same_index(packed, deserialize_index(sent(serialize_index(packed))))

@@ -128,7 +128,7 @@ def test_masks_may_differ_between_heads(mask_heads, tiles):
 
 
 def test_probabilities_may_be_computed_again(monkeypatch):
-    monkeypatch.setattr(attention_module, "KEEP_SCORES_UP_TO", 0)
+    monkeypatch.setattr(attention_module, "MAX_SAVED_SCORES", 0)
     for indices, causal in FORMS.values():
         assert_equal_to_reference(indices, causal)
 

@@ -82,9 +82,9 @@ def test_the_dense_mask_gives_the_same_logits_and_gradients(decoder):
         np.testing.assert_allclose(blocks, dense, atol=2e-5 * max(1.0, np.abs(dense).max()))
 
 
-def dropped(decoder, **place):
+def dropped(decoder, **changes):
     decoder.train()
-    decoder.randomness.set(**{"step": 3, "micro_batch": 1, **place})
+    decoder.randomness.set(**{"step": 3, "micro_batch": 1, **changes})
     hidden = decoder(*pack(IDS[:64], [30, 64]))
     decoder.clear_gradients()
     hidden.square().sum().backward()
@@ -99,8 +99,8 @@ def test_dropout_depends_on_the_place_in_the_run_and_on_nothing_else(where):
     dropped(decoder, step=8)
     for ours, again in zip((hidden, gradient), dropped(decoder), strict=True):
         np.testing.assert_array_equal(ours, again)
-    for place in ({"step": 4}, {"micro_batch": 0}):
-        assert (dropped(decoder, **place)[0] != hidden).mean() > 0.5
+    for changes in ({"step": 4}, {"micro_batch": 0}):
+        assert (dropped(decoder, **changes)[0] != hidden).mean() > 0.5
     assert (dropped(decoder, dropout_scale=0.5)[0] != hidden).mean() > 0.5
     plain = tiny_model()
     np.testing.assert_array_equal(dropped(decoder, dropout_scale=0.0)[0], dropped(plain)[0])

@@ -123,7 +123,7 @@ def test_published_models_have_their_published_sizes(count, family, sizes, more)
 )
 def test_the_decoder_has_the_weights_that_are_listed(family, changes, biased):
     decoder = tiny_model(model_type=family, head_dim=4, **changes)
-    names = [prefix + name for prefix, stage in decoder.named_stages() for name, _ in stage.named_parameters()]
+    names = [prefix + name for prefix, stage in decoder.named_blocks() for name, _ in stage.named_parameters()]
     listed = decoder.config.weight_shapes()
     assert sorted(names) == sorted(listed)
     assert {name.split(".")[-2].removesuffix("_proj") for name in listed if name.endswith(".bias")} == biased

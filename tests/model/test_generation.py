@@ -7,7 +7,7 @@ import pytest
 
 from erniekit.errors import UserError
 from erniekit.model.generation import generate, stream
-from erniekit.model.sampling import Sampling, choose, token_probabilities
+from erniekit.model.sampling import Sampling, sample_token, token_probabilities
 
 from .tiny import logits_of, tiny_model
 
@@ -115,12 +115,12 @@ def test_temperature_top_k_and_top_p():
 def test_draws_follow_the_probabilities():
     logits = np.log(np.array([0.2, 0.5, 0.3]))
     generator = np.random.default_rng(0)
-    draws = [choose(logits, [], Sampling(temperature=1.0), generator) for _ in range(3000)]
+    draws = [sample_token(logits, [], Sampling(temperature=1.0), generator) for _ in range(3000)]
     np.testing.assert_allclose(np.bincount(draws) / 3000, [0.2, 0.5, 0.3], atol=0.03)
 
 
 def test_repetition_penalty_acts_on_seen_tokens_of_either_sign():
     logits = np.array([3.0, 2.0, -1.0, -1.5])
     generator = np.random.default_rng(0)
-    assert choose(logits, [0, 0], Sampling(repetition_penalty=2.0), generator) == 1
-    assert choose(logits[2:], [0], Sampling(repetition_penalty=2.0), generator) == 1
+    assert sample_token(logits, [0, 0], Sampling(repetition_penalty=2.0), generator) == 1
+    assert sample_token(logits[2:], [0], Sampling(repetition_penalty=2.0), generator) == 1

@@ -12,7 +12,7 @@ from erniekit.model.kernels import FusedKernels, use_fused_kernels
 from erniekit.model.linear import Linear
 from erniekit.model.norm import rms_norm
 from erniekit.model.rope_scaling import rotary_frequencies
-from erniekit.model.rotary import rotary_tables, rotate
+from erniekit.model.rotary import apply_rotary, rotary_tables
 
 from .tiny import logits_of, tiny_config, tiny_model
 
@@ -69,9 +69,9 @@ def test_the_rotation_gets_angles_and_pairs_as_the_kernel_reads_them(interleaved
     positions = paddle.to_tensor([[0, 1, 2, 0, 1], [0, 1, 0, 1, 2]])
     tables = rotary_tables(positions, 3, rotary_frequencies(tiny_config(head_dim=8)), interleaved=interleaved)
     x = values(10, 3, 8)
-    turned = rotate(x, tables).numpy()
+    turned = apply_rotary(x, tables).numpy()
     monkeypatch.setattr(kernels, "_chosen", FusedKernels())
-    np.testing.assert_allclose(turned, rotate(x, tables).numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(turned, apply_rotary(x, tables).numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_norm_and_bias_get_what_they_need(chosen, monkeypatch):
@@ -91,13 +91,13 @@ def test_norm_and_bias_get_what_they_need(chosen, monkeypatch):
 
 def test_a_model_reaches_each_of_them(chosen, monkeypatch):
     called = []
-    for name in ("fused_rms_norm", "fused_swiglu", "fused_rotation"):
-        module = {"fused_rms_norm": "norm", "fused_swiglu": "activation", "fused_rotation": "rotary"}[name]
+    for name in ("fused_rms_norm", "fused_swiglu", "fused_rotary"):
+        module = {"fused_rms_norm": "norm", "fused_swiglu": "activation", "fused_rotary": "rotary"}[name]
         monkeypatch.setattr(
             f"erniekit.model.{module}.{name}", lambda x, *_, name=name: called.append(name) or x
         )  # fmt: skip
     model = tiny_model(num_hidden_layers=1)
     logits_of(model, range(6))
     assert {name: called.count(name) for name in called} == {
-        "fused_rms_norm": 3, "fused_swiglu": 1, "fused_rotation": 2,
+        "fused_rms_norm": 3, "fused_swiglu": 1, "fused_rotary": 2,
     }  # fmt: skip

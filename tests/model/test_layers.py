@@ -11,7 +11,7 @@ import pytest
 from erniekit.model.activation import swiglu
 from erniekit.model.norm import rms_norm
 from erniekit.model.rope_scaling import Frequencies
-from erniekit.model.rotary import RotaryTables, rotary_tables, rotate
+from erniekit.model.rotary import RotaryTables, apply_rotary, rotary_tables
 
 RNG = np.random.default_rng(0)
 POSITIONS = paddle.to_tensor(np.array([[0, 1, 2, 0, 1]]))
@@ -37,7 +37,7 @@ def turned_in_complex_numbers(x, interleaved=True):
 
 def rotate_in_double_precision(x, interleaved=True):
     tables = rotary_tables(POSITIONS, 2, plain_frequencies(10000.0, 6), interleaved=interleaved)
-    return rotate(x, RotaryTables(tables.cos.astype("float64"), tables.sin.astype("float64"), interleaved))
+    return apply_rotary(x, RotaryTables(tables.cos.astype("float64"), tables.sin.astype("float64"), interleaved))
 
 
 def sigmoid(x):

@@ -10,7 +10,7 @@ import pytest
 
 from erniekit.errors import ConfigurationError
 from erniekit.model import mixed_precision
-from erniekit.model.autograd import as_given
+from erniekit.model.autograd import disable_autocast
 from erniekit.model.mixed_precision import MixedPrecision
 from erniekit.model.norm import RMSNorm
 from erniekit.model.recompute import Recompute
@@ -18,7 +18,7 @@ from erniekit.model.weights import load_weights, named_weights, save_model_folde
 from erniekit.training.optimizer import (
     OptimizerSettings,
     build_optimizer,
-    is_master,
+    is_master_weight,
     load_optimizer_state,
     optimizer_state,
 )
@@ -93,11 +93,11 @@ def test_level_o2_leaves_norms_head_and_routers_in_float32(amp):
 
 
 def test_functions_with_their_own_backward_pass_are_not_cast(monkeypatch):
-    assert type(as_given()).__name__ == "nullcontext"  # nothing casts here
+    assert type(disable_autocast()).__name__ == "nullcontext"  # nothing casts here
     off = []
     monkeypatch.setattr(paddle.base.framework._dygraph_tracer(), "_amp_level", paddle.base.core.AmpLevel.O1)
     monkeypatch.setattr(paddle.amp, "auto_cast", lambda enable: off.append(enable))
-    as_given()
+    disable_autocast()
     assert off == [False]
 
 
@@ -131,5 +131,5 @@ def test_float32_copies_of_16_bit_weights_are_kept_with_the_state():
     other = build_optimizer(weights, OptimizerSettings())
     load_optimizer_state(other, weights, stored, stored.__getitem__)
     for key, tensor in optimizer_state(other, weights).items():
-        if not is_master(key):  # those: training/test_master_weights.py
+        if not is_master_weight(key):  # those: training/test_master_weights.py
             np.testing.assert_array_equal(tensor.numpy(), stored[key], err_msg=key)

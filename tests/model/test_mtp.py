@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
-from erniekit.model.mtp import ahead
+from erniekit.model.mtp import shift_within_documents
 from erniekit.model.weights import named_weights, save_model_folder
 
 from .moe.test_experts import MOE
@@ -25,7 +25,7 @@ def test_ahead_stays_in_the_document(lengths, places, padding):
     size = int(ends[-1]) + padding
     values = np.arange(100, 100 + size)[None]
     document_ends = np.concatenate([np.repeat(ends, lengths), np.full(padding, ends[-1])])[None]
-    own = ahead(values, document_ends, places, fill=-1)[0]
+    own = shift_within_documents(values, document_ends, places, fill=-1)[0]
     for position in range(size):
         inside = position < ends[-1] and position + places < document_ends[0, position]
         assert own[position] == (100 + position + places if inside else -1)
@@ -35,8 +35,8 @@ def all_states(model, inputs, shifted):
     """After the final norm: the model's own, then those of each depth."""
     ids, positions, plan = inputs
     context = model.context(positions, plan)
-    hidden = model.through_layers(model.embedding(ids), context)
-    further = model.predict_ahead(hidden, context, [paddle.to_tensor(row) for row in shifted])
+    hidden = model.forward_layers(model.embedding(ids), context)
+    further = model.forward_mtp(hidden, context, [paddle.to_tensor(row) for row in shifted])
     return [model.norm(states).numpy()[0] for states in (hidden, *further)]
 
 
@@ -51,12 +51,12 @@ def test_states_by_hand():
     ids = np.arange(7, 19)
     inputs = pack(ids, [12])
     ends = np.full((1, 12), 12)
-    shifted = [ahead(ids[None], ends, depth, fill=0) for depth in (1, 2)]
+    shifted = [shift_within_documents(ids[None], ends, depth, fill=0) for depth in (1, 2)]
     own = all_states(model, inputs, shifted)
 
     weights = {name: tensor.numpy() for name, tensor in named_weights(model).items()}
     context = model.context(inputs[1], inputs[2])
-    hidden = model.through_layers(model.embedding(inputs[0]), context).numpy()[0]
+    hidden = model.forward_layers(model.embedding(inputs[0]), context).numpy()[0]
     final = weights["model.norm.weight"]
     np.testing.assert_allclose(own[0], norm(hidden, final), atol=1e-4)
     np.testing.assert_array_equal(own[0], model(*inputs).numpy()[0])
@@ -77,7 +77,7 @@ def test_packed_documents_are_predicted_as_if_alone():
 
     def states(ids, ends):
         document_ends = np.repeat(ends, np.diff([0, *ends]))[None]
-        shifted = [ahead(ids[None], document_ends, depth, fill=0) for depth in (1, 2)]
+        shifted = [shift_within_documents(ids[None], document_ends, depth, fill=0) for depth in (1, 2)]
         return all_states(model, pack(ids, ends), shifted)
 
     packed = states(np.concatenate([first, second]), [11, 30])

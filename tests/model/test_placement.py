@@ -7,7 +7,7 @@ import pytest
 from erniekit.model.adapters.settings import LoraSettings, adapter_shapes
 from erniekit.model.builder import build_model
 from erniekit.model.placement import Placement, placement
-from erniekit.model.tensor_slice import TensorSlice
+from erniekit.model.tensor_slice import TensorParallel
 from erniekit.model.weights import is_transposed, named_weights
 
 from .tiny import tiny_config
@@ -29,7 +29,7 @@ FAMILIES = {
 def test_a_slice_of_a_model_has_the_slices_that_the_table_says(family: str) -> None:
     """The table and the layers say the same of every weight: which axis is cut, and that nothing else is."""
     config = tiny_config(vocab_size=56, **FAMILIES[family])
-    weights = named_weights(build_model(config, None, tensor=TensorSlice(rank=1, size=2)))
+    weights = named_weights(build_model(config, None, tp=TensorParallel(rank=1, size=2)))
     assert list(weights) == list(config.weight_shapes())
     for name, shape in config.weight_shapes().items():
         expected = list(shape[::-1] if is_transposed(name) else shape)
@@ -42,10 +42,10 @@ def test_a_slice_of_a_model_has_the_slices_that_the_table_says(family: str) -> N
 def test_slices_of_random_weights_make_up_those_of_one_process() -> None:
     config = tiny_config(vocab_size=56)
     whole = named_weights(build_model(config, None, seed=5))
-    slices = [named_weights(build_model(config, None, seed=5, tensor=TensorSlice(rank, 2))) for rank in range(2)]
+    slices = [named_weights(build_model(config, None, seed=5, tp=TensorParallel(rank, 2))) for rank in range(2)]
     for name, weight in whole.items():
         for rank, own in enumerate(slices):
-            expected = TensorSlice(rank, 2).cut(weight.numpy(), placement(name).axis)
+            expected = TensorParallel(rank, 2).local_shard(weight.numpy(), placement(name).axis)
             assert (own[name].numpy() == expected).all(), name
 
 
@@ -75,13 +75,13 @@ def test_slices_of_random_weights_make_up_those_of_one_process() -> None:
 )
 def test_placements(name: str, place: Placement, with_sequence: Placement) -> None:
     assert placement(name) == place
-    assert placement(name, sequence=True) == with_sequence
+    assert placement(name, sequence_parallel=True) == with_sequence
 
 
 def test_adapters_beside_cut_linears_are_cut_where_they_meet_the_cut() -> None:
     config = tiny_config(vocab_size=56)
-    tensor = TensorSlice(rank=0, size=2)
+    tp = TensorParallel(rank=0, size=2)
     shapes = adapter_shapes(config.weight_shapes(), LoraSettings(2, 4.0))
     for name, shape in shapes.items():
         axis = placement(name).axis
-        assert axis is None or shape[axis] % tensor.size == 0, name
+        assert axis is None or shape[axis] % tp.size == 0, name

@@ -8,7 +8,7 @@ import pytest
 
 from erniekit.model import threads
 from erniekit.model.attention import AttentionPlan, attention
-from erniekit.model.threads import side_by_side
+from erniekit.model.threads import parallel_map
 
 
 @pytest.fixture
@@ -31,19 +31,19 @@ def test_results_are_in_the_order_of_the_items_and_threads_share_them(three_thre
             meeting.wait(timeout=60)  # passes only with three threads
         return item * item, threading.get_ident()
 
-    results = side_by_side(compute, range(20))
+    results = parallel_map(compute, range(20))
     assert [square for square, _ in results] == [item * item for item in range(20)]
     assert len({thread for _, thread in results}) == 3
 
 
-def test_nothing_is_recorded_for_a_gradient_and_recording_goes_on_afterwards(three_threads):
+def test_threads_record_no_gradient_and_recording_goes_on_after(three_threads):
     x = paddle.ones([4])
     x.stop_gradient = False
-    assert all(result.stop_gradient for result in side_by_side(lambda factor: x * factor, [1.0, 2.0, 3.0]))
+    assert all(result.stop_gradient for result in parallel_map(lambda factor: x * factor, [1.0, 2.0, 3.0]))
     assert not (x * 2.0).stop_gradient
 
 
-def test_an_error_in_any_thread_is_raised_and_products_have_all_threads_again(three_threads):
+def test_an_error_in_any_thread_is_raised_and_threads_are_restored(three_threads):
     before = threads._mkl().MKL_Get_Max_Threads()
 
     def fail_at_two(item: int) -> int:
@@ -52,15 +52,15 @@ def test_an_error_in_any_thread_is_raised_and_products_have_all_threads_again(th
         return item
 
     with pytest.raises(ValueError, match="two"):
-        side_by_side(fail_at_two, range(4))
+        parallel_map(fail_at_two, range(4))
     assert threads._mkl().MKL_Get_Max_Threads() == before
-    assert side_by_side(lambda item: item, range(4)) == [0, 1, 2, 3]
+    assert parallel_map(lambda item: item, range(4)) == [0, 1, 2, 3]
 
 
 def test_one_thread_computes_in_order_where_there_is_one(monkeypatch):
     monkeypatch.setattr(threads, "_mkl_threads", lambda: 1)
     seen: list[int] = []
-    side_by_side(seen.append, range(5))
+    parallel_map(seen.append, range(5))
     assert seen == [0, 1, 2, 3, 4]
 
 

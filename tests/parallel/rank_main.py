@@ -22,7 +22,7 @@ def main(job_text: str) -> None:
     except Exception as error:
         if launcher is None:
             raise
-        launcher.tell(error)
+        launcher.report_error(error)
         sys.exit(1)
     result = Path(job["folder"]) / f"{os.environ['PADDLE_TRAINER_ID']}.returned"
     result.write_text(json.dumps(returned), encoding="utf-8")

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from erniekit.parallel.launch import Block, LocalRanks, spawn
-from erniekit.parallel.watch import first_cause, watch
+from erniekit.parallel.launch import NodeRanks, RankProcesses, spawn
+from erniekit.parallel.watch import root_cause, watch
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,14 +47,14 @@ def run_ranks(
         try:
             failures = watch(ranks, keep_waiting=lambda: time.monotonic() < ends)
             if failures:
-                raise RanksFailedError(str(first_cause(failures)))
+                raise RanksFailedError(str(root_cause(failures)))
             if ranks.running:
                 rank, here = next(iter(ranks.stacks(ranks.running).items()))
                 raise RanksFailedError(
                     f"ranks {ranks.running} of {count} had not ended after {timeout:g} s; rank {rank} is here:\n{here}"
                 )
         finally:
-            ranks.end()
+            ranks.kill()
         return [json.loads((folder / f"{rank}.returned").read_text(encoding="utf-8")) for rank in range(count)]
 
 
@@ -63,15 +63,15 @@ def start_ranks(
     count: int,
     folder: Path,
     *,
-    block: Block | None = None,
+    block: NodeRanks | None = None,
     environment: dict[str, str] | None = None,
     **arguments: Any,
-) -> LocalRanks:
+) -> RankProcesses:
     """Start the ranks of `run_ranks` and leave them running; logs, reports and results go to `folder`."""
     job = json.dumps({"case": f"{case.__module__}:{case.__qualname__}", "arguments": arguments, "folder": str(folder)})
     paths = (str(ROOT), os.environ.get("PYTHONPATH"))
     return spawn(
-        block or Block.alone(count),
+        block or NodeRanks.single_node(count),
         [sys.executable, "-m", "tests.parallel.rank_main", job],
         logs=folder,
         reports=folder,

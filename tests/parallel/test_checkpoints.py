@@ -13,7 +13,7 @@ import pytest
 
 from tools.bench.marked import with_table
 from tools.parity import checkpoints
-from tools.parity.checkpoints import FROM_TO, MAY_DIFFER, Differences, Failed, Left, Runs, table, wrong
+from tools.parity.checkpoints import FROM_TO, MAY_DIFFER, Differences, Failed, RunResult, Runs, table, wrong
 
 BY_NAME = {layout.name: layout for layout in FROM_TO}
 SHORT = [("ep2 over mp", "sharding3 x 2", "moe")]  # slices and experts, to divided parameters
@@ -51,18 +51,18 @@ def test_every_layout_goes_on_from_a_checkpoint_of_every_other(runs, first: str,
     check(runs, first, second, model)
 
 
-def left(loss: float = 1.0, moment: float = 0.5) -> Left:
-    return Left(np.array([3.0, 2.0, loss]), {"weight": np.ones(2)}, {"weight/moment1": np.array([1.0, moment])})
+def left(loss: float = 1.0, moment: float = 0.5) -> RunResult:
+    return RunResult(np.array([3.0, 2.0, loss]), {"weight": np.ones(2)}, {"weight/moment1": np.array([1.0, moment])})
 
 
 @pytest.mark.parametrize("resumed", [left(loss=1.1), left(moment=0.501)])
 def test_a_run_that_goes_on_otherwise_is_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: Left
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: RunResult
 ) -> None:
     (tmp_path / "dense").mkdir()
     found = Runs("dense", tmp_path)
     monkeypatch.setattr(found, "whole", lambda layout, precision: left())
-    shortened = Left(resumed.losses[checkpoints.SAVED :], resumed.weights, resumed.moments)
+    shortened = RunResult(resumed.losses[checkpoints.SAVED :], resumed.weights, resumed.moments)
     monkeypatch.setattr(found, "_resumed", lambda first, second, precision: shortened)
     differences = found.compare(FROM_TO[0], FROM_TO[0])
     assert differences.too_large() and not differences.exact

@@ -37,7 +37,7 @@ def test_a_rank_that_hangs_past_the_timeout_is_named() -> None:
     started = time.monotonic()
     with pytest.raises(RanksFailedError) as raised:
         run_ranks(groups.one_hangs, 2, patience=5)
-    assert "RankSilentError: rank 0: rank 1 has sent nothing for 5 s" in str(raised.value)
+    assert "RankTimeoutError: rank 0: rank 1 has sent nothing for 5 s" in str(raised.value)
     assert time.monotonic() - started < 5 + 15 + 5  # start-up, patience, and what a failure may take
 
 

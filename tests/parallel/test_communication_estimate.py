@@ -9,7 +9,7 @@ import pytest
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.parallel.communication_estimate import step_bytes
 from erniekit.parallel.memory_estimate import BFLOAT16_O2, Workload
-from erniekit.parallel.stages import layer_runs
+from erniekit.parallel.stages import layer_chunks
 from erniekit.parallel.topology import Topology
 from tests.model.tiny import tiny_config
 
@@ -59,21 +59,21 @@ def test_experts_get_each_token_k_times_and_send_it_back() -> None:
 
 def test_stages_send_hidden_states_on_and_gradients_back() -> None:
     topology = Topology(pipeline=4)
-    runs = layer_runs(LAYERS, topology)
-    sent = [step_bytes(MODEL, WORK, topology, runs, stage)["pipeline"] for stage in range(4)]
+    chunks = layer_chunks(LAYERS, topology)
+    sent = [step_bytes(MODEL, WORK, topology, chunks, stage)["pipeline"] for stage in range(4)]
     indices = 12 * MICRO_BATCHES * TOKENS
     assert sent == [STATES + indices, 2 * STATES + indices, 2 * STATES + indices, STATES]
     tied = replace(MODEL, tie_word_embeddings=True)
-    both = [step_bytes(tied, WORK, topology, runs, stage)["pipeline"] for stage in range(4)]
+    both = [step_bytes(tied, WORK, topology, chunks, stage)["pipeline"] for stage in range(4)]
     embedding = 4 * 64 * HIDDEN
     assert [more - less for more, less in zip(both, sent, strict=True)] == [embedding, 0, 0, embedding]
     interleaved = Topology(pipeline=4, virtual_pipeline=2)
     model = replace(MODEL, num_hidden_layers=8)
-    first = step_bytes(model, WORK, interleaved, layer_runs(8, interleaved), 0)["pipeline"]
+    first = step_bytes(model, WORK, interleaved, layer_chunks(8, interleaved), 0)["pipeline"]
     assert first == 3 * STATES + 2 * indices
 
 
-def test_gradients_are_sent_as_often_as_they_are_kept_and_only_of_what_is_trained() -> None:
+def test_only_trained_gradients_are_sent_as_often_as_they_are_kept() -> None:
     values = 4 * MODEL.parameter_count()
     assert step_bytes(MODEL, WORK, Topology(data=4))["data"] == pytest.approx(2 * 3 / 4 * values)
     levels = [step_bytes(MODEL, replace(WORK, sharding=level), Topology(sharding=4))["sharding"] for level in (1, 2, 3)]

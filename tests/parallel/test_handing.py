@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from erniekit.parallel.handing import hand_over
+from erniekit.parallel.handing import broadcast_arrays
 from tests.parallel.cases import handing
 from tests.parallel.ranks import run_ranks
 
 
 @pytest.mark.distributed
 def test_the_others_of_a_group_have_what_its_first_rank_has() -> None:
-    assert run_ranks(handing.hand_in_two_groups, 4) == [[6, 6, 6]] * 4
+    assert run_ranks(handing.broadcast_in_two_groups, 4) == [[6, 6, 6]] * 4
 
 
 def test_a_rank_alone_keeps_what_it_has() -> None:
-    facts, (array,) = hand_over({"a": 1}, [np.arange(3)], None)
-    assert facts == {"a": 1} and array.tolist() == [0, 1, 2]
+    metadata, (array,) = broadcast_arrays({"a": 1}, [np.arange(3)], None)
+    assert metadata == {"a": 1} and array.tolist() == [0, 1, 2]

@@ -56,7 +56,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str],
 
 
 def check(comparison: Callable[[str, str], Comparison], name: str, model: str, task: str) -> None:
-    result = comparison(model, task).of(BY_NAME[name])
+    result = comparison(model, task).run_layout(BY_NAME[name])
     assert isinstance(result, Differences), result.reason
     assert not result.too_large(), result
 
@@ -79,19 +79,19 @@ def test_every_layout_gives_the_numbers_of_one_process(comparison, name: str, mo
 def test_a_run_that_is_not_the_same_is_told_apart(comparison) -> None:
     """What the comparison can see: a learning rate that is off by a ten-thousandth, and other rows in a micro-batch."""
     alone = comparison("dense", "sft")
-    same = alone.of(Layout("recompute", {"recompute": True}))
+    same = alone.run_layout(Layout("recompute", {"recompute": True}))
     assert isinstance(same, Differences) and not same.too_large()
-    faster = alone.of(Layout("faster", {"learning_rate": 1.0001e-3}))
+    faster = alone.run_layout(Layout("faster", {"learning_rate": 1.0001e-3}))
     assert isinstance(faster, Differences) and faster.gradient == 0.0 and faster.weights > 1e-6
-    other = alone.of(Layout("other samples", {"per_device_train_batch_size": 2}))
+    other = alone.run_layout(Layout("other samples", {"per_device_train_batch_size": 2}))
     assert isinstance(other, Differences) and len(other.too_large()) == 3
 
 
 def test_layouts_have_the_ranks_that_their_parameters_need() -> None:
-    ranks = {name: (layout.ranks, layout.readers) for name, layout in BY_NAME.items()}
+    ranks = {name: (layout.ranks, layout.dp_world_size) for name, layout in BY_NAME.items()}
     assert ranks["tp4"] == (4, 1) and ranks["dp2"] == (2, 2) and ranks["sharding3 x 2"] == (2, 2)
     assert ranks["pp4 x vpp2"] == (4, 1) and ranks["tp2 x sharding2"] == (4, 2) and ranks["pp2 x dp2"] == (4, 2)
-    assert all(count <= 4 and layouts.MICRO_BATCHES % readers == 0 for count, readers in ranks.values())
+    assert all(count <= 4 and layouts.MICRO_BATCHES % dp_world_size == 0 for count, dp_world_size in ranks.values())
 
 
 def test_differences() -> None:

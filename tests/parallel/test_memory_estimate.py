@@ -13,7 +13,7 @@ from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.published import published_model
 from erniekit.parallel import memory_estimate
 from erniekit.parallel.memory_estimate import BFLOAT16_O2, Workload, process_bytes, tensor_bytes, training_memory
-from erniekit.parallel.stages import layer_runs
+from erniekit.parallel.stages import layer_chunks
 from erniekit.parallel.topology import Topology
 from erniekit.parameters import Config
 from erniekit.runners.layout_plan import workload
@@ -75,7 +75,7 @@ print("BYTES", core.host_memory_stat_peak_value("Allocated", 0))
 
 def test_the_constants_are_those_of_the_model():
     assert memory_estimate.CHUNK_LOGITS == head.CHUNK_LOGITS
-    assert memory_estimate.KEPT_SCORES == attention.KEEP_SCORES_UP_TO
+    assert memory_estimate.KEPT_SCORES == attention.MAX_SAVED_SCORES
     assert memory_estimate.TILE == attention_plan.TILE
 
 
@@ -167,9 +167,9 @@ def test_every_prediction_layer_has_logits_of_its_own():
 def test_the_ranks_of_a_layout_hold_the_model_together(adapters, experts):
     config = tiny_config(**SHAPE, **experts)
     topology = Topology(tensor=2, pipeline=2, expert_axis="tensor" if experts else None)
-    runs = layer_runs(4, topology)
+    chunks = layer_chunks(4, topology)
     work = replace(WORK, adapters=adapters)
-    held = sum(2 * training_memory(config, work, topology, runs, stage)["parameters"] for stage in (0, 1))
+    held = sum(2 * training_memory(config, work, topology, chunks, stage)["parameters"] for stage in (0, 1))
     alone = training_memory(config, work)["parameters"]
     tied = 4 * SHAPE["vocab_size"] * SHAPE["hidden_size"]  # on the last stage, too
     assert alone + tied < held < 1.05 * (alone + tied)  # norms, routers and half of each adapter are on both slices
@@ -192,7 +192,7 @@ def test_each_way_of_dividing_divides_what_it_says():
 def test_the_first_stage_holds_the_most_micro_batches():
     config = tiny_config(**SHAPE)
     topology, work = Topology(pipeline=4), replace(WORK, accumulation=8)
-    stages = [training_memory(config, work, topology, layer_runs(4, topology), stage) for stage in range(4)]
+    stages = [training_memory(config, work, topology, layer_chunks(4, topology), stage) for stage in range(4)]
     activations = [stage["activations"] for stage in stages]
     assert activations == sorted(activations, reverse=True)
     assert activations[0] == pytest.approx(4 * activations[3], rel=0.1)
@@ -203,8 +203,8 @@ def test_the_largest_model_needs_the_layout_of_its_recipe():
     model = published_model("baidu/ERNIE-4.5-300B-A47B-PT")
     work = Workload(1, 8192, accumulation=28, recompute=True, fused_head=True, sharding=1, formats=BFLOAT16_O2)
     topology = Topology(tensor=8, pipeline=14, expert_axis="tensor", sequence_parallel=True)
-    runs = layer_runs(54, topology, tail=2)
-    totals = [training_memory(model, work, topology, runs, stage)["total"] for stage in range(14)]
+    chunks = layer_chunks(54, topology, tail=2)
+    totals = [training_memory(model, work, topology, chunks, stage)["total"] for stage in range(14)]
     assert 40e9 < max(totals) < 80e9  # bytes of one GPU
     assert training_memory(model, work)["total"] > 4e12
 

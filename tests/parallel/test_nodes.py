@@ -13,8 +13,8 @@ import pytest
 
 from erniekit.errors import ConfigurationError
 from erniekit.parallel import nodes as module
-from erniekit.parallel.launch import Block, free_port
-from erniekit.parallel.nodes import Meeting, NodeLostError, Nodes, met
+from erniekit.parallel.launch import NodeRanks, free_port
+from erniekit.parallel.nodes import NodeLostError, Nodes, Rendezvous, connect_nodes
 
 
 def meet(do: Callable[[Nodes], Any], *numbers: int | None, counts: tuple[int, ...] | None = None) -> list[Future]:
@@ -24,7 +24,7 @@ def meet(do: Callable[[Nodes], Any], *numbers: int | None, counts: tuple[int, ..
     def launcher(number: int | None, count: int) -> Any:
         while number is None and 0 in numbers and not _listens(address):
             time.sleep(0.01)  # all are on the machine of the address here, where the first without a number is node 0
-        with met(Meeting(len(numbers), address, number), count, patience=10) as nodes:
+        with connect_nodes(Rendezvous(len(numbers), address, number), count, timeout=10) as nodes:
             return do(nodes)
 
     with ThreadPoolExecutor(len(numbers)) as pool:
@@ -37,14 +37,14 @@ def _listens(address: tuple[str, int]) -> bool:
 
 
 def test_one_node_needs_no_meeting() -> None:
-    with met(None, 3, patience=1) as nodes:
-        assert nodes.agree("a") == "a" and nodes.collect("b") == ["b"] and nodes.listen() == []
-        assert nodes.block(7000).ranks == range(3)
+    with connect_nodes(None, 3, timeout=1) as nodes:
+        assert nodes.broadcast("a") == "a" and nodes.gather("b") == ["b"] and nodes.poll_alarms() == []
+        assert nodes.local_ranks(7000).ranks == range(3)
 
 
 def test_every_node_knows_its_ranks() -> None:
-    def block(nodes: Nodes) -> Block:
-        return nodes.block(nodes.agree(7000 + nodes.number))
+    def block(nodes: Nodes) -> NodeRanks:
+        return nodes.local_ranks(nodes.broadcast(7000 + nodes.node_rank))
 
     blocks = [future.result() for future in meet(block, 2, 0, 1, counts=(3, 1, 2))]
     assert [list(block.ranks) for block in blocks] == [[3, 4, 5], [0], [1, 2]]
@@ -63,18 +63,18 @@ def test_every_node_knows_its_ranks() -> None:
 
 
 def test_without_numbers_the_first_to_listen_is_node_0() -> None:
-    found = [future.result() for future in meet(lambda nodes: nodes.number, None, None, None)]
+    found = [future.result() for future in meet(lambda nodes: nodes.node_rank, None, None, None)]
     assert sorted(found) == [0, 1, 2]
 
 
 def test_a_number_that_is_wanted_is_kept() -> None:
-    assert [future.result() for future in meet(lambda nodes: nodes.number, 0, None, 1)] == [0, 2, 1]
+    assert [future.result() for future in meet(lambda nodes: nodes.node_rank, 0, None, 1)] == [0, 2, 1]
 
 
 def test_node_0_hears_all_in_their_order_and_all_hear_node_0() -> None:
     def talk(nodes: Nodes) -> tuple[list[int], str]:
-        collected = nodes.collect(10 * nodes.number)
-        return collected, nodes.agree(f"decided by {nodes.number}")
+        collected = nodes.gather(10 * nodes.node_rank)
+        return collected, nodes.broadcast(f"decided by {nodes.node_rank}")
 
     found = [future.result() for future in meet(talk, 0, 1, 2)]
     assert [collected for collected, _ in found] == [[0, 10, 20], [], []]
@@ -82,40 +82,40 @@ def test_node_0_hears_all_in_their_order_and_all_hear_node_0() -> None:
 
 
 def test_an_alarm_reaches_all_nodes_through_node_0() -> None:
-    def listen(nodes: Nodes) -> list[str]:
-        if nodes.number == 2:
-            nodes.call_out("fire")
+    def poll_alarms(nodes: Nodes) -> list[str]:
+        if nodes.node_rank == 2:
+            nodes.broadcast_alarm("fire")
         ends = time.monotonic() + 10
-        while nodes.number != 2 and not nodes.listen() and time.monotonic() < ends:
+        while nodes.node_rank != 2 and not nodes.poll_alarms() and time.monotonic() < ends:
             time.sleep(0.01)
         heard = list(nodes.alarms)
-        nodes.collect(None)
-        nodes.agree(None)
+        nodes.gather(None)
+        nodes.broadcast(None)
         return heard
 
-    assert [future.result() for future in meet(listen, 0, 1, 2)] == [["fire"], ["fire"], []]
+    assert [future.result() for future in meet(poll_alarms, 0, 1, 2)] == [["fire"], ["fire"], []]
 
 
 def test_an_alarm_is_passed_on_while_node_0_waits() -> None:
-    def listen(nodes: Nodes) -> list[str]:
-        if nodes.number == 2:
-            nodes.call_out("fire")
+    def poll_alarms(nodes: Nodes) -> list[str]:
+        if nodes.node_rank == 2:
+            nodes.broadcast_alarm("fire")
         ends = time.monotonic() + 10
-        while nodes.number == 1 and not nodes.listen() and time.monotonic() < ends:
+        while nodes.node_rank == 1 and not nodes.poll_alarms() and time.monotonic() < ends:
             time.sleep(0.01)
-        nodes.collect(None)
-        nodes.agree(None)
+        nodes.gather(None)
+        nodes.broadcast(None)
         return nodes.alarms
 
-    assert meet(listen, 0, 1, 2)[1].result() == ["fire"]
+    assert meet(poll_alarms, 0, 1, 2)[1].result() == ["fire"]
 
 
 @pytest.mark.parametrize("gone", [0, 1])
 def test_a_launcher_that_is_gone_is_noticed(gone: int) -> None:
     def wait(nodes: Nodes) -> None:
         ends = time.monotonic() + 10
-        while nodes.number != gone and time.monotonic() < ends:
-            nodes.listen()
+        while nodes.node_rank != gone and time.monotonic() < ends:
+            nodes.poll_alarms()
             time.sleep(0.01)
 
     futures = meet(wait, 0, 1)
@@ -125,7 +125,7 @@ def test_a_launcher_that_is_gone_is_noticed(gone: int) -> None:
 
 
 def test_who_waits_for_node_0_notices_its_end() -> None:
-    futures = meet(lambda nodes: nodes.number and nodes.agree(None), 0, 1)
+    futures = meet(lambda nodes: nodes.node_rank and nodes.broadcast(None), 0, 1)
     assert isinstance(futures[1].exception(), NodeLostError)
 
 
@@ -155,7 +155,7 @@ def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     thread = threading.Thread(target=later)
     thread.start()
     with pytest.raises(ConfigurationError, match=r"different versions of ERNIEKit: .* and 0\.0\.0"):  # noqa: SIM117
-        with met(Meeting(2, address, 0), 1, patience=10):
+        with connect_nodes(Rendezvous(2, address, 0), 1, timeout=10):
             pass
     thread.join()
     assert b"different versions" in answers[0]
@@ -165,7 +165,7 @@ def test_a_stranger_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
     address = ("127.0.0.1", free_port("127.0.0.1"))
     joined = []
 
-    def stranger_and_node() -> None:
+    def unknown_peer_then_node() -> None:
         while True:
             try:
                 with socket.create_connection(address, timeout=10) as connection:
@@ -173,12 +173,12 @@ def test_a_stranger_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
                 break
             except ConnectionRefusedError:
                 time.sleep(0.02)
-        with met(Meeting(2, address, 1), 1, patience=10) as nodes:
-            joined.append(nodes.number)
+        with connect_nodes(Rendezvous(2, address, 1), 1, timeout=10) as nodes:
+            joined.append(nodes.node_rank)
 
-    thread = threading.Thread(target=stranger_and_node)
+    thread = threading.Thread(target=unknown_peer_then_node)
     thread.start()
-    with met(Meeting(2, address, 0), 1, patience=10) as nodes:
+    with connect_nodes(Rendezvous(2, address, 0), 1, timeout=10) as nodes:
         assert len(nodes.links) == 1
         thread.join()
     assert joined == [1]
@@ -186,16 +186,22 @@ def test_a_stranger_is_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nodes_that_do_not_come_are_counted() -> None:
     address = ("127.0.0.1", free_port("127.0.0.1"))
-    with pytest.raises(ConfigurationError, match="1 of 2 nodes"), met(Meeting(2, address, 0), 1, patience=0.2):
+    with (
+        pytest.raises(ConfigurationError, match="1 of 2 nodes"),
+        connect_nodes(Rendezvous(2, address, 0), 1, timeout=0.2),
+    ):
         pass
-    with pytest.raises(ConfigurationError, match="node 0 cannot be reached"), met(Meeting(2, address, 1), 1, 0.2):
+    with (
+        pytest.raises(ConfigurationError, match="node 0 cannot be reached"),
+        connect_nodes(Rendezvous(2, address, 1), 1, 0.2),
+    ):
         pass
 
 
 def test_something_else_that_listens_is_told_from_node_0() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        meeting = Meeting(2, ("127.0.0.1", other.getsockname()[1]))
-        with pytest.raises(ConfigurationError, match="node 0 has not answered"), met(meeting, 1, 0.3):
+        rendezvous = Rendezvous(2, ("127.0.0.1", other.getsockname()[1]))
+        with pytest.raises(ConfigurationError, match="node 0 has not answered"), connect_nodes(rendezvous, 1, 0.3):
             pass
 
 
@@ -204,21 +210,21 @@ def test_something_else_that_listens_is_told_from_node_0() -> None:
     [
         ({}, None),
         ({"NNODES": "1"}, None),
-        ({"NNODES": "2"}, Meeting(2, ("127.0.0.1", 8080))),
+        ({"NNODES": "2"}, Rendezvous(2, ("127.0.0.1", 8080))),
         (
             {"NNODES": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "99", "NODE_RANK": "1"},
-            Meeting(2, ("10.0.0.1", 99), 1),
+            Rendezvous(2, ("10.0.0.1", 99), 1),
         ),
     ],
 )
 def test_the_environment_says_where_to_meet(
-    variables: dict, expected: Meeting | None, monkeypatch: pytest.MonkeyPatch
+    variables: dict, expected: Rendezvous | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("NNODES", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert Meeting.from_environment() == expected
+    assert Rendezvous.from_environment() == expected
 
 
 @pytest.mark.parametrize(
@@ -236,4 +242,4 @@ def test_variables_that_mean_nothing_are_refused(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigurationError, match=message):
-        Meeting.from_environment()
+        Rendezvous.from_environment()

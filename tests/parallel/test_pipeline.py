@@ -45,14 +45,14 @@ PLAIN_RUNS = {
 
 @pytest.mark.parametrize("schedule", chosen(SCHEDULES, PLAIN_SCHEDULES))
 def test_a_pipeline_computes_what_one_process_does(schedule: str) -> None:
-    ranks, virtual, lengths, options, engine = SCHEDULES[schedule]
-    found = run_ranks(run_chain, ranks, timeout=60, virtual=virtual, lengths=lengths, options=options)
+    ranks, num_model_chunks, lengths, options, engine = SCHEDULES[schedule]
+    found = run_ranks(run_chain, ranks, timeout=60, num_model_chunks=num_model_chunks, lengths=lengths, options=options)
     assert found == [[engine]] * ranks
 
 
 @pytest.mark.parametrize("partial", [True, False])
 def test_tensor_parallel_ranks_send_parts_or_wholes(partial: bool) -> None:
-    run_ranks(run_chain, 4, timeout=60, virtual=1, lengths=[4, 4], options={"partial": partial}, tensor=2)
+    run_ranks(run_chain, 4, timeout=60, num_model_chunks=1, lengths=[4, 4], options={"partial": partial}, tensor=2)
 
 
 EXPERTS = {

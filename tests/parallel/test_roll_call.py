@@ -10,14 +10,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from erniekit.parallel.launch import free_port
-from erniekit.parallel.rank import RankLostError, RankSilentError
-from erniekit.parallel.roll_call import call_roll
+from erniekit.parallel.rank import RankLostError, RankTimeoutError
+from erniekit.parallel.roll_call import wait_for_all_ranks
 
 
 def call(ranks: list[int], world_size: int, timeout: float = 10.0) -> tuple[list[Future], int]:
     port = free_port("127.0.0.1")
     with ThreadPoolExecutor(len(ranks)) as pool:
-        return [pool.submit(call_roll, rank, world_size, ("127.0.0.1", port), timeout) for rank in ranks], port
+        return [pool.submit(wait_for_all_ranks, rank, world_size, ("127.0.0.1", port), timeout) for rank in ranks], port
 
 
 def test_all_go_on_when_all_have_come_and_the_port_is_free_again() -> None:
@@ -30,7 +30,7 @@ def test_all_go_on_when_all_have_come_and_the_port_is_free_again() -> None:
 def test_those_who_do_not_come_are_named() -> None:
     futures, _ = call([0, 2], 4, timeout=0.5)
     error = futures[0].exception()
-    assert isinstance(error, RankSilentError) and "ranks [1, 3] have not come within 0.5 s" in str(error)
+    assert isinstance(error, RankTimeoutError) and "ranks [1, 3] have not come within 0.5 s" in str(error)
     assert isinstance(futures[1].exception(), RankLostError)  # of rank 0, which has named them
 
 
@@ -40,31 +40,31 @@ def test_rank_0_names_the_missing_however_late_it_came() -> None:
 
     def late() -> None:
         come.wait()
-        call_roll(0, 3, ("127.0.0.1", port), 0.4)
+        wait_for_all_ranks(0, 3, ("127.0.0.1", port), 0.4)
 
     with ThreadPoolExecutor(2) as pool:
-        first, other = pool.submit(late), pool.submit(call_roll, 2, 3, ("127.0.0.1", port), 0.6)
+        first, other = pool.submit(late), pool.submit(wait_for_all_ranks, 2, 3, ("127.0.0.1", port), 0.6)
         time.sleep(0.3)  # the other's own time would be over before that of rank 0
         come.set()
-    assert isinstance(first.exception(), RankSilentError) and "ranks [1] have not come" in str(first.exception())
+    assert isinstance(first.exception(), RankTimeoutError) and "ranks [1] have not come" in str(first.exception())
     assert isinstance(other.exception(), RankLostError)
 
 
 def test_a_rank_0_that_hangs_later_is_noticed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RankSilentError, match="not all ranks have"):
-        call_roll(1, 2, silent.getsockname(), 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RankTimeoutError, match="not all ranks have"):
+        wait_for_all_ranks(1, 2, silent.getsockname(), 0.1)
 
 
 def test_rank_0_that_does_not_come_is_named() -> None:
     (future,), port = call([1], 2, timeout=0.3)
     error = future.exception()
-    assert isinstance(error, RankSilentError) and f"rank 0 has not come to 127.0.0.1:{port}" in str(error)
+    assert isinstance(error, RankTimeoutError) and f"rank 0 has not come to 127.0.0.1:{port}" in str(error)
 
 
 def test_a_stranger_does_not_count() -> None:
     port = free_port("127.0.0.1")
 
-    def stranger_and_rank() -> None:
+    def unknown_peer_then_rank() -> None:
         while True:
             try:
                 with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -72,11 +72,11 @@ def test_a_stranger_does_not_count() -> None:
                 break
             except ConnectionRefusedError:
                 time.sleep(0.02)
-        call_roll(1, 2, ("127.0.0.1", port), 10)
+        wait_for_all_ranks(1, 2, ("127.0.0.1", port), 10)
 
-    thread = threading.Thread(target=stranger_and_rank)
+    thread = threading.Thread(target=unknown_peer_then_rank)
     thread.start()
-    call_roll(0, 2, ("127.0.0.1", port), 10)
+    wait_for_all_ranks(0, 2, ("127.0.0.1", port), 10)
     thread.join()
 
 
@@ -85,5 +85,5 @@ def test_waiting_ends_with_rank_0() -> None:
         thread = threading.Thread(target=lambda: server.accept()[0].close())
         thread.start()
         with pytest.raises(RankLostError, match="rank 0 has ended"):
-            call_roll(1, 2, server.getsockname(), 10)
+            wait_for_all_ranks(1, 2, server.getsockname(), 10)
         thread.join()

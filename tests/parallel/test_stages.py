@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.errors import ConfigurationError
-from erniekit.parallel.stages import layer_runs, stage_layers
+from erniekit.parallel.stages import layer_chunks, stage_layers
 from erniekit.parallel.topology import Topology
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -50,38 +50,38 @@ def test_every_layer_is_in_one_run_as_fleet_cuts_them(
     fits = (layers + tail) % parts == 0 if method != "uniform" else layers + tail + 3 >= 2 * parts
     if not fits and parts > 1:
         with pytest.raises(ConfigurationError):
-            layer_runs(layers, topology, method=method, tail=tail)
+            layer_chunks(layers, topology, method=method, tail=tail)
         return
-    runs = layer_runs(layers, topology, method=method, tail=tail)
-    assert [layer for run in runs for layer in run] == list(range(layers))
-    assert [list(run) for run in runs] == _runs_of_fleet(layers, topology, method, tail)
-    stages = [stage_layers(runs, stage, pipeline) for stage in range(pipeline)]
+    chunks = layer_chunks(layers, topology, method=method, tail=tail)
+    assert [layer for chunk in chunks for layer in chunk] == list(range(layers))
+    assert [list(chunk) for chunk in chunks] == _runs_of_fleet(layers, topology, method, tail)
+    stages = [stage_layers(chunks, stage, pipeline) for stage in range(pipeline)]
     assert sorted(layer for stage in stages for layer in stage) == list(range(layers))
 
 
 @pytest.mark.parametrize("method", [(0, 29), (0, 29, 57)])
 def test_a_list_names_the_first_item_of_each_stage(method: tuple[int, ...]) -> None:
     topology = Topology(pipeline=2)
-    runs = layer_runs(54, topology, method=method)
-    assert [len(run) for run in runs] == [28, 26]  # beside the embedding; beside norm and head
-    assert [list(run) for run in runs] == _runs_of_fleet(54, topology, method, 0)
+    chunks = layer_chunks(54, topology, method=method)
+    assert [len(chunk) for chunk in chunks] == [28, 26]  # beside the embedding; beside norm and head
+    assert [list(chunk) for chunk in chunks] == _runs_of_fleet(54, topology, method, 0)
 
 
 def test_interleaved_runs_go_round_the_stages() -> None:
-    runs = layer_runs(16, Topology(pipeline=4, virtual_pipeline=2))
-    assert stage_layers(runs, 1, 4) == [2, 3, 10, 11]
+    chunks = layer_chunks(16, Topology(pipeline=4, virtual_pipeline=2))
+    assert stage_layers(chunks, 1, 4) == [2, 3, 10, 11]
 
 
 def test_interleaved_runs_are_cut_in_every_way() -> None:
     topology = Topology(pipeline=3, virtual_pipeline=2)
-    assert [len(run) for run in layer_runs(9, topology, method="uniform")] == [1, 2, 2, 2, 2, 0]
-    assert [len(run) for run in layer_runs(9, topology, method=(0, 3, 4, 5, 7, 9))] == [2, 1, 1, 2, 2, 1]
+    assert [len(chunk) for chunk in layer_chunks(9, topology, method="uniform")] == [1, 2, 2, 2, 2, 0]
+    assert [len(chunk) for chunk in layer_chunks(9, topology, method=(0, 3, 4, 5, 7, 9))] == [2, 1, 1, 2, 2, 1]
 
 
 def test_names_of_classes_may_have_prefixes() -> None:
     topology = Topology(pipeline=2)
-    expected = layer_runs(4, topology)
-    assert layer_runs(4, topology, method="layer:Ernie4_5_DecoderLayer|EmptyLayer") == expected
+    expected = layer_chunks(4, topology)
+    assert layer_chunks(4, topology, method="layer:Ernie4_5_DecoderLayer|EmptyLayer") == expected
 
 
 @pytest.mark.parametrize(
@@ -99,24 +99,24 @@ def test_names_of_classes_may_have_prefixes() -> None:
 )
 def test_stacks_that_cannot_be_cut_so_are_refused(layers: int, topology: Topology, how: dict, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        layer_runs(layers, topology, **how)
+        layer_chunks(layers, topology, **how)
 
 
 def test_what_the_error_advises_works() -> None:
     for tail, pipeline in ((2, 4), (0, 27)):
-        assert sum(map(len, layer_runs(54, Topology(pipeline=pipeline), tail=tail))) == 54
+        assert sum(map(len, layer_chunks(54, Topology(pipeline=pipeline), tail=tail))) == 54
     with pytest.raises(ConfigurationError) as raised:
-        layer_runs(3, Topology(pipeline=5))  # two empty layers would be two stages without any
+        layer_chunks(3, Topology(pipeline=5))  # two empty layers would be two stages without any
     assert "add_tail_layers" not in str(raised.value)
 
 
-def test_what_the_error_advises_of_interleaved_stages_is_not_refused_itself() -> None:
+def test_the_advice_of_the_interleaving_error_is_itself_accepted() -> None:
     """Two interleaved stages are: neither they nor one belong to the advice, which need not have several parts."""
     with pytest.raises(ConfigurationError) as raised:
-        layer_runs(4, Topology(pipeline=4, virtual_pipeline=2))
+        layer_chunks(4, Topology(pipeline=4, virtual_pipeline=2))
     assert str(raised.value).splitlines()[1:] == [
         "  write virtual_pp_degree: 1",
         "  or a list of the first item of each run as pp_seg_method",
     ]
     with pytest.raises(ConfigurationError, match="write add_tail_layers: 2\n  or pipeline_parallel_degree: 11\n"):
-        layer_runs(22, Topology(pipeline=4, virtual_pipeline=2))
+        layer_chunks(22, Topology(pipeline=4, virtual_pipeline=2))

@@ -40,13 +40,13 @@ def test_groups_of_every_kind_partition_the_ranks(topology: Topology, axes: tupl
 @quick
 @given(topologies)
 def test_coordinates_and_ranks_are_inverse(topology: Topology) -> None:
-    places = [topology.coordinates(rank) for rank in range(topology.world_size)]
-    assert [topology.rank(place) for place in places] == list(range(topology.world_size))
-    assert len(set(places)) == topology.world_size
-    readers = [topology.reader(rank) for rank in range(topology.world_size)]
-    assert set(readers) == set(range(topology.readers))
+    all_coords = [topology.coordinates(rank) for rank in range(topology.world_size)]
+    assert [topology.rank(coords) for coords in all_coords] == list(range(topology.world_size))
+    assert len(set(all_coords)) == topology.world_size
+    dp_world_size = [topology.dp_rank_of(rank) for rank in range(topology.world_size)]
+    assert set(dp_world_size) == set(range(topology.dp_world_size))
     for group in topology.groups("pipeline", "tensor"):
-        assert len({readers[rank] for rank in group}) == 1  # one replica of the model reads one part
+        assert len({dp_world_size[rank] for rank in group}) == 1  # one replica of the model reads one part
 
 
 @quick
@@ -59,8 +59,8 @@ def test_ranks_are_numbered_as_fleet_numbers_them(topology: Topology, axis: str)
     fleet = CommunicateTopology(names, dims)
     assert sorted(fleet.get_comm_list(FLEET[axis])) == sorted(topology.groups(axis))
     for rank in range(topology.world_size):
-        place = topology.coordinates(rank)
-        assert tuple(fleet.get_coord(rank)) == (place.data, place.pipeline, place.sharding, 0, place.tensor)
+        coords = topology.coordinates(rank)
+        assert tuple(fleet.get_coord(rank)) == (coords.data, coords.pipeline, coords.sharding, 0, coords.tensor)
     fused = [sorted(group) for group in fleet.get_fused_ranks(["data", "sharding"])]
     assert sorted(fused) == sorted(topology.groups("data", "sharding"))
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from erniekit.parallel.launch import log_of
-from erniekit.parallel.watch import Cause, Failure, first_cause, hanging, watch
+from erniekit.parallel.launch import rank_log_path
+from erniekit.parallel.watch import Cause, Failure, hang_failures, root_cause, watch
 from tests.parallel.cases import faults
 from tests.parallel.processes import wait_for_the_end
 from tests.parallel.ranks import ROOT, start_ranks
@@ -27,11 +27,11 @@ def first(case: Callable, folder: Path, count: int = 2, **arguments: object) -> 
     try:
         failures = watch(ranks)
     finally:
-        ranks.end()
+        ranks.kill()
     assert time.monotonic() - started < 15
     for pid in pids:
         wait_for_the_end(pid)
-    return first_cause(failures)
+    return root_cause(failures)
 
 
 def failure(rank: int, cause: Cause, text: str = "") -> Failure:
@@ -40,10 +40,10 @@ def failure(rank: int, cause: Cause, text: str = "") -> Failure:
 
 def test_consequences_are_not_the_cause() -> None:
     order: list[Cause] = ["error", "hang", "stopped", "left", "silent", "lost"]
-    for place in range(len(order)):
-        seen = [failure(rank, cause) for rank, cause in enumerate(order[place:])][::-1]
-        assert first_cause(seen).cause == order[place]
-    assert first_cause([failure(3, "lost"), failure(2, "error"), failure(1, "user error")]).rank == 2  # came first
+    for start in range(len(order)):
+        seen = [failure(rank, cause) for rank, cause in enumerate(order[start:])][::-1]
+        assert root_cause(seen).cause == order[start]
+    assert root_cause([failure(3, "lost"), failure(2, "error"), failure(1, "user error")]).rank == 2  # came first
 
 
 def test_a_rank_that_waits_too_does_not_hang() -> None:
@@ -54,14 +54,14 @@ def test_a_rank_that_waits_too_does_not_hang() -> None:
         4: "",
     }
     wrapped = (
-        "Traceback\nOSError: (External) {\n  RankSilentError: rank 3: rank 1 has sent nothing\n}\n (at py_layer.cc)"
+        "Traceback\nOSError: (External) {\n  RankTimeoutError: rank 3: rank 1 has sent nothing\n}\n (at py_layer.cc)"
     )
     noticed = [failure(3, "silent", wrapped)]
-    found = hanging(stacks, noticed)
+    found = hang_failures(stacks, noticed)
     assert [each.rank for each in found] == [1, 4]
-    assert found[0].what == "hangs: RankSilentError: rank 3: rank 1 has sent nothing"
+    assert found[0].what == "hangs: RankTimeoutError: rank 3: rank 1 has sent nothing"
     assert found[1].what.startswith("hangs and does not answer: ")
-    assert hanging(stacks, [failure(3, "lost")]) == []
+    assert hang_failures(stacks, [failure(3, "lost")]) == []
 
 
 @pytest.mark.distributed
@@ -71,14 +71,14 @@ def test_what_a_killed_rank_said_last_is_shown(tmp_path: Path) -> None:
     assert str(failure) == (
         "rank 1 was killed by SIGKILL (by hand, or by the kernel when memory ran out)\n[rank 1] the last words"
     )
-    assert log_of(tmp_path, 1).read_text() == "the last words\n"
+    assert rank_log_path(tmp_path, 1).read_text() == "the last words\n"
 
 
 @pytest.mark.distributed
 def test_a_rank_that_hangs_shows_where(tmp_path: Path) -> None:
     failure = first(faults.hangs_and_others_notice, tmp_path, stopped=False)
     assert (failure.rank, failure.cause, failure.code) == (1, "hang", 1)
-    assert failure.what == "hangs: erniekit.parallel.rank.RankSilentError: rank 1 has sent nothing for 0.3 s"
+    assert failure.what == "hangs: erniekit.parallel.rank.RankTimeoutError: rank 1 has sent nothing for 0.3 s"
     assert "in _waits_for_ever" in failure.text
 
 
@@ -91,7 +91,7 @@ def test_a_stopped_rank_is_named_with_what_another_saw(tmp_path: Path) -> None:
 @pytest.mark.distributed
 def test_where_each_waits_for_the_others_the_first_is_shown(tmp_path: Path) -> None:
     failure = first(faults.waits_for_all_others, tmp_path)
-    assert failure.cause == "silent" and "RankSilentError" in failure.text
+    assert failure.cause == "silent" and "RankTimeoutError" in failure.text
 
 
 @pytest.mark.distributed

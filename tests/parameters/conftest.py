@@ -29,7 +29,7 @@ def read_epoch(make_config: Callable[..., Config]) -> Callable[..., SimpleNamesp
             rows=rows,  # the samples of each row
             order=[sample for row in rows for sample in row],
             lengths=dataset.lengths,
-            told=f"{dataset.report}\n{plan.describe(config.training.max_steps, config.training.num_train_epochs)}",
+            reported=f"{dataset.report}\n{plan.describe(config.training.max_steps, config.training.num_train_epochs)}",
         )
 
     return read

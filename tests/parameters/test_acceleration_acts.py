@@ -55,7 +55,7 @@ def test_samples_of_other_lengths_are_left_out(read_epoch: Read) -> None:
     short = read_epoch(**GROUPED, max_sample_len=29)
     assert set(long.order) == {sample for sample in every.order if every.lengths[sample] >= 30}
     assert set(short.order) == {sample for sample in every.order if every.lengths[sample] <= 29}
-    assert f"left out: {len(short.order)} samples shorter than 30" in long.told
+    assert f"left out: {len(short.order)} samples shorter than 30" in long.reported
     assert long.order and short.order
 
 

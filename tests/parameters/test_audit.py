@@ -29,7 +29,7 @@ def found(audit: ModuleType, source: str) -> set[str]:
     """The parameters that a module of this text reads, beside the schema as it is."""
     modules = [module for module in audit.modules_below(ROOT) if module.name.startswith(audit.SCHEMA)]
     modules.append(audit.Module("erniekit.some", "erniekit/some.py", ast.parse(source)))
-    return {name for name, places in audit.readers(modules).items() if places}
+    return {name for name, locations in audit.find_reads(modules).items() if locations}
 
 
 IMPORTS = "from erniekit.parameters import Config\nfrom erniekit.parameters.lora import LoraParameters\n"
@@ -111,30 +111,30 @@ def test_what_is_a_proof(audit: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_some.py").write_text(PROOFS)
     (tmp_path / "tests" / "some.py").write_text(PROOFS.replace("seed", "optim"))
-    places = audit.proofs(tmp_path)
-    assert set(places) == {"seed", "device", "learning_rate", "min_lr", "beta"}
-    assert places["seed"] == ["tests/test_some.py:6"]
+    locations = audit.proofs(tmp_path)
+    assert set(locations) == {"seed", "device", "learning_rate", "min_lr", "beta"}
+    assert locations["seed"] == ["tests/test_some.py:6"]
 
 
 def test_what_is_missing_is_named(audit: ModuleType) -> None:
-    places = {name: ["somewhere"] for name in PARAMETERS}
-    assert audit.problems(places, places) == []
-    without = {name: here for name, here in places.items() if name != "seed"}
-    assert audit.problems(without, places) == ["seed: nothing in erniekit reads it"]
-    assert audit.problems(places, without) == ['seed: no test is marked @pytest.mark.proves("seed")']
-    (unknown,) = audit.problems(places, {**places, "sead": ["tests/test_some.py:6"]})
+    locations = {name: ["somewhere"] for name in PARAMETERS}
+    assert audit.problems(locations, locations) == []
+    without = {name: here for name, here in locations.items() if name != "seed"}
+    assert audit.problems(without, locations) == ["seed: nothing in erniekit reads it"]
+    assert audit.problems(locations, without) == ['seed: no test is marked @pytest.mark.proves("seed")']
+    (unknown,) = audit.problems(locations, {**locations, "sead": ["tests/test_some.py:6"]})
     assert unknown.startswith("sead: tests/test_some.py:6 proves it")
-    of_others = {name: here for name, here in places.items() if name not in ("rslora_plus", "port")}
-    assert audit.problems(of_others, places) == []  # a preset, and what belongs to a verb that comes later
-    assert audit.problems({**of_others, "rslora": []}, places) == [
+    of_others = {name: here for name, here in locations.items() if name not in ("rslora_plus", "port")}
+    assert audit.problems(of_others, locations) == []  # a preset, and what belongs to a verb that comes later
+    assert audit.problems({**of_others, "rslora": []}, locations) == [
         "rslora: nothing in erniekit reads it", "rslora_plus: nothing in erniekit reads it",
     ]  # fmt: skip
 
 
 def test_every_parameter_has_a_reader_and_a_proof(audit: ModuleType) -> None:
-    read, proved = audit.readers(audit.modules_below(ROOT)), audit.proofs(ROOT)
+    read, proved = audit.find_reads(audit.modules_below(ROOT)), audit.proofs(ROOT)
     assert audit.problems(read, proved) == []
-    for places in (*read.values(), *proved.values()):
-        for place in places:
-            path, _, line = place.rpartition(":")
+    for locations in (*read.values(), *proved.values()):
+        for location in locations:
+            path, _, line = location.rpartition(":")
             assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) >= int(line)

@@ -113,11 +113,11 @@ def test_dropout_changes_training_and_no_evaluation(name: str, train: Train, rec
 def test_dropout_grows_to_its_probability(train: Train) -> None:
     """p x min(1, step / W): nothing is dropped in the first step, and all of p after W."""
     still = {"learning_rate": 0.0, "hidden_dropout_prob": 0.5}
-    plain, at_once = train(learning_rate=0.0).losses, train(**still).losses
+    plain, immediate = train(learning_rate=0.0).losses, train(**still).losses
     growing = train(**still, dropout_warmup_steps=2).losses
-    assert growing[0] == plain[0] != at_once[0]
-    assert growing[1] not in (plain[1], at_once[1])
-    assert growing[2:] == at_once[2:]
+    assert growing[0] == plain[0] != immediate[0]
+    assert growing[1] not in (plain[1], immediate[1])
+    assert growing[2:] == immediate[2:]
 
 
 @pytest.mark.proves("weight_quantize_algo")

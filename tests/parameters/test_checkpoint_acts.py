@@ -116,13 +116,13 @@ def test_optimizer_states_may_stay_with_their_ranks(train: Train) -> None:
 @pytest.mark.proves("unified_checkpoint_config")
 def test_training_goes_on_while_another_process_writes(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same checkpoints, bit for bit, written aside."""
-    started = recorded("erniekit.training.saving.BesideTraining._start", "target", monkeypatch)
+    started = recorded("erniekit.training.saving.AsyncSaver._start", "target", monkeypatch)
     saving = {"save_strategy": "steps", "save_steps": 2}
-    at_once = tensors(train(**saving).output / "checkpoint-2", "optimizer.safetensors")
+    synchronous = tensors(train(**saving).output / "checkpoint-2", "optimizer.safetensors")
     assert not started
-    beside = train(**saving, unified_checkpoint_config="async_save")
-    assert [target.name for target in started] == ["checkpoint-2", "checkpoint-4"] == checkpoints(beside)
-    np.testing.assert_equal(tensors(beside.output / "checkpoint-2", "optimizer.safetensors"), at_once)
+    asynchronous = train(**saving, unified_checkpoint_config="async_save")
+    assert [target.name for target in started] == ["checkpoint-2", "checkpoint-4"] == checkpoints(asynchronous)
+    np.testing.assert_equal(tensors(asynchronous.output / "checkpoint-2", "optimizer.safetensors"), synchronous)
 
 
 @pytest.mark.proves("max_shard_size")

@@ -8,7 +8,7 @@ import pytest
 
 from erniekit.errors import ConfigurationError
 from erniekit.parameters import Config
-from erniekit.parameters.checkpoint_words import ALL_OPTIONS, UNIFIED_WORDS
+from erniekit.parameters.checkpoint_words import ALL_OPTIONS, UNIFIED_CHECKPOINT_FLAGS
 
 NAME = "unified_checkpoint_config"
 IN_16_BITS = {"bf16": True, "fp16_opt_level": "O2"}
@@ -18,7 +18,7 @@ def loaded(words: str, **values: Any) -> Config:
     return Config.from_mapping({NAME: words, **values}, verb="export")
 
 
-def told(words: str, **values: Any) -> list[str]:
+def reported(words: str, **values: Any) -> list[str]:
     return [line for line in loaded(words, **values).messages if "has no effect" in line]
 
 
@@ -28,7 +28,7 @@ def test_all_options_stand_for_those_that_lose_nothing() -> None:
     assert any(
         "changed unified_checkpoint_config [enable_all_options] -> [async_save" in line for line in config.messages
     )
-    assert told("enable_all_options", **IN_16_BITS) == []
+    assert reported("enable_all_options", **IN_16_BITS) == []
     again = Config.from_mapping(config.resolved(), verb="export")
     assert again[NAME] == ALL_OPTIONS
     assert set(loaded("enable_all_options ignore_merge_optimizer")[NAME]) == {*ALL_OPTIONS, "ignore_merge_optimizer"}
@@ -40,7 +40,7 @@ def test_weights_are_saved_once_at_least(other: str) -> None:
         loaded(f"remove_master_weight {other}", **IN_16_BITS)
 
 
-@pytest.mark.parametrize("word", UNIFIED_WORDS[:-1])
+@pytest.mark.parametrize("word", UNIFIED_CHECKPOINT_FLAGS[:-1])
 @pytest.mark.parametrize(
     ("values", "without_effect"),
     [
@@ -61,6 +61,6 @@ def test_weights_are_saved_once_at_least(other: str) -> None:
     ids=["bf16 O2", "fp16 O2", "float32", "bf16 O1", "adapters", "without optimizer", "parts of ranks"],
 )
 def test_what_changes_nothing_is_told(word: str, values: dict[str, Any], without_effect: dict[str, str]) -> None:
-    lines = told(word, **values)
+    lines = reported(word, **values)
     assert len(lines) == (word in without_effect)
     assert all(f"{word} has no effect: " in line and without_effect[word] in line for line in lines)

@@ -138,12 +138,12 @@ def test_learning_rate_depends_on_the_stage(stage: str, kind: str, rate: float, 
     ("stage", "lora", "rate"), [("SFT", False, 3e-5), ("SFT", True, 3e-4), ("DPO", False, 1e-6), ("DPO", True, 1e-5)]
 )
 def test_documented_learning_rates(stage: str, lora: bool, rate: float) -> None:
-    from erniekit.parameters.entries import Entry, Place
+    from erniekit.parameters.entries import Entry, SourceLocation
     from erniekit.parameters.resolution import resolve
 
-    place = Place("")
-    draft = resolve([[Entry("stage", stage, place), Entry("lora", lora, place)]], "train")
-    assert draft["learning_rate"] == rate
+    location = SourceLocation("")
+    builder = resolve([[Entry("stage", stage, location), Entry("lora", lora, location)]], "train")
+    assert builder["learning_rate"] == rate
 
 
 def test_other_derived_defaults() -> None:
@@ -319,11 +319,11 @@ def test_value_equal_to_the_default_is_not_reported() -> None:
 
 def test_bf16_on_a_cpu_is_reported_not_refused() -> None:
     config = load(compute_type="bf16", device="cpu", fuse_rope=True, fuse_linear=False)
-    assert config.without_effect_on_cpu() == [
+    assert config.ignored_on_cpu() == [
         "`fuse_rope: true` (given values) has no effect on a CPU",
         "`bf16: true` (compute_type (given values)) has no effect on a CPU: fp32 runs",
     ]
-    assert load().without_effect_on_cpu() == []
+    assert load().ignored_on_cpu() == []
 
 
 def test_preview_takes_a_training_configuration_without_comment() -> None:
@@ -395,7 +395,7 @@ def test_keys_of_a_configuration_for_the_original_are_taken() -> None:
         "sharding",
         "pipeline_parallel_config",
     ]
-    assert [line.split("`")[1] for line in config.without_effect_on_cpu()] == [
+    assert [line.split("`")[1] for line in config.ignored_on_cpu()] == [
         "bf16: true",
         "fp16_opt_level: O2",
         "amp_custom_white_list: [matmul, flash_attn]",

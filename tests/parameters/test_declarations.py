@@ -12,7 +12,7 @@ import pytest
 
 from erniekit import cli
 from erniekit.parameters import Config
-from erniekit.parameters.declaration import CPU_AND_GPU, GPU_ONLY, NOWHERE_YET, Alias, Parameter, Rule, Section
+from erniekit.parameters.declaration import CPU_AND_GPU, GPU_ONLY, NOT_IMPLEMENTED, Alias, Parameter, Rule, Section
 from erniekit.parameters.json_schema import exact_schema, structural_problems, value_schema
 from erniekit.parameters.reference_docs import example_line
 from erniekit.parameters.schema import ALIASES, PARAMETERS, RULES, SECTIONS
@@ -90,15 +90,15 @@ def test_gpu_parameter_is_accepted_for_a_gpu_and_reported_on_a_cpu(parameter: Pa
     values |= {need.name: fulfil(need) for need in parameter.needs[:1]}
     if "fp16_opt_level" in values:
         values["bf16"] = True
-    assert load(**values, device="gpu:0").without_effect_on_cpu() == []
+    assert load(**values, device="gpu:0").ignored_on_cpu() == []
     config = load(**values)
-    assert any(line.startswith(f"`{parameter.name}:") for line in config.without_effect_on_cpu())
+    assert any(line.startswith(f"`{parameter.name}:") for line in config.ignored_on_cpu())
 
 
 @every_parameter
 def test_devices_are_said_where_verbs_exist(parameter: Parameter) -> None:
-    assert parameter.devices in (CPU_AND_GPU, GPU_ONLY, NOWHERE_YET)
-    assert (parameter.devices == NOWHERE_YET) == (not set(parameter.verbs) & set(cli.VERBS))
+    assert parameter.devices in (CPU_AND_GPU, GPU_ONLY, NOT_IMPLEMENTED)
+    assert (parameter.devices == NOT_IMPLEMENTED) == (not set(parameter.verbs) & set(cli.VERBS))
 
 
 @parameters_where(lambda parameter: bool(parameter.stands_for))

@@ -41,8 +41,8 @@ def test_what_two_slices_hold_and_send(make_config: Callable[..., Config], tmp_p
     }  # fmt: skip
     (alone,) = run_ranks(watched_runs.train, 1, parameters=[parameters.pop("alone")])[0]
     ranks = run_ranks(watched_runs.train, 2, parameters=list(parameters.values()))
-    for told in ranks:
-        runs = dict(zip(parameters, told, strict=True))
+    for reported in ranks:
+        runs = dict(zip(parameters, reported, strict=True))
         for name, run in runs.items():
             np.testing.assert_allclose(run["losses"], alone["losses"], atol=1e-5, err_msg=name)
             assert run["held"] < 0.6 * alone["held"]  # all matrices are cut, norms are not

@@ -26,21 +26,21 @@ def test_entries_keep_their_lines(tmp_path: Path) -> None:
         "# comment\n\nmax_steps: 3\namp_custom_white_list:\n  - matmul\n  - relu\nseed: 1\n", encoding="utf-8"
     )
     entries, problems = read_file(file)
-    assert [(entry.name, entry.place.line) for entry in entries] == [
+    assert [(entry.name, entry.location.line) for entry in entries] == [
         ("max_steps", 3),
         ("amp_custom_white_list", 4),
         ("seed", 7),
     ]
     assert problems == []
-    assert entries[0].place.origin == "sft.yaml:3"
-    assert str(entries[0].place) == f"{file}:3"
+    assert entries[0].location.origin == "sft.yaml:3"
+    assert str(entries[0].location) == f"{file}:3"
 
 
 def test_json_entries_keep_their_lines(tmp_path: Path) -> None:
     file = tmp_path / "sft.json"
     file.write_text('{\n  "max_steps": 3,\n\n  "output_dir": "\\ud83d\\ude00"}\n', encoding="utf-8")
     entries, problems = read_file(file)
-    assert [(entry.name, entry.value, entry.place.line) for entry in entries] == [
+    assert [(entry.name, entry.value, entry.location.line) for entry in entries] == [
         ("max_steps", 3, 2),
         ("output_dir", "😀", 4),
     ]
@@ -126,7 +126,7 @@ def test_overrides_are_read_as_yaml() -> None:
     )
     assert [entry.value for entry in entries] == [7, "1e-4", True, [0, 3], "b=c"]
     assert problems == []
-    assert entries[0].place.origin == str(entries[0].place) == "command line"
+    assert entries[0].location.origin == str(entries[0].location) == "command line"
 
 
 def test_malformed_overrides_are_reported(tmp_path: Path) -> None:

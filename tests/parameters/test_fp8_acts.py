@@ -18,7 +18,7 @@ STILL = {**IN_FP8, "learning_rate": 0.0}  # the same weights in every step
 
 @pytest.mark.proves("apply_hadamard", "hadamard_block_size")
 def test_activations_and_weights_are_rotated_in_blocks(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = recorded("erniekit.model.quantization.fp8.rotate", "block", monkeypatch)
+    blocks = recorded("erniekit.model.quantization.fp8.hadamard_rotate", "block", monkeypatch)
     losses = {}
     for block in (16, 8):
         losses[block] = train(**{**IN_FP8, "hadamard_block_size": block}, max_steps=1).losses[0]
@@ -35,10 +35,10 @@ def test_scales_follow_each_batch_first_and_an_average_later(train: Train) -> No
     batches = train(**STILL).losses
     later = train(**STILL, apply_online_actscale_step=2).losses
     assert later[:2] == batches[:2] and later[2:] != batches[2:]
-    at_once = train(**STILL, apply_online_actscale_step=0).losses
-    assert at_once[0] == batches[0] and at_once[1] != batches[1]
+    immediate = train(**STILL, apply_online_actscale_step=0).losses
+    assert immediate[0] == batches[0] and immediate[1] != batches[1]
     newest = train(**STILL, apply_online_actscale_step=0, actscale_moving_rate=1.0).losses
-    assert newest[:2] == at_once[:2] and newest[2:] != at_once[2:]  # the last step instead of the mean of both
+    assert newest[:2] == immediate[:2] and newest[2:] != immediate[2:]  # the last step instead of the mean of both
     assert "it counts steps" in problems(**IN_FP8, apply_online_actscale_step=True)
 
 

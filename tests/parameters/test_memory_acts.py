@@ -71,7 +71,7 @@ def test_recomputation_keeps_the_losses_to_the_bit(train: Train, monkeypatch: py
 
 @pytest.mark.proves("offload_optim", "tensorwise_offload_optimizer")
 def test_moments_are_kept_away_from_memory(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    mapped = recorded("erniekit.training.moments._Mapped.__init__", "release", monkeypatch)
+    mapped = recorded("erniekit.training.moments._MappedStore.__init__", "release", monkeypatch)
     plain = train()
     assert not mapped and "in a mapped file in" not in plain.said
     for name, gives_pages_back in (("offload_optim", False), ("tensorwise_offload_optimizer", True)):

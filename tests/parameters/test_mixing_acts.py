@@ -65,8 +65,8 @@ def test_conversations_that_are_too_long(read_epoch: Read, records: Path, tmp_pa
     path.write_text(records.read_text() + json.dumps(record) + "\n")
     values = {"train_dataset_path": str(path)}
     shortened = read_epoch(**values, over_length_policy="truncate_turns")
-    assert "1 shortened" in shortened.told and len(shortened.lengths) == 61 and shortened.lengths[60] <= 128
+    assert "1 shortened" in shortened.reported and len(shortened.lengths) == 61 and shortened.lengths[60] <= 128
     dropped = read_epoch(**values, over_length_policy="drop")
-    assert "1 dropped" in dropped.told and len(dropped.lengths) == 60
+    assert "1 dropped" in dropped.reported and len(dropped.lengths) == 60
     with pytest.raises(UserError, match=r"long\.jsonl:61"):
         read_epoch(**values, over_length_policy="error")

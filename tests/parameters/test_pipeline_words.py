@@ -9,7 +9,7 @@ import pytest
 from erniekit.errors import ConfigurationError
 from erniekit.parallel.pipeline import PipelineOptions
 from erniekit.parameters import Config
-from erniekit.parameters.pipeline_words import PIPELINE_WORDS, WITHOUT_EFFECT
+from erniekit.parameters.pipeline_words import IGNORED_PIPELINE_FLAGS, PIPELINE_FLAGS
 
 REFUSED = {"enable_split_backward"}
 ELSEWHERE = {"enable_release_grads", "disable_non_batch_p2p_comm"}  # see the tests of these names
@@ -25,16 +25,16 @@ def messages(*words: str, **values: Any) -> str:
     return "\n".join(load(pipeline_parallel_config=" ".join(words), **values).messages)
 
 
-@pytest.mark.parametrize("word", PIPELINE_WORDS)
+@pytest.mark.parametrize("word", PIPELINE_FLAGS)
 def test_a_word_acts_or_is_told_or_is_refused(word: str) -> None:
     if word in REFUSED:
         with pytest.raises(ConfigurationError, match=rf"{word}: .*schedule.*leave it out"):
             messages(word)
-    elif word in WITHOUT_EFFECT:
-        assert f"{word} has no effect: {WITHOUT_EFFECT[word]}" in messages(word)
-        assert PipelineOptions.from_words([word]) == PipelineOptions()
+    elif word in IGNORED_PIPELINE_FLAGS:
+        assert f"{word} has no effect: {IGNORED_PIPELINE_FLAGS[word]}" in messages(word)
+        assert PipelineOptions.from_flags([word]) == PipelineOptions()
     elif word not in ELSEWHERE:
-        assert PipelineOptions.from_words([word]) != PipelineOptions()
+        assert PipelineOptions.from_flags([word]) != PipelineOptions()
 
 
 @pytest.mark.parametrize("word", ["enable_overlap_p2p_comm", "best_unbalanced_scheduler"])
@@ -43,7 +43,7 @@ def test_words_of_interleaved_pipelines(word: str) -> None:
     assert word not in messages(word, virtual_pp_degree=2, gradient_accumulation_steps=8)
 
 
-def test_parts_of_tensors_are_sent_by_tensor_parallel_ranks_that_have_the_same() -> None:
+def test_tensor_parallel_ranks_send_parts_of_equal_tensors() -> None:
     word = "disable_partial_send_recv"
     assert "sent whole" in messages(word)
     assert "never sent in parts" in messages(word, tensor_parallel_degree=2)
@@ -71,7 +71,7 @@ def test_contradictions_are_refused(words: list[str], values: dict[str, int], sa
 
 
 def test_overlapped_exchanges_are_not_batched() -> None:
-    assert not PipelineOptions.from_words(["enable_overlap_p2p_comm"]).batched
+    assert not PipelineOptions.from_flags(["enable_overlap_p2p_comm"]).batched
 
 
 @pytest.mark.parametrize(("count", "fitting"), [(1, 4), (4, 0), (5, 8), (8, 0), (9, 0)])

@@ -101,7 +101,7 @@ def test_prompts_lose_their_oldest_turns(read_epoch: Callable[..., SimpleNamespa
     values = {"stage": "DPO", "train_dataset_path": str(pairs)}
     whole, cut = read_epoch(**values), read_epoch(**values, max_prompt_len=30)
     shortened = (cut.lengths < whole.lengths).sum()
-    assert shortened > 2 and f"{shortened} shortened" in cut.told and "shortened" not in whole.told
+    assert shortened > 2 and f"{shortened} shortened" in cut.reported and "shortened" not in whole.reported
     changed = load(stage="DPO", max_seq_len=128, max_prompt_len=200)
     assert changed["max_prompt_len"] == 118 and "changed max_prompt_len 200 -> 118" in "".join(changed.messages)
 

@@ -8,7 +8,7 @@ import pytest
 
 from erniekit.errors import ConfigurationError
 from erniekit.parameters import Config
-from erniekit.parameters.sharding_words import OF_STAGE1, SHARDING_WORDS, WITHOUT_EFFECT
+from erniekit.parameters.sharding_words import IGNORED_SHARDING_FLAGS, LEVEL1_FLAGS, SHARDING_FLAGS
 
 ACTS = {"split_param", "enable_stage1_tensor_fusion", "enable_release_grads"}  # tests/parallel/test_sharding.py
 
@@ -18,32 +18,32 @@ def config(**values: Any) -> Config:
     return Config.from_mapping({**needed, "sharding_parallel_degree": 2, **values}, [], verb="train")
 
 
-def told(words: str, **values: Any) -> str:
+def reported(words: str, **values: Any) -> str:
     return "\n".join(config(sharding_parallel_config=words, **values).messages)
 
 
 @pytest.mark.proves("sharding_parallel_config")
-@pytest.mark.parametrize("word", SHARDING_WORDS)
+@pytest.mark.parametrize("word", SHARDING_FLAGS)
 def test_a_word_acts_or_is_told(word: str) -> None:
-    message = told(word, sharding="stage1")
-    if word in WITHOUT_EFFECT:
-        assert f"{word} has no effect: {WITHOUT_EFFECT[word]}" in message
+    message = reported(word, sharding="stage1")
+    if word in IGNORED_SHARDING_FLAGS:
+        assert f"{word} has no effect: {IGNORED_SHARDING_FLAGS[word]}" in message
     else:
         assert word not in message and word in ACTS
 
 
 @pytest.mark.parametrize("stage", ["stage2", "stage3"])
-@pytest.mark.parametrize("word", OF_STAGE1)
+@pytest.mark.parametrize("word", LEVEL1_FLAGS)
 def test_words_of_stage1_are_told_beside_others(word: str, stage: str) -> None:
-    assert f"{word} has no effect: {OF_STAGE1[word][stage]}" in told(word, sharding=stage)
+    assert f"{word} has no effect: {LEVEL1_FLAGS[word][stage]}" in reported(word, sharding=stage)
 
 
 def test_what_cannot_be_fused_is_told() -> None:
-    assert "tensor_fusion has no effect: split_param" in told(
+    assert "tensor_fusion has no effect: split_param" in reported(
         "enable_stage1_tensor_fusion split_param", sharding="stage1"
     )
     words = "enable_stage1_tensor_fusion enable_release_grads"
-    assert "tensor_fusion has no effect: fused gradients" in told(words, sharding="stage1")
+    assert "tensor_fusion has no effect: fused gradients" in reported(words, sharding="stage1")
 
 
 @pytest.mark.parametrize("stage", ["stage1", "stage2", "stage3"])

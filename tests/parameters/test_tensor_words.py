@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from erniekit.parallel.copies import SYNCHRONISED
+from erniekit.parallel.copies import SYNC_FLAGS
 from erniekit.parameters import Config
-from erniekit.parameters.tensor_words import TENSOR_WORDS, WITHOUT_EFFECT
+from erniekit.parameters.tensor_words import IGNORED_TENSOR_PARALLEL_FLAGS, TENSOR_PARALLEL_FLAGS
 
 SKIPS_COPIES = "enable_mp_skip_c_identity"
 
@@ -20,13 +20,13 @@ def messages(word: str, **values: Any) -> str:
 
 
 @pytest.mark.proves("tensor_parallel_config")
-@pytest.mark.parametrize("word", TENSOR_WORDS)
+@pytest.mark.parametrize("word", TENSOR_PARALLEL_FLAGS)
 def test_a_word_acts_or_is_told(word: str) -> None:
-    told = messages(word, sequence_parallel=False)
-    if word in WITHOUT_EFFECT:
-        assert f"{word} has no effect: {WITHOUT_EFFECT[word]}" in told
+    reported = messages(word, sequence_parallel=False)
+    if word in IGNORED_TENSOR_PARALLEL_FLAGS:
+        assert f"{word} has no effect: {IGNORED_TENSOR_PARALLEL_FLAGS[word]}" in reported
     else:
-        assert word not in told and word in {*SYNCHRONISED, SKIPS_COPIES}
+        assert word not in reported and word in {*SYNC_FLAGS, SKIPS_COPIES}
 
 
 def test_with_the_sequence_divided_tokens_are_copied_anyway() -> None:

@@ -170,7 +170,9 @@ def test_all_files_named_are_read(read_epoch: Read, records: Path, tmp_path: Pat
 def test_the_format_says_how_records_are_read(read_epoch: Read, tmp_path: Path) -> None:
     path = tmp_path / "alpaca.jsonl"
     path.write_text(json.dumps({"instruction": "Add.", "input": "1 + 1", "output": "2"}) + "\n")
-    assert "(alpaca): 1 records, 1 kept" in read_epoch(train_dataset_path=str(path), train_dataset_type="alpaca").told
+    assert (
+        "(alpaca): 1 records, 1 kept" in read_epoch(train_dataset_path=str(path), train_dataset_type="alpaca").reported
+    )
     with pytest.raises(UserError, match=r"alpaca\.jsonl:1"):
         read_epoch(train_dataset_path=str(path), train_dataset_type="messages")
 
@@ -207,7 +209,7 @@ def test_max_steps_comes_before_epochs(train: Train) -> None:
 
 
 @pytest.mark.proves("optim")
-def test_the_optimizer_that_keeps_moments_itself_is_told_and_gives_the_same_losses(train: Train) -> None:
+def test_adamw_with_its_own_moments_is_reported_with_equal_losses(train: Train) -> None:
     plain, own = train(), train(optim="adamw_custom")
     assert "AdamW: moments in float32" in own.said and "AdamW: moments" not in plain.said
     assert own.losses == plain.losses

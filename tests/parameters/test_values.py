@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from erniekit.parameters.entries import Entry, Place
+from erniekit.parameters.entries import Entry, SourceLocation
 from erniekit.parameters.resolution import resolve
 from erniekit.parameters.schema import PARAMETERS
 from tests.parameters.samples import load, problems
@@ -137,5 +137,5 @@ def test_list_values_reach_the_program_as_tuples() -> None:
 
 
 def test_another_spelling_of_a_choice_is_told() -> None:
-    draft = resolve([[Entry("weight_quantize_algo", "fp8linear", Place("sft.yaml", 3))]], "train")
-    assert "`weight_quantize_algo: fp8linear` (sft.yaml:3) is read as fp8_linear" in draft.messages
+    builder = resolve([[Entry("weight_quantize_algo", "fp8linear", SourceLocation("sft.yaml", 3))]], "train")
+    assert "`weight_quantize_algo: fp8linear` (sft.yaml:3) is read as fp8_linear" in builder.messages

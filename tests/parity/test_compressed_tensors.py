@@ -12,7 +12,7 @@ from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.quantization.settings import Fp8, WeightOnly
 from erniekit.model.weights import save_model_folder
-from erniekit.runners.quantized_export import EightBitFloats, Packed, StoredForm, linear_weights
+from erniekit.runners.quantized_export import Float8Format, PackedFormat, WeightFormat, linear_weight_shapes
 from erniekit.runners.trained_model import TrainedModel
 from erniekit.runners.trained_weights import open_trained_weights, write_weights
 
@@ -31,12 +31,12 @@ EXPERTS = {
 }  # fmt: skip
 
 
-def _exported(folder: Path, form: StoredForm) -> Path:
+def _exported(folder: Path, form: WeightFormat) -> Path:
     target = folder / "exported"
     target.mkdir()
     weights = open_trained_weights(TrainedModel(folder, False, None, ""))
     write_weights(target, weights, dict.fromkeys(weights.shapes, "F32"), 10**9, form)
-    config = {**weights.config.to_json(), "quantization_config": form.config(linear_weights(weights.shapes))}
+    config = {**weights.config.to_json(), "quantization_config": form.config(linear_weight_shapes(weights.shapes))}
     (target / "config.json").write_text(json.dumps(config))
     return target
 
@@ -51,7 +51,7 @@ def _theirs(folder: Path) -> np.ndarray:
 @pytest.mark.parametrize("experts", [{}, EXPERTS], ids=["dense", "experts"])
 def test_integers(algorithm: str, experts: dict, tmp_path: Path) -> None:
     save_model_folder(tiny_model(seed=1, **SHAPE, **experts), tmp_path)
-    target = _exported(tmp_path, Packed(WeightOnly(algorithm)))
+    target = _exported(tmp_path, PackedFormat(WeightOnly(algorithm)))
     ours = logits_of(build_model(ModelConfig.from_folder(target), target), IDS)
     np.testing.assert_allclose(_theirs(target), ours, rtol=1e-3, atol=1e-3)
     plain = logits_of(build_model(ModelConfig.from_folder(tmp_path), tmp_path), IDS)
@@ -60,9 +60,11 @@ def test_integers(algorithm: str, experts: dict, tmp_path: Path) -> None:
 
 def test_eight_bit_floats(tmp_path: Path) -> None:
     save_model_folder(tiny_model(seed=1, **SHAPE), tmp_path)
-    paths = [name.removesuffix(".weight") for name in linear_weights(ModelConfig.from_folder(tmp_path).weight_shapes())]
+    paths = [
+        name.removesuffix(".weight") for name in linear_weight_shapes(ModelConfig.from_folder(tmp_path).weight_shapes())
+    ]
     averages = dict.fromkeys(paths, (20.0, 1))
-    target = _exported(tmp_path, EightBitFloats(averages, 0))
+    target = _exported(tmp_path, Float8Format(averages, 0))
     decoder = build_model(ModelConfig.from_folder(target), target, quantization=Fp8(hadamard_block=0))
     decoder.activation_scales.restore(averages)
     decoder.eval()

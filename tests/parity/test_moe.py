@@ -134,7 +134,7 @@ def test_multi_token_prediction_against_transformers_layers(tmp_path, fused, spa
             further = further + cross_entropy(theirs.lm_head(theirs.model.norm(state))[0], shifted) / 2
     (main + 0.7 * further).backward()
     assert float(result.loss_sum) == pytest.approx(float(main.detach()), rel=1e-5)
-    assert float(result.sums["mtp_loss"]) == pytest.approx(float(further.detach()), rel=1e-5)
+    assert float(result.metric_sums["mtp_loss"]) == pytest.approx(float(further.detach()), rel=1e-5)
     their_weights = dict(theirs.named_parameters())
     compared = 0
     for name in ("model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight", "model.norm.weight"):

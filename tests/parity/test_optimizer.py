@@ -39,11 +39,11 @@ def transformers_schedule(schedule: Schedule) -> list[float]:
         "wsd": {
             "num_decay_steps": schedule.decay_steps,
             "decay_type": schedule.decay_shape,
-            "min_lr_ratio": schedule.min_lr / schedule.peak,
+            "min_lr_ratio": schedule.min_lr / schedule.peak_lr,
         },
     }
     name = {"cosine": "cosine_with_min_lr", "wsd": "warmup_stable_decay"}.get(schedule.kind, schedule.kind)
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=schedule.peak)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=schedule.peak_lr)
     scheduler = transformers.get_scheduler(
         name,
         optimizer,

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 trl = pytest.importorskip("trl")
 
 from erniekit.data.batches import collate  # noqa: E402
-from erniekit.data.pairs import Answer, join_pair  # noqa: E402
+from erniekit.data.pairs import EncodedAnswer, join_pair  # noqa: E402
 from erniekit.model.weights import named_weights, save_model_folder  # noqa: E402
 from erniekit.training.preference import answer_log_probabilities, preference  # noqa: E402
 from erniekit.training.preference_losses import LOSSES, PreferenceSettings  # noqa: E402
@@ -70,7 +70,7 @@ def three_pairs(rng):
     tokens = [
         [rng.integers(1, 53, length).tolist() for length in lengths] for lengths in [(9, 4, 6), (3, 11, 2), (1, 5, 5)]
     ]
-    samples = [join_pair(prompt, Answer(a, a), Answer(b, b)) for prompt, a, b in tokens]
+    samples = [join_pair(prompt, EncodedAnswer(a, a), EncodedAnswer(b, b)) for prompt, a, b in tokens]
     return tokens, collate([samples[:2], samples[2:]], [[0, 1], [2]], 0, pairs=True)
 
 
@@ -112,7 +112,7 @@ def test_gradients_of_packed_pairs_are_those_of_transformers_and_trl(name, tmp_p
             sums.append(trl.trainer.utils.selective_log_softmax(logits, torch.tensor(answer)).sum())
             lengths.append(len(answer))
     sums, lengths = torch.stack(sums), torch.tensor(lengths)
-    answers = (sums / lengths if LOSSES[name].of_means else sums).reshape(-1, 2)
+    answers = (sums / lengths if LOSSES[name].length_normalized else sums).reshape(-1, 2)
     loss = trl_losses(name, beta, smoothing, answers[:, 0], answers[:, 1], *map(torch.tensor, constants)).sum()
     if name == "orpo":
         loss = loss - answers[:, 0].sum()

@@ -75,5 +75,5 @@ if __name__ == "__main__":
         sys.exit(globals()[sys.argv[1]](Path(sys.argv[2]), sys.argv[3:]))
     except Exception as error:
         assert launcher is not None
-        launcher.tell(error)
+        launcher.report_error(error)
         sys.exit(1)

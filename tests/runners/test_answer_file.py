@@ -40,7 +40,7 @@ def test_answers_are_those_of_the_prompts_given_as_words(
 ) -> None:
     sampling = Sampling(max_new_tokens=6, temperature=float(temperature), seed=42, top_p=0.7)
     expected = ChatModel.load(output).answer(QUESTIONS, sampling)
-    monkeypatch.setattr(generate, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(generate, "MAX_BATCH_SIZE", 2)
     monkeypatch.setattr(answer_file, "WINDOW", 4)
     target = tmp_path / "answers.jsonl"
     words = ["generate", str(output), "--prompts", str(prompts), "--output", str(target), "--max-new-tokens", "6"]

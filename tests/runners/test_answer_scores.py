@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.errors import ConfigurationError
-from erniekit.runners.answer_scores import ROUGE, AnswerScores, total, words_and_characters
+from erniekit.runners.answer_scores import ROUGE, AnswerScores, merge_scores, words_and_characters
 
 PAIRS = [
     ("The cat sat on the mat.", "the cat sat on a mat"),
@@ -71,18 +71,18 @@ def test_an_answer_as_expected_is_perfect_however_short() -> None:
         own = AnswerScores().add(text, f" {text}\n")
         assert own["exact_match"] == 1
         assert {name: own[name] for name in perfect} == pytest.approx(perfect)
-    assert scored([("北京", "北京"), ("42", "42")]).figures()["bleu"] == pytest.approx(100)
+    assert scored([("北京", "北京"), ("42", "42")]).metrics()["bleu"] == pytest.approx(100)
 
 
 def test_exact_match_keeps_case_and_punctuation() -> None:
     assert (
-        scored([("Yes.", "Yes."), ("Yes.", "yes."), ("Yes.", "Yes"), ("是。", "是。 ")]).figures()["exact_match"] == 0.5
+        scored([("Yes.", "Yes."), ("Yes.", "yes."), ("Yes.", "Yes"), ("是。", "是。 ")]).metrics()["exact_match"] == 0.5
     )
 
 
 def test_no_answer_has_no_figures_and_an_empty_one_scores_nothing() -> None:
-    assert AnswerScores().figures() == {}
-    assert set(scored([("one two", "")]).figures().values()) == {0.0}
+    assert AnswerScores().metrics() == {}
+    assert set(scored([("one two", "")]).metrics().values()) == {0.0}
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -91,14 +91,14 @@ def test_ascii_scores_are_those_of_the_libraries_as_they_come(pairs: list[tuple[
     from rouge_score.rouge_scorer import RougeScorer
     from sacrebleu.metrics import BLEU
 
-    figures = scored(pairs).figures()
+    metrics = scored(pairs).metrics()
     for name in ROUGE:
         values = [RougeScorer([name]).score(expected, answer)[name].fmeasure for expected, answer in pairs]
-        assert figures[name] == pytest.approx(sum(values) / len(pairs))
+        assert metrics[name] == pytest.approx(sum(values) / len(pairs))
     expected, answers = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     library = BLEU().corpus_score(answers, [expected])
     if library.totals[3]:  # else the library's default gives 0, and ours takes the orders there are
-        assert figures["bleu"] == pytest.approx(library.score)
+        assert metrics["bleu"] == pytest.approx(library.score)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -108,25 +108,25 @@ def test_bleu_of_any_text_is_the_library_s_over_the_corpus(pairs: list[tuple[str
 
     library = BLEU(tokenize="zh", effective_order=True)
     answers = [pair[1] for pair in pairs]
-    assert scored(pairs).figures()["bleu"] == pytest.approx(
+    assert scored(pairs).metrics()["bleu"] == pytest.approx(
         library.corpus_score(answers, [[p[0] for p in pairs]]).score
     )
 
 
 def test_neither_order_nor_sources_change_the_total() -> None:
-    whole = scored(PAIRS).figures()
+    whole = scored(PAIRS).metrics()
     shuffled = random.Random(1).sample(PAIRS, len(PAIRS))
-    assert scored(shuffled).figures() == pytest.approx(whole, rel=1e-12)
+    assert scored(shuffled).metrics() == pytest.approx(whole, rel=1e-12)
     parts = {"a.jsonl": scored(PAIRS[:2]), "b.jsonl": scored(PAIRS[2:]), "empty.jsonl": AnswerScores()}
-    assert total(parts).count == len(PAIRS)
-    assert total(parts).figures() == pytest.approx(whole, rel=1e-12)
-    assert parts["a.jsonl"].figures() == scored(PAIRS[:2]).figures()  # summing up leaves the parts alone
+    assert merge_scores(parts).count == len(PAIRS)
+    assert merge_scores(parts).metrics() == pytest.approx(whole, rel=1e-12)
+    assert parts["a.jsonl"].metrics() == scored(PAIRS[:2]).metrics()  # summing up leaves the parts alone
 
 
 def test_memory_does_not_grow_with_the_number_of_answers() -> None:
     scores = AnswerScores()
 
-    def held_after(first: int, stop: int) -> int:
+    def memory_after(first: int, stop: int) -> int:
         for number in range(first, stop):
             scores.add(f"{number} 北京 " * 20, f"answer {number} " * 20)
         gc.collect()
@@ -134,8 +134,8 @@ def test_memory_does_not_grow_with_the_number_of_answers() -> None:
 
     tracemalloc.start()
     try:
-        early = held_after(0, 50)
-        late = held_after(50, 450)
+        early = memory_after(0, 50)
+        late = memory_after(50, 450)
     finally:
         tracemalloc.stop()
     assert late - early < 40_000  # 400 texts kept would be over 200 kB

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 Train = Callable[..., Any]
 OnRanks = Callable[..., SimpleNamespace]
 SAVING = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-BESIDE = {**SAVING, "unified_checkpoint_config": "async_save"}
+ASYNC_SAVE = {**SAVING, "unified_checkpoint_config": "async_save"}
 
 
 def steps_of(output: Path) -> list[int]:
@@ -39,58 +39,58 @@ def same_files(one: Path, other: Path) -> None:
 
 @pytest.mark.proves("unified_checkpoint_config")
 def test_checkpoints_are_those_of_a_run_that_waits(train: Train, tmp_path: Path) -> None:
-    waits = train(**SAVING, output_dir=str(tmp_path / "waits"))
-    beside = train(**BESIDE)
-    assert beside.losses == waits.losses
+    synchronous = train(**SAVING, output_dir=str(tmp_path / "waits"))
+    asynchronous = train(**ASYNC_SAVE)
+    assert asynchronous.losses == synchronous.losses
     for step in (2, 4):
-        folder = beside.output / f"checkpoint-{step}"
+        folder = asynchronous.output / f"checkpoint-{step}"
         assert problems(folder, hashes=True) == []
-        same_files(folder, waits.output / f"checkpoint-{step}")
-    np.testing.assert_equal(*(load_file(run.output / "model.safetensors") for run in (beside, waits)))
+        same_files(folder, synchronous.output / f"checkpoint-{step}")
+    np.testing.assert_equal(*(load_file(run.output / "model.safetensors") for run in (asynchronous, synchronous)))
     (tmp_path / "run" / "checkpoint-4").rename(tmp_path / "away")
-    again = train(**BESIDE, resume_from_checkpoint=True)
-    assert again.losses == waits.losses
+    again = train(**ASYNC_SAVE, resume_from_checkpoint=True)
+    assert again.losses == synchronous.losses
     same_files(again.output / "checkpoint-4", tmp_path / "away")
     assert not list(again.output.glob(".writing*"))
 
 
 def test_parts_that_ranks_write_are_hashed_and_synced_beside_training(train: Train, tmp_path: Path) -> None:
     parts = {"unified_checkpoint": False}
-    waits = train(**SAVING, **parts, output_dir=str(tmp_path / "waits"))
-    beside = train(**BESIDE, **parts)
-    assert beside.losses == waits.losses
-    folder = beside.output / "checkpoint-4"
+    synchronous = train(**SAVING, **parts, output_dir=str(tmp_path / "waits"))
+    asynchronous = train(**ASYNC_SAVE, **parts)
+    assert asynchronous.losses == synchronous.losses
+    folder = asynchronous.output / "checkpoint-4"
     assert problems(folder, hashes=True) == []
-    same_files(folder, waits.output / "checkpoint-4")
+    same_files(folder, synchronous.output / "checkpoint-4")
     assert not (folder / "rank-00000" / MANIFEST).exists()  # the list of the whole folder is that of the writer
-    assert (waits.output / "checkpoint-4" / "rank-00000" / MANIFEST).exists()
+    assert (synchronous.output / "checkpoint-4" / "rank-00000" / MANIFEST).exists()
 
 
 def test_the_best_stays_and_older_ones_go(train: Train, records: Path) -> None:
     measured = {"do_eval": True, "eval_dataset_path": str(records), "eval_steps": 1, "load_best_model_at_end": True}
     measured |= {"metric_for_best_model": "loss", "greater_is_better": True}  # the first is the best
-    run = train(**{**BESIDE, "save_steps": 1}, **measured, save_total_limit=2)
+    run = train(**{**ASYNC_SAVE, "save_steps": 1}, **measured, save_total_limit=2)
     assert steps_of(run.output) == [1, 4]
     assert "saved the model of step 1" in run.said
     best = run.output / "checkpoint-1" / "model.safetensors"
     assert (run.output / "model.safetensors").read_bytes() == best.read_bytes()
 
 
-def test_a_folder_that_cannot_be_written_ends_the_run_and_leaves_the_earlier_one(
+def test_an_unwritable_folder_ends_the_run_and_keeps_the_earlier_one(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from erniekit.training.saving import BesideTraining
+    from erniekit.training.saving import AsyncSaver
 
     run = train(**{**SAVING, "max_steps": 2})
-    start = BesideTraining._start
+    start = AsyncSaver._start
 
-    def blocked(self: BesideTraining, target: Path, staging: Any) -> None:
+    def blocked(self: AsyncSaver, target: Path, staging: Any) -> None:
         (target.parent / f".writing-{target.name}").symlink_to("/proc/nowhere")  # which cannot be made
         start(self, target, staging)
 
-    monkeypatch.setattr(BesideTraining, "_start", blocked)
+    monkeypatch.setattr(AsyncSaver, "_start", blocked)
     with pytest.raises(CheckpointError, match=r"could not write .*checkpoint-4: [^\0]*Earlier checkpoints"):
-        train(**BESIDE, resume_from_checkpoint=True)
+        train(**ASYNC_SAVE, resume_from_checkpoint=True)
     assert newest_complete(run.output)[0] == run.output / "checkpoint-2"
 
 
@@ -105,12 +105,12 @@ def test_a_folder_that_cannot_be_written_ends_the_run_and_leaves_the_earlier_one
     ids=["whole", "parts of ranks"],
 )
 def test_on_ranks(train_on_ranks: OnRanks, layout: dict[str, Any], tmp_path: Path) -> None:
-    waits = train_on_ranks(**layout, **SAVING)
-    waits.output.rename(tmp_path / "waits")
-    beside = train_on_ranks(**layout, **BESIDE)
-    assert beside.losses == waits.losses
+    synchronous = train_on_ranks(**layout, **SAVING)
+    synchronous.output.rename(tmp_path / "waits")
+    asynchronous = train_on_ranks(**layout, **ASYNC_SAVE)
+    assert asynchronous.losses == synchronous.losses
     for step in (2, 4):
-        folder = beside.output / f"checkpoint-{step}"
+        folder = asynchronous.output / f"checkpoint-{step}"
         assert problems(folder, hashes=True) == []
         same_files(folder, tmp_path / "waits" / f"checkpoint-{step}")
 

@@ -15,17 +15,17 @@ from erniekit.training.compressed_state import decompressed
 from erniekit.training.tensor_files import open_tensors
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
-ALONE = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 1, "max_grad_norm": 0.5}
-IN_TURN = {**ALONE, "gradient_accumulation_steps": 1}
-SHARDED = {**IN_TURN, "sharding_parallel_degree": 2}
+SINGLE_PROCESS = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 1, "max_grad_norm": 0.5}
+DATA_PARALLEL = {**SINGLE_PROCESS, "gradient_accumulation_steps": 1}
+SHARDED = {**DATA_PARALLEL, "sharding_parallel_degree": 2}
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "tensor": {**ALONE, "tensor_parallel_degree": 2, "sequence_parallel": True},
-    "pipeline": {**ALONE, "pipeline_parallel_degree": 2},
+    "tensor": {**SINGLE_PROCESS, "tensor_parallel_degree": 2, "sequence_parallel": True},
+    "pipeline": {**SINGLE_PROCESS, "pipeline_parallel_degree": 2},
     "stage1": {**SHARDED, "sharding": "stage1"},
     "stage1 split": {**SHARDED, "sharding": "stage1", "sharding_parallel_config": "split_param"},
     "stage2": {**SHARDED, "sharding": "stage2"},
     "stage3": {**SHARDED, "sharding": "stage3"},
-    "experts": {**IN_TURN, "moe_group": "data"},
+    "experts": {**DATA_PARALLEL, "moe_group": "data"},
 }
 SAVING = {"max_steps": 4, "lr_scheduler_type": "constant", "save_strategy": "steps", "save_steps": 2}
 
@@ -36,7 +36,7 @@ def state(folder: Path) -> dict[str, np.ndarray]:
     return {name: files.read(name) for name in files.names}
 
 
-def is_near(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], limit: float) -> None:
+def assert_near(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], limit: float) -> None:
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         assert found[name].shape == values.shape, name
@@ -56,15 +56,15 @@ def test_written_by_ranks_and_read_by_one_process_and_back(
 ) -> None:
     model = {"model_name_or_path": str(moe_model)} if layout == "experts" else {}
     nproc = 2 if layout == "experts" else None
-    alone = train(**ALONE, **SAVING, **model, output_dir=str(tmp_path / "exact"))
+    alone = train(**SINGLE_PROCESS, **SAVING, **model, output_dir=str(tmp_path / "exact"))
     divided = train_on_ranks(**LAYOUTS[layout], **SAVING, **model, ckpt_quant_stage="O1", nproc=nproc)
     assert divided.losses == pytest.approx(alone.losses, abs=1e-4)  # saving changes nothing
     assert any("checkpoints hold AdamW's moments in 8 bits (ckpt_quant_stage O1)" in said for said in divided.said)
     written = divided.output / "checkpoint-2"
     assert SafetensorsFile(written / "optimizer.safetensors").metadata["ckpt_quant_stage"] == "O1"
-    is_near(state(written), state(alone.output / "checkpoint-2"), 0.02)
+    assert_near(state(written), state(alone.output / "checkpoint-2"), 0.02)
 
-    resumed = train(**ALONE, **SAVING, **model, resume_from_checkpoint=str(written), ckpt_quant_stage="O2")
+    resumed = train(**SINGLE_PROCESS, **SAVING, **model, resume_from_checkpoint=str(written), ckpt_quant_stage="O2")
     assert "resuming is not bit-exact" in resumed.said and "8 bits" in resumed.said
     assert resumed.losses == pytest.approx(alone.losses[2:], abs=5e-3)
 
@@ -77,7 +77,7 @@ def test_written_by_ranks_and_read_by_one_process_and_back(
         overwrite_output_dir=True,
     )
     assert any("holds AdamW's moments in 4 bits (ckpt_quant_stage O2)" in said for said in back.said)
-    whole = train(**ALONE, **SAVING | {"max_steps": 6}, **model, output_dir=str(tmp_path / "longer"))
+    whole = train(**SINGLE_PROCESS, **SAVING | {"max_steps": 6}, **model, output_dir=str(tmp_path / "longer"))
     assert back.losses[-2:] == pytest.approx(whole.losses[4:], rel=0.05)
 
 
@@ -110,5 +110,5 @@ def test_moments_in_bfloat16_come_together_from_ranks_as_they_are(
     file = SafetensorsFile(written / "optimizer.safetensors")
     kinds = {name.rpartition("/")[2]: file.stored(name).dtype for name in file.names()}
     assert kinds == {"moment1": "BF16", "moment2": "BF16", "beta1_pow_acc": "F32", "beta2_pow_acc": "F32"}
-    resumed = train(**ALONE, **common, resume_from_checkpoint=str(written))
+    resumed = train(**SINGLE_PROCESS, **common, resume_from_checkpoint=str(written))
     assert resumed.losses == pytest.approx(divided.losses[2:], abs=2e-4)

@@ -238,14 +238,14 @@ def test_the_verb_is_train_with_its_stage(
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "orpo", "nca_pair"])
 def test_one_pair_can_be_tried(make_config: Any, tiny_base: Path, pairs: Path, tmp_path: Path, loss: str) -> None:
-    from erniekit.runners.try_one import try_one_sample
+    from erniekit.runners.try_one import overfit_check
 
     config = make_config(
         stage="DPO", model_name_or_path=str(tiny_base), continue_training=True, train_dataset_path=str(pairs),
         loss_type=loss,
     )  # fmt: skip
     lines: list[str] = []
-    assert try_one_sample(config, lines.append), lines
+    assert overfit_check(config, lines.append), lines
     assert "pairs.jsonl:1" in "\n".join(lines)
     assert not (tmp_path / "run").exists() and not (tmp_path / "cache").exists()
 

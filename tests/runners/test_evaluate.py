@@ -51,7 +51,7 @@ def test_the_model_that_a_run_has_left_is_evaluated(trained: Any, tmp_path: Path
     for named in (tmp_path / "config.yaml", trained.output, trained.output / "checkpoint-4"):
         result, said = evaluate(named, "eval_answers=0")
         assert result.loss == pytest.approx(last.loss, rel=1e-6)
-        assert result.figures == pytest.approx(last.figures, rel=1e-6)
+        assert result.metrics == pytest.approx(last.metrics, rel=1e-6)
         folder = named if named.name == "checkpoint-4" else trained.output
         assert f"evaluation of {folder}" in said
     earlier, _ = evaluate(trained.output / "checkpoint-2", "eval_answers=0")
@@ -116,9 +116,9 @@ def test_figures_do_not_depend_on_the_batches(trained: Any, tmp_path: Path, word
     found, _ = evaluate(tmp_path / "config.yaml", "eval_answers=4", *words)
     assert found.units == expected.units
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
-    assert found.figures == pytest.approx(expected.figures, rel=1e-6)
+    assert found.metrics == pytest.approx(expected.metrics, rel=1e-6)
     for name, part in expected.sources.items():
-        assert found.sources[name].figures == pytest.approx(part.figures, rel=1e-6)
+        assert found.sources[name].metrics == pytest.approx(part.metrics, rel=1e-6)
 
 
 def test_a_cap_is_told(trained: Any, tmp_path: Path) -> None:
@@ -130,21 +130,21 @@ def test_a_cap_is_told(trained: Any, tmp_path: Path) -> None:
 def test_answers_are_scored_and_kept(trained: Any, second: Path, tmp_path: Path) -> None:
     result, said = evaluate(tmp_path / "config.yaml", f"eval_dataset_path={second}", "eval_answers=5")
     samples = [json.loads(line) for line in (trained.output / "eval_samples.jsonl").read_text().splitlines()]
-    assert len(samples) == 5 == result.figures["answers"]
-    assert {"exact_match", "rouge1", "rouge2", "rougeL", "bleu"} <= result.figures.keys()
+    assert len(samples) == 5 == result.metrics["answers"]
+    assert {"exact_match", "rouge1", "rouge2", "rougeL", "bleu"} <= result.metrics.keys()
     for sample in samples:
         path, line = sample["place"].rsplit(":", 1)
         record = json.loads(Path(path).read_text().splitlines()[int(line) - 1])
         assert sample["expected"] == record["tgt"][-1]
         assert [message["content"] for message in sample["messages"]][-1] == record["src"][-1]
-    assert result.figures["rougeL"] == pytest.approx(sum(sample["rougeL"] for sample in samples) / 5, abs=1e-4)
+    assert result.metrics["rougeL"] == pytest.approx(sum(sample["rougeL"] for sample in samples) / 5, abs=1e-4)
     assert "exact match" in said and f"> {samples[0]['messages'][-1]['content']}" in said
     every, _ = evaluate(tmp_path / "config.yaml", f"eval_dataset_path={second}", "eval_answers=-1")
-    assert every.figures["answers"] == 12
+    assert every.metrics["answers"] == 12
     stored = json.loads((trained.output / "eval_results.json").read_text())
-    assert stored["eval_rougeL"] == pytest.approx(every.figures["rougeL"])
+    assert stored["eval_rougeL"] == pytest.approx(every.metrics["rougeL"])
     none, _ = evaluate(tmp_path / "config.yaml", f"eval_dataset_path={second}", "eval_answers=0")
-    assert "exact_match" not in none.figures
+    assert "exact_match" not in none.metrics
 
 
 def test_answers_may_decide_the_best_model(train: Callable[..., Any], second: Path) -> None:
@@ -167,19 +167,19 @@ def test_adapters_and_pairs_are_evaluated(train: Callable[..., Any], tiny_base: 
     for more in ({}, {"lora": True, "lora_rank": 4}):
         run = train(**values, **more)
         result, said = evaluate(tmp_path / "config.yaml", "eval_answers=2", "max_evaluate_steps=1")
-        assert result.figures["reward_margin"] == pytest.approx(
-            run.result.evaluation.figures["reward_margin"], abs=2e-5
+        assert result.metrics["reward_margin"] == pytest.approx(
+            run.result.evaluation.metrics["reward_margin"], abs=2e-5
         )
-        assert result.figures["kl_to_reference"] != 0
-        assert "reference: " in said and "exact_match" in result.figures
+        assert result.metrics["kl_to_reference"] != 0
+        assert "reference: " in said and "exact_match" in result.metrics
     shutil.copytree(run.output, tmp_path / "adapters")
     again, _ = evaluate(
         tmp_path / "adapters", f"output_dir={tmp_path / 'other'}", "eval_answers=0", "max_evaluate_steps=1"
     )
-    assert again.figures["reward_margin"] == pytest.approx(result.figures["reward_margin"], rel=1e-5)
+    assert again.metrics["reward_margin"] == pytest.approx(result.metrics["reward_margin"], rel=1e-5)
     # a whole model alone has nothing to be compared with
     alone, said = evaluate(tmp_path / "config.yaml", f"model_name_or_path={tiny_base}", "lora=false", "eval_answers=0")
-    assert "reference: none" in said and "kl_to_reference" not in alone.figures
+    assert "reference: none" in said and "kl_to_reference" not in alone.metrics
 
 
 def test_the_reference_is_what_the_run_began_with(train: Callable[..., Any], tiny_base: Path, tmp_path: Path) -> None:
@@ -202,8 +202,8 @@ def test_the_reference_is_what_the_run_began_with(train: Callable[..., Any], tin
         run = train(**values, **more)
         for named in (tmp_path / "config.yaml", run.output):
             result, said = evaluate(named, "eval_answers=0", "max_evaluate_steps=1")
-            assert result.figures == pytest.approx(run.result.evaluation.figures, rel=1e-4, abs=1e-5), said
-            assert abs(result.figures["reward_margin"]) > 1e-3
+            assert result.metrics == pytest.approx(run.result.evaluation.metrics, rel=1e-4, abs=1e-5), said
+            assert abs(result.metrics["reward_margin"]) > 1e-3
 
 
 def test_what_cannot_be_evaluated_is_told(

@@ -67,15 +67,15 @@ def test_figures_of_pairs_do_not_depend_on_the_batches(evaluate: Callable[..., A
         assert found.batches != expected.batches
         assert found.units == expected.units
         assert found.loss == pytest.approx(expected.loss, rel=1e-6)
-        assert found.figures == pytest.approx(expected.figures, rel=3e-6, abs=3e-6)
+        assert found.metrics == pytest.approx(expected.metrics, rel=3e-6, abs=3e-6)
         for name, part in expected.sources.items():
             assert found.sources[name].loss == pytest.approx(part.loss, rel=1e-6)
-            assert found.sources[name].figures == pytest.approx(part.figures, rel=3e-6, abs=3e-6)
+            assert found.sources[name].metrics == pytest.approx(part.metrics, rel=3e-6, abs=3e-6)
 
 
 def test_the_total_of_pairs_is_the_sum_of_the_files(evaluate: Callable[..., Any]) -> None:
     whole = evaluate()
     assert [part.units for part in whole.sources.values()] == [13, 8]
-    for figure, value in whole.figures.items():
-        parts = sum(part.figures[figure] * part.units for part in whole.sources.values())
+    for figure, value in whole.metrics.items():
+        parts = sum(part.metrics[figure] * part.units for part in whole.sources.values())
         assert value == pytest.approx(parts / 21, rel=1e-9), figure

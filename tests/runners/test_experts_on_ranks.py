@@ -77,8 +77,8 @@ def test_every_way_of_dispatch_gives_the_losses_of_one_process(
         )
         for way in WAYS
     ]
-    for told in run_ranks(expert_runs.train, 2, parameters=runs):
-        for how, run in zip(WAYS.values(), told, strict=True):
+    for rank_results in run_ranks(expert_runs.train, 2, parameters=runs):
+        for how, run in zip(WAYS.values(), rank_results, strict=True):
             assert f"expert parallel: 2 parts of the experts, {how}" in run["said"].splitlines()
             assert "has no effect" not in run["said"]
             np.testing.assert_allclose(run["losses"], alone["losses"], atol=1e-5, rtol=0)

@@ -15,7 +15,7 @@ from erniekit.data.sources import Source
 from erniekit.errors import ConfigurationError
 from erniekit.runners import held_out_answers
 from erniekit.runners.generate import ChatModel
-from erniekit.runners.held_out_answers import SAMPLES_FILE, AnswerHeldOut
+from erniekit.runners.held_out_answers import SAMPLES_FILE, GenerationEvaluator
 
 RECORDS = [
     {"src": ["What is 1 + 1?", "And 2 + 2?"], "tgt": ["2", "4"]},
@@ -35,8 +35,8 @@ def write(path: Path, records: list[dict[str, Any]]) -> Source:
     return Source(path, "erniekit")
 
 
-def answering(model: ChatModel, sources: list[Source], folder: Path, count: int = -1) -> AnswerHeldOut:
-    return AnswerHeldOut(sources, model.tokenizer, model.template, count, folder / SAMPLES_FILE)
+def build_evaluator(model: ChatModel, sources: list[Source], folder: Path, count: int = -1) -> GenerationEvaluator:
+    return GenerationEvaluator(sources, model.tokenizer, model.template, count, folder / SAMPLES_FILE)
 
 
 def samples(folder: Path) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def samples(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_the_last_turn_that_is_a_target_is_asked(model: ChatModel, tmp_path: Path) -> None:
-    answering(model, [write(tmp_path / "a.jsonl", RECORDS)], tmp_path)(model.decoder)
+    build_evaluator(model, [write(tmp_path / "a.jsonl", RECORDS)], tmp_path)(model.decoder)
     found = samples(tmp_path)
     assert [sample["place"] for sample in found] == [f"{tmp_path}/a.jsonl:{line}" for line in (1, 2, 3, 4)]
     assert [sample["expected"] for sample in found] == ["4", "二", "Hi", "c b a"]
@@ -59,7 +59,7 @@ def test_the_last_turn_that_is_a_target_is_asked(model: ChatModel, tmp_path: Pat
 def test_pairs_expect_the_chosen_answer(model: ChatModel, tmp_path: Path) -> None:
     record = {"src": ["Hi"], "tgt": [], "response": [["bad"], ["good"]], "sort": [0, 1]}
     source = Source(write(tmp_path / "p.jsonl", [record]).path, preference_kind("erniekit"))
-    answering(model, [source], tmp_path)(model.decoder)
+    build_evaluator(model, [source], tmp_path)(model.decoder)
     assert [sample["expected"] for sample in samples(tmp_path)] == ["good"]
 
 
@@ -69,7 +69,7 @@ def test_what_is_asked_is_spread_over_the_file(
 ) -> None:
     monkeypatch.setattr(held_out_answers, "generate", lambda decoder, prompts, sampling: [[] for _ in prompts])
     source = write(tmp_path / "a.jsonl", [{"src": [f"Say {n}."], "tgt": [str(n)]} for n in range(10)])
-    answering(model, [source], tmp_path, count)(model.decoder)
+    build_evaluator(model, [source], tmp_path, count)(model.decoder)
     asked = [int(sample["place"].rsplit(":", 1)[1]) for sample in samples(tmp_path)]
     assert asked == (lines or list(range(1, 11)))
 
@@ -77,12 +77,12 @@ def test_what_is_asked_is_spread_over_the_file(
 def test_files_are_told_apart_even_where_one_is_given_twice(model: ChatModel, tmp_path: Path) -> None:
     a, b = write(tmp_path / "a.jsonl", RECORDS[:3]), write(tmp_path / "b.jsonl", RECORDS[3:])
     left_out = Source(a.path, "erniekit", probability=0.0)
-    figures = answering(model, [a, left_out, b, a], tmp_path)(model.decoder)
+    metrics = build_evaluator(model, [a, left_out, b, a], tmp_path)(model.decoder)
     names = [str(a.path), str(b.path), f"{a.path} (2)"]
-    assert list(figures.by_source) == names and figures.all["answers"] == 7
-    assert figures.by_source[names[0]] == figures.by_source[names[2]]
-    mean = sum(figures.by_source[name]["rouge1"] * number for name, number in zip(names, (3, 1, 3), strict=True)) / 7
-    assert figures.all["rouge1"] == pytest.approx(mean)
+    assert list(metrics.by_source) == names and metrics.overall["answers"] == 7
+    assert metrics.by_source[names[0]] == metrics.by_source[names[2]]
+    mean = sum(metrics.by_source[name]["rouge1"] * number for name, number in zip(names, (3, 1, 3), strict=True)) / 7
+    assert metrics.overall["rouge1"] == pytest.approx(mean)
 
 
 def test_an_endless_answer_is_cut_and_counted(
@@ -97,18 +97,18 @@ def test_an_endless_answer_is_cut_and_counted(
         return [endless, endless[:limit], word]
 
     monkeypatch.setattr(held_out_answers, "generate", generate)
-    figures = answering(model, [write(tmp_path / "a.jsonl", [RECORDS[3]] * 3)], tmp_path)(model.decoder)
+    metrics = build_evaluator(model, [write(tmp_path / "a.jsonl", [RECORDS[3]] * 3)], tmp_path)(model.decoder)
     found = samples(tmp_path)
     assert [sample.get("cut", False) for sample in found] == [True, False, False]
     assert found[0]["answer"] == found[1]["answer"] == tokenizer.decode((word * 100)[:limit])
-    assert figures.all["answers_cut"] == 1
+    assert metrics.overall["answers_cut"] == 1
     assert [sample["exact_match"] for sample in found] == [0, 0, 1]
 
 
 def test_questions_without_room_for_an_answer_are_counted(model: ChatModel, tmp_path: Path) -> None:
     long = {"src": ["word " * model.decoder.config.max_position_embeddings], "tgt": ["x"]}
-    figures = answering(model, [write(tmp_path / "a.jsonl", [long, RECORDS[3]])], tmp_path)(model.decoder)
-    assert (figures.all["answers"], figures.all["answers_skipped"]) == (1, 1)
+    metrics = build_evaluator(model, [write(tmp_path / "a.jsonl", [long, RECORDS[3]])], tmp_path)(model.decoder)
+    assert (metrics.overall["answers"], metrics.overall["answers_skipped"]) == (1, 1)
     assert len(samples(tmp_path)) == 1
 
 
@@ -121,9 +121,9 @@ def test_memory_does_not_grow_with_the_file(model: ChatModel, tmp_path: Path, mo
 
     monkeypatch.setattr(held_out_answers, "generate", generate)
 
-    def most_held(records: int) -> int:
+    def peak_memory_of(records: int) -> int:
         lines = [{"src": [f"Say {number} " + "and more " * 150], "tgt": ["as asked"]} for number in range(records)]
-        ask = answering(model, [write(tmp_path / "a.jsonl", lines)], tmp_path)
+        ask = build_evaluator(model, [write(tmp_path / "a.jsonl", lines)], tmp_path)
         del lines
         held.clear()
         tracemalloc.start()
@@ -134,8 +134,8 @@ def test_memory_does_not_grow_with_the_file(model: ChatModel, tmp_path: Path, mo
             tracemalloc.stop()
         return max(held)
 
-    most_held(1)  # imports and caches
-    few, many = most_held(800), most_held(1600)  # a file is read in blocks of a megabyte
+    peak_memory_of(1)  # imports and caches
+    few, many = peak_memory_of(800), peak_memory_of(1600)  # a file is read in blocks of a megabyte
     assert many < few + 300_000  # 800 questions are 1.1 MB
 
 
@@ -144,4 +144,4 @@ def test_a_missing_library_is_told_before_anything_is_computed(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
     with pytest.raises(ConfigurationError, match="pip install"):
-        answering(model, [write(tmp_path / "a.jsonl", RECORDS)], tmp_path)
+        build_evaluator(model, [write(tmp_path / "a.jsonl", RECORDS)], tmp_path)

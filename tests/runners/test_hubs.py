@@ -63,8 +63,8 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AISTUDIO_CACHE_HOME", str(tmp_path / "aistudio"))
     monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "modelscope"))
     point_at(f"http://127.0.0.1:{closed_port()}", monkeypatch)
-    hubs._found.clear()
-    hubs._told.clear()
+    hubs._fetched_folders.clear()
+    hubs._reported.clear()
 
 
 def closed_port() -> int:
@@ -93,7 +93,7 @@ def library_of(hub: Hub) -> None:
 
 
 @EVERY_HUB
-def test_a_model_is_fetched_without_code_and_pickles_and_weights_only_when_wanted(hub, server):
+def test_code_and_pickles_are_never_fetched_weights_only_if_wanted(hub, server):
     library_of(hub)
     lines: list[str] = []
     folder = find_model_folder(REPO, hub, weights=False, say=lines.append)
@@ -114,11 +114,11 @@ def test_a_model_is_fetched_without_code_and_pickles_and_weights_only_when_wante
 def test_what_is_cached_needs_no_network_and_is_not_fetched_twice(hub, server, monkeypatch):
     library_of(hub)
     folder = find_model_folder(REPO, hub, say=lambda line: None)
-    hubs._found.clear()
+    hubs._fetched_folders.clear()
     sent = server.downloaded()
     assert find_model_folder(REPO, hub, say=lambda line: None) == folder
     assert server.downloaded() == sent
-    hubs._found.clear()
+    hubs._fetched_folders.clear()
     point_at(f"http://127.0.0.1:{closed_port()}", monkeypatch)
     lines: list[str] = []
     assert find_model_folder(REPO, hub, say=lines.append) == folder
@@ -126,7 +126,7 @@ def test_what_is_cached_needs_no_network_and_is_not_fetched_twice(hub, server, m
 
 
 @EVERY_HUB
-def test_without_a_network_the_error_says_what_to_download_and_where_to_put_it(hub):
+def test_the_offline_error_says_what_to_download_and_where_to(hub):
     library_of(hub)
     with pytest.raises(ModelFileError) as caught:
         find_model_folder(REPO, hub, say=lambda line: None)
@@ -204,7 +204,7 @@ def test_a_cache_that_cannot_be_written_is_named(server, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelFileError, match=rf"cannot be fetched .*{tmp_path}/file"):
         find_model_folder(REPO, HUGGING_FACE, say=lambda line: None)
-    full = hubs._clause(OSError(errno.ENOSPC, "No space left on device"), HUGGING_FACE)
+    full = hubs._short_reason(OSError(errno.ENOSPC, "No space left on device"), HUGGING_FACE)
     assert full == f"no space is left for its cache {tmp_path}/file"
 
 
@@ -357,7 +357,7 @@ def test_adapters_name_their_base_and_its_revision_as_peft_does(server, train):
     run = train(model_name_or_path=name, from_hf_hub=True, lora=True, continue_training=True, max_steps=1)
     written = json.loads((run.output / "adapter_config.json").read_text())
     assert (written["base_model_name_or_path"], written["revision"]) == ("our-group/base", OLDER)
-    hubs._found.clear()
+    hubs._fetched_folders.clear()
     server.requests.clear()
     assert ChatModel.load(run.output).decoder
     assert f"GET /api/models/our-group/base/revision/{OLDER}" in server.requests

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from erniekit.data.plan_version import PLAN_VERSION
-from erniekit.runners.known_steps import known_steps, remember_steps
+from erniekit.runners.known_steps import cache_step_count, cached_step_count
 
 
 def test_steps_are_forgotten_after_a_change(make_config: Callable[..., Any], records: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.jsonl"
     copy.write_text(records.read_text())
     config = make_config(train_dataset_path=str(copy))
-    assert known_steps(config) is None
-    remember_steps(config, 17)
-    assert known_steps(make_config(train_dataset_path=str(copy), learning_rate=1.0)) == 17
-    assert known_steps(make_config(train_dataset_path=str(copy), max_seq_len=64)) is None
+    assert cached_step_count(config) is None
+    cache_step_count(config, 17)
+    assert cached_step_count(make_config(train_dataset_path=str(copy), learning_rate=1.0)) == 17
+    assert cached_step_count(make_config(train_dataset_path=str(copy), max_seq_len=64)) is None
     os.utime(copy, ns=(0, 0))
-    assert known_steps(config) is None
+    assert cached_step_count(config) is None
 
 
 def test_steps_of_another_plan_or_another_template_are_forgotten(
@@ -31,23 +31,23 @@ def test_steps_of_another_plan_or_another_template_are_forgotten(
 ) -> None:
     model_copy = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     config = make_config(model_name_or_path=str(model_copy))
-    remember_steps(config, 17)
+    cache_step_count(config, 17)
     for name in ("special_tokens_map.json", "chat_template.json"):
         (model_copy / name).write_text("{}")
-        assert known_steps(config) is None
+        assert cached_step_count(config) is None
         (model_copy / name).unlink()
-    assert known_steps(config) == 17
+    assert cached_step_count(config) == 17
     monkeypatch.setattr("erniekit.runners.known_steps.PLAN_VERSION", PLAN_VERSION + 1)
-    assert known_steps(config) is None
+    assert cached_step_count(config) is None
 
 
 def test_a_run_leaves_its_steps(train: Callable[..., Any], make_config: Callable[..., Any]) -> None:
     run = train(max_steps=None, num_train_epochs=2)
-    assert known_steps(make_config(max_steps=None, num_train_epochs=2)) == run.result.step
+    assert cached_step_count(make_config(max_steps=None, num_train_epochs=2)) == run.result.step
 
 
 def test_an_unwritable_cache_is_no_reason_to_stop(make_config: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     config = make_config(data_cache_dir=str(tmp_path / "file"))
-    remember_steps(config, 3)
-    assert known_steps(config) is None
+    cache_step_count(config, 3)
+    assert cached_step_count(config) is None

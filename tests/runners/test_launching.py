@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from erniekit.errors import ConfigurationError, DataError
-from erniekit.parallel.launch import LocalRanks, free_port, visible_gpus
-from erniekit.parallel.nodes import Meeting
+from erniekit.parallel.launch import RankProcesses, free_port, visible_gpus
+from erniekit.parallel.nodes import Rendezvous
 from erniekit.parameters import Config
 from erniekit.runners import launching
 from erniekit.runners.launching import Job, plan_job, run_job
@@ -40,16 +40,18 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def job_of(config: Config, behaviour: str, *words: str, here: int = 2, meeting: Meeting | None = None) -> Job:
+def job_of(
+    config: Config, behaviour: str, *words: str, nproc_per_node: int = 2, rendezvous: Rendezvous | None = None
+) -> Job:
     output = Path(config.basic.output_dir)
     output.mkdir(exist_ok=True)
     command = (sys.executable, str(PROGRAM), behaviour, str(output), *words)
-    return Job(config, command, here, False, meeting, output / "rank_logs")
+    return Job(config, command, nproc_per_node, False, rendezvous, output / "rank_logs")
 
 
 def ranks(config: Config, nproc: int | None = None) -> int:
     job = plan_job(config, ("command",), nproc=nproc, logs=None)
-    return 1 if job is None else job.here
+    return 1 if job is None else job.nproc_per_node
 
 
 def test_one_process_where_nothing_asks_for_more(make_config: MakeConfig) -> None:
@@ -67,7 +69,7 @@ def test_the_layout_says_how_many(make_config: MakeConfig) -> None:
 
 def test_one_rank_is_a_job_where_it_may_be_started_again(make_config: MakeConfig) -> None:
     job = plan_job(make_config(max_restarts=1), ("command",), nproc=None, logs=None)
-    assert job is not None and job.here == 1
+    assert job is not None and job.nproc_per_node == 1
 
 
 def test_nproc_says_how_many(make_config: MakeConfig) -> None:
@@ -95,7 +97,7 @@ def test_every_node_starts_its_own(make_config: MakeConfig, monkeypatch: pytest.
     monkeypatch.setenv("NNODES", "2")
     job = plan_job(make_config(), ("command",), nproc=None, logs=Path("elsewhere"))
     assert job is not None
-    assert (job.here, job.meeting, job.logs) == (1, Meeting(2, ("127.0.0.1", 8080)), Path("elsewhere"))
+    assert (job.nproc_per_node, job.rendezvous, job.logs) == (1, Rendezvous(2, ("127.0.0.1", 8080)), Path("elsewhere"))
 
 
 def test_gpus_are_counted_without_paddle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +135,7 @@ def test_data_is_read_before_ranks_start(
     cache, spawn = tmp_path / "cache", launching.spawn
     cached: list[int] = []
 
-    def spawn_and_look(*arguments: Any, **more: Any) -> LocalRanks:
+    def spawn_and_look(*arguments: Any, **more: Any) -> RankProcesses:
         cached.append(len(list(cache.rglob("*.bin"))))
         return spawn(*arguments, **more)
 
@@ -157,14 +159,14 @@ def test_no_rank_starts_where_something_does_not_fit(
 ) -> None:
     monkeypatch.setattr(launching, "spawn", None)  # not called
     (tmp_path / "file").touch()
-    job = replace(job_of(make_config(**changes), "say_who", here=6), logs=tmp_path / logs)
+    job = replace(job_of(make_config(**changes), "say_who", nproc_per_node=6), logs=tmp_path / logs)
     with pytest.raises(ConfigurationError, match=message):
         run_job(job, lambda line: None)
 
 
 @pytest.mark.distributed
 def test_two_nodes_of_a_rank_each_are_announced(make_config: MakeConfig) -> None:
-    found = on_two_nodes(make_config(), "say_who", here=1)
+    found = on_two_nodes(make_config(), "say_who", nproc_per_node=1)
     said = sorted(line for _, out, _ in found for line in out.splitlines() if "of which" in line)
     assert ["node 0 of 2 runs rank 0;" in said[0], "node 1 of 2 runs rank 1;" in said[1]] == [True, True]
     assert all(", which only this machine can reach\n" in out for _, out, _ in found)
@@ -221,22 +223,22 @@ def test_what_the_user_can_mend_is_not_tried_again(make_config: MakeConfig, capf
 LAUNCHER = """
 import sys
 from pathlib import Path
-from erniekit.parallel.nodes import Meeting
+from erniekit.parallel.nodes import Rendezvous
 from erniekit.parameters import Config
 from erniekit.runners.launching import Job, run_job
 config, behaviour, here, port = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 config = Config.load(config, verb="train")
 output = Path(config.basic.output_dir)
 command = (sys.executable, PROGRAM, behaviour, str(output))
-meeting = Meeting(2, ("127.0.0.1", port)) if port else None
+meeting = Rendezvous(2, ("127.0.0.1", port)) if port else None
 sys.exit(run_job(Job(config, command, here, False, meeting, output / "rank_logs")))
 """
 
 
-def start_launcher(config: Config, behaviour: str, here: int = 2, port: int = 0) -> subprocess.Popen:
+def start_launcher(config: Config, behaviour: str, nproc_per_node: int = 2, port: int = 0) -> subprocess.Popen:
     Path(config.basic.output_dir).mkdir(exist_ok=True)
     program = f"PROGRAM = {str(PROGRAM)!r}\n{LAUNCHER}"
-    words = [sys.executable, "-c", program, str(config.path), behaviour, str(here), str(port)]
+    words = [sys.executable, "-c", program, str(config.path), behaviour, str(nproc_per_node), str(port)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -272,9 +274,9 @@ def test_ranks_that_do_not_stop_are_ended_with_the_third_signal(make_config: Mak
         wait_for_the_end(path.read_text())
 
 
-def on_two_nodes(config: Config, behaviour: str, here: int = 2) -> list[tuple[int, str, str]]:
+def on_two_nodes(config: Config, behaviour: str, nproc_per_node: int = 2) -> list[tuple[int, str, str]]:
     port = free_port("127.0.0.1")
-    launchers = [start_launcher(config, behaviour, here=here, port=port) for _ in range(2)]
+    launchers = [start_launcher(config, behaviour, nproc_per_node=nproc_per_node, port=port) for _ in range(2)]
     both = [(*launcher.communicate(timeout=30), launcher.returncode) for launcher in launchers]
     return sorted((code, out, err) for out, err, code in both)
 
@@ -311,7 +313,7 @@ def test_two_nodes_end_with_a_failure_on_one(make_config: MakeConfig) -> None:
 @pytest.mark.distributed
 def test_two_nodes_refuse_a_layout_that_does_not_fit_both(make_config: MakeConfig) -> None:
     config, port = make_config(tensor_parallel_degree=4), free_port("127.0.0.1")
-    launchers = [start_launcher(config, "say_who", here=1, port=port) for _ in range(2)]
+    launchers = [start_launcher(config, "say_who", nproc_per_node=1, port=port) for _ in range(2)]
     for launcher in launchers:
         assert "ConfigurationError: 2 ranks cannot be divided by the layout" in launcher.communicate(timeout=30)[1]
         assert launcher.returncode
@@ -321,7 +323,7 @@ def test_two_nodes_refuse_a_layout_that_does_not_fit_both(make_config: MakeConfi
 @pytest.mark.distributed
 def test_two_nodes_end_when_one_launcher_is_killed(make_config: MakeConfig) -> None:
     config, port = make_config(), free_port("127.0.0.1")
-    launchers = [start_launcher(config, "does_not_stop", here=2, port=port) for _ in range(2)]
+    launchers = [start_launcher(config, "does_not_stop", nproc_per_node=2, port=port) for _ in range(2)]
     wait_until_ready(config, 4)
     os.kill(launchers[0].pid, signal.SIGKILL)
     _, error = launchers[1].communicate(timeout=15)

@@ -66,7 +66,7 @@ def test_its_command_validates_it_and_its_ranks_fit(path: Path, capsys: pytest.C
     assert model is not None
     for count in (ranks, 2 * ranks):  # twice as many ranks read twice as much data
         plan = plan_layout(config, model, count)
-        assert plan.topology.readers == config.distributed.sharding_parallel_degree * count // ranks
+        assert plan.topology.dp_world_size == config.distributed.sharding_parallel_degree * count // ranks
         assert max(memory["total"] for memory in plan.memory) < BYTES_OF_A_GPU
     if ranks > 1:
         with pytest.raises(ConfigurationError, match="cannot be divided by the layout"):

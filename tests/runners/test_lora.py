@@ -198,7 +198,7 @@ def test_evaluation_and_try_see_the_adapters(
     assert result.loss == pytest.approx(run.result.evaluation.loss, rel=1e-6)
     lines: list[str] = []
     monkeypatch.setattr(try_one, "GOAL", 0.9)  # frozen random weights keep adapters from more
-    assert try_one.try_one_sample(make_config(**values, lora_rank=16), say=lines.append)
+    assert try_one.overfit_check(make_config(**values, lora_rank=16), say=lines.append)
     assert any("adapters: new" in line for line in lines)
 
 

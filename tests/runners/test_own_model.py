@@ -12,8 +12,8 @@ from erniekit.model.configuration import ModelConfig
 from erniekit.model.quantization.fp8 import compute_in_fp8, read_averages
 from erniekit.model.quantization.settings import Fp8
 from erniekit.model.randomness import Randomness
-from erniekit.runners.own_model import OwnModel
-from erniekit.training.ranks import SINGLE
+from erniekit.runners.own_model import LocalModelShard
+from erniekit.training.ranks import SINGLE_PROCESS
 
 TINY = {
     "model_type": "ernie4_5", "vocab_size": 32, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -24,12 +24,12 @@ TINY = {
 def test_ranks_exchange_nothing_since_another_one_may_have_failed(tmp_path: Path) -> None:
     """A rank whose disk is full says so in its next exchange; one that still writes would take that for an answer."""
 
-    def exchange(value: Any) -> list[Any]:
+    def all_gather_object(value: Any) -> list[Any]:
         pytest.fail("exchanged")
 
     model = build_model(ModelConfig.from_json(TINY), None)
     linear = model.layers[0].mlp.gate_proj
-    model.activation_scales = compute_in_fp8({"gate_proj": linear}, Fp8(), Randomness(0), exchange)
+    model.activation_scales = compute_in_fp8({"gate_proj": linear}, Fp8(), Randomness(0), all_gather_object)
     linear.product.end_step(3.0)
-    OwnModel(model, SINGLE, adapters=False).write(tmp_path)
+    LocalModelShard(model, SINGLE_PROCESS, adapters=False).write(tmp_path)
     assert read_averages(tmp_path) == {"gate_proj": (3.0, 1)}

@@ -95,8 +95,8 @@ def test_pairs_without_scores_are_refused_where_scores_are_needed(make_config: M
 def test_what_packing_has_decided_is_told_to_have_no_effect(make_config: Make) -> None:
     decided = {"packing": False, "over_length_policy": "error", "max_prompt_len": 5}
     replay = {"stage": "DPO", "train_dataset_path": "packed", "train_dataset_type": "packed", **decided}
-    told = "\n".join(make_config(**replay).messages)
-    assert all(f"`{name}` (" in told and "`erniekit pack` has decided it" in told for name in decided)
+    messages = "\n".join(make_config(**replay).messages)
+    assert all(f"`{name}` (" in messages and "`erniekit pack` has decided it" in messages for name in decided)
     held_out = {"do_eval": True, "eval_dataset_path": "e.jsonl"}  # which is packed and cut by the run itself
     assert not any("has decided it" in line for line in make_config(**replay, **held_out).messages)
 

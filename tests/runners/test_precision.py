@@ -13,9 +13,9 @@ from erniekit.model.kernels import FusedKernels
 from erniekit.model.mixed_precision import MixedPrecision
 from erniekit.parameters import Config
 from erniekit.runners.precision import (
+    apply_mixed_precision,
     choose_kernels,
-    compute_as_asked,
-    first_loss_scale,
+    initial_loss_scale,
     mixed_precision,
     unknown_operators,
 )
@@ -40,9 +40,9 @@ def test_every_parameter_arrives_on_a_gpu(
 ) -> None:
     config = make_config(**ASKED)
     assert mixed_precision(config) == MixedPrecision("float16", "O2", ("lookup_table", "matmul"), ("reduce_sum",), True)
-    assert first_loss_scale(config) == 4096.0
+    assert initial_loss_scale(config) == 4096.0
     wide = make_config(bf16=True, scale_loss=4096)
-    assert mixed_precision(wide) == MixedPrecision("bfloat16") and first_loss_scale(wide) is None
+    assert mixed_precision(wide) == MixedPrecision("bfloat16") and initial_loss_scale(wide) is None
     assert mixed_precision(make_config()) is None
     monkeypatch.setattr("erniekit.model.kernels._chosen", FusedKernels())
     lines: list[str] = []
@@ -56,7 +56,7 @@ def test_fusing_biases_that_a_model_lacks_is_told(
 ) -> None:
     monkeypatch.setattr("erniekit.model.kernels._chosen", FusedKernels(linear=True))
     lines: list[str] = []
-    compute_as_asked(make_config(fuse_linear=True), tiny_model(**changes), lines.append)
+    apply_mixed_precision(make_config(fuse_linear=True), tiny_model(**changes), lines.append)
     assert lines == ["`fuse_linear` has no effect: no linear layer of this model has a bias"] * said
 
 

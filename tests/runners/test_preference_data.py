@@ -75,8 +75,8 @@ def test_the_first_pair_of_a_try_is_that_of_a_run(on_pairs: Callable[..., Any], 
         config = on_pairs(records, **parameters)
         return try_one.first_sample(config, *open_tokenizer(config), lines.append)
 
-    place, sample = first([LONG_QUESTION, LONG_HISTORY, {"question": 1}], max_prompt_len=60)
-    assert place.endswith("pairs.jsonl:2") and 20 < sample.pair.chosen + 1 <= 60
+    location, sample = first([LONG_QUESTION, LONG_HISTORY, {"question": 1}], max_prompt_len=60)
+    assert location.endswith("pairs.jsonl:2") and 20 < sample.pair.chosen + 1 <= 60
     assert lines == ["skipped 1 records before it, longer than max_seq_len 128 or max_prompt_len 60"]
     with pytest.raises(DataError, match=r"pairs.jsonl:1: prompt: expected at most 60 tokens"):
         first([LONG_QUESTION, PAIR], max_prompt_len=60, over_length_policy="error")

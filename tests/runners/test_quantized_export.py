@@ -44,7 +44,7 @@ def read(folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("algorithm", WEIGHT_ONLY)
-def test_linear_weights_are_written_in_few_bits_and_read_as_what_their_codes_stand_for(
+def test_quantized_linear_weights_are_read_as_their_codes_say(
     algorithm: str, train: Train, moe_model: Path, tmp_path: Path
 ) -> None:
     run, target = train(model_name_or_path=str(moe_model)), tmp_path / "exported"

@@ -151,9 +151,9 @@ def test_optimizer_states_may_stay_with_their_ranks(train: Train, train_on_ranks
     alone |= {"per_device_train_batch_size": 1, "resume_from_checkpoint": True}
     with pytest.raises(CheckpointError) as refused:
         train(**alone)
-    told = str(refused.value)
-    assert "written on: 2 ranks: sharding_parallel_degree 2, sharding stage1" in told
-    assert "this run:   1 rank\n" in told and "ignore_load_lr_and_optim: true" in told
+    message = str(refused.value)
+    assert "written on: 2 ranks: sharding_parallel_degree 2, sharding stage1" in message
+    assert "this run:   1 rank\n" in message and "ignore_load_lr_and_optim: true" in message
     fresh = train(**alone, ignore_load_lr_and_optim=True)
     assert fresh.losses[:3] == first.losses[:3] and fresh.losses[3] == pytest.approx(first.losses[3], rel=0.2)
 

@@ -169,7 +169,7 @@ def test_a_signal_stops_the_run_with_a_checkpoint(number: signal.Signals, code: 
 
 
 def test_no_rank_outlives_a_launcher_that_is_killed(make_config: MakeConfig, tmp_path: Path) -> None:
-    config, told = make_config(max_steps=100_000), tmp_path / "told"
+    config, pid_file = make_config(max_steps=100_000), tmp_path / "told"
     program = (
         "import sys; from erniekit.parameters import Config; from pathlib import Path\n"
         "from erniekit.runners.launching import Job, run_job\n"
@@ -177,8 +177,8 @@ def test_no_rank_outlives_a_launcher_that_is_killed(make_config: MakeConfig, tmp
         "rank = (sys.executable, '-m', 'tests.runners.faulty_rank', 'tells_its_number', 'every', '1', 'train')\n"
         f"run_job(Job(config, (*rank, str(config.path)), 2, False, None, Path({str(tmp_path)!r})))"
     )
-    job = started(config, "-c", program, TELL=str(told))
-    pids = wait_for(told, lines=2)
+    job = started(config, "-c", program, TELL=str(pid_file))
+    pids = wait_for(pid_file, lines=2)
     job.kill()
     job.communicate()
     for pid in pids:

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.distributed
 COMMON = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 1, "max_grad_norm": 0.5}
-DIVIDED = {**COMMON, "gradient_accumulation_steps": 2, "sharding_parallel_degree": 2}
+SHARDED = {**COMMON, "gradient_accumulation_steps": 2, "sharding_parallel_degree": 2}
 STAGES: dict[str, dict[str, Any]] = {
     "stage1": {"sharding": "stage1"},
     "stage1 split": {"sharding": "stage1", "sharding_parallel_config": "split_param enable_release_grads"},
@@ -45,7 +45,7 @@ def test_ranks_train_as_one_process_and_go_on_from_their_checkpoint(
     parameters = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "do_eval": True, "eval_steps": 2}
     parameters |= {"eval_dataset_path": str(records), "max_evaluate_steps": 5, "weight_decay": 0.1}
     alone = train(**COMMON, **parameters)
-    divided = train_on_ranks(**DIVIDED, **STAGES[stage], **parameters)
+    divided = train_on_ranks(**SHARDED, **STAGES[stage], **parameters)
     np.testing.assert_allclose(divided.losses, alone.losses, atol=1e-5)
     evaluations = [json.loads((run.output / "eval_results.json").read_text()) for run in (divided, alone)]
     assert evaluations[0]["eval_loss"] == pytest.approx(evaluations[1]["eval_loss"], abs=1e-5)
@@ -62,7 +62,7 @@ def test_ranks_train_as_one_process_and_go_on_from_their_checkpoint(
     shutil.rmtree(divided.output / "checkpoint-4")
     for path in divided.output.glob("model*"):
         path.unlink()
-    again = train_on_ranks(**DIVIDED, **STAGES[stage], **parameters, resume_from_checkpoint=True)
+    again = train_on_ranks(**SHARDED, **STAGES[stage], **parameters, resume_from_checkpoint=True)
     for name, values in tensors(again.output, "model*.safetensors").items():
         np.testing.assert_array_equal(values, found[name], err_msg=name)
 
@@ -73,7 +73,7 @@ def test_a_stage_may_have_no_adapters_to_divide(
 ) -> None:
     parameters = {"max_steps": 2, "model_name_or_path": str(tiny_base), "continue_training": True}
     parameters |= {"fine_tuning": "LoRA", "lora_target_modules": "model.layers.0.*", "learning_rate": 0.01}
-    divided = train_on_ranks(**DIVIDED, **STAGES["stage1"], **parameters, pipeline_parallel_degree=2)
+    divided = train_on_ranks(**SHARDED, **STAGES["stage1"], **parameters, pipeline_parallel_degree=2)
     np.testing.assert_allclose(divided.losses, train(**COMMON, **parameters).losses, atol=1e-5)
 
 
@@ -83,7 +83,7 @@ def test_answers_are_written_while_parameters_are_divided(
 ) -> None:
     parameters = {"max_steps": 2, "do_eval": True, "eval_steps": 2, "eval_dataset_path": str(records)}
     parameters |= {"max_evaluate_steps": 2, "eval_answers": 3}
-    runs = [train(**COMMON, **parameters), train_on_ranks(**DIVIDED, **STAGES["stage3"], **parameters)]
+    runs = [train(**COMMON, **parameters), train_on_ranks(**SHARDED, **STAGES["stage3"], **parameters)]
     answers = [json.loads((run.output / "eval_results.json").read_text()) for run in runs]
     figures = [{name: found[name] for name in ("eval_rouge1", "eval_bleu", "eval_exact_match")} for found in answers]
     assert figures[1] == figures[0]
@@ -95,13 +95,13 @@ def test_any_layout_goes_on_from_a_checkpoint_of_another(
 ) -> None:
     """Checkpoints are whole, whatever divided what they hold."""
     parameters = {"max_steps": 3, "save_strategy": "steps", "save_steps": 2}
-    divided = train_on_ranks(**DIVIDED, **STAGES["stage3"], **parameters)
+    divided = train_on_ranks(**SHARDED, **STAGES["stage3"], **parameters)
     shutil.rmtree(divided.output / "checkpoint-3")
     alone = train(**COMMON, **parameters, output_dir=str(divided.output), resume_from_checkpoint=True)
     assert alone.losses[-1] == pytest.approx(divided.losses[-1], abs=1e-5)
     for stage in ("stage1 split", "stage3"):
         shutil.rmtree(divided.output / "checkpoint-3")
-        again = train_on_ranks(**DIVIDED, **STAGES[stage], **parameters, resume_from_checkpoint=True)
+        again = train_on_ranks(**SHARDED, **STAGES[stage], **parameters, resume_from_checkpoint=True)
         assert again.losses[-1] == pytest.approx(divided.losses[-1], abs=1e-5)
 
 
@@ -119,10 +119,10 @@ def test_beside_other_parallelism(
 ) -> None:
     parameters = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "weight_decay": 0.1}
     alone = train(**COMMON, **parameters)
-    divided = train_on_ranks(**DIVIDED, **STAGES[stage], **OTHERS[other], **parameters)
+    divided = train_on_ranks(**SHARDED, **STAGES[stage], **OTHERS[other], **parameters)
     np.testing.assert_allclose(divided.losses, alone.losses, atol=1e-5)
     shutil.rmtree(divided.output / "checkpoint-4")
-    again = train_on_ranks(**DIVIDED, **STAGES[stage], **OTHERS[other], **parameters, resume_from_checkpoint=True)
+    again = train_on_ranks(**SHARDED, **STAGES[stage], **OTHERS[other], **parameters, resume_from_checkpoint=True)
     assert again.losses == divided.losses
 
 
@@ -151,8 +151,8 @@ def test_references_of_preferences_read_what_ranks_divide(
     parameters |= {"train_dataset_path": str(ROOT / "examples/data/preference-train.jsonl"), **REFERENCES[reference]}
     parameters |= {"save_strategy": "steps", "save_steps": 3}
     alone = train(**COMMON, **parameters)
-    divided = train_on_ranks(**DIVIDED, **STAGES[stage], **parameters)
+    divided = train_on_ranks(**SHARDED, **STAGES[stage], **parameters)
     np.testing.assert_allclose(divided.losses, alone.losses, atol=1e-5)
     shutil.rmtree(divided.output / "checkpoint-5")
-    again = train_on_ranks(**DIVIDED, **STAGES[stage], **parameters, resume_from_checkpoint=True)
+    again = train_on_ranks(**SHARDED, **STAGES[stage], **parameters, resume_from_checkpoint=True)
     assert again.losses[-1] == divided.losses[-1]

@@ -19,8 +19,8 @@ from erniekit.parallel.topology import Topology
 from erniekit.parameters import Config
 from erniekit.parameters.declaration import GPU_ONLY
 from erniekit.parameters.schema import PARAMETERS
-from erniekit.runners.layout_plan import divided_layers
-from erniekit.runners.shrink import Miniature, shrink, shrink_words
+from erniekit.runners.layout_plan import partition_layers
+from erniekit.runners.shrink import ShrunkRun, shrink, shrink_overrides
 
 from .test_layout_examples import COMMANDS, _name
 
@@ -35,14 +35,14 @@ def _model(size: str = "21B-A3B") -> ModelConfig:
     return model
 
 
-def _miniature(values: dict, model: ModelConfig | None = None) -> tuple[Miniature, Topology]:
+def _shrunk_run(values: dict, model: ModelConfig | None = None) -> tuple[ShrunkRun, Topology]:
     """The miniature, and its layout as `train` will see it."""
     config = Config.from_mapping(NEEDED | values)
-    miniature = shrink(config, model or _model(), VOCABULARY)
-    small = Config.from_mapping(config.resolved() | dict(miniature.parameters))
-    topology = topology_from(small, miniature.ranks)
-    divided_layers(small, miniature.model, topology)  # raises where something cannot be divided
-    return miniature, topology
+    shrunk_run = shrink(config, model or _model(), VOCABULARY)
+    small = Config.from_mapping(config.resolved() | dict(shrunk_run.parameters))
+    topology = topology_from(small, shrunk_run.ranks)
+    partition_layers(small, shrunk_run.model, topology)  # raises where something cannot be divided
+    return shrunk_run, topology
 
 
 @pytest.mark.parametrize(
@@ -72,36 +72,36 @@ def _miniature(values: dict, model: ModelConfig | None = None) -> tuple[Miniatur
     ],
 )
 def test_each_axis_keeps_two_ranks_as_far_as_four_allow(values: dict, kept: Topology, lost: Iterable[str]) -> None:
-    miniature, topology = _miniature(values)
-    assert topology == kept and miniature.ranks <= 4
-    notes = "\n".join(miniature.notes)
+    shrunk_run, topology = _shrunk_run(values)
+    assert topology == kept and shrunk_run.ranks <= 4
+    notes = "\n".join(shrunk_run.notes)
     assert all(words in notes for words in lost) and bool(notes) == bool(lost)
 
 
 def test_every_kind_of_layer_stays() -> None:
-    small = _miniature({})[0].model
+    small = _shrunk_run({})[0].model
     kinds = [small.is_moe_layer(layer) for layer in range(small.num_hidden_layers)]
     assert kinds == [False, True, True, True]
     assert small.moe_num_shared_experts == 1 and small.moe_num_experts > small.moe_k > 1
     assert small.num_attention_heads > small.num_key_value_heads
     assert small.tie_word_embeddings and small.parameter_count() < 1e6
-    assert _miniature({}, _model("300B-A47B"))[0].model.moe_num_shared_experts == 0
-    assert not any(map(_miniature({}, _model("0.3B"))[0].model.is_moe_layer, range(4)))
+    assert _shrunk_run({}, _model("300B-A47B"))[0].model.moe_num_shared_experts == 0
+    assert not any(map(_shrunk_run({}, _model("0.3B"))[0].model.is_moe_layer, range(4)))
 
 
 def test_the_ways_of_cutting_a_pipeline_stay() -> None:
     degree = {"pipeline_parallel_degree": 2}
-    segments = _miniature(degree | {"pp_seg_method": [0, 20]})[0].parameters["pp_seg_method"]
+    segments = _shrunk_run(degree | {"pp_seg_method": [0, 20]})[0].parameters["pp_seg_method"]
     assert segments == [0, 3]  # the embedding and two layers
-    assert _miniature(degree | {"pp_seg_method": "uniform"})[0].parameters["pp_seg_method"] == "uniform"
-    miniature, _ = _miniature({"pipeline_parallel_degree": 10, "add_tail_layers": 2})
-    assert (miniature.model.num_hidden_layers, miniature.parameters["add_tail_layers"]) == (3, 1)
+    assert _shrunk_run(degree | {"pp_seg_method": "uniform"})[0].parameters["pp_seg_method"] == "uniform"
+    shrunk_run, _ = _shrunk_run({"pipeline_parallel_degree": 10, "add_tail_layers": 2})
+    assert (shrunk_run.model.num_hidden_layers, shrunk_run.parameters["add_tail_layers"]) == (3, 1)
 
 
 def test_what_the_run_needs_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     config = Config.from_mapping(NEEDED | {"output_dir": str(tmp_path / "out"), "lora": True, "learning_rate": 0.5})
-    words, ranks, lines = shrink_words(config)
+    words, ranks, lines = shrink_overrides(config)
     small = Config.from_mapping(config.resolved(), overrides=words)
     folder = Path(small.basic.model_name_or_path)
     assert folder == tmp_path / "out-shrunken" / "model" and ranks == 1 and str(folder.parent) in lines[0]
@@ -113,9 +113,9 @@ def test_what_the_run_needs_is_written(tmp_path: Path, monkeypatch: pytest.Monke
 def test_evaluation_stays_on_shipped_data() -> None:
     values = {"do_eval": True, "eval_dataset_path": "e", "eval_steps": 50, "save_steps": 50}
     best = {"load_best_model_at_end": True, "early_stopping_patience": 2, "save_strategy": "steps"}
-    parameters = _miniature(values | best)[0].parameters
+    parameters = _shrunk_run(values | best)[0].parameters
     assert Path(parameters["eval_dataset_path"][0]).is_file() and parameters["eval_steps"] == 1
-    assert "eval_dataset_path" not in _miniature({})[0].parameters
+    assert "eval_dataset_path" not in _shrunk_run({})[0].parameters
 
 
 def test_a_model_of_unknown_shape_cannot_be_shrunk(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def _distinct() -> list[Path]:
     seen, chosen = set(), []
     for path in COMMANDS:
         config = Config.load(path)
-        miniature = shrink(config, _model(path.parent.name.removeprefix("ernie-4.5-").upper()), VOCABULARY)
-        values = config.resolved() | dict(miniature.parameters)
-        key = repr((miniature.model, sorted(item for item in values.items() if item[0] not in left_out)))
+        shrunk_run = shrink(config, _model(path.parent.name.removeprefix("ernie-4.5-").upper()), VOCABULARY)
+        values = config.resolved() | dict(shrunk_run.parameters)
+        key = repr((shrunk_run.model, sorted(item for item in values.items() if item[0] not in left_out)))
         if key not in seen:
             seen.add(key)
             chosen.append(path)

@@ -51,7 +51,7 @@ def test_training_continues_from_the_saved_model(train: Train, tmp_path: Path) -
     assert from_checkpoint.losses == from_model.losses  # the last checkpoint holds the final weights
 
 
-def test_an_evaluation_on_its_own_gives_the_figures_of_the_last_one_in_training(
+def test_standalone_evaluation_equals_the_last_one_in_training(
     make_config: Callable[..., Any], records: Path, train: Train
 ) -> None:
     from erniekit.runners.evaluate import run_evaluation
@@ -89,8 +89,8 @@ def test_settings_of_generation_stay_with_the_model(train: Train, tiny_model: Pa
     shutil.copytree(tiny_model, folder)
     (folder / "generation_config.json").write_text('{"top_p": 0.8, "eos_token_id": [2, 5]}')
     run = train(model_name_or_path=str(folder), save_strategy="steps", save_steps=4)
-    for place in (run.output, run.output / "checkpoint-4"):
-        settings = json.loads((place / "generation_config.json").read_text())
+    for model_dir in (run.output, run.output / "checkpoint-4"):
+        settings = json.loads((model_dir / "generation_config.json").read_text())
         assert settings == {"top_p": 0.8, "eos_token_id": [2, 5], "bos_token_id": 1, "pad_token_id": 0}
     (folder / "generation_config.json").write_text("[]")
     with pytest.raises(UserError, match=r"generation_config\.json: expected a JSON object"):

@@ -18,7 +18,7 @@ from erniekit.runners.preview import data_summary, preview
 def test_one_sample_is_overfitted_and_nothing_written(make_config: Callable[..., Any]) -> None:
     lines: list[str] = []
     config = make_config(learning_rate=3e-2)
-    assert try_one.try_one_sample(config, say=lines.append)
+    assert try_one.overfit_check(config, say=lines.append)
     assert lines[-1].startswith("OK")
     assert "train.jsonl:1" in "\n".join(lines)
     assert not Path(config.basic.output_dir).exists()
@@ -31,19 +31,19 @@ def test_only_the_first_sample_that_fits_is_read(make_config: Callable[..., Any]
     good = json.dumps({"src": "What is 1 + 1?", "tgt": "2"})
     path.write_text(f"{long}\n{long}\n{good}\nthis line is never read\n", encoding="utf-8")
     lines: list[str] = []
-    assert try_one.try_one_sample(make_config(train_dataset_path=str(path), learning_rate=3e-2), say=lines.append)
+    assert try_one.overfit_check(make_config(train_dataset_path=str(path), learning_rate=3e-2), say=lines.append)
     assert "skipped 2 records before it" in "\n".join(lines)
     assert f"overfitting {path}:3 " in "\n".join(lines)
 
     path.write_text(f"{long}\n", encoding="utf-8")
     with pytest.raises(UserError, match="none of 1 records fits max_seq_len 128"):
-        try_one.try_one_sample(make_config(train_dataset_path=str(path)), say=lines.append)
+        try_one.overfit_check(make_config(train_dataset_path=str(path)), say=lines.append)
     without_data = {"do_train": False, "do_eval": True, "eval_dataset_path": str(path), "train_dataset_path": None}
     with pytest.raises(UserError, match="no file is set"):
-        try_one.try_one_sample(make_config(**without_data), say=lines.append)
+        try_one.overfit_check(make_config(**without_data), say=lines.append)
     path.write_text('{"src": 1}\n', encoding="utf-8")
     with pytest.raises(UserError, match=r"data\.jsonl:1: src"):
-        try_one.try_one_sample(make_config(train_dataset_path=str(path)), say=lines.append)
+        try_one.overfit_check(make_config(train_dataset_path=str(path)), say=lines.append)
 
 
 def test_a_plain_text_is_tried_too(make_config: Callable[..., Any], tmp_path: Path) -> None:
@@ -51,13 +51,13 @@ def test_a_plain_text_is_tried_too(make_config: Callable[..., Any], tmp_path: Pa
     path.write_text(json.dumps({"text": "The answer is 4. " * 200}), encoding="utf-8")
     lines: list[str] = []
     config = make_config(stage="PT", train_dataset_path=str(path), train_dataset_type="text", learning_rate=1e-2)
-    assert try_one.try_one_sample(config, say=lines.append)
+    assert try_one.overfit_check(config, say=lines.append)
     assert "128 tokens, 128 targets" in "\n".join(lines)
 
 
 def test_a_loss_that_is_not_finite_is_told(make_config: Callable[..., Any], tmp_path: Path) -> None:
     lines: list[str] = []
-    assert not try_one.try_one_sample(make_config(learning_rate=1e30), say=lines.append)
+    assert not try_one.overfit_check(make_config(learning_rate=1e30), say=lines.append)
     assert "NOT OK" in lines[-1] and "is not finite at step" in lines[-1] and "lower learning_rate" in lines[-1]
 
     make_config()
@@ -67,7 +67,7 @@ def test_a_loss_that_is_not_finite_is_told(make_config: Callable[..., Any], tmp_
 def test_a_model_that_does_not_learn_is_told(make_config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(try_one, "SECONDS", 0.0)
     lines: list[str] = []
-    assert not try_one.try_one_sample(make_config(), say=lines.append)
+    assert not try_one.overfit_check(make_config(), say=lines.append)
     assert lines[-1].startswith("NOT OK")
 
 

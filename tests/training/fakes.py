@@ -13,9 +13,9 @@ import paddle.nn.functional as F
 from safetensors.numpy import load_file, save_file
 
 from erniekit.training.loop import Trainer
-from erniekit.training.objectives import MicroLoss, Objective
+from erniekit.training.objectives import MicroBatchLoss, Objective
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer
-from erniekit.training.ranks import measure_in_turn
+from erniekit.training.ranks import forward_only_no_pipelining
 from erniekit.training.run_identity import RunIdentity
 from erniekit.training.schedules import Schedule
 from erniekit.training.settings import TrainingSettings
@@ -56,19 +56,19 @@ class FakePlan:
     def source_of(self, step: int) -> str:
         return "held out"
 
-    data_rank, data_world = 0, 1
+    dp_rank, dp_world_size = 0, 1
 
-    def part(self, stop: int) -> Iterator[tuple[int, FakeBatch]]:
+    def local_steps(self, stop: int) -> Iterator[tuple[int, FakeBatch]]:
         nothing = FakeBatch(np.zeros((1, 1), np.int64), np.full((1, 1), PADDING), ((),))
-        for first in range(0, stop, self.data_world):
-            step = first + self.data_rank
+        for first in range(0, stop, self.dp_world_size):
+            step = first + self.dp_rank
             yield (step, self.micro_batches(step)[0]) if step < stop else (stop - 1, nothing)
 
     def micro_batches(self, step: int) -> list[FakeBatch]:
-        epoch, place = divmod(step, self.steps_in_epoch(0))
+        epoch, index = divmod(step, self.steps_in_epoch(0))
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.sequences))
         size = self.batch_size * self.accumulation
-        chosen = order[place * size : (place + 1) * size]
+        chosen = order[index * size : (index + 1) * size]
         return [self.batch(part) for part in np.split(chosen, self.accumulation)]
 
     def batch(self, indices: np.ndarray) -> FakeBatch:
@@ -127,9 +127,9 @@ class FakeModel(paddle.nn.Layer):
         scale = paddle.rsqrt((hidden * hidden).mean(-1, keepdim=True) + 1e-6)
         return F.linear(hidden * scale * weight["model.norm.weight"], weight["lm_head.weight"])
 
-    def begin_micro_batch(self, *, step: int, micro_batch: int, dropout_scale: float, share: float) -> None:
+    def begin_micro_batch(self, *, step: int, micro_batch: int, dropout_scale: float, loss_weight: float) -> None:
         self.randomness.set(step=step, micro_batch=micro_batch, dropout_scale=dropout_scale)
-        self.shares = [*(self.shares if micro_batch else []), share]
+        self.shares = [*(self.shares if micro_batch else []), loss_weight]
 
     def end_step(self, *, skipped: bool = False) -> None:
         self.shares_of_step = tuple(self.shares)
@@ -145,12 +145,12 @@ class FakeModel(paddle.nn.Layer):
         return {name: tensor.numpy() for name, tensor in self.named.items()}
 
 
-def fake_loss(model: FakeModel, batch: FakeBatch) -> MicroLoss:
+def fake_loss(model: FakeModel, batch: FakeBatch) -> MicroBatchLoss:
     logits = model(paddle.to_tensor(batch.input_ids)).reshape([-1, VOCABULARY])
     labels = paddle.to_tensor(batch.labels).reshape([-1])
     loss = F.cross_entropy(logits, labels, reduction="sum", ignore_index=PADDING)
     correct = ((logits.argmax(-1) == labels) & (labels != PADDING)).astype("float32").sum()
-    return MicroLoss(loss, {"token_accuracy": correct})
+    return MicroBatchLoss(loss, {"token_accuracy": correct})
 
 
 FAKE_OBJECTIVE = Objective(fake_loss, lambda batch: batch.target_count, "target tokens", perplexity=True)
@@ -176,7 +176,7 @@ def fake_trainer(output_dir: Path, *, total_steps: int = 9, dropout: float = 0.3
         "model": model,
         "parameters": model.named,
         "optimizer": build_optimizer(model.named, OptimizerSettings(weight_decay=0.1)),
-        "schedule": Schedule("cosine", peak=0.05, total_steps=total_steps, warmup_steps=2),
+        "schedule": Schedule("cosine", peak_lr=0.05, total_steps=total_steps, warmup_steps=2),
         "plan": FakePlan(),
         "objective": FAKE_OBJECTIVE,
         "identity": identity(),
@@ -215,11 +215,11 @@ def without_speed(record: dict) -> dict:
     return {name: value for name, value in record.items() if name != "tokens_per_second"}
 
 
-class Recording:
+class RecordingRanks:
     """A rank that is alone, and keeps what it was asked to sum or to exchange."""
 
-    at_once = 1
-    measure = staticmethod(measure_in_turn)
+    num_forward_batches = 1
+    forward_only = staticmethod(forward_only_no_pipelining)
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -228,12 +228,12 @@ class Recording:
         self.asked.append(values)
         return values
 
-    def exchange(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         self.asked.append(value)
         return [value]
 
 
-class OneOf(Recording):
+class ReplayedRanks(RecordingRanks):
     """A rank among others that were asked for `asked`, one list for each: it has what all of them were asked for."""
 
     def __init__(self, *asked: list[Any]) -> None:
@@ -243,5 +243,5 @@ class OneOf(Recording):
     def sum(self, values: np.ndarray) -> np.ndarray:
         return np.sum(next(self._others), axis=0)
 
-    def exchange(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         return list(next(self._others))

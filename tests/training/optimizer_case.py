@@ -22,20 +22,20 @@ class CASE:
 
 
 def case_schedule() -> Schedule:
-    return Schedule("cosine", peak=0.05, total_steps=STEPS, warmup_steps=3, min_lr=0.005)
+    return Schedule("cosine", peak_lr=0.05, total_steps=STEPS, warmup_steps=3, min_lr=0.005)
 
 
 SCHEDULES = {
-    "linear": Schedule("linear", peak=1e-3, total_steps=30, warmup_steps=5),
-    "linear, no warm-up": Schedule("linear", peak=1e-3, total_steps=30),
-    "cosine": Schedule("cosine", peak=3e-4, total_steps=30, warmup_steps=4, min_lr=3e-5),
-    "cosine, waves": Schedule("cosine", peak=3e-4, total_steps=30, warmup_steps=4, num_cycles=1.5),
-    "polynomial": Schedule("polynomial", peak=1e-3, total_steps=30, warmup_steps=5, lr_end=1e-5, power=2.0),
-    "constant": Schedule("constant", peak=1e-3, total_steps=10),
-    "constant_with_warmup": Schedule("constant_with_warmup", peak=1e-3, total_steps=10, warmup_steps=4),
-    "wsd linear": Schedule("wsd", peak=1e-3, total_steps=30, warmup_steps=5, decay_steps=10, min_lr=1e-4),
-    "wsd cosine": Schedule("wsd", peak=1e-3, total_steps=30, warmup_steps=5, decay_steps=10, decay_shape="cosine"),
-    "wsd 1-sqrt": Schedule("wsd", peak=1e-3, total_steps=30, warmup_steps=5, decay_steps=10, decay_shape="1-sqrt"),
+    "linear": Schedule("linear", peak_lr=1e-3, total_steps=30, warmup_steps=5),
+    "linear, no warm-up": Schedule("linear", peak_lr=1e-3, total_steps=30),
+    "cosine": Schedule("cosine", peak_lr=3e-4, total_steps=30, warmup_steps=4, min_lr=3e-5),
+    "cosine, waves": Schedule("cosine", peak_lr=3e-4, total_steps=30, warmup_steps=4, num_cycles=1.5),
+    "polynomial": Schedule("polynomial", peak_lr=1e-3, total_steps=30, warmup_steps=5, lr_end=1e-5, power=2.0),
+    "constant": Schedule("constant", peak_lr=1e-3, total_steps=10),
+    "constant_with_warmup": Schedule("constant_with_warmup", peak_lr=1e-3, total_steps=10, warmup_steps=4),
+    "wsd linear": Schedule("wsd", peak_lr=1e-3, total_steps=30, warmup_steps=5, decay_steps=10, min_lr=1e-4),
+    "wsd cosine": Schedule("wsd", peak_lr=1e-3, total_steps=30, warmup_steps=5, decay_steps=10, decay_shape="cosine"),
+    "wsd 1-sqrt": Schedule("wsd", peak_lr=1e-3, total_steps=30, warmup_steps=5, decay_steps=10, decay_shape="1-sqrt"),
 }
 
 

@@ -7,13 +7,13 @@ import math
 import pytest
 
 from erniekit.errors import TrainingError
-from erniekit.training.best_model import BestSettings, BestSoFar, judge, out_of_patience
+from erniekit.training.best_model import BestSettings, BestSoFar, out_of_patience, update_best
 
 
 def run(values, **settings):
     chosen = BestSettings(metric_for_best_model="eval_x", **settings)
     best = BestSoFar()
-    judged = [judge(best, {"eval_x": value}, step, chosen) for step, value in enumerate(values, start=1)]
+    judged = [update_best(best, {"eval_x": value}, step, chosen) for step, value in enumerate(values, start=1)]
     return best, judged, out_of_patience(best, chosen)
 
 
@@ -63,11 +63,11 @@ def test_values_of_another_metric_are_not_compared():
     assert stop
     other = BestSettings(metric_for_best_model="eval_y", greater_is_better=True, patience=2)
     assert not out_of_patience(best, other)
-    assert judge(best, {"eval_y": 0.4}, 4, other)
+    assert update_best(best, {"eval_y": 0.4}, 4, other)
     assert seen(best) == (4, 0.4, 0)
-    assert not judge(best, {"eval_y": 0.3}, 5, other) and seen(best) == (4, 0.4, 1)
+    assert not update_best(best, {"eval_y": 0.3}, 5, other) and seen(best) == (4, 0.4, 1)
 
 
 def test_a_figure_that_is_not_there_is_told():
     with pytest.raises(TrainingError, match="eval_x is no figure of this evaluation; it has eval_loss"):
-        judge(BestSoFar(), {"eval_loss": 1.0}, 1, BestSettings(metric_for_best_model="eval_x"))
+        update_best(BestSoFar(), {"eval_loss": 1.0}, 1, BestSettings(metric_for_best_model="eval_x"))

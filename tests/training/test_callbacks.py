@@ -24,8 +24,8 @@ from erniekit.training.callbacks.live_progress import LiveProgress
 from erniekit.training.callbacks.log_file import LogFile, read_log
 from erniekit.training.callbacks.plain_lines import PlainLines
 from erniekit.training.callbacks.results import Results
-from erniekit.training.callbacks.text import duration, figures
-from erniekit.training.callbacks.unwritten import Unwritten
+from erniekit.training.callbacks.text import duration, format_metrics
+from erniekit.training.callbacks.unwritten import WarnOnIoError
 from erniekit.training.json_file import write_json
 from erniekit.training.output_folder import Start
 
@@ -84,7 +84,7 @@ def test_plain_lines() -> None:
 
 
 def test_figures_of_another_objective_are_shown_by_name() -> None:
-    assert figures({"step": 1, "loss": 0.5, "another": 0.1234567}) == "loss 0.5000  another 0.1235"
+    assert format_metrics({"step": 1, "loss": 0.5, "another": 0.1234567}) == "loss 0.5000  another 0.1235"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (61, "1:01"), (3725, "1:02:05")])
@@ -284,5 +284,5 @@ def test_event_files_that_cannot_be_written_are_told() -> None:
         close = staticmethod(lambda: None)
 
     said: list[str] = []
-    EventLog(FullDisk(), Unwritten("events", said.append)).on_log(RECORD)
+    EventLog(FullDisk(), WarnOnIoError("events", said.append)).on_log(RECORD)
     assert said == ["warning: could not write events: No space left on device; the run goes on"]

@@ -78,7 +78,7 @@ def test_state_and_identity_are_read_back_exactly(tmp_path: Path) -> None:
 def test_optimizer_state_is_read_back_exactly_from_one_file_or_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_a_file: int
 ) -> None:
-    monkeypatch.setattr(tensor_files, "BYTES_A_FILE", bytes_a_file)
+    monkeypatch.setattr(tensor_files, "MAX_FILE_BYTES", bytes_a_file)
     folder, state = save(tmp_path, FakeModel())
     files = sorted(path.name for path in folder.glob("optimizer*"))
     assert (len(files) == 1) == (bytes_a_file == 1 << 30)
@@ -97,7 +97,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         write_config(tmp_path, {})
 
 
-def test_a_complete_checkpoint_is_left_alone_and_an_incomplete_one_replaced(tmp_path: Path) -> None:
+def test_complete_checkpoints_are_kept_incomplete_ones_replaced(tmp_path: Path) -> None:
     folder, _ = save(tmp_path, FakeModel())
     weights = folder / "model.safetensors"
     written = weights.stat()

@@ -26,10 +26,10 @@ from erniekit.training.checkpoint_folder import (
     newest_complete,
     problems,
     prune,
+    publish_files,
     remove_leftovers,
     remove_model,
     step_of,
-    write_files_into,
     write_folder,
 )
 from erniekit.training.folder_lock import locked
@@ -140,10 +140,10 @@ def test_files_into_a_folder_replace_the_earlier_set_and_nothing_else(tmp_path: 
         for name in ("model-00001-of-00002", "model-00002-of-00002"):
             (folder / name).write_text(name)
 
-    write_files_into(tmp_path, first)
+    publish_files(tmp_path, first)
     (tmp_path / "training_log.jsonl").write_text("{}")
     write_folder(folder_of(tmp_path, 1), content(1))
-    write_files_into(tmp_path, content(7))
+    publish_files(tmp_path, content(7))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "checkpoint-1",
         MANIFEST,
@@ -260,17 +260,15 @@ def test_a_crash_at_any_point_of_saving_leaves_a_complete_checkpoint(tmp_path: P
         assert newest_complete(output_dir) == (folder_of(output_dir, 3), [])
 
 
-def test_a_crash_at_any_point_of_publishing_leaves_no_mixed_set_that_looks_complete(
-    tmp_path: Path, disk: CrashingDisk
-) -> None:
+def test_a_crash_while_publishing_leaves_no_mixed_complete_set(tmp_path: Path, disk: CrashingDisk) -> None:
     runs = iter(range(1000))
     output_dir = tmp_path
 
     def prepare() -> Callable[[], None]:
         nonlocal output_dir
         output_dir = tmp_path / str(next(runs))
-        write_files_into(output_dir, content(1))
-        return lambda: write_files_into(output_dir, content(2))
+        publish_files(output_dir, content(1))
+        return lambda: publish_files(output_dir, content(2))
 
     for _point in crash_points(disk, prepare):
         remove_leftovers(output_dir)
@@ -278,13 +276,11 @@ def test_a_crash_at_any_point_of_publishing_leaves_no_mixed_set_that_looks_compl
             assert problems(output_dir, hashes=True) == []
             step = json.loads((output_dir / "nested" / "state.json").read_text())["step"]
             assert (output_dir / "model.safetensors").read_bytes() == bytes([step]) * 100
-        write_files_into(output_dir, content(3))
+        publish_files(output_dir, content(3))
         assert problems(output_dir, hashes=True) == []
 
 
-def test_a_crash_at_any_point_of_publishing_is_mended_by_the_next_attempt_with_other_files(
-    tmp_path: Path, disk: CrashingDisk
-) -> None:
+def test_the_next_attempt_repairs_a_crash_while_publishing(tmp_path: Path, disk: CrashingDisk) -> None:
     """First one file, then (interrupted) two shards: none of either set may stay beside the last set."""
     runs = iter(range(1000))
     output_dir = tmp_path
@@ -296,24 +292,24 @@ def test_a_crash_at_any_point_of_publishing_is_mended_by_the_next_attempt_with_o
     def prepare() -> Callable[[], None]:
         nonlocal output_dir
         output_dir = tmp_path / str(next(runs))
-        write_files_into(output_dir, content(1))
-        return lambda: write_files_into(output_dir, shards)
+        publish_files(output_dir, content(1))
+        return lambda: publish_files(output_dir, shards)
 
     for _point in crash_points(disk, prepare):
         remove_leftovers(output_dir)
         assert not holds_foreign_model(output_dir)
-        write_files_into(output_dir, content(3))
+        publish_files(output_dir, content(3))
         assert sorted(path.name for path in output_dir.iterdir()) == [MANIFEST, "model.safetensors", "nested"]
 
 
-def test_a_crash_at_any_point_of_removing_a_model_leaves_it_whole_or_marked(tmp_path: Path, disk: CrashingDisk) -> None:
+def test_a_crash_while_removing_a_model_leaves_it_full_or_marked(tmp_path: Path, disk: CrashingDisk) -> None:
     runs = iter(range(1000))
     output_dir = tmp_path
 
     def prepare() -> Callable[[], None]:
         nonlocal output_dir
         output_dir = tmp_path / str(next(runs))
-        write_files_into(output_dir, content(1))
+        publish_files(output_dir, content(1))
         return lambda: remove_model(output_dir)
 
     for _point in crash_points(disk, prepare):
@@ -333,7 +329,7 @@ def test_a_manifest_cannot_name_files_outside_its_folder(tmp_path: Path, name: s
     for listing in (MANIFEST, PUBLISHING):
         (folder / listing).write_text(json.dumps({"format": 1, "files": {name: entry}}))
     assert problems(folder, hashes=True) == [f"{MANIFEST} is missing or unreadable"]
-    write_files_into(folder, content(1))
+    publish_files(folder, content(1))
     remove_model(folder)
     assert (tmp_path / "victim").read_text() == "precious"
 
@@ -406,7 +402,7 @@ def _hold(output_dir: Path, ready: object, release: object) -> None:
         release.wait(60)
 
 
-def test_a_second_run_in_the_same_folder_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+def test_a_second_run_in_a_folder_is_refused_until_the_first_ends(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     ready, release = context.Event(), context.Event()
     holder = context.Process(target=_hold, args=(tmp_path, ready, release))

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.training.checkpoint import load_state
-from erniekit.training.commands import CONTROL_FILE, Command, Commands, hand_on, parse
+from erniekit.training.commands import CONTROL_FILE, Command, Commands, forward_commands, parse
 from erniekit.training.output_folder import Start, open_output_folder
 from erniekit.training.schedules import learning_rate
 
-from .fakes import FakePlan, OneOf, Recorder, fake_trainer
+from .fakes import FakePlan, Recorder, ReplayedRanks, fake_trainer
 from .test_loop import steps_of
 
 FRESH = Start(None)
 EVALUATION = FakePlan(4, batch_size=1, accumulation=1)
 
 
-class Told:
+class ScriptedCommands:
     """Commands that come before certain steps."""
 
     def __init__(self, **lines: list[str]) -> None:
@@ -172,7 +172,7 @@ def test_a_terminal_that_hung_up_is_read_no_more(monkeypatch: pytest.MonkeyPatch
 
 def test_what_was_written_before_a_run_is_not_for_it(tmp_path: Path) -> None:
     (tmp_path / CONTROL_FILE).write_text("quit\nquit")
-    assert Commands.of_run(tmp_path).lines() == []
+    assert Commands.for_run(tmp_path).lines() == []
     assert not (tmp_path / CONTROL_FILE).exists()
 
 
@@ -202,8 +202,8 @@ def test_a_closed_pipe_is_read_no_more() -> None:
 
 def test_save_and_quit(tmp_path: Path) -> None:
     said: list[str] = []
-    told = Told(s2=["save"], s4=["save", "quit"])
-    result = fake_trainer(tmp_path, commands=told, say=said.append).fit(FRESH)
+    commands = ScriptedCommands(s2=["save"], s4=["save", "quit"])
+    result = fake_trainer(tmp_path, commands=commands, say=said.append).fit(FRESH)
     assert (result.step, result.exit_code, result.stopped_by) == (4, 0, None)
     assert steps_of(tmp_path) == [2, 4]
     assert said == [
@@ -223,12 +223,12 @@ def test_save_and_quit(tmp_path: Path) -> None:
 
 def test_the_learning_rate_stays_until_the_schedule_has_it_again(tmp_path: Path) -> None:
     recorder, said = Recorder(), []
-    told = Told(s3=["lr 0.002"], s5=["quit"])
-    trainer = fake_trainer(tmp_path, commands=told, callbacks=[recorder], say=said.append)
+    commands = ScriptedCommands(s3=["lr 0.002"], s5=["quit"])
+    trainer = fake_trainer(tmp_path, commands=commands, callbacks=[recorder], say=said.append)
     trainer.fit(FRESH)
     assert "lr: step 4 has a learning rate of 0.002, until `lr schedule`" in said
     with open_output_folder(tmp_path, resume_from_checkpoint=True, overwrite_output_dir=False) as start:
-        resumed = fake_trainer(tmp_path, commands=Told(s2=["lr schedule"]), callbacks=[recorder])
+        resumed = fake_trainer(tmp_path, commands=ScriptedCommands(s2=["lr schedule"]), callbacks=[recorder])
         resumed.model.load(start.checkpoint)
         resumed.fit(start)
     rates = [record["learning_rate"] for record in recorder.steps]
@@ -238,21 +238,23 @@ def test_the_learning_rate_stays_until_the_schedule_has_it_again(tmp_path: Path)
 
 def test_a_learning_rate_that_came_after_the_checkpoint_is_told(tmp_path: Path) -> None:
     said: list[str] = []
-    fake_trainer(tmp_path, commands=Told(s3=["save", "lr 2e-3", "quit"]), say=said.append).fit(FRESH)
+    fake_trainer(tmp_path, commands=ScriptedCommands(s3=["save", "lr 2e-3", "quit"]), say=said.append).fit(FRESH)
     assert "checkpoint-3 was saved before `lr`: tell the run that goes on from it again" in said
     said.clear()
-    fake_trainer(tmp_path / "b", commands=Told(s3=["lr 2e-3", "save", "quit"]), say=said.append).fit(FRESH)
+    fake_trainer(tmp_path / "b", commands=ScriptedCommands(s3=["lr 2e-3", "save", "quit"]), say=said.append).fit(FRESH)
     assert not any("saved before" in line for line in said)
-    fake_trainer(tmp_path / "c", commands=Told(s3=["save", "lr 2e-3", "save", "quit"]), say=said.append).fit(FRESH)
+    fake_trainer(
+        tmp_path / "c", commands=ScriptedCommands(s3=["save", "lr 2e-3", "save", "quit"]), say=said.append
+    ).fit(FRESH)
     assert load_state(tmp_path / "c" / "checkpoint-3").learning_rate is None  # the first one stayed
     assert sum("checkpoint-3 was saved before `lr`" in line for line in said) == 1
 
 
 def test_evaluation_and_status_change_nothing(tmp_path: Path) -> None:
     recorder, said = Recorder(), []
-    told = Told(s1=["status"], s5=["eval", "status", "what"])
+    commands = ScriptedCommands(s1=["status"], s5=["eval", "status", "what"])
     trainer = fake_trainer(
-        tmp_path / "told", commands=told, callbacks=[recorder], say=said.append, evaluation_plan=EVALUATION
+        tmp_path / "told", commands=commands, callbacks=[recorder], say=said.append, evaluation_plan=EVALUATION
     )
     trainer.fit(FRESH)
     assert [record["step"] for record in recorder.evaluations] == [5]
@@ -268,38 +270,40 @@ def test_evaluation_and_status_change_nothing(tmp_path: Path) -> None:
 
 def test_evaluation_without_data_is_answered(tmp_path: Path) -> None:
     said: list[str] = []
-    fake_trainer(tmp_path, commands=Told(s1=["eval"]), say=said.append).fit(FRESH)
+    fake_trainer(tmp_path, commands=ScriptedCommands(s1=["eval"]), say=said.append).fit(FRESH)
     assert said[0] == "eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path"
 
 
-class Follower(OneOf):
+class Follower(ReplayedRanks):
     """The second of two ranks: it has no terminal, and hears what the first one has read."""
 
-    is_first = False
+    is_main_process = False
 
 
 def test_other_ranks_obey_what_the_first_has_read(tmp_path: Path) -> None:
     from erniekit.training.signals import StopRequest
 
-    trainer = fake_trainer(tmp_path, commands=Told(s0=["quit"]))
+    trainer = fake_trainer(tmp_path, commands=ScriptedCommands(s0=["quit"]))
     trainer.ranks = Follower([[0, ["lr 0.5"]], [0, ["quit"]]], [[0, []], [0, []]])
-    assert not trainer._is_asked_to_stop(StopRequest())
+    assert not trainer._should_stop(StopRequest())
     assert trainer.state.learning_rate == 0.5
-    assert trainer._is_asked_to_stop(StopRequest())
+    assert trainer._should_stop(StopRequest())
 
 
 def test_lines_are_handed_on_to_the_ranks_of_a_job(tmp_path: Path) -> None:
     commands = Commands(tmp_path)
-    assert hand_on([], tmp_path / "not there") == ""
-    assert hand_on(["save"], tmp_path / "not there") == "save: the run has not begun; type it again then"
+    assert forward_commands([], tmp_path / "not there") == ""
+    assert forward_commands(["save"], tmp_path / "not there") == "save: the run has not begun; type it again then"
     assert not list(tmp_path.iterdir())
-    assert hand_on(["save"], tmp_path) == "" and hand_on(["lr 1e-4", "quit"], tmp_path) == ""
+    assert forward_commands(["save"], tmp_path) == "" and forward_commands(["lr 1e-4", "quit"], tmp_path) == ""
     assert commands.lines() == ["save", "lr 1e-4", "quit"]
 
 
 def test_a_file_that_cannot_be_written_ends_no_job(tmp_path: Path) -> None:
     (tmp_path / CONTROL_FILE).mkdir()
-    assert hand_on(["save", "quit"], tmp_path).startswith(f"save, quit: {tmp_path / CONTROL_FILE} cannot be written (")
+    assert forward_commands(["save", "quit"], tmp_path).startswith(
+        f"save, quit: {tmp_path / CONTROL_FILE} cannot be written ("
+    )
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -349,6 +353,6 @@ def test_no_bytes_end_a_run(tmp_path_factory: pytest.TempPathFactory, pieces: li
             file.write(piece)
         for line in commands.lines():
             try:
-                assert parse(line).word in ("save", "quit", "eval", "status", "lr")
+                assert parse(line).name in ("save", "quit", "eval", "status", "lr")
             except ValueError as error:
                 assert "is no command" in str(error) or "write a learning rate" in str(error)

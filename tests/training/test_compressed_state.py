@@ -15,12 +15,12 @@ from hypothesis.extra.numpy import array_shapes
 
 from erniekit.errors import CheckpointError
 from erniekit.model.storage.safetensors_file import SafetensorsFile, StoredTensor, write_stored
-from erniekit.model.whole import Held, OwnTensors, held
-from erniekit.model.whole import values_of as values_as_numpy
+from erniekit.model.whole import LocalTensors, SingleProcessTensors, local_tensors
+from erniekit.model.whole import to_numpy as values_as_numpy
 from erniekit.training import tensor_files
 from erniekit.training.checkpoint import TrainerState, load_optimizer, save_checkpoint
 from erniekit.training.compressed_state import CompressedState, decompressed
-from erniekit.training.moment_codes import FORMATS, O1, O2, MomentFormat, RootCodes, decode_second
+from erniekit.training.moment_codes import FORMATS, O1, O2, MomentFormat, SecondMomentCodes, decode_second
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer, optimizer_state
 
 from .fakes import FakeModel, identity
@@ -77,7 +77,7 @@ def rewritten(path: Path, metadata: Mapping[str, str] | None = None, **replaced:
 def test_a_checkpoint_says_how_it_is_stored_and_comes_back_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: MomentFormat, bytes_a_file: int
 ) -> None:
-    monkeypatch.setattr(tensor_files, "BYTES_A_FILE", bytes_a_file)
+    monkeypatch.setattr(tensor_files, "MAX_FILE_BYTES", bytes_a_file)
     folder, before = save(tmp_path, form)
     assert (len(list(folder.glob("optimizer*"))) > 1) == (bytes_a_file == 200)
     found, after = load(folder)
@@ -103,7 +103,7 @@ def test_without_a_stage_everything_comes_back_exactly(tmp_path: Path) -> None:
 @BOTH
 def test_bytes(tmp_path: Path, form: MomentFormat) -> None:
     values = {f"w/{kind}": paddle.rand([256, 512]) for kind in ("moment1", "moment2")}
-    state = CompressedState(OwnTensors(held(values)), form)
+    state = CompressedState(SingleProcessTensors(local_tensors(values)), form)
     size = sum(state.stored(name).nbytes for name in state.names)
     assert size <= 2 * 256 * 512 * (form.bits / 8 + 0.05 if form == O1 else form.bits / 8 + 0.06)
     assert size == sum(
@@ -123,9 +123,9 @@ def test_one_moment_at_a_time_is_read(form: MomentFormat) -> None:
             read.append(name)
             return values[name].numpy() if gives else None
 
-        whole = OwnTensors(Held(held(values).tensors, values.__getitem__))
-        whole.read = read_one  # type: ignore[assignment]
-        state = CompressedState(whole, form)
+        full = SingleProcessTensors(LocalTensors(local_tensors(values).tensors, values.__getitem__))
+        full.read = read_one  # type: ignore[assignment]
+        state = CompressedState(full, form)
         assert all((state.read(name) is not None) == gives for name in state.names)
         orders.append(read)
     assert orders[0] == orders[1] == ["a/moment2", "a/moment1", "b/moment2", "b/moment1"]
@@ -156,9 +156,9 @@ def test_whatever_there_is_comes_back_under_its_name(
         for (parameter, kind), (_, dtype) in tensors.items()
     }
     folder = tmp_path_factory.mktemp("any")
-    state = CompressedState(OwnTensors(held(values)), form)
+    state = CompressedState(SingleProcessTensors(local_tensors(values)), form)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(tensor_files, "BYTES_A_FILE", bytes_a_file)
+        patched.setattr(tensor_files, "MAX_FILE_BYTES", bytes_a_file)
         tensor_files.write_tensors(folder, "optimizer", state, state.metadata)
     files = decompressed(tensor_files.open_tensors(folder, "optimizer"), folder)
     assert set(files.names) == set(values)
@@ -172,7 +172,7 @@ def test_whatever_there_is_comes_back_under_its_name(
 
 
 class Made:
-    """`WholeTensors` that exist only while they are read."""
+    """`FullTensors` that exist only while they are read."""
 
     def __init__(self, parameters: int, shape: tuple[int, int]) -> None:
         self.names = [f"{number}/{kind}" for number in range(parameters) for kind in ("moment1", "moment2")]
@@ -207,9 +207,9 @@ def test_memory_holds_one_moment_beside_the_codes_of_the_other(tmp_path: Path, f
 
 def test_moments_in_bfloat16_are_compressed_as_well() -> None:
     values = {f"w/{kind}": paddle.rand([16, 128]).astype("bfloat16") for kind in ("moment1", "moment2")}
-    state = CompressedState(OwnTensors(held(values)), O1)
+    state = CompressedState(SingleProcessTensors(local_tensors(values)), O1)
     assert not set(state.names) & set(values)
-    roots = RootCodes(*(state.read(f"w/moment2_{part}") for part in ("codes", "low", "high")))
+    roots = SecondMomentCodes(*(state.read(f"w/moment2_{part}") for part in ("codes", "low", "high")))
     back = decode_second(roots, (16, 128), O1)
     np.testing.assert_allclose(back, values["w/moment2"].astype("float32").numpy(), rtol=0.1)
 
@@ -217,7 +217,7 @@ def test_moments_in_bfloat16_are_compressed_as_well() -> None:
 def test_a_share_of_a_matrix_is_no_norm() -> None:
     for size, kept in ((1 << 16, 2), ((1 << 16) + 1, 0)):
         values = {f"a/{kind}": paddle.rand([size]) for kind in ("moment1", "moment2")}
-        names = CompressedState(OwnTensors(held(values)), O1).names
+        names = CompressedState(SingleProcessTensors(local_tensors(values)), O1).names
         assert len(set(names) & set(values)) == kept
 
 
@@ -230,7 +230,7 @@ def test_moments_in_float64_or_of_one_kind_stay_as_they_are() -> None:
         "d/moment1": paddle.empty([0, 4]),
         "d/moment2": paddle.empty([0, 4]),
     }
-    state = CompressedState(OwnTensors(held(values)), O2)
+    state = CompressedState(SingleProcessTensors(local_tensors(values)), O2)
     assert state.names == tuple(values)
     for name, tensor in values.items():
         np.testing.assert_array_equal(state.read(name), tensor.numpy())
@@ -238,7 +238,7 @@ def test_moments_in_float64_or_of_one_kind_stay_as_they_are() -> None:
 
 def test_damaged_moments_are_not_written(tmp_path: Path) -> None:
     values = {f"w/{kind}": paddle.full([4, 4], float("nan")) for kind in ("moment1", "moment2")}
-    state = CompressedState(OwnTensors(held(values)), O1)
+    state = CompressedState(SingleProcessTensors(local_tensors(values)), O1)
     with pytest.raises(CheckpointError, match="w/moment2: a second moment is not finite"):
         tensor_files.write_tensors(tmp_path, "optimizer", state)
 
@@ -257,7 +257,7 @@ def test_codes_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
 
 
 def test_files_of_two_checkpoints_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_files, "BYTES_A_FILE", 200)
+    monkeypatch.setattr(tensor_files, "MAX_FILE_BYTES", 200)
     folder, _ = save(tmp_path, O2)
     rewritten(next(iter(sorted(folder.glob("optimizer*")))), {"ckpt_quant_stage": "O1", "moment_codes": "1"})
     with pytest.raises(CheckpointError, match="several checkpoints"):

@@ -10,9 +10,9 @@ import pytest
 
 from erniekit.errors import TrainingError
 from erniekit.training.evaluation import evaluate
-from erniekit.training.objectives import MicroLoss, Objective
+from erniekit.training.objectives import MicroBatchLoss, Objective
 
-from .fakes import FAKE_OBJECTIVE, PADDING, FakeBatch, FakeModel, FakePlan, OneOf, Recording
+from .fakes import FAKE_OBJECTIVE, PADDING, FakeBatch, FakeModel, FakePlan, RecordingRanks, ReplayedRanks
 
 
 def evaluation_plan(samples: int = 6) -> FakePlan:
@@ -40,7 +40,7 @@ def test_means_are_over_target_tokens(limit: int, run: int) -> None:
     assert (result.batches, result.batches_available, result.units) == (run, 6, targets)
     assert result.loss == pytest.approx(loss, rel=1e-5)
     assert result.perplexity == pytest.approx(math.exp(loss), rel=1e-5)
-    assert result.figures["token_accuracy"] == pytest.approx(accuracy)
+    assert result.metrics["token_accuracy"] == pytest.approx(accuracy)
     assert result.record().keys() >= {"eval_loss", "eval_perplexity", "eval_token_accuracy", "eval_batches"}
 
 
@@ -57,19 +57,22 @@ def test_batch_size_changes_nothing() -> None:
 def test_no_dropout_no_gradients_and_the_mode_is_put_back(training: bool) -> None:
     model = FakeModel(dropout=0.9)
     model.train() if training else model.eval()
-    place = (model.randomness.step, model.randomness.micro_batch)
+    position = (model.randomness.step, model.randomness.micro_batch)
     assert (
         evaluate(model, evaluation_plan(), FAKE_OBJECTIVE).loss
         == evaluate(FakeModel(), evaluation_plan(), FAKE_OBJECTIVE).loss
     )
     assert model.training is training
-    assert (model.randomness.step, model.randomness.micro_batch) == place
+    assert (model.randomness.step, model.randomness.micro_batch) == position
     assert all(parameter.grad is None for parameter in model.named.values())
 
 
 def test_perplexity_too_large_for_a_float() -> None:
     huge = Objective(
-        lambda model, batch: MicroLoss(paddle.to_tensor(1e4) * batch.target_count, {}), FAKE_OBJECTIVE.units, "", True
+        lambda model, batch: MicroBatchLoss(paddle.to_tensor(1e4) * batch.target_count, {}),
+        FAKE_OBJECTIVE.units,
+        "",
+        True,
     )
     assert evaluate(FakeModel(), evaluation_plan(), huge).perplexity == math.inf
 
@@ -82,7 +85,9 @@ def test_an_objective_without_perplexity_reports_none() -> None:
 
 
 def test_a_loss_that_is_not_finite_names_the_samples() -> None:
-    broken = Objective(lambda model, batch: MicroLoss(paddle.to_tensor(float("nan")), {}), FAKE_OBJECTIVE.units, "")
+    broken = Objective(
+        lambda model, batch: MicroBatchLoss(paddle.to_tensor(float("nan")), {}), FAKE_OBJECTIVE.units, ""
+    )
     plan = evaluation_plan()
     ((sample,),) = plan.micro_batches(0)[0].samples
     model = FakeModel()
@@ -90,9 +95,9 @@ def test_a_loss_that_is_not_finite_names_the_samples() -> None:
         evaluate(model, plan, broken, describe_sample=lambda index: f"eval.jsonl:{index + 1}")
 
 
-def one_of(world: int, rank: int, samples: int = 6) -> FakePlan:
+def plan_of_rank(world: int, rank: int, samples: int = 6) -> FakePlan:
     plan = evaluation_plan(samples)
-    plan.data_rank, plan.data_world = rank, world
+    plan.dp_rank, plan.dp_world_size = rank, world
     return plan
 
 
@@ -100,35 +105,37 @@ def one_of(world: int, rank: int, samples: int = 6) -> FakePlan:
 def test_ranks_that_divide_the_batches_have_the_result_of_one(world: int, limit: int) -> None:
     """Every rank takes as many turns; what it sums is recorded first, then each has the sums over all."""
     alone = evaluate(FakeModel(), evaluation_plan(), FAKE_OBJECTIVE, max_batches=limit)
-    plans = [one_of(world, rank) for rank in range(world)]
-    recordings = [Recording() for _ in plans]
+    plans = [plan_of_rank(world, rank) for rank in range(world)]
+    recordings = [RecordingRanks() for _ in plans]
     for plan, ranks in zip(plans, recordings, strict=True):
         evaluate(FakeModel(), plan, FAKE_OBJECTIVE, max_batches=limit, ranks=ranks)
     asked = [ranks.asked for ranks in recordings]
     for plan in plans:
-        result = evaluate(FakeModel(), plan, FAKE_OBJECTIVE, max_batches=limit, ranks=OneOf(*asked))
+        result = evaluate(FakeModel(), plan, FAKE_OBJECTIVE, max_batches=limit, ranks=ReplayedRanks(*asked))
         assert result.loss == pytest.approx(alone.loss, rel=1e-12)
-        assert result.figures == pytest.approx(alone.figures, rel=1e-12)
+        assert result.metrics == pytest.approx(alone.metrics, rel=1e-12)
         same = ("units", "tokens", "batches", "batches_available")
         assert {name: getattr(result, name) for name in same} == {name: getattr(alone, name) for name in same}
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_is_told_by_all() -> None:
     """Rank 1 meets it in its second batch, goes on with the others, and all name the same batch."""
-    plans = [one_of(2, rank) for rank in range(2)]
+    plans = [plan_of_rank(2, rank) for rank in range(2)]
     (bad,) = plans[1].micro_batches(3)
     loss = FAKE_OBJECTIVE.loss
 
-    def broken(model: FakeModel, batch: FakeBatch) -> MicroLoss:
+    def broken(model: FakeModel, batch: FakeBatch) -> MicroBatchLoss:
         result = loss(model, batch)
-        return MicroLoss(result.loss_sum * math.nan, result.sums) if batch.samples == bad.samples else result
+        return (
+            MicroBatchLoss(result.loss_sum * math.nan, result.metric_sums) if batch.samples == bad.samples else result
+        )
 
     objective = Objective(broken, FAKE_OBJECTIVE.units, "")
-    recordings = [Recording(), Recording()]
+    recordings = [RecordingRanks(), RecordingRanks()]
     evaluate(FakeModel(), plans[0], objective, ranks=recordings[0])
     with pytest.raises(TrainingError):
         evaluate(FakeModel(), plans[1], objective, ranks=recordings[1])
     assert len(recordings[1].asked) == len(recordings[0].asked)
     for plan in plans:
         with pytest.raises(TrainingError, match=r"not finite in batch 3, samples \d+$"):
-            evaluate(FakeModel(), plan, objective, ranks=OneOf(*(ranks.asked for ranks in recordings)))
+            evaluate(FakeModel(), plan, objective, ranks=ReplayedRanks(*(ranks.asked for ranks in recordings)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from erniekit.training.json_file import replace_text
+from erniekit.training.json_file import atomic_write_text
 
 
 def test_the_content_is_on_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,7 @@ def test_the_content_is_on_the_disk_before_the_name(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "fsync", noted_sync)
     monkeypatch.setattr(os, "replace", noted_replace)
-    replace_text(path, "newer")
+    atomic_write_text(path, "newer")
     assert events == ["sync 5", "replace old"]
     assert path.read_text() == "newer"
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]

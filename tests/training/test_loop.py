@@ -24,7 +24,7 @@ from erniekit.training.loop import Trainer
 from erniekit.training.output_folder import Start, open_output_folder
 from erniekit.training.result import result_of
 from erniekit.training.schedules import learning_rate
-from erniekit.training.settings import due
+from erniekit.training.settings import is_due
 
 from .fakes import PADDING, FakeBatch, FakePlan, Recorder, fake_trainer, identity
 from .test_resume import KillAt, KilledError
@@ -69,10 +69,10 @@ def test_when_logs_evaluations_and_checkpoints_happen(
 
 
 def test_due_without_an_interval() -> None:
-    assert not due("steps", 0, 10, epoch_ended=True, last=False)
+    assert not is_due("steps", 0, 10, epoch_ended=True, last=False)
 
 
-def test_the_logged_loss_is_weighted_by_tokens_over_the_steps_since_the_last_log(tmp_path: Path) -> None:
+def test_the_logged_loss_is_token_weighted_since_the_last_log(tmp_path: Path) -> None:
     recorder = Recorder()
     trainer = fake_trainer(tmp_path, total_steps=6, callbacks=[recorder], logging_steps=3)
     result = trainer.fit(FRESH)
@@ -342,7 +342,7 @@ def test_a_step_without_targets_is_skipped_and_said(tmp_path: Path) -> None:
 def test_steps_can_be_read_ahead(tmp_path: Path) -> None:
     closed = []
 
-    def read(first: int, stop: int) -> Generator[list[FakeBatch], None, None]:
+    def read_steps(first: int, stop: int) -> Generator[list[FakeBatch], None, None]:
         try:
             for step in range(first, stop):
                 yield plan.micro_batches(step)
@@ -350,7 +350,7 @@ def test_steps_can_be_read_ahead(tmp_path: Path) -> None:
             closed.append((first, stop))
 
     plan = FakePlan()
-    ahead, plain = fake_trainer(tmp_path / "a", read=read), fake_trainer(tmp_path / "b")
+    ahead, plain = fake_trainer(tmp_path / "a", read_steps=read_steps), fake_trainer(tmp_path / "b")
     ahead.fit(FRESH)
     plain.fit(FRESH)
     assert closed == [(0, 9)]

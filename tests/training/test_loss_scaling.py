@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from paddle.autograd import PyLayer
 
 from erniekit.errors import TrainingError
-from erniekit.training.loss_scaling import LARGEST, LossScale
-from erniekit.training.objectives import MicroLoss, Objective
+from erniekit.training.loss_scaling import MAX_SCALE, LossScale
+from erniekit.training.objectives import MicroBatchLoss, Objective
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer
 from erniekit.training.output_folder import Start, open_output_folder
 from erniekit.training.step import StepResult, train_step
@@ -42,9 +42,9 @@ class _InFloat16(PyLayer):
 def overflowing(factor: float) -> Objective:
     """The fake objective; the gradient of every loss passes float16 times `factor`, and overflows from 65,504 on."""
 
-    def loss(model: FakeModel, batch: FakeBatch) -> MicroLoss:
+    def loss(model: FakeModel, batch: FakeBatch) -> MicroBatchLoss:
         part = FAKE_OBJECTIVE.loss(model, batch)
-        return MicroLoss(_InFloat16.apply(part.loss_sum / factor) * factor, part.sums)
+        return MicroBatchLoss(_InFloat16.apply(part.loss_sum / factor) * factor, part.metric_sums)
 
     return Objective(loss, FAKE_OBJECTIVE.units, "target tokens")
 
@@ -129,7 +129,7 @@ def test_any_first_scale_stays_in_bounds_and_is_remembered(first: float, finite:
             assert before <= scale.scale <= 2 * before
         else:
             assert scale.back_off() == (scale.scale < before) == (before > scale.floor)
-        assert min(first, scale.floor) <= scale.scale <= max(first, LARGEST)
+        assert min(first, scale.floor) <= scale.scale <= max(first, MAX_SCALE)
         assert 0 <= scale.finite_steps < interval
         assert LossScale(**json.loads(json.dumps(asdict(scale)))) == scale
 
@@ -137,7 +137,7 @@ def test_any_first_scale_stays_in_bounds_and_is_remembered(first: float, finite:
 def test_a_run_finds_a_scale_that_fits_and_says_so(tmp_path: Path) -> None:
     recorder, said = Recorder(), []
     trainer = fake_trainer(
-        tmp_path, objective=overflowing(1.0), first_loss_scale=2.0**20, callbacks=[recorder], say=said.append
+        tmp_path, objective=overflowing(1.0), initial_loss_scale=2.0**20, callbacks=[recorder], say=said.append
     )
     result = trainer.fit(FRESH)
     skipped = [line for line in said if "overflow" in line]
@@ -152,7 +152,7 @@ def test_a_run_finds_a_scale_that_fits_and_says_so(tmp_path: Path) -> None:
 
 
 def test_the_floor_ends_the_run_with_advice(tmp_path: Path) -> None:
-    trainer = fake_trainer(tmp_path, objective=overflowing(1e9), first_loss_scale=4.0)
+    trainer = fake_trainer(tmp_path, objective=overflowing(1e9), initial_loss_scale=4.0)
     with pytest.raises(TrainingError) as caught:
         trainer.fit(FRESH)
     message = str(caught.value)
@@ -161,7 +161,7 @@ def test_the_floor_ends_the_run_with_advice(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_goes_on_with_its_scale(tmp_path: Path) -> None:
-    options = {"objective": overflowing(1.0), "first_loss_scale": 2.0**20, "save_strategy": "steps", "save_steps": 2}
+    options = {"objective": overflowing(1.0), "initial_loss_scale": 2.0**20, "save_strategy": "steps", "save_steps": 2}
     whole = fake_trainer(tmp_path / "whole", **options)
     whole.fit(FRESH)
     with pytest.raises(KilledError):

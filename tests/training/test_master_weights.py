@@ -22,14 +22,14 @@ from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.linear import Linear
 from erniekit.model.weights import load_weights, named_weights, save_model_folder, weight_reader
-from erniekit.model.whole import OwnTensors, held, values_of
+from erniekit.model.whole import SingleProcessTensors, local_tensors, to_numpy
 from erniekit.training.loop import Trainer
-from erniekit.training.master_weights import MasterWeights, in_place_of_weights, load_master_weights
+from erniekit.training.master_weights import MasterWeightPolicy, load_master_weights, master_weights_as_model
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer, optimizer_state
 from erniekit.training.output_folder import Start
 from erniekit.training.tensor_files import TensorFiles
 
-from .fakes import FakeModel, Recording, fake_trainer
+from .fakes import FakeModel, RecordingRanks, fake_trainer
 
 STEPS, MIDDLE = 6, 3
 FRESH = Start(None)
@@ -62,14 +62,14 @@ class NarrowModel(FakeModel):
 
     def save(self, folder: Path, masters: Mapping[str, Tensor] = {}) -> None:
         tensors = {**self.named, **masters}
-        save_file({name: values_of(tensor) for name, tensor in tensors.items()}, folder / "model.safetensors")
+        save_file({name: to_numpy(tensor) for name, tensor in tensors.items()}, folder / "model.safetensors")
 
     def load(self, folder: Path) -> None:
         for name, array in load_file(folder / "model.safetensors").items():
             self.named[name].set_value(paddle.to_tensor(array).astype(self.named[name].dtype))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        return {name: values_of(tensor) for name, tensor in self.named.items()}
+        return {name: to_numpy(tensor) for name, tensor in self.named.items()}
 
 
 @paddle.no_grad()
@@ -77,7 +77,7 @@ def adam(optimizer: Any, named: Mapping[str, Tensor]) -> None:
     """One update by Adam's formulas."""
     state = optimizer_state(optimizer, named)
     for name, parameter in named.items():
-        gradient = values_of(parameter.grad)
+        gradient = to_numpy(parameter.grad)
         moment1, moment2, power1, power2 = (
             state[f"{name}/{kind}"] for kind in ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")
         )
@@ -92,38 +92,40 @@ def adam(optimizer: Any, named: Mapping[str, Tensor]) -> None:
             parameter.set_value(wide.astype("bfloat16"))
 
 
-def weights_of(folder: Path) -> Any:
+def open_weights(folder: Path) -> Any:
     return load_file(folder / "model.safetensors").__getitem__
 
 
-def trainer(output_dir: Path, masters: MasterWeights, narrow: bool = True, **changes: Any) -> Trainer:
+def trainer(output_dir: Path, master_weights: MasterWeightPolicy, narrow: bool = True, **changes: Any) -> Trainer:
     model = NarrowModel() if narrow else FakeModel(dropout=0.3)
     optimizer = build_optimizer(model.named, OptimizerSettings())
     optimizer.step = partial(adam, optimizer, model.named)
     words = {"as weights": ["skip_save_model_weight"], "nowhere": ["remove_master_weight"], "beside": []}
     of_checkpoints = None
-    if masters.stored == "as weights" and narrow:
+    if master_weights.stored == "as weights" and narrow:
 
         def of_checkpoints(folder: Path | None) -> None:
-            weights = in_place_of_weights(held(model.named), optimizer, model.named)
+            weights = master_weights_as_model(local_tensors(model.named), optimizer, model.named)
             model.save(folder, {name: weights.read(name) for name in weights.tensors})
 
     values: dict[str, Any] = {
         "model": model,
         "optimizer": optimizer,
-        "masters": masters,
+        "master_weights": master_weights,
         "write_checkpoint_model": of_checkpoints,
-        "resolved_config": {"unified_checkpoint_config": words[masters.stored]},
+        "resolved_config": {"unified_checkpoint_config": words[master_weights.stored]},
         "save_strategy": "steps",
         "save_steps": MIDDLE,
     }
     return fake_trainer(output_dir, total_steps=STEPS, **(values | changes))
 
 
-def resumed(checkpoint: Path, masters: MasterWeights, **changes: Any) -> tuple[dict[str, np.ndarray], list[str]]:
+def resumed(
+    checkpoint: Path, master_weights: MasterWeightPolicy, **changes: Any
+) -> tuple[dict[str, np.ndarray], list[str]]:
     """The state after the rest of the run, and what it said."""
     said: list[str] = []
-    run = trainer(checkpoint.parents[1] / "again", masters, say=said.append, **changes)
+    run = trainer(checkpoint.parents[1] / "again", master_weights, say=said.append, **changes)
     run.model.load(checkpoint)
     run.fit(Start(checkpoint))
     return state_of(run), said
@@ -131,11 +133,11 @@ def resumed(checkpoint: Path, masters: MasterWeights, **changes: Any) -> tuple[d
 
 def state_of(run: Trainer) -> dict[str, np.ndarray]:
     state = optimizer_state(run.optimizer, run.parameters)
-    return {name: values_of(tensor) for name, tensor in {**run.parameters, **state}.items()}
+    return {name: to_numpy(tensor) for name, tensor in {**run.parameters, **state}.items()}
 
 
-def whole_run(folder: Path, masters: MasterWeights, **changes: Any) -> dict[str, np.ndarray]:
-    run = trainer(folder / "whole", masters, **changes)
+def whole_run(folder: Path, master_weights: MasterWeightPolicy, **changes: Any) -> dict[str, np.ndarray]:
+    run = trainer(folder / "whole", master_weights, **changes)
     run.fit(FRESH)
     return state_of(run)
 
@@ -146,10 +148,10 @@ def names_in(checkpoint: Path) -> set[str]:
 
 @pytest.mark.parametrize("stored", ["beside", "as weights"])
 def test_a_run_goes_on_exactly(tmp_path: Path, stored: Any) -> None:
-    masters = MasterWeights(stored, weights_of=weights_of)
-    expected = whole_run(tmp_path, masters)
+    master_weights = MasterWeightPolicy(stored, open_weights=open_weights)
+    expected = whole_run(tmp_path, master_weights)
     checkpoint = tmp_path / "whole" / f"checkpoint-{MIDDLE}"
-    state, said = resumed(checkpoint, masters)
+    state, said = resumed(checkpoint, master_weights)
     for name, values in expected.items():
         np.testing.assert_array_equal(state[name], values, err_msg=name)
     assert not any("bit-exact" in line for line in said)
@@ -157,27 +159,29 @@ def test_a_run_goes_on_exactly(tmp_path: Path, stored: Any) -> None:
     assert bool(held) == (stored == "beside")
 
 
-def test_in_the_place_of_weights_they_are_whole_and_a_plain_run_resumes_exactly(tmp_path: Path) -> None:
+def test_stored_as_model_they_are_full_and_a_plain_run_resumes(tmp_path: Path) -> None:
     """Each value is stored once, and what is stored is a model like any other, of more exact weights."""
-    expected = whole_run(tmp_path, MasterWeights("as weights"))
+    expected = whole_run(tmp_path, MasterWeightPolicy("as weights"))
     checkpoint = tmp_path / "whole" / f"checkpoint-{STEPS}"
-    for name, values in weights_of(checkpoint).__self__.items():
+    for name, values in open_weights(checkpoint).__self__.items():
         np.testing.assert_array_equal(values, expected.get(f"{name}/master_weight", expected[name]), err_msg=name)
     final = load_file(tmp_path / "whole" / "model.safetensors")
     np.testing.assert_array_equal(final["lm_head.weight"], expected["lm_head.weight"])  # the model itself, rounded
-    assert (final["lm_head.weight"] != weights_of(checkpoint)("lm_head.weight")).any()
-    state, said = resumed(tmp_path / "whole" / f"checkpoint-{MIDDLE}", MasterWeights("beside", weights_of=weights_of))
+    assert (final["lm_head.weight"] != open_weights(checkpoint)("lm_head.weight")).any()
+    state, said = resumed(
+        tmp_path / "whole" / f"checkpoint-{MIDDLE}", MasterWeightPolicy("beside", open_weights=open_weights)
+    )
     for name, values in expected.items():
         np.testing.assert_array_equal(state[name], values, err_msg=name)
     assert not any("bit-exact" in line for line in said)
 
 
 def test_left_out_they_are_made_from_the_weights_which_is_told(tmp_path: Path) -> None:
-    masters = MasterWeights("nowhere")
-    expected = whole_run(tmp_path, masters)
+    master_weights = MasterWeightPolicy("nowhere")
+    expected = whole_run(tmp_path, master_weights)
     checkpoint = tmp_path / "whole" / f"checkpoint-{MIDDLE}"
     assert not any(name.endswith("/master_weight") for name in names_in(checkpoint))
-    state, said = resumed(checkpoint, masters)
+    state, said = resumed(checkpoint, master_weights)
     assert any("no master weights: they are made from its weights, which is not bit-exact" in line for line in said)
     name = "lm_head.weight/master_weight"
     assert (state[name] != expected[name]).any()
@@ -185,28 +189,28 @@ def test_left_out_they_are_made_from_the_weights_which_is_told(tmp_path: Path) -
 
 
 def test_without_them_a_run_that_does_not_expect_it_is_told_what_to_write(tmp_path: Path) -> None:
-    whole_run(tmp_path, MasterWeights("nowhere"))
+    whole_run(tmp_path, MasterWeightPolicy("nowhere"))
     checkpoint = tmp_path / "whole" / f"checkpoint-{MIDDLE}"
     with pytest.raises(CheckpointError, match=r"holds no master weights[^\0]*\[master_weight_compatible\]"):
-        resumed(checkpoint, MasterWeights())
-    _, said = resumed(checkpoint, MasterWeights(compatible=True))
+        resumed(checkpoint, MasterWeightPolicy())
+    _, said = resumed(checkpoint, MasterWeightPolicy(compatible=True))
     assert any("not bit-exact" in line for line in said)
 
 
-def test_float32_runs_and_those_of_16_bits_go_on_from_each_other_where_that_is_allowed(tmp_path: Path) -> None:
-    whole_run(tmp_path / "narrow", MasterWeights())
-    whole_run(tmp_path / "wide", MasterWeights(), narrow=False)
+def test_float32_and_16_bit_runs_resume_from_each_other_if_allowed(tmp_path: Path) -> None:
+    whole_run(tmp_path / "narrow", MasterWeightPolicy())
+    whole_run(tmp_path / "wide", MasterWeightPolicy(), narrow=False)
     narrow, wide = (tmp_path / kind / "whole" / f"checkpoint-{STEPS}" for kind in ("narrow", "wide"))
     with pytest.raises(CheckpointError, match=r"holds master weights[^\0]*weights of this run are float32"):
-        resumed(narrow, MasterWeights(), narrow=False)
-    state, said = resumed(narrow, MasterWeights(compatible=True), narrow=False)
+        resumed(narrow, MasterWeightPolicy(), narrow=False)
+    state, said = resumed(narrow, MasterWeightPolicy(compatible=True), narrow=False)
     held = load_file(narrow / "optimizer.safetensors")
     np.testing.assert_array_equal(state["lm_head.weight"], held["lm_head.weight/master_weight"])
     assert any("master weights of the checkpoint are the weights of this run" in line for line in said)
 
     with pytest.raises(CheckpointError, match="holds no master weights"):
-        resumed(wide, MasterWeights(weights_of=weights_of))
-    state, _ = resumed(wide, MasterWeights(compatible=True, weights_of=weights_of))
+        resumed(wide, MasterWeightPolicy(open_weights=open_weights))
+    state, _ = resumed(wide, MasterWeightPolicy(compatible=True, open_weights=open_weights))
     exact = load_file(wide / "model.safetensors")
     np.testing.assert_array_equal(state["lm_head.weight/master_weight"], exact["lm_head.weight"])
     assert (state["lm_head.weight"] != exact["lm_head.weight"]).any()
@@ -215,7 +219,7 @@ def test_float32_runs_and_those_of_16_bits_go_on_from_each_other_where_that_is_a
 @pytest.mark.parametrize("stored", ["as weights", "nowhere"])
 def test_without_master_weights_the_words_are_told_to_change_nothing(tmp_path: Path, stored: Any) -> None:
     said: list[str] = []
-    whole_run(tmp_path, MasterWeights(stored), narrow=False, say=said.append)
+    whole_run(tmp_path, MasterWeightPolicy(stored), narrow=False, say=said.append)
     word = {"as weights": "skip_save_model_weight", "nowhere": "remove_master_weight"}[stored]
     assert sum(line.startswith(f"{word} has no effect here") for line in said) == 1
 
@@ -237,8 +241,8 @@ def test_a_model_of_master_weights_is_one_like_any_other(tmp_path: Path) -> None
         if (master := state.get(f"{name}/master_weight")) is not None:
             master.set_value(exact[name])
         weight.set_value(paddle.to_tensor(exact[name]).astype(weight.dtype))
-    in_place = in_place_of_weights(held(weights), optimizer, weights)
-    save_model_folder(narrow, tmp_path, whole=OwnTensors(in_place))
+    in_place = master_weights_as_model(local_tensors(weights), optimizer, weights)
+    save_model_folder(narrow, tmp_path, full_tensors=SingleProcessTensors(in_place))
 
     wide, again = build_model(config, tmp_path), build_model(config, None, seed=3)
     for layer in again.sublayers():
@@ -249,18 +253,18 @@ def test_a_model_of_master_weights_is_one_like_any_other(tmp_path: Path) -> None
     assert any(f"{name}/master_weight" in state for name in exact)
     for name, values in exact.items():
         np.testing.assert_array_equal(named_weights(wide)[name].numpy(), values, err_msg=name)
-        np.testing.assert_array_equal(values_of(named_weights(again)[name]), values_of(weights[name]), err_msg=name)
+        np.testing.assert_array_equal(to_numpy(named_weights(again)[name]), to_numpy(weights[name]), err_msg=name)
         np.testing.assert_array_equal(read(name), values, err_msg=name)
 
 
-class OneOfTwo(Recording):
+class FirstOfTwoRanks(RecordingRanks):
     """The first of two ranks, which has the upper half of every matrix; the other has another layer."""
 
-    def exchange(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         return [value, ["layers.1.weight"]]
 
-    def own_part(self, name: str, whole: np.ndarray) -> np.ndarray:
-        return whole[: len(whole) // 2] if whole.ndim > 1 else whole
+    def local_shard(self, name: str, full: np.ndarray) -> np.ndarray:
+        return full[: len(full) // 2] if full.ndim > 1 else full
 
 
 def test_a_rank_needs_only_its_own_where_each_wrote_its_part(tmp_path: Path) -> None:
@@ -271,7 +275,14 @@ def test_a_rank_needs_only_its_own_where_each_wrote_its_part(tmp_path: Path) -> 
     }
     files = TensorFiles(tuple(state), state.__getitem__)
     told = load_master_weights(
-        files, tmp_path, optimizer, model.named, MasterWeights(), were_weights=False, divided=True, ranks=OneOfTwo()
+        files,
+        tmp_path,
+        optimizer,
+        model.named,
+        MasterWeightPolicy(),
+        stored_as_model=False,
+        is_sharded=True,
+        ranks=FirstOfTwoRanks(),
     )
     assert told == ""
     np.testing.assert_array_equal(
@@ -279,17 +290,17 @@ def test_a_rank_needs_only_its_own_where_each_wrote_its_part(tmp_path: Path) -> 
     )
 
 
-def test_a_rank_takes_its_part_of_whole_weights_though_it_wrote_its_own_optimizer_state(tmp_path: Path) -> None:
+def test_a_rank_shards_full_weights_beside_its_own_optimizer_state(tmp_path: Path) -> None:
     model = NarrowModel()
     optimizer = build_optimizer(model.named, OptimizerSettings())
     wholes = {
         name: np.arange(2 * tensor.size, dtype=np.float32).reshape([2 * tensor.shape[0], *tensor.shape[1:]])
         for name, tensor in model.named.items()
     }
-    masters = MasterWeights("as weights", weights_of=lambda folder: wholes.__getitem__)
+    master_weights = MasterWeightPolicy("as weights", open_weights=lambda folder: wholes.__getitem__)
     load_master_weights(
-        TensorFiles((), wholes.__getitem__), tmp_path, optimizer, model.named, masters,
-        were_weights=True, divided=True, ranks=OneOfTwo(),
+        TensorFiles((), wholes.__getitem__), tmp_path, optimizer, model.named, master_weights,
+        stored_as_model=True, is_sharded=True, ranks=FirstOfTwoRanks(),
     )  # fmt: skip
     stored = optimizer_state(optimizer, model.named)["lm_head.weight/master_weight"].numpy()
     np.testing.assert_array_equal(stored, wholes["lm_head.weight"][: len(stored)])
@@ -297,13 +308,13 @@ def test_a_rank_takes_its_part_of_whole_weights_though_it_wrote_its_own_optimize
 
 def test_shares_of_master_weights_are_not_taken_for_weights(tmp_path: Path) -> None:
     """A rank of a sharding group has all weights, and has written the master weights of some."""
-    model, ranks = FakeModel(dropout=0.3), OneOfTwo()
+    model, ranks = FakeModel(dropout=0.3), FirstOfTwoRanks()
     ranks.layout = {"ranks": 2, "sharding": "stage1"}
     before = model.arrays()
     files = TensorFiles(("lm_head.weight/master_weight",), lambda name: np.zeros(model.named["lm_head.weight"].shape))
     with pytest.raises(CheckpointError, match=r"each rank wrote its share[^\0]*unified_checkpoint: true"):
         load_master_weights(
             files, tmp_path, build_optimizer(model.named, OptimizerSettings()), model.named,
-            MasterWeights(compatible=True), were_weights=False, divided=True, ranks=ranks,
+            MasterWeightPolicy(compatible=True), stored_as_model=False, is_sharded=True, ranks=ranks,
         )  # fmt: skip
     np.testing.assert_array_equal(model.arrays()["lm_head.weight"], before["lm_head.weight"])

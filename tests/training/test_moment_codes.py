@@ -34,7 +34,7 @@ def round_trip(moment1: np.ndarray, moment2: np.ndarray, form: MomentFormat) -> 
 
 def in_blocks(values: np.ndarray, form: MomentFormat) -> np.ndarray:
     flat = values.reshape(-1)
-    return np.pad(flat, (0, -flat.size % form.block)).reshape(-1, form.block).astype(np.float64)
+    return np.pad(flat, (0, -flat.size % form.block_size)).reshape(-1, form.block_size).astype(np.float64)
 
 
 def moments_of(gradients: np.ndarray, beta1: float = 0.9, beta2: float = 0.999) -> tuple[np.ndarray, np.ndarray]:
@@ -62,7 +62,9 @@ def test_a_second_moment_keeps_its_ratio_and_stays_above_zero(form: MomentFormat
     spread = np.log(np.where(there, roots, 1).max(axis=1, keepdims=True) / np.where(np.isfinite(low), low, 1))
     normal = there & (in_blocks(moment2, form) > 1e-36)  # below, squares of float32 have few digits themselves
     wrong = np.abs(np.log(np.where(normal, in_blocks(np.sqrt(back), form), 1) / np.where(normal, roots, 1)))
-    half_a_ratio = (np.maximum(spread, 0) + 2 * np.log(1 + 2**-7)) / (form.ratios - 1) / 2  # bfloat16 widens the range
+    half_a_ratio = (
+        (np.maximum(spread, 0) + 2 * np.log(1 + 2**-7)) / (form.num_ratios - 1) / 2
+    )  # bfloat16 widens the range
     assert (wrong <= half_a_ratio + 2e-5).all()
 
 
@@ -122,7 +124,7 @@ def test_parts_that_are_worked_on_at_once_change_nothing(
     rng = np.random.default_rng(size)
     moment1, moment2 = moments_of(rng.normal(size=(5, size)))
     whole = round_trip(moment1, moment2, form)
-    monkeypatch.setattr(moment_codes, "_AT_ONCE", 128)
+    monkeypatch.setattr(moment_codes, "_CHUNK_VALUES", 128)
     for one, other in zip(whole, round_trip(moment1, moment2, form), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -137,10 +139,10 @@ def test_how_close_real_moments_come() -> None:
     for form in (O1, O2):
         back1, back2 = round_trip(moment1, moment2, form)
         update, back = (m / (np.sqrt(v) + 1e-8) for m, v in ((moment1, moment2), (back1, back2)))
-        errors[form.stage] = float(np.linalg.norm(back - update) / np.linalg.norm(update))
+        errors[form.level] = float(np.linalg.norm(back - update) / np.linalg.norm(update))
     assert errors["O1"] < 0.012 and errors["O2"] < 0.15
     assert errors["O1"] > 0.001  # they are codes after all
 
 
 def test_sizes_in_bytes() -> None:
-    assert [(form.code_bytes(1001), form.blocks(1001)) for form in (O1, O2)] == [(1001, 8), (501, 16)]
+    assert [(form.code_bytes(1001), form.num_blocks(1001)) for form in (O1, O2)] == [(1001, 8), (501, 16)]

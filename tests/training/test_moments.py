@@ -15,14 +15,14 @@ import pytest
 from erniekit.errors import TrainingError
 from erniekit.model.storage.precision import round_to_bfloat16
 from erniekit.model.storage.safetensors_file import SafetensorsFile
-from erniekit.model.whole import OwnTensors, stored_as, values_of
+from erniekit.model.whole import SingleProcessTensors, tensor_spec, to_numpy
 from erniekit.training import moments
 from erniekit.training.moments import MomentStorage, StoredMomentsAdamW
 from erniekit.training.optimizer import (
     OptimizerSettings,
     build_optimizer,
     create_state,
-    held_state,
+    full_optimizer_tensors,
     load_optimizer_state,
     stateless_optimizer,
 )
@@ -63,8 +63,8 @@ def steps(model: FakeModel, optimizer, first: int, stop: int) -> None:  # type: 
 
 
 def state(optimizer, model: FakeModel) -> dict[str, np.ndarray]:  # type: ignore[no-untyped-def]
-    held = held_state(optimizer, model.named)
-    return {name: values_of(held.read(name)) for name in held.tensors}
+    held = full_optimizer_tensors(optimizer, model.named)
+    return {name: to_numpy(held.read(name)) for name in held.tensors}
 
 
 @pytest.mark.parametrize("where", ["memory", "file", "file, released"])
@@ -127,9 +127,9 @@ def test_files_have_them_in_their_own_type(where: str, narrow: bool, tmp_path: P
     model = FakeModel()
     optimizer = stored(model, dataclasses.replace(storages(tmp_path / "moments")[where], bfloat16=narrow))
     steps(model, optimizer, 0, 3)
-    before, held = state(optimizer, model), held_state(optimizer, model.named)
-    assert {name: stored_as(held.read(name)) for name in held.tensors} == dict(held.tensors)
-    write_tensors(tmp_path, "optimizer", OwnTensors(held))
+    before, held = state(optimizer, model), full_optimizer_tensors(optimizer, model.named)
+    assert {name: tensor_spec(held.read(name)) for name in held.tensors} == dict(held.tensors)
+    write_tensors(tmp_path, "optimizer", SingleProcessTensors(held))
     file, there = SafetensorsFile(tmp_path / "optimizer.safetensors"), open_tensors(tmp_path, "optimizer")
     for name in file.names():
         kept_narrow = narrow and name.endswith(("moment1", "moment2"))
@@ -161,7 +161,7 @@ def test_a_file_of_several_mappings_keeps_every_value(
 
 
 def test_thousands_of_tensors_take_few_open_files(tmp_path: Path) -> None:
-    file = moments._File(MomentStorage(folder=tmp_path))
+    file = moments._MappedFile(MomentStorage(folder=tmp_path))
     before = len(os.listdir("/proc/self/fd"))
     kept = [file.next(paddle.full([3], float(number)), bfloat16=False) for number in range(2000)]
     assert len(os.listdir("/proc/self/fd")) <= before

@@ -10,7 +10,7 @@ import pytest
 
 from erniekit.errors import CheckpointError, ModelFileError
 from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING
-from erniekit.training.checkpoint_folder import write_files_into, write_folder
+from erniekit.training.checkpoint_folder import publish_files, write_folder
 from erniekit.training.output_folder import Start, open_output_folder, remove_superseded
 
 
@@ -51,13 +51,13 @@ def test_checkpoints_of_an_earlier_run_are_protected(output_dir: Path) -> None:
 
 
 def test_a_finished_model_is_protected(tmp_path: Path) -> None:
-    write_files_into(tmp_path, write)
+    publish_files(tmp_path, write)
     with pytest.raises(CheckpointError, match=r"already holds a trained model\.\n  Set overwrite_output_dir: true"):
         start_in(tmp_path)
 
 
-def test_overwriting_removes_checkpoints_and_model_but_only_when_training_begins(output_dir: Path) -> None:
-    write_files_into(output_dir, write)
+def test_overwriting_removes_old_files_only_when_training_begins(output_dir: Path) -> None:
+    publish_files(output_dir, write)
     start = start_in(output_dir, overwrite_output_dir=True)
     assert start == Start(None, (output_dir / "checkpoint-1", output_dir / "checkpoint-2"), supersedes_model=True)
     assert (output_dir / "checkpoint-2" / MANIFEST).exists()
@@ -98,10 +98,10 @@ def test_a_model_from_elsewhere_is_protected(tmp_path: Path, output_dir: Path, n
     assert (tmp_path / "fresh" / name).exists() == (name == "adapter.safetensors")  # what loading would not take
 
 
-def test_a_resumed_run_may_replace_its_own_model_but_not_that_of_another_run(output_dir: Path, tmp_path: Path) -> None:
-    write_files_into(output_dir, write)
+def test_a_resumed_run_replaces_only_its_own_model(output_dir: Path, tmp_path: Path) -> None:
+    publish_files(output_dir, write)
     assert start_in(output_dir, resume_from_checkpoint=True) == Start(output_dir / "checkpoint-2")
-    write_files_into(tmp_path / "other", write)
+    publish_files(tmp_path / "other", write)
     from_here = {"resume_from_checkpoint": str(output_dir / "checkpoint-2")}
     with pytest.raises(CheckpointError, match="holds a trained model, which is not of the run"):
         start_in(tmp_path / "other", **from_here)
@@ -110,7 +110,7 @@ def test_a_resumed_run_may_replace_its_own_model_but_not_that_of_another_run(out
 
 
 def test_half_written_models_are_neither_read_nor_overwritten_unasked(output_dir: Path, tmp_path: Path) -> None:
-    write_files_into(output_dir, write)
+    publish_files(output_dir, write)
     (output_dir / MANIFEST).rename(output_dir / PUBLISHING)
     for role in ("model_folder", "weights_from"):
         with pytest.raises(ModelFileError, match="half-written model"):
@@ -157,7 +157,7 @@ def test_resume_true_starts_afresh_where_there_is_nothing(tmp_path: Path) -> Non
 
 
 def test_resume_true_does_not_overwrite_a_finished_model(tmp_path: Path) -> None:
-    write_files_into(tmp_path, write)
+    publish_files(tmp_path, write)
     said: list[str] = []
     with pytest.raises(CheckpointError, match="already holds a trained model"):
         start_in(tmp_path, said, resume_from_checkpoint=True)

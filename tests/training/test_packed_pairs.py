@@ -7,8 +7,8 @@ import paddle
 import pytest
 
 from erniekit.data.batches import collate
-from erniekit.data.pairs import Answer, join_pair
-from erniekit.data.template import IGNORED, Sample
+from erniekit.data.pairs import EncodedAnswer, join_pair
+from erniekit.data.template import IGNORE_INDEX, Sample
 from erniekit.model.attention import AttentionPlan
 from erniekit.model.head import token_log_probabilities
 from erniekit.model.weights import named_weights
@@ -34,8 +34,8 @@ def pairs_of(lengths, rng):
     for tokens in answers:
         read = slice(len(tokens) // 3, 2 * len(tokens) // 3)
         targets = list(tokens)
-        targets[read] = [IGNORED] * len(targets[read])
-        marked.append(Answer(tokens, targets))
+        targets[read] = [IGNORE_INDEX] * len(targets[read])
+        marked.append(EncodedAnswer(tokens, targets))
     return prompt, *marked
 
 
@@ -61,7 +61,7 @@ def test_every_token_of_a_packed_pair_is_as_likely_as_in_its_own_dialogue(shape,
     alone, weights = [], []
     for prompt, *answers in (pair for row in rows for pair in row):
         for answer in answers:
-            labels = [IGNORED] * (len(prompt) - 1) + list(answer.targets)
+            labels = [IGNORE_INDEX] * (len(prompt) - 1) + list(answer.targets)
             tokens = [*prompt, *answer.tokens][:-1]
             batch = collate([[Sample(np.array(tokens, np.int32), np.array(labels, np.int32))]], [[0]], 0)
             values = log_probabilities(decoder, batch, heads).values

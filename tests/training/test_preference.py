@@ -7,14 +7,14 @@ import paddle
 import pytest
 
 from erniekit.data.batches import collate
-from erniekit.data.pairs import Answer, join_pair
+from erniekit.data.pairs import EncodedAnswer, join_pair
 from erniekit.data.template import Sample
 from erniekit.model.weights import named_weights
 from erniekit.training.evaluation import evaluate
 from erniekit.training.objectives import supervised
-from erniekit.training.preference import answer_log_probabilities, measure_answers, preference
+from erniekit.training.preference import answer_log_probabilities, preference, reference_logps_function
 from erniekit.training.preference_losses import LOSSES, PreferenceSettings
-from erniekit.training.reference import FrozenCopy
+from erniekit.training.reference import FrozenReference
 from erniekit.training.step import train_step
 
 from ..model.tiny import tiny_model
@@ -23,7 +23,7 @@ RNG = np.random.default_rng(0)
 LENGTHS = [(9, 4, 6), (1, 3, 1), (5, 7, 2), (12, 1, 5)]
 TOKENS = [[RNG.integers(1, 53, length).tolist() for length in lengths] for lengths in LENGTHS]
 PAIRS = [
-    join_pair(prompt, Answer(chosen, chosen), Answer(rejected, rejected), 1.0 + number)
+    join_pair(prompt, EncodedAnswer(chosen, chosen), EncodedAnswer(rejected, rejected), 1.0 + number)
     for number, (prompt, chosen, rejected) in enumerate(TOKENS)
 ]
 HEADS = [{}, {"sparse_head": True}, {"fused_head": True}, {"dense_mask": True}]
@@ -89,7 +89,9 @@ def step_of(name, layout, **changes):
     """The gradient of the step before clipping, and its figures."""
     decoder = tiny_model()
     decoder.train()
-    reference = FrozenCopy(tiny_model(seed=5), decoder, measure_answers(answer_log_probabilities()), updated=False)
+    reference = FrozenReference(
+        tiny_model(seed=5), decoder, reference_logps_function(answer_log_probabilities()), updated=False
+    )
     settings = PreferenceSettings(loss_type=name, beta=0.3, **{"sft_loss_ratio": 0.5, **changes})
     objective = preference(settings, reference, sparse_head=True)
     parameters = list(named_weights(decoder).values())
@@ -116,7 +118,7 @@ def test_accumulation_and_packing_change_nothing(name, changes):
     for layout in list(LAYOUTS)[1:]:
         found, result = step_of(name, layout, **changes)
         assert result.totals.loss == pytest.approx(first.totals.loss, rel=2e-6, abs=1e-7), layout
-        assert result.totals.figures == pytest.approx(first.totals.figures, rel=1e-5, abs=1e-6), layout
+        assert result.totals.metrics == pytest.approx(first.totals.metrics, rel=1e-5, abs=1e-6), layout
         for key, gradient in found.items():
             scale = np.abs(expected[key]).max()
             np.testing.assert_allclose(gradient, expected[key], atol=1e-4 * scale, err_msg=f"{layout} {key}")
@@ -125,7 +127,7 @@ def test_accumulation_and_packing_change_nothing(name, changes):
 def test_the_divergence_of_kto_is_that_of_the_step():
     """A wrong one, of the micro-batch, would show."""
     decoder, other = tiny_model(), tiny_model(seed=5)
-    reference = FrozenCopy(other, decoder, measure_answers(answer_log_probabilities()), updated=False)
+    reference = FrozenReference(other, decoder, reference_logps_function(answer_log_probabilities()), updated=False)
     objective = preference(PreferenceSettings(loss_type="kto_pair"), reference)
     whole = objective.loss_for(decoder, batches("one row"))(decoder, batches("one row")[0]).loss_sum
     parts = objective.loss_for(decoder, batches("four micro-batches"))
@@ -151,9 +153,9 @@ class Plan:
     def source_of(self, step):
         return "pairs"
 
-    data_rank, data_world = 0, 1
+    dp_rank, dp_world_size = 0, 1
 
-    def part(self, stop):
+    def local_steps(self, stop):
         return enumerate(self.batches[:stop])
 
 
@@ -161,18 +163,18 @@ class Plan:
 def test_evaluation_does_not_depend_on_the_batches(name):
     decoder = tiny_model()
     other = tiny_model(seed=5)
-    reference = FrozenCopy(other, decoder, measure_answers(answer_log_probabilities()), updated=False)
+    reference = FrozenReference(other, decoder, reference_logps_function(answer_log_probabilities()), updated=False)
     settings = PreferenceSettings(loss_type=name, label_smoothing=0.1 if name == "robust" else 0.0)
     results = [evaluate(decoder, Plan(layout), preference(settings, reference)) for layout in LAYOUTS]
     for result in results:
         assert result.units == 4 and result.perplexity is None
         assert result.loss == pytest.approx(results[0].loss, rel=2e-6)
-        assert result.figures == pytest.approx(results[0].figures, rel=1e-5, abs=1e-6)
+        assert result.metrics == pytest.approx(results[0].metrics, rel=1e-5, abs=1e-6)
 
 
 def test_figures_mean_what_they_say():
     _, result = step_of("sigmoid", "mixed", sft_loss_ratio=0.0)
-    figures = result.totals.figures
+    metrics = result.totals.metrics
     decoder, other = tiny_model(), tiny_model(seed=5)
     (batch,) = batches("one row")
     own = answer_log_probabilities()(decoder, batch)
@@ -188,15 +190,15 @@ def test_figures_mean_what_they_say():
         "logps_rejected": own.rejected.numpy().mean(),
         "kl_to_reference": (chosen + rejected).mean() / 2,
     }
-    assert figures == pytest.approx(expected, rel=1e-5)
+    assert metrics == pytest.approx(expected, rel=1e-5)
     assert result.totals.loss == pytest.approx(expected["preference_loss"], rel=1e-5)
     _, with_sft = step_of("sigmoid", "mixed")
     sft = -(own.chosen.numpy() / own.chosen_lengths.numpy()).mean()
-    assert with_sft.totals.figures["sft_loss"] == pytest.approx(sft, rel=1e-5)
+    assert with_sft.totals.metrics["sft_loss"] == pytest.approx(sft, rel=1e-5)
     assert with_sft.totals.loss == pytest.approx(expected["preference_loss"] + 0.5 * sft, rel=1e-5)
     orpo = step_of("orpo", "mixed", sft_loss_ratio=0.0)[1].totals
-    assert orpo.loss == pytest.approx(orpo.figures["preference_loss"] + sft, rel=1e-5)
-    assert "kl_to_reference" not in orpo.figures
+    assert orpo.loss == pytest.approx(orpo.metrics["preference_loss"] + sft, rel=1e-5)
+    assert "kl_to_reference" not in orpo.metrics
 
 
 def test_rescaled_log_probabilities():
@@ -211,7 +213,7 @@ def test_rescaled_log_probabilities():
     expected = ((chosen * mean / lengths[0] - rejected * mean / lengths[1] - 0.5) ** 2).sum()
     assert float(found.loss_sum) == pytest.approx(expected, rel=1e-5)
     # logps are shown as they are
-    assert float(found.sums["logps_chosen"]) == pytest.approx(chosen.sum(), rel=1e-6)
+    assert float(found.metric_sums["logps_chosen"]) == pytest.approx(chosen.sum(), rel=1e-6)
 
 
 def test_offsets_are_of_each_pair():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from erniekit.training.preference_losses import LOSSES, Context, PreferenceSettings, needs_reference
+from erniekit.training.preference_losses import LOSSES, LossContext, PreferenceSettings, needs_reference
 
 BETA, GAMMA, NOISE, LAMBDA = 0.3, 0.7, 0.1, 2.0
 OFFSETS, KL = 0.4, (0.25, 0.75)  # of the chosen and the rejected answers
@@ -48,7 +48,7 @@ BY_HAND = {
 
 def context(name, **changes):
     values = {"beta": BETA, "simpo_gamma": GAMMA, "label_smoothing": NOISE, "dpop_lambda": LAMBDA, **changes}
-    return Context(PreferenceSettings(loss_type=name, **values), OFFSETS, *KL)
+    return LossContext(PreferenceSettings(loss_type=name, **values), OFFSETS, *KL)
 
 
 def values(name, chosen, rejected, **changes):
@@ -69,7 +69,7 @@ def test_every_loss_has_its_formula_here():
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_values_and_gradients(name):
-    cases = MEANS if LOSSES[name].of_means else RATIOS
+    cases = MEANS if LOSSES[name].length_normalized else RATIOS
     formula = BY_HAND[name]
     losses, by_chosen, by_rejected = values(name, *zip(*cases, strict=True))
     step = 1e-6
@@ -184,7 +184,11 @@ def test_goals_are_the_minima():
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("size", [30.0, 1000.0])
 def test_extreme_answers_stay_finite(name, size):
-    cases = [(-1e-9, -size), (-size, -1e-9), (0.0, 0.0)] if LOSSES[name].of_means else [(size, -size), (-size, size)]
+    cases = (
+        [(-1e-9, -size), (-size, -1e-9), (0.0, 0.0)]
+        if LOSSES[name].length_normalized
+        else [(size, -size), (-size, size)]
+    )
     for array in values(name, *zip(*cases, strict=True)):
         assert np.isfinite(array).all()
 

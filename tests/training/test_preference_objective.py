@@ -9,15 +9,15 @@ import paddle
 import pytest
 
 from erniekit.data.batches import collate
-from erniekit.data.pairs import Answer, join_pair
-from erniekit.model.adapters.lora import add_adapters, named_adapter_weights, trained_weights
+from erniekit.data.pairs import EncodedAnswer, join_pair
+from erniekit.model.adapters.lora import add_adapters, named_adapter_weights, named_trainable_parameters
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.moe.balance import BalanceSettings
 from erniekit.model.weights import named_weights
 from erniekit.training import preference as preference_module
-from erniekit.training.preference import answer_log_probabilities, measure_answers, preference
+from erniekit.training.preference import answer_log_probabilities, preference, reference_logps_function
 from erniekit.training.preference_losses import LOSSES, PreferenceSettings
-from erniekit.training.reference import AdaptersAside, FrozenCopy, set_values
+from erniekit.training.reference import AdapterReference, FrozenReference, set_values
 from erniekit.training.step import train_step
 
 from ..model.tiny import tiny_model
@@ -32,7 +32,7 @@ def pairs(*lengths, seed=0):
     rng = np.random.default_rng(seed)
     for number, sizes in enumerate(lengths):
         prompt, chosen, rejected = (rng.integers(1, 53, size).tolist() for size in sizes)
-        yield join_pair(prompt, Answer(chosen, chosen), Answer(rejected, rejected), 1.0 + number)
+        yield join_pair(prompt, EncodedAnswer(chosen, chosen), EncodedAnswer(rejected, rejected), 1.0 + number)
 
 
 def batch_of(*lengths, seed=0):
@@ -40,7 +40,7 @@ def batch_of(*lengths, seed=0):
     return collate([samples], [list(range(len(samples)))], 0, pairs=True)
 
 
-measure = measure_answers(answer_log_probabilities())
+measure = reference_logps_function(answer_log_probabilities())
 
 
 def settings_of(name, **changes):
@@ -56,7 +56,7 @@ def test_the_gradient_is_the_slope_of_the_loss(name, changes):
     """Along a random direction of all weights. KTO's divergence counts as a constant, so its step is fixed first."""
     decoder, other = tiny_model(), tiny_model(seed=5)
     batch = batch_of((6, 4, 7), (3, 5, 2), (4, 1, 3))
-    objective = preference(settings_of(name, **changes), FrozenCopy(other, decoder, measure, updated=False))
+    objective = preference(settings_of(name, **changes), FrozenReference(other, decoder, measure, updated=False))
     loss = objective.loss_for(decoder, [batch])
     loss(decoder, batch).loss_sum.backward()
     rng = np.random.default_rng(1)
@@ -92,13 +92,13 @@ def test_kto_and_references_leave_routers_alone():
         moved = [
             weight.numpy() for key, weight in named_weights(decoder).items() if key.endswith("e_score_correction_bias")
         ]
-        return np.concatenate(moved), result.totals.figures["router_aux_loss"]
+        return np.concatenate(moved), result.totals.metrics["router_aux_loss"]
 
     expected, figure = biases(lambda decoder: None, "orpo")
     assert (np.abs(expected) > 0).any()
     for name in ("sigmoid", "kto_pair"):
         # the model itself as its reference, in the midst of the step, as with adapters put aside
-        moved, shown = biases(lambda decoder: AdaptersAside(decoder, measure), name)
+        moved, shown = biases(lambda decoder: AdapterReference(decoder, measure), name)
         np.testing.assert_array_equal(moved, expected)
         assert shown == pytest.approx(figure, rel=1e-5)
 
@@ -111,9 +111,9 @@ def test_dropout_is_drawn_as_if_nothing_else_ran():
         add_adapters(decoder, LoraSettings(4, 8.0, dropout=0.1), seed=0)
         decoder.train()
         batches = [batch_of((6, 4, 7), (3, 5, 2), seed=1), batch_of((9, 2, 2), seed=2)]
-        weights = list(trained_weights(decoder).values())
+        weights = list(named_trainable_parameters(decoder).values())
         optimizer = paddle.optimizer.SGD(1.0, parameters=weights)
-        reference = AdaptersAside(decoder, measure)
+        reference = AdapterReference(decoder, measure)
         if measured:
             table = reference(batches)
 
@@ -133,7 +133,7 @@ def test_dropout_is_drawn_as_if_nothing_else_ran():
 def test_the_pass_over_the_step_puts_the_mode_back_and_leaves_no_gradient(training):
     decoder = tiny_model()
     decoder.train() if training else decoder.eval()
-    reference = FrozenCopy(tiny_model(seed=5), decoder, measure, updated=False)
+    reference = FrozenReference(tiny_model(seed=5), decoder, measure, updated=False)
     objective = preference(settings_of("kto_pair"), reference)
     objective.loss_for(decoder, iter([batch_of((6, 4, 7)), batch_of((3, 5, 2), seed=1)]))
     assert decoder.training is training
@@ -143,10 +143,12 @@ def test_the_pass_over_the_step_puts_the_mode_back_and_leaves_no_gradient(traini
 
 def test_the_divergence_of_kto_is_measured_without_dropout():
     decoder = tiny_model(hidden_dropout=0.4)
-    objective = preference(settings_of("kto_pair"), FrozenCopy(tiny_model(seed=5), decoder, measure, updated=False))
+    objective = preference(
+        settings_of("kto_pair"), FrozenReference(tiny_model(seed=5), decoder, measure, updated=False)
+    )
     batch = batch_of((6, 4, 7), (3, 5, 2))
     decoder.train()
-    decoder.begin_micro_batch(step=7, micro_batch=0, dropout_scale=1.0, share=1.0)
+    decoder.begin_micro_batch(step=7, micro_batch=0, dropout_scale=1.0, loss_weight=1.0)
     found = objective.loss_for(decoder, [batch])
     decoder.eval()
     expected = objective.loss_for(decoder, [batch])
@@ -159,17 +161,19 @@ def test_the_divergence_of_kto_is_measured_without_dropout():
 @pytest.mark.parametrize("reference", ["none", "copy"])
 def test_figures_are_numbers_and_those_that_mean_something(name, reference):
     decoder = tiny_model()
-    other = FrozenCopy(tiny_model(seed=5), decoder, measure, updated=False) if reference == "copy" else None
+    other = FrozenReference(tiny_model(seed=5), decoder, measure, updated=False) if reference == "copy" else None
     settings = settings_of(name, reference_free=reference == "none", sft_loss_ratio=0.0)
     batch = batch_of((6, 4, 7), (3, 5, 2))
     micro_loss = preference(settings, other).loss_for(decoder, [batch])(decoder, batch)
-    sums = {key: float(value) for key, value in micro_loss.sums.items()}
-    assert np.isfinite(list(sums.values())).all()
-    compared = reference == "copy" and not LOSSES[name].of_means
-    assert ("kl_to_reference" in sums) is compared
-    assert ("sft_loss" in sums) is (name == "orpo")
-    assert sums["reward_margin"] == pytest.approx(sums["reward_chosen"] - sums["reward_rejected"], rel=1e-4, abs=1e-5)
-    assert 0 <= sums["reward_accuracy"] <= batch.pairs.count
+    metric_sums = {key: float(value) for key, value in micro_loss.metric_sums.items()}
+    assert np.isfinite(list(metric_sums.values())).all()
+    compared = reference == "copy" and not LOSSES[name].length_normalized
+    assert ("kl_to_reference" in metric_sums) is compared
+    assert ("sft_loss" in metric_sums) is (name == "orpo")
+    assert metric_sums["reward_margin"] == pytest.approx(
+        metric_sums["reward_chosen"] - metric_sums["reward_rejected"], rel=1e-4, abs=1e-5
+    )
+    assert 0 <= metric_sums["reward_accuracy"] <= batch.pairs.count
 
 
 def test_the_weights_of_the_parts():
@@ -177,7 +181,7 @@ def test_the_weights_of_the_parts():
     decoder, batch = tiny_model(), batch_of((6, 4, 7), (3, 5, 2))
     for name, own in (("orpo", 1.0), ("simpo", 0.0)):
         found = preference(settings_of(name, pref_loss_ratio=0.5, sft_loss_ratio=0.25)).loss(decoder, batch)
-        part, sft = float(found.sums["preference_loss"]), float(found.sums["sft_loss"])
+        part, sft = float(found.metric_sums["preference_loss"]), float(found.metric_sums["sft_loss"])
         assert float(found.loss_sum) == pytest.approx(0.5 * (part + own * sft) + 0.25 * sft, rel=1e-6)
 
 
@@ -200,9 +204,9 @@ def test_the_reference_is_asked_before_the_model_runs():
         def __init__(self, decoder):
             self.decoder = decoder
 
-        def through_layers(self, *given):
+        def forward_layers(self, *given):
             order.append("model")
-            return self.decoder.through_layers(*given)
+            return self.decoder.forward_layers(*given)
 
         def __getattr__(self, name):
             return getattr(self.decoder, name)
@@ -222,10 +226,10 @@ def test_sums_over_long_answers_keep_their_digits(monkeypatch):
     tokens = SimpleNamespace(values=paddle.to_tensor(values.reshape(-1)))
     monkeypatch.setattr(preference_module, "token_log_probabilities", lambda *inputs, **heads: tokens)
     prompt, chosen, rejected = [1], [2] * count, [3] * count
-    sample = join_pair(prompt, Answer(chosen, chosen), Answer(rejected, rejected))
+    sample = join_pair(prompt, EncodedAnswer(chosen, chosen), EncodedAnswer(rejected, rejected))
     batch = collate([[sample]], [[0]], 0, pairs=True)
     decoder = SimpleNamespace(norm=lambda states: states)
-    answers = answer_log_probabilities().finish(decoder, paddle.zeros([1, 2 * count + 1, 1]), None, batch, None)
+    answers = answer_log_probabilities().loss_head(decoder, paddle.zeros([1, 2 * count + 1, 1]), None, batch, None)
     found = [float(answers.chosen), float(answers.rejected)]
     np.testing.assert_allclose(found, values.astype(np.float64).sum(1), rtol=1e-7)
     assert (float(answers.chosen_lengths), float(answers.rejected_lengths)) == (count, count)

@@ -16,12 +16,12 @@ from erniekit.training.checkpoint_folder import newest_complete, problems, write
 from erniekit.training.rank_files import (
     OPTIMIZER,
     WEIGHTS,
-    check_shared,
-    described,
-    own_part_of,
-    refuse_other_layout,
-    write_parts,
-    written_by_ranks,
+    check_same_layout,
+    check_shared_filesystem,
+    describe_layout,
+    local_shard_of,
+    sharded_kinds,
+    write_shards,
 )
 
 COUNT = 3
@@ -33,9 +33,9 @@ class Rank:
 
     def __init__(self, rank: int, given: list[Any], everyone: threading.Barrier) -> None:
         self.rank, self._given, self._everyone = rank, given, everyone
-        self.is_first, self.layout = rank == 0, {"ranks": COUNT, "tensor_parallel_degree": COUNT}
+        self.is_main_process, self.layout = rank == 0, {"ranks": COUNT, "tensor_parallel_degree": COUNT}
 
-    def exchange(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         self._given[self.rank] = json.dumps(value)
         self._everyone.wait(10)
         given = [json.loads(text) for text in self._given]
@@ -65,19 +65,19 @@ def save(target: Path, ranks: Any, broken: int = -1) -> None:
         (part / "weights.safetensors").write_text(f"of rank {ranks.rank}")
 
     def write(folder: Path | None) -> None:
-        write_parts(folder, ranks, KINDS, write_own)
+        write_shards(folder, ranks, KINDS, write_own)
 
-    write_folder(target, write) if ranks.is_first else write(None)
+    write_folder(target, write) if ranks.is_main_process else write(None)
 
 
 def test_each_rank_finds_its_part(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-1"
     assert on_ranks(lambda ranks: save(folder, ranks)) == [""] * COUNT
-    assert problems(folder, hashes=True) == [] and written_by_ranks(folder) == KINDS
+    assert problems(folder, hashes=True) == [] and sharded_kinds(folder) == KINDS
 
     def read(ranks: Any) -> None:
-        refuse_other_layout(folder, ranks)
-        assert (own_part_of(folder, ranks) / "weights.safetensors").read_text() == f"of rank {ranks.rank}"
+        check_same_layout(folder, ranks)
+        assert (local_shard_of(folder, ranks) / "weights.safetensors").read_text() == f"of rank {ranks.rank}"
 
     assert on_ranks(read) == [""] * COUNT
 
@@ -97,36 +97,36 @@ def test_another_layout_is_told_with_both(tmp_path: Path) -> None:
     one = Rank(0, [None], threading.Barrier(1))
     one.layout = {"ranks": 1}
     with pytest.raises(CheckpointError) as refused:
-        refuse_other_layout(folder, one)  # type: ignore[arg-type]
-    told = str(refused.value)
-    assert "written on: 3 ranks: tensor_parallel_degree 3\n" in told and "this run:   1 rank\n" in told
-    assert "unified_checkpoint: true" in told and "ignore_load_lr_and_optim" not in told
+        check_same_layout(folder, one)  # type: ignore[arg-type]
+    message = str(refused.value)
+    assert "written on: 3 ranks: tensor_parallel_degree 3\n" in message and "this run:   1 rank\n" in message
+    assert "unified_checkpoint: true" in message and "ignore_load_lr_and_optim" not in message
 
 
 def test_a_part_that_is_not_seen_is_told_with_its_rank(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"rank 2 on \S+ does not find .*rank-00002\.\n.*a disk that all of them"):
-        own_part_of(tmp_path, Rank(2, [], threading.Barrier(1)))  # type: ignore[arg-type]
+        local_shard_of(tmp_path, Rank(2, [], threading.Barrier(1)))  # type: ignore[arg-type]
 
 
 def test_parts_of_a_later_format(tmp_path: Path) -> None:
     (tmp_path / "ranks.json").write_text(json.dumps({"format": 2, "layout": {}, "parts": []}))
     with pytest.raises(CheckpointError, match="parts of ranks in format 2; this version reads 1"):
-        written_by_ranks(tmp_path)
+        sharded_kinds(tmp_path)
 
 
 def test_ranks_must_share_the_output_folder(tmp_path: Path) -> None:
     folders = [tmp_path / "shared", tmp_path / "shared", tmp_path / "own"]
     for folder in folders:
         folder.mkdir(exist_ok=True)
-    assert on_ranks(lambda ranks: check_shared(folders[0], ranks)) == [""] * COUNT
-    failures = on_ranks(lambda ranks: check_shared(folders[ranks.rank], ranks))
+    assert on_ranks(lambda ranks: check_shared_filesystem(folders[0], ranks)) == [""] * COUNT
+    failures = on_ranks(lambda ranks: check_shared_filesystem(folders[ranks.rank], ranks))
     assert all("rank 2 (on " in failure and "unified_checkpoint: true" in failure for failure in failures)
     assert not list(folders[0].iterdir())
 
 
 def test_a_layout_is_told_without_words_that_are_not_set() -> None:
     layout = {"ranks": 2, "sharding_parallel_degree": 2, "sharding": "stage1", "sharding_parallel_config": ""}
-    assert described(layout) == "2 ranks: sharding_parallel_degree 2, sharding stage1"
-    assert described(layout | {"sharding_parallel_config": "split_param"}).endswith(
+    assert describe_layout(layout) == "2 ranks: sharding_parallel_degree 2, sharding stage1"
+    assert describe_layout(layout | {"sharding_parallel_config": "split_param"}).endswith(
         "sharding_parallel_config split_param"
     )

@@ -109,7 +109,7 @@ def test_options_of_the_supervised_objective_change_no_figure(dataset: Dataset, 
         part = objective.loss(model, batch)
         part.loss_sum.backward()
         gradients = {name: parameter.grad.numpy() for name, parameter in named_weights(model).items()}
-        results.append((float(part.loss_sum), float(part.sums["token_accuracy"]), gradients))
+        results.append((float(part.loss_sum), float(part.metric_sums["token_accuracy"]), gradients))
     (loss, correct, gradients), (own_loss, own_correct, own_gradients) = results
     assert own_loss == pytest.approx(loss, rel=1e-5)
     assert own_correct == correct
@@ -126,7 +126,7 @@ def make_trainer(output_dir: Path, dataset: Dataset, weights: Path | None, *call
         model=model,
         parameters=parameters,
         optimizer=build_optimizer(parameters, OptimizerSettings(weight_decay=0.1)),
-        schedule=Schedule("cosine", peak=0.01, total_steps=10, warmup_steps=2),
+        schedule=Schedule("cosine", peak_lr=0.01, total_steps=10, warmup_steps=2),
         plan=plan,
         objective=supervised(),
         settings=TrainingSettings(
@@ -150,9 +150,7 @@ def make_trainer(output_dir: Path, dataset: Dataset, weights: Path | None, *call
     )
 
 
-def test_killed_in_the_middle_of_an_epoch_and_resumed_with_packing_and_dropout(
-    tmp_path: Path, dataset: Dataset
-) -> None:
+def test_killed_in_mid_epoch_and_resumed_with_packing_and_dropout(tmp_path: Path, dataset: Dataset) -> None:
     whole, first, second = Recorder(), Recorder(), Recorder()
     uninterrupted = make_trainer(tmp_path / "whole", dataset, None, whole)
     uninterrupted.fit(Start(None))

@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit.training.preference_losses import LOSSES, Context, PreferenceSettings
+from erniekit.training.preference_losses import LOSSES, LossContext, PreferenceSettings
 
 RECORDED = Path(__file__).parent / "recorded" / "preference_losses.json"
 # chosen, rejected, and both under the reference: means where the loss takes means, sums elsewhere
@@ -30,8 +30,8 @@ def ours(name, beta, smoothing):
     chosen, rejected, *reference = (paddle.to_tensor(np.array(row, np.float32)) for row in LOG_PROBABILITIES)
     chosen.stop_gradient = rejected.stop_gradient = False
     settings = PreferenceSettings(loss_type=name, beta=beta, label_smoothing=smoothing, simpo_gamma=0.7)
-    answers = (chosen, rejected) if LOSSES[name].of_means else (chosen - reference[0], rejected - reference[1])
-    losses = LOSSES[name].function(*answers, Context(settings))
+    answers = (chosen, rejected) if LOSSES[name].length_normalized else (chosen - reference[0], rejected - reference[1])
+    losses = LOSSES[name].function(*answers, LossContext(settings))
     losses.sum().backward()
     return [losses.numpy(), chosen.grad.numpy(), rejected.grad.numpy()]
 

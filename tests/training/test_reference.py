@@ -13,23 +13,23 @@ from erniekit.model.adapters.lora import (
     add_adapters,
     load_adapters,
     named_adapter_weights,
+    named_trainable_parameters,
     save_adapters,
-    trained_weights,
 )
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.weights import named_weights
 from erniekit.training.reference import (
-    AdaptersAside,
-    FrozenCopy,
-    Precomputed,
-    copies,
-    is_missing,
-    measure_missing,
+    AdapterReference,
+    FrozenReference,
+    PrecomputedReference,
+    clone_tensors,
+    has_missing_logps,
+    precompute_missing_logps,
     set_values,
 )
 
 from ..model.tiny import pack, tiny_model
-from .fakes import OneOf, Recording
+from .fakes import RecordingRanks, ReplayedRanks
 
 KINDS = {
     "LoRA": LoraSettings(4, 8.0),
@@ -77,9 +77,9 @@ def test_adapters_aside_give_the_model_as_it_was(settings):
     model = tiny_model()
     before = values(answers(model, batch(0, 1)))
     add_adapters(model, settings, seed=3)
-    started = copies(named_adapter_weights(model)) if settings.init == "pissa" else None
-    reference = AdaptersAside(model, measure, started)
-    stir(trained_weights(model), 4)
+    started = clone_tensors(named_adapter_weights(model)) if settings.init == "pissa" else None
+    reference = AdapterReference(model, measure, started)
+    stir(named_trainable_parameters(model), 4)
     model.train()
     trained = values(answers(model, batch(0, 1)))
 
@@ -95,12 +95,12 @@ def test_gradients_are_those_of_the_trained_adapters():
     def gradients(with_reference):
         model = tiny_model()
         add_adapters(model, KINDS["LoRA"], seed=3)
-        stir(trained_weights(model), 4)
-        reference = AdaptersAside(model, measure, {name: 0 * w for name, w in named_adapter_weights(model).items()})
+        stir(named_trainable_parameters(model), 4)
+        reference = AdapterReference(model, measure, {name: 0 * w for name, w in named_adapter_weights(model).items()})
         if with_reference:
             assert all(part.stop_gradient for part in of(reference, batch(0)))
         answers(model, batch(0))[0].sum().backward()
-        return [parameter.grad.numpy() for parameter in trained_weights(model).values()]
+        return [parameter.grad.numpy() for parameter in named_trainable_parameters(model).values()]
 
     for with_reference, without in zip(gradients(True), gradients(False), strict=True):
         np.testing.assert_array_equal(with_reference, without)
@@ -109,15 +109,15 @@ def test_gradients_are_those_of_the_trained_adapters():
 def test_adapters_are_put_back_after_an_error():
     model = tiny_model()
     add_adapters(model, KINDS["LoRA"], seed=3)
-    stir(trained_weights(model), 4)
+    stir(named_trainable_parameters(model), 4)
     trained = values(answers(model, batch(0)))
 
     def broken(decoder, batches):
         raise KeyboardInterrupt
 
-    for adapters in (None, copies(named_adapter_weights(model))):
+    for adapters in (None, clone_tensors(named_adapter_weights(model))):
         with pytest.raises(KeyboardInterrupt):
-            AdaptersAside(model, broken, adapters)([batch(0)])
+            AdapterReference(model, broken, adapters)([batch(0)])
         np.testing.assert_array_equal(values(answers(model, batch(0))), trained)
 
 
@@ -126,31 +126,31 @@ def test_an_updated_reference_is_the_model_of_that_moment(adapters):
     model = tiny_model()
     if adapters:
         add_adapters(model, KINDS["LoRA"], seed=3)
-        reference = AdaptersAside(model, measure)
+        reference = AdapterReference(model, measure)
         assert not reference.tensors()  # the base model is its reference: nothing to keep
     else:
-        reference = FrozenCopy(tiny_model(), model, measure, updated=True)
-    stir(trained_weights(model), 4)
+        reference = FrozenReference(tiny_model(), model, measure, updated=True)
+    stir(named_trainable_parameters(model), 4)
     then = values(answers(model, batch(0)))
     assert not np.allclose(values(of(reference, batch(0))), then, rtol=1e-3)
     reference.update()
     kept = {name: tensor.numpy() for name, tensor in reference.tensors().items()}
-    stir(trained_weights(model), 5)
+    stir(named_trainable_parameters(model), 5)
     np.testing.assert_allclose(values(of(reference, batch(0))), then, rtol=1e-6)
 
     # what a checkpoint keeps is enough to go on
     if adapters:
-        resumed = AdaptersAside(model, measure, {name: paddle.to_tensor(value) for name, value in kept.items()})
+        resumed = AdapterReference(model, measure, {name: paddle.to_tensor(value) for name, value in kept.items()})
     else:
         copy = tiny_model(seed=9)
         set_values(named_weights(copy), kept)
-        resumed = FrozenCopy(copy, model, measure, updated=True)
+        resumed = FrozenReference(copy, model, measure, updated=True)
     np.testing.assert_array_equal(values(of(resumed, batch(0))), values(of(reference, batch(0))))
 
 
 def test_a_copy_is_not_trained_and_is_kept_only_where_it_changes():
     model = tiny_model()
-    copy = FrozenCopy(tiny_model(), model, measure, updated=False)
+    copy = FrozenReference(tiny_model(), model, measure, updated=False)
     assert not copy.tensors()
     before = values(of(copy, batch(0)))
     stir(named_weights(model), 1)
@@ -164,7 +164,7 @@ def test_a_reference_that_gives_no_number_is_told_with_the_pair():
     norm.set_value(np.full(norm.shape, np.nan, np.float32))
     table = np.full((5, 2), np.nan, np.float32)
     with pytest.raises(TrainingError, match=r"^pairs.jsonl:4: .* not finite to 2 of 2 pairs"):
-        measure_missing(table, [batch(3, 1)], model, measure, lambda sample: f"pairs.jsonl:{sample + 1}")
+        precompute_missing_logps(table, [batch(3, 1)], model, measure, lambda sample: f"pairs.jsonl:{sample + 1}")
 
 
 def test_pairs_are_measured_once():
@@ -179,16 +179,16 @@ def test_pairs_are_measured_once():
         return measure(decoder, batches)
 
     batches = [batch(3, 1), batch(1, 3), batch(1, 4)]  # the same pairs again in another epoch
-    assert is_missing(table, batches)
-    assert measure_missing(table, batches, model, counted) == 3
+    assert has_missing_logps(table, batches)
+    assert precompute_missing_logps(table, batches, model, counted) == 3
     assert calls == [(3, 1), (1, 4)]
-    assert not is_missing(table, batches)
-    assert is_missing(table, [batch(0)])
-    assert measure_missing(table, batches, model, counted) == 0
+    assert not has_missing_logps(table, batches)
+    assert has_missing_logps(table, [batch(0)])
+    assert precompute_missing_logps(table, batches, model, counted) == 0
     assert model.training
 
     model.eval()
-    stored = Precomputed(table)
+    stored = PrecomputedReference(table)
     np.testing.assert_allclose(values(of(stored, batch(4, 1))), values(answers(model, batch(4, 1))), rtol=1e-6)
     with pytest.raises(AssertionError, match="not measured"):
         of(stored, batch(0))
@@ -198,20 +198,20 @@ def test_pairs_are_measured_once():
 def test_continued_adapters_are_their_own_reference(tmp_path):
     first = tiny_model()
     add_adapters(first, KINDS["LoRA"], seed=3)
-    stir(trained_weights(first), 4)
+    stir(named_trainable_parameters(first), 4)
     save_adapters(first, tmp_path, "base")
     model = tiny_model()
     load_adapters(model, tmp_path)
     start = values(answers(model, batch(2)))
-    reference = AdaptersAside(model, measure, copies(named_adapter_weights(model)))
-    stir(trained_weights(model), 5)
+    reference = AdapterReference(model, measure, clone_tensors(named_adapter_weights(model)))
+    stir(named_trainable_parameters(model), 5)
     np.testing.assert_array_equal(values(of(reference, batch(2))), start)
 
 
 def test_a_pipeline_is_given_several_batches_at_once():
     """A pair that comes twice among them counts once; batches of which everything is known are left out."""
-    ranks, model, turns = Recording(), tiny_model(), []
-    ranks.at_once = 3
+    ranks, model, turns = RecordingRanks(), tiny_model(), []
+    ranks.num_forward_batches = 3
     table = np.full((6, 2), np.nan, np.float32)
     table[5] = -1.0
 
@@ -220,7 +220,7 @@ def test_a_pipeline_is_given_several_batches_at_once():
         return measure(decoder, some)
 
     batches = [batch(3, 1), batch(5), batch(1, 2), batch(5)]
-    assert measure_missing(table, batches, model, counted, ranks=ranks) == 3
+    assert precompute_missing_logps(table, batches, model, counted, ranks=ranks) == 3
     assert turns == [[(3, 1), (1, 2)]]
     assert table[5].tolist() == [-1.0, -1.0] and np.isnan(table[[0, 4]]).all() and np.isfinite(table[1:4]).all()
 
@@ -229,13 +229,13 @@ def test_ranks_measure_their_own_pairs_and_have_those_of_all():
     """Rank 1 knows its pairs already, and goes through the model as often as rank 0 all the same."""
     model = tiny_model()
     whole = np.full((5, 2), np.nan, np.float32)
-    measure_missing(whole, [batch(3, 1), batch(4, 2)], model, measure)
+    precompute_missing_logps(whole, [batch(3, 1), batch(4, 2)], model, measure)
     known = np.full((5, 2), np.nan, np.float32)
     known[[2, 4]] = whole[[2, 4]]
     of_ranks = [(np.full((5, 2), np.nan, np.float32), [batch(3, 1)]), (known, [batch(4, 2)])]
-    recordings = [Recording(), Recording()]
+    recordings = [RecordingRanks(), RecordingRanks()]
     for (table, batches), ranks in zip(of_ranks, recordings, strict=True):
-        measure_missing(table.copy(), batches, model, measure, ranks=ranks)
+        precompute_missing_logps(table.copy(), batches, model, measure, ranks=ranks)
     for table, batches in of_ranks:
         turns = []
 
@@ -243,8 +243,8 @@ def test_ranks_measure_their_own_pairs_and_have_those_of_all():
             turns.append(len(some))
             return measure(decoder, some)
 
-        ranks = OneOf(*(recording.asked for recording in recordings))
-        assert measure_missing(table, batches, model, counted, ranks=ranks) == 2
+        ranks = ReplayedRanks(*(recording.asked for recording in recordings))
+        assert precompute_missing_logps(table, batches, model, counted, ranks=ranks) == 2
         assert turns == [1]
         np.testing.assert_allclose(table, whole, rtol=1e-5)
         assert np.isnan(table[0]).all()

@@ -16,11 +16,11 @@ import pytest
 
 from erniekit.errors import CheckpointError
 from erniekit.training import manifest, saving, staging
-from erniekit.training.checkpoint_folder import checkpoint_folders, complete_folder, newest_complete, problems, step_of
+from erniekit.training.checkpoint_folder import checkpoint_folders, finalize_folder, newest_complete, problems, step_of
 from erniekit.training.folder_lock import locked, locked_by_writer
 from erniekit.training.output_folder import open_output_folder
-from erniekit.training.saving import BesideTraining
-from erniekit.training.staging import new_staging, remove_abandoned, room_for
+from erniekit.training.saving import AsyncSaver
+from erniekit.training.staging import memory_shortage, new_staging, remove_abandoned
 
 from .test_checkpoint_folder import content, folder_of
 
@@ -28,10 +28,10 @@ from .test_checkpoint_folder import content, folder_of
 @pytest.fixture(autouse=True)
 def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A place of this test's own, on the same file system as shared memory where there is any."""
-    place = tmp_path / "shm"
-    place.mkdir()
-    monkeypatch.setattr(staging, "SHARED_MEMORY", place)
-    return place
+    shm = tmp_path / "shm"
+    shm.mkdir()
+    monkeypatch.setattr(staging, "SHARED_MEMORY", shm)
+    return shm
 
 
 @pytest.fixture
@@ -47,23 +47,23 @@ def saved() -> list[Path]:
 
 
 @pytest.fixture
-def saver(saved: list[Path]) -> Iterator[BesideTraining]:
-    with BesideTraining(None, saved.append) as saver:
+def saver(saved: list[Path]) -> Iterator[AsyncSaver]:
+    with AsyncSaver(None, saved.append) as saver:
         yield saver
 
 
-def held_back(
-    saver: BesideTraining, target: Path, monkeypatch: pytest.MonkeyPatch, keep: Sequence[Path] = ()
+def save_with_stopped_writer(
+    saver: AsyncSaver, target: Path, monkeypatch: pytest.MonkeyPatch, keep: Sequence[Path] = ()
 ) -> subprocess.Popen[str]:
     """Begin a save whose writer waits: it is stopped before it has its order."""
-    give = saver._order
+    give = saver._send_request
 
-    def stop_then_order(keep: object) -> None:
+    def stop_then_send_request(keep: object) -> None:
         assert saver._process is not None
         os.kill(saver._process.pid, signal.SIGSTOP)
         give(keep)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(saver, "_order", stop_then_order)
+    monkeypatch.setattr(saver, "_send_request", stop_then_send_request)
     saver.save(target, content(step_of(target)), 1000, keep)
     assert saver._process is not None
     return saver._process
@@ -75,10 +75,10 @@ def test_a_checkpoint_is_completed_beside(
 ) -> None:
     said: list[str] = []
     if not room:
-        monkeypatch.setattr(saving, "room_for", lambda size: "/dev/shm is full")
+        monkeypatch.setattr(saving, "memory_shortage", lambda size: "/dev/shm is full")
     target = folder_of(output_dir, 3)
-    with BesideTraining(None, saved.append, said.append) as saver:
-        process = held_back(saver, target, monkeypatch)
+    with AsyncSaver(None, saved.append, said.append) as saver:
+        process = save_with_stopped_writer(saver, target, monkeypatch)
         assert saver.writing == target and saved == [] and not target.exists()
         saver.check()  # does not wait
         assert saver.writing == target
@@ -97,10 +97,10 @@ def test_a_checkpoint_is_completed_beside(
     ])  # fmt: skip
 
 
-def test_what_is_saved_is_a_snapshot(output_dir: Path, saver: BesideTraining, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_saved_is_a_snapshot(output_dir: Path, saver: AsyncSaver, monkeypatch: pytest.MonkeyPatch) -> None:
     values = bytearray(b"1" * 100)
-    give = saver._order
-    monkeypatch.setattr(saver, "_order", lambda keep: (values.__setitem__(slice(None), b"2" * 100), give(keep)))
+    give = saver._send_request
+    monkeypatch.setattr(saver, "_send_request", lambda keep: (values.__setitem__(slice(None), b"2" * 100), give(keep)))
     saver.save(folder_of(output_dir, 1), lambda folder: (folder / "values").write_bytes(values), 100, ())  # type: ignore[arg-type,return-value]
     saver.wait()
     assert (folder_of(output_dir, 1) / "values").read_bytes() == b"1" * 100
@@ -118,7 +118,7 @@ def test_all_that_is_moved_is_on_the_disk_before_the_folder_has_its_name(
     staged = tmp_path / "staged"
     staged.mkdir()
     content(1)(staged)
-    complete_folder(folder_of(output_dir, 1), staged)
+    finalize_folder(folder_of(output_dir, 1), staged)
     assert not staged.exists()
     assert set(events[: events.index("rename checkpoint-1")]) == {
         "sync model.safetensors",
@@ -130,9 +130,9 @@ def test_all_that_is_moved_is_on_the_disk_before_the_folder_has_its_name(
 
 
 def test_a_second_save_waits_for_the_first(
-    output_dir: Path, saver: BesideTraining, saved: list[Path], monkeypatch: pytest.MonkeyPatch
+    output_dir: Path, saver: AsyncSaver, saved: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = held_back(saver, folder_of(output_dir, 1), monkeypatch)
+    first = save_with_stopped_writer(saver, folder_of(output_dir, 1), monkeypatch)
     monkeypatch.undo()
     complete: list[bool] = []
 
@@ -156,12 +156,12 @@ def test_a_second_save_waits_for_the_first(
 def test_older_ones_go_when_the_new_one_is_complete_and_the_best_stays(
     output_dir: Path, saved: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with BesideTraining(2, saved.append) as saver:
+    with AsyncSaver(2, saved.append) as saver:
         for step in (1, 2, 3):
             saver.save(folder_of(output_dir, step), content(step), 1000, {folder_of(output_dir, 1)})
             saver.wait()
         assert [step_of(folder) for folder in checkpoint_folders(output_dir)] == [1, 3]
-        process = held_back(saver, folder_of(output_dir, 4), monkeypatch, [folder_of(output_dir, 1)])
+        process = save_with_stopped_writer(saver, folder_of(output_dir, 4), monkeypatch, [folder_of(output_dir, 1)])
         assert [step_of(folder) for folder in checkpoint_folders(output_dir)] == [1, 3]
         os.kill(process.pid, signal.SIGCONT)
     assert [step_of(folder) for folder in checkpoint_folders(output_dir)] == [1, 4]
@@ -170,13 +170,13 @@ def test_older_ones_go_when_the_new_one_is_complete_and_the_best_stays(
 # ------------------------------------------------------------------------------------------------------ what goes wrong
 
 
-def test_a_writer_that_is_killed_is_an_error_and_leaves_the_earlier_checkpoint(
+def test_a_killed_writer_is_an_error_and_keeps_the_earlier_one(
     output_dir: Path, shared_memory: Path, saved: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saver = BesideTraining(None, saved.append)
+    saver = AsyncSaver(None, saved.append)
     saver.save(folder_of(output_dir, 1), content(1), 1000, ())
     saver.wait()
-    held_back(saver, folder_of(output_dir, 2), monkeypatch).kill()
+    save_with_stopped_writer(saver, folder_of(output_dir, 2), monkeypatch).kill()
     with pytest.raises(CheckpointError, match=r"could not write .*checkpoint-2: .* was ended by SIGKILL"):
         while True:  # as steps do
             saver.check()
@@ -191,7 +191,7 @@ def test_a_writer_that_is_killed_is_an_error_and_leaves_the_earlier_checkpoint(
 
 
 def test_a_full_disk_is_told_by_the_writer(
-    output_dir: Path, shared_memory: Path, saver: BesideTraining, saved: list[Path]
+    output_dir: Path, shared_memory: Path, saver: AsyncSaver, saved: list[Path]
 ) -> None:
     import resource
 
@@ -215,7 +215,7 @@ def test_a_full_disk_is_told_by_the_writer(
 def test_no_room_while_values_are_taken(
     output_dir: Path,
     shared_memory: Path,
-    saver: BesideTraining,
+    saver: AsyncSaver,
     saved: list[Path],
     room: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -225,7 +225,7 @@ def test_no_room_while_values_are_taken(
         raise OSError(28, "No space left on device")
 
     if not room:
-        monkeypatch.setattr(saving, "room_for", lambda size: "no room")
+        monkeypatch.setattr(saving, "memory_shortage", lambda size: "no room")
     saver.save(folder_of(output_dir, 1), content(1), 1000, ())
     with pytest.raises(CheckpointError, match=r"checkpoint-2.*: .*No space left on device[^\0]*Earlier checkpoints"):
         saver.save(folder_of(output_dir, 2), overfull, 1000, ())
@@ -240,9 +240,9 @@ def test_an_error_of_the_run_is_not_hidden_by_one_of_the_writer(
     said: list[str] = []
     with (
         pytest.raises(ZeroDivisionError),
-        BesideTraining(None, lambda folder: None, said.append) as saver,
+        AsyncSaver(None, lambda folder: None, said.append) as saver,
     ):
-        held_back(saver, folder_of(output_dir, 2), monkeypatch).kill()
+        save_with_stopped_writer(saver, folder_of(output_dir, 2), monkeypatch).kill()
         _ = 1 / 0
     assert "could not write" in said[0] and "SIGKILL" in said[0]
 
@@ -277,12 +277,12 @@ def write(folder):
         print("wrote", name, flush=True)
         if sys.argv[3] == f"wrote {name}":
             signal.pause()
-class Saver(saving.BesideTraining):
-    def _order(self, keep):
+class Saver(saving.AsyncSaver):
+    def _send_request(self, keep):
         if self.writing.name == "checkpoint-2":
             wait_until(lambda: is_locked(output_dir / ".erniekit.writer.lock"))
             os.kill(self._process.pid, signal.SIGSTOP)
-        super()._order(keep)
+        super()._send_request(keep)
         print("ordered", self.writing.name, self._process.pid, flush=True)
 with locked(output_dir), Saver(None, lambda folder: print("saved", flush=True)) as saver:
     for step in (1, 2):
@@ -312,9 +312,7 @@ def test_a_trainer_killed_while_it_hands_over_leaves_nothing(output_dir: Path, s
         assert not list(output_dir.glob("*checkpoint*"))
 
 
-def test_a_trainer_killed_afterwards_leaves_a_complete_checkpoint_and_the_next_run_waits_for_it(
-    output_dir: Path, shared_memory: Path
-) -> None:
+def test_the_writer_of_a_killed_trainer_completes_its_checkpoint(output_dir: Path, shared_memory: Path) -> None:
     writer = killed(output_dir, shared_memory, "ordered checkpoint-2")
     said: list[str] = []
 
@@ -371,7 +369,7 @@ def test_a_folder_in_shared_memory_that_goes_meanwhile_is_no_concern(
     remove_abandoned(lambda line: pytest.fail(line))
 
 
-def test_only_one_writer_in_a_folder(output_dir: Path, saver: BesideTraining) -> None:
+def test_only_one_writer_in_a_folder(output_dir: Path, saver: AsyncSaver) -> None:
     def write(folder: Path) -> None:
         wait_until(lambda: is_locked(output_dir / ".erniekit.writer.lock"))
         with pytest.raises(CheckpointError, match="another process is completing"), locked_by_writer(output_dir):
@@ -383,9 +381,9 @@ def test_only_one_writer_in_a_folder(output_dir: Path, saver: BesideTraining) ->
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda monkeypatch, place: None, ""),
-        (lambda monkeypatch, place: place.rmdir(), "there is no shared memory at"),
-        (lambda monkeypatch, place: monkeypatch.setattr(staging, "available_memory", lambda: 10**6), "of memory are"),
+        (lambda monkeypatch, shm: None, ""),
+        (lambda monkeypatch, shm: shm.rmdir(), "there is no shared memory at"),
+        (lambda monkeypatch, shm: monkeypatch.setattr(staging, "available_memory", lambda: 10**6), "of memory are"),
     ],
 )
 def test_room(
@@ -395,6 +393,10 @@ def test_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     change(monkeypatch, shared_memory)
-    assert room_for(1000).startswith(expected) if expected.startswith("there") else expected in room_for(1000)
-    assert bool(room_for(1000)) == bool(expected)
-    assert "free of the" in room_for(10**18) or expected.startswith("there")
+    assert (
+        memory_shortage(1000).startswith(expected)
+        if expected.startswith("there")
+        else expected in memory_shortage(1000)
+    )
+    assert bool(memory_shortage(1000)) == bool(expected)
+    assert "free of the" in memory_shortage(10**18) or expected.startswith("there")

@@ -37,7 +37,7 @@ def test_stays_between_zero_and_the_peak(kind: str, total: int, warmup: int, dec
 
 def test_the_peak_is_reached_when_warm_up_ends_and_the_floor_at_the_end() -> None:
     for schedule in SCHEDULES.values():
-        assert learning_rate(schedule.warmup_steps, schedule) == pytest.approx(schedule.peak)
+        assert learning_rate(schedule.warmup_steps, schedule) == pytest.approx(schedule.peak_lr)
     assert learning_rate(30, SCHEDULES["linear"]) == 0.0
     assert learning_rate(30, SCHEDULES["cosine"]) == pytest.approx(3e-5)
     assert learning_rate(30, SCHEDULES["polynomial"]) == pytest.approx(1e-5)
@@ -46,8 +46,8 @@ def test_the_peak_is_reached_when_warm_up_ends_and_the_floor_at_the_end() -> Non
 
 def test_wsd_is_flat_between_warm_up_and_decay() -> None:
     schedule = SCHEDULES["wsd cosine"]
-    assert {learning_rate(step, schedule) for step in range(5, 21)} == {schedule.peak}
-    assert learning_rate(21, schedule) < schedule.peak
+    assert {learning_rate(step, schedule) for step in range(5, 21)} == {schedule.peak_lr}
+    assert learning_rate(21, schedule) < schedule.peak_lr
 
 
 def test_unknown_schedule() -> None:

@@ -47,7 +47,7 @@ def settings(config: Config) -> dict[str, object]:
         ("ignore_save_lr_and_optim=true", "ignore_save_lr_and_optim", True),
         ("ignore_load_lr_and_optim=true", "ignore_load_lr_and_optim", True),
         ("lr_scheduler_type=linear", "kind", "linear"),
-        ("learning_rate=0.5", "peak", 0.5),
+        ("learning_rate=0.5", "peak_lr", 0.5),
         ("warmup_steps=17", "warmup_steps", 17),
         ("min_lr=1e-4", "min_lr", 1e-4),
         ("num_cycles=1.5", "num_cycles", 1.5),

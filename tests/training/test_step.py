@@ -7,9 +7,9 @@ import paddle
 import pytest
 
 from erniekit.training.gradients import global_norm
-from erniekit.training.objectives import MicroLoss, Objective
+from erniekit.training.objectives import MicroBatchLoss, Objective
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer
-from erniekit.training.ranks import run_in_turn
+from erniekit.training.ranks import forward_backward_no_pipelining
 from erniekit.training.step import NotFiniteError, StepResult, train_step
 
 from .fakes import FAKE_OBJECTIVE, PADDING, FakeBatch, FakeModel, FakePlan
@@ -48,7 +48,7 @@ def test_every_layout_gives_the_same_update(layout: str) -> None:
     result, own = one_step(LAYOUTS[layout](plan))
     assert result.totals.units == sum(plan.batch(SAMPLES[i : i + 1]).target_count for i in range(4))
     assert result.totals.loss == pytest.approx(expected.totals.loss, rel=1e-6)
-    assert result.totals.figures == pytest.approx(expected.totals.figures)
+    assert result.totals.metrics == pytest.approx(expected.totals.metrics)
     assert result.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
     for name, value in parameters.items():
         np.testing.assert_allclose(own[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -65,11 +65,11 @@ def test_the_loss_is_the_mean_over_target_tokens() -> None:
     assert result.totals.loss == pytest.approx(expected, rel=1e-5)
 
 
-class OneOfSeveral:
+class FakeRanks:
     """A rank whose step has `units` on all ranks together; gradients and figures stay its own."""
 
-    is_first = True
-    run = staticmethod(run_in_turn)
+    is_main_process = True
+    forward_backward = staticmethod(forward_backward_no_pipelining)
 
     def __init__(self, units: float) -> None:
         self._units: float | None = units  # what is summed first
@@ -100,7 +100,7 @@ def test_two_ranks_with_half_of_the_samples_each() -> None:
         model = FakeModel()
         seen: dict[str, np.ndarray] = {}
 
-        class Keep:
+        class RecordingOptimizer:
             """An optimizer that only looks at the gradients."""
 
             def set_lr(self, _rate: float) -> None: ...
@@ -113,12 +113,12 @@ def test_two_ranks_with_half_of_the_samples_each() -> None:
         train_step(
             model,
             list(model.named.values()),
-            Keep(),
+            RecordingOptimizer(),
             FAKE_OBJECTIVE,
             batches,
             step=0,
             learning_rate=0.1,
-            ranks=OneOfSeveral(total),
+            ranks=FakeRanks(total),
         )
         return seen
 
@@ -174,14 +174,14 @@ def test_a_step_without_targets_updates_nothing() -> None:
 def poisoned(where: str, culprit: int) -> Objective:
     """An objective whose loss, or only its gradient, is not finite for the batch that holds the sample `culprit`."""
 
-    def loss(model: FakeModel, batch: FakeBatch) -> MicroLoss:
+    def loss(model: FakeModel, batch: FakeBatch) -> MicroBatchLoss:
         part = FAKE_OBJECTIVE.loss(model, batch)
         if all(culprit not in row for row in batch.samples):
             return part
         weight = model.named["model.norm.weight"]
         # sqrt has an infinite slope at zero: the value stays finite, its gradient does not.
         bad = weight.sum() * float("nan") if where == "loss" else (weight - weight.detach()).sum().sqrt()
-        return MicroLoss(part.loss_sum + bad, part.sums)
+        return MicroBatchLoss(part.loss_sum + bad, part.metric_sums)
 
     return Objective(loss, FAKE_OBJECTIVE.units, "target tokens")
 

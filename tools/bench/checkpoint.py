@@ -26,7 +26,7 @@ from marked import BENCHMARKS, ROOT, measured_at, with_table
 
 sys.path.insert(0, str(ROOT))
 
-WAITS, BESIDE, BESIDE_ON_DISK = "at once", "`async_save`", "`async_save`, no room in shared memory"
+SYNC_SAVE, ASYNC_SAVE, ASYNC_SAVE_ON_DISK = "at once", "`async_save`", "`async_save`, no room in shared memory"
 
 
 def resident_mb() -> float:
@@ -80,32 +80,34 @@ class Run:
         self.config = config
         self._fill_moments()
 
-    def save(self, saver: Any = None, *, masters: Any = None, optimizer: bool = True, stage: str = "O0") -> Path:
+    def save(self, saver: Any = None, *, master_weights: Any = None, optimizer: bool = True, stage: str = "O0") -> Path:
         from erniekit.environment import cpu_settings, package_versions
         from erniekit.model.weights import save_model_folder
-        from erniekit.model.whole import OwnTensors, held
+        from erniekit.model.whole import SingleProcessTensors, local_tensors
         from erniekit.training.checkpoint import TrainerState, save_checkpoint
-        from erniekit.training.master_weights import BESIDE as MASTERS_BESIDE
-        from erniekit.training.master_weights import in_place_of_weights
+        from erniekit.training.master_weights import SEPARATE_MASTER_WEIGHTS as DEFAULT_MASTERS
+        from erniekit.training.master_weights import master_weights_as_model
         from erniekit.training.moment_codes import FORMATS
         from erniekit.training.run_identity import RunIdentity
-        from erniekit.training.saving import PLAIN
+        from erniekit.training.saving import SYNC_SAVER
 
-        masters = masters or MASTERS_BESIDE
-        weights = held(self.parameters)
-        if masters.stored == "as weights":
-            weights = in_place_of_weights(weights, self.optimizer, self.parameters)
+        master_weights = master_weights or DEFAULT_MASTERS
+        weights = local_tensors(self.parameters)
+        if master_weights.stored == "as weights":
+            weights = master_weights_as_model(weights, self.optimizer, self.parameters)
         return save_checkpoint(
             self.folder,
             TrainerState(step=1),
             identity=RunIdentity(0, "", {}, cpu_settings(), package_versions()),
             resolved_config={},
-            write_model=lambda target: save_model_folder(self.model, target, whole=OwnTensors(weights)),
+            write_model=lambda target: save_model_folder(
+                self.model, target, full_tensors=SingleProcessTensors(weights)
+            ),
             optimizer=self.optimizer if optimizer else None,
             parameters=self.parameters,
-            masters=masters,
+            master_weights=master_weights,
             moments=FORMATS.get(stage),
-            saver=saver or PLAIN,
+            saver=saver or SYNC_SAVER,
         )
 
     def _fill_moments(self) -> None:
@@ -157,7 +159,9 @@ def timings(run: Run, rounds: int) -> Iterator[str]:
     """Saving in every way, then resuming: the lines of two tables."""
     from erniekit.training import checkpoint_folder, saving
 
-    found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in (WAITS, BESIDE, BESIDE_ON_DISK)}
+    found: dict[str, list[tuple[float, float, float]]] = {
+        way: [] for way in (SYNC_SAVE, ASYNC_SAVE, ASYNC_SAVE_ON_DISK)
+    }
     sealing: list[float] = []
     seal = checkpoint_folder.seal
 
@@ -170,10 +174,10 @@ def timings(run: Run, rounds: int) -> Iterator[str]:
     for _ in range(rounds):
         for way, runs in found.items():
             run.fresh()
-            saver: Any = saving.AtOnce()
-            if way != WAITS:
-                room = way == BESIDE
-                saver = saving.BesideTraining(None, lambda folder: None, lambda line: None, shared_memory=room)
+            saver: Any = saving.SyncSaver()
+            if way != SYNC_SAVE:
+                room = way == ASYNC_SAVE
+                saver = saving.AsyncSaver(None, lambda folder: None, lambda line: None, shared_memory=room)
             with saver:
                 started = time.perf_counter()
                 waits, memory = measured(lambda saver=saver: run.save(saver))  # type: ignore[misc]
@@ -183,9 +187,9 @@ def timings(run: Run, rounds: int) -> Iterator[str]:
     yield "|---|---:|---:|---:|---:|"
     for way, runs in found.items():
         waits, complete, memory = (list(values) for values in zip(*runs, strict=True))
-        shared = size if way == BESIDE else 0
+        shared = size if way == ASYNC_SAVE else 0
         yield f"| {way} | {shown(waits)} | {shown(complete)} | {max(memory):,.0f} | {shared:,.0f} |"
-        if way == WAITS:
+        if way == SYNC_SAVE:
             yield f"| of it hashing and syncing | {shown(sealing)} | | | |"
     resumed = [run.resume() for _ in range(rounds)]
     yield from ("", "| resuming | s |", "|---|---:|")
@@ -200,7 +204,7 @@ def sizes(run: Run, ways: Mapping[str, dict[str, Any]], kind: str) -> Iterator[s
     whole = 0.0
     for name, values in ways.items():
         run.fresh()
-        size = size_mb(run.save(saving.AtOnce(), **values))
+        size = size_mb(run.save(saving.SyncSaver(), **values))
         whole = whole or size
         yield f"| {kind} | {name} | {size:,.0f} | {size / whole:.2f} |"
 
@@ -217,7 +221,7 @@ def main() -> None:
 
     import_paddle()
     from erniekit.model.configuration import ModelConfig
-    from erniekit.training.master_weights import MasterWeights
+    from erniekit.training.master_weights import MasterWeightPolicy
 
     config = ModelConfig.from_json(
         {
@@ -245,12 +249,12 @@ def main() -> None:
     }
     lines += sizes(run, plain, "float32")
     narrow = Run(config, options.folder / "run", narrow=True)
-    masters = {
+    master_weights = {
         "nothing": {},
-        "`skip_save_model_weight`": {"masters": MasterWeights("as weights")},
-        "`remove_master_weight`": {"masters": MasterWeights("nowhere")},
+        "`skip_save_model_weight`": {"master_weights": MasterWeightPolicy("as weights")},
+        "`remove_master_weight`": {"master_weights": MasterWeightPolicy("nowhere")},
     }
-    lines += sizes(narrow, masters, "bfloat16 (O2)")
+    lines += sizes(narrow, master_weights, "bfloat16 (O2)")
     shutil.rmtree(run.folder)
     title = f"{config.parameter_count() / 1e6:.1f} M parameters, a checkpoint of {size:,.0f} MB, median (range) of"
     command = "OMP_NUM_THREADS=1 python tools/bench/checkpoint.py --write"

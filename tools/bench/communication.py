@@ -96,7 +96,7 @@ def computed_bytes(layout: Layout, parameters: Mapping[str, Any], settings: Mapp
     model = ModelConfig.from_json(dict(settings))
     ranks = []
     for rank in range(layout.ranks):
-        sent = step_bytes(model, work, topology, stage=topology.coordinates(rank).pipeline)
+        sent = step_bytes(model, work, topology, pp_stage=topology.coordinates(rank).pipeline)
         experts = sent.pop("experts")
         if topology.expert_axis is not None:
             sent[topology.expert_axis] += experts

@@ -189,16 +189,16 @@ def table_of_losses(at: list[int], steps: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         losses = train(folder / "whole", max(at) + steps, at[0])
-        for place in at:
-            exact = np.array(losses[place : place + steps])
+        for resume_step in at:
+            exact = np.array(losses[resume_step : resume_step + steps])
             for representation in REPRESENTATIONS:
-                got = continued(folder / "whole", place, steps, representation, folder / "other")
+                got = continued(folder / "whole", resume_step, steps, representation, folder / "other")
                 away = np.array(got["losses"]) - exact
                 yield (
-                    f"| {place} | {representation.name} | {got['bytes']:.2f} | {got['moment']:.1e} "
+                    f"| {resume_step} | {representation.name} | {got['bytes']:.2f} | {got['moment']:.1e} "
                     f"| {got['update']:.1e} | {got['worst']:.2g} | {away.mean():+.1e} | {np.abs(away).max():.1e} |"
                 )
-            yield f"| {place} | exact: loss {exact[0]:.3f} to {exact[-1]:.3f} | 8 | 0 | 0 | 0 | 0 | 0 |"
+            yield f"| {resume_step} | exact: loss {exact[0]:.3f} to {exact[-1]:.3f} | 8 | 0 | 0 | 0 | 0 | 0 |"
 
 
 def table_of_costs(layers: int, hidden: int) -> Iterator[str]:

@@ -173,8 +173,8 @@ def main() -> None:
     print("\n".join(lines))
     if options.write:
         trl = versions_in(python["torch"], "torch", "transformers", "trl") if python["torch"].exists() else []
-        told = f"Medians of {options.rounds} rounds, {options.threads} threads. {measured_at(COMMAND, trl)}"
-        BENCHMARKS.write_text(with_table("first-step", "\n".join([*lines, "", told]), BENCHMARKS), encoding="utf-8")
+        caption = f"Medians of {options.rounds} rounds, {options.threads} threads. {measured_at(COMMAND, trl)}"
+        BENCHMARKS.write_text(with_table("first-step", "\n".join([*lines, "", caption]), BENCHMARKS), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -56,14 +56,14 @@ def row(path: Path) -> list[str]:
     model = published_model(config.basic.model_name_or_path)
     assert model is not None
     plan = plan_layout(config, model)
-    topology, fullest, busiest = plan.topology, plan.fullest, plan.busiest
+    topology, max_memory, max_traffic = plan.topology, plan.max_memory, plan.max_traffic
     return [
         f"{path.parent.name.removeprefix('ernie-4.5-')}/{path.stem}",
         _layout(topology),
         str(topology.world_size),
-        *(f"{fullest[name] / 1e9:.1f}" for name in MEMORY),
-        *(f"{busiest[axis] / 1e9:.1f}" if busiest[axis] else "" for axis in AXES),
-        f"{plan.waiting:.0%}" if topology.pipeline > 1 else "",
+        *(f"{max_memory[name] / 1e9:.1f}" for name in MEMORY),
+        *(f"{max_traffic[axis] / 1e9:.1f}" if max_traffic[axis] else "" for axis in AXES),
+        f"{plan.bubble:.0%}" if topology.pipeline > 1 else "",
     ]
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from marked import BENCHMARKS, ROOT, measured_at, with_table
 
 sys.path.insert(0, str(ROOT))
-from erniekit.data.packing import Packs, join, pack_greedy, pack_sequential
+from erniekit.data.packing import Packs, concatenate_packs, pack_greedy, pack_sequential
 
 MEDIAN, SIGMA = 400, 1.0  # of the lengths, in tokens; of their logarithm
 
@@ -104,7 +104,7 @@ def measure(case: Case) -> dict[str, float]:
     held = _peak_mb()
     start = time.perf_counter()
     made = [pack(lengths[first : first + window], case.capacity) for first in range(0, len(lengths), window)]
-    packs = join([part for part in made if isinstance(part, Packs)])
+    packs = concatenate_packs([part for part in made if isinstance(part, Packs)])
     seconds = time.perf_counter() - start
     rows = len(packs) + sum(part for part in made if isinstance(part, int))
     if len(packs):
@@ -146,12 +146,12 @@ def main() -> None:
     ]
     for case, runs in figures.items():
         seconds, full, peak = (statistics.median(run[name] for run in runs) for name in ("seconds", "full", "peak_mb"))
-        place = f"{case.samples:,} | {case.capacity:,} | {case.policy}"
-        lines.append(f"| {place} | {seconds:.2f} | {case.samples / seconds:,.0f} | {full:.2%} | {peak:.0f} |")
+        label = f"{case.samples:,} | {case.capacity:,} | {case.policy}"
+        lines.append(f"| {label} | {seconds:.2f} | {case.samples / seconds:,.0f} | {full:.2%} | {peak:.0f} |")
     print("\n".join(lines))
     if options.write:
-        told = f"Medians of {options.rounds} rounds. {measured_at('python tools/bench/packing.py --write')}"
-        table = "\n".join([*lines, "", told])
+        caption = f"Medians of {options.rounds} rounds. {measured_at('python tools/bench/packing.py --write')}"
+        table = "\n".join([*lines, "", caption])
         BENCHMARKS.write_text(with_table("packing", table, BENCHMARKS), encoding="utf-8")
 
 

@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace, algorithm: str, lora: bool) -> dict[str
     import_paddle()
     import paddle
 
-    from erniekit.model.adapters.lora import trained_weights
+    from erniekit.model.adapters.lora import named_trainable_parameters
     from erniekit.model.adapters.settings import LoraSettings
     from erniekit.model.builder import build_model
     from erniekit.model.configuration import ModelConfig
@@ -97,7 +97,7 @@ def measure(options: argparse.Namespace, algorithm: str, lora: bool) -> dict[str
     settings = LoraSettings(rank=8, alpha=16.0) if lora else None
     decoder = build_model(config, options.folder, lora=settings, quantization=forms.get(algorithm))
     loaded = peak() - before
-    parameters = trained_weights(decoder)
+    parameters = named_trainable_parameters(decoder)
     optimizer = build_optimizer(parameters, OptimizerSettings())
     seconds = [step(options, decoder, optimizer, number) for number in range(1 + options.repeats)]
     found = {"loaded": loaded, "peak": peak() - before, "seconds": min(seconds[1:])}
@@ -129,7 +129,7 @@ def weights(decoder: Any, folder: Path) -> dict[str, float]:
     """Bytes of linear weights while they wait, and the error of what is multiplied."""
     import numpy as np
 
-    from erniekit.model.quantization.float8 import rotate
+    from erniekit.model.quantization.float8 import hadamard_rotate
     from erniekit.model.storage.weight_layouts import open_weights
     from erniekit.model.weights import named_linears, packed_weights
 
@@ -143,7 +143,7 @@ def weights(decoder: Any, folder: Path) -> dict[str, float]:
             size, before = size + 4 * linear.weight.size, linear.weight.numpy().T
             product = linear.product  # trained since: its own rounding of what it is now
             block = product.shared.settings.hadamard_block if product else 0
-            after = rotate(product.weight_codes(linear).decoded(), block).numpy() if product else before
+            after = hadamard_rotate(product.weight_codes(linear).decoded(), block).numpy() if product else before
         squared += float(np.square(before).sum())
         wrong += float(np.square(before - after).sum())
     return {"bytes": size, "error": wrong / squared}

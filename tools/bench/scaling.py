@@ -32,7 +32,7 @@ SHOWN = ("one process", "dp2", "tp2", "tp2 + sp", "pp2", "sharding1 x 2", "shard
 
 def tokens_per_second(layout: Layout, parameters: dict[str, Any]) -> float:
     """Of all ranks together: the median of the steps after the first ones."""
-    own = {"gradient_accumulation_steps": MICRO_BATCHES // layout.readers, **layout.parameters}
+    own = {"gradient_accumulation_steps": MICRO_BATCHES // layout.dp_world_size, **layout.parameters}
     said = run_ranks(train, layout.ranks, timeout=600, parameters={**parameters, **own}, precision="float32")
     if said[0]["refused"]:
         sys.exit(f"{layout.name}: {said[0]['refused']}")

@@ -41,7 +41,7 @@ PARTS = {  # the innermost event that encloses a kernel and is named here says w
     "MatmulGradNode": "linear layers",
     "_BlockAttention": "attention",
     "_RMSNormFunction": "RMSNorm",
-    "_Rotate": "rotary embedding",
+    "_ApplyRotary": "rotary embedding",
     "_SwiGLU": "SwiGLU",
     "_FusedHeadLoss": "head and loss",
     "_CrossEntropy": "head and loss",
@@ -55,7 +55,7 @@ PARTS = {  # the innermost event that encloses a kernel and is named here says w
     "EmbeddingGradNode": "embedding",
     "step": "sums, norm of the gradient, rest",
 }
-OURS = (attention._BlockAttention, norm._RMSNormFunction, rotary._Rotate, activation._SwiGLU, head._FusedHeadLoss)
+OURS = (attention._BlockAttention, norm._RMSNormFunction, rotary._ApplyRotary, activation._SwiGLU, head._FusedHeadLoss)
 
 
 def name_forwards(functions: Iterable[type]) -> None:

@@ -119,15 +119,15 @@ def plot() -> str:
     figure, axes = new_plot(height=1.6 + 0.34 * len(cells))
     for number, name in enumerate(PEERS):
         points = [
-            (place, figures["peers"][name]["ratio"])
-            for place, (_, figures) in enumerate(cells)
+            (x, figures["peers"][name]["ratio"])
+            for x, (_, figures) in enumerate(cells)
             if "ratio" in figures["peers"].get(name, {})
         ]
         if not points:
             continue
         middles = [ratio[0] for _, ratio in points]
         spread = [[ratio[0] - ratio[1] for _, ratio in points], [ratio[2] - ratio[0] for _, ratio in points]]
-        places = [place + (number - (len(PEERS) - 1) / 2) * 0.12 for place, _ in points]
+        places = [x + (number - (len(PEERS) - 1) / 2) * 0.12 for x, _ in points]
         axes.errorbar(middles, places, xerr=spread, fmt="o", markersize=4, linewidth=1, label=NAMES[name])
     axes.axvline(1.0, color="black", linewidth=1)
     axes.axvline(1.3, color="gray", linewidth=1, linestyle=":")

@@ -40,7 +40,7 @@ from tools.parity.layouts import (
     DIALOGUES,
     LAYOUTS,
     MODELS,
-    OF_MOE,
+    MOE_PARAMETERS,
     Failed,
     Layout,
     difference,
@@ -54,16 +54,16 @@ MAY_DIFFER = {"losses": 1e-5, "weights": 1e-9, "moments": 1e-7}
 NAMES = (
     "tp2", "pp2", "sharding1 x 2", "sharding2 x 2", "sharding3 x 2", "tp2 x pp2", "ep2 over mp", "ep2 over data",
 )  # fmt: skip
-ALONE = Layout("one process")
-FROM_TO = (ALONE, *(layout for name in NAMES for layout in LAYOUTS if layout.name == name))
-OF_A_RUN = {
+SINGLE_PROCESS = Layout("one process")
+FROM_TO = (SINGLE_PROCESS, *(layout for name in NAMES for layout in LAYOUTS if layout.name == name))
+RUN_PARAMETERS = {
     "max_steps": STEPS, "save_steps": SAVED, "eval_steps": None, "max_evaluate_steps": None, "hidden_dropout_prob": 0.1,
     "dropout_warmup_steps": 3, "lr_scheduler_type": "cosine", "warmup_steps": 2, "learning_rate": 1e-3,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Left:
+class RunResult:
     """What a run has left: the loss of every step it made, weights and moments after the last."""
 
     losses: np.ndarray
@@ -99,17 +99,17 @@ class Runs:
 
     def __init__(self, model: str, folder: Path, *, timeout: float = 300.0) -> None:
         self.model, self._folder, self._timeout = model, folder, timeout
-        self._whole: dict[tuple[str, str], Left] = {}
+        self._uninterrupted_runs: dict[tuple[str, str], RunResult] = {}
         if not (folder / model).exists():
             run_ranks(make_model, 1, model_folder=str(folder / model), settings=dict(MODELS[model]))
 
     def compare(self, first: Layout, second: Layout) -> Differences:
         """`second` going on from a checkpoint of `first`, with `second` uninterrupted."""
-        precise = [self._resumed(first, second, "float64"), self.whole(second, "float64")]
-        usual = [self._resumed(first, second, "float32"), self.whole(second, "float32")]
+        precise = [self._resumed(first, second, "float64"), self.uninterrupted_run(second, "float64")]
+        usual = [self._resumed(first, second, "float32"), self.uninterrupted_run(second, "float32")]
         exact = first == second
-        for resumed, whole in (precise, usual):
-            exact = exact and _equal(resumed, whole)
+        for resumed, uninterrupted_run in (precise, usual):
+            exact = exact and _equal(resumed, uninterrupted_run)
         return Differences(
             losses=float(np.abs(usual[0].losses - usual[1].losses[SAVED:]).max()),
             weights=difference(precise[0].weights, precise[1].weights),
@@ -117,15 +117,15 @@ class Runs:
             exact=exact,
         )
 
-    def whole(self, layout: Layout, precision: str) -> Left:
+    def uninterrupted_run(self, layout: Layout, precision: str) -> RunResult:
         """The uninterrupted run of a layout, which has left a checkpoint in mid-run."""
         key = layout.name, precision
-        if key not in self._whole:
-            self._whole[key] = self._run(layout, precision, self._output(layout, precision))
-        return self._whole[key]
+        if key not in self._uninterrupted_runs:
+            self._uninterrupted_runs[key] = self._run(layout, precision, self._output(layout, precision))
+        return self._uninterrupted_runs[key]
 
-    def _resumed(self, first: Layout, second: Layout, precision: str) -> Left:
-        self.whole(first, precision)
+    def _resumed(self, first: Layout, second: Layout, precision: str) -> RunResult:
+        self.uninterrupted_run(first, precision)
         checkpoint = self._output(first, precision) / f"checkpoint-{SAVED}"
         with tempfile.TemporaryDirectory(dir=self._folder) as output:
             return self._run(second, precision, Path(output) / "run", resume_from_checkpoint=str(checkpoint))
@@ -133,33 +133,34 @@ class Runs:
     def _output(self, layout: Layout, precision: str) -> Path:
         return self._folder / f"{self.model} {layout.name} {precision}"
 
-    def _run(self, layout: Layout, precision: str, output: Path, **more: str) -> Left:
+    def _run(self, layout: Layout, precision: str, output: Path, **more: str) -> RunResult:
         values = {
-            **COMMON, **DIALOGUES, **(OF_MOE if self.model == "moe" else {}), **OF_A_RUN, **layout.parameters,
+            **COMMON, **DIALOGUES, **(MOE_PARAMETERS if self.model == "moe" else {}), **RUN_PARAMETERS,
+            **layout.parameters,
             "model_name_or_path": str(self._folder / self.model),
             "output_dir": str(output),
-            "gradient_accumulation_steps": MICRO_BATCHES // layout.readers,
+            "gradient_accumulation_steps": MICRO_BATCHES // layout.dp_world_size,
             **more,
         }  # fmt: skip
         parameters = {name: value for name, value in values.items() if value is not None}
         del parameters["eval_dataset_path"]
-        said = run_ranks(train, layout.ranks, timeout=self._timeout, parameters=parameters, precision=precision)
-        assert not said[0]["refused"], said[0]["refused"]
+        outcomes = run_ranks(train, layout.ranks, timeout=self._timeout, parameters=parameters, precision=precision)
+        assert not outcomes[0]["refused"], outcomes[0]["refused"]
         lines = (output / "training_log.jsonl").read_text(encoding="utf-8").splitlines()
         state = tensors(output / f"checkpoint-{STEPS}", "optimizer*.safetensors")
-        return Left(
+        return RunResult(
             np.array([record["loss"] for record in map(json.loads, lines) if "loss" in record]),
             tensors(output, "model*.safetensors"),
             {name: values for name, values in state.items() if "/moment" in name},
         )
 
 
-def _equal(resumed: Left, whole: Left) -> bool:
-    kinds = (resumed.weights, whole.weights), (resumed.moments, whole.moments)
+def _equal(resumed: RunResult, uninterrupted_run: RunResult) -> bool:
+    kinds = (resumed.weights, uninterrupted_run.weights), (resumed.moments, uninterrupted_run.moments)
     same = all(
         own.keys() == other.keys() and all((own[name] == other[name]).all() for name in own) for own, other in kinds
     )
-    return same and bool((resumed.losses == whole.losses[SAVED:]).all())
+    return same and bool((resumed.losses == uninterrupted_run.losses[SAVED:]).all())
 
 
 def table(model: str, results: Results) -> str:
@@ -209,7 +210,7 @@ def measure(model: str, pairs: Sequence[tuple[Layout, Layout]], folder: Path, at
 def _quietly(runs: Runs, layout: Layout, precision: str) -> None:
     """Every pair with a layout that fails will say so."""
     with suppress(AssertionError):
-        runs.whole(layout, precision)
+        runs.uninterrupted_run(layout, precision)
 
 
 def wrong(results: Results) -> Iterable[str]:

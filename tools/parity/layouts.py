@@ -56,14 +56,14 @@ class Layout:
     experts: bool = False
 
     @property
-    def readers(self) -> int:
+    def dp_world_size(self) -> int:
         """Ranks that read different data."""
         return self.data * self.parameters.get("sharding_parallel_degree", 1)
 
     @property
     def ranks(self) -> int:
         degrees = (self.parameters.get(f"{axis}_parallel_degree", 1) for axis in ("tensor", "pipeline"))
-        return self.readers * int(np.prod(list(degrees)))
+        return self.dp_world_size * int(np.prod(list(degrees)))
 
 
 def tensor(degree: int, *, sequence: bool = False) -> dict[str, Any]:
@@ -74,8 +74,8 @@ def pipeline(degree: int, virtual: int = 1) -> dict[str, Any]:
     return {"pipeline_parallel_degree": degree, "virtual_pp_degree": virtual}
 
 
-def sharding(stage: int, *words: str) -> dict[str, Any]:
-    return {"sharding_parallel_degree": 2, "sharding": f"stage{stage}", "sharding_parallel_config": words}
+def sharding(level: int, *words: str) -> dict[str, Any]:
+    return {"sharding_parallel_degree": 2, "sharding": f"stage{level}", "sharding_parallel_config": words}
 
 
 LAYOUTS = (
@@ -119,7 +119,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "num_nextn_predict_layers": 1,
     },
 }  # fmt: skip
-OF_MOE = {  # all that balances experts, strong enough to be seen, and a layer of multi-token prediction
+MOE_PARAMETERS = {  # all that balances experts, strong enough to be seen, and a layer of multi-token prediction
     "moe_aux_loss_lambda": 0.01, "moe_z_loss_lambda": 0.01, "moe_orthogonal_loss_lambda": 0.01,
     "moe_router_bias_update_rate": 0.001, "num_nextn_predict_layers": 1,
 }  # fmt: skip
@@ -190,11 +190,11 @@ class Comparison:
         if not (folder / model).exists():
             run_ranks(make_model, 1, model_folder=str(folder / model), settings=dict(MODELS[model]))
 
-    def alone(self) -> None:
+    def run_single_process(self) -> None:
         """Run the single process now; otherwise it runs when it is first needed."""
-        _ = self._alone_in_float32, self._alone_in_float64
+        _ = self._reference_float32, self._reference_float64
 
-    def of(self, layout: Layout) -> Differences | Refused:
+    def run_layout(self, layout: Layout) -> Differences | Refused:
         """Run a layout in both precisions."""
         in_float32 = self._run(layout, "float32")
         in_float64 = self._run(layout, "float64")
@@ -203,20 +203,20 @@ class Comparison:
                 return refused
         assert isinstance(in_float32, Run) and isinstance(in_float64, Run)
         return Differences(
-            losses=float(np.abs(in_float32.losses - self._alone_in_float32.losses).max()),
-            gradient=relative_difference(in_float32.gradients, self._alone_in_float32.gradients),
-            weights=difference(in_float64.weights, self._alone_in_float64.weights),
+            losses=float(np.abs(in_float32.losses - self._reference_float32.losses).max()),
+            gradient=relative_difference(in_float32.gradients, self._reference_float32.gradients),
+            weights=difference(in_float64.weights, self._reference_float64.weights),
         )
 
     @cached_property
-    def _alone_in_float32(self) -> Run:
-        return self._run_alone("float32")
+    def _reference_float32(self) -> Run:
+        return self._run_single_process("float32")
 
     @cached_property
-    def _alone_in_float64(self) -> Run:
-        return self._run_alone("float64")
+    def _reference_float64(self) -> Run:
+        return self._run_single_process("float64")
 
-    def _run_alone(self, precision: str) -> Run:
+    def _run_single_process(self, precision: str) -> Run:
         result = self._run(Layout("one process"), precision)
         assert isinstance(result, Run), result
         return result
@@ -225,11 +225,11 @@ class Comparison:
         parameters = {
             **COMMON,
             **TASKS[self.task],
-            **(OF_MOE if self.model == "moe" else {}),
+            **(MOE_PARAMETERS if self.model == "moe" else {}),
             **layout.parameters,
             "model_name_or_path": str(self._folder / self.model),
             "output_dir": str(self._folder / f"{self.model} {self.task} {layout.name} {precision}"),
-            "gradient_accumulation_steps": MICRO_BATCHES // layout.readers,
+            "gradient_accumulation_steps": MICRO_BATCHES // layout.dp_world_size,
         }
         return run(parameters, layout.ranks, precision, timeout=self._timeout)
 
@@ -277,13 +277,13 @@ def compare(layouts: Iterable[Layout], model: str, tasks: Sequence[str], at_once
     work = [(layout, task) for layout in layouts if model == "moe" or not layout.experts for task in tasks]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(at_once) as pool:
         comparisons = {task: Comparison(model, task, Path(folder)) for task in tasks}
-        for _ in pool.map(Comparison.alone, comparisons.values()):
+        for _ in pool.map(Comparison.run_single_process, comparisons.values()):
             pass
 
         def one(layout: Layout, task: str) -> Differences | Refused | Failed:
             result: Differences | Refused | Failed
             try:
-                result = comparisons[task].of(layout)
+                result = comparisons[task].run_layout(layout)
             except AssertionError as error:  # a rank has failed, or what runs have left does not fit together
                 result = Failed(str(error))
             shown = result if isinstance(result, Differences) else result.reason

@@ -67,8 +67,8 @@ def sorting(draw: random.Random) -> Question:
     up = draw.random() < 0.5
     ordered = sorted(numbers, reverse=not up)
     wrong = ordered[:]
-    place = draw.randrange(len(wrong) - 1)
-    wrong[place], wrong[place + 1] = wrong[place + 1], wrong[place]
+    swap = draw.randrange(len(wrong) - 1)
+    wrong[swap], wrong[swap + 1] = wrong[swap + 1], wrong[swap]
     order = "ascending" if up else "descending"
     return Question("sorting", f"Sort {_list(numbers)} in {order} order.", _list(ordered), _list(wrong))
 

@@ -20,8 +20,8 @@ from erniekit.model.adapters.low_rank import Factors, merged_weight, principal_f
 from erniekit.model.adapters.paddlenlp import is_paddlenlp_folder, read_paddlenlp
 from erniekit.model.adapters.settings import PISSA, LoraSettings, linear_shapes
 from erniekit.model.storage.safetensors_file import SafetensorsFile, write_safetensors
-from erniekit.model.storage.shards import listed
-from erniekit.model.storage.weight_layouts import of_prediction
+from erniekit.model.storage.shards import format_problems
+from erniekit.model.storage.weight_layouts import is_mtp_weight
 
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"
@@ -83,7 +83,7 @@ def read_adapters(folder: Path | str, weight_shapes: WeightShapes) -> StoredAdap
         return StoredAdapters(*read_paddlenlp(folder, linears))
     settings = settings_from_peft(folder, list(linears))
     file = _open(folder)
-    settings = _without_missing_predictions(settings, file)
+    settings = _without_missing_mtp(settings, file)
     factors = _read_factors(file, folder, settings, linears)
     own = _own_metadata(file)
     if own is None:
@@ -134,9 +134,9 @@ def _open(folder: Path) -> SafetensorsFile:
     return SafetensorsFile(path)
 
 
-def _without_missing_predictions(settings: LoraSettings, file: SafetensorsFile) -> LoraSettings:
+def _without_missing_mtp(settings: LoraSettings, file: SafetensorsFile) -> LoraSettings:
     stored = {_own_name(name).rpartition(".")[0] for name in file.names()}
-    targets = tuple(path for path in settings.target_modules if path in stored or not of_prediction(path))
+    targets = tuple(path for path in settings.target_modules if path in stored or not is_mtp_weight(path))
     return replace(settings, target_modules=targets)
 
 
@@ -149,13 +149,13 @@ def _read_factors(
     problems += [f"{name}: missing" for name in expected if name not in names]
     for own, stored in names.items():
         if own not in expected:
-            if not of_prediction(own) or own.rpartition(".")[0] in linears:
+            if not is_mtp_weight(own) or own.rpartition(".")[0] in linears:
                 problems.append(f"{stored}: {_why_unknown(own, linears)}")
         elif file.shape(stored) != expected[own]:
             problems.append(f"{stored}: shape {list(file.shape(stored))}, expected {list(expected[own])}")
     if problems:
         title = f"{file.path}: the adapters do not fit {folder / ADAPTER_CONFIG_FILE} and the base model:"
-        raise ModelFileError(listed(title, problems))
+        raise ModelFileError(format_problems(title, problems))
 
     def read(name: str) -> np.ndarray:
         return np.ascontiguousarray(file.read(names[name]).T, np.float32)

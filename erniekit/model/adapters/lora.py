@@ -16,15 +16,15 @@ from paddle import nn
 
 from erniekit.errors import ConfigurationError
 from erniekit.model.adapters.files import StoredAdapters, read_adapters, write_adapters
-from erniekit.model.adapters.fingerprint import Exchange, alone, weights_fingerprint
-from erniekit.model.adapters.low_rank import SHORTEST, Factors, initial_factors, principal_factors
+from erniekit.model.adapters.fingerprint import AllGatherObject, single_process_all_gather, weights_fingerprint
+from erniekit.model.adapters.low_rank import MIN_COLUMN_NORM, Factors, initial_factors, principal_factors
 from erniekit.model.adapters.settings import PISSA, LoraSettings, linear_shapes, select_targets
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import ZEROS, Linear
 from erniekit.model.placement import placement
 from erniekit.model.randomness import Randomness, Site, dropout
 from erniekit.model.weights import named_linears, named_weights
-from erniekit.model.whole import Held, OwnTensors, WholeTensors, held
+from erniekit.model.whole import FullTensors, LocalTensors, SingleProcessTensors, local_tensors
 
 
 class LowRankAdapter(nn.Layer):
@@ -34,16 +34,16 @@ class LowRankAdapter(nn.Layer):
     as a constant in the backward pass (section 4.3 of the paper). Dropout acts on the adapter's branch alone.
     """
 
-    def __init__(self, linear: Linear, path: str, factors: Factors, settings: LoraSettings, base: Base) -> None:
+    def __init__(self, linear: Linear, path: str, factors: Factors, settings: LoraSettings, base: AdapterBase) -> None:
         super().__init__()
         self.settings, self.base, self.start = settings, base, factors.start
         self.scaling = settings.scaling_of(path)
-        self._randomness, self._place = base.randomness, zlib.crc32(path.encode())
-        divided = linear.sums or linear.tensor.size == 1  # the channels of the inputs, or their tokens: experts
-        self._part = linear.tensor.rank if divided else 0
-        self._sum = linear.tensor.sum if linear.sums else _itself
-        self.lora_A = self._parameter(_own(linear, path, "lora_A", factors.A))
-        self.lora_B = self._parameter(_own(linear, path, "lora_B", factors.B))
+        self._randomness, self._site_key = base.randomness, zlib.crc32(path.encode())
+        divided = linear.is_row_parallel or linear.tp.size == 1  # the channels of the inputs, or their tokens: experts
+        self._shard = linear.tp.rank if divided else 0
+        self._sum = linear.tp.sum if linear.is_row_parallel else _identity
+        self.lora_A = self._parameter(_local_shard(linear, path, "lora_A", factors.A))
+        self.lora_B = self._parameter(_local_shard(linear, path, "lora_B", factors.B))
         self.lora_magnitude_vector = None
         if settings.dora:
             with paddle.no_grad():
@@ -52,18 +52,18 @@ class LowRankAdapter(nn.Layer):
                 if factors.magnitude is None:
                     magnitude = self.column_norms(weight).numpy()
                 else:
-                    magnitude = _own(linear, path, "lora_magnitude_vector", factors.magnitude)
+                    magnitude = _local_shard(linear, path, "lora_magnitude_vector", factors.magnitude)
                 self.lora_magnitude_vector = self._parameter(magnitude)
 
     def forward(self, x: paddle.Tensor, output: paddle.Tensor, linear: Linear) -> paddle.Tensor:
         probability = self.settings.dropout * self._randomness.dropout_scale if self.training else 0.0
-        x = dropout(x, probability, self._randomness.key(self._place, Site.ADAPTER_INPUT, self._part))
+        x = dropout(x, probability, self._randomness.key(self._site_key, Site.ADAPTER_INPUT, self._shard))
         update = F.linear(F.linear(x, self.lora_A) * self.scaling, self.lora_B)
         if self.lora_magnitude_vector is None:
             return output + update
         with paddle.no_grad():
             norms = self.column_norms(linear.dense_weight)
-        if linear.bias is None or linear.sums:  # or it is added after the sum
+        if linear.bias is None or linear.is_row_parallel:  # or it is added after the sum
             return (output + update) * (self.lora_magnitude_vector / norms)
         return (output - linear.bias + update) * (self.lora_magnitude_vector / norms) + linear.bias
 
@@ -72,7 +72,7 @@ class LowRankAdapter(nn.Layer):
         a, b, s = self.lora_A, self.lora_B, self.scaling
         crossed = (self._sum(paddle.matmul(a, weight, transpose_x=True)) * b).sum(0)
         own = (paddle.matmul(self._sum(paddle.matmul(a, a, transpose_x=True)), b) * b).sum(0)
-        return (self._weight_square + 2 * s * crossed + s * s * own).clip(min=SHORTEST**2).sqrt()
+        return (self._weight_square + 2 * s * crossed + s * s * own).clip(min=MIN_COLUMN_NORM**2).sqrt()
 
     def effective_weight(self, weight: paddle.Tensor) -> paddle.Tensor:
         """The weight [in, out] with which the linear layer alone computes the same."""
@@ -80,7 +80,7 @@ class LowRankAdapter(nn.Layer):
             merged = weight + self.scaling * paddle.matmul(self.lora_A, self.lora_B)
             if self.lora_magnitude_vector is None:
                 return merged
-            return merged * (self.lora_magnitude_vector / merged.square().sum(0).clip(min=SHORTEST**2).sqrt())
+            return merged * (self.lora_magnitude_vector / merged.square().sum(0).clip(min=MIN_COLUMN_NORM**2).sqrt())
 
     def _parameter(self, values: np.ndarray) -> paddle.Tensor:
         parameter = self.create_parameter(list(values.shape), default_initializer=ZEROS)
@@ -88,66 +88,72 @@ class LowRankAdapter(nn.Layer):
         return parameter
 
 
-def _itself(values: paddle.Tensor) -> paddle.Tensor:
+def _identity(values: paddle.Tensor) -> paddle.Tensor:
     return values
 
 
-def _own(linear: Linear, path: str, name: str, values: np.ndarray) -> np.ndarray:
+def _local_shard(linear: Linear, path: str, name: str, values: np.ndarray) -> np.ndarray:
     """This rank's slice of a parameter of a linear layer, or of the adapter beside it."""
-    return linear.tensor.cut(values, placement(f"{path}.{name}").axis)
+    return linear.tp.local_shard(values, placement(f"{path}.{name}").axis)
 
 
-def whole_weight(linear: Linear, path: str) -> np.ndarray:
+def full_weight(linear: Linear, path: str) -> np.ndarray:
     """The weight [in, out], whose slices the ranks of a tensor-parallel group have; every one of them calls this."""
-    return linear.tensor.whole(linear.dense_weight, placement(f"{path}.weight").axis)
+    return linear.tp.all_gather(linear.dense_weight, placement(f"{path}.weight").axis)
 
 
-class Base(NamedTuple):
+class AdapterBase(NamedTuple):
     """What all adapters of a decoder share beside their settings."""
 
     randomness: Randomness
     fingerprint: str  # of the weights that the adapters belong to (`weights_fingerprint`)
 
 
-class Kind(NamedTuple):
+class DecoderAdapters(NamedTuple):
     """What adapters a decoder has (`Decoder.adapters`), the same on all ranks, of which some may hold none of them."""
 
     settings: LoraSettings
-    base: Base
+    base: AdapterBase
 
 
-def add_adapters(decoder: Decoder, settings: LoraSettings, *, seed: int, exchange: Exchange = alone) -> None:
+def add_adapters(
+    decoder: Decoder,
+    settings: LoraSettings,
+    *,
+    seed: int,
+    all_gather_object: AllGatherObject = single_process_all_gather,
+) -> None:
     """Freeze the decoder and put new adapters beside its linear layers.
 
     Args:
-        exchange: with the other ranks among which the decoder is divided.
+        all_gather_object: with the other ranks among which the decoder is divided.
 
     Raises:
         ConfigurationError: a pattern names no layer, or PiSSA is asked for more singular values than there are.
     """
-    base = freeze(decoder, exchange)
+    base = freeze(decoder, all_gather_object)
     linears, shapes = named_linears(decoder), decoder.config.weight_shapes()
     targets = select_targets(linear_shapes(shapes), settings.target_modules)  # of the model; not all of it is here
     for path in (path for path in targets if path in linears):
         linear, rank = linears[path], settings.rank_of(path)
         if settings.init == PISSA:
-            factors = principal_factors(path, whole_weight(linear, path), rank, settings.scaling_of(path))
+            factors = principal_factors(path, full_weight(linear, path), rank, settings.scaling_of(path))
         else:
             outputs, inputs = shapes[f"{path}.weight"]
             factors = initial_factors(path, (inputs, outputs), rank, seed)
-        attach(linear, path, factors, settings, base)
-    decoder.adapters = Kind(settings, base)
+        attach_adapter(linear, path, factors, settings, base)
+    decoder.adapters = DecoderAdapters(settings, base)
 
 
-def freeze(decoder: Decoder, exchange: Exchange = alone) -> Base:
+def freeze(decoder: Decoder, all_gather_object: AllGatherObject = single_process_all_gather) -> AdapterBase:
     """Make every weight of the decoder constant; called before anything of it changes."""
-    fingerprint = weights_fingerprint(decoder, exchange)
+    fingerprint = weights_fingerprint(decoder, all_gather_object)
     for parameter in decoder.parameters():
         parameter.stop_gradient = True
-    return Base(decoder.randomness, fingerprint)
+    return AdapterBase(decoder.randomness, fingerprint)
 
 
-def attach(linear: Linear, path: str, factors: Factors, settings: LoraSettings, base: Base) -> None:
+def attach_adapter(linear: Linear, path: str, factors: Factors, settings: LoraSettings, base: AdapterBase) -> None:
     """Put an adapter beside a frozen linear layer; what PiSSA has moved into it leaves the weight.
 
     Raises:
@@ -160,7 +166,7 @@ def attach(linear: Linear, path: str, factors: Factors, settings: LoraSettings, 
                 "so that it would be rounded twice.\n  Write lora_init: kaiming, or weight_quantize_algo: none."
             )
         parts = zip(("lora_A", "lora_B"), factors.start, strict=True)
-        own = (np.ascontiguousarray(_own(linear, path, name, values)) for name, values in parts)
+        own = (np.ascontiguousarray(_local_shard(linear, path, name, values)) for name, values in parts)
         a, b = (paddle.to_tensor(values).astype(linear.weight.dtype) for values in own)
         with paddle.no_grad():
             linear.weight.set_value(linear.weight - settings.scaling_of(path) * paddle.matmul(a, b))
@@ -199,7 +205,7 @@ def without_adapters(decoder: Decoder) -> Iterator[None]:
             linears[path].adapter = adapter
 
 
-def trained_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
+def named_trainable_parameters(decoder: Decoder) -> dict[str, paddle.Tensor]:
     """What training changes of what this rank holds, by name: the adapters' parameters, or all weights of a decoder
     without adapters."""
     return named_weights(decoder) if decoder.adapters is None else named_adapter_weights(decoder)
@@ -216,12 +222,18 @@ def base_fingerprint(decoder: Decoder) -> str:
     return "" if decoder.adapters is None else decoder.adapters.base.fingerprint
 
 
-def load_adapters(decoder: Decoder, folder: Path | str, *, dropout: float = 0.0, exchange: Exchange = alone) -> bool:
+def load_adapters(
+    decoder: Decoder,
+    folder: Path | str,
+    *,
+    dropout: float = 0.0,
+    all_gather_object: AllGatherObject = single_process_all_gather,
+) -> bool:
     """Freeze the decoder and put the adapters of `folder` beside its linear layers.
 
     Args:
         dropout: of the adapters in further training.
-        exchange: with the other ranks among which the decoder is divided.
+        all_gather_object: with the other ranks among which the decoder is divided.
 
     Returns:
         Whether the decoder's weights are those that the adapters were trained beside, or that is unknown.
@@ -230,40 +242,40 @@ def load_adapters(decoder: Decoder, folder: Path | str, *, dropout: float = 0.0,
         ModelFileError: see `files.read_adapters`.
     """
     stored = read_adapters(folder, decoder.config.weight_shapes())
-    base = freeze(decoder, exchange)
+    base = freeze(decoder, all_gather_object)
     linears = named_linears(decoder)
     settings = replace(stored.settings, dropout=dropout)
     for path in (path for path in stored.factors if path in linears):
-        weight = whole_weight(linears[path], path)
-        attach(linears[path], path, stored.complete(path, weight), settings, base)
-    decoder.adapters = Kind(settings, base)
+        weight = full_weight(linears[path], path)
+        attach_adapter(linears[path], path, stored.complete(path, weight), settings, base)
+    decoder.adapters = DecoderAdapters(settings, base)
     return stored.base_fingerprint in ("", base.fingerprint)
 
 
-def held_adapters(decoder: Decoder) -> Held:
+def local_adapters(decoder: Decoder) -> LocalTensors:
     """The adapters' parameters, and under `<path>.start_A` and `.start_B` what PiSSA has taken out of the weight."""
     starts = {
         f"{path}.start_{letter}": paddle.to_tensor(values, paddle.get_default_dtype())
         for path, adapter in named_adapters(decoder).items()
         for letter, values in zip("AB", adapter.start or (), strict=False)
     }
-    return held({**named_adapter_weights(decoder), **starts})
+    return local_tensors({**named_adapter_weights(decoder), **starts})
 
 
 def save_adapters(
-    decoder: Decoder, folder: Path | str | None, base_model: str, whole: WholeTensors | None = None
+    decoder: Decoder, folder: Path | str | None, base_model: str, full_tensors: FullTensors | None = None
 ) -> list[Path]:
     """Write the decoder's adapters as PEFT does; see `files.write_adapters`.
 
     Args:
         folder: None on ranks that only give what they hold of the adapters.
-        whole: `held_adapters` of all ranks; default: those of this decoder.
+        whole: `local_adapters` of all ranks; default: those of this decoder.
     """
-    whole = whole or OwnTensors(held_adapters(decoder))
-    values = {name: whole.read(name) for name in whole.names}
+    full_tensors = full_tensors or SingleProcessTensors(local_adapters(decoder))
+    values = {name: full_tensors.read(name) for name in full_tensors.names}
     if folder is None:
         return []
-    paths = dict.fromkeys(name.rpartition(".")[0] for name in whole.names)
+    paths = dict.fromkeys(name.rpartition(".")[0] for name in full_tensors.names)
     order = [path for path in (name.rpartition(".")[0] for name in decoder.config.weight_shapes()) if path in paths]
     factors = {path: _factors(values, path) for path in dict.fromkeys(order)}
     stored = StoredAdapters(decoder.adapters.settings, factors, base_fingerprint(decoder))

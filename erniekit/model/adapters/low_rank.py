@@ -12,7 +12,7 @@ import numpy as np
 
 from erniekit.errors import ConfigurationError
 
-SHORTEST = 1e-10  # DoRA counts no column of a weight as shorter, for one of zeros has no direction
+MIN_COLUMN_NORM = 1e-10  # DoRA counts no column of a weight as shorter, for one of zeros has no direction
 
 
 class Factors(NamedTuple):
@@ -80,5 +80,5 @@ def merged_weight(weight: np.ndarray, factors: Factors, scaling: float) -> np.nd
     if factors.start is not None:
         merged -= _update(*factors.start, scaling)
     if factors.magnitude is not None:
-        merged *= factors.magnitude / np.maximum(np.linalg.norm(merged, axis=0), SHORTEST)
+        merged *= factors.magnitude / np.maximum(np.linalg.norm(merged, axis=0), MIN_COLUMN_NORM)
     return merged

@@ -20,7 +20,7 @@ from erniekit.model.adapters.folder import ADAPTER_CONFIG_FILE, PADDLENLP_CONFIG
 from erniekit.model.adapters.low_rank import Factors
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.storage.safetensors_file import SafetensorsFile
-from erniekit.model.storage.shards import listed
+from erniekit.model.storage.shards import format_problems
 
 WEIGHTS_FILE = "peft_model.safetensors"
 _PICKLED = "lora_model_state.pdparams"
@@ -62,7 +62,7 @@ def read_paddlenlp(folder: Path, linears: Mapping[str, tuple[int, int]]) -> tupl
         elif file.shape(name) != expected[own]:
             problems.append(f"{name}: shape {list(file.shape(name))}, expected {list(expected[own])}")
     if problems:
-        raise ModelFileError(listed(f"{folder}: the adapters do not fit the base model:", problems))
+        raise ModelFileError(format_problems(f"{folder}: the adapters do not fit the base model:", problems))
 
     def read(own: str) -> np.ndarray:
         name, file = stored[own]
@@ -94,7 +94,7 @@ def _open(folder: Path) -> list[SafetensorsFile]:
         listed_files = set(weight_map.values()) if isinstance(weight_map, dict) else set()
         missing = sorted(str(name) for name in listed_files - {path.name for path in paths})
         if missing:
-            raise ModelFileError(listed(f"{folder / _INDEX_FILE}: shards are not there:", missing))
+            raise ModelFileError(format_problems(f"{folder / _INDEX_FILE}: shards are not there:", missing))
     if paths:
         return [SafetensorsFile(path) for path in paths]
     pickled = sorted(folder.glob("*.pdparams"))

@@ -29,20 +29,22 @@ class ExpertBalance:
     A recomputed layer reports twice. Reports are kept by their place, so the second one takes the place of the first.
 
     Args:
-        add_loads: adds an array up over the ranks that have other tokens of a step.
+        all_reduce_loads: adds an array up over the ranks that have other tokens of a step.
     """
 
     def __init__(
-        self, settings: BalanceSettings, add_loads: Callable[[np.ndarray], np.ndarray] = lambda loads: loads
+        self, settings: BalanceSettings, all_reduce_loads: Callable[[np.ndarray], np.ndarray] = lambda loads: loads
     ) -> None:
-        self.settings, self._add_loads = settings, add_loads
-        self.share = 1.0  # of the units of the step in this micro-batch; the step's router loss is the weighted mean
+        self.settings, self._all_reduce_loads = settings, all_reduce_loads
+        self.loss_weight = (
+            1.0  # of the units of the step in this micro-batch; the step's router loss is the weighted mean
+        )
         self._micro_batch = 0
         self._losses: dict[tuple[int, int, str], paddle.Tensor] = {}  # by micro-batch, layer and name
         self._loads: dict[tuple[int, int], np.ndarray] = {}
 
-    def begin_micro_batch(self, micro_batch: int, share: float) -> None:
-        self._micro_batch, self.share = micro_batch, share
+    def begin_micro_batch(self, micro_batch: int, loss_weight: float) -> None:
+        self._micro_batch, self.loss_weight = micro_batch, loss_weight
 
     def report(self, layer: int, losses: dict[str, paddle.Tensor], load_E: np.ndarray) -> None:
         """Note a router's losses and how many tokens each of its experts received."""
@@ -70,7 +72,7 @@ class ExpertBalance:
         rate = self.settings.router_bias_update_rate
         moving = [router for router in routers if rate and not router.gate.weight.stop_gradient]
         if moving:
-            loads_RE = self._add_loads(np.array([self._load_of_step(router) for router in moving]))
+            loads_RE = self._all_reduce_loads(np.array([self._load_of_step(router) for router in moving]))
             for router, load_E in zip(moving, loads_RE, strict=True):
                 step = rate * np.sign(load_E.mean() - load_E)
                 bias = router.moe_statics.e_score_correction_bias

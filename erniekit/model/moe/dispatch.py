@@ -16,10 +16,10 @@ import paddle
 from paddle.autograd import PyLayer
 from paddle.distributed.communication.group import Group
 
-from erniekit.model.moe.exchange import Exchange, Gathering, Replicas, asking, counts_of_all
+from erniekit.model.moe.exchange import AllGather, AllToAll, Replicated, all_gather_counts, require_grad
 
 
-class HeldExperts(Protocol):
+class LocalExperts(Protocol):
     """Those of a layer's experts that this rank has.
 
     Attributes:
@@ -34,12 +34,13 @@ class HeldExperts(Protocol):
         ...
 
 
-class Dispatch(Protocol):
+class TokenDispatcher(Protocol):
     """A way of tokens to experts.
 
     Attributes:
         group: the ranks that divide the experts; None: each has all of them.
-        in_step: whether every expert runs, also without a row, so that all ranks do the same: hooks of fleet's wait for
+        run_all_experts: whether every expert runs, also without a row, so that all ranks do the same: hooks of
+        fleet's wait for
             each parameter's gradient, and some gather a parameter just before it is used.
     """
 
@@ -47,16 +48,16 @@ class Dispatch(Protocol):
     def group(self) -> Group | None: ...
 
     @property
-    def in_step(self) -> bool: ...
+    def run_all_experts(self) -> bool: ...
 
     def __call__(
-        self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, held: HeldExperts
+        self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, local_experts: LocalExperts
     ) -> paddle.Tensor:
         """The sums [T, H]. Weights have the dtype of x."""
         ...
 
 
-def held_experts(total: int, group: Group | None) -> range:
+def local_expert_ids(total: int, group: Group | None) -> range:
     """The experts of this rank: members of a group have equally many, in order."""
     if group is None:
         return range(total)
@@ -66,42 +67,42 @@ def held_experts(total: int, group: Group | None) -> range:
 
 
 @dataclass(frozen=True)
-class AllHere:
+class LocalDispatcher:
     """Every rank has all experts."""
 
-    in_step: bool = False
+    run_all_experts: bool = False
     group: None = None
 
     def __call__(
-        self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, held: HeldExperts
+        self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, local_experts: LocalExperts
     ) -> paddle.Tensor:
-        order, counts_E = _by_expert(experts_TK, held.total)
-        rows = _gather(asking(x_TH) if self.in_step else x_TH, order // experts_TK.shape[1])
-        outputs = held(rows, counts_E)
+        order, counts_E = _by_expert(experts_TK, local_experts.total)
+        rows = _gather(require_grad(x_TH) if self.run_all_experts else x_TH, order // experts_TK.shape[1])
+        outputs = local_experts(rows, counts_E)
         return _weighted_sums(outputs, order, weights_TK)
 
 
-ALL_HERE = AllHere()
+LOCAL_DISPATCHER = LocalDispatcher()
 
 
 @dataclass(frozen=True)
-class ExpertRanks:
+class ExpertParallel:
     """The other ranks, as layers of experts meet them.
 
     Attributes:
         dispatch: how tokens reach experts.
-        add_loads: adds an array up over the ranks that have other tokens of a step.
+        all_reduce_loads: adds an array up over the ranks that have other tokens of a step.
     """
 
-    dispatch: Dispatch = ALL_HERE
-    add_loads: Callable[[np.ndarray], np.ndarray] = lambda loads: loads
+    dispatcher: TokenDispatcher = LOCAL_DISPATCHER
+    all_reduce_loads: Callable[[np.ndarray], np.ndarray] = lambda loads: loads
 
 
-NO_RANKS = ExpertRanks()
+NO_EXPERT_PARALLEL = ExpertParallel()
 
 
 @dataclass(frozen=True)
-class ByExchange:
+class AllToAllDispatcher:
     """Each member has tokens of its own; their rows go to the experts' members, and back, by all-to-all.
 
     Attributes:
@@ -110,29 +111,29 @@ class ByExchange:
 
     group: Group
     padded: bool = False
-    in_step: bool = True
+    run_all_experts: bool = True
 
     def __str__(self) -> str:
         return f"{self.group.nranks} parts of the experts, rows travel by all-to-all{', padded' * self.padded}"
 
     def __call__(
-        self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, held: HeldExperts
+        self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, local_experts: LocalExperts
     ) -> paddle.Tensor:
-        order, counts_E = _by_expert(experts_TK, held.total)  # the experts of one member are side by side, too
+        order, counts_E = _by_expert(experts_TK, local_experts.total)  # the experts of one member are side by side, too
         members = self.group.nranks
-        counts_ME = counts_of_all(counts_E, self.group)
-        there = Exchange.of(counts_ME.reshape(members, members, -1).sum(2), self.group, padded=self.padded)
-        rows = there(_gather(x_TH, order // experts_TK.shape[1]))
+        counts_ME = all_gather_counts(counts_E, self.group)
+        all_to_all = AllToAll.of(counts_ME.reshape(members, members, -1).sum(2), self.group, padded=self.padded)
+        rows = all_to_all(_gather(x_TH, order // experts_TK.shape[1]))
         # They lie by sender and within by expert; an expert wants its rows of all senders side by side.
-        counts_M = counts_ME[:, held.numbers.start : held.numbers.stop]
-        by_expert = np.argsort(np.repeat(np.tile(held.numbers, members), counts_M.reshape(-1)), kind="stable")
-        outputs = held(_gather(rows, by_expert), counts_M.sum(0))
-        outputs = there.back()(_gather(outputs, _inverse(by_expert)))
+        counts_M = counts_ME[:, local_experts.numbers.start : local_experts.numbers.stop]
+        by_expert = np.argsort(np.repeat(np.tile(local_experts.numbers, members), counts_M.reshape(-1)), kind="stable")
+        outputs = local_experts(_gather(rows, by_expert), counts_M.sum(0))
+        outputs = all_to_all.reverse()(_gather(outputs, _inverse(by_expert)))
         return _weighted_sums(outputs, order, weights_TK)
 
 
 @dataclass(frozen=True)
-class ByGathering:
+class AllGatherDispatcher:
     """Each member has tokens of its own; all members see all of them, compute what their experts give, and the sums go
     back. Less moves than by exchange where a token has more experts than the group has members.
 
@@ -142,51 +143,53 @@ class ByGathering:
 
     group: Group
     padded: bool = False
-    in_step: bool = True
+    run_all_experts: bool = True
 
     def __str__(self) -> str:
         return f"{self.group.nranks} parts of the experts, tokens travel by all-gather{', padded' * self.padded}"
 
     def __call__(
-        self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, held: HeldExperts
+        self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, local_experts: LocalExperts
     ) -> paddle.Tensor:
-        tokens_M = counts_of_all(np.array([len(experts_TK)]), self.group)[:, 0]
-        way = Gathering(self.group, tuple(tokens_M.tolist()), self.padded)
-        return _sums_of_held(way, x_TH, weights_TK, way.collected(paddle.to_tensor(experts_TK)).numpy(), held)
+        tokens_M = all_gather_counts(np.array([len(experts_TK)]), self.group)[:, 0]
+        collective = AllGather(self.group, tuple(tokens_M.tolist()), self.padded)
+        return _sum_local_experts(
+            collective, x_TH, weights_TK, collective.gather_rows(paddle.to_tensor(experts_TK)).numpy(), local_experts
+        )
 
 
 @dataclass(frozen=True)
-class ByReplicas:
+class AllReduceDispatcher:
     """Every member has the same tokens already; each computes what its experts give, and the members add up."""
 
     group: Group
-    in_step: bool = True
+    run_all_experts: bool = True
 
     def __str__(self) -> str:
         return f"{self.group.nranks} parts of the experts, over tokens that every rank has; sums travel"
 
     def __call__(
-        self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, held: HeldExperts
+        self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, local_experts: LocalExperts
     ) -> paddle.Tensor:
-        return _sums_of_held(Replicas(self.group), x_TH, weights_TK, experts_TK, held)
+        return _sum_local_experts(Replicated(self.group), x_TH, weights_TK, experts_TK, local_experts)
 
 
-def _sums_of_held(
-    way: Gathering | Replicas,
+def _sum_local_experts(
+    collective: AllGather | Replicated,
     x_TH: paddle.Tensor,
     weights_TK: paddle.Tensor,
     experts_TK: np.ndarray,
-    held: HeldExperts,
+    local_experts: LocalExperts,
 ) -> paddle.Tensor:
     """What the held experts give for the tokens of all members, added up over the members; `experts_TK` are of all."""
-    x_TH, weights_TK = way.to_all(x_TH, weights_TK)
-    flat, own = experts_TK.reshape(-1), held.numbers
+    x_TH, weights_TK = collective.gather_tokens(x_TH, weights_TK)
+    flat, own = experts_TK.reshape(-1), local_experts.numbers
     routes = np.flatnonzero((flat >= own.start) & (flat < own.stop))
     order, counts = _by_expert(flat[routes] - own.start, len(own))
     order = routes[order]
     tokens = order // experts_TK.shape[1]
-    outputs = held(_gather(x_TH, tokens), counts) * _gather(weights_TK.reshape([-1, 1]), order)
-    return way.home(_SumsByToken.apply(outputs, tokens, x_TH.shape[0]))
+    outputs = local_experts(_gather(x_TH, tokens), counts) * _gather(weights_TK.reshape([-1, 1]), order)
+    return collective.combine(_SumsByToken.apply(outputs, tokens, x_TH.shape[0]))
 
 
 class _SumsByToken(PyLayer):
@@ -222,5 +225,5 @@ def _inverse(order: np.ndarray) -> np.ndarray:
     return inverse
 
 
-def _gather(rows: paddle.Tensor, places: np.ndarray) -> paddle.Tensor:
-    return paddle.gather(rows, paddle.to_tensor(places))
+def _gather(rows: paddle.Tensor, indices: np.ndarray) -> paddle.Tensor:
+    return paddle.gather(rows, paddle.to_tensor(indices))

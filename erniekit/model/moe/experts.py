@@ -15,10 +15,10 @@ from paddle import nn
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.mlp import MLP
 from erniekit.model.moe.balance import ExpertBalance
-from erniekit.model.moe.dispatch import ALL_HERE, Dispatch, held_experts
-from erniekit.model.moe.exchange import one_after_the_other
+from erniekit.model.moe.dispatch import LOCAL_DISPATCHER, TokenDispatcher, local_expert_ids
+from erniekit.model.moe.exchange import order_backward
 from erniekit.model.moe.router import Gate, GateStatistics, Router, Routes
-from erniekit.model.tensor_slice import WHOLE, TensorSlice
+from erniekit.model.tensor_slice import NO_TENSOR_PARALLEL, TensorParallel
 
 
 class Experts(nn.Layer):
@@ -26,16 +26,18 @@ class Experts(nn.Layer):
 
     Args:
         numbers: which experts.
-        every: whether all of them run, also those without a row.
-        part: which part of the tokens reaches them, where a tensor-parallel group divides the sequence.
+        run_all_experts: whether all of them run, also those without a row.
+        token_shard: which part of the tokens reaches them, where a tensor-parallel group divides the sequence.
     """
 
-    def __init__(self, config: ModelConfig, numbers: range, *, every: bool = False, part: int = 0) -> None:
+    def __init__(
+        self, config: ModelConfig, numbers: range, *, run_all_experts: bool = False, token_shard: int = 0
+    ) -> None:
         super().__init__()
-        self.numbers, self.total, self._every = numbers, config.moe_num_experts, every
-        whole = TensorSlice(rank=part)  # an expert is never cut
+        self.numbers, self.total, self._run_all_experts = numbers, config.moe_num_experts, run_all_experts
+        unsharded = TensorParallel(rank=token_shard)  # an expert is never cut
         for number in numbers:
-            self.add_sublayer(str(number), MLP(config, config.moe_intermediate_size, whole))
+            self.add_sublayer(str(number), MLP(config, config.moe_intermediate_size, unsharded))
 
     def __getitem__(self, number: int) -> MLP:
         return self._sub_layers[str(number)]
@@ -45,7 +47,7 @@ class Experts(nn.Layer):
 
     def forward(self, rows_RH: paddle.Tensor, counts: np.ndarray) -> paddle.Tensor:
         """Each expert once, over its own rows, which lie side by side: `counts[i]` for the i-th expert held."""
-        running = np.arange(len(self.numbers)) if self._every else np.flatnonzero(counts)
+        running = np.arange(len(self.numbers)) if self._run_all_experts else np.flatnonzero(counts)
         groups = paddle.split(rows_RH, counts[running].tolist()) if len(running) > 1 else [rows_RH] * len(running)
         outputs = [self[self.numbers[i]](group) for i, group in zip(running.tolist(), groups, strict=True)]
         return paddle.concat(outputs) if outputs else rows_RH  # no rows at all
@@ -63,18 +65,18 @@ class MoE(nn.Layer):
         config: ModelConfig,
         layer: int,
         balance: ExpertBalance,
-        tensor: TensorSlice = WHOLE,
-        dispatch: Dispatch = ALL_HERE,
+        tp: TensorParallel = NO_TENSOR_PARALLEL,
+        dispatcher: TokenDispatcher = LOCAL_DISPATCHER,
     ) -> None:
         super().__init__()
-        self.tensor, self.dispatch = tensor, dispatch
+        self.tp, self.dispatcher = tp, dispatcher
         self.gate, self.moe_statics = Gate(config), GateStatistics(config)
-        numbers = held_experts(config.moe_num_experts, dispatch.group)
-        part = tensor.rank if tensor.sequence else 0
-        self.experts = Experts(config, numbers, every=dispatch.in_step, part=part)
+        numbers = local_expert_ids(config.moe_num_experts, dispatcher.group)
+        token_shard = tp.rank if tp.sequence_parallel else 0
+        self.experts = Experts(config, numbers, run_all_experts=dispatcher.run_all_experts, token_shard=token_shard)
         inner = config.moe_num_shared_experts * config.moe_intermediate_size
-        self.shared_experts = MLP(config, inner, tensor) if inner else None
-        self.router = Router(config, layer, self.gate, self.moe_statics, balance, tensor)
+        self.shared_experts = MLP(config, inner, tp) if inner else None
+        self.router = Router(config, layer, self.gate, self.moe_statics, balance, tp)
 
     def forward(self, x_BSH: paddle.Tensor, is_token_BS: paddle.Tensor | None = None) -> paddle.Tensor:
         """is_token_BS: 1.0 for tokens and 0.0 for padding, which no router loss counts; None: there is no padding."""
@@ -84,13 +86,13 @@ class MoE(nn.Layer):
             experts_TK = routes.experts.numpy()
             if self.training:
                 is_token_T = None if is_token_BS is None else is_token_BS.reshape([-1])
-                routes = self.router.balanced(routes, logits_TE, experts_TK, is_token_T)
-            out_TH = self.dispatch(x_TH, routes.weights.astype(x_TH.dtype), experts_TK, self.experts)
+                routes = self.router.with_aux_losses(routes, logits_TE, experts_TK, is_token_T)
+            out_TH = self.dispatcher(x_TH, routes.weights.astype(x_TH.dtype), experts_TK, self.experts)
         else:
             out_TH = self._all_experts(x_TH, routes)
         if self.shared_experts is not None:
-            if self.tensor.size > 1 and self.dispatch.group is not None:  # both communicate
-                x_TH, out_TH = one_after_the_other(x_TH, out_TH)
+            if self.tp.size > 1 and self.dispatcher.group is not None:  # both communicate
+                x_TH, out_TH = order_backward(x_TH, out_TH)
             out_TH = out_TH + self.shared_experts(x_TH).reshape(out_TH.shape)
         return out_TH.reshape(x_BSH.shape)
 

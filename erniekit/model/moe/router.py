@@ -16,9 +16,16 @@ from paddle import nn
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.linear import ZEROS
 from erniekit.model.moe.balance import ExpertBalance
-from erniekit.model.moe.exchange import Replicas
-from erniekit.model.moe.router_losses import add_gradient, all_here, balance_loss, orthogonal_loss, token_shares, z_loss
-from erniekit.model.tensor_slice import WHOLE, TensorSlice
+from erniekit.model.moe.exchange import Replicated
+from erniekit.model.moe.router_losses import (
+    add_gradient,
+    balance_loss,
+    no_all_reduce,
+    orthogonal_loss,
+    token_weights,
+    z_loss,
+)
+from erniekit.model.tensor_slice import NO_TENSOR_PARALLEL, TensorParallel
 
 
 class Routes(NamedTuple):
@@ -69,11 +76,13 @@ class Router:
         gate: Gate,
         moe_statics: GateStatistics,
         balance: ExpertBalance,
-        tensor: TensorSlice = WHOLE,
+        tp: TensorParallel = NO_TENSOR_PARALLEL,
     ) -> None:
         self.layer, self.experts, self.gate, self.moe_statics = layer, config.moe_num_experts, gate, moe_statics
-        self._add = Replicas(tensor.group).home if tensor.sequence else all_here  # its ranks divide the tokens
-        self._parts = tensor.size if tensor.sequence else 1
+        self._all_reduce = (
+            Replicated(tp.group).combine if tp.sequence_parallel else no_all_reduce
+        )  # its ranks divide the tokens
+        self._token_shards = tp.size if tp.sequence_parallel else 1
         self._k, self._norm_min, self._balance = config.moe_k, config.moe_norm_min, balance
 
     def __call__(self, x_TH: paddle.Tensor) -> tuple[Routes, paddle.Tensor]:
@@ -86,7 +95,7 @@ class Router:
         weights_TK = chosen_TK / paddle.clip(chosen_TK.sum(1, keepdim=True), min=self._norm_min)
         return Routes(experts_TK, weights_TK), logits_TE
 
-    def balanced(
+    def with_aux_losses(
         self, routes: Routes, logits_TE: paddle.Tensor, experts_TK: np.ndarray, is_token_T: paddle.Tensor | None
     ) -> Routes:
         """The routes, with the gradients of the router's own losses joined to their weights; reports both.
@@ -96,19 +105,19 @@ class Router:
             is_token_T: 1.0 for tokens, 0.0 for padding, which counts in no loss and no load; None: there is no padding.
         """
         settings, losses = self._balance.settings, dict[str, tuple[float, paddle.Tensor]]()
-        share_T = token_shares(logits_TE, is_token_T, self._add)
+        token_weights_T = token_weights(logits_TE, is_token_T, self._all_reduce)
         if settings.aux_loss_lambda:
-            loss = balance_loss(F.softmax(logits_TE), self._k, share_T, self._add)
+            loss = balance_loss(F.softmax(logits_TE), self._k, token_weights_T, self._all_reduce)
             losses["router_aux_loss"] = settings.aux_loss_lambda, loss
         if settings.z_loss_lambda:
-            losses["router_z_loss"] = settings.z_loss_lambda, z_loss(logits_TE, share_T, self._add)
+            losses["router_z_loss"] = settings.z_loss_lambda, z_loss(logits_TE, token_weights_T, self._all_reduce)
         if settings.orthogonal_loss_lambda:  # of no token, so each rank that has a part of them gives a part
-            factor = settings.orthogonal_loss_lambda / self._parts
+            factor = settings.orthogonal_loss_lambda / self._token_shards
             losses["router_orthogonal_loss"] = factor, self.gate(logits_TE, orthogonal_loss)
         counted = experts_TK if is_token_T is None else experts_TK[is_token_T.numpy() > 0]
         load_E = np.bincount(counted.reshape(-1), minlength=logits_TE.shape[1])
         self._balance.report(self.layer, {name: loss for name, (_, loss) in losses.items()}, load_E)
         weights_TK = routes.weights
         for factor, loss in losses.values():
-            weights_TK = add_gradient(weights_TK, loss, factor * self._balance.share)
+            weights_TK = add_gradient(weights_TK, loss, factor * self._balance.loss_weight)
         return routes._replace(weights=weights_TK)

@@ -12,16 +12,18 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
-Add = Callable[[paddle.Tensor], paddle.Tensor]
+AllReduce = Callable[[paddle.Tensor], paddle.Tensor]
 
 
-def all_here(figure: paddle.Tensor) -> paddle.Tensor:
+def no_all_reduce(figure: paddle.Tensor) -> paddle.Tensor:
     """The `add` of one rank that has all tokens."""
     return figure
 
 
 @paddle.no_grad()
-def token_shares(logits_TE: paddle.Tensor, is_token_T: paddle.Tensor | None, add: Add = all_here) -> paddle.Tensor:
+def token_weights(
+    logits_TE: paddle.Tensor, is_token_T: paddle.Tensor | None, all_reduce: AllReduce = no_all_reduce
+) -> paddle.Tensor:
     """[T]: 1 / the number of tokens of the micro-batch for each token, 0 for padding.
 
     Args:
@@ -29,11 +31,11 @@ def token_shares(logits_TE: paddle.Tensor, is_token_T: paddle.Tensor | None, add
     """
     counted = paddle.ones(logits_TE.shape[:1], logits_TE.dtype) if is_token_T is None else is_token_T
     counted = counted.astype(logits_TE.dtype)
-    return counted / add(counted.sum()).clip(min=1)  # some micro-batches hold padding only
+    return counted / all_reduce(counted.sum()).clip(min=1)  # some micro-batches hold padding only
 
 
 def balance_loss(
-    probabilities_TE: paddle.Tensor, moe_k: int, share_T: paddle.Tensor, add: Add = all_here
+    probabilities_TE: paddle.Tensor, moe_k: int, token_weights_T: paddle.Tensor, all_reduce: AllReduce = no_all_reduce
 ) -> paddle.Tensor:
     """E * sum over experts of f_e * P_e; moe_k where every expert gets as many tokens as any other.
 
@@ -44,14 +46,16 @@ def balance_loss(
     experts = probabilities_TE.shape[1]
     chosen = paddle.topk(probabilities_TE.detach(), moe_k, axis=1)[1]
     choices_TE = F.one_hot(chosen, experts).sum(1).astype(probabilities_TE.dtype)
-    shares = share_T.unsqueeze(0)
-    means = add(paddle.concat([paddle.matmul(shares, values) for values in (choices_TE, probabilities_TE)]))
+    shares = token_weights_T.unsqueeze(0)
+    means = all_reduce(paddle.concat([paddle.matmul(shares, values) for values in (choices_TE, probabilities_TE)]))
     return (means[0].detach() * means[1]).sum() * experts
 
 
-def z_loss(logits_TE: paddle.Tensor, share_T: paddle.Tensor, add: Add = all_here) -> paddle.Tensor:
+def z_loss(
+    logits_TE: paddle.Tensor, token_weights_T: paddle.Tensor, all_reduce: AllReduce = no_all_reduce
+) -> paddle.Tensor:
     """Mean over tokens of (log sum over experts of exp(logit))^2. Zoph et al., 2022, arXiv:2202.08906, equation 5."""
-    return add((paddle.logsumexp(logits_TE, axis=1).square() * share_T).sum())
+    return all_reduce((paddle.logsumexp(logits_TE, axis=1).square() * token_weights_T).sum())
 
 
 def orthogonal_loss(weight_EH: paddle.Tensor) -> paddle.Tensor:

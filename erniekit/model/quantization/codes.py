@@ -12,7 +12,7 @@ from erniekit.model.quantization.formats import Format
 _BLOCK = 1 << 20  # values that are quantised at once, for that takes room beside them
 
 
-class Packed(NamedTuple):
+class QuantizedTensor(NamedTuple):
     """A weight in few bits.
 
     Attributes:
@@ -28,7 +28,7 @@ class Packed(NamedTuple):
         return self.codes.nbytes + self.scales.nbytes
 
 
-def quantize(values: np.ndarray, form: Format, name: str = "a weight") -> Packed:
+def quantize(values: np.ndarray, form: Format, name: str = "a weight") -> QuantizedTensor:
     """The nearest codes of a weight [out, in]; the largest value of each group is kept as it is.
 
     Args:
@@ -41,7 +41,9 @@ def quantize(values: np.ndarray, form: Format, name: str = "a weight") -> Packed
     if form.bits == 4 and inputs % 2:
         raise ModelFileError(f"{name}: {inputs} inputs cannot be stored two to a byte; write weight_only_int8")
     code_shape, scale_shape = form.shapes(outputs, inputs)
-    packed = Packed(np.empty(code_shape, np.uint8 if form.levels else np.int8), np.empty(scale_shape, np.float32))
+    packed = QuantizedTensor(
+        np.empty(code_shape, np.uint8 if form.levels else np.int8), np.empty(scale_shape, np.float32)
+    )
     step = max(1, _BLOCK // inputs)
     for start in range(0, outputs, step):
         rows = slice(start, start + step)
@@ -73,7 +75,7 @@ def nearest_codes(units: np.ndarray, levels: np.ndarray) -> np.ndarray:
     return codes
 
 
-def dequantize(packed: Packed, form: Format) -> np.ndarray:
+def dequantize(packed: QuantizedTensor, form: Format) -> np.ndarray:
     """The values [out, in] that the codes stand for, float32."""
     units = byte_levels(form)[packed.codes] if form.levels else packed.codes.astype(np.float32)
     outputs, groups = packed.scales.shape
@@ -87,7 +89,7 @@ def byte_levels(form: Format) -> np.ndarray:
     return np.stack([levels[bytes_ & 15], levels[bytes_ >> 4]], axis=1)
 
 
-def cut(packed: Packed, form: Format, axis: int, part: range, whole: int) -> Packed:
+def slice_quantized(packed: QuantizedTensor, form: Format, axis: int, part: range, whole: int) -> QuantizedTensor:
     """Some consecutive outputs (axis 0) or inputs (axis 1) of a weight, with the scales of the whole of it.
 
     Args:
@@ -95,8 +97,8 @@ def cut(packed: Packed, form: Format, axis: int, part: range, whole: int) -> Pac
     """
     if axis == 0:
         rows = slice(part.start, part.stop)
-        return Packed(packed.codes[rows], packed.scales[rows])
+        return QuantizedTensor(packed.codes[rows], packed.scales[rows])
     columns = slice(part.start * form.bits // 8, part.stop * form.bits // 8)
     group = form.group(whole)
     shared = slice(None) if not form.levels else slice(part.start // group, part.stop // group)
-    return Packed(packed.codes[:, columns], packed.scales[:, shared])
+    return QuantizedTensor(packed.codes[:, columns], packed.scales[:, shared])

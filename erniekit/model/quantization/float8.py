@@ -13,7 +13,7 @@ import paddle
 
 from erniekit.model.quantization.hadamard import hadamard
 
-LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
+FP8_MAX = {"e4m3": 448.0, "e5m2": 57344.0}
 _LEAST_SCALE = 2.0**-126  # the least that is precise in float32; codes of what is smaller are subnormal ones
 DTYPES = {"e4m3": paddle.float8_e4m3fn, "e5m2": paddle.float8_e5m2}
 
@@ -40,7 +40,7 @@ def encode(x: paddle.Tensor, form: str, largest: paddle.Tensor) -> Float8:
     Args:
         largest: 0-d float32, the absolute value that meets the largest code; what is beyond it becomes as large as it.
     """
-    limit = LARGEST[form]
+    limit = FP8_MAX[form]
     scale = paddle.where(largest <= 0, paddle.ones_like(largest), (largest / limit).clip(min=_LEAST_SCALE))
     # Paddle's cast does not saturate everywhere: on a CPU 465 becomes not-a-number, and not-a-number the largest code,
     # whose bits are 1 less than its own
@@ -48,12 +48,12 @@ def encode(x: paddle.Tensor, form: str, largest: paddle.Tensor) -> Float8:
     return Float8((codes.view("uint8") | paddle.isnan(x).astype("uint8")).view(DTYPES[form]), scale)
 
 
-def largest_of(x: paddle.Tensor) -> paddle.Tensor:
+def amax(x: paddle.Tensor) -> paddle.Tensor:
     """The largest absolute value, 0-d float32; 0 of an empty tensor."""
     return x.abs().max().astype("float32") if x.size else paddle.zeros([])
 
 
-def rotate(x: paddle.Tensor, block: int) -> paddle.Tensor:
+def hadamard_rotate(x: paddle.Tensor, block: int) -> paddle.Tensor:
     """Multiply every `block` values of the last axis by a Hadamard matrix, which spreads outliers over them.
 
     Doing it again undoes it. 0 leaves x as it is.

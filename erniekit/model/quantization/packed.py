@@ -10,13 +10,13 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from erniekit.model.autograd import apply, as_factor
+from erniekit.model.autograd import apply, autocast_operand
 from erniekit.model.linear import Linear
 from erniekit.model.placement import placement
-from erniekit.model.quantization.codes import byte_levels, cut, quantize
+from erniekit.model.quantization.codes import byte_levels, quantize, slice_quantized
 from erniekit.model.quantization.formats import Format
 from erniekit.model.quantization.settings import WeightOnly
-from erniekit.model.tensor_slice import TensorSlice
+from erniekit.model.tensor_slice import TensorParallel
 
 
 class PackedWeight(nn.Layer):
@@ -31,7 +31,7 @@ class PackedWeight(nn.Layer):
         self.form, self._dtype = form, dtype
 
     @paddle.no_grad()
-    def fill(self, name: str, values: np.ndarray, tensor: TensorSlice) -> None:
+    def fill(self, name: str, values: np.ndarray, tp: TensorParallel) -> None:
         """Take a whole weight [out, in]; scales are those of the whole, of which this rank may have a slice.
 
         Raises:
@@ -39,18 +39,18 @@ class PackedWeight(nn.Layer):
         """
         packed = quantize(values, self.form, name)
         axis = placement(name).axis
-        if tensor.size > 1 and axis is not None:
+        if tp.size > 1 and axis is not None:
             axis = 1 - axis  # of the file
-            width = tensor.part(values.shape[axis])
-            assert axis == 0 or self.form.divides(values.shape[1], tensor.size)  # the runner has checked it
-            own = range(tensor.rank * width, (tensor.rank + 1) * width)
-            packed = cut(packed, self.form, axis, own, values.shape[1])
+            width = tp.local_size(values.shape[axis])
+            assert axis == 0 or self.form.divides(values.shape[1], tp.size)  # the runner has checked it
+            own = range(tp.rank * width, (tp.rank + 1) * width)
+            packed = slice_quantized(packed, self.form, axis, own, values.shape[1])
         for key, part in packed._asdict().items():
             self.register_buffer(key, paddle.to_tensor(np.ascontiguousarray(part)), persistable=False)
 
     def forward(self, x: paddle.Tensor, linear: Linear) -> paddle.Tensor:
         """x [..., in] -> x W [..., out]."""
-        return apply(_Product, as_factor(x), self)
+        return apply(_Product, autocast_operand(x), self)
 
     def dense(self, dtype: paddle.dtype | None = None) -> paddle.Tensor:
         """A dense copy [out, in], made now."""

@@ -34,7 +34,7 @@ def refuse_half_written(folder: Path | str) -> None:
         )
 
 
-def refuse_parts_of_ranks(folder: Path | str) -> None:
+def refuse_sharded_checkpoint(folder: Path | str) -> None:
     """Raise ModelFileError for a checkpoint whose weights are in parts that ranks have written, each its own."""
     folder = Path(folder)
     if (folder / RANKS_FILE).is_file() and not any((folder / name).is_file() for name in _CONFIGURATIONS):

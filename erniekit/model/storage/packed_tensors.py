@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from erniekit.errors import ModelFileError
-from erniekit.model.quantization.codes import Packed, dequantize
+from erniekit.model.quantization.codes import QuantizedTensor, dequantize
 from erniekit.model.quantization.formats import INT4, INT8, NF4, Format
 from erniekit.model.storage.safetensors_file import SafetensorsFile, StoredTensor
 
@@ -45,7 +45,7 @@ def stored_tensors(name: str, shape: tuple[int, int], form: Format) -> dict[str,
     }
 
 
-def stored_values(packed: Packed, shape: tuple[int, int], form: Format) -> list[np.ndarray]:
+def stored_values(packed: QuantizedTensor, shape: tuple[int, int], form: Format) -> list[np.ndarray]:
     """The bytes of those tensors."""
     codes = packed.codes if form.levels else (packed.codes.astype(np.int16) + 128).astype(np.uint8)
     return [np.ascontiguousarray(codes), packed.scales.astype("<f4"), np.array(shape, "<i8")]
@@ -125,7 +125,7 @@ class PackedTensor:
         codes = words.view(np.uint8)
         if not self._form.levels:
             codes = (codes.astype(np.int16) - 128).astype(np.int8)
-        return dequantize(Packed(codes, scales), self._form)
+        return dequantize(QuantizedTensor(codes, scales), self._form)
 
     def row_blocks(self, name: str, wanted: range | None = None) -> Iterator[tuple[slice, np.ndarray]]:
         packed = self.name + PACKED

@@ -40,12 +40,12 @@ def open_weight_files(folder: Path) -> dict[str, SafetensorsFile]:
     shard_names = sorted(set(weight_map.values()))
     missing = [f"{name}: no such file" for name in shard_names if not (folder / name).is_file()]
     if missing:
-        raise ModelFileError(listed(f"{index_path}: shards cannot be opened:", missing))
+        raise ModelFileError(format_problems(f"{index_path}: shards cannot be opened:", missing))
     shards = {name: SafetensorsFile(folder / name) for name in shard_names}
     held = {shard: set(file.names()) for shard, file in shards.items()}
     absent = [f"{name}: not in {shard}" for name, shard in weight_map.items() if name not in held[shard]]
     if absent:
-        raise ModelFileError(listed(f"{index_path}: the index does not fit its shards:", absent))
+        raise ModelFileError(format_problems(f"{index_path}: the index does not fit its shards:", absent))
     return {name: shards[shard] for name, shard in weight_map.items()}
 
 
@@ -99,7 +99,7 @@ def write_weight_files(
     Returns:
         The files written.
     """
-    shards = cut({name: tensor.nbytes for name, tensor in tensors.items()}, max_shard_bytes)
+    shards = split_into_shards({name: tensor.nbytes for name, tensor in tensors.items()}, max_shard_bytes)
     remaining = iter(contents)
     written = []
     for number, names in enumerate(shards, start=1):
@@ -127,7 +127,7 @@ def weight_files(folder: Path) -> Iterator[Path]:
     yield from (path for path in candidates if path.is_file())
 
 
-def cut(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
+def split_into_shards(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
     """Names in order, cut before the tensor that would make a shard too large; a tensor is never cut."""
     shards: list[list[str]] = [[]]
     filled = 0
@@ -140,7 +140,7 @@ def cut(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
     return shards
 
 
-def listed(title: str, problems: list[str]) -> str:
+def format_problems(title: str, problems: list[str]) -> str:
     """A title and a line for each problem, up to twenty."""
     shown = [f"  {problem}" for problem in problems[:_SHOWN_PROBLEMS]]
     if len(problems) > _SHOWN_PROBLEMS:

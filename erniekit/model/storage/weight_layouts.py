@@ -21,10 +21,10 @@ import numpy as np
 from erniekit.errors import ModelFileError
 from erniekit.model.configuration import CONFIG_FILE, ModelConfig
 from erniekit.model.storage.float8_tensors import Float8Tensor, with_float8_weights
-from erniekit.model.storage.model_folder import refuse_half_written, refuse_parts_of_ranks
+from erniekit.model.storage.model_folder import refuse_half_written, refuse_sharded_checkpoint
 from erniekit.model.storage.packed_tensors import CONFIG_KEY, PackedTensor, with_packed_weights
 from erniekit.model.storage.safetensors_file import SafetensorsFile
-from erniekit.model.storage.shards import listed, open_weight_files
+from erniekit.model.storage.shards import format_problems, open_weight_files
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _PADDLE_PREFIXES = ("ernie.", "llama.", "qwen2.")
@@ -34,7 +34,7 @@ _GATE_UP = ("up_gate_proj", "gate_up_fused_proj")
 _LINEAR = re.compile(r"(_proj(\.\d+)?|\.mlp\.gate)\.weight$")
 _FUSED_PART = re.compile(r"(?P<path>.*\.)(?P<linear>[qkv]_proj|gate_proj|up_proj)\.(?P<kind>weight|bias)$")
 _CORRECTION = re.compile(r"\.e_score_correction_bias$")
-_PREDICTION = re.compile(r"\.mtp_(block|emb_norm|hidden_norm|linear_proj)\.")
+_MTP_WEIGHT = re.compile(r"\.mtp_(block|emb_norm|hidden_norm|linear_proj)\.")
 WeightFile = SafetensorsFile | PackedTensor | Float8Tensor
 _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")  # stored by older programs; follows from the configuration
 
@@ -65,7 +65,7 @@ class Layout:
         return f"{self.prefix}* names, linears {order}" + (f", fused {' and '.join(fused)}" if fused else "")
 
 
-class Place(NamedTuple):
+class TensorRegion(NamedTuple):
     """Where one weight lies.
 
     Attributes:
@@ -84,22 +84,22 @@ class Place(NamedTuple):
 class StoredWeights:
     """The weights of a folder under their Hugging Face names, whatever the layout of the files."""
 
-    def __init__(self, layout: Layout, files: Mapping[str, WeightFile], places: Mapping[str, Place]) -> None:
-        self.layout, self._files, self._places = layout, files, places
+    def __init__(self, layout: Layout, files: Mapping[str, WeightFile], regions: Mapping[str, TensorRegion]) -> None:
+        self.layout, self._files, self._regions = layout, files, regions
 
     def dtype(self, name: str) -> str:
         """The type in which this weight is stored, such as "BF16"."""
-        stored = self._places[name].stored
+        stored = self._regions[name].stored
         return self._files[stored].stored(stored).dtype if stored else "F32"
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of one weight, in the order of the file (see `is_transposed`)."""
-        place = self._places[name]
-        return place.shape if place.outputs is None else (*place.shape[:-1], len(place.outputs))
+        region = self._regions[name]
+        return region.shape if region.outputs is None else (*region.shape[:-1], len(region.outputs))
 
     def is_transposed(self, name: str) -> bool:
         """Whether `row_blocks` yields rows of the transpose of what Hugging Face stores."""
-        return self._places[name].transposed
+        return self._regions[name].transposed
 
     def row_blocks(self, name: str, wanted: range | None = None) -> Iterator[tuple[slice, np.ndarray]]:
         """One weight a few MB at a time, in the order of the file (see `is_transposed`): row numbers and rows.
@@ -109,32 +109,32 @@ class StoredWeights:
         Args:
             wanted: consecutive rows, numbered as they come; None: all. Of a tensor of its own, others are not read.
         """
-        place = self._places[name]
-        if not place.stored:
-            own = range(place.shape[0]) if wanted is None else wanted
-            yield slice(own.start, own.stop), np.zeros((len(own), *place.shape[1:]), np.float32)
+        region = self._regions[name]
+        if not region.stored:
+            own = range(region.shape[0]) if wanted is None else wanted
+            yield slice(own.start, own.stop), np.zeros((len(own), *region.shape[1:]), np.float32)
             return
-        blocks = self._files[place.stored].row_blocks(place.stored, wanted if place.outputs is None else None)
+        blocks = self._files[region.stored].row_blocks(region.stored, wanted if region.outputs is None else None)
         for rows, values in blocks:
-            if place.outputs is None:
+            if region.outputs is None:
                 yield rows, values
             elif values.ndim == 2:
-                yield rows, values[:, place.outputs]
+                yield rows, values[:, region.outputs]
             else:
-                inside = (place.outputs >= rows.start) & (place.outputs < rows.stop)
+                inside = (region.outputs >= rows.start) & (region.outputs < rows.stop)
                 first = int(np.argmax(inside))
-                found = values[place.outputs[inside] - rows.start]
+                found = values[region.outputs[inside] - rows.start]
                 yield slice(first, first + len(found)), found
 
     def read(self, name: str) -> np.ndarray:
         """One whole weight as Hugging Face stores it (linears [out, in]); its type as from `row_blocks`."""
-        place = self._places[name]
-        if not place.stored:
-            return np.zeros(place.shape, np.float32)
-        values = self._files[place.stored].read(place.stored)
-        if place.outputs is not None:
-            values = values[..., place.outputs]
-        return values.T if place.transposed else values
+        region = self._regions[name]
+        if not region.stored:
+            return np.zeros(region.shape, np.float32)
+        values = self._files[region.stored].read(region.stored)
+        if region.outputs is not None:
+            values = values[..., region.outputs]
+        return values.T if region.transposed else values
 
 
 def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
@@ -146,22 +146,24 @@ def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
     """
     folder = Path(folder)
     refuse_half_written(folder)
-    refuse_parts_of_ranks(folder)
+    refuse_sharded_checkpoint(folder)
     quantized = config.other_keys.get(CONFIG_KEY)
     files = with_float8_weights(with_packed_weights(open_weight_files(folder), quantized), quantized)
     shapes = {name: file.shape(name) for name, file in files.items() if not _COMPUTED.search(name)}
     formats = {file.metadata.get("format", "") for file in files.values()}
     layout = find_layout(config, shapes, formats, where=str(folder))
-    places = weight_places(config, layout)
+    regions = weight_regions(config, layout)
     if not config.other_keys.get("moe_use_aux_free", True):  # such routers may be stored without their correction
-        unstored = {name for name, place in places.items() if _CORRECTION.search(name) and place.stored not in shapes}
-        places |= {name: places[name]._replace(stored="") for name in unstored}
-    problems = _misfits(config, places, shapes, files)
+        unstored = {
+            name for name, region in regions.items() if _CORRECTION.search(name) and region.stored not in shapes
+        }
+        regions |= {name: regions[name]._replace(stored="") for name in unstored}
+    problems = _misfits(config, regions, shapes, files)
     if not problems and config.tie_word_embeddings and HEAD in shapes:
-        problems = _untied_head(files[HEAD], files[places[EMBEDDING].stored], places[EMBEDDING].stored)
+        problems = _untied_head(files[HEAD], files[regions[EMBEDDING].stored], regions[EMBEDDING].stored)
     if problems:
-        raise ModelFileError(listed(f"{folder}: the weights do not fit {CONFIG_FILE} ({layout}):", problems))
-    return StoredWeights(layout, files, places)
+        raise ModelFileError(format_problems(f"{folder}: the weights do not fit {CONFIG_FILE} ({layout}):", problems))
+    return StoredWeights(layout, files, regions)
 
 
 def find_layout(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], formats: set[str], *, where: str) -> Layout:
@@ -205,13 +207,13 @@ def find_layout(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], form
     return Layout(prefix, inputs_first, head_inputs_first and not config.tie_word_embeddings, qkv, gate_up)
 
 
-def weight_places(config: ModelConfig, layout: Layout) -> dict[str, Place]:
+def weight_regions(config: ModelConfig, layout: Layout) -> dict[str, TensorRegion]:
     """Where a layout keeps each weight of a model, by Hugging Face name."""
     shapes = config.weight_shapes()
-    return {name: _place(config, layout, name, shapes) for name in shapes}
+    return {name: _region(config, layout, name, shapes) for name in shapes}
 
 
-def _place(config: ModelConfig, layout: Layout, name: str, shapes: Mapping[str, tuple[int, ...]]) -> Place:
+def _region(config: ModelConfig, layout: Layout, name: str, shapes: Mapping[str, tuple[int, ...]]) -> TensorRegion:
     shape, outputs, stored = shapes[name], None, name
     fused = _FUSED_PART.fullmatch(name)
     if fused:
@@ -230,7 +232,7 @@ def _place(config: ModelConfig, layout: Layout, name: str, shapes: Mapping[str, 
     transposed = layout.head_inputs_first if name == HEAD else layout.inputs_first and bool(_LINEAR.search(name))
     if stored.startswith("model."):
         stored = layout.prefix + stored.removeprefix("model.")
-    return Place(stored, shape[::-1] if transposed else shape, transposed, outputs)
+    return TensorRegion(stored, shape[::-1] if transposed else shape, transposed, outputs)
 
 
 def _outputs(sizes: list[int], number: int, groups: int) -> np.ndarray:
@@ -244,34 +246,34 @@ def _outputs(sizes: list[int], number: int, groups: int) -> np.ndarray:
 def _order_by_shape(config: ModelConfig, layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> bool | None:
     """Whether most linears that are not square are [in, out]; None if there are none."""
     votes = 0
-    for name, place in weight_places(config, layout).items():
-        found = shapes.get(place.stored)
-        if _LINEAR.search(name) and found is not None and place.shape[0] != place.shape[1]:
-            votes += (found == place.shape[::-1]) - (found == place.shape)
+    for name, region in weight_regions(config, layout).items():
+        found = shapes.get(region.stored)
+        if _LINEAR.search(name) and found is not None and region.shape[0] != region.shape[1]:
+            votes += (found == region.shape[::-1]) - (found == region.shape)
     return votes > 0 if votes else None
 
 
 def _misfits(
     config: ModelConfig,
-    places: Mapping[str, Place],
+    regions: Mapping[str, TensorRegion],
     shapes: Mapping[str, tuple[int, ...]],
     files: Mapping[str, WeightFile],
 ) -> list[str]:
-    expected = {place.stored: place.shape for place in places.values() if place.stored}
+    expected = {region.stored: region.shape for region in regions.values() if region.stored}
     if config.tie_word_embeddings and HEAD in shapes:
-        expected[HEAD] = expected[places[EMBEDDING].stored]  # a stored copy
+        expected[HEAD] = expected[regions[EMBEDDING].stored]  # a stored copy
     problems = [f"{name}: missing" for name in expected if name not in shapes]
     for name, shape in shapes.items():
-        if name not in expected and not of_prediction(name):
+        if name not in expected and not is_mtp_weight(name):
             problems.append(f"{name}: the model has no such weight ({files[name].path.name})")
         elif name in expected and shape != expected[name]:
             problems.append(f"{name}: shape {list(shape)}, expected {list(expected[name])}")
     return problems
 
 
-def of_prediction(name: str) -> bool:
+def is_mtp_weight(name: str) -> bool:
     """Whether this weight, or adapter, is part of a multi-token prediction layer, which a run may leave out."""
-    return _PREDICTION.search(name) is not None
+    return _MTP_WEIGHT.search(name) is not None
 
 
 def _untied_head(head: WeightFile, embedding: WeightFile, embedding_name: str) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from erniekit.parallel.cpu_backend.patches import PATCHES, Connections, make_groups_over_sockets
+from erniekit.parallel.cpu_backend.patches import PATCHES, Connections, use_socket_process_groups
 
 DEFAULT_TIMEOUT = 1800.0  # seconds, what NCCL's process groups are given, too
 
@@ -19,14 +19,14 @@ def apply(timeout: float = DEFAULT_TIMEOUT) -> None:
 
     Args:
         timeout: seconds that a rank waits for another's message. A slower rank is no fault below it; above it the
-            waiting ranks raise RankSilentError, which names it. When a rank has ended, those that wait for it raise
+            waiting ranks raise RankTimeoutError, which names it. When a rank has ended, those that wait for it raise
             RankLostError at once.
     """
     global _applied
     if _applied:
         return
     _applied = True
-    make_groups_over_sockets(timeout)
+    use_socket_process_groups(timeout)
     for patch in PATCHES:
         patch()
 

@@ -17,12 +17,12 @@ from typing import Protocol
 
 import numpy as np
 
-from erniekit.parallel.rank import RankLostError, RankSilentError
+from erniekit.parallel.rank import RankLostError, RankTimeoutError
 
 Channel = tuple[int, int]  # a group and a kind of traffic within it
 HEADER = struct.Struct("<qqq")  # channel (two numbers), bytes that follow
 GREETING = struct.Struct("<q16s")  # rank, the job's secret
-SMALL = 1 << 16  # bytes; a smaller message is sent together with its header, in one packet
+SMALL_MESSAGE = 1 << 16  # bytes; a smaller message is sent together with its header, in one packet
 
 
 class Store(Protocol):
@@ -50,7 +50,7 @@ class Mailboxes:
         self._lost: set[int] = set()
         self._arrived = threading.Condition()
         self._outgoing: dict[int, socket.socket] = {}
-        self._sending: dict[int, threading.Lock] = {}
+        self._send_locks: dict[int, threading.Lock] = {}
         self._connect(world_size, store, host)
 
     def send(self, to: int, channel: Channel, data: memoryview) -> None:
@@ -58,19 +58,19 @@ class Mailboxes:
 
         Raises:
             RankLostError: the rank has ended.
-            RankSilentError: it has taken nothing for `timeout` seconds.
+            RankTimeoutError: it has taken nothing for `timeout` seconds.
         """
         header = HEADER.pack(*channel, data.nbytes)
         connection = self._outgoing[to]
         try:
-            with self._sending[to]:
-                if data.nbytes < SMALL:
+            with self._send_locks[to]:
+                if data.nbytes < SMALL_MESSAGE:
                     connection.sendall(header + data.tobytes())
                 else:
                     connection.sendall(header)
                     connection.sendall(data)
         except TimeoutError:
-            raise RankSilentError(
+            raise RankTimeoutError(
                 f"rank {self.rank}: rank {to} has taken no data for {self.timeout:g} s (group {channel[0]})"
             ) from None
         except OSError as error:
@@ -82,7 +82,7 @@ class Mailboxes:
 
         Raises:
             RankLostError: the rank has ended without sending one.
-            RankSilentError: it has sent none for `timeout` seconds.
+            RankTimeoutError: it has sent none for `timeout` seconds.
         """
         with self._arrived:
             box = self._boxes[source, channel]
@@ -91,7 +91,7 @@ class Mailboxes:
                 return box.popleft()
             if source in self._lost:
                 raise RankLostError(f"rank {self.rank}: rank {source} has ended, so its message will not come")
-        raise RankSilentError(
+        raise RankTimeoutError(
             f"rank {self.rank}: rank {source} has sent nothing for {self.timeout:g} s (group {channel[0]}); it hangs, "
             f"or is slower than the time allowed"
         )
@@ -110,23 +110,23 @@ class Mailboxes:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.sendall(GREETING.pack(self.rank, secret))
                 self._outgoing[rank] = connection
-                self._sending[rank] = threading.Lock()
+                self._send_locks[rank] = threading.Lock()
             awaited = set(others)
             while awaited:
                 connection, _ = server.accept()
-                source = _greeted(connection, secret)
+                source = _read_greeting(connection, secret)
                 if source in awaited:
                     awaited.remove(source)
-                    threading.Thread(target=self._collect, args=(source, connection), daemon=True).start()
+                    threading.Thread(target=self._receive_loop, args=(source, connection), daemon=True).start()
                 else:
                     connection.close()  # not one of this job
 
-    def _collect(self, source: int, connection: socket.socket) -> None:
+    def _receive_loop(self, source: int, connection: socket.socket) -> None:
         """Put what a rank sends into its mailboxes, until it ends."""
         try:
             while True:
-                group, kind, size = HEADER.unpack(_exactly(connection, HEADER.size).data)
-                message = _exactly(connection, size)
+                group, kind, size = HEADER.unpack(_recv_exactly(connection, HEADER.size).data)
+                message = _recv_exactly(connection, size)
                 with self._arrived:
                     self._boxes[source, (group, kind)].append(message)
                     self._arrived.notify_all()
@@ -136,7 +136,7 @@ class Mailboxes:
                 self._arrived.notify_all()
 
 
-def _exactly(connection: socket.socket, size: int) -> np.ndarray:
+def _recv_exactly(connection: socket.socket, size: int) -> np.ndarray:
     """The next `size` bytes of a connection."""
     data = np.empty(size, np.uint8)
     view, got = data.data, 0
@@ -148,11 +148,11 @@ def _exactly(connection: socket.socket, size: int) -> np.ndarray:
     return data
 
 
-def _greeted(connection: socket.socket, secret: bytes) -> int | None:
+def _read_greeting(connection: socket.socket, secret: bytes) -> int | None:
     """The rank that opens a connection, or None for a stranger."""
     connection.settimeout(10)  # a member of the job greets at once
     try:
-        rank, given = GREETING.unpack(_exactly(connection, GREETING.size).data)
+        rank, given = GREETING.unpack(_recv_exactly(connection, GREETING.size).data)
     except (EOFError, OSError):
         return None
     connection.settimeout(None)  # how long silence is allowed is decided where a message is waited for

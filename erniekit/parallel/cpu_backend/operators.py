@@ -51,13 +51,13 @@ def _process_group(ring_id: int) -> SocketProcessGroup:
     return collective._get_group_map()[ring_id].process_group
 
 
-def _side_by_side(x: Tensor, group: SocketProcessGroup) -> Tensor:
+def _all_gather_last_axis(x: Tensor, group: SocketProcessGroup) -> Tensor:
     slices = [paddle.empty_like(x) for _ in range(group.size())]
     group.all_gather(slices, x, True)
     return paddle.concat(slices, axis=-1)
 
 
-def _own_slice(x: Tensor, group: SocketProcessGroup) -> Tensor:
+def _local_slice(x: Tensor, group: SocketProcessGroup) -> Tensor:
     return paddle.split(x, group.size(), axis=-1)[group.rank()].contiguous()
 
 
@@ -65,22 +65,22 @@ class _Concat(PyLayer):
     @staticmethod
     def forward(ctx, x: Tensor, group: SocketProcessGroup) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.group = group
-        return _side_by_side(x, group)
+        return _all_gather_last_axis(x, group)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        return _own_slice(gradient, ctx.group)
+        return _local_slice(gradient, ctx.group)
 
 
 class _Split(PyLayer):
     @staticmethod
     def forward(ctx, x: Tensor, group: SocketProcessGroup) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.group = group
-        return _own_slice(x, group)
+        return _local_slice(x, group)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        return _side_by_side(gradient, ctx.group)
+        return _all_gather_last_axis(gradient, ctx.group)
 
 
 class _CrossEntropy(PyLayer):

@@ -24,7 +24,7 @@ class Connections:
     mailboxes: Mailboxes | None = None
 
 
-def make_groups_over_sockets(timeout: float) -> None:
+def use_socket_process_groups(timeout: float) -> None:
     """Cause: ProcessGroupGloo (see process_group.py for what it lacks).
 
     The default group connects all ranks; other groups need no communication to form, so they cannot race.
@@ -59,20 +59,20 @@ def use_gloo_by_default() -> None:
     os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
 
 
-def answer_for_nccl() -> None:
+def fake_nccl_version() -> None:
     """Cause: `all_reduce` and `reduce_scatter` ask for NCCL's version before they allow AVG, and a CPU build
     has no such function."""
     if not hasattr(core, "nccl_version"):
         core.nccl_version = lambda: 21000  # the first version with AVG
 
 
-def number_the_device() -> None:
+def set_device_id() -> None:
     """Cause: `PipelineLayer` reads `ParallelEnv().device_id`, an attribute that is set for GPUs and XPUs only."""
     if not hasattr(parallel.ParallelEnv, "_device_id"):
         parallel.ParallelEnv._device_id = 0
 
 
-def supply_operators() -> None:
+def register_cpu_operators() -> None:
     """Cause: c_identity, c_concat, c_split and c_softmax_with_cross_entropy have no CPU kernels.
 
     mp_ops' own `c_split_eager`, moreover, splits the last axis forward and gathers the first backward.
@@ -89,7 +89,7 @@ def supply_operators() -> None:
     mp_ops.c_split_eager = _Applied(operators.split_on_last_axis)
 
 
-def time_without_a_device() -> None:
+def skip_cuda_synchronize() -> None:
     """Cause: fleet's timers (`enable_timer`) wait for a CUDA device before they read the clock."""
     paddle.device.cuda.synchronize = lambda device=None: None
 
@@ -122,9 +122,9 @@ def wait_for_a_local_store() -> None:
 
 
 def _wait_until_listening(port: int, timeout: float = 60.0) -> None:
-    ends = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     tables = [table for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if table.is_file()]
-    while tables and time.monotonic() < ends:
+    while tables and time.monotonic() < deadline:
         for table in tables:
             for line in table.read_text(encoding="ascii").splitlines()[1:]:
                 _, address, _, state = line.split()[:4]
@@ -144,10 +144,10 @@ PATCHES: tuple[Callable[[], None], ...] = (
     use_gloo_by_default,
     wait_for_a_local_store,
     average_gradients_in_python,
-    answer_for_nccl,
-    number_the_device,
-    supply_operators,
-    time_without_a_device,
+    fake_nccl_version,
+    set_device_id,
+    register_cpu_operators,
+    skip_cuda_synchronize,
     recompute_without_offload,
     *SHARDING_PATCHES,
 )

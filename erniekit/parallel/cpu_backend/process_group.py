@@ -24,7 +24,7 @@ from erniekit.parallel.cpu_backend.mailboxes import Mailboxes
 from erniekit.parallel.cpu_backend.memory import read, read_numbers, write, write_numbers
 
 COLLECTIVE, POINT_TO_POINT = 0, 1  # kinds of traffic in a group, which may run ahead of each other
-FEW_BYTES = 1 << 15  # below, everyone sends everything: one exchange instead of two
+SMALL_REDUCE_BYTES = 1 << 15  # below, everyone sends everything: one exchange instead of two
 COMBINE: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
     ReduceOp.AVG: np.add,
@@ -34,7 +34,7 @@ COMBINE: dict[ReduceOp, np.ufunc] = {
 }
 
 
-class Finished:
+class CompletedTask:
     """The task of an operation that is done when its method returns."""
 
     def wait(self, timeout: object = None) -> bool:
@@ -47,13 +47,13 @@ class Finished:
         return None
 
 
-FINISHED = Finished()
+COMPLETED_TASK = CompletedTask()
 
 
-class Receiving:
+class ReceiveTask:
     """The task of a posted receive. Those of one sender are filled in the order in which they were posted."""
 
-    def __init__(self, queue: deque[Receiving], fill: Callable[[], None]) -> None:
+    def __init__(self, queue: deque[ReceiveTask], fill: Callable[[], None]) -> None:
         self._queue = queue
         self._fill = fill
         self._done = False
@@ -88,8 +88,8 @@ class SocketProcessGroup:
         self._id = group_id
         self._rank = rank
         self._ranks = ranks
-        self._posted: dict[int, deque[Receiving]] = {}  # sender -> receives not yet filled
-        self._coalesced: list[Receiving] | None = None  # receives put off until the end of a batch
+        self._posted: dict[int, deque[ReceiveTask]] = {}  # sender -> receives not yet filled
+        self._coalesced: list[ReceiveTask] | None = None  # receives put off until the end of a batch
 
     def rank(self) -> int:
         return self._rank
@@ -102,88 +102,88 @@ class SocketProcessGroup:
 
     # Reductions
 
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = ReduceOp.SUM, sync_op: bool = True) -> Finished:
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = ReduceOp.SUM, sync_op: bool = True) -> CompletedTask:
         numbers = read_numbers(tensor)
-        if numbers.nbytes <= FEW_BYTES:
-            write_numbers(tensor, self._reduced([numbers] * self.size(), op))
+        if numbers.nbytes <= SMALL_REDUCE_BYTES:
+            write_numbers(tensor, self._reduce_scatter([numbers] * self.size(), op))
         else:
-            own = self._reduced(_cut(numbers, _even(numbers.size, self.size())), op)
-            pieces = self._exchange([own.view(np.uint8)] * self.size())
-            write_numbers(tensor, np.concatenate(pieces).view(own.dtype))
-        return FINISHED
+            local = self._reduce_scatter(_split(numbers, _even_sizes(numbers.size, self.size())), op)
+            pieces = self._all_to_all([local.view(np.uint8)] * self.size())
+            write_numbers(tensor, np.concatenate(pieces).view(local.dtype))
+        return COMPLETED_TASK
 
-    def reduce(self, tensor: Tensor, dst: int, op: ReduceOp = ReduceOp.SUM, sync_op: bool = True) -> Finished:
+    def reduce(self, tensor: Tensor, dst: int, op: ReduceOp = ReduceOp.SUM, sync_op: bool = True) -> CompletedTask:
         numbers = read_numbers(tensor)
-        received = self._to_one(dst, numbers.view(np.uint8))
+        received = self._gather_to(dst, numbers.view(np.uint8))
         if received:
             write_numbers(tensor, _combine([part.view(numbers.dtype) for part in received], op))
-        return FINISHED
+        return COMPLETED_TASK
 
     def reduce_scatter_tensor(
         self, out: Tensor, tensor: Tensor, op: ReduceOp = ReduceOp.SUM, sync_op: bool = True
-    ) -> Finished:
+    ) -> CompletedTask:
         numbers = read_numbers(tensor)
-        write_numbers(out, self._reduced(_cut(numbers, _even(numbers.size, self.size())), op))
-        return FINISHED
+        write_numbers(out, self._reduce_scatter(_split(numbers, _even_sizes(numbers.size, self.size())), op))
+        return COMPLETED_TASK
 
     def reduce_scatter(
         self, out: Tensor, tensors: Sequence[Tensor], op: ReduceOp = ReduceOp.SUM, sync_op: bool = True
-    ) -> Finished:
-        write_numbers(out, self._reduced([read_numbers(tensor) for tensor in tensors], op))
-        return FINISHED
+    ) -> CompletedTask:
+        write_numbers(out, self._reduce_scatter([read_numbers(tensor) for tensor in tensors], op))
+        return COMPLETED_TASK
 
     # Moving data
 
-    def broadcast(self, tensor: Tensor, src: int, sync_op: bool = True) -> Finished:
-        received = self._from_one(src, [read(tensor)] * self.size() if src == self._rank else None)
+    def broadcast(self, tensor: Tensor, src: int, sync_op: bool = True) -> CompletedTask:
+        received = self._scatter_from(src, [read(tensor)] * self.size() if src == self._rank else None)
         if src != self._rank:
             write(tensor, received)
-        return FINISHED
+        return COMPLETED_TASK
 
-    def scatter(self, out: Tensor, tensors: Sequence[Tensor], src: int, sync_op: bool = True) -> Finished:
-        write(out, self._from_one(src, [read(tensor) for tensor in tensors] if src == self._rank else None))
-        return FINISHED
+    def scatter(self, out: Tensor, tensors: Sequence[Tensor], src: int, sync_op: bool = True) -> CompletedTask:
+        write(out, self._scatter_from(src, [read(tensor) for tensor in tensors] if src == self._rank else None))
+        return COMPLETED_TASK
 
-    def scatter_tensor(self, out: Tensor, tensor: Tensor, src: int, sync_op: bool = True) -> Finished:
+    def scatter_tensor(self, out: Tensor, tensor: Tensor, src: int, sync_op: bool = True) -> CompletedTask:
         pieces = np.split(read(tensor), self.size()) if src == self._rank else None
-        write(out, self._from_one(src, pieces))
-        return FINISHED
+        write(out, self._scatter_from(src, pieces))
+        return COMPLETED_TASK
 
     def gather(
         self, tensor: Tensor, outs: Sequence[Tensor], dst: int, sync_op: bool = True, use_calc_stream: bool = False
-    ) -> Finished:
-        for out, part in zip(outs or (), self._to_one(dst, read(tensor)), strict=False):
+    ) -> CompletedTask:
+        for out, part in zip(outs or (), self._gather_to(dst, read(tensor)), strict=False):
             write(out, part)
-        return FINISHED
+        return COMPLETED_TASK
 
-    def all_gather(self, first: object, second: object, sync_op: bool | None = None) -> Finished:
+    def all_gather(self, first: object, second: object, sync_op: bool | None = None) -> CompletedTask:
         """`(outs, tensor, sync_op)`, or `(tensor, out)` as fleet's sequence parallelism and sharding call it."""
         outs, tensor = (second, first) if sync_op is None else (first, second)
-        parts = self._exchange([read(tensor)] * self.size())
+        parts = self._all_to_all([read(tensor)] * self.size())
         if isinstance(outs, (list, tuple)) and len(outs) > 1:
             for out, part in zip(outs, parts, strict=True):
                 write(out, part)
         else:
             write(outs[0] if isinstance(outs, (list, tuple)) else outs, np.concatenate(parts))
-        return FINISHED
+        return COMPLETED_TASK
 
-    def all_gather_into_tensor(self, out: Tensor, tensor: Tensor, sync_op: bool = True) -> Finished:
-        write(out, np.concatenate(self._exchange([read(tensor)] * self.size())))
-        return FINISHED
+    def all_gather_into_tensor(self, out: Tensor, tensor: Tensor, sync_op: bool = True) -> CompletedTask:
+        write(out, np.concatenate(self._all_to_all([read(tensor)] * self.size())))
+        return COMPLETED_TASK
 
-    def all_gather_partial(self, out: Tensor, tensor: Tensor, num: int, id: int, sync_op: bool = True) -> Finished:
+    def all_gather_partial(self, out: Tensor, tensor: Tensor, num: int, id: int, sync_op: bool = True) -> CompletedTask:
         """Gather piece `id` of `num` of each rank's tensor; the pieces make up `out`, which may be `tensor`."""
-        write(out, np.concatenate(self._exchange([np.split(read(tensor), num)[id]] * self.size())))
-        return FINISHED
+        write(out, np.concatenate(self._all_to_all([np.split(read(tensor), num)[id]] * self.size())))
+        return COMPLETED_TASK
 
-    def all_to_all(self, outs: Sequence[Tensor], tensors: Sequence[Tensor], sync_op: bool = True) -> Finished:
-        for out, part in zip(outs, self._exchange([read(tensor) for tensor in tensors]), strict=True):
+    def all_to_all(self, outs: Sequence[Tensor], tensors: Sequence[Tensor], sync_op: bool = True) -> CompletedTask:
+        for out, part in zip(outs, self._all_to_all([read(tensor) for tensor in tensors]), strict=True):
             write(out, part)
-        return FINISHED
+        return COMPLETED_TASK
 
-    def all_to_all_tensor(self, out: Tensor, tensor: Tensor, sync_op: bool = True) -> Finished:
-        write(out, np.concatenate(self._exchange(np.split(read(tensor), self.size()))))
-        return FINISHED
+    def all_to_all_tensor(self, out: Tensor, tensor: Tensor, sync_op: bool = True) -> CompletedTask:
+        write(out, np.concatenate(self._all_to_all(np.split(read(tensor), self.size()))))
+        return COMPLETED_TASK
 
     def all_to_all_single(
         self,
@@ -192,37 +192,37 @@ class SocketProcessGroup:
         out_sizes: Sequence[int] | None = None,
         in_sizes: Sequence[int] | None = None,
         sync_op: bool = True,
-    ) -> Finished:
+    ) -> CompletedTask:
         """`in_sizes`: how many rows of axis 0 go to each rank; equally many where none are given."""
         rows = tensor.shape[0]
-        sizes = list(in_sizes) if in_sizes else _even(rows, self.size())
+        sizes = list(in_sizes) if in_sizes else _even_sizes(rows, self.size())
         data = read(tensor)
         row = data.nbytes // rows if rows else 0
-        write(out, np.concatenate(self._exchange(_cut(data, [size * row for size in sizes]))))
-        return FINISHED
+        write(out, np.concatenate(self._all_to_all(_split(data, [size * row for size in sizes]))))
+        return COMPLETED_TASK
 
-    def barrier(self, device_id: int = -1) -> Finished:
-        self._exchange([np.empty(0, np.uint8)] * self.size())
-        return FINISHED
+    def barrier(self, device_id: int = -1) -> CompletedTask:
+        self._all_to_all([np.empty(0, np.uint8)] * self.size())
+        return COMPLETED_TASK
 
     # Point to point
 
-    def send(self, tensor: Tensor, dst: int, sync_op: bool = True) -> Finished:
+    def send(self, tensor: Tensor, dst: int, sync_op: bool = True) -> CompletedTask:
         self._send(dst, POINT_TO_POINT, read(tensor))
-        return FINISHED
+        return COMPLETED_TASK
 
-    def recv(self, tensor: Tensor, src: int, sync_op: bool = True) -> Receiving:
+    def recv(self, tensor: Tensor, src: int, sync_op: bool = True) -> ReceiveTask:
         return self._post(src, lambda: write(tensor, self._receive(src, POINT_TO_POINT)), sync_op)
 
-    def send_partial(self, tensor: Tensor, dst: int, num: int, id: int, sync_op: bool = True) -> Finished:
+    def send_partial(self, tensor: Tensor, dst: int, num: int, id: int, sync_op: bool = True) -> CompletedTask:
         self._send(dst, POINT_TO_POINT, np.split(read(tensor), num)[id])
-        return FINISHED
+        return COMPLETED_TASK
 
-    def recv_partial(self, tensor: Tensor, src: int, num: int, id: int, sync_op: bool = True) -> Receiving:
+    def recv_partial(self, tensor: Tensor, src: int, num: int, id: int, sync_op: bool = True) -> ReceiveTask:
         def fill() -> None:
-            whole = read(tensor)  # the tensor's own memory, or a copy of a tensor that is not contiguous
-            np.split(whole, num)[id][:] = self._receive(src, POINT_TO_POINT)
-            write(tensor, whole)
+            full = read(tensor)  # the tensor's own memory, or a copy of a tensor that is not contiguous
+            np.split(full, num)[id][:] = self._receive(src, POINT_TO_POINT)
+            write(tensor, full)
 
         return self._post(src, fill, sync_op)
 
@@ -235,8 +235,8 @@ class SocketProcessGroup:
         for task in batch:
             task.wait()
 
-    def _post(self, src: int, fill: Callable[[], None], sync_op: bool) -> Receiving:
-        task = Receiving(self._posted.setdefault(src, deque()), fill)
+    def _post(self, src: int, fill: Callable[[], None], sync_op: bool) -> ReceiveTask:
+        task = ReceiveTask(self._posted.setdefault(src, deque()), fill)
         if self._coalesced is not None:
             self._coalesced.append(task)
         elif sync_op:
@@ -262,18 +262,18 @@ class SocketProcessGroup:
     send_partial_on_calc_stream = send_partial
     recv_partial_on_calc_stream = recv_partial
 
-    def all_gather_on_calc_stream(self, outs: Sequence[Tensor], tensor: Tensor) -> Finished:
+    def all_gather_on_calc_stream(self, outs: Sequence[Tensor], tensor: Tensor) -> CompletedTask:
         return self.all_gather(outs, tensor, True)
 
     # Bytes
 
-    def _reduced(self, pieces: Sequence[np.ndarray], op: ReduceOp) -> np.ndarray:
+    def _reduce_scatter(self, pieces: Sequence[np.ndarray], op: ReduceOp) -> np.ndarray:
         """Send a piece to each member; the combination of those received."""
         dtype = pieces[self._rank].dtype
-        received = self._exchange([piece.view(np.uint8) for piece in pieces])
+        received = self._all_to_all([piece.view(np.uint8) for piece in pieces])
         return _combine([part.view(dtype) for part in received], op)
 
-    def _exchange(self, pieces: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def _all_to_all(self, pieces: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Send `pieces[i]` to member i; what each member has sent here, in order of members."""
         size = self.size()
         for step in range(1, size):
@@ -285,14 +285,14 @@ class SocketProcessGroup:
             received[source] = self._receive(source, COLLECTIVE)
         return received
 
-    def _to_one(self, dst: int, data: np.ndarray) -> list[np.ndarray]:
+    def _gather_to(self, dst: int, data: np.ndarray) -> list[np.ndarray]:
         """Everyone's bytes on member `dst`, an empty list elsewhere."""
         if self._rank != dst:
             self._send(dst, COLLECTIVE, data)
             return []
         return [data if member == dst else self._receive(member, COLLECTIVE) for member in range(self.size())]
 
-    def _from_one(self, src: int, pieces: Sequence[np.ndarray] | None) -> np.ndarray:
+    def _scatter_from(self, src: int, pieces: Sequence[np.ndarray] | None) -> np.ndarray:
         """Member `src` gives `pieces`, one for each; this member's."""
         if pieces is None:
             return self._receive(src, COLLECTIVE)
@@ -317,10 +317,10 @@ def _combine(parts: Sequence[np.ndarray], op: ReduceOp) -> np.ndarray:
     return total
 
 
-def _even(total: int, parts: int) -> list[int]:
+def _even_sizes(total: int, parts: int) -> list[int]:
     """Sizes of nearly equal parts."""
     return [total // parts + (part < total % parts) for part in range(parts)]
 
 
-def _cut(array: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+def _split(array: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
     return np.split(array, list(accumulate(sizes))[:-1])

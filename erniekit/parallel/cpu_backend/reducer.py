@@ -43,8 +43,8 @@ class Reducer:
                     parameter.grad = paddle.zeros_like(parameter)
                 gradients.append(parameter.grad)
             values = [read_numbers(gradient) for gradient in gradients]
-            together = paddle.to_tensor(np.concatenate(values))
-            self._process_group.all_reduce(together, core.ReduceOp.AVG)
+            fused = paddle.to_tensor(np.concatenate(values))
+            self._process_group.all_reduce(fused, core.ReduceOp.AVG)
             ends = np.cumsum([value.size for value in values])[:-1]
-            for gradient, average in zip(gradients, np.split(read_numbers(together), ends), strict=True):
+            for gradient, average in zip(gradients, np.split(read_numbers(fused), ends), strict=True):
                 write_numbers(gradient, average)

@@ -12,10 +12,10 @@ from paddle.base import core
 ALIGNMENT = 256  # bytes, what fleet uses on GPUs
 
 
-class Overlay:
+class ModuleOverlay:
     """A module with some names replaced, for those who import it by this object only."""
 
-    def __init__(self, module: ModuleType | Overlay, **names: Any) -> None:
+    def __init__(self, module: ModuleType | ModuleOverlay, **names: Any) -> None:
         self.__dict__.update(names)
         self._module = module
 
@@ -23,7 +23,7 @@ class Overlay:
         return getattr(self._module, name)
 
 
-def let_group_sharding_take_a_cpu() -> None:
+def allow_group_sharding_on_cpu() -> None:
     """Cause: stages 2 and 3 assert a GPU, an XPU or a "custom device", and copy to a place of that kind.
 
     In their modules, and nowhere else, the CPU is a custom device, whose place is the CPU.
@@ -35,12 +35,12 @@ def let_group_sharding_take_a_cpu() -> None:
     import paddle.distributed.fleet.meta_parallel.sharding.group_sharded_utils as utils
     import paddle.distributed.sharding.group_sharded as entry
 
-    device = Overlay(paddle.device, get_all_custom_device_type=lambda: ["cpu"])
-    paddle_here = Overlay(
+    device = ModuleOverlay(paddle.device, get_all_custom_device_type=lambda: ["cpu"])
+    paddle_here = ModuleOverlay(
         paddle, device=device, get_device=lambda: "cpu:0", CustomPlace=lambda *kind_and_number: paddle.CPUPlace()
     )
-    library = Overlay(core.libpaddle, _get_device_min_chunk_size=lambda kind: ALIGNMENT)
-    core_here = Overlay(core, get_all_custom_device_type=lambda: ["cpu"], libpaddle=library)
+    library = ModuleOverlay(core.libpaddle, _get_device_min_chunk_size=lambda kind: ALIGNMENT)
+    core_here = ModuleOverlay(core, get_all_custom_device_type=lambda: ["cpu"], libpaddle=library)
     for module in (entry, storage, optimizer_stage2, stage2, stage3, utils):
         for name, replacement in (
             ("paddle", paddle_here),
@@ -70,7 +70,7 @@ def align_fused_tensors() -> None:
     tensor_fusion_helper.__dict__["__current_device_type__"] = "cpu"  # a class body would mangle the dotted name
 
 
-def let_buffers_be_float64() -> None:
+def allow_float64_buffers() -> None:
     """Cause: the buffers of sharding know the size of float32 and narrower types, and what is first made on a CPU is
     float32. CPU ranks compute in float64 where layouts are compared to more digits than float32 has."""
     import paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2 as optimizer_stage2
@@ -84,7 +84,7 @@ def let_buffers_be_float64() -> None:
     def zeros(shape: int, dtype: type) -> np.ndarray:
         return np.zeros(shape, paddle.get_default_dtype() if dtype is np.float32 else dtype)
 
-    stage3.np = Overlay(np, zeros=zeros)
+    stage3.np = ModuleOverlay(np, zeros=zeros)
     original = ParamStorage.__init__
 
     def with_its_dtype(self: Any, size: int, dtype: Any, device: str) -> None:
@@ -95,8 +95,8 @@ def let_buffers_be_float64() -> None:
 
 
 SHARDING_PATCHES = (
-    let_group_sharding_take_a_cpu,
+    allow_group_sharding_on_cpu,
     keep_parameters_in_their_buffer,
     align_fused_tensors,
-    let_buffers_be_float64,
+    allow_float64_buffers,
 )

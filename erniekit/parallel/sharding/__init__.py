@@ -8,18 +8,18 @@ from typing import Any
 from paddle import Tensor, nn
 from paddle.optimizer import AdamW
 
-from erniekit.parallel.sharding.optimizer import DividedOptimizer
-from erniekit.parallel.sharding.stage import Stage
-from erniekit.parallel.sharding.stage1 import SplitParameters, WholeParameters
-from erniekit.parallel.sharding.stage2 import DividedGradients
-from erniekit.parallel.sharding.stage3 import DividedParameters
+from erniekit.parallel.sharding.optimizer import ShardedOptimizer
+from erniekit.parallel.sharding.stage import ShardingStrategy
+from erniekit.parallel.sharding.stage1 import OwnerShardedStates, SplitShardedStates
+from erniekit.parallel.sharding.stage2 import ShardedGradients
+from erniekit.parallel.sharding.stage3 import ShardedParameters
 from erniekit.training.optimizer import trainable_parameters
 
-__all__ = ["DividedOptimizer", "Stage", "divide"]
+__all__ = ["ShardedOptimizer", "ShardingStrategy", "shard_model"]
 
 
-def divide(
-    stage: str,
+def shard_model(
+    sharding_level: str,
     adamw: AdamW,
     model: nn.Layer,
     parameters: Mapping[str, Tensor],
@@ -28,11 +28,12 @@ def divide(
     split: bool = False,
     fused: bool = False,
     release: bool = False,
-) -> Stage:
+) -> ShardingStrategy:
     """Divide a run's memory among the ranks of a group; the model has its weights, AdamW no state yet.
 
     Args:
-        stage: `sharding`: "stage1" (what AdamW remembers), "stage2" (gradients, too) or "stage3" (parameters, too).
+        sharding_level: `sharding`: "stage1" (what AdamW remembers), "stage2" (gradients, too) or "stage3"
+        (parameters, too).
         parameters: by name; the trainable ones are those of `adamw`.
         group: the sharding group.
         split: divide every parameter instead of whole parameters, in stage 1 (`split_param`); stage 3 always does.
@@ -40,11 +41,11 @@ def divide(
         release: give the memory of gradients back after every step (`release_grads`).
     """
     trained = trainable_parameters(parameters)
-    if stage == "stage1":
+    if sharding_level == "stage1":
         if split:
-            return SplitParameters(adamw, trained, group, release=release)
-        return WholeParameters(adamw, trained, group, fused=fused and not release)
-    if stage == "stage2":
-        return DividedGradients(adamw, trained, group, model)
-    assert stage == "stage3", stage
-    return DividedParameters(adamw, group, model)
+            return SplitShardedStates(adamw, trained, group, release=release)
+        return OwnerShardedStates(adamw, trained, group, fused=fused and not release)
+    if sharding_level == "stage2":
+        return ShardedGradients(adamw, trained, group, model)
+    assert sharding_level == "stage3", sharding_level
+    return ShardedParameters(adamw, group, model)

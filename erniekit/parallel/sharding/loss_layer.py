@@ -6,7 +6,7 @@ from typing import Any
 
 from paddle import nn
 
-from erniekit.training.passes import LossOfBatch, MicroLoss
+from erniekit.training.passes import LossFunction, MicroBatchLoss
 
 
 class LossLayer(nn.Layer):
@@ -16,5 +16,5 @@ class LossLayer(nn.Layer):
         super().__init__()
         self.model = model
 
-    def forward(self, loss: LossOfBatch, batch: Any) -> MicroLoss:
+    def forward(self, loss: LossFunction, batch: Any) -> MicroBatchLoss:
         return loss(self.model, batch)

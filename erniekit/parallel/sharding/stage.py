@@ -8,33 +8,35 @@ from typing import Protocol, TypeVar
 
 from paddle import Tensor
 
-from erniekit.parallel.sharding.shares import Share
-from erniekit.training.passes import LossOfBatch
+from erniekit.parallel.sharding.shares import ParamShard
+from erniekit.training.passes import LossFunction
 
 T = TypeVar("T")
-SLICE = "slice@"  # what fleet puts before the name of a parameter's part in stage 3; in stage 1 it has the same name
+SLICE_PREFIX = (
+    "slice@"  # what fleet puts before the name of a parameter's part in stage 3; in stage 1 it has the same name
+)
 
 
-class Stage(Protocol):
+class ShardingStrategy(Protocol):
     """One of fleet's ways to divide a run's memory among the ranks of a sharding group, seen from one of them.
 
     A step goes: micro-batches with the loss of `wrap`, `reduce_gradients`, clipping, `step`, `clear_grad`.
 
     Attributes:
-        adds_in_passes: whether gradients are added up over the group in every backward pass, or once a step.
+        reduces_in_backward: whether gradients are added up over the group in every backward pass, or once a step.
     """
 
-    adds_in_passes: bool
+    reduces_in_backward: bool
 
-    def share(self, parameter: Tensor) -> Share:
+    def param_shard(self, parameter: Tensor) -> ParamShard:
         """Which values of a trained parameter each rank updates."""
         ...
 
-    def part(self, weight: Tensor) -> Tensor:
+    def local_param(self, weight: Tensor) -> Tensor:
         """What of one of the model's parameters this rank has between steps."""
         ...
 
-    def wrap(self, loss: LossOfBatch) -> LossOfBatch:
+    def wrap(self, loss: LossFunction) -> LossFunction:
         """The loss to use, so that fleet is there when passes begin."""
         ...
 
@@ -54,11 +56,11 @@ class Stage(Protocol):
         """Forget the gradients; `set_to_zero` keeps their memory where the stage keeps any."""
         ...
 
-    def present(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
+    def gather_params(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
         """Inside, these parameters of the model are whole, to be read or set; all of the group enter together."""
         ...
 
-    def weight(self, parameter: Tensor) -> Tensor:
+    def full_param(self, parameter: Tensor) -> Tensor:
         """The whole of one of the model's parameters; where parameters are divided, all ranks call this together."""
         ...
 
@@ -66,16 +68,16 @@ class Stage(Protocol):
 # Where every rank keeps all parameters, a stage takes these in the place of methods of its own.
 
 
-def itself(given: T) -> T:
+def identity(given: T) -> T:
     """What a rank has of a parameter is all of it; a loss is used as it is."""
     return given
 
 
-def present_already(parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
+def no_gather(parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
     """All ranks have all values at any time."""
     return nullcontext()
 
 
-def own_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+def local_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
     """Passes leave gradients at the parameters."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -18,19 +18,19 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 )
 from paddle.optimizer import AdamW
 
-from erniekit.parallel.sharding.shares import Share, owned, summed
-from erniekit.parallel.sharding.stage import itself, own_gradients, present_already
+from erniekit.parallel.sharding.shares import ParamShard, mean_to_sum, owner_shard
+from erniekit.parallel.sharding.stage import identity, local_gradients, no_gather
 
 
-class WholeParameters:
+class OwnerShardedStates:
     """Each parameter is updated by one rank, the largest first, by the rank that has least so far.
 
     With `fused`, the parameters of a rank lie in a few buffers, which are exchanged instead (`tensor_fusion`).
     """
 
-    adds_in_passes = False
-    weight = part = wrap = staticmethod(itself)
-    present, gradients = staticmethod(present_already), staticmethod(own_gradients)
+    reduces_in_backward = False
+    full_param = local_param = wrap = staticmethod(identity)
+    gather_params, gradients = staticmethod(no_gather), staticmethod(local_gradients)
 
     def __init__(
         self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group, *, fused: bool = False
@@ -42,12 +42,12 @@ class WholeParameters:
         optimizer._apply_decay_param_fun = decays  # fleet's knows fused parameters only, and single ones are updated
         self._updated: list[Tensor] = self._fleet._rank2params[group.rank]
 
-    def share(self, parameter: Tensor) -> Share:
-        return owned(parameter, self._fleet._param2rank[parameter.name], self._group)
+    def param_shard(self, parameter: Tensor) -> ParamShard:
+        return owner_shard(parameter, self._fleet._param2rank[parameter.name], self._group)
 
     def reduce_gradients(self) -> list[Tensor]:
         self._fleet.reduce_gradients(self._fleet._parameter_list, self._groups)
-        return summed(self._updated, self._group.nranks)
+        return mean_to_sum(self._updated, self._group.nranks)
 
     def step(self) -> None:
         self._fleet.step()
@@ -58,15 +58,15 @@ class WholeParameters:
         self._fleet.clear_grad(set_to_zero or self._fused)
 
 
-class SplitParameters:
+class SplitShardedStates:
     """Each parameter is divided evenly between all ranks (fleet's `split_param`).
 
     With `release`, the memory of gradients is given back after every step.
     """
 
-    adds_in_passes = False
-    weight = part = wrap = staticmethod(itself)
-    present, gradients = staticmethod(present_already), staticmethod(own_gradients)
+    reduces_in_backward = False
+    full_param = local_param = wrap = staticmethod(identity)
+    gather_params, gradients = staticmethod(no_gather), staticmethod(local_gradients)
 
     def __init__(
         self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group, *, release: bool = False
@@ -84,19 +84,19 @@ class SplitParameters:
             self._fleet._slice_params[name] for name, view in self._views.items() if view.has_effective_slice_param
         ]
 
-    def share(self, parameter: Tensor) -> Share:
+    def param_shard(self, parameter: Tensor) -> ParamShard:
         buffer = self._fleet.param2bucket[parameter.name][0]
         view, length = self._views[parameter.name], buffer.buffer_size // self._group.nranks
         edges = [min(max(member * length - view._index, 0), parameter.size) for member in range(self._group.nranks)]
-        runs = tuple(zip(edges, [*edges[1:], parameter.size], strict=True))
+        ranges = tuple(zip(edges, [*edges[1:], parameter.size], strict=True))
         tensor = self._fleet._slice_params[parameter.name] if view.has_effective_slice_param else None
-        return Share(tuple(parameter.shape), parameter.dtype, runs, tensor, parameter.name)
+        return ParamShard(tuple(parameter.shape), parameter.dtype, ranges, tensor, parameter.name)
 
     def reduce_gradients(self) -> list[Tensor]:
         self._fleet.reduce_gradients(self._parameters, self._groups)
         self._fleet._collect_comm_buffers()
         self._fleet._assign_slice_grad()
-        return summed(self._updated, self._group.nranks)
+        return mean_to_sum(self._updated, self._group.nranks)
 
     def step(self) -> None:
         self._fleet.step()

@@ -18,17 +18,17 @@ from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 import
 from paddle.optimizer import AdamW
 
 from erniekit.parallel.sharding.loss_layer import LossLayer
-from erniekit.parallel.sharding.shares import Share, owned
-from erniekit.parallel.sharding.stage import itself, own_gradients, present_already
-from erniekit.training.passes import LossOfBatch, MicroLoss
+from erniekit.parallel.sharding.shares import ParamShard, owner_shard
+from erniekit.parallel.sharding.stage import identity, local_gradients, no_gather
+from erniekit.training.passes import LossFunction, MicroBatchLoss
 
 
-class DividedGradients:
+class ShardedGradients:
     """Each parameter is updated by one rank, the next by the rank that has least so far."""
 
-    adds_in_passes = True
-    weight = part = staticmethod(itself)
-    present, gradients = staticmethod(present_already), staticmethod(own_gradients)
+    reduces_in_backward = True
+    full_param = local_param = staticmethod(identity)
+    gather_params, gradients = staticmethod(no_gather), staticmethod(local_gradients)
 
     def __init__(self, optimizer: AdamW, parameters: Mapping[str, Tensor], group: Group, model: nn.Layer) -> None:
         device = paddle.get_device().partition(":")[0]
@@ -41,11 +41,11 @@ class DividedGradients:
         self._group, owners = group, self._fleet.param2rank
         self._updated = [tensor for tensor in parameters.values() if owners[tensor.name] == group.rank]
 
-    def share(self, parameter: Tensor) -> Share:
-        return owned(parameter, self._fleet.param2rank[parameter.name], self._group)
+    def param_shard(self, parameter: Tensor) -> ParamShard:
+        return owner_shard(parameter, self._fleet.param2rank[parameter.name], self._group)
 
-    def wrap(self, loss: LossOfBatch) -> LossOfBatch:
-        def wrapped(model: Any, batch: Any) -> MicroLoss:
+    def wrap(self, loss: LossFunction) -> LossFunction:
+        def wrapped(model: Any, batch: Any) -> MicroBatchLoss:
             return self._layer(loss, batch)
 
         return wrapped

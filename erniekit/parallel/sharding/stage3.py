@@ -23,23 +23,23 @@ from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3 import
 from paddle.optimizer import AdamW
 
 from erniekit.parallel.sharding.loss_layer import LossLayer
-from erniekit.parallel.sharding.shares import Share, summed, together
-from erniekit.parallel.sharding.stage import SLICE
-from erniekit.training.passes import LossOfBatch, MicroLoss
+from erniekit.parallel.sharding.shares import ParamShard, all_gather_param, mean_to_sum
+from erniekit.parallel.sharding.stage import SLICE_PREFIX
+from erniekit.training.passes import LossFunction, MicroBatchLoss
 
-NOT_DIVIDED = ["GateStatistics"]  # a router uses and sets these few numbers itself
+NOT_SHARDED = ["GateStatistics"]  # a router uses and sets these few numbers itself
 
 
-class DividedParameters:
+class ShardedParameters:
     """Every parameter is divided evenly between all ranks, frozen ones too."""
 
-    adds_in_passes = True
+    reduces_in_backward = True
 
     def __init__(self, optimizer: AdamW, group: Group, model: nn.Layer) -> None:
         if not model.head.parameters():
             model.head.extra_parameters = [model.head.projection]  # tied embeddings: gathered for the head, too
         decays = optimizer._apply_decay_param_fun
-        optimizer._apply_decay_param_fun = lambda name: decays(name.removeprefix(SLICE))
+        optimizer._apply_decay_param_fun = lambda name: decays(name.removeprefix(SLICE_PREFIX))
         self._layer = GroupShardedStage3(
             LossLayer(model),
             optimizer,
@@ -48,7 +48,7 @@ class DividedParameters:
             segment_size=0,
             pretrain_sync_models=False,
             sync_comm=True,  # fetching ahead follows the order of the first pass, and evaluation has another
-            exclude_layer=NOT_DIVIDED,
+            exclude_layer=NOT_SHARDED,
         )
         self._optimizer, self._group = optimizer, group
         for layer in model.sublayers():
@@ -58,20 +58,20 @@ class DividedParameters:
         self._frozen = [p for p in model.parameters() if p.stop_gradient and p.name in self._layer._param2buffer]
         optimizer.update_scaler = True  # `step` leaves to us what comes before the update: `reduce_gradients`
 
-    def share(self, parameter: Tensor) -> Share:
+    def param_shard(self, parameter: Tensor) -> ParamShard:
         size, pieces = parameter.size, self._layer._param2buffer.get(parameter.name)
         if pieces is None:
-            runs, tensor = ((0, size),) * self._group.nranks, parameter
+            ranges, tensor = ((0, size),) * self._group.nranks, parameter
         else:
-            runs, tensor = tuple((min(start, size), min(stop, size)) for start, stop in pieces), parameter.fw_storage
+            ranges, tensor = tuple((min(start, size), min(stop, size)) for start, stop in pieces), parameter.fw_storage
         # by its own name fleet's slice is known only until a pass has gathered it
-        return Share(tuple(parameter.shape), parameter.dtype, runs, tensor, SLICE + parameter.name)
+        return ParamShard(tuple(parameter.shape), parameter.dtype, ranges, tensor, SLICE_PREFIX + parameter.name)
 
     @contextmanager
-    def present(self, parameters: Iterable[Tensor]) -> Iterator[None]:
-        divided = [parameter for parameter in parameters if parameter.name in self._layer._param2buffer]
+    def gather_params(self, parameters: Iterable[Tensor]) -> Iterator[None]:
+        sharded = [parameter for parameter in parameters if parameter.name in self._layer._param2buffer]
         _allgather_buffer(
-            divided,
+            sharded,
             self._group,
             param2buffer_size=self._layer._param2buffer_size,
             use_calc_stream=True,
@@ -81,23 +81,23 @@ class DividedParameters:
         try:
             yield
         finally:
-            self._free(divided)
+            self._free(sharded)
 
-    def weight(self, parameter: Tensor) -> Tensor:
+    def full_param(self, parameter: Tensor) -> Tensor:
         """The whole of one of the model's parameters, frozen or not; all ranks of the group call this together.
 
         Not fleet's `get_all_parameters`, which leaves all of them gathered.
         """
-        share = self.share(parameter)
-        return together(share, share.tensor, self._group, share.dtype)
+        param_shard = self.param_shard(parameter)
+        return all_gather_param(param_shard, param_shard.tensor, self._group, param_shard.dtype)
 
-    def part(self, weight: Tensor) -> Tensor:
-        own = self.share(weight).tensor
-        assert own is not None
-        return own
+    def local_param(self, weight: Tensor) -> Tensor:
+        local = self.param_shard(weight).tensor
+        assert local is not None
+        return local
 
-    def wrap(self, loss: LossOfBatch) -> LossOfBatch:
-        def wrapped(model: Any, batch: Any) -> MicroLoss:
+    def wrap(self, loss: LossFunction) -> LossFunction:
+        def wrapped(model: Any, batch: Any) -> MicroBatchLoss:
             return self._layer(loss, batch)
 
         return wrapped
@@ -111,7 +111,7 @@ class DividedParameters:
                 parameter.use_count = 1
                 self._free([parameter])
         self._optimizer.update_slice()
-        return summed(self._optimizer._parameter_list, self._group.nranks)
+        return mean_to_sum(self._optimizer._parameter_list, self._group.nranks)
 
     def step(self) -> None:
         self._optimizer.step()
@@ -137,11 +137,11 @@ class _AfterBackward(PyLayer):
     """The value unchanged; calls `then` when its gradient has been made."""
 
     @staticmethod
-    def forward(ctx, value, then):  # type: ignore[no-untyped-def]
-        ctx.then = then
+    def forward(ctx, value, callback):  # type: ignore[no-untyped-def]
+        ctx.callback = callback
         return paddle.assign(value)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        ctx.then()
+        ctx.callback()
         return grad

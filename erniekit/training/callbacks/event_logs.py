@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from erniekit.errors import ConfigurationError
-from erniekit.training.callbacks.unwritten import Unwritten
+from erniekit.training.callbacks.unwritten import WarnOnIoError
 
-_PLACE = {"step", "epoch"}
+_PROGRESS = {"step", "epoch"}
 
 
 class EventWriter(Protocol):
@@ -24,24 +24,24 @@ class EventWriter(Protocol):
 class EventLog:
     """Writes every figure of every log and evaluation as a scalar, `train/loss` or `eval/loss`."""
 
-    def __init__(self, writer: EventWriter, unwritten: Unwritten) -> None:
-        self._writer, self._unwritten = writer, unwritten
+    def __init__(self, writer: EventWriter, io_errors: WarnOnIoError) -> None:
+        self._writer, self._io_errors = writer, io_errors
 
     def on_log(self, record: Mapping[str, Any]) -> None:
         self._write("train", record)
 
     def on_evaluate(self, record: Mapping[str, Any]) -> None:
-        figures = {name.removeprefix("eval_"): value for name, value in record.items() if name != "eval_sources"}
-        self._write("eval", figures)
+        metrics = {name.removeprefix("eval_"): value for name, value in record.items() if name != "eval_sources"}
+        self._write("eval", metrics)
 
     def close(self) -> None:
-        with self._unwritten.told():
+        with self._io_errors.warned():
             self._writer.close()
 
     def _write(self, group: str, record: Mapping[str, Any]) -> None:
-        with self._unwritten.told():
+        with self._io_errors.warned():
             for name, value in record.items():
-                if name not in _PLACE and math.isfinite(value):
+                if name not in _PROGRESS and math.isfinite(value):
                     self._writer.add_scalar(f"{group}/{name}", value, record["step"])
 
 
@@ -53,8 +53,10 @@ def event_logs(report_to: Sequence[str], logging_dir: Path, say: Callable[[str],
     """
     if report_to:
         _check_writable(logging_dir)
-    unwritten = [Unwritten(f"the event files of {name} in {logging_dir}", say) for name in report_to]
-    return [EventLog(_open_writer(name, logging_dir), of) for name, of in zip(report_to, unwritten, strict=True)]
+    io_errors = [WarnOnIoError(f"the event files of {name} in {logging_dir}", say) for name in report_to]
+    return [
+        EventLog(_open_writer(name, logging_dir), io_error) for name, io_error in zip(report_to, io_errors, strict=True)
+    ]
 
 
 def _check_writable(logging_dir: Path) -> None:

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from erniekit.training.callbacks.text import evaluation_line, figures
+from erniekit.training.callbacks.text import evaluation_line, format_metrics
 
 
 class LiveProgress:
@@ -29,7 +29,7 @@ class LiveProgress:
             console=self._console,
         )
         self._task = self._bar.add_task("training")
-        self._figures = Text("")
+        self._metrics = Text("")
         self._live = Live(get_renderable=self._display, console=self._console, refresh_per_second=4)
 
     def on_train_begin(self, first_step: int, total_steps: int) -> None:
@@ -38,7 +38,7 @@ class LiveProgress:
 
     def on_step(self, record: Mapping[str, Any]) -> None:
         self._bar.update(self._task, completed=record["step"])
-        self._figures = Text(figures(record), overflow="ellipsis", no_wrap=True)
+        self._metrics = Text(format_metrics(record), overflow="ellipsis", no_wrap=True)
 
     def on_evaluate(self, record: Mapping[str, Any]) -> None:
         self._console.print(evaluation_line(record), highlight=False)
@@ -50,4 +50,4 @@ class LiveProgress:
         self._live.stop()
 
     def _display(self) -> Group:
-        return Group(self._bar, self._figures)
+        return Group(self._bar, self._metrics)

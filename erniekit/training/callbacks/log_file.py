@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from erniekit.training.callbacks.unwritten import Unwritten
-from erniekit.training.json_file import replace_text, storable
+from erniekit.training.callbacks.unwritten import WarnOnIoError
+from erniekit.training.json_file import atomic_write_text, nan_to_none
 
 LOG_FILE = "training_log.jsonl"
 
@@ -22,12 +22,12 @@ class LogFile:
 
     def __init__(self, output_dir: Path, say: Callable[[str], None] = print) -> None:
         self._path, self._lines = output_dir / LOG_FILE, list[str]()
-        self._unwritten = Unwritten(str(self._path), say)
+        self._io_errors = WarnOnIoError(str(self._path), say)
 
     def on_train_begin(self, first_step: int, total_steps: int) -> None:
         kept = [json.dumps(record) + "\n" for record in read_log(self._path) if record["step"] <= first_step]
-        with self._unwritten.told():
-            replace_text(self._path, "".join(kept) if first_step else "")
+        with self._io_errors.warned():
+            atomic_write_text(self._path, "".join(kept) if first_step else "")
 
     def on_log(self, record: Mapping[str, Any]) -> None:
         self._append(record)
@@ -36,8 +36,8 @@ class LogFile:
         self._append(record)
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        self._lines.append(json.dumps(storable(record)) + "\n")
-        with self._unwritten.told():
+        self._lines.append(json.dumps(nan_to_none(record)) + "\n")
+        with self._io_errors.warned():
             _append(self._path, "".join(self._lines))
             self._lines.clear()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from erniekit.training.callbacks.log_file import LOG_FILE, read_log
-from erniekit.training.callbacks.unwritten import Unwritten
+from erniekit.training.callbacks.unwritten import WarnOnIoError
 
 LOSS_CURVE_FILE = "loss.png"
 
@@ -16,10 +16,10 @@ class LossCurve:
 
     def __init__(self, output_dir: Path, say: Callable[[str], None] = print) -> None:
         self._output_dir = output_dir
-        self._unwritten = Unwritten(str(output_dir / LOSS_CURVE_FILE), say)
+        self._io_errors = WarnOnIoError(str(output_dir / LOSS_CURVE_FILE), say)
 
     def on_train_end(self, _result: object) -> None:
-        with self._unwritten.told():
+        with self._io_errors.warned():
             draw_loss_curve(self._output_dir / LOG_FILE, self._output_dir / LOSS_CURVE_FILE)
 
 

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from erniekit.training.callbacks.text import duration, evaluation_line, figures
+from erniekit.training.callbacks.text import duration, evaluation_line, format_metrics
 
 
-def _print_at_once(line: str) -> None:
+def _print_flushed(line: str) -> None:
     print(line, flush=True)  # a pipe would hold lines back for kilobytes
 
 
 class PlainLines:
     """One line for every log, evaluation and checkpoint."""
 
-    def __init__(self, say: Callable[[str], None] = _print_at_once) -> None:
+    def __init__(self, say: Callable[[str], None] = _print_flushed) -> None:
         self._say = say
         self._first = self._total = 0
         self._started = 0.0
@@ -29,7 +29,7 @@ class PlainLines:
         step = record["step"]
         per_step = (time.perf_counter() - self._started) / max(1, step - self._first)
         left = duration(per_step * (self._total - step))
-        self._say(f"step {step}/{self._total}  {figures(record)}  left {left}")
+        self._say(f"step {step}/{self._total}  {format_metrics(record)}  left {left}")
 
     def on_evaluate(self, record: Mapping[str, Any]) -> None:
         self._say(evaluation_line(record))

@@ -29,7 +29,7 @@ _NOT_SHOWN = {
 }  # fmt: skip
 
 
-def figures(record: Mapping[str, Any]) -> str:
+def format_metrics(record: Mapping[str, Any]) -> str:
     """The figures of a record in one line; those of an objective that this module does not know come last, by name."""
     known = [f"{label} {shape.format(record[name])}" for name, (label, shape) in _SHOWN.items() if name in record]
     others = [f"{name} {value:.4g}" for name, value in record.items() if name not in _SHOWN and name not in _NOT_SHOWN]
@@ -39,7 +39,7 @@ def figures(record: Mapping[str, Any]) -> str:
 def evaluation_line(record: Mapping[str, Any]) -> str:
     """One line for an evaluation, with how much of the data it covered."""
     covered = f"{record['eval_batches']} of {record['eval_batches_available']} batches"
-    return f"evaluation at step {record['step']}  {figures(record)}  ({covered}, {record['eval_seconds']:.1f} s)"
+    return f"evaluation at step {record['step']}  {format_metrics(record)}  ({covered}, {record['eval_seconds']:.1f} s)"
 
 
 def duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Unwritten:
+class WarnOnIoError:
     """Tells that something cannot be written, once until it can again.
 
     Args:
@@ -14,16 +14,16 @@ class Unwritten:
     """
 
     def __init__(self, what: str, say: Callable[[str], None]) -> None:
-        self._what, self._say, self._told = what, say, False
+        self._what, self._say, self._warned = what, say, False
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def warned(self) -> Iterator[None]:
         """Inside, an error of the disk becomes a message."""
         try:
             yield
         except OSError as error:
-            if not self._told:
+            if not self._warned:
                 self._say(f"warning: could not write {self._what}: {error.strerror or error}; the run goes on")
-            self._told = True
+            self._warned = True
         else:
-            self._told = False
+            self._warned = False

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from erniekit.errors import ConfigurationError
 from erniekit.model.adapters.fingerprint import weights_fingerprint
 from erniekit.model.adapters.lora import (
-    Base,
+    AdapterBase,
     add_adapters,
-    attach,
-    held_adapters,
+    attach_adapter,
+    local_adapters,
     named_adapter_weights,
     named_adapters,
     named_linears,
-    trained_weights,
+    named_trainable_parameters,
 )
 from erniekit.model.adapters.low_rank import Factors, initial_factors, merged_weight, principal_factors
 from erniekit.model.adapters.merge import merge_adapters
@@ -83,7 +83,7 @@ def test_the_formula(dora):
     linear.weight.set_value(w.astype(np.float32))
     linear.bias.set_value(bias.astype(np.float32))
     factors = Factors(a, b, lengths if dora else None)
-    attach(linear, "p", factors, LoraSettings(2, 6.0, dora=dora), Base(Randomness(0), ""))
+    attach_adapter(linear, "p", factors, LoraSettings(2, 6.0, dora=dora), AdapterBase(Randomness(0), ""))
     effective = w + 6.0 / 2 * a @ b
     if dora:
         effective *= lengths / np.linalg.norm(effective, axis=0)
@@ -102,7 +102,9 @@ def test_column_norms_without_the_product(inputs, outputs, rank, scaling, seed):
     linear = Linear(inputs, outputs)
     linear.weight.set_value(rng.standard_normal((inputs, outputs)).astype(np.float32))
     a, b = rng.standard_normal((inputs, rank)), rng.standard_normal((rank, outputs))
-    attach(linear, "p", Factors(a, b), LoraSettings(rank, scaling * rank, dora=True), Base(Randomness(0), ""))
+    attach_adapter(
+        linear, "p", Factors(a, b), LoraSettings(rank, scaling * rank, dora=True), AdapterBase(Randomness(0), "")
+    )
     expected = np.linalg.norm(linear.weight.numpy() + scaling * a @ b, axis=0)
     np.testing.assert_allclose(linear.adapter.column_norms(linear.weight).numpy(), expected, rtol=1e-3, atol=2e-3)
 
@@ -172,7 +174,7 @@ def test_merging(kind):
     merge_adapters(model)
     np.testing.assert_allclose(logits_of(model, IDS, [9, 24]), expected, atol=2e-5)
     assert named_adapters(model) == {} and list(named_weights(model)) == names
-    assert list(trained_weights(model)) == names
+    assert list(named_trainable_parameters(model)) == names
     assert not any(parameter.stop_gradient for parameter in model.parameters())
 
 
@@ -197,12 +199,12 @@ def test_pissa_takes_the_best_approximation():
         principal_factors("p", weight, 8, scaling=2.0)
 
 
-def test_ranks_pass_on_what_pissa_took_in_the_precision_that_the_others_expect():
+def test_ranks_send_what_pissa_took_in_the_dtype_others_expect():
     """What PiSSA took is float32 in NumPy; the adapters beside it may be float64."""
     model = with_adapters(LoraSettings(4, 8.0, init="pissa"), stirred=False)
     paddle.set_default_dtype("float64")
     try:
-        whole = held_adapters(model)
+        whole = local_adapters(model)
         starts = [name for name in whole.tensors if ".start_" in name]
         assert starts and {whole.read(name).dtype for name in starts} == {paddle.float64}
     finally:

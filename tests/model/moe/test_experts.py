@@ -11,7 +11,7 @@ import pytest
 from erniekit.model.head import token_loss
 from erniekit.model.mlp import MLP
 from erniekit.model.moe.balance import BalanceSettings, ExpertBalance
-from erniekit.model.moe.dispatch import ALL_HERE, AllHere, ByExchange
+from erniekit.model.moe.dispatch import LOCAL_DISPATCHER, AllToAllDispatcher, LocalDispatcher
 from erniekit.model.moe.experts import MoE
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
@@ -30,8 +30,8 @@ NO_LOSSES = BalanceSettings()
 SETTINGS = BalanceSettings(0.3, 0.2, 0.1)
 
 
-def experts_layer(settings=NO_LOSSES, bias=(0.0,) * 5, dispatch=ALL_HERE, **changes):
-    layer = MoE(tiny_config(**{**MOE, **changes}), 0, ExpertBalance(settings), dispatch=dispatch)
+def experts_layer(settings=NO_LOSSES, bias=(0.0,) * 5, dispatcher=LOCAL_DISPATCHER, **changes):
+    layer = MoE(tiny_config(**{**MOE, **changes}), 0, ExpertBalance(settings), dispatcher=dispatcher)
     rng = np.random.default_rng(1)
     for parameter in layer.parameters():
         parameter.set_value(rng.standard_normal(parameter.shape).astype(np.float32) * 0.5)
@@ -76,7 +76,7 @@ def test_one_token_and_one_expert_for_all():
         np.testing.assert_allclose(layer(paddle.to_tensor(part[None])).numpy()[0], by_hand(layer, part, k=1), atol=1e-5)
 
 
-def test_an_expert_runs_once_over_its_own_tokens_and_not_at_all_without_any():
+def test_an_expert_runs_once_on_its_tokens_and_never_without_any():
     layer, seen = experts_layer(bias=(9.0, 8.0, 0.0, 0.0, 0.0)), []
     for number, expert in enumerate(layer.experts):
         expert.register_forward_pre_hook(lambda own, inputs, number=number: seen.append((number, inputs[0].shape[0])))
@@ -86,7 +86,7 @@ def test_an_expert_runs_once_over_its_own_tokens_and_not_at_all_without_any():
 
 def test_in_step_with_other_ranks_every_expert_runs_and_has_a_gradient():
     bias = (9.0, 8.0, 0.0, 0.0, 0.0)
-    alone, layer = experts_layer(bias=bias), experts_layer(bias=bias, dispatch=AllHere(in_step=True))
+    alone, layer = experts_layer(bias=bias), experts_layer(bias=bias, dispatcher=LocalDispatcher(run_all_experts=True))
     rows = paddle.to_tensor(np.random.default_rng(2).standard_normal((1, 6, 16)).astype(np.float32))
     outputs = [own(rows) for own in (alone, layer)]
     np.testing.assert_array_equal(outputs[1].numpy(), outputs[0].numpy())
@@ -99,7 +99,9 @@ def test_in_step_with_other_ranks_every_expert_runs_and_has_a_gradient():
 
 def test_a_layer_holds_the_experts_of_its_rank_under_their_own_numbers():
     second = SimpleNamespace(rank=1, nranks=2)
-    layer = MoE(tiny_config(**{**MOE, "moe_num_experts": 4}), 0, ExpertBalance(NO_LOSSES), dispatch=ByExchange(second))
+    layer = MoE(
+        tiny_config(**{**MOE, "moe_num_experts": 4}), 0, ExpertBalance(NO_LOSSES), dispatcher=AllToAllDispatcher(second)
+    )
     names = [name for name, _ in layer.named_parameters() if name.startswith("experts.")]
     linears = ("gate_proj", "up_proj", "down_proj")
     assert names == [f"experts.{number}.{linear}.weight" for number in (2, 3) for linear in linears]
@@ -110,7 +112,7 @@ def test_a_saved_program_computes_the_same_with_every_expert():
     layer = experts_layer()
     rows = paddle.to_tensor(np.random.default_rng(2).standard_normal((9, 16)).astype(np.float32))
     routes, _ = layer.router(rows)
-    grouped = layer.dispatch(rows, routes.weights, routes.experts.numpy(), layer.experts).numpy()
+    grouped = layer.dispatcher(rows, routes.weights, routes.experts.numpy(), layer.experts).numpy()
     np.testing.assert_allclose(layer._all_experts(rows, routes).numpy(), grouped, atol=1e-5)
 
 
@@ -133,9 +135,9 @@ def figures_of(balance):
     return {name: float(total) / count for name, (total, count) in balance.reported().items()}
 
 
-def gradients(model, share=1.0):
+def gradients(model, loss_weight=1.0):
     model.train()
-    model.begin_micro_batch(step=0, micro_batch=0, share=share)
+    model.begin_micro_batch(step=0, micro_batch=0, loss_weight=loss_weight)
     hidden = model(*pack(np.arange(30) % 53, [12, 30]))
     token_loss(model, hidden, paddle.to_tensor((np.arange(30)[None] * 5) % 53)).loss_sum.backward()
     figures = figures_of(model.balance)
@@ -151,7 +153,7 @@ def moe_model(settings=NO_LOSSES, **changes):
 def test_losses_of_routers_reach_the_gradient_with_their_share_of_the_step():
     plain, _ = gradients(moe_model())
     whole, figures = gradients(moe_model(SETTINGS))
-    half, _ = gradients(moe_model(SETTINGS), share=0.5)
+    half, _ = gradients(moe_model(SETTINGS), loss_weight=0.5)
     name = "model.layers.0.mlp.gate.weight"
     assert set(figures) == {"router_aux_loss", "router_z_loss", "router_orthogonal_loss"}
     assert np.abs(whole[name] - plain[name]).max() > 1e-3
@@ -169,7 +171,7 @@ def test_recomputation_changes_nothing(use_reentrant):
         np.testing.assert_array_equal(own[name], gradient, err_msg=name)
 
 
-def test_joined_losses_are_one_weighted_sum_over_the_micro_batches_of_a_step(monkeypatch):
+def test_joined_losses_are_one_weighted_sum_over_micro_batches(monkeypatch):
     """Against the same losses added to the loss itself, with the learning of predictions beside them."""
     from erniekit.model.moe import router
     from erniekit.training.objectives import supervised
@@ -183,7 +185,7 @@ def test_joined_losses_are_one_weighted_sum_over_the_micro_batches_of_a_step(mon
     def summed(model):
         model.train()
         for number, batch in enumerate(batches):
-            model.begin_micro_batch(step=0, micro_batch=number, share=batch.target_count / units)
+            model.begin_micro_batch(step=0, micro_batch=number, loss_weight=batch.target_count / units)
             loss = objective.loss(model, batch).loss_sum / units
             for own in kept:
                 loss = loss + own

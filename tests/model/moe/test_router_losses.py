@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit.model.moe.router_losses import add_gradient, balance_loss, orthogonal_loss, token_shares, z_loss
+from erniekit.model.moe.router_losses import add_gradient, balance_loss, orthogonal_loss, token_weights, z_loss
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.standard_normal((7, 5)).astype(np.float32)
@@ -19,7 +19,7 @@ def softmax(logits):
 
 
 def shares(is_token=None, tokens=7):
-    return token_shares(paddle.zeros([tokens, 5]), None if is_token is None else paddle.to_tensor(is_token))
+    return token_weights(paddle.zeros([tokens, 5]), None if is_token is None else paddle.to_tensor(is_token))
 
 
 def balance_by_hand(probabilities, k, is_token=None):

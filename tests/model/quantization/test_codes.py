@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.errors import ModelFileError
-from erniekit.model.quantization.codes import Packed, cut, dequantize, quantize
+from erniekit.model.quantization.codes import QuantizedTensor, dequantize, quantize, slice_quantized
 from erniekit.model.quantization.formats import INT4, INT8, NF4, NORMAL_FLOAT
 
 FORMATS = (INT8, INT4, NF4)
@@ -20,7 +20,7 @@ def _weight(outputs: int, inputs: int, seed: int = 0) -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal((outputs, inputs)) * 0.02).astype(np.float32)
 
 
-def _unpacked(packed: Packed, bits: int) -> np.ndarray:
+def _unpacked(packed: QuantizedTensor, bits: int) -> np.ndarray:
     if bits == 8:
         return packed.codes.astype(int)
     codes = np.empty((packed.codes.shape[0], 2 * packed.codes.shape[1]), int)
@@ -85,7 +85,7 @@ def test_a_slice_has_the_scales_of_the_whole(form, axis: int) -> None:
     values[:, 200] = 1.0  # all of it in one half
     packed, whole = quantize(values, form), dequantize(quantize(values, form), form)
     half = values.shape[axis] // 2
-    parts = [cut(packed, form, axis, range(start, start + half), 256) for start in (0, half)]
+    parts = [slice_quantized(packed, form, axis, range(start, start + half), 256) for start in (0, half)]
     np.testing.assert_array_equal(np.concatenate([dequantize(part, form) for part in parts], axis), whole)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit.model.quantization.float8 import LARGEST, encode, largest_of, rotate
+from erniekit.model.quantization.float8 import FP8_MAX, amax, encode, hadamard_rotate
 from erniekit.model.quantization.hadamard import hadamard
 
 SHAPES = {"e4m3": (3, -6), "e5m2": (2, -14)}  # bits of fraction, least exponent
@@ -18,16 +18,16 @@ def all_values(form: str) -> np.ndarray:
     steps = 1 << fraction
     values = [code * 2.0 ** (least - fraction) for code in range(steps)]  # subnormal
     exponent = least
-    while values[-1] < LARGEST[form]:
+    while values[-1] < FP8_MAX[form]:
         values += [(steps + code) * 2.0 ** (exponent - fraction) for code in range(steps)]
         exponent += 1
-    return np.array([value for value in values if value <= LARGEST[form]])
+    return np.array([value for value in values if value <= FP8_MAX[form]])
 
 
 def nearest(x: np.ndarray, form: str) -> np.ndarray:
     """By search among all values; of two that are as near the one with the even code."""
     values = all_values(form)
-    magnitude = np.minimum(np.abs(x.astype(np.float64)), LARGEST[form])
+    magnitude = np.minimum(np.abs(x.astype(np.float64)), FP8_MAX[form])
     above = np.searchsorted(values, magnitude).clip(1, len(values) - 1)
     below = above - 1
     high, low = values[above] - magnitude, magnitude - values[below]
@@ -57,21 +57,21 @@ def test_the_table_is_that_of_the_formats() -> None:
 @pytest.mark.parametrize("form", SHAPES)
 def test_rounding_is_exact_to_the_bit(form: str) -> None:
     x = samples(form)
-    found = encode(paddle.to_tensor(x), form, paddle.to_tensor(LARGEST[form])).decoded().numpy()
+    found = encode(paddle.to_tensor(x), form, paddle.to_tensor(FP8_MAX[form])).decoded().numpy()
     np.testing.assert_array_equal(found.view(np.uint32), nearest(x, form).view(np.uint32))
 
 
 @pytest.mark.parametrize("form", SHAPES)
 def test_the_largest_value_meets_the_largest_code(form: str) -> None:
     x = paddle.to_tensor(np.float32([0.3, -0.07, 0.001]))
-    found = encode(x, form, largest_of(x))
-    assert float(found.codes.astype("float32")[0]) == LARGEST[form]
+    found = encode(x, form, amax(x))
+    assert float(found.codes.astype("float32")[0]) == FP8_MAX[form]
     np.testing.assert_allclose(found.decoded().numpy(), x.numpy(), rtol=2.0 ** -(1 + SHAPES[form][0]))
-    beyond = encode(x, form, largest_of(x) / 2).decoded().numpy()
+    beyond = encode(x, form, amax(x) / 2).decoded().numpy()
     np.testing.assert_allclose(beyond[0], 0.15, rtol=1e-6)
-    zeros = encode(paddle.zeros([3]), form, largest_of(paddle.zeros([3])))
+    zeros = encode(paddle.zeros([3]), form, amax(paddle.zeros([3])))
     assert not zeros.decoded().numpy().any() and float(zeros.scale) == 1.0
-    assert float(largest_of(paddle.zeros([0, 4]))) == 0.0
+    assert float(amax(paddle.zeros([0, 4]))) == 0.0
 
 
 @pytest.mark.parametrize("form", SHAPES)
@@ -81,19 +81,19 @@ def test_what_is_not_a_number_stays_so(form: str, largest: float) -> None:
     x = paddle.to_tensor(np.float32([1.0, np.nan, -2.0, np.inf, -np.inf]))
     found = encode(x, form, paddle.to_tensor(largest)).decoded().numpy()
     np.testing.assert_array_equal(found, np.float32([1, np.nan, -2, 2, -2]) * (largest / 2))
-    assert np.isnan(encode(x, form, largest_of(x)).decoded().numpy()).all()
+    assert np.isnan(encode(x, form, amax(x)).decoded().numpy()).all()
     infinite = x[3:]
-    assert np.isinf(encode(infinite, form, largest_of(infinite)).decoded().numpy()).all()
+    assert np.isinf(encode(infinite, form, amax(infinite)).decoded().numpy()).all()
 
 
 @pytest.mark.parametrize("form", SHAPES)
 def test_scales_of_tiny_values_do_not_vanish(form: str) -> None:
     x = np.float32([1e-38, 3e-38, 0.0])
-    found = encode(paddle.to_tensor(x), form, largest_of(paddle.to_tensor(x))).decoded().numpy()
+    found = encode(paddle.to_tensor(x), form, amax(paddle.to_tensor(x))).decoded().numpy()
     np.testing.assert_allclose(found, x, rtol=2**-3)
     for least in (1e-9, 1e-20, 1e-45):  # Paddle's == takes the first for 0
         x = np.float32([least, 0.0])
-        found = encode(paddle.to_tensor(x), form, largest_of(paddle.to_tensor(x))).decoded().numpy()
+        found = encode(paddle.to_tensor(x), form, amax(paddle.to_tensor(x))).decoded().numpy()
         np.testing.assert_allclose(found, x, rtol=1e-6, atol=1e-40)
 
 
@@ -103,10 +103,10 @@ def test_the_rotation_is_orthogonal_and_undone(size: int) -> None:
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(size), atol=1e-6)
     np.testing.assert_array_equal(matrix, matrix.T)
     x = paddle.to_tensor(np.random.default_rng(0).standard_normal((3, 5, 2 * size)).astype(np.float32))
-    rotated = rotate(x, size)
-    np.testing.assert_allclose(rotate(rotated, size).numpy(), x.numpy(), atol=1e-5)
+    rotated = hadamard_rotate(x, size)
+    np.testing.assert_allclose(hadamard_rotate(rotated, size).numpy(), x.numpy(), atol=1e-5)
     np.testing.assert_allclose(rotated.numpy()[..., :size], x.numpy()[..., :size] @ matrix, atol=1e-5)
-    assert rotate(x, 0) is x
+    assert hadamard_rotate(x, 0) is x
 
 
 def test_the_rotation_spreads_outliers() -> None:
@@ -114,9 +114,9 @@ def test_the_rotation_spreads_outliers() -> None:
     x[:, 5] = 1000.0
 
     def error(block: int) -> float:
-        rotated = rotate(x, block)
-        decoded = rotate(encode(rotated, "e5m2", largest_of(rotated)).decoded(), block)
+        rotated = hadamard_rotate(x, block)
+        decoded = hadamard_rotate(encode(rotated, "e5m2", amax(rotated)).decoded(), block)
         return float((decoded - x)[:, 5].abs().max())
 
-    assert float(rotate(x, 64).abs().max()) < 200 < float(x.abs().max())
+    assert float(hadamard_rotate(x, 64).abs().max()) < 200 < float(x.abs().max())
     assert error(64) < 1000 * 2**-3

@@ -13,7 +13,7 @@ from erniekit.model.builder import build_model
 from erniekit.model.generation import generate, stream
 from erniekit.model.linear import Linear
 from erniekit.model.quantization import float8, fp8
-from erniekit.model.quantization.float8 import LARGEST, encode
+from erniekit.model.quantization.float8 import FP8_MAX, encode
 from erniekit.model.quantization.fp8 import compute_in_fp8, read_averages, write_averages
 from erniekit.model.quantization.hadamard import hadamard
 from erniekit.model.quantization.settings import Fp8
@@ -29,7 +29,7 @@ IDS = [5, 9, 2, 40, 17, 3, 8]
 
 
 def _rounded(x: np.ndarray, form: str = "e4m3", largest: float | None = None) -> np.ndarray:
-    scale = np.float32((np.abs(x).max() if largest is None else largest) / LARGEST[form])
+    scale = np.float32((np.abs(x).max() if largest is None else largest) / FP8_MAX[form])
     return nearest((x / scale).astype(np.float32), form) * scale
 
 
@@ -69,7 +69,7 @@ def test_values_and_gradients(block: int, own: tuple[bool, bool], kind: str) -> 
     np.testing.assert_allclose(linear.bias.grad.numpy(), slope.sum((0, 1)), rtol=1e-4)
 
 
-def test_it_is_close_to_the_plain_product_and_closer_with_rotation_where_there_are_outliers() -> None:
+def test_fp8_product_is_close_and_rotation_helps_with_outliers() -> None:
     def error(block: int, outlier: float) -> float:
         linear, _ = _linear(Fp8(hadamard_block=block))
         values = _input().numpy()
@@ -152,12 +152,14 @@ def test_averages_are_of_all_ranks() -> None:
     linear = Linear(64, 24)
     exchanged = []
 
-    def exchange(paths: list[str]) -> list[list[str]]:
+    def all_gather_object(paths: list[str]) -> list[list[str]]:
         exchanged.append(paths)
         return [paths, ["elsewhere", "q_proj"]]
 
     others = np.array([7.0, 50.0], np.float32)  # in the order of the paths
-    scales = compute_in_fp8({"q_proj": linear}, Fp8(), Randomness(0), exchange, lambda own: np.maximum(own, others))
+    scales = compute_in_fp8(
+        {"q_proj": linear}, Fp8(), Randomness(0), all_gather_object, lambda own: np.maximum(own, others)
+    )
     for _ in range(3):
         linear(_input())
         scales.end_step()
@@ -201,7 +203,7 @@ def device_products(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 def _factors(rows: tuple[int, ...], outputs: int, inputs: int) -> tuple[float8.Float8, float8.Float8]:
     rng = np.random.default_rng(0)
     x, w = (paddle.to_tensor(rng.uniform(0.5, 1, s).astype(np.float32)) for s in ((*rows, inputs), (outputs, inputs)))
-    left, right = (encode(each, "e4m3", float8.largest_of(each)) for each in (x, w))
+    left, right = (encode(each, "e4m3", float8.amax(each)) for each in (x, w))
     return left, right
 
 
@@ -257,7 +259,9 @@ def test_answering_rounds_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> 
     decoder.end_step()
     one_by_one = list(stream(decoder, IDS, Sampling(max_new_tokens=6)))
     rotated: list[int] = []
-    monkeypatch.setattr(fp8, "rotate", lambda x, block: rotated.append(len(x.shape)) or float8.rotate(x, block))
+    monkeypatch.setattr(
+        fp8, "hadamard_rotate", lambda x, block: rotated.append(len(x.shape)) or float8.hadamard_rotate(x, block)
+    )
     assert generate(decoder, [IDS], Sampling(max_new_tokens=6)) == [one_by_one]
     assert rotated.count(2) == 14  # weights; activations have three axes
     linear = decoder.layers[0].mlp.up_proj

@@ -13,14 +13,14 @@ from erniekit.errors import ConfigurationError
 from erniekit.model.adapters.lora import load_adapters, named_adapter_weights, save_adapters
 from erniekit.model.adapters.merge import merge_adapters
 from erniekit.model.adapters.settings import LoraSettings
-from erniekit.model.autograd import as_factor
+from erniekit.model.autograd import autocast_operand
 from erniekit.model.builder import build_model
 from erniekit.model.quantization.codes import dequantize, quantize
 from erniekit.model.quantization.formats import INT4, INT8, NF4
 from erniekit.model.quantization.packed import PackedWeight
 from erniekit.model.quantization.settings import WEIGHT_ONLY, WeightOnly
 from erniekit.model.recompute import Recompute
-from erniekit.model.tensor_slice import TensorSlice
+from erniekit.model.tensor_slice import TensorParallel
 from erniekit.model.weights import named_linears, named_weights, packed_weights, save_model_folder
 
 from ..tiny import logits_of, pack, tiny_config, tiny_model
@@ -154,14 +154,14 @@ def test_ranks_have_slices_of_the_whole_and_its_scales(form, cut: str) -> None:
     parts = []
     for rank in range(2):
         weight = PackedWeight(form, paddle.float32)
-        weight.fill(name, values, TensorSlice(rank, 2))
+        weight.fill(name, values, TensorParallel(rank, 2))
         parts.append(weight.dense().numpy())
     np.testing.assert_allclose(np.concatenate(parts, 1 if cut == "inputs" else 0), whole, rtol=1e-6)
 
 
 def test_a_product_has_the_precision_of_its_activations() -> None:
     weight = PackedWeight(NF4, paddle.float32)
-    weight.fill("q_proj.weight", np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32), TensorSlice())
+    weight.fill("q_proj.weight", np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32), TensorParallel())
     x = np.random.default_rng(1).standard_normal((3, 64))
     narrow, wide = (weight(paddle.to_tensor(x.astype(dtype)), None) for dtype in (np.float32, np.float64))
     assert (narrow.dtype, wide.dtype) == (paddle.float32, paddle.float64)
@@ -171,7 +171,7 @@ def test_a_product_has_the_precision_of_its_activations() -> None:
 def test_mixed_precision_reaches_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU has no 16 bits, so 64 stand for them in what Paddle says of the context."""
     x = paddle.ones([2, 3])
-    assert as_factor(x) is x
+    assert autocast_operand(x) is x
     amp = SimpleNamespace(_amp_level=paddle.base.core.AmpLevel.O1, _amp_dtype="float64")
     monkeypatch.setattr(paddle.base.framework, "_dygraph_tracer", lambda: amp)
-    assert as_factor(x).dtype == paddle.float64
+    assert autocast_operand(x).dtype == paddle.float64

@@ -7,7 +7,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.distributed.communication.group import Group
 
-from erniekit.model.moe.exchange import Exchange, Gathering, Replicas, counts_of_all, one_after_the_other
+from erniekit.model.moe.exchange import AllGather, AllToAll, Replicated, all_gather_counts, order_backward
 from erniekit.parallel import cpu_backend
 
 WIDTH = 3
@@ -46,8 +46,8 @@ def exchange() -> list[int]:
 
 def _exchange(group: Group, table: np.ndarray, padded: bool) -> int:
     rank, size = group.rank, group.nranks
-    np.testing.assert_array_equal(counts_of_all(table[rank], group), table)
-    way = Exchange.of(table, group, padded=padded)
+    np.testing.assert_array_equal(all_gather_counts(table[rank], group), table)
+    way = AllToAll.of(table, group, padded=padded)
     rows = [_numbers(r, table[r].sum(), WIDTH) for r in range(size)]
 
     def towards(values: list[np.ndarray], member: int) -> np.ndarray:
@@ -60,7 +60,7 @@ def _exchange(group: Group, table: np.ndarray, padded: bool) -> int:
     own = _leaf(rows[rank])
     received = way(own)
     _same(received, towards(rows, rank))
-    _same(way.back()(received), rows[rank])
+    _same(way.reverse()(received), rows[rank])
 
     # loss: sum over all ranks of sum(g * received), so the gradient of a row is the g of its place on the other side
     gradients = [_numbers(100 + member, table[:, member].sum(), WIDTH) for member in range(size)]
@@ -83,24 +83,24 @@ def gather() -> None:
 
 def _gather(group: Group, rows_m: list[int], padded: bool) -> None:
     rank, size = group.rank, group.nranks
-    way = Gathering(group, tuple(rows_m), padded)
+    way = AllGather(group, tuple(rows_m), padded)
     rows = [_numbers(r, rows_m[r], WIDTH) for r in range(size)]
     weights = [_numbers(50 + r, rows_m[r]) for r in range(size)]
     ends = np.cumsum(rows_m)
     part = slice(ends[rank] - rows_m[rank], ends[rank])
 
     own, own_weights = _leaf(rows[rank]), _leaf(weights[rank])
-    everyone, all_weights = way.to_all(own, own_weights)
+    everyone, all_weights = way.gather_tokens(own, own_weights)
     _same(everyone, np.concatenate(rows))
     _same(all_weights, np.concatenate(weights))
     factors = [_numbers(100 + r, sum(rows_m), WIDTH) for r in range(size)]
     parts = everyone * all_weights.unsqueeze(1) * paddle.to_tensor(factors[rank])
-    home = way.home(parts)
+    combine = way.combine(parts)
     product = np.concatenate(rows) * np.concatenate(weights)[:, None]
-    _same(home, (product * sum(factors))[part])
+    _same(combine, (product * sum(factors))[part])
 
     gradient = _numbers(200, sum(rows_m), WIDTH)  # of the sums of all members
-    (home * paddle.to_tensor(gradient[part])).sum().backward()
+    (combine * paddle.to_tensor(gradient[part])).sum().backward()
     _same(own.grad, (gradient * sum(factors) * np.concatenate(weights)[:, None])[part])
     _same(own_weights.grad, (gradient * sum(factors) * np.concatenate(rows)).sum(1)[part])
 
@@ -109,14 +109,14 @@ def replicas() -> None:
     """The same rows on all members, who each compute a summand."""
     group = _group()
     rank, size = group.rank, group.nranks
-    way = Replicas(group)
+    way = Replicated(group)
     rows, factors = _numbers(0, 5, WIDTH), [_numbers(1 + r, 5, WIDTH) for r in range(size)]
     own = _leaf(rows)
-    (x,) = way.to_all(own)
-    home = way.home(x * paddle.to_tensor(factors[rank]))
-    _same(home, rows * sum(factors))
+    (x,) = way.gather_tokens(own)
+    combine = way.combine(x * paddle.to_tensor(factors[rank]))
+    _same(combine, rows * sum(factors))
     gradient = _numbers(99, 5, WIDTH)
-    (home * paddle.to_tensor(gradient)).sum().backward()
+    (combine * paddle.to_tensor(gradient)).sum().backward()
     _same(own.grad, gradient * sum(factors))  # whole on every member
 
 
@@ -125,7 +125,7 @@ def two_branches() -> list[str]:
     for a gradient. Returns the order in which backward reached the branches.
     """
     group = _group()
-    way = Exchange.of(np.ones((group.nranks, group.nranks), np.int64), group)
+    way = AllToAll.of(np.ones((group.nranks, group.nranks), np.int64), group)
     depths = {"routed": [60] + [0] * (group.nranks - 1), "shared": [20] * group.nranks}
     reached: list[str] = []
 
@@ -134,10 +134,10 @@ def two_branches() -> list[str]:
         rows.register_hook(lambda gradient: reached.append(name))
         for _ in range(depths[name][group.rank]):
             rows = rows * 1.01
-        return way.back()(rows)
+        return way.reverse()(rows)
 
     x = _leaf(_numbers(group.rank, group.nranks, WIDTH))
-    second, routed = one_after_the_other(x, branch("routed", x.detach()))
+    second, routed = order_backward(x, branch("routed", x.detach()))
     (routed + branch("shared", second)).sum().backward()
     _same(x.grad, np.repeat(1.01 ** np.array(depths["shared"])[:, None], WIDTH, axis=1))
     return reached

@@ -12,12 +12,12 @@ def train(parameters: list[dict[str, Any]]) -> list[dict[str, Any]]:
     from erniekit.parameters import Config
     from erniekit.runners.train import run_training
 
-    told = []
+    results = []
     for values in parameters:
         said: list[str] = []
         run_training(Config.from_mapping(values, verb="train"), say=said.append)
         log = (Path(values["output_dir"]) / "training_log.jsonl").read_text(encoding="utf-8")
         records = [json.loads(line) for line in log.splitlines()]
         losses = [record[name] for record in records for name in ("loss", "eval_loss") if name in record]
-        told.append({"said": "\n".join(said), "losses": losses})
-    return told
+        results.append({"said": "\n".join(said), "losses": losses})
+    return results

@@ -9,7 +9,7 @@ import paddle
 
 from erniekit.data.batches import Batch, collate
 from erniekit.data.template import Sample
-from erniekit.model.adapters.lora import trained_weights
+from erniekit.model.adapters.lora import named_trainable_parameters
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.builder import build_model
 from erniekit.model.moe.balance import BalanceSettings
@@ -17,13 +17,13 @@ from erniekit.model.placement import placement
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
 from erniekit.parallel.experts import expert_ranks
-from erniekit.parallel.mesh import ALONE, Mesh
+from erniekit.parallel.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.parallel.ranks import LayoutRanks
-from erniekit.parallel.start import start_ranks
+from erniekit.parallel.start import init_mesh
 from erniekit.parallel.topology import Topology
 from erniekit.training.objectives import supervised
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer
-from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
 from erniekit.training.step import train_step
 from tests.model.tiny import tiny_config
 
@@ -58,7 +58,7 @@ def compare(degrees: dict[str, Any], runs: list[dict[str, Any]]) -> list[dict[st
     data = degrees.pop("data", 1)
     topology = Topology.from_degrees(world, **degrees)
     assert topology.data == data
-    mesh = start_ranks(topology, timeout=60)
+    mesh = init_mesh(topology, timeout=60)
     return [_compare(mesh, **run) for run in runs]
 
 
@@ -70,10 +70,10 @@ def _compare(
     lora: dict[str, Any] | None = None,
 ) -> dict[str, float]:
     own = _train(mesh, recompute=recompute, lora=lora, gather=gather, padded=padded)
-    alone = _train(ALONE, recompute=None, lora=lora)
+    alone = _train(SINGLE_PROCESS_MESH, recompute=None, lora=lora)
     worst = {name: _largest(own[name], alone[name]) for name in ("losses", "norms", "figures")}
     weights = [
-        abs(values - mesh.tensor.cut(alone["weights"][name], placement(name).axis))
+        abs(values - mesh.tp.local_shard(alone["weights"][name], placement(name).axis))
         for name, values in own["weights"].items()
     ]
     return worst | {"weights": float(max(part.max() for part in weights))}
@@ -93,16 +93,16 @@ def _train(
         lora=LoraSettings(**lora) if lora else None,
         balance=LOSSES,
         recompute=None if recompute is None else Recompute(use_reentrant=recompute == "PyLayer"),
-        tensor=mesh.tensor,
-        experts=expert_ranks(mesh, gather=gather, padded=padded),
-        exchange=mesh.exchange,
+        tp=mesh.tp,
+        expert_parallel=expert_ranks(mesh, gather=gather, padded=padded),
+        all_gather_object=mesh.all_gather_object,
     )
-    parameters = trained_weights(decoder)
+    parameters = named_trainable_parameters(decoder)
     for name, parameter in parameters.items():  # adapters of which B is not zero, so that A learns, too
         if name.endswith("lora_B"):
             whole = np.random.default_rng(len(name)).standard_normal(_whole_shape(parameter, name, mesh)) * 0.1
-            parameter.set_value(mesh.tensor.cut(whole, placement(name).axis))
-    ranks: Ranks = SINGLE if mesh is ALONE else LayoutRanks(mesh, parameters)
+            parameter.set_value(mesh.tp.local_shard(whole, placement(name).axis))
+    ranks: Ranks = SINGLE_PROCESS if mesh is SINGLE_PROCESS_MESH else LayoutRanks(mesh, parameters)
     optimizer = build_optimizer(parameters, OptimizerSettings(weight_decay=0.1))
     result: dict[str, Any] = {"losses": [], "norms": [], "figures": []}
     for step in range(STEPS):
@@ -126,7 +126,7 @@ def _train(
 
 def _whole_shape(parameter: paddle.Tensor, name: str, mesh: Mesh) -> list[int]:
     axis = placement(name).axis
-    return [size * (mesh.tensor.size if number == axis else 1) for number, size in enumerate(parameter.shape)]
+    return [size * (mesh.tp.size if number == axis else 1) for number, size in enumerate(parameter.shape)]
 
 
 def _batches(mesh: Mesh, step: int) -> list[Batch]:
@@ -136,7 +136,7 @@ def _batches(mesh: Mesh, step: int) -> list[Batch]:
     for number, lengths in enumerate(LENGTHS[step % len(LENGTHS)]):
         row = [_sample(random, length) for length in lengths]
         batches.append(collate([row, row[:1]], [[number], [number]], pad_id=0))  # an even number of positions
-    return batches[mesh.reader :: mesh.topology.readers]
+    return batches[mesh.dp_rank :: mesh.topology.dp_world_size]
 
 
 def _sample(random: np.random.Generator, length: int) -> Sample:

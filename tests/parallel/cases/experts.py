@@ -12,10 +12,16 @@ from paddle.distributed.fleet.utils import recompute
 
 from erniekit.model.configuration import ModelConfig
 from erniekit.model.moe.balance import BalanceSettings, ExpertBalance
-from erniekit.model.moe.dispatch import ALL_HERE, ByExchange, ByGathering, ByReplicas, Dispatch
+from erniekit.model.moe.dispatch import (
+    LOCAL_DISPATCHER,
+    AllGatherDispatcher,
+    AllReduceDispatcher,
+    AllToAllDispatcher,
+    TokenDispatcher,
+)
 from erniekit.model.moe.experts import MoE
 from erniekit.model.placement import placement
-from erniekit.model.tensor_slice import WHOLE, TensorSlice
+from erniekit.model.tensor_slice import NO_TENSOR_PARALLEL, TensorParallel
 from erniekit.parallel import cpu_backend
 
 HIDDEN, EXPERTS = 16, 4
@@ -67,12 +73,14 @@ def _values(name: str) -> np.ndarray:
     return values.T if "_proj" in name else values
 
 
-def _layer(tensor: TensorSlice, dispatch: Dispatch, frozen: tuple[str, ...], add_loads: Any = None) -> MoE:
-    balance = ExpertBalance(LOSSES, add_loads) if add_loads else ExpertBalance(LOSSES)
-    layer = MoE(CONFIG, 0, balance, tensor, dispatch)
+def _layer(
+    tp: TensorParallel, dispatcher: TokenDispatcher, frozen: tuple[str, ...], all_reduce_loads: Any = None
+) -> MoE:
+    balance = ExpertBalance(LOSSES, all_reduce_loads) if all_reduce_loads else ExpertBalance(LOSSES)
+    layer = MoE(CONFIG, 0, balance, tp, dispatcher)
     for name, parameter in layer.named_parameters():
         axis = placement(f"model.layers.0.mlp.{name}").axis
-        parameter.set_value(tensor.cut(_values(name), axis))
+        parameter.set_value(tp.local_shard(_values(name), axis))
         parameter.stop_gradient = parameter.stop_gradient or name.startswith(frozen)
     return layer
 
@@ -82,7 +90,7 @@ def _run(
     batch: Micro,
     *,
     number: int = 0,
-    share: float,
+    loss_weight: float,
     mechanism: bool | None = None,
     frozen: bool = False,
 ) -> tuple[np.ndarray, np.ndarray | None]:
@@ -92,7 +100,7 @@ def _run(
         frozen: whether x asks for no gradient.
     """
     x, is_token = batch
-    layer.router._balance.begin_micro_batch(number, share)
+    layer.router._balance.begin_micro_batch(number, loss_weight)
     own = paddle.to_tensor(x, stop_gradient=frozen)
     mask = paddle.to_tensor(is_token.astype(np.float64))
     entered = own * 1.0
@@ -123,13 +131,19 @@ def _micro_batch(seed: int, tokens: int, padding: int) -> Micro:
 def tensor_ranks(sequence: bool) -> list[str]:
     """One micro-batch on all ranks; experts on all ranks, or divided. Returns what was compared."""
     ranks = Ranks("tensor")
-    tensor = TensorSlice(ranks.rank, ranks.size, ranks.group, sequence)
-    ways: dict[str, Dispatch] = {"all here": ALL_HERE}
+    tp = TensorParallel(ranks.rank, ranks.size, ranks.group, sequence)
+    ways: dict[str, TokenDispatcher] = {"all here": LOCAL_DISPATCHER}
     if sequence:
-        ways |= {"exchange": ByExchange(ranks.group), "padded exchange": ByExchange(ranks.group, padded=True)}
-        ways |= {"gathering": ByGathering(ranks.group), "padded gathering": ByGathering(ranks.group, padded=True)}
+        ways |= {
+            "exchange": AllToAllDispatcher(ranks.group),
+            "padded exchange": AllToAllDispatcher(ranks.group, padded=True),
+        }
+        ways |= {
+            "gathering": AllGatherDispatcher(ranks.group),
+            "padded gathering": AllGatherDispatcher(ranks.group, padded=True),
+        }
     else:
-        ways |= {"replicas": ByReplicas(ranks.group)}
+        ways |= {"replicas": AllReduceDispatcher(ranks.group)}
     x, is_token = _micro_batch(5, 13, 3)
     part = np.s_[:, :]
     if sequence:
@@ -138,24 +152,24 @@ def tensor_ranks(sequence: bool) -> list[str]:
 
     compared = []
     for frozen_name, frozen in FROZEN.items():
-        whole = _layer(WHOLE, ALL_HERE, frozen)
-        expected_out, expected_x = _run(whole, (x, is_token), share=0.7, frozen=bool(frozen))
+        whole = _layer(NO_TENSOR_PARALLEL, LOCAL_DISPATCHER, frozen)
+        expected_out, expected_x = _run(whole, (x, is_token), loss_weight=0.7, frozen=bool(frozen))
         expected = _gradients(whole)
         expected_figures = _figures(whole)
         whole.router._balance.end_step([whole.router])
         for way_name, way in ways.items():
             for recompute_name, mechanism in RECOMPUTE.items():
                 what = f"{way_name}, frozen: {frozen_name}, recompute: {recompute_name}"
-                add_loads = ranks.sum if sequence else None
-                layer = _layer(tensor, way, frozen, add_loads)
+                all_reduce_loads = ranks.sum if sequence else None
+                layer = _layer(tp, way, frozen, all_reduce_loads)
                 own = np.ascontiguousarray(x[part]), is_token[part]
-                out, x_gradient = _run(layer, own, share=0.7, mechanism=mechanism, frozen=bool(frozen))
+                out, x_gradient = _run(layer, own, loss_weight=0.7, mechanism=mechanism, frozen=bool(frozen))
                 _close(out, expected_out[part], what)
                 if not frozen:
                     _close(x_gradient, expected_x[part], what)
                 for name, value in expected_figures.items():
                     assert abs(_figures(layer)[name] - value) < 1e-12, (what, name)
-                _compare(layer, expected, ranks, tensor, way, what)
+                _compare(layer, expected, ranks, tp, way, what)
                 layer.router._balance.end_step([layer.router])
                 _close(
                     layer.moe_statics.e_score_correction_bias.numpy(),
@@ -167,43 +181,48 @@ def tensor_ranks(sequence: bool) -> list[str]:
 
 
 def _compare(
-    layer: MoE, expected: dict[str, np.ndarray], ranks: Ranks, tensor: TensorSlice, way: Dispatch, what: str
+    layer: MoE, expected: dict[str, np.ndarray], ranks: Ranks, tp: TensorParallel, way: TokenDispatcher, what: str
 ) -> None:
     """Gradients of a tensor-parallel rank, each as the table of placements has it."""
     for name, parameter in layer.named_parameters():
-        place = placement(f"model.layers.0.mlp.{name}", sequence=tensor.sequence)
+        tensor_placement = placement(f"model.layers.0.mlp.{name}", sequence_parallel=tp.sequence_parallel)
         if name not in expected or parameter.stop_gradient:
             continue
         own = np.zeros(parameter.shape) if parameter.grad is None else parameter.grad.numpy()
-        if place.partial and not (place.expert is not None and way.group is not None):
+        if tensor_placement.partial and not (tensor_placement.expert is not None and way.group is not None):
             own = ranks.sum(own)
-        _close(own, tensor.cut(expected[name], place.axis), f"{what}: {name}")
+        _close(own, tp.local_shard(expected[name], tensor_placement.axis), f"{what}: {name}")
 
 
 def data_ranks() -> list[str]:
     """Each rank has a micro-batch of its own, one of them padding only; experts are divided over these ranks."""
     ranks = Ranks("data")
-    ways: dict[str, Dispatch] = {"exchange": ByExchange(ranks.group)}
-    ways |= {"padded exchange": ByExchange(ranks.group, padded=True)}
-    ways |= {"gathering": ByGathering(ranks.group), "padded gathering": ByGathering(ranks.group, padded=True)}
+    ways: dict[str, TokenDispatcher] = {"exchange": AllToAllDispatcher(ranks.group)}
+    ways |= {"padded exchange": AllToAllDispatcher(ranks.group, padded=True)}
+    ways |= {
+        "gathering": AllGatherDispatcher(ranks.group),
+        "padded gathering": AllGatherDispatcher(ranks.group, padded=True),
+    }
     batches = [_micro_batch(7, 9, 0), _micro_batch(8, 0, 1), _micro_batch(9, 4, 2), _micro_batch(10, 1, 0)][
         : ranks.size
     ]
-    share = [0.5, 0.0, 0.2, 0.3]
+    loss_weight = [0.5, 0.0, 0.2, 0.3]
     compared = []
     for frozen_name, frozen in FROZEN.items():
-        whole = _layer(WHOLE, ALL_HERE, frozen)
+        whole = _layer(NO_TENSOR_PARALLEL, LOCAL_DISPATCHER, frozen)
         outs = []
         for number, batch in enumerate(batches):
-            outs.append(_run(whole, batch, number=number, share=share[number], frozen=bool(frozen)))
+            outs.append(_run(whole, batch, number=number, loss_weight=loss_weight[number], frozen=bool(frozen)))
         expected = _gradients(whole)
         whole.router._balance.end_step([whole.router])
         for way_name, way in ways.items():
             for recompute_name, mechanism in RECOMPUTE.items():
                 what = f"{way_name}, frozen: {frozen_name}, recompute: {recompute_name}"
-                layer = _layer(WHOLE, way, frozen, ranks.sum)
-                own_batch, own_share = batches[ranks.rank], share[ranks.rank]
-                out, x_gradient = _run(layer, own_batch, share=own_share, mechanism=mechanism, frozen=bool(frozen))
+                layer = _layer(NO_TENSOR_PARALLEL, way, frozen, ranks.sum)
+                own_batch, own_share = batches[ranks.rank], loss_weight[ranks.rank]
+                out, x_gradient = _run(
+                    layer, own_batch, loss_weight=own_share, mechanism=mechanism, frozen=bool(frozen)
+                )
                 _close(out, outs[ranks.rank][0], what)
                 if not frozen:
                     _close(x_gradient, outs[ranks.rank][1], what)
@@ -225,7 +244,9 @@ def data_ranks() -> list[str]:
 def order_of_backward() -> list[str]:
     """The collectives of a backward pass where shared experts and routed ones both communicate."""
     ranks = Ranks("tensor")
-    layer = _layer(TensorSlice(ranks.rank, ranks.size, ranks.group, sequence=True), ByExchange(ranks.group), ())
+    layer = _layer(
+        TensorParallel(ranks.rank, ranks.size, ranks.group, sequence_parallel=True), AllToAllDispatcher(ranks.group), ()
+    )
     layer.eval()
     x = paddle.to_tensor(_micro_batch(5, 4, 0)[0], stop_gradient=False)
     loss = layer(x).sum()

@@ -10,7 +10,7 @@ import threading
 import time
 
 from erniekit.errors import ConfigurationError
-from erniekit.parallel.rank import RankLostError, RankSilentError
+from erniekit.parallel.rank import RankLostError, RankTimeoutError
 
 
 def _rank() -> int:
@@ -67,7 +67,7 @@ def hangs_and_others_notice(stopped: bool) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         _waits_for_ever()
     time.sleep(0.3)
-    raise RankSilentError("rank 1 has sent nothing for 0.3 s")
+    raise RankTimeoutError("rank 1 has sent nothing for 0.3 s")
 
 
 def _waits_for_ever() -> None:
@@ -75,7 +75,7 @@ def _waits_for_ever() -> None:
 
 
 def waits_for_all_others() -> None:
-    raise RankSilentError(f"rank {_rank()} has been sent nothing")
+    raise RankTimeoutError(f"rank {_rank()} has been sent nothing")
 
 
 def is_stopped_alone() -> None:

@@ -9,12 +9,12 @@ def gather() -> dict[str, Any]:
     """Two ranks with slices of a matrix, and copies of the rest; types, shapes and sums on the rank that writes."""
     import paddle
 
-    from erniekit.model.whole import held
-    from erniekit.parallel.gathering import Gathered
-    from erniekit.parallel.start import start_ranks
+    from erniekit.model.whole import local_tensors
+    from erniekit.parallel.gathering import GatheredTensors
+    from erniekit.parallel.start import init_mesh
     from erniekit.parallel.topology import Topology
 
-    mesh = start_ranks(Topology(tensor=2), timeout=60)
+    mesh = init_mesh(Topology(tensor=2), timeout=60)
     rank = mesh.rank
     own = {
         "model.layers.0.mlp.up_proj.weight": paddle.full([2, 3], rank + 0.5).astype("bfloat16"),
@@ -23,7 +23,7 @@ def gather() -> dict[str, Any]:
     }
     if rank == 1:
         own["model.layers.1.mlp.experts.1.up_proj.weight"] = paddle.full([3], 7, dtype="int64")
-    whole = Gathered(mesh, held(own))
+    whole = GatheredTensors(mesh, local_tensors(own))
     found = {}
     for name in whole.names:
         values = whole.read(name)

@@ -11,7 +11,7 @@ import paddle.distributed as dist
 from paddle.distributed import fleet
 
 from erniekit.parallel import cpu_backend
-from erniekit.parallel.start import start_ranks
+from erniekit.parallel.start import init_mesh
 from erniekit.parallel.topology import Topology
 
 
@@ -109,4 +109,4 @@ def one_does_not_join(patience: float) -> None:
     """Rank 1 hangs before groups form."""
     if dist.get_rank() == 1:
         threading.Event().wait()
-    start_ranks(Topology(data=3), timeout=patience)
+    init_mesh(Topology(data=3), timeout=patience)

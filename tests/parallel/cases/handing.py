@@ -6,10 +6,10 @@ import numpy as np
 import paddle.distributed as dist
 
 from erniekit.parallel import cpu_backend
-from erniekit.parallel.handing import hand_over
+from erniekit.parallel.handing import broadcast_arrays
 
 
-def given_arrays(seed: int) -> list[np.ndarray]:
+def example_arrays(seed: int) -> list[np.ndarray]:
     generator = np.random.default_rng(seed)
     return [
         generator.integers(-9, 9, (3, 5)),
@@ -21,7 +21,7 @@ def given_arrays(seed: int) -> list[np.ndarray]:
     ]
 
 
-def hand_in_two_groups() -> list:
+def broadcast_in_two_groups() -> list:
     """Ranks 0 and 1, and 2 and 3, at once; the second group begins with rank 3's own arrays of another seed."""
     cpu_backend.apply()
     dist.init_parallel_env()
@@ -29,13 +29,13 @@ def hand_in_two_groups() -> list:
     group, seed = (groups[0], 5) if dist.get_rank() < 2 else (groups[1], 6)
     received = []
     for turn in range(3):
-        own = given_arrays(seed + turn) if group.rank == 0 else []
-        facts, arrays = hand_over({"turn": turn, "of": dist.get_rank()}, own, group)
-        assert facts == {"turn": turn, "of": group.ranks[0]}
-        for array, expected in zip(arrays, given_arrays(seed + turn), strict=True):
+        own = example_arrays(seed + turn) if group.rank == 0 else []
+        metadata, arrays = broadcast_arrays({"turn": turn, "of": dist.get_rank()}, own, group)
+        assert metadata == {"turn": turn, "of": group.ranks[0]}
+        for array, expected in zip(arrays, example_arrays(seed + turn), strict=True):
             assert array.dtype == expected.dtype
             np.testing.assert_array_equal(array, expected)
         received.append(len(arrays))
-    facts, arrays = hand_over(None, [], group)
-    assert facts is None and arrays == []
+    metadata, arrays = broadcast_arrays(None, [], group)
+    assert metadata is None and arrays == []
     return received

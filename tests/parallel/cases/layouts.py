@@ -10,7 +10,7 @@ import paddle
 
 from erniekit.data.batches import Batch, collate
 from erniekit.data.template import Sample
-from erniekit.model.adapters.lora import trained_weights
+from erniekit.model.adapters.lora import named_trainable_parameters
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.builder import build_model
 from erniekit.model.generation import generate
@@ -18,14 +18,14 @@ from erniekit.model.placement import placement
 from erniekit.model.randomness import Site
 from erniekit.model.recompute import Recompute
 from erniekit.model.sampling import Sampling
-from erniekit.parallel.copies import Copies
-from erniekit.parallel.mesh import ALONE, Mesh
+from erniekit.parallel.copies import ReplicatedParameterSync
+from erniekit.parallel.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.parallel.ranks import LayoutRanks
-from erniekit.parallel.start import start_ranks
+from erniekit.parallel.start import init_mesh
 from erniekit.parallel.topology import Topology
 from erniekit.training.objectives import supervised
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer
-from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
 from erniekit.training.step import train_step
 from tests.model.tiny import tiny_config
 
@@ -36,7 +36,7 @@ LENGTH = 24  # of a row
 
 def check_all(world: int, degrees: dict[str, Any], cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
     """`check` for several cases, by name."""
-    mesh = start_ranks(Topology.from_degrees(world, **degrees), timeout=60)
+    mesh = init_mesh(Topology.from_degrees(world, **degrees), timeout=60)
     return {name: check(mesh, **case) for name, case in cases.items()}
 
 
@@ -45,18 +45,18 @@ def check(
     model: dict[str, Any] | None = None,
     lora: dict[str, Any] | None = None,
     objective: dict[str, Any] | None = None,
-    keeps_cut: bool = True,
+    parallel_output: bool = True,
     recompute: bool = False,
     sum_in_backward: bool = False,
-    skips_copies: bool = False,
+    skip_c_identity: bool = False,
     hidden_dropout: float = 0.0,
 ) -> dict[str, float]:
     """Train on the layout and alone; the largest differences of losses, norms and (relative) first gradients."""
     options = {"model": model or {}, "lora": lora, "objective": objective or {}, "recompute": recompute}
     options["hidden_dropout"] = hidden_dropout
-    ways = {"sum_in_backward": sum_in_backward, "skips_copies": skips_copies}
-    own = _train(mesh, keeps_cut=keeps_cut, **options, **ways)
-    alone = _train(ALONE, keeps_cut=True, **options)
+    ways = {"sum_in_backward": sum_in_backward, "skip_c_identity": skip_c_identity}
+    own = _train(mesh, parallel_output=parallel_output, **options, **ways)
+    alone = _train(SINGLE_PROCESS_MESH, parallel_output=True, **options)
     worst = {"loss": 0.0, "norm": 0.0, "gradient": 0.0}
     for (loss, norm), (expected_loss, expected_norm) in zip(own["steps"], alone["steps"], strict=True):
         worst["loss"] = max(worst["loss"], abs(loss - expected_loss))
@@ -64,7 +64,7 @@ def check(
     assert own["gradients"].keys() == alone["gradients"].keys()
     for name, gradient in own["gradients"].items():
         whole = alone["gradients"][name]
-        expected = mesh.tensor.cut(whole, placement(name).axis)
+        expected = mesh.tp.local_shard(whole, placement(name).axis)
         assert np.abs(expected).max() > 0 or "lora_A" in name, name
         relative = np.abs(gradient - expected).max() / max(np.abs(whole).max(), 1e-12)
         worst["gradient"] = max(worst["gradient"], float(relative))
@@ -77,11 +77,11 @@ def _train(
     model: dict[str, Any],
     lora: dict[str, Any] | None,
     objective: dict[str, Any],
-    keeps_cut: bool,
+    parallel_output: bool,
     recompute: bool,
     hidden_dropout: float,
     sum_in_backward: bool = False,
-    skips_copies: bool = False,
+    skip_c_identity: bool = False,
 ) -> dict[str, Any]:
     config = tiny_config(vocab_size=56, **model)
     decoder = build_model(
@@ -91,11 +91,15 @@ def _train(
         hidden_dropout=hidden_dropout,
         lora=LoraSettings(**lora) if lora is not None else None,
         recompute=Recompute(use_reentrant=True) if recompute else None,
-        tensor=replace(mesh.tensor, skips_copies=skips_copies),
+        tp=replace(mesh.tp, skip_c_identity=skip_c_identity),
     )
-    decoder.head.keeps_cut = keeps_cut
-    parameters = trained_weights(decoder)
-    ranks: Ranks = SINGLE if mesh is ALONE else LayoutRanks(mesh, parameters, sum_in_backward=sum_in_backward)
+    decoder.head.parallel_output = parallel_output
+    parameters = named_trainable_parameters(decoder)
+    ranks: Ranks = (
+        SINGLE_PROCESS
+        if mesh is SINGLE_PROCESS_MESH
+        else LayoutRanks(mesh, parameters, sum_in_backward=sum_in_backward)
+    )
     optimizer = build_optimizer(parameters, OptimizerSettings(weight_decay=0.1))
     result: dict[str, Any] = {"steps": []}
     for step in range(STEPS):
@@ -118,7 +122,7 @@ def _train(
     return result
 
 
-class _Keep:
+class _RecordingOptimizer:
     """An optimizer that only looks at the gradients."""
 
     def __init__(self, parameters: dict[str, paddle.Tensor]) -> None:
@@ -137,7 +141,7 @@ class _Keep:
 def _gradients(
     decoder: Any, parameters: dict[str, paddle.Tensor], ranks: Ranks, batches: list[Batch], objective: dict[str, Any]
 ) -> dict[str, np.ndarray]:
-    keep = _Keep(parameters)
+    keep = _RecordingOptimizer(parameters)
     values = list(parameters.values())
     train_step(decoder, values, keep, supervised(**objective), batches, step=0, learning_rate=0.0, ranks=ranks)  # type: ignore[arg-type]
     return keep.seen
@@ -152,7 +156,7 @@ def _batches(mesh: Mesh, vocabulary: int, step: int) -> list[Batch]:
         lengths = [first, LENGTH - first - row]  # some rows end in padding
         rows.append([_sample(random, vocabulary, length) for length in lengths])
     pairs = [collate(rows[at : at + 2], [[at], [at + 1]], pad_id=0) for at in (0, 2)]
-    return pairs[mesh.reader :: mesh.topology.readers]
+    return pairs[mesh.dp_rank :: mesh.topology.dp_world_size]
 
 
 def _sample(random: np.random.Generator, vocabulary: int, length: int) -> Sample:
@@ -168,21 +172,21 @@ def keep_copies_equal(words: list[str]) -> dict[str, list[float]]:
     Returns:
         Of a norm's gradient, value and first moment, and of a slice's value: the first number of each.
     """
-    mesh = start_ranks(Topology.from_degrees(2, tensor=2), timeout=60)
-    decoder = build_model(tiny_config(vocab_size=56), None, seed=3, tensor=mesh.tensor)
-    parameters = {name: p for name, p in trained_weights(decoder).items() if name in (NORM, SLICE)}
+    mesh = init_mesh(Topology.from_degrees(2, tensor=2), timeout=60)
+    decoder = build_model(tiny_config(vocab_size=56), None, seed=3, tp=mesh.tp)
+    parameters = {name: p for name, p in named_trainable_parameters(decoder).items() if name in (NORM, SLICE)}
     optimizer = build_optimizer(parameters, OptimizerSettings())
 
     def state(kind: str, tensor: paddle.Tensor) -> paddle.Tensor:
         return optimizer._accumulators[kind][tensor.name]
 
-    copies = Copies(parameters, state, mesh.group("tensor"), words)
+    replicated_sync = ReplicatedParameterSync(parameters, state, mesh.group("tensor"), words)
     for parameter in parameters.values():
         for tensor in (parameter, state("moment1", parameter)):
             tensor.set_value(paddle.full_like(tensor, float(mesh.rank + 1)))
         parameter.grad = paddle.full_like(parameter, float(mesh.rank + 1))
-    copies.before_update()
-    copies.after_update()
+    replicated_sync.before_update()
+    replicated_sync.after_update()
     norm, own = parameters[NORM], parameters[SLICE]
     return {
         "sync_grad": [norm.grad[0].item()],
@@ -194,27 +198,27 @@ def keep_copies_equal(words: list[str]) -> dict[str, list[float]]:
 
 def answer(degrees: dict[str, Any], model: dict[str, Any]) -> list[list[int]]:
     """Greedy answers of a divided model to prompts whose number and lengths no rank divides."""
-    mesh = start_ranks(Topology.from_degrees(2, **degrees), timeout=60)
+    mesh = init_mesh(Topology.from_degrees(2, **degrees), timeout=60)
     prompts = [[5, 9, 2], [7], [11, 3, 4, 8, 20]]
     config, sampling = tiny_config(vocab_size=56, **model), Sampling(max_new_tokens=6, temperature=0.0)
-    own = generate(build_model(config, None, seed=3, tensor=mesh.tensor), prompts, sampling)
+    own = generate(build_model(config, None, seed=3, tp=mesh.tp), prompts, sampling)
     assert own == generate(build_model(config, None, seed=3), prompts, sampling)
     return own
 
 
 def draw_masks(degrees: dict[str, Any]) -> dict[str, list[int]]:
     """The keys that seed a layer's dropout masks on this rank, for what ranks have alike and for what they divide."""
-    mesh = start_ranks(Topology.from_degrees(2, **degrees), timeout=60)
+    mesh = init_mesh(Topology.from_degrees(2, **degrees), timeout=60)
     seen: dict[str, list[int]] = {}
-    decoder = build_model(tiny_config(vocab_size=56), None, seed=3, hidden_dropout=0.1, tensor=mesh.tensor)
+    decoder = build_model(tiny_config(vocab_size=56), None, seed=3, hidden_dropout=0.1, tp=mesh.tp)
     draw = decoder.randomness.key
 
-    def noted(layer: int, site: Site, part: int = 0) -> tuple[int, ...]:
-        seen[site.name] = list(draw(layer, site, part))
-        return draw(layer, site, part)
+    def noted(layer: int, site: Site, shard: int = 0) -> tuple[int, ...]:
+        seen[site.name] = list(draw(layer, site, shard))
+        return draw(layer, site, shard)
 
     decoder.randomness.key = noted  # type: ignore[method-assign]
     decoder.train()
-    (batch, *_) = _batches(ALONE, 56, 0)
+    (batch, *_) = _batches(SINGLE_PROCESS_MESH, 56, 0)
     supervised().loss(decoder, batch)
     return seen

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import paddle
 
-from erniekit.model.adapters.lora import trained_weights
+from erniekit.model.adapters.lora import named_trainable_parameters
 from erniekit.model.builder import build_model
-from erniekit.model.decoder import embedding_at_the_end
-from erniekit.parallel.decoder_pipeline import DecoderPipeline, stack_part
-from erniekit.parallel.mesh import ALONE, Mesh
+from erniekit.model.decoder import last_stage_needs_embedding
+from erniekit.parallel.decoder_pipeline import DecoderPipeline, build_pipeline_stage
+from erniekit.parallel.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.parallel.pipeline import PipelineOptions
 from erniekit.parallel.ranks import LayoutRanks
-from erniekit.parallel.sharding import DividedOptimizer, divide
-from erniekit.parallel.start import start_ranks
+from erniekit.parallel.sharding import ShardedOptimizer, shard_model
+from erniekit.parallel.start import init_mesh
 from erniekit.parallel.topology import Topology
 from erniekit.training.loss_scaling import LossScale
 from erniekit.training.objectives import supervised
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer, stateless_optimizer
-from erniekit.training.ranks import SINGLE, Ranks
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
 from erniekit.training.step import train_step
 from tests.model.tiny import tiny_config
 from tests.parallel.cases.sharding import batch
@@ -31,19 +31,19 @@ FIRST, SETTINGS = 2.0**34, OptimizerSettings(weight_decay=0.1)
 NAME = "model.layers.1.mlp.down_proj.weight"
 
 
-def overflow(degrees: Mapping[str, int], stage: str = "") -> dict[str, Any]:
+def overflow(degrees: Mapping[str, int], sharding_level: str = "") -> dict[str, Any]:
     """Train one step, over again until nothing overflows.
 
     Returns:
         The scales of the attempts that this rank skipped, whether they left its weights alone, and the loss and the
         gradient norm of the one that it did not skip, beside those of one process without a scale.
     """
-    mesh = start_ranks(Topology.from_degrees(2, **degrees), timeout=60)
-    decoder, parameters, optimizer, ranks = _parts(mesh, stage)
+    mesh = init_mesh(Topology.from_degrees(2, **degrees), timeout=60)
+    decoder, parameters, optimizer, ranks = _parts(mesh, sharding_level)
     if mesh.rank == 1:
         _narrow(parameters[NAME])
     scale, skipped, unchanged = LossScale(FIRST), [], True
-    own = [batch(0, number) for number in range(4)][mesh.reader :: mesh.topology.readers]
+    own = [batch(0, number) for number in range(4)][mesh.dp_rank :: mesh.topology.dp_world_size]
     before = _digest(parameters)
     while True:
         tried = scale.scale
@@ -52,8 +52,8 @@ def overflow(degrees: Mapping[str, int], stage: str = "") -> dict[str, Any]:
             break
         skipped.append(tried)
         unchanged = unchanged and _digest(parameters) == before
-    alone = _parts(ALONE, "")
-    expected = _step(*alone[:3], [batch(0, number) for number in range(4)], SINGLE, None)
+    alone = _parts(SINGLE_PROCESS_MESH, "")
+    expected = _step(*alone[:3], [batch(0, number) for number in range(4)], SINGLE_PROCESS, None)
     return {
         "skipped": skipped,
         "unchanged": unchanged and _digest(parameters) != before,
@@ -77,21 +77,21 @@ def _step(decoder: Any, parameters: Any, optimizer: Any, batches: Any, ranks: Ra
     )
 
 
-def _parts(mesh: Mesh, stage: str) -> tuple[Any, dict[str, paddle.Tensor], Any, Ranks]:
+def _parts(mesh: Mesh, sharding_level: str) -> tuple[Any, dict[str, paddle.Tensor], Any, Ranks]:
     config = tiny_config(vocab_size=56)
-    part = stack_part(config.num_hidden_layers, mesh, "uniform")
-    decoder = build_model(config, None, seed=3, tensor=mesh.tensor, part=part)
-    parameters = trained_weights(decoder)
-    if mesh is ALONE:
-        return decoder, parameters, build_optimizer(parameters, SETTINGS), SINGLE
-    if stage:
+    pipeline_stage = build_pipeline_stage(config.num_hidden_layers, mesh, "uniform")
+    decoder = build_model(config, None, seed=3, tp=mesh.tp, pipeline_stage=pipeline_stage)
+    parameters = named_trainable_parameters(decoder)
+    if mesh is SINGLE_PROCESS_MESH:
+        return decoder, parameters, build_optimizer(parameters, SETTINGS), SINGLE_PROCESS
+    if sharding_level:
         adamw, group = stateless_optimizer(parameters, SETTINGS), mesh.group("sharding")
-        divided = divide(stage, adamw, decoder, parameters, group)
-        optimizer: Any = DividedOptimizer(adamw, divided, parameters, group)
-        return decoder, parameters, optimizer, LayoutRanks(mesh, parameters, stage=divided)
+        divided = shard_model(sharding_level, adamw, decoder, parameters, group)
+        optimizer: Any = ShardedOptimizer(adamw, divided, parameters, group)
+        return decoder, parameters, optimizer, LayoutRanks(mesh, parameters, sharding_strategy=divided)
     pipeline = None
     if mesh.topology.pipeline > 1:
-        pipeline = DecoderPipeline(mesh, PipelineOptions(), copied_embedding=embedding_at_the_end(config))
+        pipeline = DecoderPipeline(mesh, PipelineOptions(), tied_embeddings=last_stage_needs_embedding(config))
     return decoder, parameters, build_optimizer(parameters, SETTINGS), LayoutRanks(mesh, parameters, pipeline=pipeline)
 
 

@@ -12,30 +12,30 @@ from paddle import Tensor
 from paddle.distributed import fleet
 
 from erniekit.data.batches import Batch, collate
-from erniekit.data.pairs import Answer, join_pair
+from erniekit.data.pairs import EncodedAnswer, join_pair
 from erniekit.data.template import Sample
-from erniekit.model.adapters.lora import add_adapters, named_adapter_weights, trained_weights
+from erniekit.model.adapters.lora import add_adapters, named_adapter_weights, named_trainable_parameters
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.builder import build_model
-from erniekit.model.decoder import Decoder, embedding_at_the_end
+from erniekit.model.decoder import Decoder, last_stage_needs_embedding
 from erniekit.model.moe.balance import BalanceSettings
 from erniekit.model.placement import placement
 from erniekit.model.recompute import Recompute
 from erniekit.parallel import cpu_backend
-from erniekit.parallel.decoder_pipeline import DecoderPipeline, stack_part
-from erniekit.parallel.mesh import ALONE, Mesh
+from erniekit.parallel.decoder_pipeline import DecoderPipeline, build_pipeline_stage
+from erniekit.parallel.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.parallel.pipeline import Pipeline, PipelineOptions
 from erniekit.parallel.ranks import LayoutRanks
-from erniekit.parallel.start import start_ranks
+from erniekit.parallel.start import init_mesh
 from erniekit.parallel.topology import Topology
 from erniekit.training.evaluation import evaluate
 from erniekit.training.objectives import Objective, supervised
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer
-from erniekit.training.passes import DecoderLoss, MicroLoss
-from erniekit.training.preference import answer_log_probabilities, measure_answers, preference
+from erniekit.training.passes import DecoderLoss, MicroBatchLoss
+from erniekit.training.preference import answer_log_probabilities, preference, reference_logps_function
 from erniekit.training.preference_losses import PreferenceSettings
-from erniekit.training.ranks import SINGLE, Ranks
-from erniekit.training.reference import AdaptersAside, FrozenCopy
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
+from erniekit.training.reference import AdapterReference, FrozenReference
 from erniekit.training.step import NotFiniteError, train_step
 from tests.model.tiny import tiny_config
 
@@ -57,7 +57,7 @@ class Chain:
         self.losses: dict[int, float] = {}
         self.now = -1
 
-    def begin(self, number: int) -> None:
+    def begin_micro_batch(self, number: int) -> None:
         self.now = number
 
     def inputs(self, number: int) -> tuple[Tensor, ...]:
@@ -77,19 +77,19 @@ class Chain:
         return [None if weight.grad is None else weight.grad.numpy() for weight in self.weights]
 
 
-def run_chain(virtual: int, lengths: list[int], options: dict[str, bool], tensor: int = 1) -> list[str]:
+def run_chain(num_model_chunks: int, lengths: list[int], options: dict[str, bool], tensor: int = 1) -> list[str]:
     """A pass forward, one forward and backward, and another of both; what a rank holds equals the single process's."""
     cpu_backend.apply()
     strategy = fleet.DistributedStrategy()
-    stages = dist.ParallelEnv().world_size // tensor
-    strategy.hybrid_configs = {"dp_degree": 1, "pp_degree": stages, "mp_degree": tensor}
+    num_stages = dist.ParallelEnv().world_size // tensor
+    strategy.hybrid_configs = {"dp_degree": 1, "pp_degree": num_stages, "mp_degree": tensor}
     fleet.init(is_collective=True, strategy=strategy)
-    pipeline = Pipeline(virtual, PipelineOptions(**options))
-    runs = pipeline.stages * virtual
+    pipeline = Pipeline(num_model_chunks, PipelineOptions(**options))
+    runs = pipeline.num_stages * num_model_chunks
 
     alone = Chain(runs, lengths)
     for number in range(len(lengths)):
-        alone.begin(number)
+        alone.begin_micro_batch(number)
         tensors = alone.inputs(number)
         for run in range(runs):
             tensors = alone.forward(run, tensors)
@@ -103,7 +103,7 @@ def run_chain(virtual: int, lengths: list[int], options: dict[str, bool], tensor
         assert chain.losses == (alone.losses if pipeline.is_last else {})
         pipeline.train(chain, len(lengths), shapes)
         for run, (own, expected) in enumerate(zip(chain.gradients(), alone.gradients(), strict=True)):
-            if run % pipeline.stages == pipeline.stage:
+            if run % pipeline.num_stages == pipeline.pp_stage:
                 np.testing.assert_allclose(own, times * expected, rtol=1e-5, atol=1e-6)
             else:
                 assert own is None
@@ -123,7 +123,7 @@ def check_decoder(
     accumulation: int = 4,
 ) -> dict[str, float]:
     """A decoder trained in stages and alone: the largest differences of losses, norms, figures and first gradients."""
-    mesh = start_ranks(Topology.from_degrees(world, **degrees), timeout=60)
+    mesh = init_mesh(Topology.from_degrees(world, **degrees), timeout=60)
     settings = {
         "model": {"vocab_size": 56, "num_hidden_layers": 4, **(model or {})},
         "build": dict(build or {}) | ({"recompute": Recompute(recompute == "PyLayer")} if recompute else {}),
@@ -135,7 +135,7 @@ def check_decoder(
         settings["build"]["balance"] = BalanceSettings(**settings["build"]["balance"])
     cut = tuple(method) if isinstance(method, list) else method
     own = _train(mesh, cut, PipelineOptions(**(options or {})), **settings)
-    alone = _train(ALONE, cut, PipelineOptions(), **settings)
+    alone = _train(SINGLE_PROCESS_MESH, cut, PipelineOptions(), **settings)
     worst = {"figures": 0.0, "norm": 0.0, "gradient": 0.0}
     for found, expected in zip(own["steps"], alone["steps"], strict=True):
         assert found.keys() == expected.keys()
@@ -144,7 +144,7 @@ def check_decoder(
             worst[kind] = max(worst[kind], abs(found[name] - value) / max(1.0, abs(value)))
     for name, gradient in own["gradients"].items():
         whole = alone["gradients"][name]
-        expected = mesh.tensor.cut(whole, placement(name).axis)
+        expected = mesh.tp.local_shard(whole, placement(name).axis)
         assert np.abs(expected).max() > 0 or "lora_A" in name, name
         relative = np.abs(gradient - expected).max() / max(np.abs(whole).max(), 1e-12)
         worst["gradient"] = max(worst["gradient"], float(relative))
@@ -165,21 +165,21 @@ def _train(
     accumulation: int,
 ) -> dict[str, Any]:
     config = tiny_config(**model)
-    part = stack_part(config.num_hidden_layers, mesh, method)
+    pipeline_stage = build_pipeline_stage(config.num_hidden_layers, mesh, method)
 
     def built() -> Decoder:
-        return build_model(config, None, seed=3, tensor=mesh.tensor, part=part, **build)
+        return build_model(config, None, seed=3, tp=mesh.tp, pipeline_stage=pipeline_stage, **build)
 
     decoder = built()
     if lora is not None:
-        add_adapters(decoder, LoraSettings(**lora), seed=3, exchange=mesh.exchange)
+        add_adapters(decoder, LoraSettings(**lora), seed=3, all_gather_object=mesh.all_gather_object)
         for name, weight in named_adapter_weights(decoder).items():  # so that they have an effect from the start
             weight.set_value(np.random.default_rng(len(name)).standard_normal(weight.shape).astype("float32") * 0.1)
     decoder.train()
-    parameters = trained_weights(decoder)
-    ranks: Ranks = SINGLE
-    if mesh is not ALONE:
-        pipeline = DecoderPipeline(mesh, options, copied_embedding=embedding_at_the_end(config))
+    parameters = named_trainable_parameters(decoder)
+    ranks: Ranks = SINGLE_PROCESS
+    if mesh is not SINGLE_PROCESS_MESH:
+        pipeline = DecoderPipeline(mesh, options, tied_embeddings=last_stage_needs_embedding(config))
         ranks = LayoutRanks(mesh, parameters, pipeline=pipeline)
     objective = _objective(decoder, built, ranks, loss_type, lora is not None)
     optimizer = build_optimizer(parameters, OptimizerSettings(weight_decay=0.1))
@@ -187,7 +187,7 @@ def _train(
     for step in range(STEPS):
         batches = _batches(mesh, step, accumulation, pairs=bool(loss_type))
         if step == 0:
-            keep = _Keep(parameters)
+            keep = _RecordingOptimizer(parameters)
             train_step(
                 decoder, list(parameters.values()), keep, objective, batches, step=0, learning_rate=0.0, ranks=ranks
             )
@@ -203,23 +203,25 @@ def _train(
             max_grad_norm=0.5,
             ranks=ranks,
         )
-        figures = {"loss": outcome.totals.loss, "norm": outcome.grad_norm, **outcome.totals.figures}
+        metrics = {"loss": outcome.totals.loss, "norm": outcome.grad_norm, **outcome.totals.metrics}
         if step % 2:
             evaluated = evaluate(decoder, _Plan(mesh, bool(loss_type)), objective, ranks=ranks)
-            figures |= {"eval loss": evaluated.loss, **{f"eval {name}": of for name, of in evaluated.figures.items()}}
-        result["steps"].append(figures)
+            metrics |= {"eval loss": evaluated.loss, **{f"eval {name}": of for name, of in evaluated.metrics.items()}}
+        result["steps"].append(metrics)
     return result
 
 
 def _objective(decoder: Decoder, built: Any, ranks: Ranks, loss_type: str, adapters: bool) -> Objective:
     if not loss_type:
         return supervised(multi_token_pred_lambda=0.3)
-    measure = measure_answers(answer_log_probabilities(), ranks)
-    reference = AdaptersAside(decoder, measure) if adapters else FrozenCopy(built(), decoder, measure, updated=False)
+    measure = reference_logps_function(answer_log_probabilities(), ranks)
+    reference = (
+        AdapterReference(decoder, measure) if adapters else FrozenReference(built(), decoder, measure, updated=False)
+    )
     return preference(PreferenceSettings(loss_type=loss_type, beta=0.3, sft_loss_ratio=0.2), reference)
 
 
-class _Keep:
+class _RecordingOptimizer:
     """An optimizer that only looks at the gradients."""
 
     def __init__(self, parameters: dict[str, Tensor]) -> None:
@@ -239,8 +241,8 @@ class _Plan:
     """Five batches to evaluate, which ranks with other data divide."""
 
     def __init__(self, mesh: Mesh, pairs: bool) -> None:
-        self.data_rank, self.data_world = mesh.reader, mesh.topology.readers
-        self._batches = _batches(ALONE, 99, 6, pairs=pairs)
+        self.dp_rank, self.dp_world_size = mesh.dp_rank, mesh.topology.dp_world_size
+        self._batches = _batches(SINGLE_PROCESS_MESH, 99, 6, pairs=pairs)
 
     def steps_in_epoch(self, epoch: int) -> int:
         return len(self._batches)
@@ -251,8 +253,8 @@ class _Plan:
     def micro_batches(self, step: int) -> list[Batch]:
         return [self._batches[step]]
 
-    def part(self, stop: int) -> Any:
-        numbers = range(self.data_rank, stop, self.data_world)
+    def local_steps(self, stop: int) -> Any:
+        numbers = range(self.dp_rank, stop, self.dp_world_size)
         return ((step, self._batches[step]) for step in numbers)
 
 
@@ -264,13 +266,13 @@ def _batches(mesh: Mesh, step: int, accumulation: int, *, pairs: bool) -> list[B
         rows = [[_sample(random, pairs) for _ in range(2)] for _ in range(2 if number < accumulation - 1 else 1)]
         first = range(4 * number, 4 * number + 2 * len(rows), 2)
         made.append(collate(rows, [[at, at + 1] for at in first], 0, pairs=pairs))
-    return made[mesh.reader :: mesh.topology.readers]
+    return made[mesh.dp_rank :: mesh.topology.dp_world_size]
 
 
 def _sample(random: np.random.Generator, pair: bool) -> Sample:
     if pair:
         prompt, chosen, rejected = (random.integers(1, 56, int(size)).tolist() for size in random.integers(2, 8, 3))
-        return join_pair(prompt, Answer(chosen, chosen), Answer(rejected, rejected), 1.0)
+        return join_pair(prompt, EncodedAnswer(chosen, chosen), EncodedAnswer(rejected, rejected), 1.0)
     ids = random.integers(1, 56, int(random.integers(6, 16)))
     labels = ids[1:].copy()
     labels[: len(labels) // 3] = -100
@@ -279,28 +281,30 @@ def _sample(random: np.random.Generator, pair: bool) -> Sample:
 
 def break_a_gradient(number: int) -> list[int]:
     """A micro-batch whose loss is a number and whose gradient is none, on the last stage only; what a step blames."""
-    mesh = start_ranks(Topology.from_degrees(2, pipeline=2), timeout=60)
+    mesh = init_mesh(Topology.from_degrees(2, pipeline=2), timeout=60)
     config = tiny_config(vocab_size=56)
-    decoder = build_model(config, None, seed=3, part=stack_part(config.num_hidden_layers, mesh, "layer:DecoderLayer"))
+    decoder = build_model(
+        config, None, seed=3, pipeline_stage=build_pipeline_stage(config.num_hidden_layers, mesh, "layer:DecoderLayer")
+    )
     decoder.train()
-    parameters = trained_weights(decoder)
-    ranks = LayoutRanks(mesh, parameters, pipeline=DecoderPipeline(mesh, copied_embedding=True))
+    parameters = named_trainable_parameters(decoder)
+    ranks = LayoutRanks(mesh, parameters, pipeline=DecoderPipeline(mesh, tied_embeddings=True))
     batches = _batches(mesh, 0, 4, pairs=False)
     objective = supervised()
     assert isinstance(objective.loss, DecoderLoss)
-    own = objective.loss.own
+    forward = objective.loss.forward
 
-    def finish(stage: Decoder, hidden: Tensor, context: Any, batch: Batch, constant: Any) -> MicroLoss:
-        result = own.finish(stage, hidden, context, batch, constant)
+    def loss_head(stage: Decoder, hidden: Tensor, context: Any, batch: Batch, reference_input: Any) -> MicroBatchLoss:
+        result = forward.loss_head(stage, hidden, context, batch, reference_input)
         slope = paddle.sqrt(0 * stage.norm.weight.sum()) if batch.samples == batches[number].samples else 0.0
-        return MicroLoss(result.loss_sum + slope, result.sums)
+        return MicroBatchLoss(result.loss_sum + slope, result.metric_sums)
 
-    broken = replace(objective, loss=replace(objective.loss, own=replace(own, finish=finish)))
+    broken = replace(objective, loss=replace(objective.loss, forward=replace(forward, loss_head=loss_head)))
     try:
         train_step(
             decoder,
             list(parameters.values()),
-            _Keep(parameters),
+            _RecordingOptimizer(parameters),
             broken,
             batches,
             step=0,

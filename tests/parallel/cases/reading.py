@@ -14,9 +14,9 @@ from erniekit.data.plan import StepPlan
 from erniekit.data.prefetch import prefetch
 from erniekit.data.sources import Source
 from erniekit.data.token_cache import TokenArrays
-from erniekit.parallel.start import start_ranks
+from erniekit.parallel.start import init_mesh
 from erniekit.parallel.topology import Topology
-from erniekit.runners.reading import known_to_all, reader_of, reads_data
+from erniekit.runners.reading import broadcast_dataset_index, dp_rank_of, reads_data
 
 STEPS = 5
 OPTIONS: dict[str, Any] = {"max_seq_len": 32, "packing": True, "greedy": True, "window": 100, "batch_size": 2}
@@ -30,8 +30,8 @@ def some_samples() -> Dataset:
         tokens = np.repeat(np.arange(40, dtype=np.int32) + 100 * number, lengths)
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         counts = {"read": 40, "dropped": 0, "long_prompts": 0, "truncated": 0, "split": 0, "targets": len(tokens)}
-        facts = {"counts": counts, "unused_fields": []}
-        parts.append(TokenArrays(tokens, tokens, offsets, np.arange(1, 41, dtype=np.int32), facts))
+        metadata = {"counts": counts, "unused_fields": []}
+        parts.append(TokenArrays(tokens, tokens, offsets, np.arange(1, 41, dtype=np.int32), metadata))
     return Dataset([Source("a.jsonl", "text"), Source("b.jsonl", "text")], parts, pad_id=0, fingerprint="f")
 
 
@@ -41,8 +41,8 @@ def read_together(distributed: int, workers: int, degrees: dict[str, int]) -> di
     config: Any = SimpleNamespace(acceleration=SimpleNamespace(distributed_dataloader=distributed))
     reads = reads_data(config, topology, dist.ParallelEnv().rank)
     own = some_samples() if reads else None
-    mesh = start_ranks(topology, timeout=60)
-    dataset = known_to_all(config, mesh, own)
+    mesh = init_mesh(topology, timeout=60)
+    dataset = broadcast_dataset_index(config, mesh, own)
     samples_read = 0
     sample = dataset.sample
 
@@ -52,13 +52,13 @@ def read_together(distributed: int, workers: int, degrees: dict[str, int]) -> di
         return sample(index)
 
     dataset.sample = counted  # type: ignore[method-assign]
-    reader = reader_of(config, mesh)
-    plan = StepPlan(dataset, **OPTIONS, accumulation=4 // topology.readers, **vars(reader))
-    evaluation = EvaluationPlan(dataset, **OPTIONS, **vars(reader))
+    dp_rank = dp_rank_of(config, mesh)
+    plan = StepPlan(dataset, **OPTIONS, accumulation=4 // topology.dp_world_size, **vars(dp_rank))
+    evaluation = EvaluationPlan(dataset, **OPTIONS, **vars(dp_rank))
     steps = list(prefetch(plan, 0, workers if reads else 0, STEPS))
-    held_out = list(evaluation.part(7))
+    held_out = list(evaluation.local_steps(7))
     return {
-        "reader": mesh.reader,
+        "reader": mesh.dp_rank,
         "steps": [[[batch.samples, batch.input_ids.tolist()] for batch in batches] for batches in steps],
         "evaluation": [[step, batch.samples, batch.labels.tolist()] for step, batch in held_out],
         "described": plan.describe(STEPS) + str(dataset.report) + dataset.location(57),

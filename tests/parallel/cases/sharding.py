@@ -13,19 +13,19 @@ import paddle
 
 from erniekit.data.batches import Batch, collate
 from erniekit.data.template import Sample
-from erniekit.model.adapters.lora import add_adapters, trained_weights
+from erniekit.model.adapters.lora import add_adapters, named_trainable_parameters
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
 from erniekit.model.moe.balance import BalanceSettings
-from erniekit.model.moe.dispatch import AllHere, ExpertRanks
+from erniekit.model.moe.dispatch import ExpertParallel, LocalDispatcher
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
-from erniekit.model.whole import values_of
-from erniekit.parallel.mesh import ALONE, BATCH_AXES, Mesh
+from erniekit.model.whole import to_numpy
+from erniekit.parallel.mesh import BATCH_AXES, SINGLE_PROCESS_MESH, Mesh
 from erniekit.parallel.ranks import LayoutRanks
-from erniekit.parallel.sharding import DividedOptimizer, Stage, divide
-from erniekit.parallel.start import start_ranks
+from erniekit.parallel.sharding import ShardedOptimizer, ShardingStrategy, shard_model
+from erniekit.parallel.start import init_mesh
 from erniekit.parallel.topology import Topology
 from erniekit.training.moments import MomentStorage, StoredMomentsAdamW
 from erniekit.training.objectives import supervised
@@ -36,9 +36,9 @@ from erniekit.training.optimizer import (
     optimizer_state,
     stateless_optimizer,
 )
-from erniekit.training.passes import MicroLoss, figures_of
-from erniekit.training.ranks import SINGLE, Ranks
-from erniekit.training.reference import measuring
+from erniekit.training.passes import MicroBatchLoss, metrics_of
+from erniekit.training.ranks import SINGLE_PROCESS, Ranks
+from erniekit.training.reference import eval_mode
 from erniekit.training.step import NotFiniteError, train_step
 from tests.model.tiny import tiny_config, tiny_model
 
@@ -71,12 +71,12 @@ class Run:
     optimizer: Any
     ranks: Ranks
     mesh: Mesh
-    stage: Stage | None = None
+    sharding_strategy: ShardingStrategy | None = None
     release: bool = False
 
     def steps(self, first: int, stop: int) -> list[tuple[float, float]]:
         """Loss and gradient norm of each."""
-        readers, reader = self.mesh.topology.readers, self.mesh.reader
+        dp_world_size, dp_rank = self.mesh.topology.dp_world_size, self.mesh.dp_rank
         figures = []
         for step in range(first, stop):
             result = train_step(
@@ -84,7 +84,7 @@ class Run:
                 list(self.parameters.values()),
                 self.optimizer,
                 supervised(fused_head=True, multi_token_pred_lambda=0.3),
-                _part([batch(step, number) for number in range(MICRO_BATCHES)], reader, readers),
+                _part([batch(step, number) for number in range(MICRO_BATCHES)], dp_rank, dp_world_size),
                 step=step,
                 learning_rate=LEARNING_RATE * (step + 1),
                 max_grad_norm=MAX_NORM,
@@ -97,19 +97,22 @@ class Run:
     def weights(self) -> dict[str, np.ndarray]:
         """All of them, frozen ones too, whole on every rank."""
         everything = {**named_weights(self.model), **self.parameters}
-        return {name: (self.stage.weight(p) if self.stage else p).numpy() for name, p in everything.items()}
+        return {
+            name: (self.sharding_strategy.full_param(p) if self.sharding_strategy else p).numpy()
+            for name, p in everything.items()
+        }
 
     def state(self) -> dict[str, np.ndarray]:
         """What AdamW remembers, whole on every rank."""
-        if self.stage is None:
+        if self.sharding_strategy is None:
             return {name: value.numpy() for name, value in optimizer_state(self.optimizer, self.parameters).items()}
-        return {name: values_of(self.optimizer.read_state(name)) for name in self.optimizer.state_tensors()}
+        return {name: to_numpy(self.optimizer.read_state(name)) for name in self.optimizer.state_tensors()}
 
 
 def model(mesh: Mesh, lora: str = "", recompute: str = "", **changes: Any) -> Decoder:
     """lora: "lora", "one" (a single linear), "dora" or "" (full training); recompute: "reentrant", "hooks" or ""."""
-    experts = ExpertRanks(AllHere(in_step=True), lambda loads: mesh.sum(loads, *BATCH_AXES))
-    decoder = build_model(tiny_config(**changes), None, balance=BALANCE, experts=experts)
+    expert_parallel = ExpertParallel(LocalDispatcher(run_all_experts=True), lambda loads: mesh.sum(loads, *BATCH_AXES))
+    decoder = build_model(tiny_config(**changes), None, balance=BALANCE, expert_parallel=expert_parallel)
     values = named_weights(tiny_model(**changes))
     for name, parameter in named_weights(decoder).items():
         parameter.set_value(values[name])
@@ -117,17 +120,17 @@ def model(mesh: Mesh, lora: str = "", recompute: str = "", **changes: Any) -> De
         targets = ("model.layers.0.self_attn.q_proj",) if lora == "one" else ()
         settings = LoraSettings(rank=4, alpha=8.0, dora=lora == "dora", target_modules=targets)
         add_adapters(decoder, settings, seed=1)
-        for parameter in trained_weights(decoder).values():  # B is zero, and then A has no gradient
+        for parameter in named_trainable_parameters(decoder).values():  # B is zero, and then A has no gradient
             values = 0.1 * np.random.default_rng(parameter.size).standard_normal(parameter.shape)
             parameter.set_value(values.astype(np.float32))
     decoder.recompute = Recompute(recompute == "reentrant") if recompute else None
     return decoder
 
 
-def alone(**kind: Any) -> Run:
-    decoder = model(ALONE, **kind)
-    parameters = trained_weights(decoder)
-    return Run(decoder, parameters, build_optimizer(parameters, SETTINGS), SINGLE, ALONE)
+def single_process_run(**kind: Any) -> Run:
+    decoder = model(SINGLE_PROCESS_MESH, **kind)
+    parameters = named_trainable_parameters(decoder)
+    return Run(decoder, parameters, build_optimizer(parameters, SETTINGS), SINGLE_PROCESS, SINGLE_PROCESS_MESH)
 
 
 def sharded(
@@ -139,21 +142,21 @@ def sharded(
     **kind: Any,
 ) -> Run:
     decoder = decoder or model(mesh, **kind)
-    parameters = trained_weights(decoder)
+    parameters = named_trainable_parameters(decoder)
     make: Any = StatefulAdamW
     if moments is not None:
         folder = Path(moments["folder"]) if "folder" in moments else None
         make = partial(StoredMomentsAdamW, MomentStorage(moments.get("bfloat16", False), folder, release=True))
     adamw, group = stateless_optimizer(parameters, SETTINGS, make), mesh.group("sharding")
-    stage = divide(sharding, adamw, decoder, parameters, group, **options)
-    optimizer = DividedOptimizer(adamw, stage, parameters, group)
+    sharding_strategy = shard_model(sharding, adamw, decoder, parameters, group, **options)
+    optimizer = ShardedOptimizer(adamw, sharding_strategy, parameters, group)
     return Run(
         decoder,
         parameters,
         optimizer,
-        LayoutRanks(mesh, parameters, stage=stage),
+        LayoutRanks(mesh, parameters, sharding_strategy=sharding_strategy),
         mesh,
-        stage,
+        sharding_strategy,
         options.get("release", False),
     )
 
@@ -164,7 +167,7 @@ def compare(
     """The largest differences from one process: of losses and norms over five steps, of the gradients of the first step
     (clipped, from the first moments), of state and weights after the last, each relative to the tensor's largest."""
     mesh = _start(degree)
-    single, run = alone(**kind), sharded(mesh, sharding, options, moments=moments, **kind)
+    single, run = single_process_run(**kind), sharded(mesh, sharding, options, moments=moments, **kind)
     expected, figures = single.steps(0, 1), run.steps(0, 1)
     gradient = _largest(_first_moments(run), _first_moments(single))
     expected += single.steps(1, STEPS)
@@ -187,12 +190,14 @@ def resume(
     mesh = _start(degree)
     run = sharded(mesh, sharding, options, moments=moments, **kind)
     run.steps(0, 3)
-    with measuring(run.model):
-        run.ranks.measure(run.model, figures_of(supervised().loss), [batch(9, mesh.reader)])  # an evaluation in between
+    with eval_mode(run.model):
+        run.ranks.forward_only(
+            run.model, metrics_of(supervised().loss), [batch(9, mesh.dp_rank)]
+        )  # an evaluation in between
     weights, state = run.weights(), run.state()
     figures = run.steps(3, STEPS)
     decoder = model(mesh, **kind)
-    for name, parameter in {**named_weights(decoder), **trained_weights(decoder)}.items():
+    for name, parameter in {**named_weights(decoder), **named_trainable_parameters(decoder)}.items():
         parameter.set_value(weights[name])
     later = sharded(mesh, sharding, options, decoder, moments)
     for name, values in state.items():
@@ -207,11 +212,11 @@ def not_finite(degree: int, sharding: str, options: Mapping[str, bool], **kind: 
     """The micro-batches that this rank names where the gradient of the last one of rank 1 is not finite."""
     mesh = _start(degree)
     run, objective = sharded(mesh, sharding, options, **kind), supervised()
-    batches = [batch(0, number) for number in range(3 * mesh.reader, 3 * mesh.reader + 3)]
+    batches = [batch(0, number) for number in range(3 * mesh.dp_rank, 3 * mesh.dp_rank + 3)]
 
-    def loss(model: Decoder, batch: Batch) -> MicroLoss:
+    def loss(model: Decoder, batch: Batch) -> MicroBatchLoss:
         result = objective.loss(model, batch)
-        if batch is batches[2] and mesh.reader == 1:
+        if batch is batches[2] and mesh.dp_rank == 1:
             nothing = (0.0 * result.loss_sum).sqrt()  # its derivative is 0 / 0
             return result._replace(loss_sum=result.loss_sum + nothing)
         return result
@@ -229,9 +234,9 @@ def held_bytes(degree: int, sharding: str, options: Mapping[str, bool], **kind: 
     """What this rank holds between a backward pass and the update that follows, beside activations; and the most in
     gradients during the passes."""
     mesh = _start(degree)
-    run = alone(**kind) if sharding == "none" else sharded(mesh, sharding, options, **kind)
+    run = single_process_run(**kind) if sharding == "none" else sharded(mesh, sharding, options, **kind)
     run.steps(0, 1)
-    loss = run.stage.wrap(supervised().loss) if run.stage else supervised().loss
+    loss = run.sharding_strategy.wrap(supervised().loss) if run.sharding_strategy else supervised().loss
     parameters = run.model.parameters()
 
     def gradients() -> int:
@@ -252,15 +257,15 @@ def held_bytes(degree: int, sharding: str, options: Mapping[str, bool], **kind: 
     }
 
 
-def _part(batches: list[Batch], reader: int, readers: int) -> list[Batch]:
+def _part(batches: list[Batch], dp_rank: int, dp_world_size: int) -> list[Batch]:
     """A rank's micro-batches, as many as the others', as a plan gives them: one of padding where nothing is left."""
-    own = batches[reader::readers]
-    return own + [collate([[]], [[]], 0)] * (-(-len(batches) // readers) - len(own))
+    own = batches[dp_rank::dp_world_size]
+    return own + [collate([[]], [[]], 0)] * (-(-len(batches) // dp_world_size) - len(own))
 
 
 def _start(degree: int) -> Mesh:
     ranks = paddle.distributed.ParallelEnv().world_size
-    return start_ranks(Topology.from_degrees(ranks, sharding=degree), timeout=60)
+    return init_mesh(Topology.from_degrees(ranks, sharding=degree), timeout=60)
 
 
 def _bytes(tensors: Iterable[paddle.Tensor | None]) -> int:

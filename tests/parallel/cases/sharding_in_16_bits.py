@@ -11,9 +11,9 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from erniekit.model.whole import values_of
-from erniekit.parallel.sharding import DividedOptimizer, divide
-from erniekit.parallel.start import start_ranks
+from erniekit.model.whole import to_numpy
+from erniekit.parallel.sharding import ShardedOptimizer, shard_model
+from erniekit.parallel.start import init_mesh
 from erniekit.parallel.topology import Topology
 from erniekit.training.moments import MomentStorage, StoredMomentsAdamW
 from erniekit.training.optimizer import (
@@ -78,31 +78,31 @@ def compare(
         micro_batches: of a step; a CPU cannot add all kinds of gradients up.
     """
     update_16_bit_weights()
-    mesh = start_ranks(Topology.from_degrees(2, sharding=2), timeout=60)
+    mesh = init_mesh(Topology.from_degrees(2, sharding=2), timeout=60)
     alone, model = Model(), Model()
     named, own = dict(alone.named_parameters()), dict(model.named_parameters())
     single = stateless_optimizer(named, SETTINGS)
     create_state(single, named.values())
     make: Any = partial(StoredMomentsAdamW, MomentStorage(folder=Path(away))) if away else StatefulAdamW
     adamw = stateless_optimizer(own, SETTINGS, make)
-    stage = divide(sharding, adamw, model, own, mesh.group("sharding"), **options)
-    divided = DividedOptimizer(adamw, stage, own, mesh.group("sharding"))
-    loss = stage.wrap(lambda model, x: model(x))
+    sharding_strategy = shard_model(sharding, adamw, model, own, mesh.group("sharding"), **options)
+    divided = ShardedOptimizer(adamw, sharding_strategy, own, mesh.group("sharding"))
+    loss = sharding_strategy.wrap(lambda model, x: model(x))
     for step in range(STEPS):
         for optimizer in (single, divided):
             optimizer.set_lr(0.1)
         for number in range(micro_batches):
             alone(paddle.concat([batch(step, number, rank) for rank in range(2)])).backward()
-            loss(model, batch(step, number, mesh.reader)).backward()
+            loss(model, batch(step, number, mesh.dp_rank)).backward()
             if wide_gradients:
                 paddle.base.core.eager.set_master_grads([*named.values(), *own.values()])
-        stage.reduce_gradients()
+        sharding_strategy.reduce_gradients()
         single.step()
         divided.step()
         single.clear_grad()
         divided.clear_grad()
     state = optimizer_state(single, named)
     assert any(name.endswith("/master_weight") for name in state)
-    wrong = [name for name in state if not np.array_equal(values_of(divided.read_state(name)), state[name].numpy())]
-    weights = {name: values_of(stage.weight(parameter)) for name, parameter in own.items()}
-    return wrong + [name for name in named if not np.array_equal(weights[name], values_of(named[name]))]
+    wrong = [name for name in state if not np.array_equal(to_numpy(divided.read_state(name)), state[name].numpy())]
+    weights = {name: to_numpy(sharding_strategy.full_param(parameter)) for name, parameter in own.items()}
+    return wrong + [name for name in named if not np.array_equal(weights[name], to_numpy(named[name]))]

@@ -32,7 +32,7 @@ def train(parameters: list[dict[str, Any]]) -> list[dict[str, Any]]:
         seen["held"] = sum(int(parameter.size) for parameter in model.parameters())
         return model
 
-    told = []
+    results = []
     with patch.object(DecoderLayer, "forward", watched_forward), patch.object(runner, "open_model", watched_model):
         for values in parameters:
             seen.clear()
@@ -40,5 +40,5 @@ def train(parameters: list[dict[str, Any]]) -> list[dict[str, Any]]:
             runner.run_training(Config.from_mapping(values, verb="train"), say=lambda line: None)
             log = (Path(values["output_dir"]) / "training_log.jsonl").read_text(encoding="utf-8")
             losses = [json.loads(line)["loss"] for line in log.splitlines()]
-            told.append({**seen, "losses": losses, "sent": sum(bytes_sent().values()) - before})
-    return told
+            results.append({**seen, "losses": losses, "sent": sum(bytes_sent().values()) - before})
+    return results

@@ -28,7 +28,7 @@ from erniekit.model.head import token_loss
 from erniekit.model.linear import Linear
 from erniekit.model.norm import RMSNorm
 from erniekit.model.rope_scaling import rotary_frequencies
-from erniekit.model.rotary import rotary_tables, rotate
+from erniekit.model.rotary import apply_rotary, rotary_tables
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer
 
 CALL_SECONDS = 0.1  # a figure is the mean of as many calls as take this long together
@@ -112,7 +112,7 @@ def elementwise(config: ModelConfig, batch: Batch, tokens: int) -> list[Kernel]:
         "RMSNorm": (both_ways(norm, values(tokens, hidden)), hidden, 13, 5),
         "SwiGLU": (both_ways(swiglu, values(tokens, inner), values(tokens, inner)), inner, 17, 8),
         "rotary embedding": (
-            both_ways(lambda x: rotate(x, tables), values(tokens, heads, config.head_dim)),
+            both_ways(lambda x: apply_rotary(x, tables), values(tokens, heads, config.head_dim)),
             heads * config.head_dim, 6, 8,
         ),
     }  # fmt: skip

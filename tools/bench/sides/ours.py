@@ -18,17 +18,17 @@ from erniekit.environment import import_paddle
 import_paddle()
 
 from erniekit.data.batches import Batch, collate
-from erniekit.data.pairs import Answer, join_pair
+from erniekit.data.pairs import EncodedAnswer, join_pair
 from erniekit.data.template import Sample
-from erniekit.model.adapters.lora import trained_weights
+from erniekit.model.adapters.lora import named_trainable_parameters
 from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.builder import build_model
 from erniekit.model.configuration import ModelConfig
 from erniekit.training.objectives import Objective, supervised
 from erniekit.training.optimizer import OptimizerSettings, build_optimizer
-from erniekit.training.preference import answer_log_probabilities, measure_answers, preference
+from erniekit.training.preference import answer_log_probabilities, preference, reference_logps_function
 from erniekit.training.preference_losses import PreferenceSettings
-from erniekit.training.reference import FrozenCopy
+from erniekit.training.reference import FrozenReference
 from erniekit.training.step import StepResult, train_step
 
 
@@ -46,7 +46,9 @@ def packed_pairs(length: int, step: int, vocabulary: int) -> Batch:
     """One row with the pairs of a step, each prompt once."""
     samples = [
         join_pair(
-            prompt.tolist(), Answer(chosen.tolist(), chosen.tolist()), Answer(rejected.tolist(), rejected.tolist())
+            prompt.tolist(),
+            EncodedAnswer(chosen.tolist(), chosen.tolist()),
+            EncodedAnswer(rejected.tolist(), rejected.tolist()),
         )
         for prompt, chosen, rejected in workload.pairs(length, step, vocabulary)
     ]
@@ -82,12 +84,12 @@ def make_parts(
     objective: Objective
     if stage == "dpo":
         heads = {"fused_head": False, "sparse_head": True, "dense_mask": False}
-        measure = measure_answers(answer_log_probabilities(**heads))
-        reference = FrozenCopy(build_model(model_config, folder), model, measure, updated=False)
+        measure = reference_logps_function(answer_log_probabilities(**heads))
+        reference = FrozenReference(build_model(model_config, folder), model, measure, updated=False)
         objective = preference(PreferenceSettings(loss_type="sigmoid", beta=0.1), reference, **heads)
     else:
         objective = supervised(fused_head=True)
-    parameters = trained_weights(model)
+    parameters = named_trainable_parameters(model)
     optimizer = build_optimizer(parameters, OptimizerSettings(weight_decay=0.01))
 
     def batch_of(number: int) -> Batch:

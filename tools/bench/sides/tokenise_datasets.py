@@ -46,17 +46,17 @@ class Encode:
             return_token_type_ids=False,
         )["input_ids"]
         made: Columns = {"input_ids": [], "labels": []}
-        place = 0
+        offset = 0
         for texts in dialogues:
             tokens: list[int] = []
             targets: list[int] = []
             for prompt, answer in zip(
-                encoded[place : place + len(texts) : 2], encoded[place + 1 : place + len(texts) : 2], strict=True
+                encoded[offset : offset + len(texts) : 2], encoded[offset + 1 : offset + len(texts) : 2], strict=True
             ):
                 tokens += prompt + answer
                 targets += [NO_LABEL] * len(prompt) + answer
                 targets[-1] = self.eos_id
-            place += len(texts)
+            offset += len(texts)
             made["input_ids"].append(tokens[:-1])
             made["labels"].append(targets[1:])
         return made
