@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from erniekit.parameters import Config
+from erniekit.config import Config
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,8 +37,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def save_random_model(model: Path, folder: Path, seed: int) -> Path:
     """Put random weights for a model's configuration into `folder`, with its tokenizer."""
+    from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.builder import build_model
-    from erniekit.model.configuration import ModelConfig
     from erniekit.model.weights import save_model_folder
 
     tokenizer_files = [model / "tokenizer.json", model / "tokenizer_config.json"]
@@ -165,7 +165,7 @@ def train_on_ranks(
     make_config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., SimpleNamespace]:
     """Train on as many ranks as the layout needs; the losses, what each rank has said, and the folder."""
-    from erniekit.runners.launching import plan_job, run_job
+    from erniekit.launch.job import plan_job, run_job
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

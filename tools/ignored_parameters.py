@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from parameter_audit import ROOT, proofs
 
+from erniekit.config import config as configuration
+from erniekit.config.registry import PARAMETERS
 from erniekit.environment import apply_cpu_settings, import_paddle
-from erniekit.parameters import config as configuration
-from erniekit.parameters.schema import PARAMETERS
 
 
 class Outcome:

@@ -22,11 +22,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from erniekit.parameters.declaration import NOT_IMPLEMENTED, Parameter
-from erniekit.parameters.schema import PARAMETERS, SECTIONS
+from erniekit.config.parameter import NOT_IMPLEMENTED, Parameter
+from erniekit.config.registry import PARAMETERS, SECTIONS
 
 ROOT = Path(__file__).parents[1]
-SCHEMA = "erniekit.parameters"
+SCHEMA = "erniekit.config"
 CONFIG = f"{SCHEMA}.config.Config"
 NAMES = {f"{section.dataclass.__module__}.{section.dataclass.__name__}": set(section.names) for section in SECTIONS}
 GETTER = "the method that returns a parameter by name"
@@ -37,7 +37,7 @@ Locations = dict[str, list[str]]  # parameter -> "file:line"
 
 @dataclass
 class Module:
-    """One file: its tree, and what its imports and definitions stand for (`Config`: `erniekit.parameters.Config`)."""
+    """One file: its tree, and what its imports and definitions stand for (`Config`: `erniekit.config.Config`)."""
 
     name: str
     path: str
@@ -85,7 +85,7 @@ class Project:
         return self.resolved(module.names.get(annotation.id, "")) if isinstance(annotation, ast.Name) else ""
 
     def resolved(self, name: str) -> str:
-        """Where a name is defined that a package hands on: `erniekit.parameters.Config` is of its module `config`."""
+        """Where a name is defined that a package hands on: `erniekit.config.Config` is of its module `config`."""
         package, _, last = name.rpartition(".")
         onward = self.modules[package].names.get(last, name) if package in self.modules else name
         return name if onward == name else self.resolved(onward)

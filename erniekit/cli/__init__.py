@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from erniekit.cli.process import TERMINATED, Terminated, raise_on_sigterm, standard_streams
+from erniekit.distributed.rank import Launcher, attach
 from erniekit.errors import UserError
-from erniekit.parallel.rank import Launcher, attach
 
 VERBS = {
     "train": "train a model as a configuration file says",

@@ -18,7 +18,7 @@ def run(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     parameters = generation_parameters(options)
     select_device(parameters)
-    from erniekit.runners.generate import ChatModel, Dialogue, sampling_from
+    from erniekit.inference.engine import ChatModel, Dialogue, sampling_from
 
     model = ChatModel.load(model_folder(options, parameters), adapters=options.lora_path)
     sampling = sampling_from(parameters.generation, parameters.training.seed)

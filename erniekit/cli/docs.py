@@ -25,7 +25,7 @@ def run(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
 
-    from erniekit.parameters.reference_docs import pages
+    from erniekit.config.reference_docs import pages
 
     expected = pages()
     if options.check:
@@ -78,7 +78,7 @@ def _exists(path: Path) -> bool:
 
 def _is_generated(path: Path) -> bool:
     """Whether a file begins with the mark of this verb; others in the folder are the user's and left alone."""
-    from erniekit.parameters.json_schema import GENERATED_BY
+    from erniekit.config.json_schema import GENERATED_BY
 
     if not path.is_file():
         return False

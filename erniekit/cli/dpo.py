@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from erniekit.cli.overrides import parse_with_overrides
+from erniekit.cli.ranks import parse_with_overrides
 from erniekit.cli.train import load_config, train, train_parser
 from erniekit.errors import ConfigurationError
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from erniekit.cli.overrides import parse_with_overrides
-from erniekit.cli.ranks import add_rank_options, run_on_ranks
+from erniekit.cli.ranks import add_rank_options, parse_with_overrides, run_on_ranks
 from erniekit.environment import import_paddle
 
 
@@ -23,7 +22,7 @@ def run(arguments: list[str]) -> int:
     )
     add_rank_options(parser)
     options = parse_with_overrides(parser, arguments)
-    from erniekit.runners.evaluation_config import evaluation_config
+    from erniekit.runners.evaluate import evaluation_config
 
     config = evaluation_config(options.model.expanduser(), options.overrides)
     code = run_on_ranks(config, options, ("eval", str(options.model), *options.overrides))

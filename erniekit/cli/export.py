@@ -6,9 +6,9 @@ import argparse
 import os
 from pathlib import Path
 
-from erniekit.cli.overrides import parse_with_overrides
+from erniekit.cli.ranks import parse_with_overrides
+from erniekit.config import Config
 from erniekit.environment import import_paddle
-from erniekit.parameters import Config
 
 FORMATS = ("hf", "inference", "onnx")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> int:
     config = Config.load(named if named.is_file() else None, [*options.overrides, *pushed], verb="export")
     os.environ.setdefault("GLOG_minloglevel", "2")  # recording a program makes Paddle report steps of its own work
     import_paddle()
-    from erniekit.runners.export import export_model
+    from erniekit.export.export import export_model
 
     export_model(named, options.output.expanduser(), config, form=options.format, dtype=options.dtype)
     return 0

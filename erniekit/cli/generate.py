@@ -6,11 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from erniekit.config import Config
+from erniekit.config.sections.generation import GenerationParameters
 from erniekit.environment import import_paddle
-from erniekit.parameters import Config
-from erniekit.parameters.generation import GenerationParameters
-from erniekit.runners.hub_cache import HUBS, chosen_hub
-from erniekit.runners.hubs import find_model_folder
+from erniekit.hub.cache import HUBS, chosen_hub
+from erniekit.hub.download import find_model_folder
 from erniekit.terminal import escape_control_characters
 
 HELP = {
@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
     if options.prompts:
         return _answer_file(options, parameters)
     select_device(parameters)
-    from erniekit.runners.generate import ChatModel, sampling_from
+    from erniekit.inference.engine import ChatModel, sampling_from
 
     model = ChatModel.load(model_folder(options, parameters), adapters=options.lora_path)
     sampling = sampling_from(parameters.generation, parameters.training.seed)
@@ -64,12 +64,12 @@ def run(arguments: list[str]) -> int:
 
 
 def _answer_file(options: argparse.Namespace, parameters: Config) -> int:
-    from erniekit.data.prompts import read_prompts
+    from erniekit.inference.prompts import read_prompts
 
     prompts = read_prompts(options.prompts.expanduser())
     select_device(parameters)
-    from erniekit.runners.answer_file import answer_records, check_output, encode_prompts, write_record, write_records
-    from erniekit.runners.generate import ChatModel, sampling_from
+    from erniekit.inference.batch import answer_records, check_output, encode_prompts, write_record, write_records
+    from erniekit.inference.engine import ChatModel, sampling_from
 
     if options.output:
         check_output(options.output)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from erniekit.parallel.schedule import bubble_fraction
-from erniekit.parallel.stages import stage_layers
-from erniekit.runners.layout_plan import LayoutPlan, describe_formats, number_formats
+from erniekit.build.layout import LayoutPlan, describe_formats, number_formats
+from erniekit.distributed.stages import bubble_fraction, stage_layers
 
 if TYPE_CHECKING:
-    from erniekit.parallel.topology import Topology
-    from erniekit.parameters import Config
+    from erniekit.config import Config
+    from erniekit.distributed.topology import Topology
 
 MAX_RANKS_LISTED = 16  # of larger layouts the ranks that differ in their slice of the matrices share a line
 MAX_TABLE_ROWS = 24

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from erniekit.cli.overrides import parse_with_overrides
-from erniekit.parameters import Config
+from erniekit.cli.ranks import parse_with_overrides
+from erniekit.config import Config
 
 
 def run(arguments: list[str]) -> int:

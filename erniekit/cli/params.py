@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import textwrap
 
+from erniekit.config.parameter import Alias, Parameter
+from erniekit.config.reference_docs import alias_target, attribute_rows, example_line
+from erniekit.config.registry import ALIASES, PARAMETERS, SECTIONS, did_you_mean, section_of
 from erniekit.errors import ConfigurationError
-from erniekit.parameters.declaration import Alias, Parameter
-from erniekit.parameters.reference_docs import alias_target, attribute_rows, example_line
-from erniekit.parameters.schema import ALIASES, PARAMETERS, SECTIONS, did_you_mean, section_of
 
 WIDTH = 100
 

@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from erniekit.cli.overrides import at_least_one, parse_with_overrides
-from erniekit.parameters import Config
+from erniekit.cli.ranks import at_least_one, parse_with_overrides
+from erniekit.config import Config
 
 
 def run(arguments: list[str]) -> int:

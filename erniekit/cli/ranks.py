@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from erniekit.parameters import Config
+from erniekit.config import Config
 
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def run_on_ranks(config: Config, options: argparse.Namespace, command: tuple[str
     Returns:
         The exit code of the job; None where this process does the work itself.
     """
-    from erniekit.runners.launching import plan_job, run_job
+    from erniekit.launch.job import plan_job, run_job
 
     logs = None if options.rank_logs is None else options.rank_logs.expanduser()
     job = plan_job(config, (sys.executable, "-m", "erniekit", *command), nproc=options.nproc, logs=logs)
@@ -44,3 +44,33 @@ def _positive(word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word} is not a number of ranks: write 1 or more")
     return int(word)
+
+
+# Words of a command line of which some are options, and others parameters written name=value.
+
+
+def parse_with_overrides(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+    """Parse words in any order; who writes a parameter as an option is told how parameters are written."""
+    options, unknown = parser.parse_known_intermixed_args(arguments)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(unknown[0], arguments)}")
+    return options
+
+
+def at_least_one(text: str) -> int:
+    """The value of an option that counts something."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text}")
+    return int(text)
+
+
+def _hint(option: str, arguments: list[str]) -> str:
+    from erniekit.config.registry import ALIASES, PARAMETERS
+
+    name, _, value = option.lstrip("-").partition("=")
+    name = name.replace("-", "_")
+    if name not in PARAMETERS and name not in ALIASES:
+        return ""
+    following = arguments[arguments.index(option) + 1 :] if option in arguments else []
+    value = value or (following[0] if following and "=" not in following[0] else "VALUE")
+    return f"; parameters are written name=value: {name}={value}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from erniekit.cli.overrides import parse_with_overrides
-from erniekit.parameters import Config
+from erniekit.cli.ranks import parse_with_overrides
+from erniekit.config import Config
 
 
 def run(arguments: list[str]) -> int:
@@ -23,7 +23,7 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write")
     options = parse_with_overrides(parser, arguments)
     config = Config.load(None, options.overrides, verb="split")
-    from erniekit.runners.split import split_model
+    from erniekit.export.split import split_model
 
     for line in config.messages:
         print(line)

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from erniekit.cli.overrides import parse_with_overrides
-from erniekit.cli.ranks import add_rank_options, run_on_ranks
+from erniekit.cli.ranks import add_rank_options, parse_with_overrides, run_on_ranks
+from erniekit.config import Config
 from erniekit.environment import import_paddle
-from erniekit.parameters import Config
 
 
 def run(arguments: list[str]) -> int:
@@ -68,7 +67,7 @@ def train(verb: str, config: Config, options: argparse.Namespace) -> int:
             return code
     import_paddle()
     if options.overfit_check:
-        from erniekit.runners.try_one import overfit_check
+        from erniekit.runners.overfit_check import overfit_check
 
         return 0 if overfit_check(config) else 1
     if not config.basic.do_train:

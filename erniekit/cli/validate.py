@@ -7,15 +7,15 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from erniekit.build.checks import check_paths, check_positions
+from erniekit.build.layout import LayoutPlan, known_model_config, plan_layout
 from erniekit.cli.layout_report import layout_blocks
-from erniekit.cli.overrides import at_least_one, parse_with_overrides
+from erniekit.cli.ranks import at_least_one, parse_with_overrides
+from erniekit.config import Config
+from erniekit.config.registry import PARAMETERS, SECTIONS
+from erniekit.config.values import format_value
+from erniekit.distributed.topology import topology_from
 from erniekit.errors import UserError
-from erniekit.parallel.from_config import topology_from
-from erniekit.parameters import Config
-from erniekit.parameters.schema import PARAMETERS, SECTIONS
-from erniekit.parameters.values import format_value
-from erniekit.runners.checks import check_paths, check_positions
-from erniekit.runners.layout_plan import LayoutPlan, known_model_config, plan_layout
 
 VALUE_WIDTH = 48
 
@@ -142,14 +142,14 @@ def _steps(config: Config, dp_world_size: int) -> str:
         return "none: do_train is false"
     if config.training.max_steps > 0:
         return f"{config.training.max_steps:,}"
-    from erniekit.runners.known_steps import cached_step_count
+    from erniekit.build.step_count import cached_step_count
 
     known = cached_step_count(config, dp_world_size=dp_world_size)
     return "depend on the data; --data counts them" if known is None else f"{known:,} (counted before on this data)"
 
 
 def _model_numbers(plan: LayoutPlan | str) -> list[tuple[str, ...]]:
-    from erniekit.model.adapters.settings import adapter_parameter_count
+    from erniekit.model.lora.config import adapter_parameter_count
 
     if isinstance(plan, str):
         return [("parameters", f"unknown: {plan}"), ("memory", "unknown without the model's shape")]

@@ -21,12 +21,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
+from enum import IntEnum
 
 import numpy as np
 
-from erniekit.data.seeds import Purpose, generator
-from erniekit.data.sources import check_probabilities
+from erniekit.data.conversation import check_probabilities
 from erniekit.errors import DataError
+
+# The random streams that shape an epoch, one for each purpose.
+
+
+class Purpose(IntEnum):
+    """What is drawn. First in every key, because NumPy pads short keys with zeros: (s, e) and (s, e, 0) are one key."""
+
+    SAMPLE_ORDER = 1
+    PACK_ORDER = 2
+
+
+def generator(purpose: Purpose, seed: int, epoch: int, number: int = 0) -> np.random.Generator:
+    """The stream of a purpose in an epoch; `number` tells several streams of one purpose apart."""
+    return np.random.default_rng((int(purpose), seed, epoch, number))
+
 
 STRATEGIES = ("random", "concat", "interleave_under", "interleave_over")
 MAX_OVERSAMPLED_EPOCH = 100_000_000  # about 35 bytes of memory each (measured) while they are put in order

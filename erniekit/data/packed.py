@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from erniekit.data.packing import Packs
-from erniekit.data.template import IGNORE_INDEX
+from erniekit.data.templates.ernie import IGNORE_INDEX
 from erniekit.data.token_cache import MANIFEST, TokenArrays, TokenWriter, open_arrays
 from erniekit.errors import DataError
 

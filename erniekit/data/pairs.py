@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from erniekit.data.conversation import ASSISTANT, Conversation, Preference
-from erniekit.data.record_values import MalformedError
-from erniekit.data.template import (
+from erniekit.data.formats.problems import MalformedError
+from erniekit.data.templates.ernie import (
     IGNORE_INDEX,
     PairOffsets,
     Sample,
@@ -29,7 +29,7 @@ from erniekit.data.template import (
     join_segments,
     length_to_last_target,
 )
-from erniekit.data.tokenizer import Tokenizer
+from erniekit.data.tokenizers.tokenizer import Tokenizer
 
 
 class EncodedAnswer(NamedTuple):

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from erniekit.data.template import PairOffsets, Sample
+from erniekit.data.templates.ernie import PairOffsets, Sample
 from erniekit.errors import DataError
 
 FORMAT_VERSION = 4  # of the files and of the facts

@@ -17,8 +17,8 @@ from paddle.autograd import PyLayer
 
 from erniekit.model.attention_plan import AttentionBlock, BlockPlan, masked_region, plan_blocks
 from erniekit.model.autograd import filter_gradients, needs_grad
-from erniekit.model.broadcasting import expand_like
 from erniekit.model.device import has_flashmask_kernel
+from erniekit.model.norm import expand_like
 from erniekit.model.randomness import MaskStream
 from erniekit.model.threads import parallel_map
 

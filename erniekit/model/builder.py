@@ -6,24 +6,40 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import paddle
 
-from erniekit.model.adapters.fingerprint import AllGatherObject, single_process_all_gather
-from erniekit.model.adapters.lora import add_adapters, describe_adapters, load_adapters
-from erniekit.model.adapters.settings import LoraSettings
-from erniekit.model.configuration import ModelConfig
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.sharding import placement
 from erniekit.model.decoder import Decoder, PipelineStage
-from erniekit.model.host_memory import keep_freed_memory
-from erniekit.model.initialization import initialize_weights
-from erniekit.model.moe.balance import BalanceSettings
+from erniekit.model.device import keep_freed_memory
+from erniekit.model.linear import initial_weight
+from erniekit.model.lora.config import LoraSettings
+from erniekit.model.lora.fingerprint import AllGatherObject, single_process_all_gather
+from erniekit.model.lora.lora import add_adapters, describe_adapters, load_adapters
 from erniekit.model.moe.dispatch import NO_EXPERT_PARALLEL, ExpertParallel
+from erniekit.model.moe.router import BalanceSettings
 from erniekit.model.quantization.fp8 import AllReduceMax, compute_in_fp8, read_averages, single_process_all_reduce_max
 from erniekit.model.quantization.packed import pack_linears
 from erniekit.model.quantization.settings import Fp8, Quantization, WeightOnly
 from erniekit.model.recompute import Recompute
-from erniekit.model.storage.weight_layouts import open_weights
-from erniekit.model.tensor_slice import NO_TENSOR_PARALLEL, TensorParallel
-from erniekit.model.weights import load_weights, named_linears, packed_weights
+from erniekit.model.storage.layouts import open_weights
+from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
+from erniekit.model.weights import is_transposed, load_weights, named_linears, named_weights, packed_weights
+
+# A decoder's random weights.
+
+
+def initialize_weights(decoder: Decoder, seed: int) -> None:
+    """Matrices normal(0, initializer_range), norm weights 1, biases 0."""
+    shapes = decoder.config.weight_shapes()
+    for name, parameter in named_weights(decoder).items():
+        values = initial_weight(name, shapes[name], decoder.config, seed)
+        values = values.T if is_transposed(name) else values
+        own = decoder.tp.local_shard(values, placement(name).axis)
+        parameter.set_value(paddle.to_tensor(np.ascontiguousarray(own)).astype(parameter.dtype))
+    for name, weight in packed_weights(decoder).items():
+        weight.fill(name, initial_weight(name, shapes[name], decoder.config, seed), decoder.tp)
 
 
 def build_model(

@@ -14,19 +14,19 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
-from erniekit.model.configuration import ModelConfig
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.rope_scaling import rotary_frequencies
 from erniekit.model.decoder_layer import AttentionBackend, BatchContext, DecoderLayer
 from erniekit.model.linear import ZEROS
-from erniekit.model.moe.balance import BalanceSettings, ExpertBalance
 from erniekit.model.moe.dispatch import NO_EXPERT_PARALLEL, ExpertParallel
 from erniekit.model.moe.experts import MoE
+from erniekit.model.moe.router import BalanceSettings, ExpertBalance
 from erniekit.model.mtp import MultiTokenPrediction
 from erniekit.model.norm import RMSNorm
 from erniekit.model.randomness import Randomness
 from erniekit.model.recompute import Recompute
-from erniekit.model.rope_scaling import rotary_frequencies
-from erniekit.model.rotary import rotary_tables
-from erniekit.model.tensor_slice import NO_TENSOR_PARALLEL, TensorParallel
+from erniekit.model.rope import rotary_tables
+from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
 
 class Embedding(nn.Layer):

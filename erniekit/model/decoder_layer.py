@@ -12,16 +12,16 @@ from typing import Any, Literal, Protocol
 import paddle
 from paddle import nn
 
-from erniekit.model.configuration import ModelConfig
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.linear import Linear
 from erniekit.model.mlp import MLP
-from erniekit.model.moe.balance import ExpertBalance
 from erniekit.model.moe.dispatch import LOCAL_DISPATCHER, TokenDispatcher
 from erniekit.model.moe.experts import MoE
+from erniekit.model.moe.router import ExpertBalance
 from erniekit.model.norm import RMSNorm
 from erniekit.model.randomness import Randomness, Site, dropout
-from erniekit.model.rotary import RotaryTables, apply_rotary
-from erniekit.model.tensor_slice import NO_TENSOR_PARALLEL, TensorParallel
+from erniekit.model.rope import RotaryTables, apply_rotary
+from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
 
 class AttentionBackend(Protocol):

@@ -14,9 +14,9 @@ import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
 from erniekit.model.autograd import filter_gradients, needs_grad
-from erniekit.model.broadcasting import expand_like
 from erniekit.model.decoder import Decoder, Head
-from erniekit.model.tensor_slice import TensorParallel
+from erniekit.model.norm import expand_like
+from erniekit.model.tensor_parallel import TensorParallel
 
 IGNORE_INDEX = -100
 CHUNK_LOGITS = 4 << 20  # logits the fused head holds at once, numbers (16 MiB); more for very large vocabularies

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import paddle
 from paddle import nn
 
 from erniekit.model import kernels
-from erniekit.model.tensor_slice import NO_TENSOR_PARALLEL, TensorParallel
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
 ZEROS = nn.initializer.Constant(0.0)  # weights are always set by the builder; drawing random ones here is wasted
 
@@ -91,3 +95,21 @@ class Linear(nn.Layer):
             if self.bias is not None:
                 output = output + self.bias
         return output
+
+
+# Random weights, each seeded by the run's seed and its own name, so that no order of construction matters. Needs no
+# Paddle.
+
+_NORM = re.compile(r"norm(\.\d+)?\.weight$")
+
+
+def initial_weight(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -> np.ndarray:
+    """The initial value of the weight with this Hugging Face name and shape, float32."""
+    if _NORM.search(name):
+        return np.ones(shape, np.float32)
+    if name.endswith("bias"):  # a router's correction bias, too
+        return np.zeros(shape, np.float32)
+    digest = hashlib.sha256(name.encode()).digest()
+    generator = np.random.Generator(np.random.PCG64([seed, int.from_bytes(digest[:8], "little")]))
+    values = generator.standard_normal(shape, np.float32)
+    return np.multiply(values, np.float32(config.initializer_range), out=values)

@@ -5,12 +5,45 @@ from __future__ import annotations
 from typing import Literal
 
 import paddle
+import paddle.nn.functional as F
 from paddle import nn
+from paddle.autograd import PyLayer
 
-from erniekit.model.activation import swiglu
-from erniekit.model.configuration import ModelConfig
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.autograd import apply, filter_gradients, needs_grad
+from erniekit.model.kernels import fused_kernels, fused_swiglu
 from erniekit.model.linear import Linear
-from erniekit.model.tensor_slice import NO_TENSOR_PARALLEL, TensorParallel
+from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
+
+# SwiGLU (Shazeer, 2020, arXiv:2002.05202) as one autograd node.
+
+
+def swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
+    """silu(gate) * up, elementwise, for two tensors of one shape."""
+    return fused_swiglu(gate, up) if fused_kernels().swiglu else apply(_SwiGLU, gate, up)
+
+
+class _SwiGLU(PyLayer):
+    """With s = sigmoid(gate): d up = g s gate,  d gate = g up s (1 + gate (1 - s)).
+
+    The sigmoid is computed again in backward rather than kept: it is cheap beside the products around it.
+    """
+
+    @staticmethod
+    def forward(ctx, gate, up):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(gate, up)
+        ctx.needs_input_grad = needs_grad(gate, up)
+        return F.sigmoid(gate).multiply_(gate).multiply_(up)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        gate, up = ctx.saved_tensor()
+        sigmoid = F.sigmoid(gate)
+        silu = gate * sigmoid
+        grad_up = grad * silu
+        # s (1 + gate (1 - s)) = s + silu - s silu
+        slope = (silu - sigmoid * silu).add_(sigmoid)
+        return filter_gradients((slope.multiply_(up).multiply_(grad), grad_up), ctx.needs_input_grad)
 
 
 class MLP(nn.Layer):

@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from erniekit.model.configuration import ModelConfig
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.decoder_layer import DecoderLayer
 from erniekit.model.linear import Linear
 from erniekit.model.norm import RMSNorm

@@ -7,8 +7,18 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from erniekit.model.autograd import apply, disable_autocast
-from erniekit.model.broadcasting import expand_like
 from erniekit.model.kernels import fused_kernels, fused_rms_norm
+
+# Rows and columns that meet a matrix.
+
+
+def expand_like(x: paddle.Tensor, like: paddle.Tensor) -> paddle.Tensor:
+    """x repeated to the shape of `like`, for a product, sum or difference with it.
+
+    On a CPU Paddle's operations that broadcast take 3 to 7 times as long as those of two tensors of one shape, the
+    copy included. The result is the same, bit for bit.
+    """
+    return x.expand_as(like)
 
 
 class RMSNorm(nn.Layer):

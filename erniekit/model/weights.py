@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from erniekit.model.configuration import CONFIG_FILE, ModelConfig
+from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
+from erniekit.model.architectures.sharding import placement
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import Linear
-from erniekit.model.placement import placement
+from erniekit.model.local_tensors import FullTensors, SingleProcessTensors, local_tensors
 from erniekit.model.quantization.packed import PackedWeight, packed_weight
-from erniekit.model.storage.safetensors_file import StoredTensor
+from erniekit.model.storage.layouts import StoredWeights, open_weights
+from erniekit.model.storage.safetensors import StoredTensor
 from erniekit.model.storage.shards import write_weight_files
-from erniekit.model.storage.weight_layouts import StoredWeights, open_weights
-from erniekit.model.tensor_slice import TensorParallel
-from erniekit.model.whole import FullTensors, SingleProcessTensors, local_tensors
+from erniekit.model.tensor_parallel import TensorParallel
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_SHARD_BYTES = 5 * 10**9

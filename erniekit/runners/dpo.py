@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,29 +14,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from erniekit.data.batches import Batch
-from erniekit.data.dataset import Dataset
-from erniekit.data.evaluation_plan import EvaluationPlan
-from erniekit.data.plan import StepPlan
-from erniekit.errors import ModelFileError
-from erniekit.model.adapters.folder import is_adapter_folder
-from erniekit.model.adapters.lora import named_adapter_weights
-from erniekit.model.adapters.settings import PISSA
-from erniekit.model.builder import build_model
-from erniekit.model.configuration import ModelConfig
-from erniekit.model.decoder import Decoder
-from erniekit.model.weights import named_weights
-from erniekit.parallel.mesh import SINGLE_PROCESS_MESH, Mesh
-from erniekit.parameters import Config
-from erniekit.parameters.dpo import reference_mode
-from erniekit.runners.adapters import adapter_plan, initial_adapters, parent_adapters
-from erniekit.runners.hub_cache import chosen_hub
-from erniekit.runners.hubs import find_model_folder
-from erniekit.runners.known_steps import cache_folder
-from erniekit.runners.layout import model_shard_arguments
-from erniekit.runners.quantization import quantization_from
-from erniekit.runners.reference_cache import read_table, table_path, write_table
-from erniekit.runners.wiring import (
+from erniekit.build.adapters import adapter_plan, initial_adapters, parent_adapters
+from erniekit.build.distributed import model_shard_arguments
+from erniekit.build.model import (
     Say,
     head_settings,
     initial_weights,
@@ -42,11 +24,32 @@ from erniekit.runners.wiring import (
     preference_settings,
     read_model_config,
 )
-from erniekit.training.checkpoint import load_extra_state, load_state
-from erniekit.training.objectives import Objective
-from erniekit.training.preference import answer_log_probabilities, preference, reference_logps_function
-from erniekit.training.ranks import SINGLE_PROCESS, Ranks
-from erniekit.training.reference import (
+from erniekit.build.quantization import quantization_from
+from erniekit.build.step_count import cache_folder
+from erniekit.config import Config
+from erniekit.config.sections.dpo import reference_mode
+from erniekit.data.collate import Batch
+from erniekit.data.dataset import Dataset
+from erniekit.data.eval_sampler import EvaluationPlan
+from erniekit.data.sampler import StepPlan
+from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
+from erniekit.errors import ModelFileError
+from erniekit.hub.cache import chosen_hub
+from erniekit.hub.download import find_model_folder
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.builder import build_model
+from erniekit.model.decoder import Decoder
+from erniekit.model.lora.config import PISSA
+from erniekit.model.lora.fingerprint import weights_fingerprint
+from erniekit.model.lora.folder import is_adapter_folder
+from erniekit.model.lora.lora import named_adapter_weights
+from erniekit.model.weights import named_weights
+from erniekit.training.checkpoint.state import load_extra_state, load_state
+from erniekit.training.checkpoint.tensors import NO_TENSORS, TensorFiles
+from erniekit.training.collectives import SINGLE_PROCESS, Ranks
+from erniekit.training.objectives.objective import Objective
+from erniekit.training.objectives.preference import answer_log_probabilities, preference, reference_logps_function
+from erniekit.training.objectives.reference import (
     AdapterReference,
     ComputeLogps,
     FrozenReference,
@@ -56,7 +59,55 @@ from erniekit.training.reference import (
     has_missing_logps,
     precompute_missing_logps,
 )
-from erniekit.training.tensor_files import NO_TENSORS, TensorFiles
+
+# Log-probabilities of pairs under a reference model, kept on disk: one array for a set of pairs and a model.
+
+TABLE_VERSION = 1  # raise it where the same pairs and weights come to other log-probabilities
+
+
+def table_path(cache: Path, dataset: Dataset, model: Decoder, ranks: Ranks = SINGLE_PROCESS) -> Path:
+    """Named by what the values depend on: the pairs, the weights, how they are multiplied, and the adapters; the
+    same on every rank."""
+    digest = hashlib.blake2b(digest_size=16)
+    base = weights_fingerprint(model, ranks.all_gather_object)
+    digest.update(repr((TABLE_VERSION, dataset.fingerprint, len(dataset), base)).encode())
+    if model.activation_scales is not None:
+        digest.update(repr(model.activation_scales.settings).encode())
+    for name, weight in named_adapter_weights(model).items():
+        digest.update(name.encode())
+        digest.update(weight.numpy().tobytes())
+    digests = dict.fromkeys(
+        ranks.all_gather_object(digest.hexdigest())
+    )  # one, unless ranks hold different parts of the model
+    name = (
+        "".join(digests)
+        if len(digests) == 1
+        else hashlib.blake2b(repr(list(digests)).encode(), digest_size=16).hexdigest()
+    )
+    return cache / "reference" / f"{name}.npy"
+
+
+def read_table(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """fp32 of `shape`, NaN where nothing is known; a file that cannot be used counts as none."""
+    try:
+        table = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        table = np.empty(0)
+    return table if table.shape == shape and table.dtype == np.float32 else np.full(shape, np.nan, np.float32)
+
+
+def write_table(path: Path, table: np.ndarray, say: Say) -> None:
+    """Replace the file as a whole. A disk that cannot be written is no reason to stop a run."""
+    temp_path = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temp_path, "wb") as file:
+            np.save(file, table, allow_pickle=False)
+        os.replace(temp_path, path)
+    except OSError as error:
+        temp_path.unlink(missing_ok=True)
+        say(f"warning: {path} cannot be written ({error.strerror}): the next run measures its reference again")
+
 
 TRAINING, EVALUATION = "training", "evaluation"
 _SAY_EVERY_S = 20.0

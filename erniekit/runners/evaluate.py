@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import cast
 
-from erniekit.data.template import Template
-from erniekit.data.tokenizer import Tokenizer
-from erniekit.model.decoder import Decoder
-from erniekit.parallel.mesh import Mesh
-from erniekit.parallel.staged_decoder import PipelineParallelDecoder
-from erniekit.parameters import Config
-from erniekit.runners.adapters import adapter_plan
-from erniekit.runners.checks import check_vocabulary
-from erniekit.runners.data_wiring import evaluation_dataset, evaluation_plan, evaluation_sources
-from erniekit.runners.held_out_answers import SAMPLES_FILE, GenerationEvaluator, read_samples
-from erniekit.runners.layout import evaluation_ranks, join_ranks, topology_and_rank
-from erniekit.runners.reading import broadcast_dataset_index, dp_rank_of, reads_data
-from erniekit.runners.wiring import (
+from erniekit.build.adapters import adapter_plan, starts_from_adapters
+from erniekit.build.checks import check_vocabulary
+from erniekit.build.data import (
+    broadcast_dataset_index,
+    dp_rank_of,
+    evaluation_dataset,
+    evaluation_plan,
+    evaluation_sources,
+    reads_data,
+)
+from erniekit.build.distributed import evaluation_ranks, join_ranks, topology_and_rank
+from erniekit.build.model import (
     Say,
     announce_dense_mask,
     initial_weights,
@@ -30,13 +29,22 @@ from erniekit.runners.wiring import (
     read_model_config,
     select_device,
 )
+from erniekit.config import Config
+from erniekit.data.templates.ernie import Template
+from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.distributed.decoder_pipeline import PipelineParallelDecoder
+from erniekit.distributed.mesh import Mesh
+from erniekit.errors import ConfigurationError
+from erniekit.export.trained_model import PARAMETERS_FILE, find_trained_model
+from erniekit.inference.answer_eval import SAMPLES_FILE, GenerationEvaluator, read_samples
+from erniekit.model.decoder import Decoder
 from erniekit.terminal import escape_control_characters
-from erniekit.training.callbacks.results import EVALUATION_FILE, Results
-from erniekit.training.checkpoint_folder import refuse_damaged
+from erniekit.training.callbacks.files import EVALUATION_FILE, Results
+from erniekit.training.checkpoint.atomic_folder import refuse_damaged
+from erniekit.training.checkpoint.lock import locked
+from erniekit.training.collectives import Ranks
 from erniekit.training.evaluation import EvaluationResult, ExtraMetrics, evaluate
-from erniekit.training.folder_lock import locked
-from erniekit.training.objectives import Objective
-from erniekit.training.ranks import Ranks
+from erniekit.training.objectives.objective import Objective
 
 SAMPLES_SHOWN = 3
 
@@ -153,3 +161,70 @@ def _show_samples(output_dir: Path, say: Say) -> None:
         say(f"> {question}\n  answer:   {escape_control_characters(sample['answer'])}  ({verdict})")
         say(f"  expected: {escape_control_characters(sample['expected'])}")
     say(f"all answers: {output_dir / SAMPLES_FILE}")
+
+
+# Which model an evaluation on its own measures, and with which settings. Needs no Paddle.
+
+# defaults of a training, which the configuration that it leaves writes out, and what an evaluation on its own takes
+_DEFAULTS = {"max_evaluate_steps": (1, -1), "eval_answers": (0, 100)}
+_NO_HUB = ("from_hf_hub=false", "from_aistudio=false", "from_modelscope=false")
+_MODEL_PARAMETERS = ("model_name_or_path", "init_from_checkpoint", "lora_path")
+
+
+def evaluation_config(named: Path, overrides: Sequence[str]) -> Config:
+    """What `erniekit eval NAMED` evaluates: the model that a run has left, with the data and settings of the run.
+
+    Args:
+        named: the configuration of a run, its output_dir or a checkpoint. Where a word of the command line chooses a
+            model, that model is evaluated.
+
+    Raises:
+        UserError: the configuration cannot be used, or the run has not left a model.
+    """
+    file = named / PARAMETERS_FILE if named.is_dir() else named
+    if not file.is_file():
+        what = (
+            f"holds no {PARAMETERS_FILE}, so it says nothing of held-out data" if named.is_dir() else "does not exist"
+        )
+        raise ConfigurationError(f"{named}: {what}\n  Name the configuration of the run: erniekit eval CONFIG")
+    words = ["do_train=false", "do_eval=true", *overrides]
+    if any(word.startswith("model_name_or_path=") for word in overrides):  # whose weights are meant, not random ones
+        words.insert(0, "continue_training=true")
+    if named.is_dir():  # nothing of how that run began is meant
+        words = ["resume_from_checkpoint=false", *words]
+    config = _load(file, words)
+    if named.is_dir():
+        words = [*_own_defaults(config), *words]
+        config = _load(file, words)
+    if any(config.origin(name) == "command line" and config[name] for name in _MODEL_PARAMETERS):
+        return config
+    # output_dir on the command line is where results go; the model is where the run has left it
+    run_config = _load(file, [word for word in words if not word.startswith("output_dir=")])
+    trained = find_trained_model(named, run_config)
+    if trained.is_adapter:
+        other_weights = config.checkpoint.init_from_checkpoint and not starts_from_adapters(config)
+        words.append("init_from_checkpoint=")
+        if other_weights:
+            words += [f"model_name_or_path={trained.base}", "continue_training=true", *_NO_HUB]
+        return _load(file, [*words, "lora=true", f"lora_path={trained.folder}"])
+    own_weights = config.basic.model_name_or_path if config.basic.continue_training else ""
+    start = config.checkpoint.init_from_checkpoint or own_weights
+    words += [f"model_name_or_path={trained.folder}", "lora=false", "lora_path=", "continue_training=true"]
+    words += [*_NO_HUB, "init_from_checkpoint="]
+    if config.basic.stage == "DPO" and not config.dpo.ref_model_name_or_path and start:
+        words.append(f"ref_model_name_or_path={start}")
+    return _load(file, words)
+
+
+def _own_defaults(config: Config) -> list[str]:
+    """Words for what `config`, as a training has left it, does not say otherwise."""
+    names = [name for name, (trainings, _) in _DEFAULTS.items() if config[name] == trainings]
+    if config.basic.stage == "PT":
+        names = [name for name in names if name != "eval_answers"]  # there are no dialogues
+    return [f"{name}={_DEFAULTS[name][1]}" for name in names]
+
+
+def _load(file: Path, words: Sequence[str]) -> Config:
+    """The configuration with words of which the last of a name counts."""
+    last = {word.partition("=")[0]: word for word in words}
+    return Config.load(file, list(last.values()), verb="train")

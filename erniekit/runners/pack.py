@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from erniekit.build.data import data_fingerprint_of, training_dataset, training_plan
+from erniekit.build.model import Say, open_tokenizer
+from erniekit.config import Config
 from erniekit.data.packed import check_empty_or_new, write_packed
 from erniekit.errors import ConfigurationError
-from erniekit.parameters import Config
-from erniekit.runners.data_wiring import data_fingerprint_of, training_dataset, training_plan
-from erniekit.runners.wiring import Say, open_tokenizer
 
 
 def pack_data(config: Config, target: Path, say: Say = print) -> None:

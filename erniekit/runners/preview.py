@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from erniekit.data.preview import render_batch
-from erniekit.parameters import Config
-from erniekit.runners.data_wiring import (
+from collections.abc import Iterator
+from itertools import groupby
+
+from erniekit.build.data import (
     DataParallelRank,
     count_steps,
     evaluation_dataset,
@@ -12,7 +13,134 @@ from erniekit.runners.data_wiring import (
     training_dataset,
     training_plan,
 )
-from erniekit.runners.wiring import open_tokenizer
+from erniekit.build.model import open_tokenizer
+from erniekit.config import Config
+from erniekit.data.collate import Batch
+from erniekit.data.dataset import Dataset
+from erniekit.data.templates.ernie import IGNORE_INDEX
+from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.terminal import escape_control_characters
+
+# A batch as text: what the model reads, and which of it the model is trained to say.
+
+TRAINED, REJECTED = "\x1b[1;32m", "\x1b[1;31m"  # green, red
+READ, HEADING, RESET = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+
+
+def render_batch(
+    batch: Batch, tokenizer: Tokenizer, dataset: Dataset, *, rows: int = 1, documents: int = 8, color: bool = False
+) -> str:
+    """The first documents of the first rows.
+
+    Trained text is green (of a rejected answer red), or stands in [[ ]] without colour. Where a label differs from the
+    token that is read next, both are shown, the label first: `[[</s>]]<|end_of_sentence|>`.
+
+    Args:
+        rows, documents: how many rows, and how many documents of each row, to show.
+    """
+    what = "documents" if batch.pairs is None else "pairs"
+    lines = [_legend(what, color)]
+    for row in range(min(rows, len(batch.input_ids))):
+        spans = list(_documents(batch, row) if batch.pairs is None else _pairs(batch, row, dataset))
+        filled = spans[-1][1] if spans else 0
+        padding = batch.input_ids.shape[1] - filled
+        heading = f"row {row}: {len(spans)} {what}, {filled:,} positions" + (
+            f", {padding:,} padding" if padding else ""
+        )
+        lines += ["", _styled(heading, HEADING, color)]
+        for number, (start, end) in enumerate(spans[:documents]):
+            index = batch.samples[row][number]
+            pair = dataset.sample(index).pair
+            parts = [slice(start, end)]
+            if pair is not None:
+                parts = [slice(start + pair.chosen, start + pair.rejected), slice(start + pair.rejected, end)]
+            targets = " + ".join(f"{int((batch.labels[row, part] != IGNORE_INDEX).sum()):,}" for part in parts)
+            heading = f"--- {what[:-1]} {number}: {dataset.location(index)}, positions {start:,}-{end - 1:,}, {targets}"
+            lines.append(_styled(f"{heading} targets", HEADING, color))
+            if pair is None:
+                lines.append(_document(batch, tokenizer, row, start, end, color))
+            else:
+                lines += _pair(batch, tokenizer, row, start, parts, color)
+        if len(spans) > documents:
+            lines.append(_styled(f"--- and {len(spans) - documents} more {what}", HEADING, color))
+    return "\n".join(lines)
+
+
+def _legend(what: str, color: bool) -> str:
+    if not color:
+        return "[[trained text]], what is only read"
+    if what == "pairs":
+        return "chosen answers are green, rejected ones red, what is only read is dim"
+    return "trained text is green, what is only read is dim"
+
+
+def _pair(batch: Batch, tokenizer: Tokenizer, row: int, start: int, answers: list[slice], color: bool) -> list[str]:
+    """The prompt, as both answers read it, and each answer behind its name."""
+    prompt = batch.input_ids[row, start : answers[0].start + 1].tolist()
+    lines = [_styled(escape_control_characters(tokenizer.decode(prompt, skip_special_tokens=False)), READ, color)]
+    for name, part, style in zip(("chosen", "rejected"), answers, (TRAINED, REJECTED), strict=True):
+        answer = _document(batch, tokenizer, row, part.start, part.stop, color, beginning=False, trained_style=style)
+        lines.append(_styled(f"{name}: ", HEADING, color) + answer)
+    return lines
+
+
+def _documents(batch: Batch, row: int) -> Iterator[tuple[int, int]]:
+    """First position and end of each document, read from the attention indices, so that they are seen as they act."""
+    ends = batch.startend_row_indices[row, 0, :, 0]
+    start = 0
+    while start < len(ends) and ends[start] > start:
+        yield start, int(ends[start])
+        start = int(ends[start])
+
+
+def _pairs(batch: Batch, row: int, dataset: Dataset) -> Iterator[tuple[int, int]]:
+    """First position and end of each pair."""
+    start = 0
+    for index in batch.samples[row]:
+        end = start + int(dataset.lengths[index])
+        yield start, end
+        start = end
+
+
+def _document(
+    batch: Batch,
+    tokenizer: Tokenizer,
+    row: int,
+    start: int,
+    end: int,
+    color: bool,
+    *,
+    beginning: bool = True,
+    trained_style: str = TRAINED,
+) -> str:
+    parts = []
+    for trained, tokens in groupby(_tokens(batch, row, start, end, beginning), key=lambda pair: pair[0]):
+        text = escape_control_characters(tokenizer.decode([token for _, token in tokens], skip_special_tokens=False))
+        if color:
+            parts.append(_styled(text, trained_style if trained else READ, color))
+        else:
+            parts.append(f"[[{text}]]" if trained else text)
+    return "".join(parts)
+
+
+def _tokens(batch: Batch, row: int, start: int, end: int, beginning: bool) -> Iterator[tuple[bool, int]]:
+    """(trained, token id) in reading order: each position's label, and the next token where it is not the same.
+
+    `beginning`: with the first token, for which there is no label.
+    """
+    if beginning:
+        yield False, int(batch.input_ids[row, start])
+    for position in range(start, end):
+        label = int(batch.labels[row, position])
+        following = int(batch.input_ids[row, position + 1]) if position + 1 < end else None
+        if label != IGNORE_INDEX:
+            yield True, label
+        if following is not None and following != label:
+            yield False, following
+
+
+def _styled(text: str, style: str, color: bool) -> str:
+    return f"{style}{text}{RESET}" if color else text
 
 
 def preview(config: Config, *, rows: int = 1, documents: int = 8, color: bool = False) -> str:

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import erniekit
+from erniekit.build.layout import known_model_config
+from erniekit.config.values import format_value
+from erniekit.distributed.topology import Topology, topology_from
 from erniekit.errors import ConfigurationError
-from erniekit.parallel.from_config import topology_from
-from erniekit.parallel.topology import Topology
-from erniekit.parameters.values import format_value
-from erniekit.runners.layout_plan import known_model_config
 
 if TYPE_CHECKING:
-    from erniekit.model.configuration import ModelConfig
-    from erniekit.parameters import Config
+    from erniekit.config import Config
+    from erniekit.model.architectures.model_config import ModelConfig
 
 MAX_RANKS, MAX_DEGREE = 4, 2
 STEPS = 2
@@ -105,8 +104,8 @@ def shrink_overrides(config: Config) -> tuple[list[str], int, list[str]]:
 
 def _write_model(model: ModelConfig, seed: int, folder: Path) -> None:
     """`config.json` and random weights, which ranks then read as they read any model's."""
-    from erniekit.model.initial_weight import initial_weight
-    from erniekit.model.storage.safetensors_file import write_safetensors
+    from erniekit.model.linear import initial_weight
+    from erniekit.model.storage.safetensors import write_safetensors
 
     text = json.dumps(model.to_json(), indent=2, sort_keys=True)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")

@@ -3,50 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from erniekit.data.evaluation_plan import EvaluationPlan
-from erniekit.data.plan import StepPlan
-from erniekit.data.plan_version import PLAN_VERSION
-from erniekit.data.prefetch import prefetch
-from erniekit.environment import cpu_settings, package_versions
-from erniekit.json_files import read_json_object
-from erniekit.model.adapters.lora import base_fingerprint, local_adapters, named_trainable_parameters, save_adapters
-from erniekit.model.decoder import Decoder
-from erniekit.model.quantization.fp8 import write_averages
-from erniekit.model.weights import GENERATION_CONFIG_FILE, named_weights, save_companion_files, save_model_folder
-from erniekit.model.whole import LocalTensors, local_tensors
-from erniekit.parallel.mesh import Mesh
-from erniekit.parameters import Config
-from erniekit.parameters.schema import PARAMETERS
-from erniekit.parameters.training import peak_lr_not_reached
-from erniekit.runners.adapters import (
+from erniekit.build.adapters import (
     adapter_plan,
     base_name,
     initial_adapters,
     refuse_other_adapters,
     resolved_parameters,
 )
-from erniekit.runners.checkpoints import master_weight_policy
-from erniekit.runners.checks import expert_parallel_warnings
-from erniekit.runners.data_wiring import (
+from erniekit.build.checkpoint import master_weight_policy, shards_of
+from erniekit.build.checks import expert_parallel_warnings
+from erniekit.build.data import (
+    broadcast_dataset_index,
     count_steps,
+    dp_rank_of,
     evaluates,
     evaluation_dataset,
     evaluation_plan,
+    reads_data,
     training_dataset,
     training_plan,
 )
-from erniekit.runners.evaluate import build_generation_evaluator
-from erniekit.runners.layout import join_ranks, optimizer_and_ranks, topology_and_rank
-from erniekit.runners.optimizer import moment_storage
-from erniekit.runners.own_model import shards_of
-from erniekit.runners.precision import initial_loss_scale
-from erniekit.runners.reading import broadcast_dataset_index, dp_rank_of, reads_data
-from erniekit.runners.wiring import (
+from erniekit.build.distributed import join_ranks, moment_storage, optimizer_and_ranks, topology_and_rank
+from erniekit.build.model import (
     Say,
     announce_dense_mask,
     begin_training,
@@ -55,18 +39,68 @@ from erniekit.runners.wiring import (
     objective_from,
     open_model,
 )
-from erniekit.training.callbacks.defaults import default_callbacks
-from erniekit.training.commands import NO_COMMANDS, Commands
-from erniekit.training.loop import Trainer
-from erniekit.training.master_weights import master_weights_as_model
-from erniekit.training.objectives import Objective
-from erniekit.training.optimizer import describe_decay
-from erniekit.training.output_folder import Start, open_output_folder
-from erniekit.training.rank_files import WEIGHTS, check_same_layout, local_shard_of, sharded_kinds
-from erniekit.training.ranks import Ranks
-from erniekit.training.result import TrainResult
-from erniekit.training.run_identity import RunIdentity
+from erniekit.build.precision import initial_loss_scale
+from erniekit.config import Config
+from erniekit.config.registry import PARAMETERS
+from erniekit.config.sections.training import peak_lr_not_reached
+from erniekit.data.eval_sampler import EvaluationPlan
+from erniekit.data.loader import prefetch
+from erniekit.data.sampler import PLAN_VERSION, StepPlan
+from erniekit.distributed.mesh import Mesh
+from erniekit.environment import cpu_settings, package_versions
+from erniekit.json_files import read_json_object
+from erniekit.model.decoder import Decoder
+from erniekit.model.local_tensors import LocalTensors, local_tensors
+from erniekit.model.lora.lora import base_fingerprint, local_adapters, named_trainable_parameters, save_adapters
+from erniekit.model.quantization.fp8 import write_averages
+from erniekit.model.weights import GENERATION_CONFIG_FILE, named_weights, save_companion_files, save_model_folder
+from erniekit.runners.evaluate import build_generation_evaluator
+from erniekit.training.callbacks.console import PlainLines
+from erniekit.training.callbacks.files import LogFile, LossCurve, Results
+from erniekit.training.callbacks.trackers import event_logs
+from erniekit.training.checkpoint.master_weights import master_weights_as_model
+from erniekit.training.checkpoint.resume import RunIdentity, Start, open_output_folder
+from erniekit.training.checkpoint.sharded import WEIGHTS, check_same_layout, local_shard_of, sharded_kinds
+from erniekit.training.collectives import Ranks
+from erniekit.training.control import NO_COMMANDS, Commands
+from erniekit.training.objectives.objective import Objective
+from erniekit.training.optim.adamw import describe_decay
 from erniekit.training.settings import schedule_from, settings_from
+from erniekit.training.trainer import Trainer, TrainResult
+
+# The callbacks of an ordinary run.
+
+
+def default_callbacks(
+    output_dir: Path,
+    *,
+    logging_dir: Path,
+    report_to: Sequence[str],
+    disable_tqdm: bool,
+    say: Callable[[str], None] = print,
+) -> list[object]:
+    """Progress, log file, event files, results and loss curve.
+
+    Args:
+        report_to: any of "visualdl" and "tensorboard"; empty for no event files.
+        disable_tqdm: plain lines even on a terminal.
+        say: told what cannot be written; none of these files is worth ending a run.
+
+    Raises:
+        ConfigurationError: a package that `report_to` needs is not installed.
+    """
+    output_dir.mkdir(parents=True, exist_ok=True)
+    files = [LogFile(output_dir, say), Results(output_dir, say), LossCurve(output_dir, say)]
+    return [_progress(disable_tqdm), *files, *event_logs(report_to, logging_dir, say)]
+
+
+def _progress(disable_tqdm: bool) -> object:
+    if disable_tqdm or not sys.stdout.isatty():
+        return PlainLines()
+    from erniekit.training.callbacks.console import LiveProgress
+
+    return LiveProgress()
+
 
 # What decides which samples a step sees; a resumed run must have the same values.
 BATCH_PARAMETERS = (

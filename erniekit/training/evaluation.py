@@ -5,21 +5,50 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from paddle.nn import Layer
 
 from erniekit.errors import TrainingError
-from erniekit.training.objectives import Objective
-from erniekit.training.passes import metrics_of
-from erniekit.training.plan import EvaluationPlan
-from erniekit.training.ranks import SINGLE_PROCESS, Ranks
-from erniekit.training.reference import eval_mode
-from erniekit.training.totals import Totals
+from erniekit.training.collectives import SINGLE_PROCESS, Ranks
+from erniekit.training.metrics import Totals
+from erniekit.training.objectives.forward import metrics_of
+from erniekit.training.objectives.objective import Objective
+from erniekit.training.objectives.reference import eval_mode
+
+# What training and evaluation ask of a data plan, so that they serve plans of samples, of pairs and of tests.
+
+
+class Plan(Protocol):
+    """Which micro-batches make which step; a function of the step alone. Batches are what the objective takes."""
+
+    def micro_batches(self, step: int, /) -> Sequence[Any]: ...
+    def steps_in_epoch(self, epoch: int, /) -> int: ...
+    def epoch_of(self, step: int, /) -> float: ...
+
+
+class EvaluationPlan(Plan, Protocol):
+    """A plan whose steps are one micro-batch each, and each of one source; ranks may divide them.
+
+    Attributes:
+        dp_rank, dp_world_size: this rank among those that divide the steps.
+    """
+
+    @property
+    def dp_rank(self) -> int: ...
+    @property
+    def dp_world_size(self) -> int: ...
+
+    def local_steps(self, stop: int, /) -> Iterator[tuple[int, Any]]:
+        """This rank's part of the steps below `stop`: numbers and micro-batches, equally many on every rank. A
+        micro-batch without samples fills up."""
+        ...
+
+    def source_of(self, step: int, /) -> str: ...
 
 
 @dataclass(frozen=True)

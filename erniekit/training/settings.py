@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from erniekit.config import Config
 from erniekit.errors import ConfigurationError
-from erniekit.parameters import Config
-from erniekit.training.best_model import BestSettings
-from erniekit.training.optimizer import OptimizerSettings
-from erniekit.training.schedules import Schedule
+from erniekit.training.early_stopping import BestSettings
+from erniekit.training.optim.adamw import OptimizerSettings
+from erniekit.training.optim.schedules import Schedule
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ from paddle import Tensor
 from paddle.nn import Layer
 from paddle.optimizer import Optimizer
 
-from erniekit.training.gradients import clip_by_norm, scale_gradients
-from erniekit.training.loss_scaling import LossScale
-from erniekit.training.objectives import LossFunction, MicroBatchLoss, Objective
-from erniekit.training.ranks import SINGLE_PROCESS, Ranks
-from erniekit.training.totals import Totals
+from erniekit.training.collectives import SINGLE_PROCESS, Ranks
+from erniekit.training.gradients import LossScale, clip_by_norm, scale_gradients
+from erniekit.training.metrics import Totals
+from erniekit.training.objectives.objective import LossFunction, MicroBatchLoss, Objective
 
 
 class StepResult(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from erniekit.cli import main
-from erniekit.parameters.schema import ALIASES, PARAMETERS
+from erniekit.config.registry import ALIASES, PARAMETERS
 
 
 def test_params_lists_all(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from erniekit.cli import main
 from erniekit.cli.validate import report
-from erniekit.parameters import Config
+from erniekit.config import Config
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "examples" / "configs" / "quickstart" / "sft.yaml")
@@ -48,7 +48,7 @@ def test_good_file_shows_values_origins_and_numbers(tmp_path: Path, capsys: pyte
 
 
 def test_all_shows_every_parameter(capsys: pytest.CaptureFixture[str]) -> None:
-    from erniekit.parameters.schema import PARAMETERS
+    from erniekit.config.registry import PARAMETERS
 
     assert main(["validate", QUICKSTART, "--all"]) == 0
     words = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()}

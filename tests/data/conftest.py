@@ -10,9 +10,9 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from erniekit.data.sources import Source
-from erniekit.data.template import chat_template
-from erniekit.data.tokenizer import load_tokenizer
+from erniekit.data.conversation import Source
+from erniekit.data.templates.ernie import chat_template
+from erniekit.data.tokenizers.tokenizer import load_tokenizer
 
 SENTENCES = [
     "The river runs past the old mill and under the bridge.",

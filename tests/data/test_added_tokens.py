@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from erniekit.data.added_tokens import AddedTokens
-from erniekit.data.tokenizer_files import AddedToken, added_tokens
+from erniekit.data.tokenizers.files import AddedToken, AddedTokens, added_tokens
 from erniekit.errors import ModelFileError
 
 PLAIN = AddedTokens([AddedToken("<a>", 10, special=True), AddedToken("<a><b>", 11), AddedToken("b", 12)])

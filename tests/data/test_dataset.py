@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from erniekit.data import tokenise
-from erniekit.data.conversation import Conversation, Turn
+from erniekit.data import tokenize
+from erniekit.data.conversation import Conversation, Source, Turn
 from erniekit.data.dataset import open_dataset
-from erniekit.data.sources import Source
-from erniekit.data.template import IGNORE_INDEX, Segment, chat_template, encode_sample
-from erniekit.data.tokenizer import load_tokenizer
+from erniekit.data.templates.ernie import IGNORE_INDEX, Segment, chat_template, encode_sample
+from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import DataError
 from tests.data.conftest import CONTROL_TOKENS, write_tokenizer
 
@@ -365,8 +364,8 @@ def test_blocks_do_not_change_the_samples(opened, make_source, monkeypatch, tmp_
     rng = random.Random(0)
     source = make_source([exchange("a " * rng.randint(1, 9), "b " * rng.randint(1, 9)) for _ in range(50)])
     whole = opened(source)
-    monkeypatch.setattr(tokenise, "BLOCK_RECORDS", 7)
-    monkeypatch.setattr(tokenise, "BLOCK_CHARACTERS", 40)
+    monkeypatch.setattr(tokenize, "BLOCK_RECORDS", 7)
+    monkeypatch.setattr(tokenize, "BLOCK_CHARACTERS", 40)
     source.path.write_text(source.path.read_text() + "\n")  # another key
     blocks = opened(source)
     assert blocks.lengths.tolist() == whole.lengths.tolist()
@@ -378,9 +377,9 @@ def test_blocks_do_not_change_the_samples(opened, make_source, monkeypatch, tmp_
 MEASURE = """
 import re, sys
 from erniekit.data.dataset import open_dataset
-from erniekit.data.sources import Source
-from erniekit.data.template import chat_template
-from erniekit.data.tokenizer import load_tokenizer
+from erniekit.data.conversation import Source
+from erniekit.data.templates.ernie import chat_template
+from erniekit.data.tokenizers.tokenizer import load_tokenizer
 tokenizer = load_tokenizer(sys.argv[1])
 template = chat_template(tokenizer)
 def peak_mb(path):

@@ -4,8 +4,15 @@ import json
 
 import pytest
 
-from erniekit.data.fields import FIELDS, MAX_NAME_LENGTH, MAX_NAMES, UnusedField, UnusedFields, describe_unused
-from erniekit.data.records import KINDS, read_records
+from erniekit.data.formats.chat import KINDS, read_records
+from erniekit.data.formats.problems import (
+    FIELDS,
+    MAX_NAME_LENGTH,
+    MAX_NAMES,
+    UnusedField,
+    UnusedFields,
+    describe_unused,
+)
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from erniekit.data.conversation import Conversation, Turn
-from erniekit.data.jinja_template import JinjaTemplate
-from erniekit.data.template import (
+from erniekit.data.templates.ernie import (
     IGNORE_INDEX,
     ErnieTemplate,
     TemplateRefusedError,
@@ -15,7 +14,8 @@ from erniekit.data.template import (
     encode_prompt,
     encode_sample,
 )
-from erniekit.data.tokenizer import load_tokenizer
+from erniekit.data.templates.jinja import JinjaTemplate
+from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import DataError, ModelFileError
 from tests.data.conftest import CONTROL_TOKENS, write_tokenizer
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from erniekit.data.evaluation_plan import EvaluationPlan
-from erniekit.data.length_groups import group_by_length
+from erniekit.data.eval_sampler import EvaluationPlan
+from erniekit.data.packing import group_by_length
 from erniekit.errors import DataError
-from tests.data.test_plan import LENGTHS, dataset_of, packs_of_step, plan_of, samples_of_epoch
+from tests.data.test_sampler import LENGTHS, dataset_of, packs_of_step, plan_of, samples_of_epoch
 
 BUDGETED = {"packing": False, "batch_tokens": 96, "accumulation": 2}
 

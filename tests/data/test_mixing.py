@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from erniekit.data.mixing import MAX_OVERSAMPLED_EPOCH, STRATEGIES, epoch_order
-from erniekit.data.seeds import Purpose, generator
+from erniekit.data.mixing import MAX_OVERSAMPLED_EPOCH, STRATEGIES, Purpose, epoch_order, generator
 from erniekit.errors import DataError
 
 

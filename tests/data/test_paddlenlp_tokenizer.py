@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from erniekit.data.tokenizer import load_tokenizer
+from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import ModelFileError
 from tests.data.vocabularies import BYTE_PAIR_TEXTS, write_byte_pairs
 
@@ -60,7 +60,7 @@ def test_unknown_classes_and_broken_files_are_told(tmp_path):
 def test_paddlenlp_is_imported_only_for_such_a_folder_and_says_why(tmp_path, tokenizer_folder):
     folder = write_byte_pairs(tmp_path, "Qwen2Tokenizer")
     program = (
-        "import sys; from erniekit.data.tokenizer import load_tokenizer; load_tokenizer(sys.argv[1]); "
+        "import sys; from erniekit.data.tokenizers.tokenizer import load_tokenizer; load_tokenizer(sys.argv[1]); "
         "assert not {'paddle', 'paddlenlp'} & set(sys.modules); load_tokenizer(sys.argv[2])"
     )
     run = subprocess.run(
@@ -70,9 +70,9 @@ def test_paddlenlp_is_imported_only_for_such_a_folder_and_says_why(tmp_path, tok
 
 
 def test_the_words_it_has_seen_do_not_fill_the_memory(tmp_path, monkeypatch):
-    from erniekit.data import paddlenlp_backend
+    from erniekit.data.tokenizers import paddlenlp
 
-    monkeypatch.setattr(paddlenlp_backend, "CACHED_WORDS", 50)
+    monkeypatch.setattr(paddlenlp, "CACHED_WORDS", 50)
     tokenizer = load_tokenizer(write_byte_pairs(tmp_path, "Qwen2Tokenizer"))
     texts = [f"word{chr(97 + number % 26)}{chr(97 + number // 26)}" for number in range(400)]
     together = [tokenizer.encode(text) for text in texts]

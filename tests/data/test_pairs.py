@@ -11,16 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from erniekit.data.batches import collate
+from erniekit.data.collate import collate
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Preference, Turn
 from erniekit.data.dataset import open_dataset
+from erniekit.data.loader import prefetch
 from erniekit.data.pairs import EncodedAnswer, encode_pair, join_pair
-from erniekit.data.plan import StepPlan
-from erniekit.data.prefetch import prefetch
-from erniekit.data.preview import READ, REJECTED, RESET, TRAINED, render_batch
-from erniekit.data.template import IGNORE_INDEX, chat_template, encode_prompt, encode_sample
-from erniekit.data.tokenizer import load_tokenizer
+from erniekit.data.sampler import StepPlan
+from erniekit.data.templates.ernie import IGNORE_INDEX, chat_template, encode_prompt, encode_sample
+from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import DataError
+from erniekit.runners.preview import READ, REJECTED, RESET, TRAINED, render_batch
 
 from .conftest import CONTROL_TOKENS, write_tokenizer
 from .test_jinja_template import TEMPLATES

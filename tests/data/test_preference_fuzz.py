@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.data.conversation import ASSISTANT, USER
-from erniekit.data.preference_records import PREFERENCE_KINDS
-from erniekit.data.problems import RecordProblem
-from erniekit.data.records import read_records
+from erniekit.data.formats.chat import read_records
+from erniekit.data.formats.preference import PREFERENCE_KINDS
+from erniekit.data.formats.problems import RecordProblem
 
 TEXTS = st.sampled_from(["", " ", "a", "b", "a ", "q\n", "\ud800"])
 NUMBERS = st.sampled_from([0, 1, -1, 0.5, True, 10**400, -(10**400), float("inf"), float("nan"), 1e300, None, "1"])

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from erniekit.data.dataset import open_dataset
-from erniekit.data.plan import StepPlan
-from erniekit.data.preview import READ, RESET, TRAINED, render_batch
+from erniekit.data.sampler import StepPlan
+from erniekit.runners.preview import READ, RESET, TRAINED, render_batch
 
 
 @pytest.fixture

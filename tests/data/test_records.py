@@ -7,9 +7,9 @@ import json
 import pytest
 
 from erniekit.data.conversation import Conversation, PlainText, Turn
-from erniekit.data.json_records import BLOCK_BYTES
-from erniekit.data.problems import ProblemList, RecordProblem
-from erniekit.data.records import KINDS, read_records
+from erniekit.data.formats.chat import KINDS, read_records
+from erniekit.data.formats.json import BLOCK_BYTES
+from erniekit.data.formats.problems import ProblemList, RecordProblem
 from erniekit.errors import DataError
 
 
@@ -117,7 +117,7 @@ def test_every_split_of_an_array_into_blocks_reads_the_same(tmp_path, monkeypatc
     path = tmp_path / "data.json"
     path.write_text('[ {"text": "ä\\u00e4"} ,\n{"text":"b"}, {"text": "c", "n": 12.5} ]', "utf-8")
     for size in (1, 2, 3, 7, 1000):
-        monkeypatch.setattr("erniekit.data.json_records.BLOCK_BYTES", size)
+        monkeypatch.setattr("erniekit.data.formats.json.BLOCK_BYTES", size)
         assert [(line, record.text) for line, record in read_records(path, "text")] == [(1, "ää"), (2, "b"), (2, "c")]
 
 
@@ -262,7 +262,7 @@ def test_bytes_that_are_not_utf8_in_an_array(tmp_path, monkeypatch):
     content = '[{"text": "ä"},\n{"text": "ö"},\n '.encode() + '{"text": "müde"}]'.encode("latin-1")
     path.write_bytes(content)
     for size in (1, 5, 1000):
-        monkeypatch.setattr("erniekit.data.json_records.BLOCK_BYTES", size)
+        monkeypatch.setattr("erniekit.data.formats.json.BLOCK_BYTES", size)
         expected = f"{path}:3: encoding: expected UTF-8, got byte 0xfc at byte offset {content.index(0xFC)}"
         assert problems(path, "text")[-1] == expected
 
@@ -309,7 +309,7 @@ def test_a_duplicate_field_is_a_problem_and_the_rest_is_read(tmp_path, form, mon
         form.format('{"text": "a", "text": "b"}', '{"text": "c", "n": [{"x y": 1, "x y": 1}]}', '{"text": "d"}')
     )
     for size in (3, 1000):
-        monkeypatch.setattr("erniekit.data.json_records.BLOCK_BYTES", size)
+        monkeypatch.setattr("erniekit.data.formats.json.BLOCK_BYTES", size)
         first, second, third = read_records(path, "text")
         assert [str(first), str(second)] == [f"{path}:1: text: {REPEATED}", f"{path}:2: 'x y': {REPEATED}"]
         assert third == (3, PlainText("d"))

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from erniekit.data.conversation import Source
 from erniekit.data.dataset import open_dataset
-from erniekit.data.sources import Source
-from erniekit.data.template import ErnieTemplate, chat_template
-from erniekit.data.tokenizer import load_tokenizer
+from erniekit.data.templates.ernie import ErnieTemplate, chat_template
+from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import ModelFileError
 from tests.data.vocabularies import BEGIN, END, ERNIE, MASKS, NAMED, write_sentencepiece
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from erniekit.data.sources import check_probabilities
+from erniekit.data.conversation import check_probabilities
 from erniekit.errors import DataError
 
 

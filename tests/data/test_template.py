@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 
 from erniekit.data.conversation import Conversation, Turn
-from erniekit.data.template import IGNORE_INDEX, Segment, chat_template, encode_prompt, encode_sample
-from erniekit.data.tokenizer import load_tokenizer
+from erniekit.data.templates.ernie import IGNORE_INDEX, Segment, chat_template, encode_prompt, encode_sample
+from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import ModelFileError
 from tests.data.conftest import write_tokenizer
 
@@ -67,7 +67,7 @@ def test_nothing_is_kept_behind_the_last_target(template, tokenizer):
 def test_an_answer_that_holds_the_text_of_the_pad_token_keeps_its_targets(template, tokenizer):
     # masking is by position: the id that pads elsewhere is a target here
     segments = [Segment("q", False), Segment("a<unk>b<|end_of_sentence|>", True)]
-    from erniekit.data.template import assemble
+    from erniekit.data.templates.ernie import assemble
 
     sample = assemble(segments, tokenizer.encode_batch([part.text for part in segments]), template)
     assert tokenizer.pad_id in sample.labels

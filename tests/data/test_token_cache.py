@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from erniekit.data.template import Sample
+from erniekit.data.templates.ernie import Sample
 from erniekit.data.token_cache import ABANDONED_AFTER_S, ARRAYS, MANIFEST, open_or_build
 from erniekit.errors import DataError
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from erniekit.data.tokenizer import load_tokenizer
+from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import ModelFileError
 from tests.data.conftest import write_tokenizer
 

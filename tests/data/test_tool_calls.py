@@ -8,14 +8,13 @@ import pytest
 
 from erniekit.data.conversation import Conversation
 from erniekit.data.dataset import open_dataset
-from erniekit.data.fields import UnusedFields
-from erniekit.data.jinja_template import JinjaTemplate
-from erniekit.data.problems import RecordProblem
-from erniekit.data.prompts import read_prompts
-from erniekit.data.records import read_records
-from erniekit.data.template import ErnieTemplate, TemplateRefusedError, chat_template, encode_sample
-from erniekit.data.tokenizer import load_tokenizer
+from erniekit.data.formats.chat import read_records
+from erniekit.data.formats.problems import RecordProblem, UnusedFields
+from erniekit.data.templates.ernie import ErnieTemplate, TemplateRefusedError, chat_template, encode_sample
+from erniekit.data.templates.jinja import JinjaTemplate
+from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import DataError
+from erniekit.inference.prompts import read_prompts
 from tests.data.conftest import CONTROL_TOKENS, write_tokenizer
 from tests.data.test_jinja_template import CHATML
 

@@ -8,18 +8,18 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from erniekit.data.batches import Batch, collate
+from erniekit.data.collate import Batch, collate
 from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
-from erniekit.data.packed import DataFingerprint, write_packed
-from erniekit.data.plan import StepPlan
-from erniekit.data.template import PairOffsets, Sample
-from erniekit.data.transfer import (
+from erniekit.data.loader import (
     ArrayMessage,
     deserialize_batches,
     deserialize_index,
     serialize_batches,
     serialize_index,
 )
+from erniekit.data.packed import DataFingerprint, write_packed
+from erniekit.data.sampler import StepPlan
+from erniekit.data.templates.ernie import PairOffsets, Sample
 
 OPTIONS = {"max_seq_len": 64, "packing": True, "greedy": True, "window": 100, "batch_size": 2, "accumulation": 2}
 

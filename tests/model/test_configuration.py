@@ -5,7 +5,7 @@ import json
 import pytest
 
 from erniekit.errors import ModelFileError
-from erniekit.model.configuration import ModelConfig
+from erniekit.model.architectures.model_config import ModelConfig
 
 from .tiny import CONFIG, tiny_config
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.errors import ModelFileError
-from erniekit.model.configuration import ModelConfig
-from erniekit.model.families import FAMILIES
-from erniekit.model.rope_scaling import rotary_frequencies
+from erniekit.model.architectures.families import FAMILIES
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.rope_scaling import rotary_frequencies
 
 from .tiny import CONFIG, tiny_config, tiny_model
 

@@ -7,12 +7,12 @@ import paddle
 import pytest
 
 from erniekit.model import kernels
-from erniekit.model.activation import swiglu
+from erniekit.model.architectures.rope_scaling import rotary_frequencies
 from erniekit.model.kernels import FusedKernels, use_fused_kernels
 from erniekit.model.linear import Linear
+from erniekit.model.mlp import swiglu
 from erniekit.model.norm import rms_norm
-from erniekit.model.rope_scaling import rotary_frequencies
-from erniekit.model.rotary import apply_rotary, rotary_tables
+from erniekit.model.rope import apply_rotary, rotary_tables
 
 from .tiny import logits_of, tiny_config, tiny_model
 

@@ -8,10 +8,10 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit.model.activation import swiglu
+from erniekit.model.architectures.rope_scaling import Frequencies
+from erniekit.model.mlp import swiglu
 from erniekit.model.norm import rms_norm
-from erniekit.model.rope_scaling import Frequencies
-from erniekit.model.rotary import RotaryTables, apply_rotary, rotary_tables
+from erniekit.model.rope import RotaryTables, apply_rotary, rotary_tables
 
 RNG = np.random.default_rng(0)
 POSITIONS = paddle.to_tensor(np.array([[0, 1, 2, 0, 1]]))

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from erniekit.model.adapters.settings import linear_shapes
-from erniekit.model.configuration import ModelConfig
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.lora.config import linear_shapes
 from erniekit.model.quantization.settings import WeightOnly
 from erniekit.model.storage.precision import to_stored
-from erniekit.model.storage.safetensors_file import StoredTensor
+from erniekit.model.storage.safetensors import StoredTensor
 from erniekit.model.storage.shards import write_weight_files
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ from erniekit.environment import apply_cpu_settings
 apply_cpu_settings()
 import paddle
 from erniekit.model.builder import build_model
-from erniekit.model.configuration import ModelConfig
+from erniekit.model.architectures.model_config import ModelConfig
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 config = ModelConfig.from_folder(sys.argv[1])
@@ -52,7 +52,7 @@ print(before, peak())
 MEASURE_PACKED = MEASURE.replace(
     "model = build_model(config, sys.argv[1])\nprint(before, peak())",
     """
-from erniekit.model.adapters.settings import LoraSettings
+from erniekit.model.lora.config import LoraSettings
 from erniekit.model.attention import AttentionPlan
 from erniekit.model.head import token_loss
 from erniekit.model.quantization.settings import WeightOnly

@@ -15,7 +15,7 @@ from erniekit.model.mixed_precision import MixedPrecision
 from erniekit.model.norm import RMSNorm
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import load_weights, named_weights, save_model_folder
-from erniekit.training.optimizer import (
+from erniekit.training.optim.adamw import (
     OptimizerSettings,
     build_optimizer,
     is_master_weight,

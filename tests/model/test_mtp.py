@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
-from erniekit.model.configuration import ModelConfig
 from erniekit.model.mtp import shift_within_documents
 from erniekit.model.weights import named_weights, save_model_folder
 

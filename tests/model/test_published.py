@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from erniekit.model.published import published_model
+from erniekit.model.architectures.published import published_model
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit.model.adapters.lora import add_adapters, named_adapter_weights
-from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.attention import AttentionPlan
 from erniekit.model.head import token_loss
+from erniekit.model.lora.config import LoraSettings
+from erniekit.model.lora.lora import add_adapters, named_adapter_weights
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
 

@@ -9,10 +9,10 @@ import numpy as np
 import paddle
 import pytest
 
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
-from erniekit.model.configuration import ModelConfig
 from erniekit.model.head import token_loss
-from erniekit.model.storage.safetensors_file import write_safetensors
+from erniekit.model.storage.safetensors import write_safetensors
 from erniekit.model.weights import is_transposed, named_weights
 
 from .tiny import pack

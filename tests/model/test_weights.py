@@ -7,8 +7,8 @@ import pytest
 import safetensors.numpy
 
 from erniekit.errors import ModelFileError
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
-from erniekit.model.configuration import ModelConfig
 from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING
 from erniekit.model.weights import load_weights, named_weights, save_model_folder, save_weights
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import paddle
 
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.attention import AttentionPlan
 from erniekit.model.builder import build_model
-from erniekit.model.configuration import ModelConfig
 from erniekit.model.weights import named_weights
 
 CONFIG = {

@@ -1,4 +1,4 @@
-"""Record tests/model/adapters/peft_*.npz: adapters that peft wrote beside tiny transformers models, with the logits and
+"""Record tests/model/lora/peft_*.npz: adapters that peft wrote beside tiny transformers models, with the logits and
 gradients of the two together.
 
     python -m tests.parity.record_peft
@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from .families import random_model
 
-TARGET = Path(__file__).parents[1] / "model" / "adapters"
+TARGET = Path(__file__).parents[1] / "model" / "lora"
 TINY = {"vocab_size": 13, "hidden_size": 8, "intermediate_size": 6, "num_attention_heads": 2, "num_key_value_heads": 1}
 EXPERTS = {"moe_num_experts": 3, "moe_k": 2, "moe_intermediate_size": 4, "moe_layer_start_index": 1}
 EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

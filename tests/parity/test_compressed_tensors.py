@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from erniekit.export.quantized import Float8Format, PackedFormat, WeightFormat, linear_weight_shapes
+from erniekit.export.trained_model import TrainedModel
+from erniekit.export.trained_weights import open_trained_weights, write_weights
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
-from erniekit.model.configuration import ModelConfig
 from erniekit.model.quantization.settings import Fp8, WeightOnly
 from erniekit.model.weights import save_model_folder
-from erniekit.runners.quantized_export import Float8Format, PackedFormat, WeightFormat, linear_weight_shapes
-from erniekit.runners.trained_model import TrainedModel
-from erniekit.runners.trained_weights import open_trained_weights, write_weights
 
 from ..model.tiny import logits_of, tiny_model
 

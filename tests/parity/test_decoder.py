@@ -10,9 +10,9 @@ transformers = pytest.importorskip("transformers")
 
 import paddle  # noqa: E402
 
+from erniekit.model.architectures.model_config import ModelConfig  # noqa: E402
 from erniekit.model.attention import AttentionPlan  # noqa: E402
 from erniekit.model.builder import build_model  # noqa: E402
-from erniekit.model.configuration import ModelConfig  # noqa: E402
 from erniekit.model.weights import save_model_folder  # noqa: E402
 
 from .families import VOCABULARY  # noqa: E402

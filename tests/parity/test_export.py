@@ -17,9 +17,9 @@ from hypothesis import strategies as st  # noqa: E402
 from hypothesis.extra import numpy as arrays  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
+from erniekit.config import Config  # noqa: E402
+from erniekit.export.export import export_model  # noqa: E402
 from erniekit.model.storage.precision import round_to_bfloat16  # noqa: E402
-from erniekit.parameters import Config  # noqa: E402
-from erniekit.runners.export import export_model  # noqa: E402
 
 from .families import CASES, random_model  # noqa: E402
 

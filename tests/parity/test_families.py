@@ -10,12 +10,12 @@ transformers = pytest.importorskip("transformers")
 
 import paddle  # noqa: E402
 
+from erniekit.inference.generation import generate  # noqa: E402
+from erniekit.inference.sampling import Sampling  # noqa: E402
+from erniekit.model.architectures.model_config import ModelConfig  # noqa: E402
+from erniekit.model.architectures.rope_scaling import rotary_frequencies  # noqa: E402
 from erniekit.model.builder import build_model  # noqa: E402
-from erniekit.model.configuration import ModelConfig  # noqa: E402
-from erniekit.model.generation import generate  # noqa: E402
 from erniekit.model.head import token_loss  # noqa: E402
-from erniekit.model.rope_scaling import rotary_frequencies  # noqa: E402
-from erniekit.model.sampling import Sampling  # noqa: E402
 from erniekit.model.weights import is_transposed, named_weights, save_model_folder  # noqa: E402
 
 from .families import CASES, CLASSES, VOCABULARY, random_model  # noqa: E402

@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from erniekit.model.generation import generate  # noqa: E402
-from erniekit.model.sampling import Sampling  # noqa: E402
+from erniekit.inference.generation import generate  # noqa: E402
+from erniekit.inference.sampling import Sampling  # noqa: E402
 
 from .families import CASES, CLASSES  # noqa: E402
 from .families import random_model as random_family_model  # noqa: E402

@@ -16,16 +16,16 @@ peft = pytest.importorskip("peft")
 
 import paddle  # noqa: E402
 
-from erniekit.model.adapters.files import read_adapters  # noqa: E402
-from erniekit.model.adapters.lora import (  # noqa: E402
+from erniekit.model.head import token_loss  # noqa: E402
+from erniekit.model.lora.config import LoraSettings  # noqa: E402
+from erniekit.model.lora.lora import (  # noqa: E402
     add_adapters,
     load_adapters,
+    merge_adapters,
     named_adapter_weights,
     save_adapters,
 )
-from erniekit.model.adapters.merge import merge_adapters  # noqa: E402
-from erniekit.model.adapters.settings import LoraSettings  # noqa: E402
-from erniekit.model.head import token_loss  # noqa: E402
+from erniekit.model.lora.peft_files import read_adapters  # noqa: E402
 from erniekit.model.weights import is_transposed, named_weights  # noqa: E402
 
 from .test_decoder import VOCABULARY, our_hidden, ours_from, random_model  # noqa: E402
@@ -236,8 +236,8 @@ np.save(folder + "/logits.npy", (logits[0] if isinstance(logits, tuple) else log
 @pytest.mark.parametrize(("family", "kind"), [("llama", "lora"), ("qwen2", "rslora")])
 def test_adapters_that_paddlenlp_writes_load_here(family, kind, tmp_path):
     from erniekit.errors import ModelFileError
+    from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.builder import build_model
-    from erniekit.model.configuration import ModelConfig
 
     if importlib.util.find_spec("paddlenlp") is None:  # importing it takes seconds
         pytest.skip("paddlenlp is not installed")

@@ -11,15 +11,15 @@ transformers = pytest.importorskip("transformers")
 
 import paddle  # noqa: E402
 
-from erniekit.model.adapters.files import read_adapters  # noqa: E402
-from erniekit.model.adapters.lora import (  # noqa: E402
+from erniekit.model.head import token_loss  # noqa: E402
+from erniekit.model.lora.config import LoraSettings  # noqa: E402
+from erniekit.model.lora.lora import (  # noqa: E402
     add_adapters,
     load_adapters,
     named_adapter_weights,
     save_adapters,
 )
-from erniekit.model.adapters.settings import LoraSettings  # noqa: E402
-from erniekit.model.head import token_loss  # noqa: E402
+from erniekit.model.lora.peft_files import read_adapters  # noqa: E402
 from erniekit.model.weights import save_model_folder  # noqa: E402
 
 from .families import random_model  # noqa: E402

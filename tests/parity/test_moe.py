@@ -10,12 +10,12 @@ transformers = pytest.importorskip("transformers")
 
 import paddle  # noqa: E402
 
-from erniekit.data.batches import Batch  # noqa: E402
+from erniekit.data.collate import Batch  # noqa: E402
+from erniekit.model.architectures.model_config import ModelConfig  # noqa: E402
 from erniekit.model.builder import build_model  # noqa: E402
-from erniekit.model.configuration import ModelConfig  # noqa: E402
-from erniekit.model.moe.router_losses import balance_loss  # noqa: E402
+from erniekit.model.moe.router import balance_loss  # noqa: E402
 from erniekit.model.weights import is_transposed, named_weights, save_model_folder  # noqa: E402
-from erniekit.training.objectives import supervised  # noqa: E402
+from erniekit.training.objectives.objective import supervised  # noqa: E402
 
 from .families import VOCABULARY, random_model  # noqa: E402
 from .test_decoder import our_hidden, ours_from  # noqa: E402

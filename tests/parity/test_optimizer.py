@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from erniekit.training.schedules import Schedule, learning_rate  # noqa: E402
+from erniekit.training.optim.schedules import Schedule, learning_rate  # noqa: E402
 from tests.training.optimizer_case import (  # noqa: E402
     CASE,
     RECORDED_OPTIMIZER,

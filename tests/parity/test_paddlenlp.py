@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from erniekit.errors import ModelFileError
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
-from erniekit.model.configuration import ModelConfig
 from erniekit.model.weights import save_model_folder
 
 from ..model.tiny import logits_of

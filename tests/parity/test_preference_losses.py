@@ -12,11 +12,11 @@ import pytest
 torch = pytest.importorskip("torch")
 trl = pytest.importorskip("trl")
 
-from erniekit.data.batches import collate  # noqa: E402
+from erniekit.data.collate import collate  # noqa: E402
 from erniekit.data.pairs import EncodedAnswer, join_pair  # noqa: E402
 from erniekit.model.weights import named_weights, save_model_folder  # noqa: E402
-from erniekit.training.preference import answer_log_probabilities, preference  # noqa: E402
-from erniekit.training.preference_losses import LOSSES, PreferenceSettings  # noqa: E402
+from erniekit.training.objectives.preference import answer_log_probabilities, preference  # noqa: E402
+from erniekit.training.objectives.preference_losses import LOSSES, PreferenceSettings  # noqa: E402
 
 from ..model.tiny import tiny_model  # noqa: E402
 from ..training.test_recorded_preferences import CASES, LOG_PROBABILITIES, RECORDED, ours  # noqa: E402

@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (  # noqa: E402
     TopPLogitsWarper,
 )
 
-from erniekit.model.sampling import Sampling, penalise, token_probabilities  # noqa: E402
+from erniekit.inference.sampling import Sampling, penalise, token_probabilities  # noqa: E402
 
 pytestmark = pytest.mark.parity
 SETTINGS = list(itertools.product((0.3, 1.0, 2.5), (0, 1, 7, 200), (0.05, 0.6, 0.95, 1.0), (1.0, 1.7, 0.8)))

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from erniekit.data.conversation import Conversation
-from erniekit.data.jinja_template import JinjaTemplate
-from erniekit.data.records import read_records
-from erniekit.data.template import encode_prompt
-from erniekit.data.tokenizer import load_tokenizer
+from erniekit.data.formats.chat import read_records
+from erniekit.data.templates.ernie import encode_prompt
+from erniekit.data.templates.jinja import JinjaTemplate
+from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from tests.data.conftest import CONTROL_TOKENS, write_tokenizer
 from tests.data.test_jinja_template import CASES, ERNIE_LIKE, RECORDED, TEMPLATES, as_messages
 from tests.data.test_tool_calls import RECORDS, WITH_TOOLS

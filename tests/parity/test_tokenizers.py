@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
-from erniekit.data.template import chat_template, encode_prompt
-from erniekit.data.tokenizer import load_tokenizer
+from erniekit.data.templates.ernie import chat_template, encode_prompt
+from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from tests.data.test_sentencepiece_tokenizer import RECORDED
 from tests.data.vocabularies import (
     BEGIN,

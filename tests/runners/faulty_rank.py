@@ -58,9 +58,9 @@ def tells_its_number(model: Any) -> None:
 def main(fault: str, rank: str, step: str, *words: str) -> int:
     import_paddle()
     from erniekit import cli
-    from erniekit.training import loop
+    from erniekit.training import trainer
 
-    train_step = loop.train_step
+    train_step = trainer.train_step
 
     def faulty_step(*arguments: Any, **more: Any) -> Any:
         if rank in (os.environ["PADDLE_TRAINER_ID"], "every") and more["step"] == int(step):
@@ -68,7 +68,7 @@ def main(fault: str, rank: str, step: str, *words: str) -> int:
         return train_step(*arguments, **more)
 
     if "resume_from_checkpoint=true" not in words:
-        loop.train_step = faulty_step
+        trainer.train_step = faulty_step
     return cli.main(words)
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from erniekit.config import Config
 from erniekit.errors import CheckpointError
-from erniekit.parameters import Config
-from erniekit.training.checkpoint_folder import MANIFEST, checkpoint_folders, newest_complete, problems, step_of
+from erniekit.training.checkpoint.atomic_folder import MANIFEST, checkpoint_folders, newest_complete, problems, step_of
 
 ROOT = Path(__file__).parents[2]
 Train = Callable[..., Any]
@@ -79,7 +79,7 @@ def test_the_best_stays_and_older_ones_go(train: Train, records: Path) -> None:
 def test_an_unwritable_folder_ends_the_run_and_keeps_the_earlier_one(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from erniekit.training.saving import AsyncSaver
+    from erniekit.training.checkpoint.async_save import AsyncSaver
 
     run = train(**{**SAVING, "max_steps": 2})
     start = AsyncSaver._start

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from erniekit.model.storage.safetensors_file import SafetensorsFile
-from erniekit.training.compressed_state import decompressed
-from erniekit.training.tensor_files import open_tensors
+from erniekit.model.storage.safetensors import SafetensorsFile
+from erniekit.training.checkpoint.quantized_state import decompressed
+from erniekit.training.checkpoint.tensors import open_tensors
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 SINGLE_PROCESS = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 1, "max_grad_norm": 0.5}

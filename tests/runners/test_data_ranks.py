@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from erniekit.parameters import Config
-from tests.parallel.cases import data_ranks
-from tests.parallel.ranks import run_ranks
+from erniekit.config import Config
+from tests.distributed.cases import data_ranks
+from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
 ROOT = Path(__file__).parents[2]

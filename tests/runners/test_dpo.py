@@ -14,7 +14,7 @@ import pytest
 
 from erniekit.cli import main
 from erniekit.errors import ConfigurationError, DataError, ModelFileError
-from erniekit.model.storage.safetensors_file import SafetensorsFile
+from erniekit.model.storage.safetensors import SafetensorsFile
 
 ROOT = Path(__file__).parents[2]
 Train = Callable[..., Any]
@@ -238,7 +238,7 @@ def test_the_verb_is_train_with_its_stage(
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "orpo", "nca_pair"])
 def test_one_pair_can_be_tried(make_config: Any, tiny_base: Path, pairs: Path, tmp_path: Path, loss: str) -> None:
-    from erniekit.runners.try_one import overfit_check
+    from erniekit.runners.overfit_check import overfit_check
 
     config = make_config(
         stage="DPO", model_name_or_path=str(tiny_base), continue_training=True, train_dataset_path=str(pairs),

@@ -14,8 +14,7 @@ import pytest
 
 from erniekit.cli import main
 from erniekit.errors import CheckpointError, ConfigurationError
-from erniekit.runners.evaluate import run_evaluation
-from erniekit.runners.evaluation_config import evaluation_config
+from erniekit.runners.evaluate import evaluation_config, run_evaluation
 
 ROOT = Path(__file__).parents[2]
 
@@ -239,7 +238,7 @@ def test_an_evaluation_on_its_own_is_refused_before_it_begins(
         )
     assert not any(line.startswith("evaluation at") for line in lines)
 
-    program = "import sys; from pathlib import Path; from erniekit.training.folder_lock import locked\n"
+    program = "import sys; from pathlib import Path; from erniekit.training.checkpoint.lock import locked\n"
     program += "with locked(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     other = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE

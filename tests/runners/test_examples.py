@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from erniekit.config import Config
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
-from erniekit.model.configuration import ModelConfig
 from erniekit.model.weights import save_model_folder
-from erniekit.parameters import Config
 from erniekit.runners.train import run_training
 
 # Those that declare a layout of ranks run in test_layout_examples.

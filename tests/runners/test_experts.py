@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from erniekit.errors import ConfigurationError
-from erniekit.model.configuration import ModelConfig
-from erniekit.model.storage.safetensors_file import SafetensorsFile
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.storage.safetensors import SafetensorsFile
 
 Train = Callable[..., Any]
 # Router losses are off: they are means over micro-batches of different size, so that layouts could not agree.
@@ -101,9 +101,9 @@ def test_adapters_leave_routers_as_they_are(train: Train, moe_model: Path) -> No
 def test_adapters_serve_whether_their_run_had_the_predictions_or_not(
     trained: int, train: Train, moe_model: Path, records: Path, make_config: Callable[..., Any], tmp_path: Path
 ) -> None:
-    from erniekit.model.adapters.lora import named_adapters
+    from erniekit.inference.engine import ChatModel
+    from erniekit.model.lora.lora import named_adapters
     from erniekit.runners.evaluate import run_evaluation
-    from erniekit.runners.generate import ChatModel
 
     base = train(model_name_or_path=str(moe_model), num_nextn_predict_layers=1, output_dir=str(tmp_path / "base"))
     values = {"model_name_or_path": str(base.output), "continue_training": True, "lora": True, "lora_dropout": 0.1}

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from erniekit.model.storage.safetensors_file import SafetensorsFile
-from tests.parallel.cases import expert_runs
-from tests.parallel.ranks import RanksFailedError, run_ranks
+from erniekit.model.storage.safetensors import SafetensorsFile
+from tests.distributed.cases import expert_runs
+from tests.distributed.ranks import RanksFailedError, run_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

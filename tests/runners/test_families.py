@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
-from erniekit.model.configuration import ModelConfig
-from erniekit.model.storage.weight_layouts import open_weights
+from erniekit.model.storage.layouts import open_weights
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from erniekit.build.layout import plan_layout
 from erniekit.cli import main
+from erniekit.config import Config
 from erniekit.errors import ConfigurationError
-from erniekit.model.published import published_model
-from erniekit.parameters import Config
-from erniekit.runners.layout_plan import plan_layout
+from erniekit.model.architectures.published import published_model
 
 COMMAND = re.compile(r"#   erniekit (validate (\S+) --world-size (\d+))$", re.MULTILINE)
 BYTES_OF_A_GPU = 80e9

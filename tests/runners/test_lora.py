@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError
-from erniekit.model.storage.safetensors_file import SafetensorsFile
+from erniekit.model.storage.safetensors import SafetensorsFile
 
 Train = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
@@ -187,7 +187,7 @@ def test_evaluation_and_try_see_the_adapters(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from erniekit.runners import try_one
+    from erniekit.runners import overfit_check
     from erniekit.runners.evaluate import run_evaluation
 
     held_out = {"do_eval": True, "eval_dataset_path": str(records), "max_evaluate_steps": -1}
@@ -197,8 +197,8 @@ def test_evaluation_and_try_see_the_adapters(
     result = run_evaluation(alone, say=lambda line: None)
     assert result.loss == pytest.approx(run.result.evaluation.loss, rel=1e-6)
     lines: list[str] = []
-    monkeypatch.setattr(try_one, "GOAL", 0.9)  # frozen random weights keep adapters from more
-    assert try_one.overfit_check(make_config(**values, lora_rank=16), say=lines.append)
+    monkeypatch.setattr(overfit_check, "GOAL", 0.9)  # frozen random weights keep adapters from more
+    assert overfit_check.overfit_check(make_config(**values, lora_rank=16), say=lines.append)
     assert any("adapters: new" in line for line in lines)
 
 
@@ -206,9 +206,9 @@ def test_evaluation_and_try_see_the_adapters(
 def test_answers_come_from_base_and_adapters(
     kind: str, train_adapters: Train, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from erniekit.model.adapters.merge import merge_adapters
-    from erniekit.model.sampling import Sampling
-    from erniekit.runners.generate import ChatModel
+    from erniekit.inference.engine import ChatModel
+    from erniekit.inference.sampling import Sampling
+    from erniekit.model.lora.lora import merge_adapters
 
     run = train_adapters(**KINDS[kind], max_steps=8, save_strategy="steps", save_steps=8)
     sampling = Sampling(max_new_tokens=12, temperature=0.0)
@@ -243,9 +243,9 @@ def test_answers_come_from_base_and_adapters(
 def test_validate_counts_what_is_trained(
     tiny_base: Path, make_config: Callable[..., Any], train_adapters: Train
 ) -> None:
+    from erniekit.build.layout import plan_layout
+    from erniekit.build.model import read_model_config
     from erniekit.cli.validate import derived_numbers
-    from erniekit.runners.layout_plan import plan_layout
-    from erniekit.runners.wiring import read_model_config
 
     values = {"lora": True, "model_name_or_path": str(tiny_base), "continue_training": True, "dora": True}
     config = make_config(**values)
@@ -258,10 +258,10 @@ def test_validate_counts_what_is_trained(
 
 
 def test_the_quickstart_trains_adapters_beside_a_model_of_its_kind(tmp_path: Path) -> None:
+    from erniekit.config import Config
+    from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.builder import build_model
-    from erniekit.model.configuration import ModelConfig
     from erniekit.model.weights import save_model_folder
-    from erniekit.parameters import Config
     from erniekit.runners.train import run_training
 
     shipped = ROOT / "examples/models/tiny-ernie"

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from erniekit.build.data import training_dataset, training_plan
+from erniekit.build.model import open_tokenizer
 from erniekit.cli import main
+from erniekit.config import Config
 from erniekit.errors import ConfigurationError, UserError
-from erniekit.parameters import Config
-from erniekit.runners.data_wiring import training_dataset, training_plan
 from erniekit.runners.pack import pack_data
 from erniekit.runners.preview import preview
-from erniekit.runners.wiring import open_tokenizer
 
 Make = Callable[..., Config]
 ROOT = Path(__file__).parents[2]

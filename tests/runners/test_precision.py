@@ -8,17 +8,17 @@ from typing import Any
 import paddle
 import pytest
 
-from erniekit.errors import ConfigurationError
-from erniekit.model.kernels import FusedKernels
-from erniekit.model.mixed_precision import MixedPrecision
-from erniekit.parameters import Config
-from erniekit.runners.precision import (
+from erniekit.build.precision import (
     apply_mixed_precision,
     choose_kernels,
     initial_loss_scale,
     mixed_precision,
     unknown_operators,
 )
+from erniekit.config import Config
+from erniekit.errors import ConfigurationError
+from erniekit.model.kernels import FusedKernels
+from erniekit.model.mixed_precision import MixedPrecision
 
 from ..model.tiny import tiny_model
 

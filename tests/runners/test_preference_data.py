@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from erniekit.build.model import open_tokenizer
+from erniekit.build.step_count import known_steps
 from erniekit.errors import DataError
-from erniekit.runners import try_one
-from erniekit.runners.known_steps import known_steps
+from erniekit.runners import overfit_check
 from erniekit.runners.preview import data_summary, preview
-from erniekit.runners.wiring import open_tokenizer
 
 PAIR = {"question": "What is 1 + 1?", "chosen": "2", "rejected": "3"}
 SCORES = {"score_chosen": 2, "score_rejected": 1}
@@ -73,7 +73,7 @@ def test_the_first_pair_of_a_try_is_that_of_a_run(on_pairs: Callable[..., Any], 
 
     def first(records: list[dict[str, Any]], **parameters: Any) -> Any:
         config = on_pairs(records, **parameters)
-        return try_one.first_sample(config, *open_tokenizer(config), lines.append)
+        return overfit_check.first_sample(config, *open_tokenizer(config), lines.append)
 
     location, sample = first([LONG_QUESTION, LONG_HISTORY, {"question": 1}], max_prompt_len=60)
     assert location.endswith("pairs.jsonl:2") and 20 < sample.pair.chosen + 1 <= 60

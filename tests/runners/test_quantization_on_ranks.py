@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from erniekit.build.layout import plan_layout
 from erniekit.errors import ConfigurationError
-from erniekit.model.configuration import ModelConfig
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.quantization.fp8 import AVERAGES_FILE
-from erniekit.runners.layout_plan import plan_layout
 from tests.tiny_runs import save_random_model
 
 pytestmark = pytest.mark.distributed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from erniekit.parameters import Config
+from erniekit.config import Config
 from erniekit.runners.train import run_training
 
 ROOT = Path(__file__).parents[2]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from erniekit.config import Config
 from erniekit.errors import CheckpointError, ModelFileError
-from erniekit.parameters import Config
-from erniekit.runners.trained_model import find_trained_model
+from erniekit.export.trained_model import find_trained_model
 
 ROOT = Path(__file__).parents[2]
 Train = Callable[..., Any]

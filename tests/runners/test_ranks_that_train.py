@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from erniekit.parallel.launch import free_port
-from erniekit.parameters import Config
-from erniekit.runners.launching import Job, run_job
-from tests.parallel.processes import wait_for_the_end
+from erniekit.config import Config
+from erniekit.launch.job import Job, run_job
+from erniekit.launch.local import free_port
+from tests.distributed.processes import wait_for_the_end
 
 pytestmark = pytest.mark.distributed
 ROOT = Path(__file__).parents[2]
@@ -171,8 +171,8 @@ def test_a_signal_stops_the_run_with_a_checkpoint(number: signal.Signals, code: 
 def test_no_rank_outlives_a_launcher_that_is_killed(make_config: MakeConfig, tmp_path: Path) -> None:
     config, pid_file = make_config(max_steps=100_000), tmp_path / "told"
     program = (
-        "import sys; from erniekit.parameters import Config; from pathlib import Path\n"
-        "from erniekit.runners.launching import Job, run_job\n"
+        "import sys; from erniekit.config import Config; from pathlib import Path\n"
+        "from erniekit.launch.job import Job, run_job\n"
         f"config = Config.load({str(config.path)!r}, verb='train')\n"
         "rank = (sys.executable, '-m', 'tests.runners.faulty_rank', 'tells_its_number', 'every', '1', 'train')\n"
         f"run_job(Job(config, (*rank, str(config.path)), 2, False, None, Path({str(tmp_path)!r})))"

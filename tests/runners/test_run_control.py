@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from erniekit.parameters import Config
+from erniekit.config import Config
 
 ROOT = Path(__file__).parents[2]
 

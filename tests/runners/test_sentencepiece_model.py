@@ -44,8 +44,8 @@ def test_preview_shows_its_tokens(make_config, ernie_folder):
 
 def test_generate_and_chat_answer_alike_in_one_piece_and_in_many(train, ernie_folder, capsys):
     from erniekit.data.conversation import USER, Conversation, Turn
-    from erniekit.model.sampling import Sampling
-    from erniekit.runners.generate import ChatModel
+    from erniekit.inference.engine import ChatModel
+    from erniekit.inference.sampling import Sampling
 
     output = train(model_name_or_path=str(ernie_folder), max_steps=4).output
     model = ChatModel.load(output)
@@ -62,7 +62,7 @@ def test_generate_and_chat_answer_alike_in_one_piece_and_in_many(train, ernie_fo
 
 
 def test_validate_knows_the_steps_until_the_tokenizer_changes(make_config, ernie_folder, tmp_path):
-    from erniekit.runners.known_steps import known_steps
+    from erniekit.build.step_count import known_steps
     from erniekit.runners.preview import data_summary
 
     folder = Path(shutil.copytree(ernie_folder, tmp_path / "model"))

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from erniekit.build.layout import partition_layers
 from erniekit.cli import main
-from erniekit.model.configuration import ModelConfig
-from erniekit.model.published import published_model
-from erniekit.parallel.from_config import topology_from
-from erniekit.parallel.topology import Topology
-from erniekit.parameters import Config
-from erniekit.parameters.declaration import GPU_ONLY
-from erniekit.parameters.schema import PARAMETERS
-from erniekit.runners.layout_plan import partition_layers
+from erniekit.config import Config
+from erniekit.config.parameter import GPU_ONLY
+from erniekit.config.registry import PARAMETERS
+from erniekit.distributed.topology import Topology, topology_from
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.published import published_model
 from erniekit.runners.shrink import ShrunkRun, shrink, shrink_overrides
 
 from .test_layout_examples import COMMANDS, _name

@@ -1,4 +1,4 @@
-"""What a run of `erniekit train` leaves, tells and refuses; what each parameter does is proved in tests/parameters."""
+"""What a run of `erniekit train` leaves, tells and refuses; what each parameter does is proved in tests/config."""
 
 from __future__ import annotations
 

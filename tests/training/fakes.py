@@ -12,13 +12,13 @@ import paddle
 import paddle.nn.functional as F
 from safetensors.numpy import load_file, save_file
 
-from erniekit.training.loop import Trainer
-from erniekit.training.objectives import MicroBatchLoss, Objective
-from erniekit.training.optimizer import OptimizerSettings, build_optimizer
-from erniekit.training.ranks import forward_only_no_pipelining
-from erniekit.training.run_identity import RunIdentity
-from erniekit.training.schedules import Schedule
+from erniekit.training.checkpoint.resume import RunIdentity
+from erniekit.training.collectives import forward_only_no_pipelining
+from erniekit.training.objectives.objective import MicroBatchLoss, Objective
+from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
+from erniekit.training.optim.schedules import Schedule
 from erniekit.training.settings import TrainingSettings
+from erniekit.training.trainer import Trainer
 
 VOCABULARY, HIDDEN, PADDING = 17, 8, -100
 

@@ -9,8 +9,8 @@ import numpy as np
 import paddle
 
 from erniekit.training.gradients import clip_by_norm, global_norm
-from erniekit.training.optimizer import OptimizerSettings, build_optimizer
-from erniekit.training.schedules import Schedule, learning_rate
+from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
+from erniekit.training.optim.schedules import Schedule, learning_rate
 
 RECORDED = Path(__file__).parent / "recorded"
 RECORDED_SCHEDULES, RECORDED_OPTIMIZER = RECORDED / "schedules.json", RECORDED / "adamw.json"

@@ -17,17 +17,13 @@ import pytest
 from rich.console import Console
 
 from erniekit.errors import ConfigurationError
+from erniekit.runners.train import default_callbacks
 from erniekit.training.callbacks import notify
-from erniekit.training.callbacks.defaults import default_callbacks
-from erniekit.training.callbacks.event_logs import EventLog, event_logs
-from erniekit.training.callbacks.live_progress import LiveProgress
-from erniekit.training.callbacks.log_file import LogFile, read_log
-from erniekit.training.callbacks.plain_lines import PlainLines
-from erniekit.training.callbacks.results import Results
-from erniekit.training.callbacks.text import duration, format_metrics
-from erniekit.training.callbacks.unwritten import WarnOnIoError
-from erniekit.training.json_file import write_json
-from erniekit.training.output_folder import Start
+from erniekit.training.callbacks.console import LiveProgress, PlainLines, duration, format_metrics
+from erniekit.training.callbacks.files import LogFile, Results, WarnOnIoError, read_log
+from erniekit.training.callbacks.trackers import EventLog, event_logs
+from erniekit.training.checkpoint.manifest import write_json
+from erniekit.training.checkpoint.resume import Start
 
 from .fakes import FakePlan, fake_trainer
 from .test_resume import KillAt, KilledError
@@ -240,7 +236,7 @@ def test_results_hold_only_what_json_knows(tmp_path: Path) -> None:
 
 def test_what_is_only_sometimes_needed_is_imported_late() -> None:
     code = (
-        "import sys, erniekit.training.callbacks.defaults as d, pathlib, tempfile;"
+        "import sys, erniekit.runners.train as d, pathlib, tempfile;"
         "p = pathlib.Path(tempfile.mkdtemp()); d.default_callbacks(p, logging_dir=p, report_to=[], disable_tqdm=True);"
         "print([m for m in ('paddle', 'matplotlib', 'visualdl', 'tensorboardX', 'rich') if m in sys.modules])"
     )

@@ -10,7 +10,7 @@ import pytest
 
 from erniekit.errors import TrainingError
 from erniekit.training.evaluation import evaluate
-from erniekit.training.objectives import MicroBatchLoss, Objective
+from erniekit.training.objectives.objective import MicroBatchLoss, Objective
 
 from .fakes import FAKE_OBJECTIVE, PADDING, FakeBatch, FakeModel, FakePlan, RecordingRanks, ReplayedRanks
 

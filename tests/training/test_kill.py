@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from erniekit.training.callbacks.log_file import read_log
-from erniekit.training.checkpoint_folder import newest_complete, remove_leftovers, step_of
+from erniekit.training.callbacks.files import read_log
+from erniekit.training.checkpoint.atomic_folder import newest_complete, remove_leftovers, step_of
 
 KILLS = 20
 MAX_STEPS = 100  # so many that twenty kills come before the end
@@ -125,8 +125,8 @@ def test_twenty_kills_and_the_same_model_in_the_end(tmp_path: Path) -> None:
 
 def base_of_adapters(folder: Path) -> Parameters:
     """Adapters with everything that is drawn or stored beside the factors."""
+    from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.builder import build_model
-    from erniekit.model.configuration import ModelConfig
     from erniekit.model.weights import save_model_folder
 
     tokenizer_files = [SHIPPED / "tokenizer.json", SHIPPED / "tokenizer_config.json"]

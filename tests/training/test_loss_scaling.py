@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from paddle.autograd import PyLayer
 
 from erniekit.errors import TrainingError
-from erniekit.training.loss_scaling import MAX_SCALE, LossScale
-from erniekit.training.objectives import MicroBatchLoss, Objective
-from erniekit.training.optimizer import OptimizerSettings, build_optimizer
-from erniekit.training.output_folder import Start, open_output_folder
+from erniekit.training.checkpoint.resume import Start, open_output_folder
+from erniekit.training.gradients import MAX_SCALE, LossScale
+from erniekit.training.objectives.objective import MicroBatchLoss, Objective
+from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
 from erniekit.training.step import StepResult, train_step
 
 from .fakes import FAKE_OBJECTIVE, FakeBatch, FakeModel, FakePlan, Recorder, fake_trainer

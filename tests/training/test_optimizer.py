@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.errors import CheckpointError
-from erniekit.training.optimizer import (
+from erniekit.training.optim.adamw import (
     OptimizerSettings,
     build_optimizer,
     describe_decay,

@@ -6,9 +6,9 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit.data.batches import collate
+from erniekit.data.collate import collate
 from erniekit.data.pairs import EncodedAnswer, join_pair
-from erniekit.data.template import IGNORE_INDEX, Sample
+from erniekit.data.templates.ernie import IGNORE_INDEX, Sample
 from erniekit.model.attention import AttentionPlan
 from erniekit.model.head import token_log_probabilities
 from erniekit.model.weights import named_weights

@@ -6,15 +6,15 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit.data.batches import collate
+from erniekit.data.collate import collate
 from erniekit.data.pairs import EncodedAnswer, join_pair
-from erniekit.data.template import Sample
+from erniekit.data.templates.ernie import Sample
 from erniekit.model.weights import named_weights
 from erniekit.training.evaluation import evaluate
-from erniekit.training.objectives import supervised
-from erniekit.training.preference import answer_log_probabilities, preference, reference_logps_function
-from erniekit.training.preference_losses import LOSSES, PreferenceSettings
-from erniekit.training.reference import FrozenReference
+from erniekit.training.objectives.objective import supervised
+from erniekit.training.objectives.preference import answer_log_probabilities, preference, reference_logps_function
+from erniekit.training.objectives.preference_losses import LOSSES, PreferenceSettings
+from erniekit.training.objectives.reference import FrozenReference
 from erniekit.training.step import train_step
 
 from ..model.tiny import tiny_model

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from erniekit.training.preference_losses import LOSSES, LossContext, PreferenceSettings, needs_reference
+from erniekit.training.objectives.preference_losses import LOSSES, LossContext, PreferenceSettings, needs_reference
 
 BETA, GAMMA, NOISE, LAMBDA = 0.3, 0.7, 0.1, 2.0
 OFFSETS, KL = 0.4, (0.25, 0.75)  # of the chosen and the rejected answers

@@ -8,16 +8,16 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit.data.batches import collate
+from erniekit.data.collate import collate
 from erniekit.data.pairs import EncodedAnswer, join_pair
-from erniekit.model.adapters.lora import add_adapters, named_adapter_weights, named_trainable_parameters
-from erniekit.model.adapters.settings import LoraSettings
-from erniekit.model.moe.balance import BalanceSettings
+from erniekit.model.lora.config import LoraSettings
+from erniekit.model.lora.lora import add_adapters, named_adapter_weights, named_trainable_parameters
+from erniekit.model.moe.router import BalanceSettings
 from erniekit.model.weights import named_weights
-from erniekit.training import preference as preference_module
-from erniekit.training.preference import answer_log_probabilities, preference, reference_logps_function
-from erniekit.training.preference_losses import LOSSES, PreferenceSettings
-from erniekit.training.reference import AdapterReference, FrozenReference, set_values
+from erniekit.training.objectives import preference as preference_module
+from erniekit.training.objectives.preference import answer_log_probabilities, preference, reference_logps_function
+from erniekit.training.objectives.preference_losses import LOSSES, PreferenceSettings
+from erniekit.training.objectives.reference import AdapterReference, FrozenReference, set_values
 from erniekit.training.step import train_step
 
 from ..model.tiny import tiny_model

@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit.training.preference_losses import LOSSES, LossContext, PreferenceSettings
+from erniekit.training.objectives.preference_losses import LOSSES, LossContext, PreferenceSettings
 
 RECORDED = Path(__file__).parent / "recorded" / "preference_losses.json"
 # chosen, rejected, and both under the reference: means where the loss takes means, sums elsewhere

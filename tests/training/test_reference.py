@@ -9,16 +9,16 @@ import paddle
 import pytest
 
 from erniekit.errors import TrainingError
-from erniekit.model.adapters.lora import (
+from erniekit.model.lora.config import LoraSettings
+from erniekit.model.lora.lora import (
     add_adapters,
     load_adapters,
     named_adapter_weights,
     named_trainable_parameters,
     save_adapters,
 )
-from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.weights import named_weights
-from erniekit.training.reference import (
+from erniekit.training.objectives.reference import (
     AdapterReference,
     FrozenReference,
     PrecomputedReference,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from erniekit.training.output_folder import Start, open_output_folder
+from erniekit.training.checkpoint.resume import Start, open_output_folder
 
 from .fakes import FakePlan, Recorder, fake_trainer
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from erniekit.training.schedules import Schedule, dropout_scale, learning_rate
+from erniekit.training.optim.schedules import Schedule, dropout_scale, learning_rate
 
 from .optimizer_case import RECORDED_SCHEDULES, SCHEDULES
 

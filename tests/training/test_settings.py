@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from erniekit.config import Config
 from erniekit.errors import ConfigurationError
-from erniekit.parameters import Config
 from erniekit.training.settings import optimizer_settings_from, schedule_from, settings_from
 
 QUICKSTART = Path("examples/configs/quickstart/sft.yaml")

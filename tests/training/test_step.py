@@ -6,10 +6,10 @@ import numpy as np
 import paddle
 import pytest
 
+from erniekit.training.collectives import forward_backward_no_pipelining
 from erniekit.training.gradients import global_norm
-from erniekit.training.objectives import MicroBatchLoss, Objective
-from erniekit.training.optimizer import OptimizerSettings, build_optimizer
-from erniekit.training.ranks import forward_backward_no_pipelining
+from erniekit.training.objectives.objective import MicroBatchLoss, Objective
+from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
 from erniekit.training.step import NotFiniteError, StepResult, train_step
 
 from .fakes import FAKE_OBJECTIVE, PADDING, FakeBatch, FakeModel, FakePlan

@@ -46,7 +46,7 @@ def samples(mask: str, length: int) -> list[Sample]:
 
 
 def document_ends(row: Sequence[Sample]) -> np.ndarray:
-    """int32 [S]: for each key the first query after it that does not see it, as `erniekit.data.batches` has it."""
+    """int32 [S]: for each key the first query after it that does not see it, as `erniekit.data.collate` has it."""
     ends = np.empty(row[-1].end, np.int32)
     for sample in row:
         ends[sample.start : sample.end] = sample.end

@@ -67,7 +67,7 @@ class Run:
         from erniekit.model.builder import build_model
         from erniekit.model.norm import RMSNorm
         from erniekit.model.weights import named_weights
-        from erniekit.training.optimizer import OptimizerSettings, build_optimizer
+        from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
 
         self.folder = folder
         self.model = build_model(config, None, seed=0)
@@ -82,14 +82,14 @@ class Run:
 
     def save(self, saver: Any = None, *, master_weights: Any = None, optimizer: bool = True, stage: str = "O0") -> Path:
         from erniekit.environment import cpu_settings, package_versions
+        from erniekit.model.local_tensors import SingleProcessTensors, local_tensors
         from erniekit.model.weights import save_model_folder
-        from erniekit.model.whole import SingleProcessTensors, local_tensors
-        from erniekit.training.checkpoint import TrainerState, save_checkpoint
-        from erniekit.training.master_weights import SEPARATE_MASTER_WEIGHTS as DEFAULT_MASTERS
-        from erniekit.training.master_weights import master_weights_as_model
-        from erniekit.training.moment_codes import FORMATS
-        from erniekit.training.run_identity import RunIdentity
-        from erniekit.training.saving import SYNC_SAVER
+        from erniekit.training.checkpoint.async_save import SYNC_SAVER
+        from erniekit.training.checkpoint.master_weights import SEPARATE_MASTER_WEIGHTS as DEFAULT_MASTERS
+        from erniekit.training.checkpoint.master_weights import master_weights_as_model
+        from erniekit.training.checkpoint.quantized_state import FORMATS
+        from erniekit.training.checkpoint.resume import RunIdentity
+        from erniekit.training.checkpoint.state import TrainerState, save_checkpoint
 
         master_weights = master_weights or DEFAULT_MASTERS
         weights = local_tensors(self.parameters)
@@ -114,7 +114,7 @@ class Run:
         """Values, as after a step."""
         import paddle
 
-        from erniekit.training.optimizer import optimizer_state
+        from erniekit.training.optim.adamw import optimizer_state
 
         for name, state in optimizer_state(self.optimizer, self.parameters).items():
             if "moment" in name:
@@ -126,9 +126,9 @@ class Run:
 
         from erniekit.model.builder import build_model
         from erniekit.model.weights import named_weights
-        from erniekit.training.checkpoint import load_optimizer
-        from erniekit.training.checkpoint_folder import newest_complete
-        from erniekit.training.optimizer import OptimizerSettings, build_optimizer, optimizer_state
+        from erniekit.training.checkpoint.atomic_folder import newest_complete
+        from erniekit.training.checkpoint.state import load_optimizer
+        from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, optimizer_state
 
         times = [time.perf_counter()]
 
@@ -157,27 +157,27 @@ class Run:
 
 def timings(run: Run, rounds: int) -> Iterator[str]:
     """Saving in every way, then resuming: the lines of two tables."""
-    from erniekit.training import checkpoint_folder, saving
+    from erniekit.training.checkpoint import async_save, atomic_folder
 
     found: dict[str, list[tuple[float, float, float]]] = {
         way: [] for way in (SYNC_SAVE, ASYNC_SAVE, ASYNC_SAVE_ON_DISK)
     }
     sealing: list[float] = []
-    seal = checkpoint_folder.seal
+    seal = atomic_folder.seal
 
     def timed_seal(folder: Path) -> None:
         started = time.perf_counter()
         seal(folder)
         sealing.append(time.perf_counter() - started)
 
-    checkpoint_folder.seal = timed_seal
+    atomic_folder.seal = timed_seal
     for _ in range(rounds):
         for way, runs in found.items():
             run.fresh()
-            saver: Any = saving.SyncSaver()
+            saver: Any = async_save.SyncSaver()
             if way != SYNC_SAVE:
                 room = way == ASYNC_SAVE
-                saver = saving.AsyncSaver(None, lambda folder: None, lambda line: None, shared_memory=room)
+                saver = async_save.AsyncSaver(None, lambda folder: None, lambda line: None, shared_memory=room)
             with saver:
                 started = time.perf_counter()
                 waits, memory = measured(lambda saver=saver: run.save(saver))  # type: ignore[misc]
@@ -199,12 +199,12 @@ def timings(run: Run, rounds: int) -> Iterator[str]:
 
 
 def sizes(run: Run, ways: Mapping[str, dict[str, Any]], kind: str) -> Iterator[str]:
-    from erniekit.training import saving
+    from erniekit.training.checkpoint import async_save
 
     whole = 0.0
     for name, values in ways.items():
         run.fresh()
-        size = size_mb(run.save(saving.SyncSaver(), **values))
+        size = size_mb(run.save(async_save.SyncSaver(), **values))
         whole = whole or size
         yield f"| {kind} | {name} | {size:,.0f} | {size / whole:.2f} |"
 
@@ -220,8 +220,8 @@ def main() -> None:
     from erniekit.environment import import_paddle
 
     import_paddle()
-    from erniekit.model.configuration import ModelConfig
-    from erniekit.training.master_weights import MasterWeightPolicy
+    from erniekit.model.architectures.model_config import ModelConfig
+    from erniekit.training.checkpoint.master_weights import MasterWeightPolicy
 
     config = ModelConfig.from_json(
         {

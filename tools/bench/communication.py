@@ -4,7 +4,7 @@
 
 Trains as `erniekit train` does on rows of full length, for two and for six steps: the difference counts steps alone,
 without what starts and ends a run. Counted are the bytes that a rank hands to the sockets of a group of ranks, float32.
-The formulas are those of `parallel/communication_estimate.py`, by which `erniekit validate --world-size` estimates
+The formulas are those of `distributed/planning/communication.py`, by which `erniekit validate --world-size` estimates
 layouts that are not here. Prints a Markdown table: for every layout and group the rank that sends most. The pair of
 stages that shares a tied embedding counts with its pipeline. (Messages of up to 32 KB the CPU backend sends to all
 ranks at once, which for more than two is more than the formulas count; rows of the default length are longer.)
@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.parallel.ranks import run_ranks
+from tests.distributed.ranks import run_ranks
 from tools.bench.marked import DOCUMENT, with_table
 from tools.parity.layout_run import ROOT, make_model
 from tools.parity.layouts import LAYOUTS, MODELS, Layout
@@ -38,8 +38,8 @@ SHOWN = (
 
 def train_and_count(parameters: dict[str, Any]) -> dict[str, int]:
     """What every rank executes. Returns the bytes it has sent in the group of each axis."""
-    from erniekit.parallel.cpu_backend import bytes_sent
-    from erniekit.parameters import Config
+    from erniekit.config import Config
+    from erniekit.distributed.cpu_backend import bytes_sent
     from erniekit.runners.train import run_training
 
     run_training(Config.from_mapping(parameters, verb="train"))
@@ -79,11 +79,11 @@ def counted_bytes(layout: Layout, parameters: Mapping[str, Any]) -> list[dict[st
 
 def computed_bytes(layout: Layout, parameters: Mapping[str, Any], settings: Mapping[str, Any]) -> list[dict[str, int]]:
     """The same by the formulas."""
-    from erniekit.model.configuration import ModelConfig
-    from erniekit.parallel.communication_estimate import step_bytes
-    from erniekit.parallel.from_config import topology_from
-    from erniekit.parallel.memory_estimate import Workload
-    from erniekit.parameters import Config
+    from erniekit.config import Config
+    from erniekit.distributed.planning.communication import step_bytes
+    from erniekit.distributed.planning.memory import Workload
+    from erniekit.distributed.topology import topology_from
+    from erniekit.model.architectures.model_config import ModelConfig
 
     config = Config.from_mapping({**parameters, "max_steps": 1}, verb="train")
     topology = topology_from(config, layout.ranks)

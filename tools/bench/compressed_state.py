@@ -45,7 +45,13 @@ class Representation(NamedTuple):
 
 
 def ours(stage: str, moment1: np.ndarray, moment2: np.ndarray) -> Moments:
-    from erniekit.training.moment_codes import FORMATS, decode_first, decode_second, encode_first, encode_second
+    from erniekit.training.checkpoint.quantized_state import (
+        FORMATS,
+        decode_first,
+        decode_second,
+        encode_first,
+        encode_second,
+    )
 
     form = FORMATS[stage]
     roots = encode_second(moment2, form)
@@ -112,7 +118,7 @@ REPRESENTATIONS = [
 
 def train(folder: Path, steps: int, save_steps: int, start: Path | None = None) -> list[float]:
     """Losses of the quickstart's steps from `start` on, or from the beginning."""
-    from erniekit.parameters import Config
+    from erniekit.config import Config
     from erniekit.runners.train import run_training
 
     values = {
@@ -136,8 +142,8 @@ def train(folder: Path, steps: int, save_steps: int, start: Path | None = None) 
 
 def put_through(checkpoint: Path, target: Path, of: Callable[[np.ndarray, np.ndarray], Moments]) -> dict[str, float]:
     """Copy a checkpoint with the moments of its matrices stored another way; how far they are off."""
-    from erniekit.model.storage.safetensors_file import SafetensorsFile, write_safetensors
-    from erniekit.training.checkpoint_folder import MANIFEST, write_folder
+    from erniekit.model.storage.safetensors import SafetensorsFile, write_safetensors
+    from erniekit.training.checkpoint.atomic_folder import MANIFEST, write_folder
 
     file = SafetensorsFile(checkpoint / "optimizer.safetensors")
     state = {name: file.read(name) for name in file.names()}
@@ -208,12 +214,12 @@ def table_of_costs(layers: int, hidden: int) -> Iterator[str]:
     import paddle
 
     from erniekit.model import builder
-    from erniekit.model.configuration import ModelConfig
+    from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.weights import named_weights
-    from erniekit.training.checkpoint import TrainerState, load_optimizer, save_checkpoint
-    from erniekit.training.moment_codes import FORMATS
-    from erniekit.training.optimizer import OptimizerSettings, build_optimizer, optimizer_state
-    from erniekit.training.run_identity import RunIdentity
+    from erniekit.training.checkpoint.quantized_state import FORMATS
+    from erniekit.training.checkpoint.resume import RunIdentity
+    from erniekit.training.checkpoint.state import TrainerState, load_optimizer, save_checkpoint
+    from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, optimizer_state
 
     builder.keep_freed_memory = lambda: False  # so that what is freed leaves the process
     config = ModelConfig.from_json(

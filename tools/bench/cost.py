@@ -106,7 +106,7 @@ def parameters(shape: tuple[int, int], folder: Path, length: int = 1024) -> Poin
 
 def ranks(count: int, folder: Path, length: int = 512, rows: int = 4) -> Point:
     """A step of which every rank takes as many rows, each rank with one thread."""
-    from tests.parallel.ranks import run_ranks
+    from tests.distributed.ranks import run_ranks
     from tools.bench.communication import write_rows
     from tools.bench.scaling import tokens_per_second
     from tools.parity.layout_run import make_model
@@ -138,7 +138,7 @@ class Lengths(NamedTuple):
 
 def planning(samples: int, folder: Path) -> Point:
     """An epoch put in order and packed, as before the first step."""
-    from erniekit.data.plan import StepPlan
+    from erniekit.data.sampler import StepPlan
 
     drawn = np.random.default_rng(0).lognormal(np.log(400), 1.0, samples)
     data: Any = Lengths(np.clip(drawn, 1, 4096).astype(np.int64), np.zeros(samples, np.int32))
@@ -172,7 +172,7 @@ def resuming(shape: tuple[int, int], folder: Path) -> Point:
 def saved_run(shape: tuple[int, int], folder: Path) -> tuple[Any, int]:
     from checkpoint import Run
 
-    from erniekit.model.configuration import ModelConfig
+    from erniekit.model.architectures.model_config import ModelConfig
 
     config = ModelConfig.from_json(model(*shape))
     shutil.rmtree(folder / "run", ignore_errors=True)

@@ -60,12 +60,12 @@ def write_model(folder: Path, layers: int, hidden: int) -> int:
     """A base model and its adapters, from random numbers, tensor by tensor; returns the number of parameters."""
     import numpy as np
 
-    from erniekit.model.adapters.files import StoredAdapters, write_adapters
-    from erniekit.model.adapters.low_rank import Factors
-    from erniekit.model.adapters.settings import LoraSettings, linear_shapes
-    from erniekit.model.configuration import ModelConfig
+    from erniekit.model.architectures.model_config import ModelConfig
+    from erniekit.model.lora.config import LoraSettings, linear_shapes
+    from erniekit.model.lora.init import Factors
+    from erniekit.model.lora.peft_files import StoredAdapters, write_adapters
     from erniekit.model.storage.precision import to_stored
-    from erniekit.model.storage.safetensors_file import StoredTensor
+    from erniekit.model.storage.safetensors import StoredTensor
     from erniekit.model.storage.shards import write_weight_files
 
     config = ModelConfig.from_json(
@@ -119,17 +119,17 @@ def task(name: str, folder: Path) -> Callable[[], Any]:
 
     base, adapters = folder / "base", folder / "adapters"
     if name == "split":
-        from erniekit.runners.split import split_model
+        from erniekit.export.split import split_model
 
         return lambda: split_model(folder / "exported", folder / "split", 10**8, say=quiet)
     import_paddle()
-    from erniekit.model.adapters.merge import merge_adapters
+    from erniekit.config import Config
+    from erniekit.export.export import export_model
+    from erniekit.export.trained_model import find_trained_model
+    from erniekit.export.trained_weights import open_trained_weights, reference_types, stored_types, write_weights
+    from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.builder import build_model
-    from erniekit.model.configuration import ModelConfig
-    from erniekit.parameters import Config
-    from erniekit.runners.export import export_model
-    from erniekit.runners.trained_model import find_trained_model
-    from erniekit.runners.trained_weights import open_trained_weights, reference_types, stored_types, write_weights
+    from erniekit.model.lora.lora import merge_adapters
 
     config = Config.load(None, ["max_shard_size=0.25"], verb="export")
     model_config = ModelConfig.from_folder(base)

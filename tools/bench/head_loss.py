@@ -37,7 +37,7 @@ def measure(variant: str, args: argparse.Namespace) -> dict[str, float]:
     import_paddle()
     import paddle
 
-    from erniekit.model.configuration import ModelConfig
+    from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.decoder import Decoder
     from erniekit.model.head import token_log_probabilities, token_loss
 

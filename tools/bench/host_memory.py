@@ -1,4 +1,4 @@
-"""What keeping freed memory is worth (erniekit/model/host_memory.py): seconds of a training step, and peak memory.
+"""What keeping freed memory is worth (erniekit/model/device.py): seconds of a training step, and peak memory.
 
     python tools/bench/host_memory.py [--layers 3] [--tokens 2048] [--steps 4] [--rounds 3] [--threads 2]
 
@@ -37,8 +37,8 @@ def work(side: str, layers: int, tokens: int, steps: int) -> None:
     import paddle
 
     from erniekit.model import builder
+    from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.attention import AttentionPlan
-    from erniekit.model.configuration import ModelConfig
     from erniekit.model.head import token_loss
 
     if side == "given back":

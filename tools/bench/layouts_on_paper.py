@@ -4,7 +4,8 @@
 
 Of each configuration: memory of the rank that takes most, bytes that the busiest rank sends in a
 step by axis, and the share of a step in which stages wait. The formulas are those of `erniekit validate --world-size`
-(parallel/memory_estimate.py, parallel/communication_estimate.py, parallel/schedule.py). `--write` puts the table into
+(distributed/planning/memory.py, distributed/planning/communication.py, distributed/stages.py). `--write` puts the
+table into
 docs/parallelism.md, `--check` compares what is there.
 """
 
@@ -17,10 +18,10 @@ from pathlib import Path
 
 from marked import DOCUMENT, with_table
 
-from erniekit.model.published import published_model
-from erniekit.parallel.topology import Topology
-from erniekit.parameters import Config
-from erniekit.runners.layout_plan import plan_layout
+from erniekit.build.layout import plan_layout
+from erniekit.config import Config
+from erniekit.distributed.topology import Topology
+from erniekit.model.architectures.published import published_model
 
 ROOT = Path(__file__).parents[2]
 MODELS = ("ernie-4.5-21b-a3b", "ernie-4.5-300b-a47b")

@@ -41,7 +41,7 @@ from erniekit.environment import import_paddle
 import_paddle()
 import paddle
 from erniekit.model.builder import build_model
-from erniekit.model.configuration import ModelConfig
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.weights import named_weights
 warm = paddle.matmul(paddle.ones([64, 64]), paddle.ones([64, 64]))
 warm[0:2] = paddle.zeros([2, 64])
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/tmp/bench-load"))
     parser.add_argument("--write", action="store_true", help="into docs/benchmarks.md")
     options = parser.parse_args()
-    from erniekit.model.configuration import ModelConfig
+    from erniekit.model.architectures.model_config import ModelConfig
 
     config = ModelConfig.from_json(
         {
@@ -140,9 +140,9 @@ def cells(runs: list[tuple[float, float]] | None) -> str:
 
 
 def write_random(folder: Path, config, dtype: str, max_shard_bytes: int) -> None:  # type: ignore[no-untyped-def]
-    from erniekit.model.initial_weight import initial_weight
+    from erniekit.model.linear import initial_weight
     from erniekit.model.storage.precision import to_stored
-    from erniekit.model.storage.safetensors_file import StoredTensor
+    from erniekit.model.storage.safetensors import StoredTensor
     from erniekit.model.storage.shards import write_weight_files
 
     shapes = config.weight_shapes()

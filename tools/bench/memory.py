@@ -83,14 +83,14 @@ def train(way: str, options: argparse.Namespace) -> dict[str, float]:
     import paddle
 
     from erniekit.model import builder
+    from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.attention import AttentionPlan
-    from erniekit.model.configuration import ModelConfig
     from erniekit.model.head import token_loss
     from erniekit.model.recompute import Recompute
     from erniekit.model.weights import named_weights
     from erniekit.training.gradients import clip_by_norm, global_norm
-    from erniekit.training.moments import MomentStorage, StoredMomentsAdamW
-    from erniekit.training.optimizer import OptimizerSettings, build_optimizer, create_state, stateless_optimizer
+    from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, create_state, stateless_optimizer
+    from erniekit.training.optim.offload import MomentStorage, StoredMomentsAdamW
 
     builder.keep_freed_memory = lambda: False  # so that what is freed leaves the process
     decoder = builder.build_model(ModelConfig(num_hidden_layers=options.layers, **SHAPES), None)

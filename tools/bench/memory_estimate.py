@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import whole_run
 from marked import DOCUMENT, with_table
 
-from erniekit.parallel.from_config import topology_from
-from erniekit.parameters import Config
+from erniekit.config import Config
+from erniekit.distributed.topology import topology_from
 
 LENGTH = 1024
 DENSE = {

@@ -31,9 +31,9 @@ def ours(settings: dict[str, object], x: np.ndarray) -> tuple[dict[str, Step], d
     import_paddle()
     import paddle
 
-    from erniekit.model.configuration import ModelConfig
-    from erniekit.model.moe.balance import BalanceSettings, ExpertBalance
+    from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.moe.experts import MoE
+    from erniekit.model.moe.router import BalanceSettings, ExpertBalance
     from erniekit.model.weights import is_transposed
 
     layer = MoE(ModelConfig.from_json(settings), 0, ExpertBalance(BalanceSettings()))

@@ -57,8 +57,8 @@ def write_model(options: argparse.Namespace) -> None:
     from erniekit.environment import import_paddle
 
     import_paddle()
+    from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.builder import build_model
-    from erniekit.model.configuration import ModelConfig
     from erniekit.model.weights import save_model_folder
 
     config = ModelConfig.from_json(
@@ -83,12 +83,12 @@ def measure(options: argparse.Namespace, algorithm: str, lora: bool) -> dict[str
     import_paddle()
     import paddle
 
-    from erniekit.model.adapters.lora import named_trainable_parameters
-    from erniekit.model.adapters.settings import LoraSettings
+    from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.builder import build_model
-    from erniekit.model.configuration import ModelConfig
+    from erniekit.model.lora.config import LoraSettings
+    from erniekit.model.lora.lora import named_trainable_parameters
     from erniekit.model.quantization.settings import WEIGHT_ONLY, Fp8, WeightOnly
-    from erniekit.training.optimizer import OptimizerSettings, build_optimizer
+    from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
 
     paddle.matmul(paddle.ones([64, 64]), paddle.ones([64, 64]))
     before = peak()
@@ -129,8 +129,8 @@ def weights(decoder: Any, folder: Path) -> dict[str, float]:
     """Bytes of linear weights while they wait, and the error of what is multiplied."""
     import numpy as np
 
-    from erniekit.model.quantization.float8 import hadamard_rotate
-    from erniekit.model.storage.weight_layouts import open_weights
+    from erniekit.model.quantization.formats import hadamard_rotate
+    from erniekit.model.storage.layouts import open_weights
     from erniekit.model.weights import named_linears, packed_weights
 
     stored, packed = open_weights(decoder.config, folder), packed_weights(decoder)

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.parallel.ranks import run_ranks
+from tests.distributed.ranks import run_ranks
 from tools.bench.communication import write_rows
 from tools.bench.marked import DOCUMENT, with_table
 from tools.parity.layout_run import ROOT, make_model, train

@@ -33,9 +33,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from step_profile import model_flops
 
 from erniekit.data.packing import pack_greedy
-from erniekit.model.activation import swiglu
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.attention import AttentionPlan, attention
-from erniekit.model.configuration import ModelConfig
+from erniekit.model.mlp import swiglu
 from erniekit.model.norm import rms_norm
 
 RECORDED = Path(__file__).with_suffix(".json")

@@ -32,9 +32,9 @@ import paddle
 import workload
 from paddle import profiler
 
-from erniekit.data.batches import Batch
-from erniekit.model import activation, attention, head, norm, rotary
-from erniekit.model.configuration import ModelConfig
+from erniekit.data.collate import Batch
+from erniekit.model import attention, head, mlp, norm, rope
+from erniekit.model.architectures.model_config import ModelConfig
 
 PARTS = {  # the innermost event that encloses a kernel and is named here says what the kernel serves
     "Linear": "linear layers",
@@ -55,7 +55,7 @@ PARTS = {  # the innermost event that encloses a kernel and is named here says w
     "EmbeddingGradNode": "embedding",
     "step": "sums, norm of the gradient, rest",
 }
-OURS = (attention._BlockAttention, norm._RMSNormFunction, rotary._ApplyRotary, activation._SwiGLU, head._FusedHeadLoss)
+OURS = (attention._BlockAttention, norm._RMSNormFunction, rope._ApplyRotary, mlp._SwiGLU, head._FusedHeadLoss)
 
 
 def name_forwards(functions: Iterable[type]) -> None:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from marked import ROOT
 from workers import make_model
 
-from erniekit.model.configuration import ModelConfig
-from erniekit.parallel.memory_estimate import process_bytes, tensor_bytes
-from erniekit.parameters import Config
-from erniekit.runners.layout_plan import plan_layout
+from erniekit.build.layout import plan_layout
+from erniekit.config import Config
+from erniekit.distributed.planning.memory import process_bytes, tensor_bytes
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.runners.preview import longest_sample
 
 TOKENIZER = ROOT / "examples" / "models" / "tiny-ernie"

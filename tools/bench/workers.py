@@ -67,7 +67,7 @@ def make_model(folder: Path, config: dict[str, Any]) -> None:
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "from erniekit.environment import import_paddle; import_paddle()\n"
         "from erniekit.model.builder import build_model\n"
-        "from erniekit.model.configuration import ModelConfig\n"
+        "from erniekit.model.architectures.model_config import ModelConfig\n"
         "from erniekit.model.weights import save_model_folder\n"
         f"save_model_folder(build_model(ModelConfig.from_folder({str(folder)!r}), None), {str(folder)!r})"
     )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from tests.parallel.ranks import run_ranks
+from tests.distributed.ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED_MODEL = ROOT / "examples/models/tiny-ernie"
@@ -60,8 +60,8 @@ def train(parameters: dict[str, Any], precision: str) -> dict[str, str]:
     """What every rank executes. Returns why the configuration was refused, or an empty text."""
     import paddle
 
+    from erniekit.config import Config
     from erniekit.errors import UserError
-    from erniekit.parameters import Config
     from erniekit.runners.train import run_training
 
     paddle.set_default_dtype(precision)
@@ -74,8 +74,8 @@ def train(parameters: dict[str, Any], precision: str) -> dict[str, str]:
 
 def make_model(model_folder: str, settings: dict[str, Any]) -> None:
     """Write a model of random weights: the shipped tokenizer, and a configuration of its own."""
+    from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.builder import build_model
-    from erniekit.model.configuration import ModelConfig
     from erniekit.model.weights import save_model_folder
 
     tokenizer = [SHIPPED_MODEL / name for name in ("tokenizer.json", "tokenizer_config.json")]

@@ -31,7 +31,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.parallel.ranks import run_ranks
+from tests.distributed.ranks import run_ranks
 from tools.bench.marked import DOCUMENT, with_table
 from tools.parity.layout_run import ROOT, Refused, Run, make_model, run
 

@@ -18,7 +18,7 @@ from erniekit.environment import import_paddle
 
 def score(model_folder: Path, data: Path, *, random_weights: bool) -> dict[str, tuple[int, int]]:
     """Task -> (exactly right answers, questions)."""
-    from erniekit.runners.generate import ChatModel, Sampling
+    from erniekit.inference.engine import ChatModel, Sampling
 
     model = ChatModel.load(model_folder, random_weights=random_weights)
     records = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]

@@ -16,7 +16,7 @@ import paddle
 from paddle.autograd import PyLayer
 from paddle.distributed.communication.group import Group
 
-from erniekit.model.moe.exchange import AllGather, AllToAll, Replicated, all_gather_counts, require_grad
+from erniekit.model.moe.all_to_all import AllGather, AllToAll, Replicated, all_gather_counts, require_grad
 
 
 class LocalExperts(Protocol):

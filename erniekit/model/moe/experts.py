@@ -12,13 +12,12 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
-from erniekit.model.configuration import ModelConfig
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.mlp import MLP
-from erniekit.model.moe.balance import ExpertBalance
+from erniekit.model.moe.all_to_all import order_backward
 from erniekit.model.moe.dispatch import LOCAL_DISPATCHER, TokenDispatcher, local_expert_ids
-from erniekit.model.moe.exchange import order_backward
-from erniekit.model.moe.router import Gate, GateStatistics, Router, Routes
-from erniekit.model.tensor_slice import NO_TENSOR_PARALLEL, TensorParallel
+from erniekit.model.moe.router import ExpertBalance, Gate, GateStatistics, Router, Routes
+from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
 
 class Experts(nn.Layer):

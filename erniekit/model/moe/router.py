@@ -5,27 +5,176 @@ Shapes: T tokens, E experts, K of them for each token, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import paddle
 import paddle.nn.functional as F
 from paddle import nn
+from paddle.autograd import PyLayer
 
-from erniekit.model.configuration import ModelConfig
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.linear import ZEROS
-from erniekit.model.moe.balance import ExpertBalance
-from erniekit.model.moe.exchange import Replicated
-from erniekit.model.moe.router_losses import (
-    add_gradient,
-    balance_loss,
-    no_all_reduce,
-    orthogonal_loss,
-    token_weights,
-    z_loss,
-)
-from erniekit.model.tensor_slice import NO_TENSOR_PARALLEL, TensorParallel
+from erniekit.model.moe.all_to_all import Replicated
+from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
+
+# Losses that keep experts in balance, and how their gradients join the run's.
+#
+# Shapes: T tokens, E experts, H hidden size. Losses of tokens are means over the tokens of one layer and one
+# micro-batch,
+# each a token's `share` of 1. Where ranks divide these tokens, `add` adds a figure up over them.
+
+AllReduce = Callable[[paddle.Tensor], paddle.Tensor]
+
+
+def no_all_reduce(figure: paddle.Tensor) -> paddle.Tensor:
+    """The `add` of one rank that has all tokens."""
+    return figure
+
+
+@paddle.no_grad()
+def token_weights(
+    logits_TE: paddle.Tensor, is_token_T: paddle.Tensor | None, all_reduce: AllReduce = no_all_reduce
+) -> paddle.Tensor:
+    """[T]: 1 / the number of tokens of the micro-batch for each token, 0 for padding.
+
+    Args:
+        is_token_T: 1.0 for tokens that count and 0.0 for padding; None: all count.
+    """
+    counted = paddle.ones(logits_TE.shape[:1], logits_TE.dtype) if is_token_T is None else is_token_T
+    counted = counted.astype(logits_TE.dtype)
+    return counted / all_reduce(counted.sum()).clip(min=1)  # some micro-batches hold padding only
+
+
+def balance_loss(
+    probabilities_TE: paddle.Tensor, moe_k: int, token_weights_T: paddle.Tensor, all_reduce: AllReduce = no_all_reduce
+) -> paddle.Tensor:
+    """E * sum over experts of f_e * P_e; moe_k where every expert gets as many tokens as any other.
+
+    P_e is the mean probability of expert e, f_e the number of tokens that have e among their `moe_k` most likely
+    experts, per token. Fedus et al., 2021, arXiv:2101.03961, equations 4 to 6, with counts over all k choices as in
+    ERNIE-4.5. The router's correction bias plays no part in f. The gradient flows through P alone.
+    """
+    experts = probabilities_TE.shape[1]
+    chosen = paddle.topk(probabilities_TE.detach(), moe_k, axis=1)[1]
+    choices_TE = F.one_hot(chosen, experts).sum(1).astype(probabilities_TE.dtype)
+    shares = token_weights_T.unsqueeze(0)
+    means = all_reduce(paddle.concat([paddle.matmul(shares, values) for values in (choices_TE, probabilities_TE)]))
+    return (means[0].detach() * means[1]).sum() * experts
+
+
+def z_loss(
+    logits_TE: paddle.Tensor, token_weights_T: paddle.Tensor, all_reduce: AllReduce = no_all_reduce
+) -> paddle.Tensor:
+    """Mean over tokens of (log sum over experts of exp(logit))^2. Zoph et al., 2022, arXiv:2202.08906, equation 5."""
+    return all_reduce((paddle.logsumexp(logits_TE, axis=1).square() * token_weights_T).sum())
+
+
+def orthogonal_loss(weight_EH: paddle.Tensor) -> paddle.Tensor:
+    """Mean over pairs of experts of (cos(w_e, w_f) - [e = f])^2, for the router's rows w, as ERNIE-4.5 has it."""
+    experts = weight_EH.shape[0]
+    norms = paddle.sqrt(weight_EH.square().sum(1, keepdim=True))
+    rows = weight_EH / paddle.clip(norms, min=1e-12)
+    return (paddle.matmul(rows, rows, transpose_y=True) - paddle.eye(experts)).square().mean()
+
+
+class _AddGradient(PyLayer):
+    """The value unchanged; in backward `loss` receives the gradient `scale`, as if scale * loss were minimised too."""
+
+    @staticmethod
+    def forward(ctx, value, loss, scale):  # type: ignore[no-untyped-def]
+        ctx.scale = scale
+        return paddle.assign(value)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return grad, paddle.full([], ctx.scale, grad.dtype)
+
+
+def add_gradient(value: paddle.Tensor, loss: paddle.Tensor, scale: float) -> paddle.Tensor:
+    """`value`, through which backward also reaches `loss`, a 0-d tensor, with the gradient `scale`.
+
+    So a layer's own loss needs no way to the end of the model: it works under recomputation and in a middle stage of a
+    pipeline (the idea of Megatron-LM's auxiliary loss scaler).
+    """
+    return value if loss.stop_gradient else _AddGradient.apply(value, loss, scale)
+
+
+# What routers share: the weights of their losses, the place in the step, and what they report of it.
+
+
+@dataclass(frozen=True)
+class BalanceSettings:
+    """Names are those of the parameters, without `moe_`."""
+
+    aux_loss_lambda: float = 0.0
+    z_loss_lambda: float = 0.0
+    orthogonal_loss_lambda: float = 0.0
+    router_bias_update_rate: float = 0.0
+
+
+class ExpertBalance:
+    """One object for all routers of a model; the loop moves it on with `begin_micro_batch` and `end_step`.
+
+    A recomputed layer reports twice. Reports are kept by their place, so the second one takes the place of the first.
+
+    Args:
+        all_reduce_loads: adds an array up over the ranks that have other tokens of a step.
+    """
+
+    def __init__(
+        self, settings: BalanceSettings, all_reduce_loads: Callable[[np.ndarray], np.ndarray] = lambda loads: loads
+    ) -> None:
+        self.settings, self._all_reduce_loads = settings, all_reduce_loads
+        self.loss_weight = (
+            1.0  # of the units of the step in this micro-batch; the step's router loss is the weighted mean
+        )
+        self._micro_batch = 0
+        self._losses: dict[tuple[int, int, str], paddle.Tensor] = {}  # by micro-batch, layer and name
+        self._loads: dict[tuple[int, int], np.ndarray] = {}
+
+    def begin_micro_batch(self, micro_batch: int, loss_weight: float) -> None:
+        self._micro_batch, self.loss_weight = micro_batch, loss_weight
+
+    def report(self, layer: int, losses: dict[str, paddle.Tensor], load_E: np.ndarray) -> None:
+        """Note a router's losses and how many tokens each of its experts received."""
+        for name, loss in losses.items():
+            self._losses[self._micro_batch, layer, name] = loss.detach()
+        if self.settings.router_bias_update_rate:
+            self._loads[self._micro_batch, layer] = load_E
+
+    def reported(self, micro_batch: int | None = None) -> dict[str, tuple[paddle.Tensor, int]]:
+        """Each loss of a micro-batch of this step (default: the present one) by name, without its weight: the sum over
+        the layers that are here, 0-d, and their number."""
+        number = self._micro_batch if micro_batch is None else micro_batch
+        by_name: dict[str, list[paddle.Tensor]] = {}
+        for (owner, _, name), loss in self._losses.items():
+            if owner == number:
+                by_name.setdefault(name, []).append(loss)
+        return {name: (paddle.add_n(losses), len(losses)) for name, losses in by_name.items()}
+
+    def end_step(self, routers: Iterable[Router]) -> None:
+        """Raise the correction bias of experts with less than the mean load of the step, lower that of the others.
+
+        bias += rate * sign(mean load - load); Wang et al., 2024, arXiv:2408.15664, algorithm 1. Frozen routers keep
+        theirs.
+        """
+        rate = self.settings.router_bias_update_rate
+        moving = [router for router in routers if rate and not router.gate.weight.stop_gradient]
+        if moving:
+            loads_RE = self._all_reduce_loads(np.array([self._load_of_step(router) for router in moving]))
+            for router, load_E in zip(moving, loads_RE, strict=True):
+                step = rate * np.sign(load_E.mean() - load_E)
+                bias = router.moe_statics.e_score_correction_bias
+                bias.set_value(bias + paddle.to_tensor(step[None]).astype(bias.dtype))
+        self._loads.clear()
+        self._losses.clear()
+
+    def _load_of_step(self, router: Router) -> np.ndarray:
+        loads = [load for (_, layer), load in self._loads.items() if layer == router.layer]
+        return np.sum([np.zeros(router.experts), *loads], axis=0)
 
 
 class Routes(NamedTuple):

@@ -10,13 +10,13 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
+from erniekit.model.architectures.sharding import placement
 from erniekit.model.autograd import apply, autocast_operand
 from erniekit.model.linear import Linear
-from erniekit.model.placement import placement
 from erniekit.model.quantization.codes import byte_levels, quantize, slice_quantized
 from erniekit.model.quantization.formats import Format
 from erniekit.model.quantization.settings import WeightOnly
-from erniekit.model.tensor_slice import TensorParallel
+from erniekit.model.tensor_parallel import TensorParallel
 
 
 class PackedWeight(nn.Layer):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from erniekit.model.placement import placement
+from erniekit.model.architectures.sharding import placement
 from erniekit.model.quantization.formats import INT4, INT8, NF4, Format
 
 WEIGHT_ONLY = {

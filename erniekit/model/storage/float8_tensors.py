@@ -18,7 +18,7 @@ import numpy as np
 from erniekit.errors import ModelFileError
 from erniekit.model.quantization.hadamard import hadamard
 from erniekit.model.storage.packed_tensors import METHOD, OWN_METHOD, layer_patterns
-from erniekit.model.storage.safetensors_file import SafetensorsFile, StoredTensor
+from erniekit.model.storage.safetensors import SafetensorsFile, StoredTensor
 
 TYPE = "F8_E4M3"
 SCALE, INPUT_SCALE = "weight_scale", "input_scale"  # in the place of `weight` at the end of a name

@@ -21,7 +21,7 @@ import numpy as np
 from erniekit.errors import ModelFileError
 from erniekit.model.quantization.codes import QuantizedTensor, dequantize
 from erniekit.model.quantization.formats import INT4, INT8, NF4, Format
-from erniekit.model.storage.safetensors_file import SafetensorsFile, StoredTensor
+from erniekit.model.storage.safetensors import SafetensorsFile, StoredTensor
 
 PACKED, SCALE, SHAPE = SUFFIXES = ("_packed", "_scale", "_shape")  # behind the name of the weight
 METHOD, OWN_METHOD = "compressed-tensors", "erniekit"

@@ -11,7 +11,7 @@ from typing import Any
 
 from erniekit.errors import ModelFileError
 from erniekit.model.storage.model_folder import read_shard_index
-from erniekit.model.storage.safetensors_file import SafetensorsFile, StoredTensor, write_stored
+from erniekit.model.storage.safetensors import SafetensorsFile, StoredTensor, write_stored
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

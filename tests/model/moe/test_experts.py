@@ -10,9 +10,9 @@ import pytest
 
 from erniekit.model.head import token_loss
 from erniekit.model.mlp import MLP
-from erniekit.model.moe.balance import BalanceSettings, ExpertBalance
 from erniekit.model.moe.dispatch import LOCAL_DISPATCHER, AllToAllDispatcher, LocalDispatcher
 from erniekit.model.moe.experts import MoE
+from erniekit.model.moe.router import BalanceSettings, ExpertBalance
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
 
@@ -174,7 +174,7 @@ def test_recomputation_changes_nothing(use_reentrant):
 def test_joined_losses_are_one_weighted_sum_over_micro_batches(monkeypatch):
     """Against the same losses added to the loss itself, with the learning of predictions beside them."""
     from erniekit.model.moe import router
-    from erniekit.training.objectives import supervised
+    from erniekit.training.objectives.objective import supervised
 
     batches = [random_batch([9, 14], 26, seed=1), random_batch([5], 30, seed=2), random_batch([20, 3], 26, seed=3)]
     units = sum(batch.target_count for batch in batches)
@@ -206,7 +206,7 @@ def test_joined_losses_are_one_weighted_sum_over_micro_batches(monkeypatch):
 
 def random_batch(lengths, size, seed):
     """One row of documents and padding, with a label at every token."""
-    from erniekit.data.batches import Batch
+    from erniekit.data.collate import Batch
 
     rng, tokens = np.random.default_rng(seed), sum(lengths)
     positions = np.concatenate([*(np.arange(length) for length in lengths), np.zeros(size - tokens, np.int64)])

@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit.model.moe.router_losses import add_gradient, balance_loss, orthogonal_loss, token_weights, z_loss
+from erniekit.model.moe.router import add_gradient, balance_loss, orthogonal_loss, token_weights, z_loss
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.standard_normal((7, 5)).astype(np.float32)

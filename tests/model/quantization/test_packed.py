@@ -10,17 +10,16 @@ import paddle
 import pytest
 
 from erniekit.errors import ConfigurationError
-from erniekit.model.adapters.lora import load_adapters, named_adapter_weights, save_adapters
-from erniekit.model.adapters.merge import merge_adapters
-from erniekit.model.adapters.settings import LoraSettings
 from erniekit.model.autograd import autocast_operand
 from erniekit.model.builder import build_model
+from erniekit.model.lora.config import LoraSettings
+from erniekit.model.lora.lora import load_adapters, merge_adapters, named_adapter_weights, save_adapters
 from erniekit.model.quantization.codes import dequantize, quantize
 from erniekit.model.quantization.formats import INT4, INT8, NF4
 from erniekit.model.quantization.packed import PackedWeight
 from erniekit.model.quantization.settings import WEIGHT_ONLY, WeightOnly
 from erniekit.model.recompute import Recompute
-from erniekit.model.tensor_slice import TensorParallel
+from erniekit.model.tensor_parallel import TensorParallel
 from erniekit.model.weights import named_linears, named_weights, packed_weights, save_model_folder
 
 from ..tiny import logits_of, pack, tiny_config, tiny_model
@@ -41,7 +40,7 @@ def folder(request, tmp_path_factory) -> Path:
 
 
 def _config(folder: Path):
-    from erniekit.model.configuration import ModelConfig
+    from erniekit.model.architectures.model_config import ModelConfig
 
     return ModelConfig.from_folder(folder)
 

@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from erniekit.errors import ModelFileError
-from erniekit.model.storage.safetensors_file import SafetensorsFile, write_safetensors
+from erniekit.model.storage.safetensors import SafetensorsFile, write_safetensors
 
 TENSORS = {
     "a": np.arange(12, dtype=np.float32).reshape(3, 4),

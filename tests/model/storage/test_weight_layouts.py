@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.errors import ModelFileError
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
-from erniekit.model.configuration import ModelConfig
-from erniekit.model.storage.safetensors_file import SafetensorsFile
+from erniekit.model.storage.layouts import find_layout, open_weights
+from erniekit.model.storage.safetensors import SafetensorsFile
 from erniekit.model.storage.shards import weight_files
-from erniekit.model.storage.weight_layouts import find_layout, open_weights
 from erniekit.model.weights import load_weights, named_weights, save_weights
 
 from ..tiny import logits_of, tiny_config, tiny_model
@@ -150,7 +150,7 @@ def test_experts_and_further_predictions_are_filled_from_paddles_layout(fused, t
 
 
 def test_long_tensors_are_read_in_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr("erniekit.model.storage.safetensors_file._BLOCK", 256)
+    monkeypatch.setattr("erniekit.model.storage.safetensors._BLOCK", 256)
     decoder = tiny_model(use_bias=True)
     save_weights(decoder, tmp_path)
     hf = safetensors.numpy.load_file(tmp_path / "model.safetensors")

@@ -14,7 +14,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 from attention_case import Inputs, Sample, inputs, samples
 from turns import serve
 
-from erniekit.model.host_memory import keep_freed_memory
+from erniekit.model.device import keep_freed_memory
 
 WARM_UP = 256  # tokens of a call before memory is looked at: libraries are loaded then
 

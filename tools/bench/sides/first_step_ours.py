@@ -17,7 +17,7 @@ def loaded() -> None:
     """Paddle, and what training needs of this package; then watch the parts of the run."""
     import_paddle()
     import erniekit.runners.train as run
-    from erniekit.training.loop import Trainer
+    from erniekit.training.trainer import Trainer
 
     mark("imports")
     before(run, "open_model", "data")

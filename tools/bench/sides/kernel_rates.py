@@ -18,18 +18,18 @@ import paddle
 import workload
 from step_profile import best_product_rate, clock_for
 
-from erniekit.data.batches import Batch
-from erniekit.model.activation import swiglu
+from erniekit.data.collate import Batch
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.rope_scaling import rotary_frequencies
 from erniekit.model.attention import AttentionPlan, attention
 from erniekit.model.builder import build_model
-from erniekit.model.configuration import ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.head import token_loss
 from erniekit.model.linear import Linear
+from erniekit.model.mlp import swiglu
 from erniekit.model.norm import RMSNorm
-from erniekit.model.rope_scaling import rotary_frequencies
-from erniekit.model.rotary import apply_rotary, rotary_tables
-from erniekit.training.optimizer import OptimizerSettings, build_optimizer
+from erniekit.model.rope import apply_rotary, rotary_tables
+from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
 
 CALL_SECONDS = 0.1  # a figure is the mean of as many calls as take this long together
 MEMORY_MB, CACHE_KB = 128, 128  # of each of the three arrays of a triad, for a thread

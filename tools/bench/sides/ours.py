@@ -17,18 +17,18 @@ from erniekit.environment import import_paddle
 
 import_paddle()
 
-from erniekit.data.batches import Batch, collate
+from erniekit.data.collate import Batch, collate
 from erniekit.data.pairs import EncodedAnswer, join_pair
-from erniekit.data.template import Sample
-from erniekit.model.adapters.lora import named_trainable_parameters
-from erniekit.model.adapters.settings import LoraSettings
+from erniekit.data.templates.ernie import Sample
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
-from erniekit.model.configuration import ModelConfig
-from erniekit.training.objectives import Objective, supervised
-from erniekit.training.optimizer import OptimizerSettings, build_optimizer
-from erniekit.training.preference import answer_log_probabilities, preference, reference_logps_function
-from erniekit.training.preference_losses import PreferenceSettings
-from erniekit.training.reference import FrozenReference
+from erniekit.model.lora.config import LoraSettings
+from erniekit.model.lora.lora import named_trainable_parameters
+from erniekit.training.objectives.objective import Objective, supervised
+from erniekit.training.objectives.preference import answer_log_probabilities, preference, reference_logps_function
+from erniekit.training.objectives.preference_losses import PreferenceSettings
+from erniekit.training.objectives.reference import FrozenReference
+from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
 from erniekit.training.step import StepResult, train_step
 
 

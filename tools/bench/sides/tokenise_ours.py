@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from erniekit.data.conversation import Source
 from erniekit.data.dataset import open_dataset
-from erniekit.data.plan import StepPlan
-from erniekit.data.sources import Source
-from erniekit.data.template import chat_template
-from erniekit.data.tokenizer import load_tokenizer
+from erniekit.data.sampler import StepPlan
+from erniekit.data.templates.ernie import chat_template
+from erniekit.data.tokenizers.tokenizer import load_tokenizer
 
 ROW = 16_384  # tokens; no record of the benchmark is longer
 

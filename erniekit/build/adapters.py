@@ -1,0 +1,235 @@
+"""What a run trains beside frozen weights: the adapters that a configuration asks for, and where they come from.
+
+Needs no Paddle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from erniekit.config import Config
+from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError
+from erniekit.hub.download import model_folder
+from erniekit.model.lora.config import LoraSettings, linear_shapes, select_targets
+from erniekit.model.lora.folder import base_model_of, is_adapter_folder
+
+if TYPE_CHECKING:
+    from erniekit.model.architectures.model_config import ModelConfig
+
+
+_ADAPTER_PARAMETERS = ("lora", "lora_rank", "lora_alpha", "rslora", "dora", "lora_init", "lora_target_modules")
+
+
+@dataclass(frozen=True)
+class AdapterPlan:
+    """What becomes of the adapters in a run.
+
+    Attributes:
+        settings: how they compute.
+        folder: where they come from; None for new ones.
+    """
+
+    settings: LoraSettings
+    folder: Path | None
+
+
+def adapter_plan(config: Config, model_config: ModelConfig, checkpoint: Path | None = None) -> AdapterPlan | None:
+    """The adapters that the run trains, or None where it trains all weights.
+
+    Args:
+        checkpoint: what the run resumes from.
+
+    Raises:
+        ConfigurationError: parameters contradict the adapters they start from, or fit no layer of the model.
+        CheckpointError: the checkpoint holds a whole model where adapters are trained, or the other way round.
+        ModelFileError: a folder of adapters is missing or damaged.
+    """
+    if checkpoint is not None and is_adapter_folder(checkpoint) != config.lora.lora:
+        held, trained = ("adapters", "all weights") if not config.lora.lora else ("a whole model", "adapters")
+        raise CheckpointError(
+            f"cannot resume from {checkpoint}: it holds {held}, and this run trains {trained}.\n"
+            f"  Write lora: {str(not config.lora.lora).lower()} as the run that wrote it had, or choose another "
+            "output_dir."
+        )
+    if not config.lora.lora:
+        return None
+    first = initial_adapters(config)
+    folder = checkpoint or first
+    settings = lora_settings(config)
+    if folder is None:
+        select_targets(linear_shapes(model_config.weight_shapes()), settings.target_modules)
+        return AdapterPlan(settings, None)
+    stored = _stored_settings(folder, model_config)
+    _check_agreement(config, stored, model_config, folder, everything=checkpoint is not None and first is None)
+    return AdapterPlan(replace(stored, dropout=settings.dropout), folder)
+
+
+def initial_adapters(config: Config) -> Path | None:
+    """The folder of adapters that a fresh run starts from; None for new ones, or none at all.
+
+    Raises:
+        ModelFileError: there is no such folder, or it holds no adapters.
+    """
+    if starts_from_adapters(config):
+        return Path(config.checkpoint.init_from_checkpoint).expanduser()
+    if not (config.lora.lora and config.lora.lora_path):
+        return None
+    folder = Path(config.lora.lora_path).expanduser()
+    if not is_adapter_folder(folder):
+        what = "is no folder of adapters: it has no adapter_config.json" if folder.is_dir() else "is not a folder here"
+        raise ModelFileError(f"lora_path: {folder} {what}")
+    return folder
+
+
+def starts_from_adapters(config: Config) -> bool:
+    """Whether init_from_checkpoint names adapters, so that the weights beside them come from the model's own folder.
+
+    Raises:
+        ConfigurationError: it does, but all weights are to be trained.
+    """
+    folder = config.checkpoint.init_from_checkpoint
+    if not folder or not is_adapter_folder(Path(folder).expanduser()):
+        return False
+    if not config.lora.lora:
+        raise ConfigurationError(
+            f"{config.origin('init_from_checkpoint')}: `init_from_checkpoint`: {folder} holds adapters, and lora is "
+            "false.\n  Write lora: true to train them on, or merge them first (erniekit export) to train all weights."
+        )
+    return True
+
+
+def lora_settings(config: Config) -> LoraSettings:
+    """What the parameters of section 2.2 say; alpha -1 is 2 x rank, or 4 with rsLoRA."""
+    section = config.lora
+    usual = 4.0 if section.rslora else 2.0 * section.lora_rank
+    return LoraSettings(
+        rank=section.lora_rank,
+        alpha=usual if section.lora_alpha == -1 else section.lora_alpha,
+        rslora=section.rslora,
+        dropout=section.lora_dropout,
+        dora=section.dora,
+        init=section.lora_init,
+        target_modules=tuple(section.lora_target_modules),
+    )
+
+
+def base_name(config: Config) -> str:
+    """What adapters of this run name as their base: the folder of the frozen weights, or the hub's id of the model."""
+    own = config.checkpoint.init_from_checkpoint if not starts_from_adapters(config) else ""
+    name = own or config.basic.model_name_or_path
+    folder = Path(name).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else name
+
+
+def base_folder(adapters: Path) -> Path:
+    """The local folder of the model that a folder of adapters belongs to, fetched from a hub where it names one.
+
+    Raises:
+        ModelFileError: the adapters name no base, or it is not here.
+    """
+    name = base_model_of(adapters)
+    if name is None:
+        raise ModelFileError(f"{adapters}: the adapters do not name their base model (base_model_name_or_path)")
+    hub = {} if Path(name).expanduser().exists() else _hub_of(adapters)
+    try:
+        return model_folder(Config.from_mapping({"model_name_or_path": name, **hub}, verb="generate"), weights=True)
+    except ModelFileError as error:
+        raise ModelFileError(f"{adapters}: the base model of these adapters is not here.\n  {error}") from None
+
+
+def _hub_of(adapters: Path) -> dict[str, bool]:
+    """The parameter that names the hub of the base model: the run's own, or Hugging Face, which PEFT means."""
+    path = adapters / "training_config.yaml"
+    stored = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    own = [name for name in ("from_aistudio", "from_modelscope") if stored.get(name)]
+    return {own[0] if own else "from_hf_hub": True}
+
+
+def _stored_settings(folder: Path, model_config: ModelConfig) -> LoraSettings:
+    from erniekit.model.lora.peft_files import read_adapters
+
+    return read_adapters(folder, model_config.weight_shapes()).settings
+
+
+def _check_agreement(
+    config: Config, stored: LoraSettings, model_config: ModelConfig, folder: Path, *, everything: bool
+) -> None:
+    """Raise ConfigurationError where parameters are not those of the adapters in `folder`.
+
+    Args:
+        everything: also compare what the user has not written.
+    """
+    lines = []
+    for name, (wanted, found) in _differences(config, stored, model_config).items():
+        if everything or not config.origin(name).startswith("default"):
+            shown = "other layers" if name == "lora_target_modules" else f"{found}, not {wanted}"
+            lines.append(f"{config.origin(name)}: `{name}`: the adapters in {folder} have {shown}")
+    if lines:
+        raise ConfigurationError(
+            "\n".join(lines) + "\n  Remove these parameters, or give them the values of the adapters."
+            if not everything
+            else "\n".join(lines) + "\n  Put the old values back to resume, or choose another output_dir."
+        )
+
+
+def resolved_parameters(config: Config, plan: AdapterPlan | None, model_config: ModelConfig) -> dict[str, Any]:
+    """Every parameter with its value in the run: those of adapters are the adapters' own where it goes on with some."""
+    resolved = config.resolved()
+    if plan is None or plan.folder is None:
+        return resolved
+    found = {name: value for name, (_, value) in _differences(config, plan.settings, model_config).items()}
+    return resolved | {name: sorted(value) if isinstance(value, set) else value for name, value in found.items()}
+
+
+def parent_adapters(adapters: Path) -> Path | None:
+    """The adapters that the run which left these has started from; None where they were new, or it is not known."""
+    path = adapters / "training_config.yaml"
+    stored = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    for name in (stored.get("init_from_checkpoint"), stored.get("lora_path")):
+        if name and is_adapter_folder(Path(name).expanduser()):
+            return Path(name).expanduser()
+    return None
+
+
+def refuse_other_adapters(checkpoint: Path, resolved: Mapping[str, Any]) -> None:
+    """Raise CheckpointError where a run is to train otherwise than the one that wrote a checkpoint without a model.
+
+    Args:
+        resolved: every parameter with its value in this run.
+    """
+    path = checkpoint / "training_config.yaml"
+    stored = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    lines = []
+    for name in _ADAPTER_PARAMETERS:
+        own = list(resolved[name]) if isinstance(resolved[name], tuple) else resolved[name]
+        if stored.get(name, own) != own:
+            lines.append(f"  - {name} was {stored[name]}, is {own}")
+    if lines:
+        raise CheckpointError(
+            f"cannot resume from {checkpoint}: this run trains other weights than the one that wrote it.\n"
+            + "\n".join(lines)
+            + "\n  Put the old values back to resume, or choose another output_dir."
+        )
+
+
+def _differences(config: Config, stored: LoraSettings, model_config: ModelConfig) -> dict[str, tuple[Any, Any]]:
+    """Parameters that are not those of stored adapters: what the configuration says, and what they have."""
+    own = lora_settings(config)
+    paths = list(linear_shapes(model_config.weight_shapes()))
+    compared: dict[str, tuple[Any, Any]] = {
+        "lora_rank": (own.rank, stored.rank),
+        "lora_alpha": (own.alpha, stored.alpha),
+        "rslora": (own.rslora, stored.rslora),
+        "dora": (own.dora, stored.dora),
+        "lora_init": (own.init, stored.init),
+        "lora_target_modules": (
+            set(select_targets(paths, own.target_modules)),
+            set(stored.target_modules),
+        ),
+    }
+    return {name: (wanted, found) for name, (wanted, found) in compared.items() if wanted != found}

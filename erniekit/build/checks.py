@@ -1,0 +1,140 @@
+"""What a configuration, its model and this machine must agree on. Needs neither Paddle nor NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from erniekit.config import Config
+from erniekit.data.formats.table import is_hub_dataset
+from erniekit.environment import available_memory
+from erniekit.errors import ConfigurationError, ModelFileError
+from erniekit.hub.cache import chosen_hub, hub_hint, local_model_folder
+
+if TYPE_CHECKING:
+    from erniekit.data.tokenizers.tokenizer import Tokenizer
+    from erniekit.distributed.topology import Topology
+    from erniekit.model.architectures.model_config import ModelConfig
+
+
+def check_paths(config: Config) -> None:
+    """Raise ConfigurationError where the run would read a folder or a file that is not there.
+
+    A model of a hub need not be there yet; ModelFileError is raised where its name can be none.
+    """
+    training, evaluation, checkpoint = config.training, config.evaluation, config.checkpoint
+    periodic = evaluation.evaluation_strategy != "no" or not config.basic.do_train
+    read: dict[str, tuple[str, ...]] = {}
+    if chosen_hub(config) is None:
+        read["model_name_or_path"] = (config.basic.model_name_or_path,)
+        if config.basic.stage == "DPO":
+            read["ref_model_name_or_path"] = (config.dpo.ref_model_name_or_path,)
+    else:
+        local_model_folder(config)  # raises for a name that no hub could know; the model itself may be fetched later
+    if config.basic.do_train or config.verb == "preview":
+        read["train_dataset_path"] = training.train_dataset_path
+    if config.verb == "train" and config.basic.do_eval and periodic:
+        read["eval_dataset_path"] = evaluation.eval_dataset_path
+    if config.verb == "train":
+        read["init_from_checkpoint"] = (checkpoint.init_from_checkpoint,)
+        if isinstance(checkpoint.resume_from_checkpoint, str):
+            read["resume_from_checkpoint"] = (checkpoint.resume_from_checkpoint,)
+    lines = [
+        f"{config.origin(name)}: `{name}`: {path} does not exist" + hub_hint(path) * (name == "model_name_or_path")
+        for name, paths in read.items()
+        for path in filter(None, paths)
+        if not Path(path).expanduser().exists()
+        and not (name in ("train_dataset_path", "eval_dataset_path") and is_hub_dataset(path))
+    ]
+    if lines:
+        lines[-1] += f"\n  Paths count from the folder you are in: {Path.cwd()}"
+        raise ConfigurationError("\n".join(lines))
+
+
+def check_positions(config: Config, model_config: ModelConfig) -> None:
+    """Raise ConfigurationError where a pack could reach positions that the model was not made for."""
+    wanted, limit = config.training.max_seq_len, model_config.max_position_embeddings
+    if wanted > limit:
+        raise ConfigurationError(
+            f"max_seq_len {wanted:,} ({config.origin('max_seq_len')}) exceeds the model's max_position_embeddings "
+            f"{limit:,}: it has never seen such positions.\n  Write max_seq_len: {limit} or less."
+        )
+
+
+def with_mtp_layers(model_config: ModelConfig, config: Config) -> ModelConfig:
+    """The model with as many multi-token prediction layers as `num_nextn_predict_layers` asks for.
+
+    Raises:
+        ConfigurationError: the model has fewer, or, where weights are drawn at random, its family has none.
+    """
+    wanted, stored = config.basic.num_nextn_predict_layers, model_config.num_nextn_predict_layers
+    limit = stored
+    if not config.basic.continue_training and "num_nextn_predict_layers" in model_config.family.own_fields:
+        limit = wanted
+    if wanted > limit:
+        raise ConfigurationError(
+            f"num_nextn_predict_layers {wanted} ({config.origin('num_nextn_predict_layers')}): the model has {stored} "
+            f"multi-token prediction layers.\n  Write num_nextn_predict_layers: {stored}."
+        )
+    return replace(model_config, num_nextn_predict_layers=wanted)
+
+
+def model_warnings(config: Config, model_config: ModelConfig, folder: Path) -> list[str]:
+    """Lines for what was asked of experts the model does not have or of routers that are not trained, and for the parts
+    of the model that the run leaves out."""
+    lines = []
+    if not model_config.moe_num_experts:
+        names = [name for name in config.moe.__dataclass_fields__ if name.startswith("moe_") and config.is_set(name)]
+        lines += [f"`{name}: {config[name]}` has no effect: {model_config.model_type} has no experts" for name in names]
+    elif config.lora.lora:
+        names = [name for name in ("moe_orthogonal_loss_lambda", "moe_router_bias_update_rate") if config[name]]
+        lines += [f"`{name}: {config[name]}` has no effect: adapters leave routers as they are" for name in names]
+    wanted = model_config.num_nextn_predict_layers
+    left_out = type(model_config).from_folder(folder).num_nextn_predict_layers - wanted
+    if left_out > 0:
+        lines.append(
+            f"num_nextn_predict_layers is {wanted}: {left_out} of the model's multi-token prediction layers "
+            f"{'is' if left_out == 1 else 'are'} left out, of training and of the saved model"
+        )
+    return lines
+
+
+def expert_parallel_warnings(config: Config, model_config: ModelConfig, topology: Topology) -> list[str]:
+    """Lines for what was written about dividing experts where they are not divided, or nothing has to travel for it."""
+    group, way = config.distributed.moe_group, "moe_multimodal_dispatch_use_allgather"
+    idle = {}
+    if not model_config.moe_num_experts:
+        idle = dict.fromkeys(("moe_group", way), f"{model_config.model_type} has no experts")
+    elif topology.expert == 1:
+        alone = {"mp": "tensor_parallel_degree is 1", "data": "no two ranks work on different data"}
+        idle = {"moe_group": alone.get(group, ""), way: "every rank holds all experts"}
+    elif group == "mp" and not topology.sequence_parallel:
+        idle = {way: "without sequence_parallel every rank of `moe_group: mp` has all tokens already"}
+    asked = [key for key in idle if config.is_set(key) and config[key] != "dummy"]
+    return [f"`{key}: {config[key]}` has no effect: {idle[key]}" for key in asked]
+
+
+def check_vocabulary(model_config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Raise ModelFileError where the tokenizer has ids for which the model has no embedding."""
+    if tokenizer.vocab_size > model_config.vocab_size:
+        raise ModelFileError(
+            f"the tokenizer has {tokenizer.vocab_size:,} tokens but config.json says vocab_size "
+            f"{model_config.vocab_size:,}: they do not belong together"
+        )
+
+
+def check_dense_mask(size: int, max_seq_len: int) -> None:
+    """Raise ConfigurationError where a dense mask of `size` bytes exceeds the memory that is available now."""
+    available = available_memory()
+    if available is not None and size > available:
+        raise ConfigurationError(
+            f"FlashMask is switched off, and the dense mask of max_seq_len {max_seq_len:,} takes {_gib(size)}, "
+            f"but only {_gib(available)} of memory are available.\n"
+            "  Remove use_flash_attention, use_sparse_flash_attn and use_attn_mask_startend_row_indices, or write a "
+            "smaller max_seq_len or batch size."
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.2f} GiB"

@@ -1,0 +1,228 @@
+"""From parameters to the data of a run: its files, tokenised, and which samples make which step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from erniekit.build.step_count import cache_folder, cache_step_count
+from erniekit.config import Config
+from erniekit.config.sections.sft import SftParameters
+from erniekit.data.collate import Batch
+from erniekit.data.conversation import Source
+from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
+from erniekit.data.eval_sampler import EvaluationPlan
+from erniekit.data.formats.preference import preference_kind
+from erniekit.data.loader import (
+    ArrayMessage,
+    deserialize_batches,
+    deserialize_index,
+    serialize_batches,
+    serialize_index,
+)
+from erniekit.data.packed import DataFingerprint
+from erniekit.data.sampler import BatchSource, StepPlan, local_batches
+from erniekit.data.templates.ernie import Template
+from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.distributed.broadcast import broadcast_arrays
+from erniekit.distributed.mesh import MODEL_AXES, Mesh
+from erniekit.distributed.topology import Topology
+
+
+def training_sources(config: Config) -> list[Source]:
+    """The training files."""
+    section = config.training
+    return _sources(config, section.train_dataset_path, section.train_dataset_type, section.train_dataset_prob)
+
+
+def evaluation_sources(config: Config) -> list[Source]:
+    """The held-out files."""
+    section = config.evaluation
+    return _sources(config, section.eval_dataset_path, section.eval_dataset_type, section.eval_dataset_prob)
+
+
+def _sources(
+    config: Config, paths: tuple[str, ...], kinds: tuple[str, ...], probabilities: tuple[float, ...]
+) -> list[Source]:
+    if not paths:  # formats and probabilities then have their one default each
+        return []
+    if config.basic.stage == "DPO":
+        kinds = tuple(preference_kind(kind) for kind in kinds)
+    return [
+        Source(Path(path).expanduser(), kind, probability)
+        for path, kind, probability in zip(paths, kinds, probabilities, strict=True)
+    ]
+
+
+def training_dataset(config: Config, tokenizer: Tokenizer, template: Template | None) -> Dataset:
+    """The tokenised training data."""
+    if "packed" in config.training.train_dataset_type:
+        return open_packed_dataset(
+            Path(config.training.train_dataset_path[0]).expanduser(),
+            data_fingerprint_of(config, tokenizer, template),
+            max_seq_len=config.training.max_seq_len,
+            pad_id=tokenizer.pad_id,
+            needs_scores=config.basic.stage == "DPO" and config.dpo.offset_alpha > 0,
+        )
+    return _dataset(config, tokenizer, template, training_sources(config))
+
+
+def data_fingerprint_of(config: Config, tokenizer: Tokenizer, template: Template | None) -> DataFingerprint:
+    """What a pre-packed folder must have been made with, or is made with."""
+    return DataFingerprint(
+        tokenizer.fingerprint, template.fingerprint if template else None, config.basic.stage == "DPO"
+    )
+
+
+def evaluates(config: Config) -> bool:
+    """Whether the run evaluates from time to time."""
+    return config.basic.do_eval and config.evaluation.evaluation_strategy != "no"
+
+
+def evaluation_dataset(config: Config, tokenizer: Tokenizer, template: Template | None) -> Dataset:
+    """The tokenised evaluation data."""
+    return _dataset(config, tokenizer, template, evaluation_sources(config))
+
+
+def _dataset(config: Config, tokenizer: Tokenizer, template: Template | None, sources: list[Source]) -> Dataset:
+    return open_dataset(
+        sources,
+        tokenizer,
+        template,
+        cache_dir=cache_folder(config),
+        **sample_limits(config),
+    )
+
+
+def sample_limits(config: Config) -> dict[str, Any]:
+    """What a record must keep to so as to become a sample; see `open_dataset`."""
+    return {
+        "max_seq_len": config.training.max_seq_len,
+        "over_length": config.sft.over_length_policy,
+        "max_prompt_len": config.dpo.max_prompt_len,
+        "needs_scores": config.dpo.offset_alpha > 0,
+    }
+
+
+@dataclass(frozen=True)
+class DataParallelRank:
+    """A process among those that divide every global batch, and how it comes to its part (`StepPlan`)."""
+
+    dp_rank: int = 0
+    dp_world_size: int = 1
+    multiple_of: int = 1
+    batch_source: BatchSource = local_batches
+
+
+def training_plan(config: Config, dataset: Dataset, dp_rank: DataParallelRank = DataParallelRank()) -> StepPlan:
+    """Which samples make which optimizer step."""
+    if dataset.packed is not None:
+        return StepPlan(
+            dataset,
+            max_seq_len=config.training.max_seq_len,
+            packing=False,
+            greedy=False,
+            window=1,
+            batch_size=config.training.per_device_train_batch_size,
+            accumulation=config.training.gradient_accumulation_steps,
+            shuffle=False,
+            packs=dataset.packed.packs,
+            batch_tokens=dataset.packed.batch_tokens,
+            **vars(dp_rank),
+        )
+    return StepPlan(
+        dataset,
+        max_seq_len=config.training.max_seq_len,
+        packing=config.acceleration.packing,
+        greedy=config.acceleration.greedy_intokens,
+        window=config.acceleration.buffer_size,
+        batch_size=config.training.per_device_train_batch_size,
+        accumulation=config.training.gradient_accumulation_steps,
+        seed=config.training.seed,
+        shuffle=config.training.random_shuffle,
+        strategy=config.sft.mix_strategy,
+        num_samples_each_epoch=config.sft.num_samples_each_epoch,
+        repeat_samples=config.sft.num_samples_each_epoch != SftParameters.num_samples_each_epoch,
+        sorted_first=config.sft.curriculum == "length",
+        **_length_groups(config),
+        **vars(dp_rank),
+    )
+
+
+def _length_groups(config: Config) -> dict[str, Any]:
+    """How samples of similar length share a micro-batch, where they do."""
+    section = config.acceleration
+    if not section.batch_tokens:
+        return {}
+    return {
+        "batch_tokens": section.batch_tokens,
+        "max_batch_samples": section.max_batch_samples,
+        "shortest": section.min_sample_len,
+        "longest": section.max_sample_len,
+    }
+
+
+def evaluation_plan(
+    config: Config,
+    dataset: Dataset,
+    dp_rank: DataParallelRank = DataParallelRank(),
+) -> EvaluationPlan:
+    """Every evaluation sample once, in the order of the files; sources of probability 0 are left out."""
+    return EvaluationPlan(
+        dataset,
+        max_seq_len=config.training.max_seq_len,
+        packing=config.acceleration.packing,
+        greedy=config.acceleration.greedy_intokens,
+        window=config.acceleration.buffer_size,
+        batch_size=config.evaluation.per_device_eval_batch_size,
+        **_length_groups(config),
+        **vars(dp_rank),
+    )
+
+
+def count_steps(config: Config, plan: StepPlan, *, note: bool = True) -> int:
+    """The exact number of steps of the run, `note`d for `erniekit validate`."""
+    steps = plan.total_steps(config.training.max_steps, config.training.num_train_epochs)
+    if note:
+        cache_step_count(config, steps, dp_world_size=plan.dp_world_size)
+    return steps
+
+
+# How the ranks of a layout come to their data: each reads its part, or one of those that work on the same part does.
+#
+# Ranks of one pipeline and tensor group work on the same micro-batches. With `distributed_dataloader` the first of them
+# alone opens the data files; the others are handed what a dataset knows of itself, and every micro-batch.
+
+
+def reads_data(config: Config, topology: Topology, rank: int) -> bool:
+    """Whether this rank opens data files."""
+    coords = topology.coordinates(rank)
+    return not config.acceleration.distributed_dataloader or coords.pipeline == coords.tensor == 0
+
+
+def dp_rank_of(config: Config, mesh: Mesh) -> DataParallelRank:
+    """This rank's part of every global batch, and how it comes to it."""
+    group = mesh.group(*MODEL_AXES) if config.acceleration.distributed_dataloader else None
+
+    def broadcast_batches(read: Callable[[], list[Batch]]) -> list[Batch]:
+        message = serialize_batches(read()) if mesh.is_first(*MODEL_AXES) else ArrayMessage([], [])
+        return deserialize_batches(ArrayMessage(*broadcast_arrays(*message, group)))
+
+    slices = mesh.topology.tensor if mesh.topology.sequence_parallel else 1  # of the tokens of a micro-batch
+    return DataParallelRank(
+        mesh.dp_rank, mesh.topology.dp_world_size, slices, local_batches if group is None else broadcast_batches
+    )
+
+
+def broadcast_dataset_index(config: Config, mesh: Mesh, dataset: Dataset | None) -> Dataset:
+    """The dataset that this rank has opened; where it has not, what the rank that reads for it says of its own."""
+    group = mesh.group(*MODEL_AXES) if config.acceleration.distributed_dataloader else None
+    if group is None:
+        assert dataset is not None
+        return dataset
+    message = ArrayMessage(
+        *broadcast_arrays(*(serialize_index(dataset) if dataset is not None else ArrayMessage([], [])), group)
+    )
+    return dataset if dataset is not None else deserialize_index(message)

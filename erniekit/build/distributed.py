@@ -1,0 +1,191 @@
+"""The ranks of a run: which of them this process is, what it has of the model, what a step asks of the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from paddle import Tensor
+
+from erniekit.build.layout import partition_layers
+from erniekit.config import Config
+from erniekit.distributed.collectives import LayoutRanks
+from erniekit.distributed.decoder_pipeline import DecoderPipeline, build_pipeline_stage
+from erniekit.distributed.experts import expert_ranks
+from erniekit.distributed.init import init_mesh
+from erniekit.distributed.mesh import Mesh
+from erniekit.distributed.pipeline import PipelineOptions
+from erniekit.distributed.replicated import SYNC_FLAGS, ReplicatedParameterSync
+from erniekit.distributed.sharding import ShardedOptimizer, shard_model
+from erniekit.distributed.topology import AXES, PARAMETER, Topology, topology_from
+from erniekit.errors import ConfigurationError
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.decoder import Decoder, last_stage_needs_embedding
+from erniekit.training.collectives import SINGLE_PROCESS, Ranks
+from erniekit.training.optim.adamw import (
+    OptimizerSettings,
+    StatefulAdamW,
+    create_state,
+    stateless_optimizer,
+    trainable_parameters,
+)
+from erniekit.training.optim.offload import MomentStorage, StoredMomentsAdamW
+from erniekit.training.settings import optimizer_settings_from
+
+# The optimizer of a run, from sections 1.3, 1.5 and 2.4.
+
+
+def moment_storage(config: Config) -> MomentStorage | None:
+    """How AdamW's moments are kept; None: as Paddle's AdamW keeps them."""
+    narrow, one_at_a_time = config.fp8.use_lowprecision_moment, config.fp8.tensorwise_offload_optimizer
+    away = config.memory.offload_optim or one_at_a_time
+    if not (config.training.optim == "adamw_custom" or narrow or away):
+        return None
+    return MomentStorage(narrow, Path(config.basic.output_dir).expanduser() if away else None, one_at_a_time)
+
+
+def adamw_of(config: Config, parameters: Mapping[str, Tensor], settings: OptimizerSettings) -> StatefulAdamW:
+    """AdamW over the trainable ones of `parameters`, which has no state yet."""
+    storage = moment_storage(config)
+    make = StatefulAdamW if storage is None else partial(StoredMomentsAdamW, storage)
+    return stateless_optimizer(parameters, settings, make)
+
+
+SHARDING_LAYOUT_WORDS = ("split_param", "enable_stage1_tensor_fusion")  # words that decide which values a rank updates
+
+
+def topology_and_rank(config: Config, model_config: ModelConfig) -> tuple[Topology, int]:
+    """The layout of the run, and which of its ranks this process is; known before any group forms.
+
+    A process that no launcher has started is alone.
+
+    Raises:
+        ConfigurationError: ranks or model cannot be divided as the configuration says.
+    """
+    topology = topology_from(config, int(os.environ.get("PADDLE_TRAINERS_NUM", 1)))
+    partition_layers(config, model_config, topology)
+    return topology, int(os.environ.get("PADDLE_TRAINER_ID", 0))
+
+
+def join_ranks(config: Config, topology: Topology) -> Mesh:
+    """Form the groups with the other ranks."""
+    return init_mesh(topology, timeout=config.distributed.distributed_timeout)
+
+
+def model_shard_arguments(config: Config, model_config: ModelConfig, mesh: Mesh) -> dict[str, Any]:
+    """What this rank has of a model, as arguments of `build_model`."""
+    way, section = config.acceleration.moe_multimodal_dispatch_use_allgather, config.distributed
+    layers = model_config.num_hidden_layers
+    return {
+        "dp_rank": mesh.dp_rank,
+        "dp_world_size": mesh.topology.dp_world_size,
+        "tp": replace(mesh.tp, skip_c_identity="enable_mp_skip_c_identity" in section.tensor_parallel_config),
+        "expert_parallel": expert_ranks(mesh, gather="allgather" in way, padded=not way.endswith("unpad")),
+        "pipeline_stage": build_pipeline_stage(layers, mesh, section.pp_seg_method, section.add_tail_layers),
+        "all_gather_object": mesh.all_gather_object,
+        "all_reduce_max": mesh.maximum,
+    }
+
+
+def optimizer_and_ranks(
+    config: Config, mesh: Mesh, model: Decoder, parameters: Mapping[str, Tensor]
+) -> tuple[Any, Ranks]:
+    """The optimizer of this rank, and what a step asks of the others.
+
+    Args:
+        parameters: the trained weights of this rank, by name.
+    """
+    section, topology = config.distributed, mesh.topology
+    settings = optimizer_settings_from(config, model.config.num_hidden_layers)
+    adamw = adamw_of(config, parameters, settings)
+    if topology.world_size == 1:
+        create_state(adamw, adamw._parameter_list)
+        return adamw, SINGLE_PROCESS
+    sharding_strategy = replicated_sync = None
+    # a sharding group may be one without adapters, on all its ranks: of a stage, or of experts
+    if topology.sharding > 1 and trainable_parameters(parameters):
+        group, words = mesh.group("sharding"), section.sharding_parallel_config
+        sharding_strategy = shard_model(
+            section.sharding,
+            adamw,
+            model,
+            parameters,
+            group,
+            split="split_param" in words,
+            fused="enable_stage1_tensor_fusion" in words,
+            release=config.memory.release_grads,
+        )
+        optimizer: Any = ShardedOptimizer(adamw, sharding_strategy, parameters, group)
+    else:
+        optimizer = adamw
+        create_state(adamw, adamw._parameter_list)
+    words = section.tensor_parallel_config
+    if isinstance(adamw, StoredMomentsAdamW) and "sync_moment" in words:
+        raise ConfigurationError(
+            "tensor_parallel_config: sync_moment cannot reach moments that are kept in fewer bits or away from the "
+            "device.\n  Leave it out: ranks of a tensor-parallel group compute equal moments without it, too."
+        )
+    if topology.tensor > 1 and SYNC_FLAGS.intersection(words):
+        trained, updated = trainable_parameters(parameters), None
+        if sharding_strategy is not None:
+            param_shards = {
+                name: sharding_strategy.param_shard(parameter).tensor for name, parameter in trained.items()
+            }
+            updated = {name: tensor for name, tensor in param_shards.items() if tensor is not None}
+
+        def state(kind: str, tensor: Tensor) -> Tensor:
+            return adamw.read(tensor.name, kind)
+
+        replicated_sync = ReplicatedParameterSync(trained, state, mesh.group("tensor"), words, updated)
+    in_backward = topology.sequence_parallel and not section.use_sp_callback
+    return optimizer, LayoutRanks(
+        mesh,
+        parameters,
+        sharding_strategy=sharding_strategy,
+        pipeline=_pipeline(config, mesh, model),
+        replicated_sync=replicated_sync,
+        sum_in_backward=in_backward,
+        layout=_layout_record(config, topology),
+    )
+
+
+def _layout_record(config: Config, topology: Topology) -> dict[str, Any]:
+    """By parameter, everything that decides what a rank of a training run has; what is not divided is left out."""
+    section = config.distributed
+    layout_record: dict[str, Any] = {"ranks": topology.world_size}
+    layout_record |= {PARAMETER[axis]: topology.degree(axis) for axis in AXES if topology.degree(axis) > 1}
+    if topology.pipeline > 1:
+        names = ("virtual_pp_degree", "pp_seg_method", "add_tail_layers")
+        layout_record |= {name: config[name] for name in names}
+    if topology.sharding > 1:
+        layout_words = [word for word in section.sharding_parallel_config if word in SHARDING_LAYOUT_WORDS]
+        layout_record |= {"sharding": section.sharding, "sharding_parallel_config": " ".join(sorted(layout_words))}
+    if topology.expert > 1:
+        layout_record["moe_group"] = {"tensor": "mp", "data": "data"}[str(topology.expert_axis)]
+    return layout_record
+
+
+def evaluation_ranks(config: Config, mesh: Mesh, model: Decoder) -> Ranks:
+    """What an evaluation on its own asks of the other ranks: nothing is trained, so only the model is divided."""
+    if mesh.topology.world_size == 1:
+        return SINGLE_PROCESS
+    return LayoutRanks(mesh, {}, pipeline=_pipeline(config, mesh, model))
+
+
+def _pipeline(config: Config, mesh: Mesh, model: Decoder) -> DecoderPipeline | None:
+    if mesh.topology.pipeline == 1:
+        return None
+    words = config.distributed.pipeline_parallel_config
+    options = PipelineOptions.from_flags(words, fixed_shape=_padding_is_harmless(config))
+    return DecoderPipeline(mesh, options, tied_embeddings=last_stage_needs_embedding(model.config))
+
+
+def _padding_is_harmless(config: Config) -> bool:
+    """Whether micro-batches may be padded to one length, which changes the draws of dropout."""
+    basic, interleaved = config.basic, config.distributed.virtual_pp_degree > 1
+    dropout = basic.hidden_dropout_prob or basic.attention_probs_dropout_prob or config.lora.lora_dropout
+    return interleaved or not dropout

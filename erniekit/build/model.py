@@ -1,0 +1,231 @@
+"""From parameters to the parts of a run that several runners need, each made in one place; data: data_wiring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from erniekit.build.adapters import AdapterPlan, starts_from_adapters
+from erniekit.build.checks import (
+    check_dense_mask,
+    check_positions,
+    check_vocabulary,
+    model_warnings,
+    with_mtp_layers,
+)
+from erniekit.build.precision import apply_mixed_precision, choose_kernels
+from erniekit.build.quantization import quantization_from
+from erniekit.config import Config
+from erniekit.data.dataset import Dataset
+from erniekit.data.templates.ernie import Template, chat_template
+from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from erniekit.errors import ModelFileError
+from erniekit.hub.download import model_folder
+from erniekit.model.lora.folder import base_model_of, is_adapter_folder
+
+if TYPE_CHECKING:
+    from erniekit.distributed.mesh import Mesh
+    from erniekit.model.architectures.model_config import ModelConfig
+    from erniekit.model.decoder import Decoder
+    from erniekit.model.moe.router import BalanceSettings
+    from erniekit.model.recompute import Recompute
+    from erniekit.training.objectives.objective import Objective
+    from erniekit.training.objectives.preference_losses import PreferenceSettings
+
+Say = Callable[[str], None]
+
+
+def select_device(config: Config, say: Say = print) -> str:
+    """Make Paddle compute on the device the configuration asks for, and say what that device cannot do.
+
+    Returns:
+        "cpu" or "gpu:<n>".
+
+    Raises:
+        ConfigurationError: no such device.
+    """
+    from erniekit.model.device import use_device
+
+    device = use_device(config.basic.device)
+    if device == "cpu":
+        for line in config.ignored_on_cpu():
+            say(line)
+    choose_kernels(config, say)
+    return device
+
+
+def begin_training(config: Config, say: Say = print) -> tuple[ModelConfig, Tokenizer, Template | None]:
+    """Say what there is to say of the configuration, choose the device, and open the model's small files.
+
+    Raises:
+        UserError: no such device or model, or its tokenizer belongs to another one.
+    """
+    for line in config.messages:
+        say(line)
+    select_device(config, say)
+    model_config = read_model_config(config)
+    tokenizer, template = open_tokenizer(config)
+    check_vocabulary(model_config, tokenizer)
+    for line in model_warnings(config, model_config, model_folder(config)):
+        say(line)
+    return model_config, tokenizer, template
+
+
+def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
+    """The tokenizer of `model_name_or_path`, with its chat template where dialogues are read."""
+    folder = model_folder(config)
+    tokenizer = load_tokenizer(folder)
+    return tokenizer, None if config.basic.stage == "PT" else chat_template(tokenizer)
+
+
+def announce_dense_mask(config: Config, datasets: Iterable[tuple[Dataset, int]], say: Say) -> None:
+    """Where FlashMask is switched off, say how large the dense mask will be, before anything allocates it.
+
+    Args:
+        datasets: each with the rows of its micro-batches.
+
+    Raises:
+        ConfigurationError: it exceeds the memory that is available.
+    """
+    if not config.uses_dense_mask:
+        return
+    from erniekit.model.attention import dense_mask_bytes
+
+    def longest_row(dataset: Dataset) -> int:
+        longest = dataset.lengths.sum() if config.acceleration.packing else dataset.lengths.max()
+        return min(config.training.max_seq_len, int(longest))
+
+    budget = config.acceleration.batch_tokens  # rows x length <= budget, so the longest rows make the largest mask
+
+    def most_rows(rows: int, length: int) -> int:
+        return max(1, budget // length) if budget else rows
+
+    lengths = [(rows, longest_row(dataset)) for dataset, rows in datasets]
+    size = max(dense_mask_bytes(most_rows(rows, length), length) for rows, length in lengths)
+    say(f"FlashMask is switched off: attention uses a dense mask of up to {size / 2**20:,.1f} MiB for each micro-batch")
+    check_dense_mask(size, config.training.max_seq_len)
+
+
+def objective_from(config: Config) -> Objective:
+    """The supervised loss with the head and the attention that the configuration asks for."""
+    from erniekit.training.objectives.objective import supervised
+
+    return supervised(**head_settings(config), multi_token_pred_lambda=config.moe.multi_token_pred_lambda)
+
+
+def head_settings(config: Config) -> dict[str, bool]:
+    """How an objective computes head and attention."""
+    return {
+        "fused_head": config.memory.use_fused_head_and_loss_fn,
+        "sparse_head": config.memory.use_sparse_head_and_loss_fn,
+        "dense_mask": config.uses_dense_mask,
+    }
+
+
+def preference_settings(config: Config) -> PreferenceSettings:
+    """The preference loss of section 2.3."""
+    from erniekit.training.objectives.preference_losses import PreferenceSettings
+
+    names = [item.name for item in fields(PreferenceSettings)]
+    return PreferenceSettings(**{name: config[name] for name in names})
+
+
+def initial_weights(config: Config) -> Path | None:
+    """Where a fresh run takes its weights from; None for random ones.
+
+    Raises:
+        ModelFileError: the model's folder holds no weights.
+    """
+    if config.checkpoint.init_from_checkpoint and not starts_from_adapters(config):
+        return Path(config.checkpoint.init_from_checkpoint).expanduser()
+    if not config.basic.continue_training:
+        return None
+    folder = model_folder(config, weights=True)
+    if not any(folder.glob("*.safetensors")):
+        raise ModelFileError(
+            f"model_name_or_path: {folder} holds no *.safetensors weights to continue from.\n"
+            "  Put them there, or write continue_training: false to start from random weights."
+        )
+    return folder
+
+
+def open_model(
+    config: Config,
+    weights: Path | None,
+    say: Say = print,
+    *,
+    adapters: AdapterPlan | None = None,
+    mesh: Mesh | None = None,
+) -> Decoder:
+    """Build the model of `model_name_or_path` for training, with the weights of a folder or random ones.
+
+    Args:
+        adapters: what is trained beside frozen weights; None: all weights are trained.
+        mesh: the ranks that divide the model; None: this process has all of it.
+    """
+    from erniekit.build.distributed import model_shard_arguments
+    from erniekit.distributed.mesh import SINGLE_PROCESS_MESH
+    from erniekit.model.builder import build_model
+
+    model_config = read_model_config(config)
+    model = build_model(
+        model_config,
+        weights,
+        seed=config.training.seed,
+        hidden_dropout=config.basic.hidden_dropout_prob,
+        attention_dropout=config.basic.attention_probs_dropout_prob,
+        lora=adapters.settings if adapters else None,
+        adapters=adapters.folder if adapters else None,
+        balance=_balance(config),
+        recompute=_recompute(config),
+        quantization=quantization_from(config),
+        **model_shard_arguments(config, model_config, mesh or SINGLE_PROCESS_MESH),
+        log=say,
+    )
+    apply_mixed_precision(config, model, say)
+    if model.pipeline_stage.last:
+        model.head.parallel_output = config.distributed.tensor_parallel_output
+    return model
+
+
+def _balance(config: Config) -> BalanceSettings:
+    from erniekit.model.moe.router import BalanceSettings
+
+    section = config.moe
+    return BalanceSettings(
+        aux_loss_lambda=section.moe_aux_loss_lambda,
+        z_loss_lambda=section.moe_z_loss_lambda,
+        orthogonal_loss_lambda=section.moe_orthogonal_loss_lambda,
+        router_bias_update_rate=section.moe_router_bias_update_rate,
+    )
+
+
+def _recompute(config: Config) -> Recompute | None:
+    from erniekit.model.recompute import Recompute
+
+    section = config.memory
+    if not section.recompute:
+        return None
+    return Recompute(section.recompute_use_reentrant, section.no_recompute_layers, section.recompute_granularity)
+
+
+def read_model_config(config: Config) -> ModelConfig:
+    """`config.json` of `model_name_or_path`.
+
+    Raises:
+        ModelFileError: it cannot be used.
+        ConfigurationError: `max_seq_len` exceeds the model's positions.
+    """
+    from erniekit.model.architectures.model_config import ModelConfig
+
+    folder = model_folder(config)
+    if is_adapter_folder(folder):
+        raise ModelFileError(
+            f"model_name_or_path: {folder} holds adapters; write their base model, {base_model_of(folder)}, as "
+            f"model_name_or_path, and lora: true with lora_path: {folder}"
+        )
+    model_config = ModelConfig.from_folder(folder)
+    check_positions(config, model_config)
+    return with_mtp_layers(model_config, config)

@@ -1,0 +1,81 @@
+"""Sections 1.7 and 1.8 on a GPU: its kernels, and the bits it computes in. `select_device` tells what a CPU lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from erniekit.config import Config
+from erniekit.config.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from erniekit.model.decoder import Decoder
+    from erniekit.model.mixed_precision import MixedPrecision
+
+
+def choose_kernels(config: Config, say: Callable[[str], None]) -> None:
+    """Compute with Paddle's fused kernels where the configuration asks for them and the device has them."""
+    from erniekit.model.kernels import FusedKernels, use_fused_kernels
+
+    section = config.acceleration
+    chosen = use_fused_kernels(
+        FusedKernels(section.fuse_rope, section.fuse_linear, section.fuse_rms_norm, section.fuse_swiglu)
+    )
+    if chosen != FusedKernels():
+        say(f"fused kernels: {chosen}")
+
+
+def mixed_precision(config: Config) -> MixedPrecision | None:
+    """What section 1.8 asks of the current device; None where it computes in float32."""
+    import paddle
+
+    from erniekit.model.mixed_precision import MixedPrecision
+
+    section = config.precision
+    if not (section.bf16 or section.fp16) or not paddle.get_device().startswith("gpu"):
+        return None
+    return MixedPrecision(
+        "bfloat16" if section.bf16 else "float16",
+        "O2" if section.fp16_opt_level == "O2" else "O1",
+        section.amp_custom_white_list,
+        section.amp_custom_black_list,
+        section.amp_master_grad,
+    )
+
+
+def apply_mixed_precision(config: Config, model: Decoder, say: Callable[[str], None]) -> None:
+    """Make a model compute in 16 bits where the configuration asks for it and the device is a GPU. What of its fused
+    kernels it has no use for is told."""
+    from erniekit.model.kernels import fused_kernels
+    from erniekit.model.linear import Linear
+
+    biases = (layer.bias for layer in model.sublayers() if isinstance(layer, Linear))
+    if fused_kernels().linear and all(bias is None for bias in biases):
+        say("`fuse_linear` has no effect: no linear layer of this model has a bias")
+    precision = mixed_precision(config)
+    if precision is not None:
+        for line in unknown_operators(config):
+            say(line)
+        precision.apply_to(model)
+        say(f"mixed precision: {precision}")
+
+
+def unknown_operators(config: Config) -> list[str]:
+    """A line for each word of `amp_custom_white_list` and `amp_custom_black_list` that Paddle would pass over."""
+    from paddle.base import core
+    from paddle.base.framework import OpProtoHolder
+
+    known = [*core._get_all_register_op_kernels("all"), *OpProtoHolder.instance().op_proto_map]
+    return [
+        f"`{name}` ({config.origin(name)}): {word} has no effect: this Paddle has no operator of that name"
+        + did_you_mean(word, known)
+        for name in ("amp_custom_white_list", "amp_custom_black_list")
+        for word in config[name]
+        if word not in known
+    ]
+
+
+def initial_loss_scale(config: Config) -> float | None:
+    """`scale_loss` where the run computes in float16."""
+    precision = mixed_precision(config)
+    return float(config.precision.scale_loss) if precision is not None and precision.dtype == "float16" else None

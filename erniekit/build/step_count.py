@@ -1,0 +1,71 @@
+"""What an earlier run learned about the steps of the same data and settings, so that `validate` can tell at once.
+
+Exact steps need the tokenised data. Whoever has read it leaves a line in the cache folder, keyed by the files (path,
+size, time of change) and every parameter that shapes the plan. Neither Paddle nor NumPy is needed to look it up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from erniekit.config import Config
+from erniekit.data.sampler import PLAN_VERSION
+from erniekit.data.tokenizers.files import TOKENIZER_FILES
+from erniekit.hub.cache import local_model_folder
+
+PLAN_PARAMETERS = (
+    "stage", "model_name_or_path", "train_dataset_path", "train_dataset_type", "train_dataset_prob", "mix_strategy",
+    "num_samples_each_epoch", "over_length_policy", "max_seq_len", "packing", "greedy_intokens", "buffer_size",
+    "random_shuffle", "seed", "max_prompt_len", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "max_steps", "num_train_epochs", "batch_tokens", "max_batch_samples", "min_sample_len", "max_sample_len",
+    "curriculum",
+)  # fmt: skip
+
+
+def cache_folder(config: Config) -> Path:
+    """Where tokenised data is kept: `data_cache_dir`, else $ERNIEKIT_CACHE, else ~/.cache/erniekit."""
+    chosen = config.training.data_cache_dir or os.environ.get("ERNIEKIT_CACHE") or "~/.cache/erniekit"
+    return Path(chosen).expanduser()
+
+
+def cache_step_count(config: Config, total_steps: int, *, dp_world_size: int = 1) -> None:
+    """Note the exact number of steps, of a run whose batches so many ranks divide. A cache that cannot be written is no
+    reason to stop a run."""
+    path = _path(config, dp_world_size)
+    if cached_step_count(config, dp_world_size=dp_world_size) == total_steps:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"total_steps": total_steps}), encoding="utf-8")
+    except OSError:
+        return
+
+
+def cached_step_count(config: Config, *, dp_world_size: int = 1) -> int | None:
+    """The exact number of steps, if data and settings are those that somebody has read before."""
+    try:
+        return int(json.loads(_path(config, dp_world_size).read_text(encoding="utf-8"))["total_steps"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _path(config: Config, dp_world_size: int) -> Path:
+    files = [Path(path).expanduser() for path in config.training.train_dataset_path]
+    files = [path / "manifest.json" if path.is_dir() else path for path in files]  # of a packed folder
+    model = local_model_folder(config)
+    files += [model / name for name in TOKENIZER_FILES] if model is not None else []
+    stamps = [(str(path.resolve()), *_stamp(path)) for path in files]
+    values = [*(config[name] for name in PLAN_PARAMETERS), *([dp_world_size] if dp_world_size > 1 else [])]
+    key = hashlib.blake2b(repr((PLAN_VERSION, stamps, values)).encode(), digest_size=16).hexdigest()
+    return cache_folder(config) / "steps" / f"{key}.json"
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (-1, -1)
+    return status.st_size, status.st_mtime_ns

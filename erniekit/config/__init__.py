@@ -1,0 +1,5 @@
+"""The schema of parameters. `Config.load` reads a file; `PARAMETERS` holds every declaration."""
+
+from erniekit.config.config import Config
+
+__all__ = ["Config"]

@@ -1,0 +1,165 @@
+"""The configuration that the program receives: frozen, typed sections, with the origin of every value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from erniekit.config.parameter import DEFAULT, GPU_ONLY, Parameter
+from erniekit.config.parse import Entry, Problem, SourceLocation, read_file, read_overrides
+from erniekit.config.registry import PARAMETERS, SECTIONS, unmet_needs
+from erniekit.config.resolve import resolve
+from erniekit.config.sections.acceleration import AccelerationParameters
+from erniekit.config.sections.basic import BasicParameters
+from erniekit.config.sections.checkpoint import CheckpointParameters
+from erniekit.config.sections.distributed import DistributedParameters
+from erniekit.config.sections.dpo import DpoParameters
+from erniekit.config.sections.evaluation import EvaluationParameters
+from erniekit.config.sections.fp8 import Fp8Parameters
+from erniekit.config.sections.generation import GenerationParameters
+from erniekit.config.sections.lora import LoraParameters
+from erniekit.config.sections.memory import MemoryParameters
+from erniekit.config.sections.moe import MoeParameters
+from erniekit.config.sections.precision import PrecisionParameters
+from erniekit.config.sections.sft import SftParameters
+from erniekit.config.sections.training import TrainingParameters
+from erniekit.config.values import format_value
+from erniekit.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Config:
+    """A complete configuration. Made by `Config.load` or `Config.from_mapping`, never by hand.
+
+    Attributes:
+        messages: lines to print once: what was expanded, changed, or has no effect.
+        path: the file it came from, if any.
+        verb: the verb it was worked out for.
+        origins: parameter -> "default", "sft.yaml:12", "command line", "compute_type (sft.yaml:3)"; a default that
+            follows from other parameters begins with "default" and says why.
+    """
+
+    basic: BasicParameters
+    evaluation: EvaluationParameters
+    training: TrainingParameters
+    distributed: DistributedParameters
+    memory: MemoryParameters
+    checkpoint: CheckpointParameters
+    acceleration: AccelerationParameters
+    precision: PrecisionParameters
+    sft: SftParameters
+    lora: LoraParameters
+    dpo: DpoParameters
+    fp8: Fp8Parameters
+    moe: MoeParameters
+    generation: GenerationParameters
+    messages: tuple[str, ...]
+    path: Path | None
+    verb: str
+    origins: Mapping[str, str]
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path | None,
+        overrides: Sequence[str] = (),
+        *,
+        verb: str = "train",
+        implied: Mapping[str, Any] | None = None,
+    ) -> Config:
+        """Read a YAML or JSON file and `name=value` words, which take precedence.
+
+        Args:
+            path: the file; None for the overrides alone.
+            overrides: words of the command line.
+            verb: the verb that will use it; decides what is required.
+            implied: what the command itself says, such as `stage: DPO`; the file and the words may say otherwise.
+
+        Raises:
+            ConfigurationError: everything that is wrong, one line each with file:line.
+        """
+        file = None if path is None else Path(path)
+        entries, problems = read_file(file) if file else ([], [])
+        words, word_problems = read_overrides(overrides)
+        implied_entries = [Entry(name, value, SourceLocation("the command")) for name, value in (implied or {}).items()]
+        return cls._from_layers([implied_entries, entries, words], [*problems, *word_problems], verb, file)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], overrides: Sequence[str] = (), *, verb: str = "train") -> Config:
+        """The same for values that a program holds, such as the resolved configuration of a checkpoint."""
+        words, problems = read_overrides(overrides)
+        entries = [Entry(name, _plain(value), SourceLocation("given values")) for name, value in values.items()]
+        return cls._from_layers([entries, words], problems, verb, None)
+
+    @classmethod
+    def _from_layers(cls, layers: list[list[Entry]], problems: list[Problem], verb: str, path: Path | None) -> Config:
+        builder = resolve(layers, verb)
+        if problems or builder.problems:
+            raise ConfigurationError(_report([*problems, *builder.problems], path))
+        sections = {
+            section.key: section.dataclass(**{item.name: builder[item.name] for item in section.parameters})
+            for section in SECTIONS
+        }
+        return cls(**sections, messages=tuple(builder.messages), path=path, verb=verb, origins=dict(builder.origins))
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of any parameter by name."""
+        return getattr(getattr(self, PARAMETERS[name].section), name)
+
+    def origin(self, name: str) -> str:
+        """Where the value of a parameter comes from."""
+        return self.origins[name]
+
+    def is_set(self, name: str) -> bool:
+        """Whether the user wrote the parameter, directly or by an alias."""
+        return not self.origins[name].startswith(DEFAULT)
+
+    def resolved(self) -> dict[str, Any]:
+        """Every parameter with its value, as JSON and YAML hold it; loading it gives the same configuration."""
+        return {name: _plain(self[name]) for name in PARAMETERS}
+
+    @property
+    def uses_dense_mask(self) -> bool:
+        """Whether FlashMask is switched off; attention then runs with a dense mask made from the same indices."""
+        return not (
+            self.acceleration.use_flash_attention
+            and self.acceleration.use_sparse_flash_attn
+            and self.memory.use_attn_mask_startend_row_indices
+        )
+
+    def ignored_on_cpu(self) -> list[str]:
+        """Lines for what the user asked of a GPU and a CPU cannot give; a runner prints them when it runs on a CPU.
+
+        There are none where `device` names a GPU, for then nothing runs without one.
+        """
+        if self.basic.device.startswith("gpu"):
+            return []
+        lines = []
+        for parameter in self._gpu_only_parameters():
+            name = parameter.name
+            tail = ": fp32 runs" if name in ("bf16", "fp16") else ""
+            lines.append(f"`{name}: {format_value(self[name])}` ({self.origin(name)}) has no effect on a CPU{tail}")
+        return lines
+
+    def _gpu_only_parameters(self) -> list[Parameter]:
+        values = {name: self[name] for name in PARAMETERS}
+        return [
+            item
+            for item in PARAMETERS.values()
+            if item.devices == GPU_ONLY and self[item.name] != item.default and not unmet_needs(item, values)
+        ]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _report(problems: list[Problem], path: Path | None) -> str:
+    last = 10**9  # behind every line: the command line, then what is missing
+    ordered = sorted(problems, key=lambda problem: (problem.location.line or last) if problem.location else last + 1)
+    lines = [str(problem) if problem.location or not path else f"{path}: {problem}" for problem in ordered]
+    if len(lines) == 1:
+        return lines[0]
+    return f"{len(lines)} problems in the configuration\n" + "\n".join(f"  {line}" for line in lines)

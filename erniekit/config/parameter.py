@@ -1,0 +1,384 @@
+"""How a parameter is declared: once, with everything that typing, checking, documentation and editors need.
+
+A section is a frozen dataclass whose fields are made with `parameter(...)`; `section(...)` binds it to its title, its
+aliases and the rules that concern several parameters. Nothing here knows a particular parameter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from erniekit.config.parse import Entry, Problem, SourceLocation
+from erniekit.config.values import BY_ANNOTATION, ValueType, format_value, read_none
+
+Scalar = bool | int | float | str | None
+CPU_AND_GPU, GPU_ONLY, NOT_IMPLEMENTED = ("CPU", "GPU"), ("GPU",), ()  # the devices on which a parameter takes effect
+
+
+@dataclass(frozen=True)
+class When:
+    """A condition on one parameter: one of `values`, or greater than `above`, or simply set to something true."""
+
+    name: str
+    values: tuple[Scalar, ...] = ()
+    above: float | None = None
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        value = values[self.name]
+        if self.above is not None:
+            return bool(value > self.above)
+        if not self.values:
+            return bool(value)
+        if isinstance(value, (list, tuple)):
+            return any(word in self.values for word in value)
+        return value in self.values
+
+    def __str__(self) -> str:
+        if self.above is not None:
+            return f"`{self.name}` above {format_value(self.above)}"
+        wanted = " or ".join(format_value(value) for value in self.values) if self.values else "true"
+        return f"`{self.name}` {wanted}"
+
+
+def when(name: str, *values: Scalar, above: float | None = None) -> When:
+    """`when("lora")`, `when("lr_scheduler_type", "cosine", "wsd")`, `when("pipeline_parallel_degree", above=1)`."""
+    return When(name, values, above)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A default that follows from other parameters.
+
+    Attributes:
+        text: what the documentation says instead of a value.
+        value: the draft of a configuration -> the default, and the words that its origin adds ("" for none).
+        neutral: stands for the value while it is not known.
+    """
+
+    text: str
+    value: Callable[[ConfigBuilder], tuple[Any, str]]
+    neutral: Any
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One declared parameter; see `parameter` for the meaning of the fields."""
+
+    default: Any
+    meaning: str
+    name: str = ""
+    section: str = ""
+    kind: ValueType = BY_ANNOTATION["str"]
+    nullable: bool = False
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    spellings: Mapping[str, Any] = field(default_factory=dict)
+    unit: str = ""
+    verbs: tuple[str, ...] = ()
+    stages: tuple[str, ...] = ()
+    needs: tuple[When, ...] = ()
+    excludes: tuple[str, ...] = ()
+    required_for: tuple[str, ...] = ()
+    derived: Derived | None = None
+    devices: tuple[str, ...] = CPU_AND_GPU
+    stands_for: tuple[str, ...] = ()
+    wrong_type: str = ""
+    example: Any = None
+
+    def read(self, raw: Any) -> Any:
+        """The normalised value of what the user wrote; unchanged where it cannot be read."""
+        if raw is None and self.default in ("", (), "none"):  # nothing written means nothing wanted
+            raw = "none" if self.default == "none" else ""
+        if self.nullable:
+            raw = read_none(raw)
+        if raw is False and "no" in self.choices:
+            raw = "no"  # YAML 1.1 reads an unquoted `no` as false
+        if isinstance(raw, str):
+            raw = self._spelled(raw)
+        value = self.kind.read(raw)
+        if isinstance(value, list):
+            if len(value) == 1 and isinstance(value[0], str) and isinstance(words := self._spelled(value[0]), list):
+                return words  # a word for a whole list, such as `none`, written as a YAML list of one word
+            return [self._canonical(item) for item in value]
+        return self._canonical(value)
+
+    def _spelled(self, word: str) -> Any:
+        return self.spellings.get(word.strip().casefold(), word)
+
+    def _canonical(self, value: Any) -> Any:
+        if not isinstance(value, str) or not (self.choices or self.spellings):
+            return value
+        spelled = self._spelled(value)
+        if isinstance(spelled, str):
+            return next((choice for choice in self.choices if choice.casefold() == spelled.strip().casefold()), spelled)
+        return value
+
+    @property
+    def takes_effect(self) -> str:
+        """Where it takes effect: `CPU and GPU`, `GPU`, or `nowhere yet`."""
+        return " and ".join(self.devices) or "nowhere yet"
+
+    @property
+    def default_text(self) -> str:
+        return self.derived.text if self.derived else format_value(self.default)
+
+
+def parameter(
+    default: Any,
+    meaning: str,
+    *,
+    kind: ValueType | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: tuple[str, ...] = (),
+    spellings: Mapping[str, Any] | None = None,
+    unit: str = "",
+    verbs: tuple[str, ...] = (),
+    stages: tuple[str, ...] = (),
+    needs: When | tuple[When, ...] = (),
+    excludes: tuple[str, ...] = (),
+    required_for: tuple[str, ...] = (),
+    devices: tuple[str, ...] = CPU_AND_GPU,
+    stands_for: tuple[str, ...] = (),
+    wrong_type: str = "",
+    example: Any = None,
+) -> Any:
+    """Declare one field of a section.
+
+    Args:
+        default: the value when nothing is written, or a `Derived` default.
+        meaning: one paragraph for users.
+        kind: how the value is written; taken from the annotation for bool, int, float and str.
+        minimum, maximum, above, below: bounds of the value or of each item; the last two exclude the bound.
+        choices: the words allowed (for the value, or for each word of a list).
+        spellings: other ways of writing a choice, in lower case -> the value meant.
+        unit: of the value, for the documentation.
+        verbs, stages: where the parameter has an effect; default the section's.
+        needs: without one of these conditions the parameter has no effect, which is reported.
+        excludes: parameters that may not be true (or set) together with this one.
+        required_for: verbs that cannot run without a value.
+        devices: where it takes effect. `GPU_ONLY`: any value but the default changes nothing on a CPU, which is
+            reported. `NOT_IMPLEMENTED`: none of its verbs exists, and every other verb reports it.
+        stands_for: the parameters that it sets, for one whose value nothing else needs to know.
+        wrong_type: an explanation added to the message about a value of the wrong type.
+        example: a value worth showing; default the default.
+    """
+    derived = default if isinstance(default, Derived) else None
+    value = derived.neutral if derived else default
+    declared = Parameter(
+        default=value,
+        meaning=meaning,
+        kind=kind or BY_ANNOTATION["str"],
+        minimum=minimum,
+        maximum=maximum,
+        above=above,
+        below=below,
+        choices=choices,
+        spellings=spellings or {},
+        unit=unit,
+        verbs=verbs,
+        stages=stages,
+        needs=(needs,) if isinstance(needs, When) else needs,
+        excludes=excludes,
+        required_for=required_for,
+        derived=derived,
+        devices=devices,
+        stands_for=stands_for,
+        wrong_type=wrong_type,
+        example=example,
+    )
+    return dataclasses.field(default=value, metadata={"parameter": declared, "kind": kind})
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A name that users write for other parameters; it is expanded with a message and never reaches the program.
+
+    Attributes:
+        target: the parameter it renames, or "" when it expands.
+        expands: value in lower case -> the parameters it stands for.
+        choices: the values as the documentation writes them.
+    """
+
+    name: str
+    meaning: str
+    target: str = ""
+    expands: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    choices: tuple[str, ...] = ()
+
+
+def renamed(name: str, target: str, meaning: str) -> Alias:
+    """Another name of one parameter."""
+    return Alias(name, meaning, target=target)
+
+
+def shorthand(name: str, meaning: str, expands: Mapping[str, Mapping[str, Any]]) -> Alias:
+    """A name whose values stand for several parameters."""
+    folded = {word.casefold(): dict(values) for word, values in expands.items()}
+    return Alias(name, meaning, expands=folded, choices=tuple(expands))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check over several parameters; it runs only when all of `names` could be read."""
+
+    names: tuple[str, ...]
+    check: Callable[[ConfigBuilder], None]
+
+    @property
+    def text(self) -> str:
+        """The rule as the documentation states it: the function's docstring."""
+        return " ".join((self.check.__doc__ or "").split())
+
+
+def rule(*names: str) -> Callable[[Callable[[ConfigBuilder], None]], Rule]:
+    """Decorator: a function of a `ConfigBuilder` becomes the rule that concerns `names`."""
+    return lambda check: Rule(names, check)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A page of the reference: one dataclass of parameters with its aliases and rules."""
+
+    key: str
+    title: str
+    summary: str
+    dataclass: type
+    parameters: tuple[Parameter, ...]
+    aliases: tuple[Alias, ...]
+    rules: tuple[Rule, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Of its parameters and aliases."""
+        return [item.name for item in self.parameters] + [alias.name for alias in self.aliases]
+
+
+def section(
+    dataclass_: type,
+    *,
+    key: str,
+    title: str,
+    verbs: tuple[str, ...],
+    stages: tuple[str, ...] = ("PT", "SFT", "DPO"),
+    aliases: tuple[Alias, ...] = (),
+    rules: tuple[Rule, ...] = (),
+) -> Section:
+    """Bind the fields of a dataclass to a section; verbs and stages are those of parameters that name none."""
+    parameters = []
+    for item in dataclasses.fields(dataclass_):
+        declared: Parameter = item.metadata["parameter"]
+        annotation, _, null = str(item.type).partition(" | ")
+        kind = item.metadata["kind"] or BY_ANNOTATION[annotation]
+        parameters.append(
+            dataclasses.replace(
+                declared,
+                name=item.name,
+                section=key,
+                kind=kind,
+                nullable=null == "None",
+                verbs=declared.verbs or verbs,
+                stages=declared.stages or stages,
+            )
+        )
+    summary = " ".join((dataclass_.__doc__ or "").split())
+    return Section(key, title, summary, dataclass_, tuple(parameters), aliases, rules)
+
+
+# A configuration while it is being worked out: values, where they come from, problems and messages so far.
+
+DEFAULT = "default"
+
+
+class ConfigBuilder(Mapping[str, Any]):
+    """What rules read and change. As a mapping it holds the value of every parameter."""
+
+    def __init__(self, parameters: Mapping[str, Parameter], entries: Mapping[str, Entry], verb: str) -> None:
+        self.verb = verb
+        self.problems: list[Problem] = []
+        self.messages: list[str] = []
+        self.broken: set[str] = set()  # parameters with a problem; rules leave them alone
+        self.origins: dict[str, str] = dict.fromkeys(parameters, DEFAULT)
+        self._parameters = parameters
+        self._entries = entries
+        self._defaults: dict[str, Any] = {name: declared.default for name, declared in parameters.items()}
+        self._values = dict(self._defaults)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def location(self, name: str) -> SourceLocation | None:
+        """Where the user wrote the parameter; None for a default."""
+        entry = self._entries.get(name)
+        return entry.location if entry else None
+
+    def is_set(self, name: str) -> bool:
+        """Whether the user wrote the parameter, directly or by an alias."""
+        return name in self._entries
+
+    def differs(self, name: str) -> bool:
+        """Whether the user gave the parameter a value other than its default."""
+        return self.is_set(name) and self._values[name] != self._defaults[name]
+
+    def take(self, name: str, value: Any) -> None:
+        """The value that the user wrote, read and checked."""
+        location = self.location(name)
+        assert location is not None
+        self._values[name] = value
+        self.origins[name] = location.origin
+
+    def derive(self, name: str, value: Any, reason: str) -> None:
+        """A default that follows from other parameters; it gives way to what the user wrote."""
+        self._defaults[name] = value
+        if not self.is_set(name):
+            self._values[name] = value
+            self.origins[name] = f"{DEFAULT} {reason}" if reason else DEFAULT
+
+    def set_silently(self, name: str, value: Any) -> None:
+        """Another form of the same value."""
+        self._values[name] = value
+
+    def change(self, name: str, value: Any, because: str) -> None:
+        """Give the parameter another value, which is told if the user had set it."""
+        before = self._values[name]
+        if before == value:
+            return
+        self._values[name] = value
+        if self.is_set(name):
+            self.messages.append(f"changed {name} {_python(before)} -> {_python(value)} because {because}")
+
+    def no_effect(self, name: str, why: str) -> None:
+        """Tell that what the user set changes nothing."""
+        self.messages.append(f"`{name}` ({self.origins[name]}) has no effect {why}")
+
+    def problem(self, name: str, what: str, write: str = "") -> None:
+        """Something is wrong with the parameter; what to write instead."""
+        self.broken.add(name)
+        location = self.location(name)
+        written = f"`{name}` (from `{location.alias}`)" if location and location.alias else f"`{name}`"
+        text = f"{written}: {what}"
+        self.problems.append(Problem(f"{text}; {write}" if write else text, location))
+
+    def missing(self, name: str) -> None:
+        """A parameter that has no default was not written."""
+        example = format_value(self._parameters[name].example)
+        self.problem(name, "is required and not set", f"write `{name}: {example}`, with your own value")
+
+
+def _python(value: Any) -> str:
+    """True and False read better than true and false in a sentence about a change."""
+    return str(value) if isinstance(value, bool) else format_value(value)

@@ -1,0 +1,146 @@
+"""The reference pages in docs/parameters/, written from the declarations."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from erniekit.config.json_schema import GENERATED_BY, SCHEMA_ID, editor_schema
+from erniekit.config.parameter import GPU_ONLY, NOT_IMPLEMENTED, Alias, Parameter, Section
+from erniekit.config.registry import ALIASES, PARAMETERS, SECTIONS, section_of
+from erniekit.config.values import format_value
+
+GENERATED = f"<!-- {GENERATED_BY} Edit the declarations, not this file. -->"
+HOW_VALUES_ARE_WRITTEN = """\
+A configuration is a flat YAML or JSON file of `name: value` lines. Words on the command line (`name=value`) override
+the file, and the file overrides the defaults. All problems are reported at once, each with its line.
+
+- Numbers may be written as `1e-5`, `32768` or `2 ** 15`.
+- Lists of words are YAML lists or one text with spaces; data files, their formats and weights are YAML lists or one
+  text with commas.
+- Words may be written in capitals or small letters.
+- `erniekit validate FILE` shows what a file comes to, and `erniekit params NAME` explains one parameter.
+- Editors that know the YAML language server complete names and check values in a file whose first line is
+  `# yaml-language-server: $schema=PATH/docs/parameters/erniekit.schema.json`.
+
+Nothing is ignored: what a user sets without any effect (on this machine, at this stage, beside these other values) is
+reported when a run starts, and by `erniekit validate`. The verb `server` comes later; its parameter `port` is declared
+already.
+
+"Takes effect" says on which devices a value changes what happens. What only a GPU can do is accepted on a CPU as well,
+so that one file serves both; `erniekit validate` and a run on a CPU then report it as without effect.
+"""
+
+
+def pages() -> dict[str, str]:
+    """File name -> content of everything in docs/parameters/."""
+    content = {"index.md": _index()}
+    content |= {f"{section.key}.md": _section_page(section) for section in SECTIONS}
+    content[SCHEMA_ID] = json.dumps(editor_schema(), indent=2, ensure_ascii=False) + "\n"
+    return content
+
+
+def attribute_rows(parameter: Parameter) -> list[tuple[str, str]]:
+    """What is declared of a parameter beside its meaning, as (label, text), in the order of the documentation."""
+    rows = [
+        ("type", parameter.kind.title + (" or null" if parameter.nullable else "")),
+        ("default", _default(parameter)),
+        ("choices", ", ".join(f"`{choice}`" for choice in parameter.choices)),
+        ("also written", _spellings(parameter)),
+        ("bounds", _bounds(parameter)),
+        ("unit", parameter.unit),
+        ("used by", f"{', '.join(parameter.verbs)}; stages {', '.join(parameter.stages)}"),
+        ("needs", " or ".join(str(need) for need in parameter.needs)),
+        ("excludes", ", ".join(f"`{other}`" for other in parameter.excludes)),
+        ("aliases", ", ".join(f"`{alias.name}`" for alias in aliases_of(parameter.name))),
+        ("stands for", ", ".join(f"`{other}`" for other in parameter.stands_for)),
+        ("takes effect", _takes_effect(parameter)),
+    ]
+    return [(label, text) for label, text in rows if text]
+
+
+def aliases_of(name: str) -> list[Alias]:
+    """The aliases that stand for a parameter, alone or among others."""
+    return [
+        alias
+        for alias in ALIASES.values()
+        if alias.target == name or any(name in values for values in alias.expands.values())
+    ]
+
+
+def example_line(parameter: Parameter) -> str:
+    """A line of YAML that sets the parameter."""
+    value: Any = parameter.default if parameter.example is None else parameter.example
+    return f"{parameter.name}: {format_value(value)}"
+
+
+def _default(parameter: Parameter) -> str:
+    if parameter.required_for:
+        return f"none: required for {', '.join(parameter.required_for)}"
+    if parameter.derived:
+        return parameter.derived.text
+    return "empty" if parameter.default in ("", ()) else f"`{format_value(parameter.default)}`"
+
+
+def _spellings(parameter: Parameter) -> str:
+    written = (f"`{word}` for {format_value(meant)}" for word, meant in parameter.spellings.items() if word)
+    return ", ".join(written)
+
+
+def _bounds(parameter: Parameter) -> str:
+    lower = f"at least {format_value(parameter.minimum)}" if parameter.minimum is not None else ""
+    lower = f"above {format_value(parameter.above)}" if parameter.above is not None else lower
+    upper = f"at most {format_value(parameter.maximum)}" if parameter.maximum is not None else ""
+    upper = f"below {format_value(parameter.below)}" if parameter.below is not None else upper
+    return ", ".join(bound for bound in (lower, upper) if bound)
+
+
+def _takes_effect(parameter: Parameter) -> str:
+    reported = {GPU_ONLY: "; reported as without effect on a CPU", NOT_IMPLEMENTED: ": its verb comes later"}
+    return parameter.takes_effect + reported.get(parameter.devices, "")
+
+
+def _index() -> str:
+    lines = [GENERATED, "", "# Parameters", "", HOW_VALUES_ARE_WRITTEN]
+    lines += ["| section | what it is about |", "|---|---|"]
+    lines += [f"| [{section.title}]({section.key}.md) | {section.summary} |" for section in SECTIONS]
+    lines += ["", "## All names", "", "| name | section | type | default | takes effect |", "|---|---|---|---|---|"]
+    for name in sorted({*PARAMETERS, *ALIASES}):
+        section = section_of(name)
+        link = f"[`{name}`]({section.key}.md#{name}) | {section.title}"
+        if name in ALIASES:
+            lines.append(f"| {link} | alias | {alias_target(ALIASES[name])} | |")
+        else:
+            parameter = PARAMETERS[name]
+            lines.append(f"| {link} | {parameter.kind.title} | {_default(parameter)} | {parameter.takes_effect} |")
+    return "\n".join(lines) + "\n"
+
+
+def _section_page(section: Section) -> str:
+    lines = [GENERATED, "", f"# {section.title}", "", section.summary, "", "[All sections](index.md)", ""]
+    for parameter in section.parameters:
+        lines += [f"## {parameter.name}", "", parameter.meaning, "", "| | |", "|---|---|"]
+        lines += [f"| {label} | {_cell(text)} |" for label, text in attribute_rows(parameter)]
+        lines += ["", "```yaml", example_line(parameter), "```", ""]
+    for alias in section.aliases:
+        lines += [f"## {alias.name}", "", f"An alias. {alias.meaning}", "", f"It stands for {alias_target(alias)}.", ""]
+    if section.rules:
+        lines += ["## Rules", ""]
+        lines += [f"- {rule.text}" for rule in section.rules]
+        lines += [""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def alias_target(alias: Alias) -> str:
+    """What an alias is replaced by."""
+    if alias.target:
+        return f"`{alias.target}`"
+    written = {choice.casefold(): choice for choice in alias.choices}
+    return "; ".join(
+        f"`{written[word]}`: {', '.join(f'{name} {format_value(value)}' for name, value in values.items())}"
+        for word, values in alias.expands.items()
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

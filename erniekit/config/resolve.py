@@ -1,0 +1,144 @@
+"""From entries to a finished draft: aliases are expanded, values read and checked, defaults derived, rules applied.
+
+Every step adds its problems to the draft; none stops the others, so that the user sees all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from erniekit.config.json_schema import structural_problems
+from erniekit.config.parameter import Alias, ConfigBuilder, Parameter
+from erniekit.config.parse import Entry, Problem, SourceLocation
+from erniekit.config.registry import ALIASES, PARAMETERS, RULES, did_you_mean, unmet_needs
+from erniekit.config.values import format_value
+
+
+def resolve(layers: Iterable[list[Entry]], verb: str) -> ConfigBuilder:
+    """Work out the configuration of `verb` from layers of entries; a later layer overrides an earlier one."""
+    entries: dict[str, Entry] = {}
+    problems: list[Problem] = []
+    expansions: dict[str, str] = {}
+    for layer in layers:
+        for name, entry in _expand_aliases(layer, problems, expansions).items():
+            entries.pop(name, None)  # a later layer's entry also comes later in the order
+            entries[name] = entry
+    builder = ConfigBuilder(PARAMETERS, entries, verb)
+    builder.problems.extend(problems)
+    used = {entry.location.alias for entry in entries.values()}
+    builder.messages.extend(message for alias, message in expansions.items() if alias in used)
+    _read_values(builder, entries)
+    _check_required(builder)
+    _derive_defaults(builder)
+    for rule in RULES:
+        if not builder.broken.intersection(rule.names):
+            rule.check(builder)
+    _refuse_excluded(builder)
+    for name in entries:
+        if name in PARAMETERS and name not in builder.broken:
+            _report_without_effect(builder, PARAMETERS[name])
+    return builder
+
+
+def _expand_aliases(layer: list[Entry], problems: list[Problem], expansions: dict[str, str]) -> dict[str, Entry]:
+    plain = {entry.name: entry for entry in layer if entry.name not in ALIASES}
+    for entry in layer:
+        if entry.name not in ALIASES:
+            continue
+        alias = ALIASES[entry.name]
+        expanded = _expand(alias, entry)
+        if expanded is None:
+            hint = did_you_mean(entry.value, alias.choices) if isinstance(entry.value, str) else ""
+            text = f"`{alias.name}`: expected {', '.join(alias.choices)}, got {format_value(entry.value)}{hint}"
+            problems.append(Problem(text, entry.location))
+            continue
+        location = SourceLocation(entry.location.file, entry.location.line, alias=alias.name)
+        for name, value in expanded.items():
+            other = plain.get(name)
+            if other is None:
+                plain[name] = Entry(name, value, location, entry.text if alias.target else None)
+            elif PARAMETERS[name].read(other.value) != PARAMETERS[name].read(value):
+                text = (
+                    f"`{alias.name}` stands for {name}: {format_value(value)}, "
+                    f"but `{name}` is {format_value(other.value)} "
+                    f"({other.location.origin}); remove one of the two"
+                )
+                problems.append(Problem(text, entry.location))
+        meaning = ", ".join(f"{name}: {format_value(value)}" for name, value in expanded.items())
+        expansions[alias.name] = (
+            f"`{alias.name}: {format_value(entry.value)}` ({entry.location.origin}) stands for {meaning}"
+        )
+    return plain
+
+
+def _expand(alias: Alias, entry: Entry) -> dict[str, Any] | None:
+    if alias.target:
+        return {alias.target: entry.value}
+    word = entry.value.strip().casefold() if isinstance(entry.value, str) else ""
+    return dict(alias.expands[word]) if word in alias.expands else None
+
+
+def _read_values(builder: ConfigBuilder, entries: dict[str, Entry]) -> None:
+    values = {name: _read(entry) for name, entry in entries.items()}
+    for name, what in structural_problems(values):
+        builder.problem(name, what)
+    for name, value in values.items():
+        if name not in builder.broken:
+            builder.take(name, tuple(value) if isinstance(value, list) else value)
+            _report_spelling(builder, PARAMETERS[name], entries[name].value)
+
+
+def _read(entry: Entry) -> Any:
+    parameter = PARAMETERS.get(entry.name)
+    if parameter is None:
+        return entry.value
+    return parameter.read(entry.text if parameter.kind.is_text and entry.text is not None else entry.value)
+
+
+def _report_spelling(builder: ConfigBuilder, parameter: Parameter, raw: Any) -> None:
+    meant = parameter.spellings.get(raw.strip().casefold()) if isinstance(raw, str) and raw.strip() else None
+    if isinstance(meant, str):
+        builder.messages.append(f"`{parameter.name}: {raw}` ({builder.origins[parameter.name]}) is read as {meant}")
+
+
+def _check_required(builder: ConfigBuilder) -> None:
+    for name, parameter in PARAMETERS.items():
+        if builder.verb in parameter.required_for and name not in builder.broken and not builder[name]:
+            builder.missing(name)
+
+
+def _derive_defaults(builder: ConfigBuilder) -> None:
+    for name, parameter in PARAMETERS.items():
+        if parameter.derived:
+            builder.derive(name, *parameter.derived.value(builder))
+
+
+def _refuse_excluded(builder: ConfigBuilder) -> None:
+    for name, parameter in PARAMETERS.items():
+        for other in parameter.excludes:
+            if name < other and builder[name] and builder[other] and not {name, other} & builder.broken:
+                origins = f"`{name}` ({builder.origins[name]}) and `{other}` ({builder.origins[other]})"
+                builder.problem(name, f"{origins} exclude each other", "keep one of them")
+
+
+def _report_without_effect(builder: ConfigBuilder, parameter: Parameter) -> None:
+    """A value that the user set either has its effect, or is reported to have none."""
+    name = parameter.name
+    if not builder.differs(name):
+        return
+    if not _effective_verbs(builder, name) & set(parameter.verbs):
+        builder.no_effect(name, f"with `erniekit {builder.verb}`; it serves {', '.join(parameter.verbs)}")
+    elif builder["stage"] not in parameter.stages and "stage" not in builder.broken:
+        builder.no_effect(name, f"with stage {builder['stage']}")
+    elif unmet := unmet_needs(parameter, builder):
+        reasons = dict.fromkeys(f"{need.name} is {format_value(builder[need.name])}" for need in unmet)
+        wanted = dict.fromkeys(str(need) for need in unmet)
+        builder.no_effect(name, f"because {' and '.join(reasons)}; it needs {' or '.join(wanted)}")
+
+
+def _effective_verbs(builder: ConfigBuilder, name: str) -> set[str]:
+    """`preview` and `export` are given training configurations, so what only training uses is no surprise there."""
+    if builder.verb == "export" and builder.origins[name] != "command line":
+        return {"export", "train"}
+    return {"train"} if builder.verb == "preview" else {builder.verb}

@@ -1,0 +1,1 @@
+"""Declare the parameters, one module for each section of the reference."""

@@ -1,0 +1,159 @@
+"""1.7 Acceleration: attention, fused kernels, packing and data loading."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from erniekit.config.parameter import GPU_ONLY, ConfigBuilder, Derived, parameter, rule, section, when
+from erniekit.config.values import FLAG
+
+
+def _packing(builder: ConfigBuilder) -> tuple[bool, str]:
+    return (False, "because batch_tokens is set") if builder["batch_tokens"] else (True, "")
+
+
+@dataclass(frozen=True)
+class AccelerationParameters:
+    """What makes a step faster without changing its result."""
+
+    use_flash_attention: bool = parameter(
+        True,
+        "Compute attention without ever storing the matrix of weights: Paddle's FlashAttention on a GPU, an exact "
+        "equivalent by documents on a CPU. When false a dense mask is used.",
+    )
+    use_sparse_flash_attn: bool = parameter(
+        True,
+        "Skip the parts of attention that the FlashMask indices rule out, so that the cost follows the documents "
+        "of a pack and not the square of its length. When false a dense mask is made from the same indices.",
+    )
+    fuse_rope: bool = parameter(False, "Apply the rotary position embedding in one fused GPU kernel.", devices=GPU_ONLY)
+    fuse_linear: bool = parameter(
+        False,
+        "Fuse matrix products with the addition of their bias. Models without biases, such as ERNIE-4.5, have nothing "
+        "to fuse.",
+        devices=GPU_ONLY,
+    )
+    fuse_rms_norm: bool = parameter(False, "Compute RMSNorm in one fused GPU kernel.", devices=GPU_ONLY)
+    fuse_swiglu: bool = parameter(False, "Compute the SwiGLU activation in one fused GPU kernel.", devices=GPU_ONLY)
+    packing: bool = parameter(
+        Derived("`true`; `false` with `batch_tokens`", _packing, True),
+        "Lay several samples end to end in one sequence of up to `max_seq_len` tokens, so that no computation is "
+        "spent on padding. Samples of a pack never see each other and each counts its positions from 0. When false "
+        "every sample is a sequence of its own, padded to the longest of its batch.",
+        verbs=("train", "eval", "preview"),
+    )
+    greedy_intokens: bool = parameter(
+        True,
+        "How samples are packed. When true the packer chooses from a window of `buffer_size` samples: the longest one "
+        "opens a pack, shuffled ones fill three quarters of it, and the best fits complete it, so that packs are full "
+        "and mixed. When false packs are filled in the order of the samples, and a new one begins when the next does "
+        "not fit.",
+        needs=when("packing"),
+        verbs=("train", "eval", "preview"),
+    )
+    buffer_size: int = parameter(
+        100_000,
+        "The window of the packer: how many samples it may choose from. Only their lengths are needed, so a large "
+        "window costs 4 bytes a sample and leaves less than 1% of padding; a small one keeps neighbours in the "
+        "file closer.",
+        minimum=1,
+        unit="samples",
+        needs=(when("greedy_intokens"), when("batch_tokens", above=0)),
+        verbs=("train", "eval", "preview"),
+        example=10_000,
+    )
+    batch_tokens: int = parameter(
+        0,
+        "With a value above 0, samples of similar length are batched instead of packed: every sample is a row of its "
+        "own, and a micro-batch takes as many rows as make rows x longest row at most this many tokens, padding "
+        "included. It takes the place of `packing`, `per_device_train_batch_size` and `per_device_eval_batch_size`; a "
+        "step still takes `gradient_accumulation_steps` micro-batches. Samples are grouped in windows of "
+        "`buffer_size`. For backends without FlashMask. 0 is off.",
+        minimum=0,
+        unit="tokens",
+        verbs=("train", "eval", "preview"),
+        example=8192,
+    )
+    max_batch_samples: int = parameter(
+        0,
+        "The most samples of a micro-batch made by `batch_tokens`, so that many short ones do not make a very tall "
+        "batch. 0 sets no limit.",
+        minimum=0,
+        unit="samples",
+        needs=when("batch_tokens", above=0),
+        verbs=("train", "eval", "preview"),
+        example=64,
+    )
+    min_sample_len: int = parameter(
+        1,
+        "Leave out samples of fewer tokens where `batch_tokens` makes the batches; how many is printed.",
+        minimum=1,
+        unit="tokens",
+        needs=when("batch_tokens", above=0),
+        verbs=("train", "eval", "preview"),
+        example=8,
+    )
+    max_sample_len: int | None = parameter(
+        None,
+        "Leave out samples of more tokens where `batch_tokens` makes the batches; how many is printed. `none` means "
+        "`max_seq_len`, to which `over_length_policy` applies.",
+        minimum=1,
+        unit="tokens",
+        needs=when("batch_tokens", above=0),
+        verbs=("train", "eval", "preview"),
+        example=2048,
+    )
+    dataloader_num_workers: int = parameter(
+        1,
+        "How many background workers prepare batches ahead of the model; 0 prepares them in between steps. The "
+        "order of samples never depends on it.",
+        minimum=0,
+        unit="workers",
+        verbs=("train", "eval"),
+        example=4,
+    )
+    distributed_dataloader: int = parameter(
+        0,
+        "With 1, one rank of each pipeline and tensor group reads the data and hands batches to the others, instead of "
+        "every rank reading for itself.",
+        kind=FLAG,
+        verbs=("train", "eval"),
+        example=1,
+    )
+    moe_multimodal_dispatch_use_allgather: str = parameter(
+        "v2-alltoall-unpad",
+        "How tokens travel where ranks divide the experts (`moe_group`) and each has tokens of its own: by all-to-all "
+        "each goes to the ranks of its experts, by all-gather all go to all ranks, which moves less where a token has "
+        "more experts than there are ranks. `unpad` sends exactly what there is, the others pad what differs between "
+        "ranks to equal sizes. It changes speed and memory, never the loss.",
+        choices=("v2-alltoall-unpad", "v2-alltoall", "v2-allgather-unpad", "v2-allgather"),
+    )
+
+
+@rule("batch_tokens", "packing", "min_sample_len", "max_sample_len", "max_seq_len")
+def a_budget_holds_every_sample(builder: ConfigBuilder) -> None:
+    """`batch_tokens` takes the place of `packing`, and holds at least the longest sample that may occur."""
+    budget = builder["batch_tokens"]
+    if not budget:
+        return
+    if builder["packing"]:
+        what = "samples are either packed or batched by length, and `packing` is true"
+        builder.problem("batch_tokens", what, "write `packing: false`, or leave out one of the two")
+    longest = builder["max_sample_len"] or builder["max_seq_len"]
+    if budget < min(longest, builder["max_seq_len"]):
+        name = "max_sample_len" if builder["max_sample_len"] else "max_seq_len"
+        builder.problem(
+            "batch_tokens", f"a sample of {longest:,} tokens (`{name}`) would exceed {budget:,}",
+            f"write at least {longest:,}, or `max_sample_len: {budget}`",
+        )  # fmt: skip
+    if builder["min_sample_len"] > longest:
+        builder.problem("min_sample_len", f"no sample can have {builder['min_sample_len']:,} to {longest:,} tokens")
+
+
+SECTION = section(
+    AccelerationParameters,
+    key="acceleration",
+    title="1.7 Acceleration",
+    verbs=("train",),
+    rules=(a_budget_holds_every_sample,),
+)

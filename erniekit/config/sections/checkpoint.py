@@ -1,0 +1,209 @@
+"""1.6 Checkpoints: what is saved, when, how, and where a run starts again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
+from erniekit.config.values import PATH_OR_BOOLEAN, WORDS
+
+# Rules of the words of `unified_checkpoint_config`: what they stand for, contradict, and where they change nothing.
+
+NAME = "unified_checkpoint_config"
+UNIFIED_CHECKPOINT_FLAGS = (
+    "async_save",
+    "ignore_merge_optimizer",
+    "master_weight_compatible",
+    "remove_master_weight",
+    "skip_save_model_weight",
+    "enable_all_options",
+)
+# What `enable_all_options` stands for: what saves time and room and loses nothing.
+ALL_OPTIONS = ("async_save", "skip_save_model_weight", "master_weight_compatible")
+MASTER_WEIGHT_FLAGS = ("remove_master_weight", "skip_save_model_weight")
+
+
+class ParameterValues(Protocol):
+    """Those of all parameters, by name."""
+
+    def __getitem__(self, name: str) -> Any: ...
+
+
+@rule(NAME)
+def all_options(builder: ConfigBuilder) -> None:
+    """`enable_all_options` stands for `async_save`, `skip_save_model_weight` and `master_weight_compatible`."""
+    flags = builder[NAME]
+    if "enable_all_options" in flags:
+        others = [flag for flag in flags if flag != "enable_all_options"]
+        builder.change(NAME, tuple(dict.fromkeys((*ALL_OPTIONS, *others))), "enable_all_options stands for them")
+
+
+@rule(NAME, "unified_checkpoint", "lora", "bf16", "fp16", "fp16_opt_level", "ignore_save_lr_and_optim")
+def unified_checkpoint_flags(builder: ConfigBuilder) -> None:
+    """Words of `unified_checkpoint_config` that contradict each other are refused; those that change nothing are
+    told."""
+    flags = set(builder[NAME])
+    if flags.issuperset(MASTER_WEIGHT_FLAGS):
+        what = "remove_master_weight and skip_save_model_weight together would leave the weights out altogether"
+        builder.problem(NAME, what, "leave one of them out")
+        return
+    for flag in (*MASTER_WEIGHT_FLAGS, "ignore_merge_optimizer"):
+        if flag in flags and (why := reason_ignored(builder, flag)):
+            builder.messages.append(f"`{NAME}` ({builder.origins[NAME]}): {flag} has no effect: {why}")
+
+
+def reason_ignored(values: ParameterValues, flag: str) -> str:
+    """Why a word of those that some runs have no use for changes nothing; empty where it acts."""
+    if not values["unified_checkpoint"]:
+        return "with unified_checkpoint: false every rank writes all that it has"
+    if flag not in MASTER_WEIGHT_FLAGS:
+        return ""
+    if not (values["bf16"] or values["fp16"]) or values["fp16_opt_level"] != "O2":
+        return "the weights are float32, without master weights; those come with bf16 or fp16 and fp16_opt_level: O2"
+    if flag == "skip_save_model_weight" and values["lora"]:
+        return "adapters are small, and are saved beside their master weights"
+    if flag == "remove_master_weight" and values["ignore_save_lr_and_optim"]:
+        return "with ignore_save_lr_and_optim nothing of the optimizer is saved"
+    return ""
+
+
+RULES = (all_options, unified_checkpoint_flags)
+
+
+@dataclass(frozen=True)
+class CheckpointParameters:
+    """What is saved, when and how, and where a run starts again."""
+
+    save_strategy: str = parameter(
+        "no",
+        "When checkpoints are written: every `save_steps` (`steps`), at the end of each epoch (`epoch`), or not at all "
+        "(`no`). The final model is saved in any case; restarting after a fault needs `steps` or `epoch`.",
+        choices=("no", "steps", "epoch"),
+        example="steps",
+    )
+    save_steps: int = parameter(
+        100,
+        "Write a checkpoint every so many optimizer steps.",
+        minimum=1,
+        unit="optimizer steps",
+        needs=when("save_strategy", "steps"),
+        example=500,
+    )
+    save_total_limit: int | None = parameter(
+        None,
+        "Keep exactly this many checkpoints, the newest, and delete older ones once a newer one is complete. The best "
+        "one, where `load_best_model_at_end` wants it, is never deleted and counts as one of them. null keeps all.",
+        minimum=1,
+        unit="checkpoints",
+        needs=when("save_strategy", "steps", "epoch"),
+        example=3,
+    )
+    resume_from_checkpoint: str | bool = parameter(
+        False,
+        "Go on with an interrupted run: weights, optimizer, schedule and the position in the data continue exactly "
+        "where the checkpoint was written. A path names one checkpoint folder, true takes the newest complete one "
+        "in `output_dir`.",
+        kind=PATH_OR_BOOLEAN,
+        example=True,
+    )
+    init_from_checkpoint: str = parameter(
+        "",
+        "Start a new run from the weights of a checkpoint folder; optimizer, schedule and data begin anew.",
+        example="output/sft/checkpoint-100",
+    )
+    unified_checkpoint: bool = parameter(
+        True,
+        "Write weights and optimizer states in one layout that any number and arrangement of devices can read. "
+        "When false every rank writes a part of its own, without asking the others: the least work while saving, but "
+        "such a checkpoint can only be resumed from, on the layout that wrote it, and needs an `output_dir` that all "
+        "ranks see. The final model is whole in any case.",
+    )
+    unified_checkpoint_config: tuple[str, ...] = parameter(
+        (),
+        "Options of saving. `async_save`: training waits only until the values are in shared memory, and another "
+        "process writes them; a second save waits for the first. `ignore_merge_optimizer`: every rank writes the "
+        "optimizer states that it has. The others are of runs whose weights have 16 bits (`fp16_opt_level: O2`) and "
+        "whose optimizer keeps float32 copies of them, the master weights. `remove_master_weight` leaves those out, "
+        "and a resumed run makes them from the weights, which is not bit-exact. `skip_save_model_weight` saves them in "
+        "the place of the weights, which are theirs rounded: nothing is stored twice, and nothing is lost. "
+        "`master_weight_compatible` resumes from a checkpoint without them, or with some that the run does not need. "
+        "`enable_all_options` stands for `async_save`, `skip_save_model_weight` and `master_weight_compatible`.",
+        kind=WORDS,
+        choices=UNIFIED_CHECKPOINT_FLAGS,
+        example="async_save",
+    )
+    ckpt_quant_stage: str = parameter(
+        "O0",
+        "How AdamW's moments are compressed in checkpoints: not (`O0`), to 8 bits each (`O1`, a quarter of their "
+        "size), or to 4 bits (`O2`, a seventh). A run that resumes from compressed moments is not an exact "
+        "continuation; `docs/checkpoints.md` says how far off it is. Each checkpoint tells how it is stored, so "
+        "resuming needs nothing, and may go on with another stage.",
+        choices=("O0", "O1", "O2"),
+        needs=when("ignore_save_lr_and_optim", False),
+        example="O1",
+    )
+    disable_ckpt_quant: bool = parameter(
+        False,
+        "Write optimizer states uncompressed, whatever `ckpt_quant_stage` says.",
+        needs=when("ckpt_quant_stage", "O1", "O2"),
+    )
+    ignore_save_lr_and_optim: bool = parameter(
+        False,
+        "Leave the optimizer's states out of checkpoints, which become about a third of the size. To resume from such "
+        "a checkpoint set `ignore_load_lr_and_optim`; the run is then not an exact continuation.",
+    )
+    ignore_load_lr_and_optim: bool = parameter(
+        False,
+        "Resume with weights and position only: the optimizer's moments start anew. The schedule does not: the "
+        "learning rate is the one that it has at the restored step.",
+        needs=when("resume_from_checkpoint"),
+    )
+    max_shard_size: float = parameter(
+        5.0,
+        "The largest size of one safetensors file; larger models are written as several files with an index.",
+        above=0.0,
+        unit="GB (10^9 bytes)",
+        verbs=("train", "export", "split"),
+    )
+    hf_hub_id: str = parameter(
+        "",
+        "The repository on the Hugging Face Hub that an exported model is uploaded to, as `erniekit export --push` "
+        "does. Empty uploads nothing.",
+        verbs=("export",),
+        example="me/my-model",
+    )
+
+
+@rule("resume_from_checkpoint", "init_from_checkpoint")
+def resume_or_initialise(builder: ConfigBuilder) -> None:
+    """`resume_from_checkpoint` and `init_from_checkpoint` exclude each other."""
+    if builder["resume_from_checkpoint"] and builder["init_from_checkpoint"]:
+        what = "a run either resumes or starts anew from a checkpoint's weights"
+        builder.problem("init_from_checkpoint", what, "remove it or `resume_from_checkpoint`")
+
+
+@rule("init_from_checkpoint", "continue_training")
+def checkpoint_weights_or_random(builder: ConfigBuilder) -> None:
+    """`init_from_checkpoint` needs `continue_training: true`, since false asks for random weights."""
+    if builder["init_from_checkpoint"] and not builder["continue_training"]:
+        what = "`continue_training: false` asks for random weights"
+        builder.problem("init_from_checkpoint", what, "remove one of the two")
+
+
+@rule("save_strategy", "resume_from_checkpoint")
+def resumed_run_writes_no_checkpoint(builder: ConfigBuilder) -> None:
+    """A run that resumes with `save_strategy: no` writes no further checkpoint, which is said."""
+    if builder["resume_from_checkpoint"] and builder["save_strategy"] == "no":
+        builder.messages.append(
+            "save_strategy is no: this run writes no checkpoint to resume from; the final model is saved"
+        )
+
+
+SECTION = section(
+    CheckpointParameters,
+    key="checkpoint",
+    title="1.6 Checkpoints",
+    verbs=("train",),
+    rules=(resume_or_initialise, checkpoint_weights_or_random, resumed_run_writes_no_checkpoint, *RULES),
+)

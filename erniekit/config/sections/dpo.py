@@ -1,0 +1,224 @@
+"""2.3 DPO: training on preferences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
+
+REFERENCE_FREE_LOSSES = ("simpo", "orpo")
+SMOOTHED_LOSSES = ("sigmoid", "robust", "simpo")
+OFFSET_LOSSES = ("sigmoid", "robust")
+MIN_ANSWER_TOKENS = 10  # tokens that a prompt always leaves to its answers, as upstream documents
+
+
+@dataclass(frozen=True)
+class DpoParameters:
+    """The loss over pairs of a preferred and a rejected answer, and its reference model."""
+
+    beta: float = parameter(
+        0.1,
+        "How strongly the loss holds the model to the reference: the factor of the difference of log-probabilities.",
+        above=0.0,
+    )
+    loss_type: str = parameter(
+        "sigmoid",
+        "The preference loss. `sigmoid` is DPO's own, `robust` DPO for labels that may be exchanged, `hinge` SLiC's; "
+        "the others have the names of their papers. `simpo` and `orpo` take the mean log-probability over an answer's "
+        "tokens and need no reference; the others take the sum over its tokens, less the reference's. `orpo` brings "
+        "its SFT loss with it.",
+        choices=("sigmoid", "robust", "hinge", "ipo", "kto_pair", "simpo", "orpo", "dpop", "sppo_hard", "nca_pair"),
+        spellings={"or": "orpo"},
+    )
+    simpo_gamma: float = parameter(
+        0.5,
+        "SimPO's target margin between the rewards of the two answers.",
+        needs=when("loss_type", "simpo"),
+    )
+    offset_alpha: float = parameter(
+        0.0,
+        "Ask for a larger margin where the scores of two answers differ more: alpha / beta x log(score difference) is "
+        "subtracted from the preference logits of the `sigmoid` and `robust` losses, before beta multiplies them. The "
+        "scores are the two numbers of "
+        "`sort` in erniekit records, `score_chosen` and `score_rejected` in others; the preferred answer's must be the "
+        "higher one. 0 asks for none.",
+        minimum=0.0,
+        verbs=("train", "eval", "preview"),
+        example=1.0,
+    )
+    max_prompt_len: int = parameter(
+        2048,
+        "The longest prompt, at most `max_seq_len` - 10. The oldest turns of a longer one are removed, and counted; "
+        "its system text and last question stay. Where these alone are longer, the pair follows `over_length_policy`.",
+        minimum=1,
+        verbs=("train", "eval", "preview"),
+        unit="tokens",
+        example=1024,
+    )
+    pref_loss_ratio: float = parameter(1.0, "The weight of the preference loss in the total.", minimum=0.0)
+    sft_loss_ratio: float = parameter(
+        0.0,
+        "The weight of an SFT loss on the preferred answers in the total: the mean over the pairs of each answer's "
+        "mean negative log-likelihood. A little of it keeps their probability from falling along with that of the "
+        "rejected ones.",
+        minimum=0.0,
+        example=0.1,
+    )
+    label_smoothing: float = parameter(
+        0.0,
+        "The assumed probability that the two answers of a pair are exchanged, for the `sigmoid`, `robust` and `simpo` "
+        "losses; `robust` needs it.",
+        minimum=0.0,
+        below=0.5,
+        example=0.1,
+    )
+    normalize_logps: bool = parameter(
+        False,
+        "Rescale each answer's log-probability to the mean length of the pair's two answers, so that the longer one "
+        "does not count for more. The papers of the losses do not.",
+    )
+    dpop_lambda: float = parameter(
+        50.0,
+        "The weight of DPO-positive's penalty for preferred answers that become less likely than under the reference.",
+        minimum=0.0,
+        needs=when("loss_type", "dpop"),
+    )
+    reference_free: bool = parameter(
+        False,
+        "Train without a reference model: its log-probabilities count as 0. For losses of the difference between both "
+        "answers (`sigmoid`, `robust`, `hinge`, `ipo`) this is a reference that finds them equally likely.",
+    )
+    ref_model_name_or_path: str = parameter(
+        "",
+        "A model to take as the reference, a folder or a name on the hub as `model_name_or_path` is; it must read the "
+        "same tokens. Empty takes the model that the run starts from.",
+        example="output/sft",
+    )
+    reference_model: str = parameter(
+        "auto",
+        "Where the reference's log-probabilities come from; all ways give the same. `adapters`: from the model with "
+        "its adapters put aside, for LoRA. `copy`: from a frozen copy, which takes the memory of the weights again. "
+        "`precomputed`: every pair is measured once before the first step and kept on disk. `auto`: `adapters` with "
+        "LoRA; otherwise `precomputed`, or `copy` with `ref_model_update_steps`.",
+        choices=("auto", "adapters", "copy", "precomputed"),
+        verbs=("train",),
+        example="copy",
+    )
+    ref_model_update_steps: int = parameter(
+        -1,
+        "Copy the trained model into the reference every so many optimizer steps. -1 never does.",
+        minimum=-1,
+        unit="optimizer steps",
+        example=500,
+    )
+
+
+def reference_mode(section: DpoParameters, *, lora: bool) -> str:
+    """`adapters`, `copy` or `precomputed`, as `reference_model` says; `none` for losses without a reference."""
+    if section.reference_free or section.loss_type in REFERENCE_FREE_LOSSES:
+        return "none"
+    if section.reference_model != "auto":
+        return section.reference_model
+    if lora and not section.ref_model_name_or_path:
+        return "adapters"
+    return "copy" if section.ref_model_update_steps > 0 else "precomputed"
+
+
+@rule("stage", "max_prompt_len", "max_seq_len")
+def prompt_leaves_space(builder: ConfigBuilder) -> None:
+    """`max_prompt_len` is at most `max_seq_len` - 10, so that answers have room."""
+    limit = builder["max_seq_len"] - MIN_ANSWER_TOKENS
+    if builder["stage"] == "DPO" and builder["max_prompt_len"] > limit:
+        if limit < 1:
+            builder.problem("max_seq_len", "leaves no room for a prompt and its answers", "write at least 11")
+        else:
+            builder.change("max_prompt_len", limit, f"max_seq_len is {builder['max_seq_len']}")
+
+
+@rule("ref_model_update_steps")
+def reference_update_not_zero(builder: ConfigBuilder) -> None:
+    """`ref_model_update_steps` is positive, or -1 for never."""
+    if builder["ref_model_update_steps"] == 0:
+        builder.problem("ref_model_update_steps", "0 is no interval", "write -1 for never")
+
+
+@rule("pref_loss_ratio", "sft_loss_ratio", "stage")
+def some_loss_remains(builder: ConfigBuilder) -> None:
+    """`pref_loss_ratio` and `sft_loss_ratio` may not both be 0."""
+    if builder["stage"] == "DPO" and not (builder["pref_loss_ratio"] or builder["sft_loss_ratio"]):
+        builder.problem("pref_loss_ratio", "both loss weights are 0", "give one of them a positive value")
+
+
+@rule(
+    "loss_type", "label_smoothing", "offset_alpha", "normalize_logps", "reference_free", "stage",
+    "reference_model", "ref_model_name_or_path", "ref_model_update_steps",
+)  # fmt: skip
+def options_fit_the_loss(builder: ConfigBuilder) -> None:
+    """Every loss takes the options of its paper only: smoothing, offsets, rescaled lengths, a reference or none."""
+    if builder["stage"] != "DPO":
+        return
+    loss = builder["loss_type"]
+    if builder["label_smoothing"] and loss not in SMOOTHED_LOSSES:
+        losses = ", ".join(SMOOTHED_LOSSES)
+        builder.problem("label_smoothing", f"the loss {loss} has none", f"remove it, or choose one of {losses}")
+    if loss == "robust" and not builder["label_smoothing"]:
+        builder.problem(
+            "loss_type", "`robust` corrects for exchanged labels", "give their share as `label_smoothing`, such as 0.1"
+        )
+    if builder["offset_alpha"] and loss not in OFFSET_LOSSES:
+        losses = ", ".join(OFFSET_LOSSES)
+        builder.problem("offset_alpha", f"the loss {loss} has no offset", f"remove it, or choose one of {losses}")
+    if builder["normalize_logps"] and loss in REFERENCE_FREE_LOSSES:
+        builder.no_effect("normalize_logps", f"because {loss} takes means over tokens already")
+    if builder["reference_free"] and loss in REFERENCE_FREE_LOSSES:
+        builder.no_effect("reference_free", f"because {loss} has no reference")
+    if builder["reference_free"] or loss in REFERENCE_FREE_LOSSES:
+        for name in ("reference_model", "ref_model_name_or_path", "ref_model_update_steps"):
+            if builder.differs(name):
+                builder.no_effect(name, "because the loss has no reference")
+
+
+@rule("reference_model", "lora", "ref_model_update_steps", "ref_model_name_or_path", "stage")
+def reference_fits_the_training(builder: ConfigBuilder) -> None:
+    """`reference_model`: `adapters` needs LoRA, `copy` is for all weights, `precomputed` is never updated."""
+    mode, other = builder["reference_model"], builder["ref_model_name_or_path"]
+    if builder["stage"] != "DPO":
+        return
+    if mode == "adapters" and not builder["lora"]:
+        builder.problem("reference_model", "there are no adapters to put aside without `lora`", "write `auto`")
+    if mode == "adapters" and other:
+        builder.problem(
+            "reference_model", "with `ref_model_name_or_path` the reference is another model", "write `auto`"
+        )
+    if mode == "copy" and builder["lora"] and not other:
+        builder.problem(
+            "reference_model", "beside adapters the weights are the reference, without a copy", "write `adapters`"
+        )
+    if builder["ref_model_update_steps"] <= 0:
+        return
+    if mode == "precomputed":
+        builder.problem(
+            "reference_model",
+            "what is measured once cannot follow `ref_model_update_steps`",
+            f"write `{'adapters' if builder['lora'] else 'copy'}`",
+        )
+    if other:
+        builder.problem(
+            "ref_model_update_steps", "a reference of its own is not updated", "remove it or `ref_model_name_or_path`"
+        )
+
+
+SECTION = section(
+    DpoParameters,
+    key="dpo",
+    title="2.3 DPO",
+    verbs=("train", "eval"),
+    stages=("DPO",),
+    rules=(
+        prompt_leaves_space,
+        reference_update_not_zero,
+        some_loss_remains,
+        options_fit_the_loss,
+        reference_fits_the_training,
+    ),
+)

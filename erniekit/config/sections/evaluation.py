@@ -1,0 +1,247 @@
+"""1.2 Evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed, rule, section, when
+from erniekit.config.sections.training import FORMATS, agree_on_sources, source_kinds
+from erniekit.config.values import NUMBERS, TEXTS
+
+TOKEN_METRICS = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
+GENERATION_METRICS = ("eval_exact_match", "eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu")  # with eval_answers
+PREFERENCE_METRICS = (
+    "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "eval_reward_chosen", "eval_preference_loss",
+    "eval_logps_chosen",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EvaluationParameters:
+    """The held-out data, and when and how much of it is evaluated."""
+
+    eval_dataset_path: tuple[str, ...] = parameter(
+        (),
+        "The file or files of held-out records; required when `do_eval` evaluates. Several are separated by commas or "
+        "written as a YAML list.",
+        kind=TEXTS,
+        needs=when("do_eval"),
+        example="data/sft-eval.jsonl",
+    )
+    eval_dataset_type: tuple[str, ...] = parameter(
+        ("erniekit",),
+        f"The format of each evaluation file; one word may serve all. {FORMATS}",
+        **source_kinds(),
+        needs=when("do_eval"),
+    )
+    eval_dataset_prob: tuple[float, ...] = parameter(
+        (1.0,),
+        "The weight of each evaluation file, in the order of `eval_dataset_path`. A file of weight 0 is left out; of "
+        "the others every record is read once, whatever the weight, so that figures can be compared between runs.",
+        kind=NUMBERS,
+        minimum=0.0,
+        needs=when("do_eval"),
+        example="1.0,0.0",
+    )
+    per_device_eval_batch_size: int = parameter(
+        Derived(
+            "the value of `per_device_train_batch_size`",
+            lambda builder: (builder["per_device_train_batch_size"], "as per_device_train_batch_size"),
+            1,
+        ),
+        "How many packs (or single samples without packing) one forward pass of an evaluation takes. It changes "
+        "speed and memory only: loss and perplexity are weighted by tokens.",
+        minimum=1,
+        unit="packs",
+        needs=when("do_eval"),
+        example=4,
+    )
+    evaluation_strategy: str = parameter(
+        "steps",
+        "When `do_eval` evaluates during training: every `eval_steps` (`steps`), at the end of each epoch "
+        "(`epoch`), or not at all (`no`).",
+        choices=("steps", "epoch", "no"),
+        needs=when("do_eval"),
+    )
+    eval_steps: int = parameter(
+        100,
+        "Evaluate every so many optimizer steps, and after the last one.",
+        minimum=1,
+        unit="optimizer steps",
+        needs=(when("do_eval"),),
+        example=500,
+    )
+    max_evaluate_steps: int = parameter(
+        Derived(
+            "1; -1 with `do_train: false`, where the evaluation is all that is done",
+            lambda builder: (1, "") if builder["do_train"] else (-1, "with do_train false"),
+            1,
+        ),
+        "Stop an evaluation after this many batches of `per_device_eval_batch_size`, so that one during training takes "
+        'little of its time; the line printed says "n of N". -1 reads everything.',
+        minimum=-1,
+        unit="batches",
+        needs=when("do_eval"),
+        example=-1,
+    )
+
+    eval_answers: int = parameter(
+        Derived(
+            "0 in training; 100 for `erniekit eval`",
+            lambda builder: (0, "") if builder["do_train"] else (100, "with do_train false"),
+            0,
+        ),
+        "How many held-out dialogues of each file the model answers, greedily; the answers are scored by exact match, "
+        "ROUGE and BLEU and written to `eval_samples.jsonl` in `output_dir`. They are spread over the file; -1 takes "
+        "all. Answering takes far longer than the loss.",
+        minimum=-1,
+        unit="dialogues",
+        stages=("SFT", "DPO"),
+        needs=when("do_eval"),
+        example=50,
+    )
+    metric_for_best_model: str = parameter(
+        "eval_loss",
+        "The figure of an evaluation that says how good the model is, for `load_best_model_at_end` and early stopping. "
+        f"{', '.join(TOKEN_METRICS)} for stages SFT and PT, {', '.join(PREFERENCE_METRICS)} for DPO; "
+        "with `eval_answers` also "
+        f"{', '.join(GENERATION_METRICS)}. `eval_` may be left out.",
+        choices=tuple(dict.fromkeys((*TOKEN_METRICS, *PREFERENCE_METRICS, *GENERATION_METRICS))),
+        spellings={
+            name.removeprefix("eval_").lower(): name
+            for name in (*TOKEN_METRICS, *PREFERENCE_METRICS, *GENERATION_METRICS)
+        },
+        needs=when("do_eval"),
+        verbs=("train",),
+        example="eval_token_accuracy",
+    )
+    greater_is_better: bool = parameter(
+        Derived(
+            "true for accuracies, margins and rewards, false for losses and perplexity",
+            lambda builder: (
+                _greater_is_better(builder["metric_for_best_model"]),
+                f"for {builder['metric_for_best_model']}",
+            ),
+            False,
+        ),
+        "Whether a greater value of `metric_for_best_model` is a better one.",
+        needs=when("do_eval"),
+        verbs=("train",),
+    )
+    early_stopping_patience: int = parameter(
+        0,
+        "Stop when `metric_for_best_model` has not improved in this many evaluations in a row. 0 never does.",
+        minimum=0,
+        unit="evaluations",
+        needs=when("do_eval"),
+        verbs=("train",),
+        example=3,
+    )
+    early_stopping_threshold: float = parameter(
+        0.0,
+        "How much better than the best so far an evaluation must be to count as progress for "
+        "`early_stopping_patience`.",
+        minimum=0.0,
+        needs=when("do_eval"),
+        verbs=("train",),
+        example=0.001,
+    )
+    load_best_model_at_end: bool = parameter(
+        False,
+        "Leave the model of the best evaluation in `output_dir` instead of the last one. A checkpoint is then saved at "
+        "every evaluation that is the best so far, and the best one is never removed.",
+        needs=when("do_eval"),
+        verbs=("train",),
+    )
+
+
+def _greater_is_better(metric: str) -> bool:
+    return any(
+        word in metric for word in ("accuracy", "margin", "reward_chosen", "logps_chosen", "match", "rouge", "bleu")
+    )
+
+
+@rule("metric_for_best_model", "stage", "do_eval", "eval_answers")
+def the_metric_is_of_the_stage(builder: ConfigBuilder) -> None:
+    """`metric_for_best_model` is a figure that evaluations of the stage have."""
+    metrics = PREFERENCE_METRICS if builder["stage"] == "DPO" else TOKEN_METRICS
+    if builder["metric_for_best_model"] in GENERATION_METRICS:
+        if builder["do_eval"] and (builder["stage"] == "PT" or not builder["eval_answers"]):
+            what = "needs answers to held-out dialogues"
+            builder.problem("metric_for_best_model", what, "write how many as `eval_answers`, such as 50")
+        return
+    if builder["do_eval"] and builder["metric_for_best_model"] not in metrics:
+        what = f"stage {builder['stage']} has no {builder['metric_for_best_model']}"
+        builder.problem("metric_for_best_model", what, f"write one of {', '.join(metrics)}")
+
+
+@rule("load_best_model_at_end", "early_stopping_patience", "save_strategy", "evaluation_strategy", "do_eval")
+def the_best_model_is_kept(builder: ConfigBuilder) -> None:
+    """`load_best_model_at_end` needs `save_strategy`; it and early stopping need evaluations during training."""
+    if not builder["do_eval"]:
+        return
+    if builder["load_best_model_at_end"] and builder["save_strategy"] == "no":
+        builder.problem(
+            "load_best_model_at_end", "nothing is saved with save_strategy no", "write `save_strategy: steps`"
+        )
+    for name in ("load_best_model_at_end", "early_stopping_patience"):
+        if builder[name] and builder["evaluation_strategy"] == "no":
+            builder.problem(
+                name, "nothing is evaluated with evaluation_strategy no", "write `evaluation_strategy: steps`"
+            )
+
+
+@rule("early_stopping_threshold", "early_stopping_patience", "do_eval")
+def a_threshold_needs_patience(builder: ConfigBuilder) -> None:
+    """`early_stopping_threshold` has no effect without `early_stopping_patience`."""
+    if builder["do_eval"] and builder["early_stopping_threshold"] and not builder["early_stopping_patience"]:
+        builder.no_effect("early_stopping_threshold", "because early_stopping_patience is 0")
+
+
+@rule("do_eval", "eval_dataset_path", "evaluation_strategy", "do_train")
+def evaluation_needs_data(builder: ConfigBuilder) -> None:
+    """`do_eval: true` needs `eval_dataset_path`, unless `evaluation_strategy` is `no`."""
+    if not builder["do_eval"] or builder["eval_dataset_path"]:
+        return
+    if not builder["do_train"]:
+        builder.problem("eval_dataset_path", "evaluation has no data", "name the held-out files here")
+    elif builder["evaluation_strategy"] != "no":
+        builder.problem("do_eval", "evaluation has no data", "set `eval_dataset_path`, or `do_eval: false`")
+
+
+@rule("evaluation_strategy", "eval_steps", "do_eval")
+def eval_steps_need_their_strategy(builder: ConfigBuilder) -> None:
+    """`eval_steps` has no effect unless `evaluation_strategy` is `steps`."""
+    if builder.differs("eval_steps") and builder["do_eval"] and builder["evaluation_strategy"] != "steps":
+        builder.no_effect("eval_steps", f"because evaluation_strategy is {builder['evaluation_strategy']}")
+
+
+@rule("max_evaluate_steps")
+def max_evaluate_steps_not_zero(builder: ConfigBuilder) -> None:
+    """`max_evaluate_steps` is positive, or -1 for no limit."""
+    if builder["max_evaluate_steps"] == 0:
+        builder.problem("max_evaluate_steps", "0 would evaluate nothing", "write -1 for no limit, or `do_eval: false`")
+
+
+@rule("eval_dataset_path", "eval_dataset_type", "eval_dataset_prob", "stage")
+def evaluation_sources_agree(builder: ConfigBuilder) -> None:
+    """Evaluation files, formats and probabilities agree in number (one value may serve all); formats fit the stage."""
+    agree_on_sources(builder, "eval")
+
+
+SECTION = section(
+    EvaluationParameters,
+    key="evaluation",
+    title="1.2 Evaluation",
+    verbs=("train", "eval"),
+    aliases=(renamed("load_best", "load_best_model_at_end", "Another name of it."),),
+    rules=(
+        evaluation_needs_data,
+        eval_steps_need_their_strategy,
+        max_evaluate_steps_not_zero,
+        evaluation_sources_agree,
+        the_metric_is_of_the_stage,
+        the_best_model_is_kept,
+        a_threshold_needs_patience,
+    ),
+)

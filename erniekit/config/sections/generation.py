@@ -1,0 +1,67 @@
+"""3.1 Generation: how answers are sampled, and the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from erniekit.config.parameter import NOT_IMPLEMENTED, parameter, section
+
+
+@dataclass(frozen=True)
+class GenerationParameters:
+    """How `erniekit chat` and `erniekit generate` sample an answer."""
+
+    max_new_tokens: int = parameter(
+        1024,
+        "Stop an answer after this many tokens, if it has not ended by itself.",
+        minimum=1,
+        unit="tokens",
+        example=256,
+    )
+    temperature: float = parameter(
+        0.95,
+        "Divide the logits by this before sampling: below 1 the likely tokens gain, above 1 the unlikely ones. 0 "
+        "always takes the most likely token.",
+        minimum=0.0,
+        example=0.0,
+    )
+    top_p: float = parameter(
+        0.7,
+        "Sample from the smallest set of most likely tokens whose probabilities add up to at least this. 1 allows all.",
+        above=0.0,
+        maximum=1.0,
+    )
+    top_k: int = parameter(
+        0,
+        "Sample from this many of the most likely tokens at most. 0 sets no limit.",
+        minimum=0,
+        unit="tokens",
+        example=50,
+    )
+    repetition_penalty: float = parameter(
+        1.0,
+        "Divide the positive logits of tokens that have already appeared by this, and multiply the negative ones. "
+        "1 changes nothing; above 1 repetition becomes less likely.",
+        above=0.0,
+        example=1.1,
+    )
+    max_model_len: int | None = parameter(
+        None,
+        "The longest prompt and answer together: an answer ends there, a prompt that leaves no room is refused, and a "
+        "longer conversation of `erniekit chat` loses its oldest turns. null takes the model's own limit.",
+        minimum=1,
+        unit="tokens",
+        verbs=("chat", "generate", "server"),
+        example=16384,
+    )
+    port: int = parameter(
+        8188,
+        "The TCP port of `erniekit server`, a verb that comes later.",
+        minimum=1,
+        maximum=65535,
+        verbs=("server",),
+        devices=NOT_IMPLEMENTED,
+    )
+
+
+SECTION = section(GenerationParameters, key="generation", title="3.1 Generation", verbs=("chat", "generate"))

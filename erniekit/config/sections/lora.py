@@ -1,0 +1,192 @@
+"""2.2 LoRA: low-rank adapters."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, shorthand, when
+from erniekit.config.values import WORDS, format_value
+
+
+@dataclass(frozen=True)
+class LoraParameters:
+    """Low-rank adapters: small trainable updates beside frozen weights."""
+
+    lora: bool = parameter(
+        False,
+        "Train low-rank adapters and keep the weights of the model frozen. `output_dir` then holds the adapters, in "
+        "PEFT's format, without the model.",
+        example=True,
+    )
+    lora_rank: int = parameter(
+        8,
+        "The rank r of the update B @ A. Each adapted matrix of m x n gains r (m + n) parameters; 8, 16 and 32 are "
+        "usual.",
+        minimum=1,
+        needs=when("lora"),
+        example=32,
+    )
+    lora_alpha: float = parameter(
+        -1.0,
+        "The update is multiplied by alpha / r, or by alpha / sqrt(r) with `rslora`. -1 stands for 2 r, or for 4 with "
+        "`rslora`.",
+        minimum=-1.0,
+        needs=when("lora"),
+        example=64,
+    )
+    rslora: bool = parameter(
+        False,
+        "Divide alpha by the square root of the rank instead of the rank, which keeps the size of the update stable at "
+        "ranks of 64 and more.",
+        needs=when("lora"),
+    )
+    lora_plus_scale: float = parameter(
+        1.0,
+        "LoRA+: train the factor B with this multiple of the learning rate, which comes on top of "
+        "`layerwise_lr_decay_bound`. Between 4 and 16 often learns faster.",
+        above=0.0,
+        needs=when("lora"),
+        example=4.0,
+    )
+    rslora_plus: bool = parameter(
+        False,
+        "A preset: `rslora`, alpha 4 and `lora_plus_scale` 4. It learns more and may forget more.",
+        needs=when("lora"),
+        stands_for=("rslora", "lora_alpha", "lora_plus_scale"),
+    )
+    lora_target_modules: tuple[str, ...] = parameter(
+        (),
+        "The linear layers that get an adapter; empty means all of attention, MLP and experts, and of the multi-token "
+        "prediction layers that the run trains. Each word is the end of a layer's name (`q_proj`, `self_attn.o_proj`), "
+        "a whole name with wildcards (`model.layers.[0-3].*`), or `re:` and a regular expression for a whole name; one "
+        "with spaces or commas stands in a YAML list. Embedding, head and routers have none.",
+        kind=WORDS,
+        needs=when("lora"),
+        example="q_proj v_proj",
+    )
+    lora_dropout: float = parameter(
+        0.0,
+        "The probability with which an entry of an adapter's input is dropped in training. The path through the frozen "
+        "weight is not affected. It grows with `dropout_warmup_steps` as other dropout does.",
+        minimum=0.0,
+        below=1.0,
+        needs=when("lora"),
+        example=0.05,
+    )
+    dora: bool = parameter(
+        False,
+        "DoRA: learn the length of every output's weights apart from their direction, which the adapter changes. It "
+        "often helps at low ranks, and takes about half as long again.",
+        needs=when("lora"),
+    )
+    lora_init: str = parameter(
+        "kaiming",
+        "How new adapters begin: with no effect (`kaiming`: A random, B zero), or with the largest singular values of "
+        "the weight, which leave the frozen weight for the run (`pissa`). Adapters that began with `pissa` are saved "
+        "as the difference from that, with twice the rank, and fit the original model.",
+        choices=("kaiming", "pissa"),
+        needs=when("lora"),
+        example="pissa",
+    )
+    lora_path: str = parameter(
+        "",
+        "A folder of adapters to start from, in PEFT's or paddlenlp's format; empty starts from new ones. Rank, alpha "
+        "and the like then come from the folder, and other values in the configuration are errors.",
+        needs=when("lora"),
+        verbs=("train", "eval", "chat", "generate", "export"),
+        example="output/lora",
+    )
+
+
+@rule("lora_alpha", "lora")
+def alpha_is_positive(builder: ConfigBuilder) -> None:
+    """`lora_alpha` is positive, or -1 for its usual value."""
+    if builder["lora_alpha"] != -1 and builder["lora_alpha"] <= 0:
+        builder.problem("lora_alpha", "must be above 0, or -1 for 2 x lora_rank", "write -1 or a positive number")
+
+
+@rule("rslora_plus", "lora_alpha", "lora_plus_scale", "rslora", "lora")
+def preset_is_not_contradicted(builder: ConfigBuilder) -> None:
+    """`rslora_plus` fixes `rslora`, `lora_alpha` (4) and `lora_plus_scale` (4); other values beside it are errors."""
+    if not (builder["rslora_plus"] and builder["lora"]):
+        return
+    for name, value in (("rslora", True), ("lora_alpha", 4.0), ("lora_plus_scale", 4.0)):
+        if builder.differs(name) and builder[name] != value:
+            builder.problem(
+                name, f"contradicts `rslora_plus`, which makes it {format_value(value)}", "remove one of the two"
+            )
+        builder.change(name, value, "rslora_plus is true")
+
+
+@rule("lora_target_modules", "lora")
+def patterns_can_be_read(builder: ConfigBuilder) -> None:
+    """Every word of `lora_target_modules` is a name, a name with wildcards, or `re:` and a regular expression."""
+    for pattern in builder["lora_target_modules"]:
+        if not pattern.strip():
+            builder.problem("lora_target_modules", "contains an empty name", "remove it")
+        elif pattern.startswith("re:"):
+            try:
+                re.compile(pattern[3:])
+            except re.error as error:
+                builder.problem("lora_target_modules", f"{format_value(pattern)} is not a regular expression: {error}")
+
+
+@rule("lora", "lora_path", "init_from_checkpoint", "continue_training")
+def adapters_have_a_base(builder: ConfigBuilder) -> None:
+    """Adapters are trained beside weights that were trained before."""
+    if builder.verb != "train" or not builder["lora"]:
+        return
+    if builder["lora_path"] and builder["init_from_checkpoint"]:
+        builder.problem(
+            "lora_path", "adapters come from one place, and init_from_checkpoint names another", "remove one"
+        )
+    if not builder["continue_training"] and not builder["init_from_checkpoint"]:
+        builder.problem(
+            "lora",
+            "adapters beside random weights would be of no use, for those are not saved with them",
+            "write `continue_training: true`, or `lora: false` to train all weights",
+        )
+
+
+@rule("weight_quantize_algo", "lora", "lora_init", "do_train")
+def weights_in_few_bits_are_frozen(builder: ConfigBuilder) -> None:
+    """Weights in few bits (`weight_quantize_algo`) are trained beside, not themselves, and are no start for PiSSA."""
+    algorithm = builder["weight_quantize_algo"]
+    if builder.verb != "train" or not builder["do_train"] or algorithm in ("none", "fp8_linear"):
+        return
+    if not builder["lora"]:
+        builder.problem(
+            "weight_quantize_algo",
+            f"{algorithm} keeps weights in few bits, which cannot be trained",
+            "write `lora: true` to train adapters beside them, or `fp8_linear` to train all weights",
+        )
+    elif builder["lora_init"] == "pissa":
+        builder.problem(
+            "lora_init",
+            f"pissa takes singular values out of the weights, which {algorithm} has rounded",
+            "write `kaiming`, or `weight_quantize_algo: none`",
+        )
+
+
+SECTION = section(
+    LoraParameters,
+    key="lora",
+    title="2.2 LoRA",
+    verbs=("train",),
+    stages=("SFT", "DPO"),
+    aliases=(
+        shorthand(
+            "fine_tuning",
+            "What is trained: low-rank adapters (`LoRA`) or all weights (`Full`).",
+            {"LoRA": {"lora": True}, "Full": {"lora": False}},
+        ),
+    ),
+    rules=(
+        alpha_is_positive,
+        preset_is_not_contradicted,
+        patterns_can_be_read,
+        adapters_have_a_base,
+        weights_in_few_bits_are_frozen,
+    ),
+)

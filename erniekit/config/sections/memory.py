@@ -1,0 +1,85 @@
+"""1.5 Memory: trading time for memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from erniekit.config.parameter import parameter, renamed, section, when
+
+
+@dataclass(frozen=True)
+class MemoryParameters:
+    """What is kept in memory and what is computed again, fused or moved away."""
+
+    release_grads: bool = parameter(
+        False,
+        "Give the memory of gradients back after every optimizer step instead of keeping it for the next one.",
+    )
+    use_sparse_head_and_loss_fn: bool = parameter(
+        False,
+        "Compute the head and the loss only at the positions that have a label. Loss and gradients are the same; "
+        "memory and time for the logits fall with the share of trained tokens.",
+    )
+    use_fused_head_and_loss_fn: bool = parameter(
+        False,
+        "Compute head and loss together, a piece of the sequence at a time, so that the logits of a long pack "
+        "never exist as a whole. Loss and gradients are the same.",
+    )
+    use_attn_mask_startend_row_indices: bool = parameter(
+        True,
+        "Describe which tokens see each other by a few row indices per token (FlashMask) instead of a matrix. When "
+        "false a dense mask is made from the same indices, whose size grows with the square of `max_seq_len`. The "
+        "size is printed first, and a run is refused whose mask exceeds the memory that is available.",
+    )
+    recompute: bool = parameter(
+        False,
+        "Keep only the input of each layer in the forward pass and compute the rest again in the backward pass. It "
+        "saves most of the activation memory for about a third more computation. Losses and gradients stay the same.",
+        example=True,
+    )
+    recompute_granularity: str = parameter(
+        "full",
+        "How much of a layer is computed again: all of it (`full`), the attention block (`full_attn`), or the "
+        "attention product alone (`core_attn`, which keeps queries, keys and values). The less is computed again, the "
+        "faster, and the more memory it takes. Losses and gradients stay the same.",
+        choices=("full", "full_attn", "core_attn"),
+        needs=when("recompute"),
+    )
+    recompute_use_reentrant: bool = parameter(
+        False,
+        "Which of Paddle's two recomputation mechanisms is used: its PyLayer when true, hooks on saved tensors "
+        "when false.",
+        needs=when("recompute"),
+    )
+    no_recompute_layers: int = parameter(
+        0,
+        "Keep the activations of this many layers, counted from the first, where memory allows it; each one saves "
+        "time.",
+        minimum=0,
+        unit="layers",
+        needs=when("recompute"),
+        example=4,
+    )
+    offload_optim: bool = parameter(
+        False,
+        "Keep AdamW's moments, and its float32 copies of 16-bit weights, away from the device, which has them for its "
+        "step only, one tensor after another: in pinned host memory with a GPU, on a CPU in a file in `output_dir` "
+        "that is mapped into memory, so that the system takes the memory back where it is wanted for something else. "
+        "With `sharding` each rank does so with its part. Losses stay the same.",
+        example=True,
+    )
+
+
+SECTION = section(
+    MemoryParameters,
+    key="memory",
+    title="1.5 Memory",
+    verbs=("train",),
+    aliases=(
+        renamed(
+            "use_attn_mask_start_row_indices",
+            "use_attn_mask_startend_row_indices",
+            "The former name of `use_attn_mask_startend_row_indices`.",
+        ),
+    ),
+)

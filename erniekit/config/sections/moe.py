@@ -1,0 +1,50 @@
+"""2.5 Mixture of experts and multi-token prediction: the weights of additional losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from erniekit.config.parameter import parameter, section, when
+
+
+@dataclass(frozen=True)
+class MoeParameters:
+    """The weights of the losses that keep experts in balance, and of multi-token prediction."""
+
+    moe_aux_loss_lambda: float = parameter(
+        1e-5,
+        "The weight of the loss that spreads tokens evenly over the experts. 0 leaves it out. Like the other losses of "
+        "routers it is a mean over the tokens of a micro-batch, summed over the layers, and it is shown on its own: "
+        "the loss shown stays that of the target tokens.",
+        minimum=0.0,
+        example=1e-3,
+    )
+    moe_z_loss_lambda: float = parameter(
+        0.0,
+        "The weight of the loss that keeps the router's logits small.",
+        minimum=0.0,
+        example=1e-3,
+    )
+    moe_orthogonal_loss_lambda: float = parameter(
+        0.0,
+        "The weight of the loss that keeps the router's rows for different experts orthogonal.",
+        minimum=0.0,
+        example=1e-3,
+    )
+    moe_router_bias_update_rate: float = parameter(
+        0.0,
+        "Balance without a loss: after each optimizer step the correction bias of experts with less than the mean load "
+        "rises by this much, and that of the others falls. The bias takes part in the choice of experts only. 0 leaves "
+        "it as it is, and so do adapters, whose base is frozen.",
+        minimum=0.0,
+        example=1e-3,
+    )
+    multi_token_pred_lambda: float = parameter(
+        0.3,
+        "The weight of the mean loss of the multi-token prediction layers.",
+        minimum=0.0,
+        needs=when("num_nextn_predict_layers", above=0),
+    )
+
+
+SECTION = section(MoeParameters, key="moe", title="2.5 Mixture of experts", verbs=("train",))

@@ -1,0 +1,77 @@
+"""2.1 SFT: how samples of several sources become an epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
+
+
+def _mix_strategy(builder: ConfigBuilder) -> tuple[str, str]:
+    if builder.differs("num_samples_each_epoch"):
+        return "random", "because num_samples_each_epoch is set"
+    if _shares_differ(builder["train_dataset_prob"]):
+        return "random", "because train_dataset_prob is set"
+    return "concat", ""
+
+
+def _shares_differ(probabilities: tuple[float, ...]) -> bool:
+    return len({share for share in probabilities if share > 0}) > 1
+
+
+@dataclass(frozen=True)
+class SftParameters:
+    """How the samples of one or several sources are mixed, and what happens to those that are too long."""
+
+    mix_strategy: str = parameter(
+        Derived(
+            "`random` where `train_dataset_prob` or `num_samples_each_epoch` asks for it, else `concat`",
+            _mix_strategy,
+            "concat",
+        ),
+        "How several sources become one epoch. `concat` uses every sample exactly once. `random` gives each source its "
+        "share of the epoch by `train_dataset_prob`; a source with too few samples repeats some. `interleave_under` "
+        "takes samples in these shares until the first source is used up, `interleave_over` until the last one is, "
+        "starting the others again. Unless you ask for something else, nothing is left out or repeated.",
+        choices=("random", "concat", "interleave_under", "interleave_over"),
+        verbs=("train", "preview"),
+    )
+    num_samples_each_epoch: int = parameter(
+        6_000_000,
+        "The samples of an epoch of `mix_strategy: random`; where the data holds fewer, samples repeat. The default is "
+        "only an upper limit, whether it is written or not: with it an epoch never has more samples than the data. "
+        "Whatever happens once an epoch (evaluation, checkpoints, a new order of samples) follows it.",
+        minimum=1,
+        unit="samples",
+        needs=when("mix_strategy", "random"),
+        verbs=("train", "preview"),
+        example=20_000,
+    )
+    curriculum: str = parameter(
+        "none",
+        "`length` goes through the first epoch from the shortest sample to the longest (packs are filled in that "
+        "order, whatever `greedy_intokens` says); later epochs are as `random_shuffle` has them. `none` orders all "
+        "epochs alike.",
+        choices=("none", "length"),
+        verbs=("train", "preview"),
+        example="length",
+    )
+    over_length_policy: str = parameter(
+        "truncate_turns",
+        "What happens to a conversation of more than `max_seq_len` tokens. `truncate_turns` removes its oldest "
+        "turns until it fits, and drops it when even the last turn does not; `drop` leaves it out; `error` stops "
+        "with the file and line. Of a pair, for stage DPO, it is the prompt that loses turns; an answer is never cut. "
+        "The numbers of truncated and dropped samples are printed before the first step.",
+        choices=("drop", "truncate_turns", "error"),
+        verbs=("train", "eval", "preview"),
+    )
+
+
+@rule("mix_strategy", "train_dataset_prob")
+def probabilities_need_mixing(builder: ConfigBuilder) -> None:
+    """`train_dataset_prob` has no effect with `mix_strategy: concat`, except that a file of 0 is left out."""
+    if builder["mix_strategy"] == "concat" and _shares_differ(builder["train_dataset_prob"]):
+        builder.no_effect("train_dataset_prob", "because mix_strategy is concat")
+
+
+SECTION = section(SftParameters, key="sft", title="2.1 SFT", verbs=("train",), rules=(probabilities_need_mixing,))

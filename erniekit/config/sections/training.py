@@ -1,0 +1,401 @@
+"""1.3 Training: the data, the length of the run, the optimizer and the learning rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed, rule, section, when
+from erniekit.config.values import NUMBERS, TEXTS, format_value
+
+# What training and evaluation share: data files, their formats and probabilities, written as three parallel lists.
+
+FORMATS = (
+    "`erniekit` has `src` and `tgt`, `alpaca` has `instruction`, `input` and `output`, `messages` has OpenAI roles, "
+    "`text` is plain text for stage PT. For stage DPO the records of a format are pairs: `erniekit` with `response` "
+    "and `sort`, `alpaca` with `question`, `messages` with `prompt`, the latter two with `chosen` and `rejected`."
+)
+
+
+def source_kinds(*more: str) -> dict[str, Any]:
+    """The declaration of a list of data formats, with `more` of them."""
+    return {
+        "kind": TEXTS,
+        "choices": ("erniekit", "alpaca", "messages", "text", *more),
+        "spellings": {"chatml": "messages", "openai": "messages"},
+        "example": "erniekit,alpaca",
+    }
+
+
+def agree_on_sources(builder: ConfigBuilder, split: str) -> None:
+    """Check that paths, formats and probabilities of `split` ("train" or "eval") agree, and give every path its own."""
+    path, kind, probability = (f"{split}_dataset_{what}" for what in ("path", "type", "prob"))
+    count = len(builder[path])
+    for name in (kind, probability):
+        given = len(builder[name])
+        if count and given == 1:
+            builder.set_silently(name, builder[name] * count)
+        elif count and given != count:
+            what = f"{given} values for {count} file{'s' if count > 1 else ''} of `{path}`"
+            builder.problem(name, what, "write one value for each file, in the same order, or one for all")
+    if sum(builder[probability]) <= 0:
+        builder.problem(probability, "no file has a probability above 0", "give at least one file a positive value")
+    _fit_stage(builder, kind)
+
+
+def _fit_stage(builder: ConfigBuilder, name: str) -> None:
+    kinds = builder[name]
+    if "packed" in kinds:  # the folder itself says what it holds
+        return
+    if builder["stage"] == "PT":
+        plain = tuple("text" if kind == "erniekit" else kind for kind in kinds)
+        builder.change(name, plain, "stage PT reads plain text")
+        dialogues = sorted(set(plain) - {"text"})
+        if dialogues:
+            builder.problem(name, f"stage PT cannot read {format_value(dialogues)}", "write `text`, or `stage: SFT`")
+    elif "text" in kinds:
+        builder.problem(
+            name,
+            f"stage {builder['stage']} cannot read plain text",
+            "write the format of its dialogues, or `stage: PT`",
+        )
+
+
+DATA_VERBS = ("train", "preview")
+DEFAULT_LEARNING_RATES = {
+    ("PT", False): 3e-5,
+    ("SFT", False): 3e-5,
+    ("DPO", False): 1e-6,
+    ("SFT", True): 3e-4,
+    ("DPO", True): 1e-5,
+}
+
+
+def _learning_rate(builder: ConfigBuilder) -> tuple[float, str]:
+    stage, lora = builder["stage"], builder["lora"]
+    lr = DEFAULT_LEARNING_RATES.get((stage, lora), DEFAULT_LEARNING_RATES[("SFT", lora)])
+    return lr, f"for {stage} with LoRA" if lora else f"for {stage}"
+
+
+@dataclass(frozen=True)
+class TrainingParameters:
+    """The training data, the length of the run, batches, the optimizer and the learning-rate schedule."""
+
+    train_dataset_path: tuple[str, ...] = parameter(
+        (),
+        "The file or files of training records (JSON lines, JSON or Parquet), or data sets of the Hugging Face hub "
+        "(`org/name`, `org/name:split`, `org/name:config/split`); required for training and for `erniekit preview`. "
+        "Several are separated by commas or written as a YAML list.",
+        kind=TEXTS,
+        verbs=DATA_VERBS,
+        example="data/sft-train.jsonl",
+    )
+    train_dataset_type: tuple[str, ...] = parameter(
+        ("erniekit",),
+        f"The format of each training file; one word may serve all. {FORMATS} `packed` is a folder that `erniekit "
+        "pack` wrote, and is then the only one; its rows are replayed in their order.",
+        **source_kinds("packed"),
+        verbs=DATA_VERBS,
+    )
+    train_dataset_prob: tuple[float, ...] = parameter(
+        (1.0,),
+        "The weight of each training file when sources are mixed by probability (see `mix_strategy`), in the order of "
+        "`train_dataset_path`. Weights are divided by their sum; a file of weight 0 is left out.",
+        kind=NUMBERS,
+        minimum=0.0,
+        verbs=DATA_VERBS,
+        example="0.8,0.2",
+    )
+    data_cache_dir: str = parameter(
+        "",
+        "Where tokenised data is kept, memory-mapped, so that a second run starts at once. Empty means the folder "
+        "named by the environment variable `ERNIEKIT_CACHE`, or `~/.cache/erniekit`.",
+        verbs=("train", "eval", "preview"),
+        example="/tmp/erniekit-cache",
+    )
+    max_seq_len: int = parameter(
+        8192,
+        "The longest sequence of tokens that the model sees at once: the capacity of a pack, and the limit that "
+        "`over_length_policy` applies to a single sample. Memory grows in proportion to it.",
+        minimum=2,
+        unit="tokens",
+        verbs=("train", "eval", "preview"),
+        example=4096,
+    )
+    max_steps: int = parameter(
+        -1,
+        "Stop after this many optimizer steps, whatever `num_train_epochs` says. -1 sets no limit.",
+        minimum=-1,
+        unit="optimizer steps",
+        example=800,
+    )
+    num_train_epochs: int = parameter(
+        1,
+        "How often the run goes through the data, in a new order each time.",
+        minimum=1,
+        unit="epochs",
+        needs=when("max_steps", -1),
+        example=3,
+    )
+    per_device_train_batch_size: int = parameter(
+        1,
+        "How many packs (or single samples without packing) one forward and backward pass takes on each device. One "
+        "optimizer step uses this x `gradient_accumulation_steps` x the number of data-parallel and sharding ranks.",
+        minimum=1,
+        unit="packs",
+        needs=when("batch_tokens", 0),
+        example=2,
+    )
+    gradient_accumulation_steps: int = parameter(
+        1,
+        "Add up the gradients of this many passes before each optimizer step. The loss is divided by the target "
+        "tokens of the whole step, so 4 passes of 1 pack equal 1 pass of 4 packs and only need less memory.",
+        minimum=1,
+        unit="passes",
+        example=8,
+    )
+    seed: int = parameter(
+        42,
+        "The root of every random draw: initial weights, order of samples, dropout, sampling of answers. Each draw "
+        "is seeded from the seed and its position (step, micro-batch, layer), so a run can be repeated and resumed "
+        "exactly.",
+        minimum=0,
+        maximum=2**32 - 1,
+        verbs=("train", "eval", "preview", "chat", "generate"),
+    )
+    random_shuffle: bool = parameter(
+        True,
+        "Shuffle the samples in each epoch, in an order that depends on `seed` and the epoch only. When false "
+        "samples keep the order of their files; several sources are still mixed.",
+        verbs=DATA_VERBS,
+    )
+    learning_rate: float = parameter(
+        Derived(
+            "3e-5 for PT and SFT, 3e-4 for SFT with LoRA, 1e-6 for DPO, 1e-5 for DPO with LoRA", _learning_rate, 3e-5
+        ),
+        "The highest learning rate, reached when warm-up ends; `lr_scheduler_type` says how it goes on from there.",
+        minimum=0.0,
+        example=1e-5,
+    )
+    lr_scheduler_type: str = parameter(
+        "linear",
+        "How the learning rate falls after warm-up: `linear` to 0, `cosine` to `min_lr`, `polynomial` to `lr_end`, "
+        "`constant` (no warm-up), `constant_with_warmup`, or `wsd`, which stays constant and falls in the last "
+        "`decay_steps`.",
+        choices=("linear", "cosine", "polynomial", "constant", "constant_with_warmup", "wsd"),
+        example="cosine",
+    )
+    warmup_steps: int = parameter(
+        0,
+        "Let the learning rate rise linearly from 0 (with `wsd` from `min_lr`) over the first so many optimizer "
+        "steps. Between 1% and 10% of the run is usual.",
+        minimum=0,
+        unit="optimizer steps",
+        needs=when("lr_scheduler_type", "linear", "cosine", "polynomial", "constant_with_warmup", "wsd"),
+        example=20,
+    )
+    min_lr: float = parameter(
+        0.0,
+        "The learning rate at which a cosine or WSD decay ends.",
+        minimum=0.0,
+        needs=when("lr_scheduler_type", "cosine", "wsd"),
+        example=1e-6,
+    )
+    num_cycles: float = parameter(
+        0.5,
+        "The number of waves of the cosine schedule. The default of one half wave falls once from the peak to "
+        "`min_lr`.",
+        above=0.0,
+        needs=when("lr_scheduler_type", "cosine"),
+    )
+    lr_end: float = parameter(
+        1e-7,
+        "The learning rate at which the polynomial schedule ends.",
+        minimum=0.0,
+        needs=when("lr_scheduler_type", "polynomial"),
+    )
+    power: float = parameter(
+        1.0,
+        "The exponent of the polynomial schedule; 1 is a straight line, larger values fall faster at first.",
+        above=0.0,
+        needs=when("lr_scheduler_type", "polynomial"),
+        example=2.0,
+    )
+    decay_steps: int = parameter(
+        0,
+        "The length of the decay at the end of a WSD (warm-up, stable, decay) schedule.",
+        minimum=0,
+        unit="optimizer steps",
+        needs=when("lr_scheduler_type", "wsd"),
+        example=200,
+    )
+    wsd_decay_type: str = parameter(
+        "linear",
+        "The shape of the decay of a WSD schedule: a straight line, half a cosine wave, or 1 - sqrt(progress), "
+        "which falls steeply at first.",
+        choices=("linear", "cosine", "1-sqrt"),
+        needs=when("lr_scheduler_type", "wsd"),
+    )
+    layerwise_lr_decay_bound: float = parameter(
+        1.0,
+        "Give lower layers a smaller learning rate, rising in a straight line from the embedding to the head: with "
+        "bound b and L layers, depth d of L + 2 learns at b + (1 - b) x d / (L + 2) of the rate. The embedding has "
+        "d = 0, layer i has d = i, the final norm and the head have d = L + 2. 1 treats all layers alike.",
+        above=0.0,
+        maximum=1.0,
+        example=0.5,
+    )
+    optim: str = parameter(
+        "adamw",
+        "The optimizer. `adamw` is AdamW with decoupled weight decay, in Paddle's implementation; `adamw_custom` is "
+        "the same on moments that may be kept in fewer bits or away from the device. `use_lowprecision_moment`, "
+        "`offload_optim` and `tensorwise_offload_optimizer` choose it by themselves; without them it gives the same "
+        "losses as `adamw`.",
+        choices=("adamw", "adamw_custom"),
+        example="adamw_custom",
+    )
+    weight_decay: float = parameter(
+        0.0,
+        "AdamW's decoupled weight decay. Biases and the weights of normalisation layers are not decayed.",
+        minimum=0.0,
+        example=0.1,
+    )
+    adam_beta1: float = parameter(0.9, "AdamW's decay of the mean of gradients.", minimum=0.0, below=1.0)
+    adam_beta2: float = parameter(
+        0.999, "AdamW's decay of the mean of squared gradients.", minimum=0.0, below=1.0, example=0.95
+    )
+    adam_epsilon: float = parameter(1e-8, "AdamW's addend to the denominator, against division by zero.", above=0.0)
+    max_grad_norm: float = parameter(
+        1.0,
+        "Scale the gradients of a step down when their global 2-norm exceeds this. 0 does not clip.",
+        minimum=0.0,
+    )
+
+
+@rule("train_dataset_path", "do_train")
+def training_needs_data(builder: ConfigBuilder) -> None:
+    """Training and `erniekit preview` need `train_dataset_path`."""
+    wanted = (builder.verb == "train" and builder["do_train"]) or builder.verb == "preview"
+    if wanted and not builder["train_dataset_path"]:
+        builder.missing("train_dataset_path")
+
+
+@rule("train_dataset_path", "train_dataset_type", "train_dataset_prob", "stage")
+def training_sources_agree(builder: ConfigBuilder) -> None:
+    """Training files, formats and probabilities agree in number (one value may serve all); formats fit the stage."""
+    agree_on_sources(builder, "train")
+
+
+_FIXED_BY_PACKING = ("mix_strategy", "num_samples_each_epoch", "curriculum")
+_USED_FOR_EVAL_TOO = (
+    "packing", "greedy_intokens", "buffer_size", "batch_tokens", "max_batch_samples", "min_sample_len",
+    "max_sample_len", "over_length_policy", "max_prompt_len",
+)  # fmt: skip
+
+
+@rule(
+    "train_dataset_type",
+    "train_dataset_path",
+    "random_shuffle",
+    "do_eval",
+    *_FIXED_BY_PACKING,
+    *_USED_FOR_EVAL_TOO,
+)
+def packed_data_is_replayed(builder: ConfigBuilder) -> None:
+    """A folder of `train_dataset_type: packed` is the only training data, and is neither shuffled nor mixed."""
+    if "packed" not in builder["train_dataset_type"]:
+        return
+    if len(builder["train_dataset_path"]) > 1:
+        what = f"{len(builder['train_dataset_path'])} files beside a packed folder"
+        builder.problem(
+            "train_dataset_path", what, "pack them together with `erniekit pack`, and give that folder alone"
+        )
+    if builder.is_set("random_shuffle") and builder["random_shuffle"]:
+        what = "packed data is replayed in its order, and `train_dataset_type` is packed"
+        builder.problem("random_shuffle", what, "remove it, or train on the files it was packed from")
+    else:
+        builder.set_silently("random_shuffle", False)
+    for name in _FIXED_BY_PACKING if builder["do_eval"] else (*_FIXED_BY_PACKING, *_USED_FOR_EVAL_TOO):
+        if builder.differs(name):
+            builder.no_effect(name, "because train_dataset_type is packed: `erniekit pack` has decided it")
+
+
+@rule("max_steps")
+def max_steps_not_zero(builder: ConfigBuilder) -> None:
+    """`max_steps` is positive, or -1 for no limit."""
+    if builder["max_steps"] == 0:
+        builder.problem(
+            "max_steps",
+            "0 steps would train nothing",
+            "write -1 for no limit; to evaluate only, `do_train: false` and `do_eval: true`",
+        )
+
+
+@rule("lr_scheduler_type", "decay_steps", "warmup_steps", "max_steps")
+def schedule_fits_the_run(builder: ConfigBuilder) -> None:
+    """The `wsd` schedule needs `decay_steps`; warm-up and decay together must fit into `max_steps`."""
+    decay = builder["decay_steps"] if builder["lr_scheduler_type"] == "wsd" else 0
+    if builder["lr_scheduler_type"] == "wsd" and not decay:
+        builder.problem("lr_scheduler_type", "`wsd` needs the length of its decay", "set `decay_steps` to at least 1")
+    if builder["max_steps"] > 0 and decay and builder["warmup_steps"] + decay > builder["max_steps"]:
+        what = (
+            f"warmup_steps + decay_steps = {builder['warmup_steps'] + decay} exceed max_steps = {builder['max_steps']}"
+        )
+        builder.problem("decay_steps", what, "shorten one of them")
+
+
+@rule("lr_scheduler_type", "warmup_steps", "max_steps")
+def warmup_ends_within_the_run(builder: ConfigBuilder) -> None:
+    """Where warm-up takes all of `max_steps` or more, a message says that `learning_rate` is never reached."""
+    warms_up = builder["lr_scheduler_type"] != "constant"
+    if warms_up and 0 < builder["max_steps"] <= builder["warmup_steps"]:
+        builder.messages.append(peak_lr_not_reached(builder["warmup_steps"], builder["max_steps"]))
+
+
+def peak_lr_not_reached(warmup_steps: int, total_steps: int) -> str:
+    """What is told of a run that ends before its warm-up does; update k of a warm-up of W has (k - 1) / W."""
+    return (
+        f"warmup_steps {warmup_steps:,} takes all of the {total_steps:,} steps, so learning_rate is never reached: "
+        f"the last step has {(total_steps - 1) / warmup_steps:.0%} of it"
+    )
+
+
+@rule("min_lr", "learning_rate", "lr_scheduler_type")
+def minimum_below_the_peak(builder: ConfigBuilder) -> None:
+    """`min_lr` may not exceed `learning_rate`."""
+    if builder["lr_scheduler_type"] in ("cosine", "wsd") and builder["min_lr"] > builder["learning_rate"]:
+        builder.problem(
+            "min_lr", f"{builder['min_lr']} exceeds learning_rate {builder['learning_rate']}", "write a smaller value"
+        )
+
+
+@rule("lr_end", "learning_rate", "lr_scheduler_type")
+def polynomial_end_below_the_peak(builder: ConfigBuilder) -> None:
+    """`lr_end` may not exceed `learning_rate` in the polynomial schedule."""
+    if builder["lr_scheduler_type"] == "polynomial" and builder["lr_end"] > builder["learning_rate"]:
+        builder.problem(
+            "lr_end", f"{builder['lr_end']} exceeds learning_rate {builder['learning_rate']}", "write a smaller value"
+        )
+
+
+SECTION = section(
+    TrainingParameters,
+    key="training",
+    title="1.3 Training",
+    verbs=("train",),
+    aliases=(
+        renamed(
+            "batch_size", "per_device_train_batch_size", "The name of `per_device_train_batch_size` in older files."
+        ),
+    ),
+    rules=(
+        training_needs_data,
+        training_sources_agree,
+        packed_data_is_replayed,
+        max_steps_not_zero,
+        schedule_fits_the_run,
+        warmup_ends_within_the_run,
+        minimum_below_the_peak,
+        polynomial_end_below_the_peak,
+    ),
+)

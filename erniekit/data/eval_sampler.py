@@ -1,0 +1,88 @@
+"""Every held-out sample once, file by file, so that each file has figures of its own."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from erniekit.data.collate import Batch
+from erniekit.data.dataset import Dataset
+from erniekit.data.sampler import BatchSource, StepPlan, local_batches
+from erniekit.errors import DataError
+
+
+class EvaluationPlan:
+    """The plans of the files, one after another; no row holds samples of two files. A step is one micro-batch.
+
+    The steps are those of the whole evaluation; `part` gives those of one of the ranks that divide it.
+
+    Attributes:
+        dataset: of all files.
+        sources: their names, in order; files without samples (of the lengths asked for) are left out.
+        dp_rank, dp_world_size: this rank among those that divide the steps.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        dp_rank: int = 0,
+        dp_world_size: int = 1,
+        batch_source: BatchSource = local_batches,
+        **options: Any,
+    ) -> None:
+        """`through` is that of StepPlan, `options` those that say how samples share rows and batches."""
+        self.dataset = dataset
+        self._batch_source = batch_source
+        self.dp_rank, self.dp_world_size = dp_rank, dp_world_size
+        shortest, longest = options.get("shortest", 1), options.get("longest") or dataset.lengths.max(initial=0)
+        eligible_sources = dataset.source_of[(dataset.lengths >= shortest) & (dataset.lengths <= longest)]
+        numbers = [number for number in range(len(dataset.sources)) if (eligible_sources == number).any()]
+        if not numbers:
+            raise DataError("no sample to evaluate; all are shorter than min_sample_len or longer than max_sample_len")
+        self.sources = source_names([str(dataset.sources[number].path) for number in numbers])
+        self._plans = [StepPlan(dataset, **options, accumulation=1, shuffle=False, source=number) for number in numbers]
+        self._first = [0]
+        for plan in self._plans:
+            self._first.append(self._first[-1] + plan.steps_in_epoch(0))
+
+    def steps_in_epoch(self, epoch: int) -> int:
+        del epoch
+        return self._first[-1]
+
+    def epoch_of(self, step: int) -> float:
+        return step / self._first[-1]
+
+    def micro_batches(self, step: int) -> list[Batch]:
+        source_index = self._source_index(step)
+        return self._batch_source(lambda: self._plans[source_index].read(step - self._first[source_index]))
+
+    def local_steps(self, stop: int) -> Iterator[tuple[int, Batch]]:
+        """This rank's part of the steps below `stop`, each with its number: r, r + data_world, ...
+
+        Every rank gets equally many, since ranks that share a model go through it together; where there is none left
+        for it, a rank gets the last step's number and a micro-batch of padding.
+        """
+        for first in range(0, stop, self.dp_world_size):
+            step = first + self.dp_rank
+            if step < stop:
+                yield step, self.micro_batches(step)[0]
+            else:
+                yield stop - 1, self._plans[0].padding()
+
+    def source_of(self, step: int) -> str:
+        """The file that a step reads."""
+        return self.sources[self._source_index(step)]
+
+    def _source_index(self, step: int) -> int:
+        return bisect_right(self._first, step) - 1
+
+
+def source_names(paths: Sequence[str]) -> tuple[str, ...]:
+    """The paths; one that is given again has its number."""
+    names: list[str] = []
+    for path in paths:
+        count = sum(name == path or name.startswith(f"{path} (") for name in names)
+        names.append(f"{path} ({count + 1})" if count else path)
+    return tuple(names)

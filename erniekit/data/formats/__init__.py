@@ -1,0 +1,1 @@
+"""Read records of every file format and layout, with the line of each problem."""

@@ -1,0 +1,151 @@
+"""Lists of messages with roles, as OpenAI's format has them, turned into turns."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from erniekit.data.conversation import ASSISTANT, TOOL_ROLES, USER, Turn
+from erniekit.data.formats.problems import CALL_FIELDS, MalformedError, describe_value, parse_flag, parse_text, shorten
+
+# Tools, calls and results in the messages of a record, checked and handed on to the chat template as written.
+
+
+def parse_tools(record: dict) -> tuple[dict[str, Any], ...]:
+    """The field `tools`: a list of JSON objects with a name (OpenAI's form wraps them in `function`), or its text."""
+    value = record.get("tools")
+    if value is None or value == "":
+        return ()
+    if isinstance(value, str):
+        value = _from_json(value, "tools", "a list of tools")
+    if not isinstance(value, list):
+        raise MalformedError("tools", "a list of tools", shorten(value))
+    for number, tool in enumerate(value):
+        name = f"tools[{number}]"
+        inner = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(inner, dict) or not isinstance(inner.get("name"), str) or not inner["name"]:
+            raise MalformedError(name, "an object with a name", shorten(tool))
+    return tuple(value)
+
+
+def parse_tool_calls(message: dict, name: str) -> list[dict[str, Any]]:
+    """The calls of an assistant's message: `tool_calls`, or the one of OpenAI's older `function_call`; [] for none.
+
+    Raises:
+        MalformedError: a call without the name of its function, or arguments that are no JSON object.
+    """
+    calls = message.get("tool_calls")
+    if calls is None and message.get("function_call") is not None:
+        calls = [{"type": "function", "function": message["function_call"]}]
+    if calls is None:
+        return []
+    if not isinstance(calls, list):
+        raise MalformedError(f"{name}.tool_calls", "a list of calls", shorten(calls))
+    for number, call in enumerate(calls):
+        field_path = f"{name}.tool_calls[{number}]"
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise MalformedError(field_path, "an object with function", shorten(call))
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise MalformedError(f"{field_path}.function.name", "a name", describe_value(function.get("name")))
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            arguments = _from_json(arguments, f"{field_path}.function.arguments", "a JSON object")
+        if not isinstance(arguments, dict):
+            raise MalformedError(f"{field_path}.function.arguments", "a JSON object", describe_value(arguments))
+    return calls
+
+
+def reject_tool_calls(message: dict, name: str) -> None:
+    """For messages of pairs, which cannot hold calls: without one another answer would be trained than is written."""
+    for field in sorted(CALL_FIELDS):
+        if message.get(field):
+            raise MalformedError(f"{name}.{field}", "no calls (pairs cannot hold them yet)", shorten(message[field]))
+
+
+def tool_call_fields(message: dict, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a template sees of an assistant's message with calls, beside its role."""
+    content = {} if "content" not in message else {"content": _text_or_none(message["content"])}
+    return {**content, "tool_calls": calls}
+
+
+def tool_result_fields(message: dict, name: str) -> dict[str, Any]:
+    """What a template sees of a tool's result, beside its role."""
+    named = {key: parse_text(message[key], f"{name}.{key}") for key in ("name", "tool_call_id") if message.get(key)}
+    return {"content": parse_text(message.get("content"), f"{name}.content"), **named}
+
+
+def _text_or_none(content: object) -> object:
+    return content.strip() if isinstance(content, str) else content
+
+
+def _from_json(text: str, name: str, expected: str) -> Any:
+    try:
+        return json.loads(parse_text(text, name))
+    except ValueError:
+        raise MalformedError(name, expected, shorten(text)) from None
+
+
+def parse_messages(messages: object, name: str, *, tools: bool = False) -> tuple[str, list[Turn]]:
+    """The system text ("" where there is none) and turns that alternate user, assistant, user, ...
+
+    Args:
+        name: of the field, for messages.
+        tools: whether assistants may call tools; calls are refused otherwise.
+
+    Raises:
+        MalformedError: it is no such list.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise MalformedError(name, "a list of messages", describe_value(messages))
+    system = ""
+    turns: list[Turn] = []
+    for number, message in enumerate(messages):
+        field_path = f"{name}[{number}]"
+        if not isinstance(message, dict):
+            raise MalformedError(field_path, "an object with role and content", shorten(message))
+        if not tools:
+            reject_tool_calls(message, field_path)
+        if number == 0 and message.get("role") == "system":
+            system = parse_text(message.get("content"), f"{field_path}.content")
+        else:
+            turns.append(_turn(message, field_path, turns[-1] if turns else None, tools, may_be_system=number == 0))
+    return system, turns
+
+
+def _turn(message: dict, field_path: str, previous: Turn | None, tools: bool, *, may_be_system: bool) -> Turn:
+    role = message.get("role")
+    if tools and role in TOOL_ROLES and previous is not None and _takes_result(previous):
+        result = tool_result_fields(message, field_path)
+        return Turn(role, result["content"], fields=result)
+    calls = parse_tool_calls(message, field_path) if tools and role == ASSISTANT else []
+    without_text = calls and message.get("content") is None
+    content = "" if without_text else parse_text(message.get("content"), f"{field_path}.content")
+    expected = _expected_role(previous)
+    if role != expected:
+        system_or = "system or " if may_be_system else ""
+        raise MalformedError(f"{field_path}.role", f"{system_or}{expected}", describe_value(role))
+    if not content and not calls:
+        raise MalformedError(f"{field_path}.content", "a text", "an empty string")
+    fields = tool_call_fields(message, calls) if calls else None
+    return Turn(role, content, role == ASSISTANT and _is_trained(message, field_path), fields)
+
+
+def _takes_result(turn: Turn) -> bool:
+    """Whether a tool's result may follow: after calls, and after other results."""
+    return turn.fields is not None
+
+
+def _expected_role(previous: Turn | None) -> str:
+    if previous is None:
+        return USER
+    if previous.role == ASSISTANT:
+        return USER if previous.fields is None else TOOL_ROLES[0]
+    return ASSISTANT
+
+
+def _is_trained(message: dict, name: str) -> bool:
+    if "label" in message and "weight" in message:
+        raise MalformedError(name, "either label or weight", "both")
+    key = "weight" if "weight" in message else "label"
+    return parse_flag(message.get(key, 1), f"{name}.{key}")

@@ -1,0 +1,254 @@
+"""Records of a prompt with a preferred and a rejected answer, for stage DPO; docs/data.md describes them for users.
+
+erniekit: `src`, `tgt` (one shorter), `response`: two answers, each a text or a list of turns, `sort`: two numbers, the
+preferred answer's the higher; optional `system`, `is_system`.
+alpaca: `question` (or `instruction`), `chosen`, `rejected`; optional `input`, `history`, `system` and scores.
+messages: `prompt`, `chosen`, `rejected`: texts or lists of messages; or whole dialogues as `chosen` and `rejected`,
+with or without a `prompt`; optional scores. Scores are `score_chosen` and `score_rejected`.
+
+The kinds are called "... preferences" here, for the stage decides that a file is read as pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from erniekit.data.conversation import ASSISTANT, USER, Conversation, Preference, Turn
+from erniekit.data.formats.messages import parse_messages
+from erniekit.data.formats.problems import (
+    SCORES,
+    MalformedError,
+    describe_value,
+    parse_history,
+    parse_optional_text,
+    parse_text,
+    parse_texts,
+    shorten,
+    split_system,
+)
+
+MAX_ABS_SCORE = 1e30  # differences are kept in float32
+
+
+def preference_kind(kind: str) -> str:
+    """What a format is called where its records are pairs."""
+    return f"{kind} preferences"
+
+
+def _require(record: dict, *names: str) -> None:
+    """Told before anything else of a record: where they are missing it is likely to be no pair."""
+    for name in names:
+        if record.get(name) is None:
+            expected = "two answers" if name == "response" else "an answer"
+            raise MalformedError(name, f"{expected} (stage DPO reads pairs of answers)", "nothing")
+
+
+def _erniekit(record: dict) -> Preference:
+    _require(record, "response")
+    questions = parse_texts(record, "src")
+    answers = parse_texts(record, "tgt") if record.get("tgt") not in (None, [], "") else []
+    if len(questions) != len(answers) + 1:
+        raise MalformedError("tgt", f"one item fewer than src ({len(questions) - 1})", f"{len(answers)}")
+    system, questions, answers = split_system(record, questions, answers)
+    turns = [Turn(USER, questions[0])]
+    for answer, question in zip(answers, questions[1:], strict=True):
+        turns += [Turn(ASSISTANT, answer), Turn(USER, question)]
+    responses = record.get("response")
+    if not isinstance(responses, list) or len(responses) != 2:
+        got = f"{len(responses)} of them" if isinstance(responses, list) else describe_value(responses)
+        raise MalformedError("response", "a list of two answers", got)
+    first, second = (_response(response, f"response[{number}]") for number, response in enumerate(responses))
+    scores = record.get("sort")
+    if not isinstance(scores, list) or len(scores) != 2:
+        raise MalformedError("sort", "two numbers, the preferred answer's the higher", describe_value(scores))
+    ranks = [_number(score, f"sort[{number}]") for number, score in enumerate(scores)]
+    if ranks[0] == ranks[1]:
+        raise MalformedError("sort", "two different numbers", shorten(scores))
+    chosen, rejected = (first, second) if ranks[0] > ranks[1] else (second, first)
+    return _pair(Conversation(tuple(turns), system), chosen, rejected, abs(ranks[0] - ranks[1]), "response")
+
+
+def _response(response: object, name: str) -> list[Turn]:
+    """Assistant, user, assistant, ..."""
+    if isinstance(response, str):
+        text = parse_text(response, name)
+        if not text:
+            raise MalformedError(name, "a text", "an empty string")
+        return [Turn(ASSISTANT, text, True)]
+    if not isinstance(response, list):
+        raise MalformedError(name, "an answer: a text, or a list of turns", describe_value(response))
+    parts = response
+    if len(parts) % 2 == 0:
+        raise MalformedError(name, "an odd number of turns, the assistant's first and last", f"{len(parts)}")
+    texts = [parse_text(part, f"{name}[{number}]") for number, part in enumerate(parts)]
+    for number, text in enumerate(texts):
+        if not text:
+            raise MalformedError(f"{name}[{number}]", "a text", "an empty string")
+    return [Turn(USER, text) if number % 2 else Turn(ASSISTANT, text, True) for number, text in enumerate(texts)]
+
+
+def _alpaca(record: dict) -> Preference:
+    _require(record, "chosen", "rejected")
+    name = _question_field(record)
+    parts = [parse_text(record.get(name), name), parse_optional_text(record, "input")]
+    question = "\n".join(part for part in parts if part)
+    if not question:
+        raise MalformedError(name, "a text", "an empty string")
+    chosen, rejected = (_response(record.get(field), field) for field in ("chosen", "rejected"))
+    turns = [
+        turn
+        for earlier_question, earlier_answer in parse_history(record)
+        for turn in (Turn(USER, earlier_question), Turn(ASSISTANT, earlier_answer))
+    ]
+    prompt = Conversation((*turns, Turn(USER, question)), parse_optional_text(record, "system"))
+    return _pair(prompt, chosen, rejected, _score_difference(record), "rejected")
+
+
+def _question_field(record: dict) -> str:
+    given = [name for name in ("question", "instruction") if record.get(name) is not None]
+    if len(given) == 2 and all(record[name] for name in given):
+        raise MalformedError("instruction", "nothing beside `question`, which it stands for", shorten(record[given[1]]))
+    return next((name for name in given if record[name]), given[0] if given else "question")
+
+
+def _messages(record: dict) -> Preference:
+    _require(record, "chosen", "rejected")
+    if record.get("tools"):
+        raise MalformedError("tools", "none (pairs cannot hold calls yet)", shorten(record["tools"]))
+    answers = [record.get(name) for name in ("chosen", "rejected")]
+    if record.get("prompt") is None or all(_is_full_conversation(answer) for answer in answers):
+        return _full_conversations(record)
+    system, turns = _prompt(record["prompt"])
+    chosen, rejected = (_answer(record.get(field), field) for field in ("chosen", "rejected"))
+    return _pair(_without_targets(turns, system), chosen, rejected, _score_difference(record), "rejected")
+
+
+def _is_full_conversation(answer: object) -> bool:
+    return (
+        isinstance(answer, list)
+        and len(answer) > 0
+        and isinstance(answer[0], dict)
+        and answer[0].get("role") in ("system", USER)
+    )
+
+
+def _prompt(prompt: object) -> tuple[str, list[Turn]]:
+    """Its system text, and turns that end with the user's."""
+    if isinstance(prompt, str):
+        text = parse_text(prompt, "prompt")
+        if not text:
+            raise MalformedError("prompt", "a text", "an empty string")
+        return "", [Turn(USER, text)]
+    system, turns = parse_messages(prompt, "prompt")
+    if not turns or turns[-1].role != USER:
+        role = turns[-1].role if turns else "system"
+        raise MalformedError("prompt", "the last message to be the user's", describe_value(role))
+    return system, turns
+
+
+def _answer(value: object, name: str) -> list[Turn]:
+    """A text, or messages that begin and end with the assistant's."""
+    if isinstance(value, str):
+        return _response(value, name)
+    if not isinstance(value, list) or not value:
+        raise MalformedError(name, "a text or a list of messages", describe_value(value))
+    # read as a dialogue whose first question is the prompt's
+    try:
+        system, turns = parse_messages([{"role": USER, "content": "-"}, *value], name)
+    except MalformedError as error:
+        raise MalformedError(_shift_index(error.field, name), error.expected, error.got) from None
+    del system
+    if turns[-1].role != ASSISTANT:
+        raise MalformedError(name, "the last message to be the assistant's", describe_value(value[-1].get("role")))
+    return turns[1:]
+
+
+def _shift_index(field_path: str, name: str) -> str:
+    """ "chosen[3].role" as the user counts, who has not written the first message."""
+    head, _, tail = field_path.removeprefix(f"{name}[").partition("]")
+    return f"{name}[{int(head) - 1}]{tail}" if field_path.startswith(f"{name}[") else field_path
+
+
+def _full_conversations(record: dict) -> Preference:
+    """The prompt is what both have in common, up to the last common message of the user; or the one given."""
+    (system, chosen), (other_system, rejected) = (
+        parse_messages(record.get(name), name) for name in ("chosen", "rejected")
+    )
+    common_turns = _common_prefix_length(chosen, rejected) if system == other_system else 0
+    common_turns -= common_turns % 2 == 0 and common_turns > 0  # it ends with a question
+    if not common_turns:
+        raise MalformedError(
+            "rejected", "to begin as chosen does, with the same system text and question", "no common prompt"
+        )
+    for name, turns in (("chosen", chosen), ("rejected", rejected)):
+        if turns[-1].role != ASSISTANT:
+            raise MalformedError(name, "the last message to be the assistant's", describe_value(turns[-1].role))
+    if record.get("prompt") is not None:
+        common_turns = _given_prompt_length(record["prompt"], system, chosen[:common_turns])
+    prompt = _without_targets(chosen[:common_turns], system)
+    return _pair(prompt, chosen[common_turns:], rejected[common_turns:], _score_difference(record), "rejected")
+
+
+def _common_prefix_length(some: Sequence[Turn], others: Sequence[Turn]) -> int:
+    """How many turns both begin with."""
+    count = 0
+    for one, other in zip(some, others, strict=False):
+        if (one.role, one.content) != (other.role, other.content):
+            break
+        count += 1
+    return count
+
+
+def _given_prompt_length(prompt: object, system: str, common_turns: Sequence[Turn]) -> int:
+    """The turns of a prompt that is written beside two whole dialogues, which have to begin with it.
+
+    A list is the prompt itself. A text is one of its questions, often the first, and leaves it as long as it can be.
+    """
+    own_system, turns = _prompt(prompt)
+    if isinstance(prompt, str):
+        if any(turn.role == USER and turn.content == turns[0].content for turn in common_turns):
+            return len(common_turns)
+    elif own_system in ("", system) and _common_prefix_length(turns, common_turns) == len(turns):
+        return len(turns)
+    raise MalformedError("prompt", "what chosen and rejected begin with, or nothing", "something else")
+
+
+def _without_targets(turns: Sequence[Turn], system: str) -> Conversation:
+    return Conversation(tuple(Turn(turn.role, turn.content) for turn in turns), system)
+
+
+def _pair(
+    prompt: Conversation, chosen: Sequence[Turn], rejected: Sequence[Turn], difference: float | None, name: str
+) -> Preference:
+    for field, answer in (("chosen", chosen), ("rejected", rejected)):
+        if not any(turn.trained for turn in answer):
+            raise MalformedError(field, "an answer with a trained turn", "none")
+    if [(turn.role, turn.content) for turn in chosen] == [(turn.role, turn.content) for turn in rejected]:
+        raise MalformedError(name, "two different answers", "the same twice")
+    return Preference(prompt, tuple(chosen), tuple(rejected), difference)
+
+
+def _score_difference(record: dict) -> float | None:
+    given = [name for name in SCORES if record.get(name) is not None]
+    if not given:
+        return None
+    if len(given) == 1:
+        raise MalformedError(next(name for name in SCORES if name not in given), "a number beside the other", "nothing")
+    chosen, rejected = (_number(record[name], name) for name in SCORES)
+    return chosen - rejected
+
+
+def _number(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise MalformedError(name, "a number", describe_value(value))
+    if not -MAX_ABS_SCORE <= value <= MAX_ABS_SCORE:  # NaN is not, either
+        raise MalformedError(name, f"a number of at most {MAX_ABS_SCORE:g}", describe_value(value))
+    return float(value)
+
+
+PREFERENCE_PARSERS: dict[str, Callable[[dict], Preference]] = {
+    preference_kind("erniekit"): _erniekit,
+    preference_kind("alpaca"): _alpaca,
+    preference_kind("messages"): _messages,
+}
+PREFERENCE_KINDS = tuple(PREFERENCE_PARSERS)

@@ -1,0 +1,106 @@
+"""Records of Parquet files, and of data sets of the Hugging Face hub, row by row.
+
+Needs pyarrow for the files and the `datasets` library for the hub; each is imported on first use. Only data is read:
+`datasets` 4 runs no code of a data set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from erniekit.data.formats.problems import RecordProblem
+
+PARQUET = ".parquet"
+BATCH_ROWS = 256
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+(/[\w.-]+)?)?")
+_INSTALL = 'pip install "datasets==4.0.0"'
+
+
+def is_hub_dataset(path: str | Path) -> bool:
+    """Whether a path that is no file names a data set: org/name, org/name:split, org/name:config/split.
+
+    A file that is missing is no data set: where its folder is there, or its name ends as one of data does.
+    """
+    here = Path(path)
+    if here.exists() or here.parent.exists() or here.suffix in (".json", ".jsonl", PARQUET):
+        return False
+    return _HUB_NAME.fullmatch(str(path)) is not None
+
+
+def read_parquet_values(path: str | Path) -> Iterator[tuple[int, object] | RecordProblem]:
+    """Yield (row from 1, record) of a file, a few rows in memory at a time; columns without a value are left out."""
+    name = str(path)
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        yield RecordProblem(name, 0, "file", f"pyarrow to read Parquet ({_INSTALL})", "no such package")
+        return
+    row = 0
+    try:
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches(BATCH_ROWS):
+                for record in batch.to_pylist():
+                    row += 1
+                    yield row, _without_nulls(record)
+    except (OSError, ArrowException) as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else str(error).splitlines()[0]
+        yield RecordProblem(name, row, "file", "a readable Parquet file", reason)
+        return
+    if not row:
+        yield RecordProblem(name, 0, "file", "at least one record", "an empty file")
+
+
+def read_hub_values(path: str | Path) -> Iterator[tuple[int, object] | RecordProblem]:
+    """Yield (row from 1, record) of a data set, read from the Arrow files of its cache as they are touched."""
+    table = _open(str(path))
+    if isinstance(table, RecordProblem):
+        yield table
+        return
+    if not len(table):
+        yield RecordProblem(str(path), 0, "data set", "at least one record", "an empty one")
+    for row, record in enumerate(table, start=1):
+        yield row, _without_nulls(record)
+
+
+def hub_files(path: str | Path) -> list[Path]:
+    """The local files that hold a data set; [] where it cannot be opened (reading it tells why)."""
+    table = _open(str(path))
+    return [] if isinstance(table, RecordProblem) else [Path(file["filename"]) for file in table.cache_files]
+
+
+def _open(name: str) -> Any:
+    """The data set, or a problem. Where the hub cannot be asked, what `hf download` left in its cache serves."""
+    try:
+        import datasets
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        return RecordProblem(name, 0, "data set", f"the datasets library ({_INSTALL})", "no such package")
+    repository, _, chosen = name.partition(":")
+    config, _, split = chosen.rpartition("/")
+    options = {"name": config or None, "split": split or "train"}
+    errors = (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError)
+    try:
+        return datasets.load_dataset(repository, **options)
+    except errors as error:
+        reason = str(error).splitlines()[0]
+    try:
+        return datasets.load_dataset(
+            snapshot_download(repository, repo_type="dataset", local_files_only=True), **options
+        )
+    except errors:
+        expected = (
+            "a data set of the Hugging Face hub that can be reached, or is in its cache; without a network, run "
+            f"`hf download {repository} --repo-type dataset` where there is one and copy the cache (HF_HOME) here"
+        )
+        return RecordProblem(name, 0, "data set", expected, reason)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Columns hold a null where a record has no such field; so do the fields of objects in lists."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -1,6 +1,0 @@
-"""The version of the algorithms that decide which samples a step sees. Apart, so that reading it needs no NumPy."""
-
-# Raise it with every change of the order or the packing of samples: in mixing.py, packing.py, plan.py or seeds.py.
-# A checkpoint of another version is then refused, because its remaining steps would train on other samples, and step
-# counts that were noted under another version are counted again.
-PLAN_VERSION = 1

@@ -1,0 +1,310 @@
+"""Which samples make which optimizer step: a function of (seed, epoch) and lengths, so resuming needs one integer."""
+
+from __future__ import annotations
+
+import math
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from erniekit.data.collate import Batch, collate
+from erniekit.data.dataset import Dataset
+from erniekit.data.mixing import Purpose, epoch_order, generator
+from erniekit.data.packing import Packs, concatenate_packs, group_by_length, pack_greedy, pack_none, pack_sequential
+from erniekit.errors import ConfigurationError, DataError
+
+BatchSource = Callable[[Callable[[], list[Batch]]], list[Batch]]
+
+MAX_CACHED_EPOCHS = 2  # prefetching runs into the next epoch while the last one is still in use
+MAX_COUNTED_EPOCHS = 10_000  # where each has to be packed to know how many steps it has
+
+
+def local_batches(read: Callable[[], list[Batch]]) -> list[Batch]:
+    """What this process reads itself."""
+    return read()
+
+
+class StepPlan:
+    """The steps of a run, in any order.
+
+    A step takes `batch_size * accumulation * dp_world_size` packs. They are cut into micro-batches of `batch_size`
+    rows,
+    and data rank r takes the micro-batches r, r + data_world, ...; so a step's packs are the same however they are
+    spread over rows, micro-batches and ranks. Steps count from 0 over the whole run. An epoch ends with a step of fewer
+    packs where they do not divide; a rank that would then have fewer micro-batches than the others gets one of padding.
+
+    An epoch's samples come from mixing.epoch_order. They are packed in windows of at most `window` samples. Packing
+    begins with the long ones, so the packs of a window are then shuffled, or put in the order of their first samples.
+
+    With `batch_tokens`, samples of similar length share a micro-batch, each in a row of its own, and rows x longest row
+    is at most that many. A step then takes `accumulation * dp_world_size` such micro-batches. They are grouped in
+    the same
+    windows and put in order as packs are. Samples shorter than `shortest` or longer than `longest` are left out.
+
+    With `sorted_first`, the first epoch goes from the shortest sample to the longest: packs are filled in that order,
+    and groups stay in it. Later epochs are as without it.
+
+    How many packs an epoch has depends on its order where samples are both shuffled and packed (or grouped); such
+    epochs are packed to be counted. Otherwise all epochs have as many, and without shuffling they are one and the same.
+
+    With `packs`, every epoch consists of these, in this order.
+
+    The length of rows is a multiple of `multiple_of`, with padding where samples do not fill them.
+
+    With `through`, another process may read the micro-batches for this one: it is called with what reads them, and
+    gives them, in the order in which they are asked for.
+
+    With `source`, the samples of that one of the dataset's sources alone (see evaluation_plan).
+
+    Changing any of this means raising plan_version.PLAN_VERSION.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        max_seq_len: int,
+        packing: bool,
+        greedy: bool,
+        window: int,
+        batch_size: int,
+        accumulation: int,
+        dp_rank: int = 0,
+        dp_world_size: int = 1,
+        seed: int = 42,
+        shuffle: bool = True,
+        strategy: str = "concat",
+        num_samples_each_epoch: int = 6_000_000,
+        repeat_samples: bool = False,
+        batch_tokens: int = 0,
+        max_batch_samples: int = 0,
+        shortest: int = 1,
+        longest: int | None = None,
+        sorted_first: bool = False,
+        source: int | None = None,
+        packs: Packs | None = None,
+        multiple_of: int = 1,
+        batch_source: BatchSource = local_batches,
+    ) -> None:
+        assert not (packing and batch_tokens), "samples are packed or grouped"
+        self.dataset = dataset
+        self.max_seq_len = max_seq_len
+        self.batch_source = batch_source
+        self._multiple_of = multiple_of
+        self._packing, self._greedy, self._window = packing, greedy, window
+        self._batch_tokens, self._max_batch_samples = batch_tokens, max_batch_samples
+        self._shortest, self._longest = shortest, longest
+        self._batch_size = 1 if batch_tokens else batch_size  # a group is a whole micro-batch
+        self.dp_rank, self.dp_world_size = dp_rank, dp_world_size
+        self.packs_per_step = self._batch_size * accumulation * dp_world_size
+        self._seed, self._shuffle = seed, shuffle
+        self._strategy, self._num_samples, self._repeat = strategy, num_samples_each_epoch, repeat_samples
+        self._sorted_first, self._source, self._prepacked = sorted_first, source, packs
+        self._equal_epochs = not ((packing or batch_tokens) and (shuffle or sorted_first))
+        self._epochs: OrderedDict[int, Packs] = OrderedDict()
+        self._first_steps = [0]  # of each epoch that had to be counted
+        self._lock = threading.RLock()  # prefetching threads share the plan
+
+    def packs(self, epoch: int) -> Packs:
+        """The packs (or groups) of an epoch, as dataset indices. Built on first use; the last two epochs are kept."""
+        key = self._epoch_with_same_packs(epoch)
+        with self._lock:
+            if key not in self._epochs:
+                self._epochs[key] = self._build(key)
+                while len(self._epochs) > MAX_CACHED_EPOCHS:
+                    self._epochs.popitem(last=False)
+            self._epochs.move_to_end(key)
+            return self._epochs[key]
+
+    def steps_in_epoch(self, epoch: int) -> int:
+        return self._first_step(epoch + 1) - self._first_step(epoch)
+
+    def total_steps(self, max_steps: int, num_train_epochs: int) -> int:
+        """`max_steps` where it is positive, else the steps of the epochs.
+
+        Raises:
+            ConfigurationError: more than MOST_EPOCHS_COUNTED epochs would have to be packed to be counted.
+        """
+        if max_steps > 0:
+            return max_steps
+        if num_train_epochs > MAX_COUNTED_EPOCHS and not self._equal_epochs:
+            raise ConfigurationError(
+                f"num_train_epochs {num_train_epochs:,}: with packing (or batch_tokens) and random_shuffle (or "
+                "curriculum) every epoch has to be packed "
+                f"to know its steps, which is done for at most {MAX_COUNTED_EPOCHS:,}\n  Set max_steps instead."
+            )
+        return self._first_step(num_train_epochs)
+
+    def epoch_of(self, step: int) -> float:
+        """How many epochs are done when `step` begins: 1.5 is the middle of the second epoch."""
+        epoch, within = self._locate(step)
+        return epoch + (within / self.steps_in_epoch(epoch) if within else 0.0)
+
+    def micro_batches(self, step: int) -> list[Batch]:
+        """This rank's micro-batches of a step; every rank gets the same number of them."""
+        return self.batch_source(lambda: self.read(step))
+
+    def read(self, step: int) -> list[Batch]:
+        """The same, read by this process."""
+        epoch, within = self._locate(step)
+        packs = self.packs(epoch)
+        first = within * self.packs_per_step
+        last = min(first + self.packs_per_step, len(packs))
+        starts = range(first, last, self._batch_size)
+        count = math.ceil(len(starts) / self.dp_world_size)
+        local_starts = starts[self.dp_rank :: self.dp_world_size]
+        batches = [
+            self._collate([packs[i] for i in range(start, min(start + self._batch_size, last))])
+            for start in local_starts
+        ]
+        return batches + [self.padding()] * (count - len(batches))
+
+    def padding(self) -> Batch:
+        """A micro-batch without samples."""
+        return self._collate([np.empty(0, np.int64)])
+
+    @cached_property
+    def excluded_counts(self) -> tuple[int, int]:
+        """The samples of the data that are too short, and those that are too long, to take part."""
+        lengths = self.dataset.lengths
+        too_long = 0 if self._longest is None else int(np.count_nonzero(lengths > self._longest))
+        return int(np.count_nonzero(lengths < self._shortest)), too_long
+
+    def describe(self, max_steps: int = -1, num_train_epochs: int = 1) -> str:
+        """The packing of the first epoch and the exact number of steps, as printed before step 1."""
+        packs = self.packs(0)
+        lengths = self.dataset.lengths[packs.members]
+        tokens = int(lengths.sum())
+        total = self.total_steps(max_steps, num_train_epochs)
+        if self._batch_tokens:
+            unit = "batches"
+            positions = int((np.maximum.reduceat(lengths, packs.starts[:-1]) * np.diff(packs.starts)).sum())
+            limit, method = f"{self._batch_tokens:,} tokens", "of similar length"
+            filled = f"{1 - tokens / positions:.1%} padding"
+        else:
+            unit = "packs"
+            limit = f"{self.max_seq_len:,}"
+            greedy = self._greedy and not self._sorted_first
+            method = "one sample each" if not self._packing else "greedy" if greedy else "in order"
+            filled = f"{tokens / (len(packs) * self.max_seq_len):.1%} full"
+        method = "as they were packed" if self._prepacked is not None else method
+        method += ", short ones first" if self._sorted_first else ""
+        too_short, too_long = self.excluded_counts
+        left_out = f"left out: {too_short:,} samples shorter than {self._shortest:,}"
+        left_out += f", {too_long:,} longer than {self._longest:,}" if self._longest is not None else ""
+        return "\n".join(
+            [
+                *([left_out] if too_short or too_long else []),
+                f"epoch 0: {len(packs.members):,} samples, {tokens:,} tokens in {len(packs):,} {unit} of at most "
+                f"{limit} ({method}), {filled}",
+                f"steps: {self.packs_per_step:,} {unit} each, {self.steps_in_epoch(0):,} an epoch, {total:,} in total",
+            ]
+        )
+
+    def _epoch_with_same_packs(self, epoch: int) -> int:
+        """The first epoch that has the same packs."""
+        if self._shuffle:
+            return epoch
+        return min(epoch, 1) if self._sorted_first else 0
+
+    def _collate(self, packs: list[np.ndarray]) -> Batch:
+        if self._batch_tokens:
+            packs = np.split(packs[0], range(1, len(packs[0])))  # each sample in a row of its own
+        rows = [[self.dataset.sample(int(index)) for index in pack] for pack in packs]
+        batch = collate(rows, [pack.tolist() for pack in packs], self.dataset.pad_id, pairs=self.dataset.pairs)
+        count, length = batch.input_ids.shape
+        return batch.padded(count, length + -length % self._multiple_of) if length % self._multiple_of else batch
+
+    def _locate(self, step: int) -> tuple[int, int]:
+        """The epoch of a step, and the step's number in it. No epoch is counted that begins at the step or after it."""
+        assert step >= 0, "steps count from 0"
+        if self._equal_epochs:
+            return divmod(step, self._first_step(1))
+        with self._lock:
+            while self._first_steps[-1] < step:
+                self._first_step(len(self._first_steps))
+            epoch = bisect_right(self._first_steps, step) - 1
+            return epoch, step - self._first_steps[epoch]
+
+    def _first_step(self, epoch: int) -> int:
+        """How many steps the epochs before this one have together."""
+        with self._lock:  # between looking at the list and adding to it, no other thread may add
+            counted = min(epoch, 1) if self._equal_epochs else epoch
+            while len(self._first_steps) <= counted:
+                steps = math.ceil(self._count(len(self._first_steps) - 1) / self.packs_per_step)
+                self._first_steps.append(self._first_steps[-1] + steps)
+            return epoch * self._first_steps[counted] if self._equal_epochs else self._first_steps[epoch]
+
+    def _count(self, epoch: int) -> int:
+        """The packs of an epoch. Counting far ahead must not push out the epochs that are trained on first."""
+        if self._epoch_with_same_packs(epoch) in self._epochs or len(self._epochs) < MAX_CACHED_EPOCHS:
+            return len(self.packs(epoch))
+        return len(self._build(epoch))
+
+    def _build(self, epoch: int) -> Packs:
+        if self._prepacked is not None:
+            return self._prepacked
+        order = epoch_order(
+            self.dataset.source_of, self.dataset.probabilities, self._strategy,
+            seed=self._seed, epoch=epoch, shuffle=self._shuffle, num_samples=self._num_samples,
+            repeat=self._repeat,
+        )  # fmt: skip
+        if self._source is not None:
+            order = order[self.dataset.source_of[order] == self._source]
+        if any(self.excluded_counts):
+            lengths = self.dataset.lengths[order]
+            order = order[(lengths >= self._shortest) & (lengths <= (self._longest or lengths))]
+        if not len(order):
+            what = (
+                "; all are shorter than min_sample_len or longer than max_sample_len"
+                if any(self.excluded_counts)
+                else ""
+            )
+            raise DataError(f"no sample to train on{what}")
+        lengths = self.dataset.lengths[order]
+        if self._sorted_first and epoch == 0:
+            by_length = np.argsort(lengths, kind="stable")
+            order, lengths = order[by_length], lengths[by_length]
+            if self._batch_tokens:
+                return group_by_length(lengths, self._batch_tokens, self._max_batch_samples).select_from(order)
+            packs = pack_sequential(lengths, self.max_seq_len) if self._packing else pack_none(lengths)
+            return packs.select_from(order)
+        if self._batch_tokens:
+            return concatenate_packs(
+                [self._window_packs(part, epoch, number) for number, part in enumerate(self._windows(order))]
+            )
+        if not self._packing:
+            return pack_none(lengths).select_from(order)
+        if not self._greedy:
+            return pack_sequential(lengths, self.max_seq_len).select_from(order)
+        return concatenate_packs(
+            [self._window_packs(part, epoch, number) for number, part in enumerate(self._windows(order))]
+        )
+
+    def _windows(self, order: np.ndarray) -> list[np.ndarray]:
+        """Parts of equal size, at most `window`: a small rest at the end could not be packed well."""
+        return np.array_split(order, math.ceil(len(order) / self._window))
+
+    def _window_packs(self, samples: np.ndarray, epoch: int, number: int) -> Packs:
+        lengths = self.dataset.lengths[samples]
+        if self._batch_tokens:
+            packs = group_by_length(lengths, self._batch_tokens, self._max_batch_samples)
+        else:
+            packs = pack_greedy(lengths, self.max_seq_len)
+        if self._shuffle:
+            sequence = generator(Purpose.PACK_ORDER, self._seed, epoch, number).permutation(len(packs))
+        else:
+            sequence = np.argsort(np.minimum.reduceat(packs.members, packs.starts[:-1]))
+        return packs.reordered(sequence).select_from(samples)
+
+
+# The version of the algorithms that decide which samples a step sees. Apart, so that reading it needs no NumPy.
+
+# Raise it with every change of the order or the packing of samples: in mixing.py, packing.py, plan.py or seeds.py.
+# A checkpoint of another version is then refused, because its remaining steps would train on other samples, and step
+# counts that were noted under another version are counted again.
+PLAN_VERSION = 1

@@ -1,0 +1,1 @@
+"""Render conversations into text segments that are trained or not."""

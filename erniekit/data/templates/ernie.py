@@ -1,0 +1,187 @@
+"""The one renderer of dialogues, for training, preview, evaluation and chat.
+
+A template turns a conversation into segments, and each segment is tokenised on its own: an assistant's answer with its
+end-of-turn token is one segment, whatever stands between two answers another. So the tokens of a training sample are
+exactly those that chat feeds: the prompt's, then the answer's. They do not depend on which turns are trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from erniekit.data.conversation import ASSISTANT, Conversation
+from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.errors import DataError, ModelFileError
+
+IGNORE_INDEX = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of text that is tokenised on its own; the tokens of a trained one are targets."""
+
+    text: str
+    trained: bool
+
+
+class PairOffsets(NamedTuple):
+    """Where in a sample the two answers of a pair begin, and their scores' difference (NaN where there is none)."""
+
+    chosen: int
+    rejected: int
+    score_difference: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One document, or a prompt with two answers. labels[i] is the token that position i should predict, or -100.
+
+    Attributes:
+        input_ids, labels: int32[n].
+        pair: None for a document.
+    """
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+    pair: PairOffsets | None = None
+
+
+class TemplateRefusedError(DataError):
+    """A template will not render a dialogue, for example because it wants no system text."""
+
+
+class Template(Protocol):
+    """What the rest of the project asks of a template.
+
+    Attributes:
+        stop_token_ids: generation ends at any of these.
+        end_of_turn_target: the label that takes the place of a trained answer's last token; None leaves it as it is.
+        fingerprint: changes when the rendered text could.
+    """
+
+    stop_token_ids: tuple[int, ...]
+    end_of_turn_target: int | None
+    fingerprint: str
+
+    def render(self, conversation: Conversation) -> list[Segment]:
+        """The dialogue; where it ends with a user turn, up to and with the header of the answer to come."""
+        ...
+
+
+class ErnieTemplate:
+    """ERNIE-4.5's dialogue format.
+
+    `<|begin_of_sentence|>{system}\\nUser: {question}\\nAssistant: {answer}<|end_of_sentence|>User: ...`; without a
+    system text, "{system}\\n" is left out. In training the label at the end of an answer is `</s>`, at which generation
+    stops; what is read there, when the dialogue goes on, is `<|end_of_sentence|>`.
+    """
+
+    BEGIN, END = "<|begin_of_sentence|>", "<|end_of_sentence|>"
+    fingerprint = "ernie-4.5"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        end_id = tokenizer.token_id(self.END)
+        if end_id is None or tokenizer.token_id(self.BEGIN) is None:
+            raise ModelFileError(f"the tokenizer lacks {self.BEGIN} or {self.END}, which ERNIE-4.5's dialogues need")
+        self.end_of_turn_target: int | None = tokenizer.eos_id
+        self.stop_token_ids = tuple(dict.fromkeys((tokenizer.eos_id, end_id)))
+
+    def render(self, conversation: Conversation) -> list[Segment]:
+        if conversation.uses_tools:
+            raise TemplateRefusedError(
+                "tools or tool calls, for which ERNIE-4.5's dialogue format has no place: put a chat_template.jinja "
+                "that takes tools into the model's folder (the Thinking models bring one), or remove these records"
+            )
+        segments = []
+        before = self.BEGIN + (f"{conversation.system}\n" if conversation.system else "")
+        for turn in conversation.turns:
+            if turn.role == ASSISTANT:
+                segments += [Segment(before, False), Segment(turn.content + self.END, turn.trained)]
+                before = ""
+            else:
+                before += f"User: {turn.content}\nAssistant: "
+        if before:
+            segments.append(Segment(before, False))
+        return segments
+
+
+def chat_template(tokenizer: Tokenizer) -> Template:
+    """The template of a model: the jinja one of its folder, or ERNIE-4.5's own if the folder has none.
+
+    A jinja template that renders as ERNIE-4.5 does is replaced by ERNIE-4.5's own, which also knows the `</s>` label.
+
+    Raises:
+        ModelFileError: no template is there and the tokenizer is not ERNIE's, or the jinja text is broken.
+        DataError: the jinja template cannot be used for training (see JinjaTemplate).
+    """
+    ernie = ErnieTemplate(tokenizer) if {ErnieTemplate.BEGIN, ErnieTemplate.END} <= tokenizer.control_tokens else None
+    if tokenizer.chat_template is None:
+        if ernie is None:
+            raise ModelFileError(
+                "the model's folder has no chat template and its tokenizer is not ERNIE-4.5's: put the template into "
+                "chat_template.jinja in that folder"
+            )
+        return ernie
+    from erniekit.data.templates.jinja import JinjaTemplate, renders_identically
+
+    jinja_template = JinjaTemplate(tokenizer)
+    plain = ernie is not None and not jinja_template.takes_tools and renders_identically(jinja_template, ernie)
+    return ernie if ernie is not None and plain else jinja_template
+
+
+def encode_sample(template: Template, tokenizer: Tokenizer, conversation: Conversation) -> Sample:
+    """A training sample: the dialogue's tokens up to its last target, with the labels already shifted.
+
+    Nothing after the last target can change the loss, so it is left out.
+    """
+    segments = template.render(conversation)
+    return assemble(segments, tokenizer.encode_batch([segment.text for segment in segments]), template)
+
+
+def encode_prompt(template: Template, tokenizer: Tokenizer, conversation: Conversation) -> list[int]:
+    """The ids to generate from: the same ids that training has before the answer to the last (user) turn."""
+    segments = template.render(conversation)
+    encoded = tokenizer.encode_batch([segment.text for segment in segments])
+    return [token for ids in encoded for token in ids]
+
+
+def assemble(segments: Iterable[Segment], encoded: Sequence[Sequence[int]], template: Template) -> Sample:
+    """Join encoded segments into a sample. Targets are marked by position, so a token's id never decides."""
+    tokens, targets = join_segments(segments, encoded, template)
+    length = length_to_last_target(targets)
+    return Sample(np.array(tokens[: max(0, length - 1)], dtype=np.int32), np.array(targets[1:length], dtype=np.int32))
+
+
+def length_to_last_target(targets: Sequence[int]) -> int:
+    """The number of tokens up to and with the last target; 0 where there is none."""
+    length = len(targets)
+    while length and targets[length - 1] == IGNORE_INDEX:
+        length -= 1
+    return length
+
+
+def join_segments(
+    segments: Iterable[Segment], encoded: Sequence[Sequence[int]], template: Template
+) -> tuple[list[int], list[int]]:
+    """The tokens of segments, and beside each token itself where it is a target (or `end_of_turn_target`), or -100."""
+    tokens: list[int] = []
+    targets: list[int] = []
+    for segment, ids in zip(segments, encoded, strict=True):
+        tokens += ids
+        if segment.trained and ids:
+            targets += ids
+            if template.end_of_turn_target is not None:
+                targets[-1] = template.end_of_turn_target
+        else:
+            targets += [IGNORE_INDEX] * len(ids)
+    return tokens, targets
+
+
+def encode_plain_text(ids: Sequence[int], eos_id: int) -> Sample:
+    """A plain document for stage PT: every token but the first is a target, and then `</s>`."""
+    tokens = np.array([*ids, eos_id], dtype=np.int32)
+    return Sample(tokens[:-1], tokens[1:])

@@ -1,0 +1,298 @@
+"""Records to samples, a block at a time: rendering, encoding, and the policy for what is too long."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from erniekit.data.conversation import Conversation, PlainText, Preference, Source
+from erniekit.data.formats.chat import Record, read_records
+from erniekit.data.formats.preference import PREFERENCE_KINDS
+from erniekit.data.formats.problems import MalformedError, ProblemList, RecordProblem, UnusedFields
+from erniekit.data.pairs import assemble_pair, render_pair
+from erniekit.data.templates.ernie import (
+    Sample,
+    Template,
+    TemplateRefusedError,
+    assemble,
+    encode_plain_text,
+    encode_sample,
+)
+from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.errors import DataError
+
+OVER_LENGTH_POLICIES = ("drop", "truncate_turns", "error")
+BLOCK_RECORDS = 1000
+BLOCK_CHARACTERS = 2_000_000  # while a block is encoded, each of its tokens weighs about a hundred bytes
+MIN_SCORE_DIFFERENCE = 1e-30  # a smaller one is 0 in float32, and its logarithm infinite
+
+NumberedRecord = tuple[int, Record]  # with the line in the file
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizationSettings:
+    """Everything beside the file itself that decides its samples; see dataset.open_dataset."""
+
+    tokenizer: Tokenizer
+    template: Template | None
+    max_seq_len: int
+    over_length: str
+    max_prompt_len: int | None = None
+    needs_scores: bool = False
+
+    def __post_init__(self) -> None:
+        if self.over_length not in OVER_LENGTH_POLICIES:
+            raise DataError(f"over_length {self.over_length!r}: expected one of {', '.join(OVER_LENGTH_POLICIES)}")
+
+    def key(self, kind: str) -> tuple:
+        """Stands for everything here that decides the samples of a source of this kind."""
+        template = self.template.fingerprint if self.template else None
+        pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PREFERENCE_KINDS else ()
+        return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *pair_settings
+
+
+@dataclass(slots=True)
+class RecordCounts:
+    """What became of the records of one source; see report.SourceReport."""
+
+    read: int = 0
+    dropped: int = 0
+    long_prompts: int = 0
+    truncated: int = 0
+    split: int = 0
+
+
+def tokenise(
+    source: Source,
+    settings: TokenizationSettings,
+    counts: RecordCounts,
+    unused: UnusedFields,
+    problems: ProblemList,
+    *,
+    block_records: int = BLOCK_RECORDS,
+) -> Iterator[tuple[list[Sample], list[int]]]:
+    """Yield the samples of a source and the lines of their records, a block of records at a time, in file order.
+
+    Malformed records are added to `problems` and yield nothing.
+    """
+    for block in _blocks(source, settings.tokenizer, counts, unused, problems, block_records):
+        samples: list[Sample] = []
+        lines: list[int] = []
+        encode = _ENCODERS.get(source.kind, _encode_conversations)
+        for line, sample in encode(block, source, settings, counts, problems):
+            samples.append(sample)
+            lines.append(line)
+        yield samples, lines
+
+
+def _blocks(
+    source: Source,
+    tokenizer: Tokenizer,
+    counts: RecordCounts,
+    unused: UnusedFields,
+    problems: ProblemList,
+    block_records: int,
+) -> Iterator[list[NumberedRecord]]:
+    """Records without control tokens in their texts, in blocks limited by number and by characters."""
+    block: list[NumberedRecord] = []
+    characters = 0
+    for item in read_records(source.path, source.kind, unused):
+        if isinstance(item, RecordProblem):
+            problems.add(item)
+            continue
+        counts.read += 1
+        line, record = item
+        named_texts = _texts(record)
+        control_tokens = [(name, token) for name, text in named_texts if (token := tokenizer.find_control_token(text))]
+        for name, token in control_tokens:
+            expected = "text without the tokenizer's control tokens (they would forge the dialogue's structure)"
+            problems.add(RecordProblem(str(source.path), line, name, expected, token))
+        if control_tokens:
+            continue
+        block.append(item)
+        characters += sum(len(text) for _, text in named_texts)
+        if len(block) == block_records or characters >= BLOCK_CHARACTERS:
+            yield block
+            block, characters = [], 0
+    if block:
+        yield block
+
+
+def _texts(record: Record) -> list[tuple[str, str]]:
+    if isinstance(record, PlainText):
+        return [("text", record.text)]
+    if isinstance(record, Preference):
+        answers = (("chosen", record.chosen), ("rejected", record.rejected))
+        return _texts(record.prompt) + [(name, turn.content) for name, turns in answers for turn in turns]
+    turns = [(f"{turn.role} turn {1 + number // 2}", turn.content) for number, turn in enumerate(record.turns)]
+    if record.uses_tools:
+        turns.append(("tools", json.dumps(record.tools, ensure_ascii=False)))
+        turns += [("tool_calls", json.dumps(turn.fields, ensure_ascii=False)) for turn in record.turns if turn.fields]
+    return [("system", record.system), *turns]
+
+
+def _encode_texts(
+    block: list[NumberedRecord],
+    source: Source,
+    settings: TokenizationSettings,
+    counts: RecordCounts,
+    problems: ProblemList,
+) -> Iterator[tuple[int, Sample]]:
+    """Every token is kept: labels are shifted before a long text is cut, so its pieces lose no target."""
+    encoded = settings.tokenizer.encode_batch([record.text for _, record in block if isinstance(record, PlainText)])
+    for (line, _), ids in zip(block, encoded, strict=True):
+        full_sample = encode_plain_text(ids, settings.tokenizer.eos_id)
+        length = len(full_sample.input_ids)
+        if not length:
+            problems.add(_no_tokens_problem(source, line, "text", "text that leaves a token"))
+        counts.split += length > settings.max_seq_len
+        for start in range(0, length, settings.max_seq_len):
+            part = slice(start, start + settings.max_seq_len)
+            yield line, Sample(full_sample.input_ids[part], full_sample.labels[part])
+
+
+def _encode_conversations(
+    block: list[NumberedRecord],
+    source: Source,
+    settings: TokenizationSettings,
+    counts: RecordCounts,
+    problems: ProblemList,
+) -> Iterator[tuple[int, Sample]]:
+    assert settings.template is not None
+    rendered = []
+    for line, record in block:
+        assert isinstance(record, Conversation)
+        try:
+            rendered.append((line, record, settings.template.render(record)))
+        except TemplateRefusedError as error:
+            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(error)))
+    encoded = iter(settings.tokenizer.encode_batch([part.text for _, _, segments in rendered for part in segments]))
+    for line, conversation, segments in rendered:
+        sample = assemble(segments, [next(encoded) for _ in segments], settings.template)
+        if not len(sample.input_ids):
+            problems.add(_no_tokens_problem(source, line, "record", "a trained answer that leaves a token to predict"))
+        elif len(sample.input_ids) <= settings.max_seq_len:
+            yield line, sample
+        elif settings.over_length == "error":
+            expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len)"
+            problems.add(RecordProblem(str(source.path), line, "length", expected, f"{len(sample.input_ids):,}"))
+        else:
+            shorter = _truncate_turns(conversation, settings) if settings.over_length == "truncate_turns" else None
+            counts.truncated += shorter is not None
+            counts.dropped += shorter is None
+            if shorter is not None:
+                yield line, shorter
+
+
+def _encode_preferences(
+    block: list[NumberedRecord],
+    source: Source,
+    settings: TokenizationSettings,
+    counts: RecordCounts,
+    problems: ProblemList,
+) -> Iterator[tuple[int, Sample]]:
+    assert settings.template is not None
+    rendered = []
+    for line, record in block:
+        assert isinstance(record, Preference)
+        if settings.needs_scores and (record.score_difference or 0) < MIN_SCORE_DIFFERENCE:
+            expected = "scores of which the chosen answer's is the higher (offset_alpha needs them)"
+            got = "none" if record.score_difference is None else f"a difference of {record.score_difference:g}"
+            problems.add(RecordProblem(str(source.path), line, "score_chosen", expected, got))
+            continue
+        try:
+            rendered.append((line, record, render_pair(settings.template, record)))
+        except TemplateRefusedError as error:
+            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(error)))
+    encoded = iter(settings.tokenizer.encode_batch([part.text for _, _, pair in rendered for part in pair.segments]))
+    for line, record, pair in rendered:
+        ids = [next(encoded) for _ in pair.segments]
+        try:
+            full_sample, prompt = assemble_pair(pair, ids, settings.template, record.score_difference)
+        except MalformedError as error:
+            problems.add(RecordProblem(str(source.path), line, error.field, error.expected, error.got))
+            continue
+        sample, prompt = _truncate_prompt(record, full_sample, prompt, settings)
+        if _fits(sample, prompt, settings):
+            counts.truncated += sample is not full_sample
+            yield line, sample
+        elif settings.over_length == "error":
+            problems.add(_too_long_problem(source, line, sample, prompt, settings))
+        else:
+            counts.dropped += 1
+            counts.long_prompts += not _prompt_fits(prompt, settings)
+
+
+def _prompt_fits(prompt: int, settings: TokenizationSettings) -> bool:
+    return settings.max_prompt_len is None or prompt <= settings.max_prompt_len
+
+
+def _fits(sample: Sample, prompt: int, settings: TokenizationSettings) -> bool:
+    return _prompt_fits(prompt, settings) and len(sample.input_ids) <= settings.max_seq_len
+
+
+def _truncate_prompt(
+    record: Preference, sample: Sample, prompt: int, settings: TokenizationSettings
+) -> tuple[Sample, int]:
+    """The pair, and the tokens of its prompt, with as few of the prompt's oldest exchanges gone as makes it fit.
+
+    A prompt longer than max_prompt_len loses turns whatever the policy for long samples is, a pair longer than
+    max_seq_len only where that is to truncate. The last question stays, so that a pair may still not fit.
+    """
+    assert settings.template is not None
+    template, tokenizer = settings.template, settings.tokenizer
+    max_dropped = len(record.prompt.turns) // 2
+    fits = _fits if settings.over_length == "truncate_turns" else lambda _, prompt, of: _prompt_fits(prompt, of)
+    if not max_dropped or fits(sample, prompt, settings):
+        return sample, prompt
+
+    def pair_without(rounds: int) -> tuple[Sample, int]:
+        shorter = replace(record, prompt=record.prompt.drop_oldest_rounds(rounds))
+        pair = render_pair(template, shorter)
+        encoded = tokenizer.encode_batch([part.text for part in pair.segments])
+        return assemble_pair(pair, encoded, template, record.score_difference)
+
+    # the more are gone, the shorter; where nothing fits, this is all that may go
+    return pair_without(
+        bisect_left(range(max_dropped), True, lo=1, key=lambda num_dropped: fits(*pair_without(num_dropped), settings))
+    )
+
+
+def _too_long_problem(
+    source: Source, line: int, sample: Sample, prompt: int, settings: TokenizationSettings
+) -> RecordProblem:
+    """What is too long about a pair that has lost the turns it may lose."""
+    if not _prompt_fits(prompt, settings):
+        expected = f"at most {settings.max_prompt_len:,} tokens (max_prompt_len) in system text and last question"
+        return RecordProblem(str(source.path), line, "prompt", expected, f"{prompt:,}")
+    expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len) in prompt and both answers"
+    return RecordProblem(str(source.path), line, "length", expected, f"{len(sample.input_ids):,}")
+
+
+_ENCODERS = {"text": _encode_texts, **dict.fromkeys(PREFERENCE_KINDS, _encode_preferences)}
+
+
+def _no_tokens_problem(source: Source, line: int, field: str, expected: str) -> RecordProblem:
+    return RecordProblem(str(source.path), line, field, expected, "none: the tokenizer drops every character")
+
+
+def _truncate_turns(conversation: Conversation, settings: TokenizationSettings) -> Sample | None:
+    """The sample with as few of the oldest exchanges gone as makes it fit; None if what fits has no target."""
+    assert settings.template is not None
+    template, tokenizer = settings.template, settings.tokenizer
+
+    def sample_without(rounds: int) -> Sample:
+        return encode_sample(template, tokenizer, conversation.drop_oldest_rounds(rounds))
+
+    def fits(rounds: int) -> bool:
+        return len(sample_without(rounds).input_ids) <= settings.max_seq_len
+
+    # the later the start, the shorter; the whole is known not to fit, and at least one exchange has to stay
+    rounds = conversation.rounds
+    num_dropped = bisect_left(range(rounds), True, lo=1, hi=rounds, key=fits)
+    if num_dropped == rounds:
+        return None
+    shorter = sample_without(num_dropped)
+    return shorter if len(shorter.input_ids) else None

@@ -1,0 +1,1 @@
+"""Load a tokenizer from the files of a model folder, behind one interface."""

@@ -1,0 +1,216 @@
+"""What a model folder says about its tokenizer, beside the vocabulary itself. Imports neither Paddle nor NumPy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from erniekit.errors import ModelFileError
+from erniekit.json_files import read_json_object
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+ADDED_TOKENS_FILE = "added_tokens.json"
+SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
+VOCABULARY_FILES = ("vocab.json", "merges.txt", "vocab.txt")
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+TOKENIZER_FILES = (
+    TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, *TEMPLATE_FILES, ADDED_TOKENS_FILE, *SENTENCEPIECE_FILES,
+    *VOCABULARY_FILES,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that is found in a text before the vocabulary is asked.
+
+    Attributes:
+        special: steers the model; left out of decoded answers.
+        lstrip, rstrip: it swallows the white space on that side.
+        single_word: it counts only between spaces.
+    """
+
+    content: str
+    id: int
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; {} where there is no such file."""
+    return read_json_object(path) if path.exists() else {}
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The tokenizer's configuration, over what only special_tokens_map.json says."""
+    return {**read_json(folder / SPECIAL_TOKENS_FILE), **read_json(folder / CONFIG_FILE)}
+
+
+def special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    """Name -> text of `bos_token`, `eos_token`, ...; the value is a string, or an object with the string inside."""
+    named = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
+    return {name: text for name, text in named.items() if text is not None}
+
+
+def added_tokens(folder: Path, settings: dict[str, Any], base_id: Callable[[str], int | None]) -> dict[str, AddedToken]:
+    """The added tokens of a folder without tokenizer.json, by text, as transformers' slow tokenizers find them.
+
+    Ids come from `added_tokens_decoder` of the configuration, else from added_tokens.json, else from the vocabulary.
+
+    Args:
+        base_id: the id of a token of the vocabulary.
+
+    Raises:
+        ModelFileError: a file is malformed, or a named token has no id anywhere.
+    """
+    values = [*(settings[name] for name in special_tokens(settings)), *_listed_special_tokens(folder, settings)]
+    special: dict[str, Any] = {text: value for value in values if (text := _content(value)) is not None}
+    found: dict[str, AddedToken] = {}
+    try:
+        for key, value in (settings.get("added_tokens_decoder") or {}).items():
+            found[value["content"]] = _added(value, int(key), bool(value.get("special")) or value["content"] in special)
+        if not found:
+            for text, number in read_json(folder / ADDED_TOKENS_FILE).items():
+                found[text] = _added(special.get(text, text), int(number), text in special)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelFileError(f"{folder}: added tokens: expected text, id and flags of each: {error!r}") from None
+    for text, value in special.items():
+        number = found[text].id if text in found else base_id(text)
+        if number is None:
+            raise ModelFileError(
+                f"{folder / CONFIG_FILE}: the special token {text!r} is neither in the vocabulary nor in "
+                f"added_tokens_decoder or {ADDED_TOKENS_FILE}"
+            )
+        found.setdefault(text, _added(value, number, True))
+    return found
+
+
+def chat_template_of(folder: Path, config: dict[str, Any]) -> tuple[str | None, Path | None]:
+    """The jinja text and its file; a file of its own comes before the tokenizer's configuration."""
+    jinja_file, json_file = (folder / name for name in TEMPLATE_FILES)
+    if jinja_file.is_file():
+        return jinja_file.read_text(encoding="utf-8"), jinja_file
+    if json_file.is_file():
+        return _named_template(read_json(json_file).get("chat_template"), json_file), json_file
+    template = _named_template(config.get("chat_template"), folder / CONFIG_FILE)
+    return template, None if template is None else folder / CONFIG_FILE
+
+
+def _listed_special_tokens(folder: Path, settings: dict[str, Any]) -> list[Any]:
+    listed = settings.get("additional_special_tokens") or []
+    extra = settings.get("extra_special_tokens") or {}
+    if not isinstance(listed, list) or not isinstance(extra, dict):
+        raise ModelFileError(f"{folder / CONFIG_FILE}: additional_special_tokens: expected a list of tokens")
+    return [*listed, *extra.values()]
+
+
+def _content(value: object) -> str | None:
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _added(value: Any, number: int, special: bool) -> AddedToken:
+    flags = value if isinstance(value, dict) else {}
+    content = _content(value)
+    if content is None:
+        raise ValueError(f"no text for {number}")
+    sides = {name: bool(flags.get(name)) for name in ("lstrip", "rstrip", "single_word")}
+    return AddedToken(content, number, special, **sides)
+
+
+def _named_template(value: object, path: Path) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        templates = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
+        if isinstance(templates.get("default"), str):
+            return templates["default"]
+    raise ModelFileError(f"{path}: chat_template: expected a string, or a list that holds a template named 'default'")
+
+
+# Finding added tokens in a text, as transformers' slow tokenizers do, around any vocabulary.
+
+TextChunk = str | AddedToken
+
+
+class AddedTokens:
+    """The added tokens of a folder, and what tokenising means around them.
+
+    Attributes:
+        by_text, by_id: the tokens.
+        special: the texts of those that steer the model.
+    """
+
+    def __init__(self, tokens: Iterable[AddedToken]) -> None:
+        self.by_text = {token.content: token for token in tokens}
+        self.by_id = {token.id: token for token in self.by_text.values()}
+        self.special = frozenset(text for text, token in self.by_text.items() if token.special)
+        # at one place the longest token wins
+        ordered = sorted(filter(None, self.by_text), key=len, reverse=True)
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, ordered))})") if ordered else None
+
+    def split(self, text: str) -> list[TextChunk]:
+        """The text as tokens and as the stretches between them; no stretch is empty."""
+        if self._pattern is None:
+            return [text] if text else []
+        chunks = self._pattern.split(text)  # stretches at even places, tokens at odd ones
+        for index in range(1, len(chunks), 2):
+            token = self.by_text[chunks[index]]
+            if token.rstrip:
+                chunks[index + 1] = chunks[index + 1].lstrip()
+            if token.lstrip:
+                chunks[index - 1] = chunks[index - 1].rstrip()
+            before, after = chunks[index - 1], chunks[index + 1]
+            if token.single_word and ((before and before[-1] != " ") or (after and after[0] != " ")):
+                return self._merge_into_word(chunks, index)
+        return [self.by_text[chunk] if index % 2 else chunk for index, chunk in enumerate(chunks) if chunk]
+
+    def _merge_into_word(self, chunks: list[str], index: int) -> list[TextChunk]:
+        """The parts, where the token at `place` stands inside a word and belongs to it."""
+        word = "".join(chunks[index - 1 : index + 2])
+        before: list[TextChunk] = [
+            self.by_text[chunk] if i % 2 else chunk for i, chunk in enumerate(chunks[: index - 1])
+        ]
+        rest = self.split("".join(chunks[index + 2 :]))
+        return [chunk for chunk in (*before, word, *rest) if chunk]
+
+    def encode_batch(
+        self, chunked_texts: Sequence[Sequence[TextChunk]], encode: Callable[[list[str]], list[list[int]]]
+    ) -> list[list[int]]:
+        """Ids of texts that were split; `encode` gives those of the stretches between added tokens, in one call."""
+        encoded_chunks = iter(encode([chunk for chunks in chunked_texts for chunk in chunks if isinstance(chunk, str)]))
+        return [
+            [number for chunk in chunks for number in (next(encoded_chunks) if isinstance(chunk, str) else (chunk.id,))]
+            for chunks in chunked_texts
+        ]
+
+    def decode(
+        self,
+        ids: Sequence[int],
+        skip_special_tokens: bool,
+        decode: Callable[[list[int]], str],
+        verbatim: Mapping[int, AddedToken] | None = None,
+    ) -> str:
+        """The text of ids: added tokens as they are written, and `decode` for each run of others between them."""
+        tokens = self.by_id if verbatim is None else verbatim
+        texts: list[str] = []
+        pending: list[int] = []
+        for number in ids:
+            token = tokens.get(number)
+            if token is None:
+                pending.append(number)
+                continue
+            if pending:
+                texts.append(decode(pending))
+                pending = []
+            if not (skip_special_tokens and token.special):
+                texts.append(token.content)
+        if pending:
+            texts.append(decode(pending))
+        return "".join(texts)

@@ -1,0 +1,178 @@
+"""A model folder's tokenizer: text to token ids and back, whatever kind of files it is made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer as Library
+
+from erniekit.data.tokenizers.files import (
+    CONFIG_FILE,
+    SENTENCEPIECE_FILES,
+    TOKENIZER_FILE,
+    TOKENIZER_FILES,
+    VOCABULARY_FILES,
+    chat_template_of,
+    read_json,
+    read_settings,
+    special_tokens,
+)
+from erniekit.errors import ModelFileError
+
+
+class Backend(Protocol):
+    """A library that knows a vocabulary and the added tokens around it.
+
+    Attributes:
+        size: the largest token id + 1.
+        control_tokens: see Tokenizer.
+        files: the files that decide which ids a text gets; their contents make the fingerprint.
+        default_tokens: named tokens that hold where the folder names none.
+    """
+
+    size: int
+    control_tokens: frozenset[str]
+    files: tuple[Path, ...]
+    default_tokens: dict[str, str]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
+
+    def token_id(self, token: str) -> int | None: ...
+
+
+class Tokenizer:
+    """Encodes without adding anything of its own; control tokens written in the text (`</s>`) become their ids.
+
+    Attributes:
+        bos_id, eos_id, pad_id: ids; `bos_id` is None where the model has none, `pad_id` falls back to unk, then eos.
+        vocab_size: the largest token id + 1.
+        control_tokens: the texts of the tokens that steer the model, such as `<|end_of_sentence|>`.
+        special_tokens: name -> text as the folder declares them, for jinja templates (`bos_token`, ...).
+        chat_template: the folder's jinja template, or None; `template_path` is the file it comes from.
+        files: the files to copy beside a trained model.
+        fingerprint: hex digest of everything that decides which ids a text gets.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        settings = read_settings(folder)
+        self._backend = _backend(folder, settings)
+        self.special_tokens = {**self._backend.default_tokens, **special_tokens(settings)}
+        self._check_special_tokens(folder)
+        self.vocab_size = self._backend.size
+        self.control_tokens = self._backend.control_tokens
+        # longest first, so that a token is named whole where another one is its beginning
+        ordered = sorted(self.control_tokens, key=len, reverse=True)
+        self._control_pattern = re.compile("|".join(re.escape(token) for token in ordered)) if ordered else None
+        self.bos_id = self._named_id("bos_token")
+        eos_id = self._named_id("eos_token")
+        if eos_id is None:
+            raise ModelFileError(f"{folder / CONFIG_FILE}: eos_token is missing; a model without it cannot stop")
+        self.eos_id = eos_id
+        pad_ids = (self._named_id(name) for name in ("pad_token", "unk_token"))
+        self.pad_id = next((token for token in pad_ids if token is not None), eos_id)
+        self.chat_template, self.template_path = chat_template_of(folder, read_json(folder / CONFIG_FILE))
+        self.files = tuple(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
+        digest = hashlib.blake2b(digest_size=16)
+        for path in self._backend.files:
+            digest.update(path.read_bytes())
+        digest.update(json.dumps(self.special_tokens, sort_keys=True).encode())
+        self.fingerprint = digest.hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text on its own."""
+        return self._backend.encode_batch(texts)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self._backend.decode(ids, skip_special_tokens)
+
+    def token_id(self, token: str) -> int | None:
+        return self._backend.token_id(token)
+
+    def find_control_token(self, text: str) -> str | None:
+        """The first control token that stands written out in a text, or None."""
+        match = self._control_pattern.search(text) if self._control_pattern else None
+        return match.group() if match else None
+
+    def _named_id(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        return None if text is None else self._backend.token_id(text)
+
+    def _check_special_tokens(self, folder: Path) -> None:
+        for name, text in self.special_tokens.items():
+            if self._backend.token_id(text) is None:
+                vocabulary = self._backend.files[0].name
+                raise ModelFileError(f"{folder / CONFIG_FILE}: {name} is {text!r}, which {vocabulary} does not hold")
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """The tokenizer of a model folder.
+
+    tokenizer.json is read by the `tokenizers` library, a SentencePiece model by `sentencepiece`, and every other
+    vocabulary by paddlenlp, whose import takes seconds.
+
+    Raises:
+        ModelFileError: a file is missing or does not fit the others; says which.
+    """
+    return Tokenizer(Path(folder))
+
+
+def _backend(folder: Path, settings: dict[str, Any]) -> Backend:
+    """The backend of the files that are there; each library is imported only for its own kind."""
+    if not folder.is_dir():
+        raise ModelFileError(f"{folder}: no such model folder")
+    if not (folder / TOKENIZER_FILE).is_file():
+        model_file = next((name for name in SENTENCEPIECE_FILES if (folder / name).is_file()), None)
+        if model_file is not None:
+            from erniekit.data.tokenizers.sentencepiece import SentencePieceBackend
+
+            return SentencePieceBackend(folder, model_file, settings)
+        if any((folder / name).is_file() for name in VOCABULARY_FILES):
+            from erniekit.data.tokenizers.paddlenlp import PaddlenlpBackend
+
+            return PaddlenlpBackend(folder, settings)
+
+    return TokenizersBackend(folder)
+
+
+# tokenizer.json, read by the `tokenizers` library.
+
+
+class TokenizersBackend:
+    """See tokenizer.Backend."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / TOKENIZER_FILE
+        try:
+            self._library = Library.from_buffer(path.read_bytes())
+        except OSError as error:
+            raise ModelFileError(f"{path}: {error.strerror or error}; a model folder needs its tokenizer") from None
+        except Exception as error:  # the library raises bare Exceptions from its Rust side
+            raise ModelFileError(f"{path}: not a tokenizer that the tokenizers library can read: {error}") from None
+        # a saved tokenizer may carry the truncation and padding of whoever saved it
+        self._library.no_truncation()
+        self._library.no_padding()
+        self.size = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
+        added = self._library.get_added_tokens_decoder().values()
+        self.control_tokens = frozenset(token.content for token in added if token.special)
+        self.files: tuple[Path, ...] = (path,)
+        self.default_tokens: dict[str, str] = {}
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Uses several threads (TOKENIZERS_PARALLELISM=false: one)."""
+        return [encoding.ids for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return self._library.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token_id(self, token: str) -> int | None:
+        return self._library.token_to_id(token)

@@ -1,0 +1,94 @@
+"""From a topology to a running rank of it: process groups through fleet, on CPU ranks through the CPU backend."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+from paddle.distributed import fleet
+
+from erniekit.distributed.mesh import BATCH_AXES, MODEL_AXES, SINGLE_PROCESS_MESH, Mesh
+from erniekit.distributed.roll_call import wait_for_all_ranks
+from erniekit.distributed.topology import AXES, Axis, Topology
+
+
+def init_mesh(topology: Topology, *, timeout: float) -> Mesh:
+    """Join the other ranks; called by each of them, before any weight is loaded.
+
+    The environment says which rank this process is (PADDLE_TRAINER_ID and its kin, set by the launcher).
+
+    Args:
+        timeout: seconds that a rank waits for another one.
+
+    Raises:
+        RankLostError, RankTimeoutError: another rank has ended, or does not come.
+    """
+    if topology.world_size == 1:
+        return SINGLE_PROCESS_MESH
+    if not dist.is_initialized():  # a second run of a process has met the others before
+        wait_for_all_ranks(int(os.environ["PADDLE_TRAINER_ID"]), topology.world_size, _address_of_rank_0(), timeout)
+    if paddle.get_device() == "cpu":
+        from erniekit.distributed import cpu_backend
+
+        cpu_backend.apply(timeout)
+    os.environ.setdefault("PADDLE_PG_TIMEOUT", str(round(timeout * 1000)))  # of groups on GPUs, in milliseconds
+    strategy = fleet.DistributedStrategy()
+    strategy.hybrid_configs = {
+        "dp_degree": topology.data,
+        "pp_degree": topology.pipeline,
+        "sharding_degree": topology.sharding,
+        "mp_degree": topology.tensor,
+    }
+    with _suppress_fleet_warnings():
+        fleet.init(is_collective=True, strategy=strategy)
+        return Mesh(topology, dist.get_rank(), _groups(topology))
+
+
+def _address_of_rank_0() -> tuple[str, int]:
+    """Where Paddle's store will be, which looks into the same variables in this order."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not (host and port):
+        named = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
+        host, _, port = named.rpartition(":")
+    return host, int(port)
+
+
+@contextmanager
+def _suppress_fleet_warnings() -> Iterator[None]:
+    """Keep back what fleet says to its developers: which flags Paddle's own code has changed, and which groups this
+    rank is not in."""
+    captured = io.StringIO()
+    try:
+        with redirect_stderr(captured), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Current global rank .* is not in group")
+            yield
+    finally:
+        lines = captured.getvalue().splitlines(keepends=True)
+        sys.stderr.write("".join(line for line in lines if not line.startswith(("=====", "FLAGS("))))
+
+
+def _groups(topology: Topology) -> dict[tuple[Axis, ...], Any]:
+    """fleet's groups of single axes, the group of all ranks, and the one of the ranks that divide a batch."""
+    hybrid = fleet.get_hybrid_communicate_group()
+    of_axis = {
+        "data": hybrid.get_data_parallel_group,
+        "pipeline": hybrid.get_pipe_parallel_group,
+        "sharding": hybrid.get_sharding_parallel_group,
+        "tensor": hybrid.get_model_parallel_group,
+    }
+    active_axes: tuple[Axis, ...] = tuple(axis for axis in AXES if topology.degree(axis) > 1)
+    groups: dict[tuple[Axis, ...], Any] = {(axis,): of_axis[axis]() for axis in active_axes}
+    for axes in (BATCH_AXES, MODEL_AXES):
+        if set(axes) < set(active_axes):
+            made = [(ranks, dist.new_group(ranks)) for ranks in topology.groups(*axes)]  # every rank makes all
+            groups[axes] = next(group for ranks, group in made if dist.get_rank() in ranks)
+    if len(active_axes) > 1:
+        groups[active_axes] = dist.get_group(0)
+    return groups

@@ -1,0 +1,1 @@
+"""Estimate memory, traffic and pipeline bubbles of a layout without running it."""

@@ -1,0 +1,125 @@
+"""What of a model a layout cannot divide, told before any memory is taken. Needs neither Paddle nor NumPy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from erniekit.distributed.stages import BY_LAYER, DECODER_LAYER, layer_chunks
+from erniekit.errors import ConfigurationError
+from erniekit.model.architectures.sharding import placement
+from erniekit.model.lora.config import linear_shapes
+from erniekit.model.quantization.settings import Fp8, WeightOnly, rotation_problem
+
+if TYPE_CHECKING:
+    from erniekit.distributed.topology import Topology
+    from erniekit.model.architectures.model_config import ModelConfig
+    from erniekit.model.quantization.settings import Quantization
+
+EXPERTS_ALONG = {"tensor": "tensor_parallel_degree", "data": "the data-parallel degree"}
+
+
+def check_divisible(
+    model: ModelConfig,
+    topology: Topology,
+    *,
+    max_seq_len: int,
+    pp_seg_method: str | tuple[int, ...] = BY_LAYER + DECODER_LAYER,
+    add_tail_layers: int = 0,
+    quantization: Quantization | None = None,
+) -> list[range]:
+    """Check that every rank can have an equal part of the model.
+
+    Args:
+        quantization: how linear layers keep their weights or compute their products; None: plainly.
+
+    Returns:
+        The layers of each run of the pipeline, see `stages.layer_chunks`.
+
+    Raises:
+        ConfigurationError: everything that cannot be divided, a paragraph each with what to write instead.
+    """
+    problems = _tensor_problems(model, topology, max_seq_len)
+    if isinstance(quantization, WeightOnly):
+        problems += _packed_problems(model, topology, quantization)
+    if isinstance(quantization, Fp8):
+        problems += _rotation_problems(model, topology, quantization)
+    if topology.expert > 1 and topology.expert_axis and model.moe_num_experts % topology.expert:
+        problems.append(
+            f"moe_num_experts {model.moe_num_experts} cannot be divided between {topology.expert} ranks "
+            f"({EXPERTS_ALONG[topology.expert_axis]})\n  write moe_group: dummy, or a degree of "
+            f"{_divisors(model.moe_num_experts)}"
+        )
+    chunks: list[range] = []
+    try:
+        chunks = layer_chunks(model.num_hidden_layers, topology, method=pp_seg_method, tail=add_tail_layers)
+    except ConfigurationError as error:
+        problems.append(str(error))
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    return chunks
+
+
+def _tensor_problems(model: ModelConfig, topology: Topology, max_seq_len: int) -> list[str]:
+    """What does not fit into `tensor` equal slices."""
+    degree = topology.tensor
+    sizes = {
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_key_value_heads,
+        "vocab_size": model.vocab_size,
+    }
+    layers = range(model.num_hidden_layers)
+    if not all(model.is_moe_layer(layer) for layer in layers):
+        sizes["intermediate_size"] = model.intermediate_size
+    if model.moe_num_shared_experts:  # one wider MLP; routed experts are never cut
+        name = "moe_num_shared_experts x moe_intermediate_size"
+        sizes[name] = model.moe_num_shared_experts * model.moe_intermediate_size
+    wrong = {name: size for name, size in sizes.items() if size % degree}
+    problems = []
+    if wrong:
+        fitting = [divisor for divisor in range(1, degree) if all(size % divisor == 0 for size in sizes.values())]
+        what = ", ".join(f"{name} {size:,}" for name, size in wrong.items())
+        lines = [f"tensor_parallel_degree {degree} does not divide {what} of the model"]
+        if model.num_key_value_heads < degree:
+            lines.append(
+                "  Key heads are not copied to several ranks: their copies would hold the same numbers and their "
+                "gradients would have to be added up in every layer; more slices than key heads save nothing of them."
+            )
+        lines.append(f"  write tensor_parallel_degree: {' or '.join(map(str, fitting))}")
+        problems.append("\n".join(lines))
+    if topology.sequence_parallel and max_seq_len % degree:
+        problems.append(
+            f"sequence_parallel divides rows of max_seq_len {max_seq_len:,} between {degree} ranks, and {degree} does "
+            f"not divide it\n  write max_seq_len: {max_seq_len // degree * degree}, or sequence_parallel: false"
+        )
+    return problems
+
+
+def _packed_problems(model: ModelConfig, topology: Topology, weight_only: WeightOnly) -> list[str]:
+    """Linear layers whose inputs are cut between inputs that share a scale."""
+    wrong = {}
+    for path, (_, inputs) in linear_shapes(model.weight_shapes()).items():
+        form = weight_only.form(path)
+        if placement(f"{path}.weight").axis == 0 and not form.divides(inputs, topology.tensor):
+            wrong[path.rpartition(".")[2]] = f"{inputs:,} inputs in groups of {form.group(inputs)}"
+    if not wrong:
+        return []
+    what = ", ".join(f"{name} ({inputs})" for name, inputs in wrong.items())
+    return [
+        f"weight_quantize_algo {weight_only.algorithm}: {topology.tensor} tensor-parallel ranks would divide inputs "
+        f"that share a scale: {what}\n  write a smaller tensor_parallel_degree, or weight_only_int8, whose scales "
+        "belong to outputs"
+    ]
+
+
+def _rotation_problems(model: ModelConfig, topology: Topology, fp8: Fp8) -> list[str]:
+    """Linear layers of whose inputs a rank has no whole number of blocks."""
+    own_inputs = {}
+    for path, (_, inputs) in linear_shapes(model.weight_shapes()).items():
+        divided = placement(f"{path}.weight").axis == 0
+        own_inputs[path] = inputs // topology.tensor if divided else inputs
+    problem = rotation_problem(fp8, own_inputs)
+    return [problem] if problem else []
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)

@@ -1,0 +1,116 @@
+"""A pipeline's step played through: when each stage works on which micro-batch, if nothing but computing takes time.
+
+The orders are those of 1F1B and of the interleaved schedule (Narayanan et al., 2021, arXiv:2104.04473, section 2.2), as
+fleet runs them. Needs neither Paddle nor NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from erniekit.distributed.stages import LAYER
+from erniekit.distributed.topology import Topology
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.sharding import placement
+
+
+class ChunkPass(NamedTuple):
+    """One pass of a micro-batch through a run of layers."""
+
+    backward: bool
+    chunk: int  # of all runs of the pipeline, in the order of the layers
+    micro_batch: int
+
+
+class Timeline(NamedTuple):
+    """A step, in the unit of the costs."""
+
+    length: float
+    busy: list[float]  # of each stage
+    in_flight: list[int]  # micro-batches in each stage's runs that have gone forward and not yet back, at most
+
+    @property
+    def bubble(self) -> float:
+        """The share of all stages' time in which they wait."""
+        return 1 - sum(self.busy) / (len(self.busy) * self.length)
+
+
+def chunk_costs(model: ModelConfig, chunks: Sequence[range]) -> list[float]:
+    """What each run of layers costs a token: the weights it is multiplied with, those of its experts and of the head
+    included. Attention's own products are left out, for they depend on the length of documents."""
+    layers = [0.0] * model.num_hidden_layers
+    for name, shape in model.weight_shapes().items():
+        layer = LAYER.match(name)
+        if layer and len(shape) == 2:
+            share = model.moe_k / model.moe_num_experts if placement(name).expert is not None else 1.0
+            layers[int(layer[1])] += math.prod(shape) * share
+    costs = [sum(layers[layer] for layer in chunk) for chunk in chunks]
+    costs[-1] += model.vocab_size * model.hidden_size
+    return costs
+
+
+def simulate(topology: Topology, micro_batches: int, costs: Sequence[float], *, backward: float = 2.0) -> Timeline:
+    """Play a step through.
+
+    Args:
+        costs: the time that one micro-batch takes forward through each run of layers, pipeline x virtual_pipeline.
+        backward: how many times as long it takes backward; 3 where layers are computed again.
+    """
+    orders = [_order(topology, pp_stage, micro_batches) for pp_stage in range(topology.pipeline)]
+    done: dict[ChunkPass, float] = {}
+    clock, position = [0.0] * topology.pipeline, [0] * topology.pipeline
+    in_flight, peak = [0] * topology.pipeline, [0] * topology.pipeline
+    while any(index < len(order) for index, order in zip(position, orders, strict=True)):
+        before = sum(position)
+        for pp_stage, order in enumerate(orders):
+            while position[pp_stage] < len(order):
+                work = order[position[pp_stage]]
+                dependency = _dependency(work, len(costs))
+                if dependency is not None and dependency not in done:
+                    break
+                start = max(clock[pp_stage], 0.0 if dependency is None else done[dependency])
+                clock[pp_stage] = done[work] = start + costs[work.chunk] * (backward if work.backward else 1.0)
+                in_flight[pp_stage] += -1 if work.backward else 1
+                peak[pp_stage] = max(peak[pp_stage], in_flight[pp_stage])
+                position[pp_stage] += 1
+        assert sum(position) > before, "the orders wait for each other"
+    busy = [sum(costs[work.chunk] * (backward if work.backward else 1.0) for work in order) for order in orders]
+    return Timeline(max(clock), busy, peak)
+
+
+def _dependency(work: ChunkPass, chunks: int) -> ChunkPass | None:
+    """What must be done before, on another stage or on this one."""
+    if not work.backward:
+        return ChunkPass(False, work.chunk - 1, work.micro_batch) if work.chunk else None
+    last = work.chunk == chunks - 1
+    return ChunkPass(not last, work.chunk if last else work.chunk + 1, work.micro_batch)
+
+
+def _order(topology: Topology, pp_stage: int, micro_batches: int) -> list[ChunkPass]:
+    """What a stage does, in its order: forward only, then backward and forward in turn, then backward only."""
+    num_stages, chunks = topology.pipeline, topology.virtual_pipeline
+    stages_after = num_stages - pp_stage - 1
+    count, ahead = micro_batches, stages_after
+    if chunks > 1:
+        count = -(-micro_batches // num_stages) * num_stages  # rounds of as many micro-batches as stages
+        ahead = count * chunks if count == num_stages else 2 * stages_after + (chunks - 1) * num_stages
+    total = count * chunks
+    ahead = min(total, ahead)
+
+    def work(number: int, *, backward: bool) -> ChunkPass:
+        if chunks == 1:
+            return ChunkPass(backward, pp_stage, number)
+        own = number // num_stages % chunks
+        own = chunks - 1 - own if backward else own
+        return ChunkPass(
+            backward, own * num_stages + pp_stage, number // (num_stages * chunks) * num_stages + number % num_stages
+        )
+
+    order = [work(number, backward=False) for number in range(ahead)]
+    for number in range(total):
+        if ahead + number < total:
+            order.append(work(ahead + number, backward=False))
+        order.append(work(number, backward=True))
+    return order

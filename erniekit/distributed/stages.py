@@ -1,0 +1,192 @@
+"""Which layers each stage of a pipeline has. Needs neither Paddle nor NumPy.
+
+The stack is cut as fleet's `SegmentLayers` cuts it; where stages have several runs, which fleet cuts by layers only, in
+the same ways. Its items are the embedding, the decoder layers, the empty layers of `add_tail_layers`, the final norm
+and the head; so item i + 1 is layer i.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from erniekit.distributed.topology import SMALLEST_INTERLEAVED_PIPELINE, Topology
+from erniekit.errors import ConfigurationError
+from erniekit.model.architectures.sharding import placement
+from erniekit.model.architectures.weights import Shapes
+
+if TYPE_CHECKING:
+    from erniekit.model.architectures.model_config import ModelConfig
+
+
+BY_LAYER = "layer:"
+DECODER_LAYER = "DecoderLayer"
+BEFORE, AFTER = 1, 2  # items around the layers: the embedding; the final norm and the head
+
+
+def layer_chunks(
+    layers: int, topology: Topology, *, method: str | tuple[int, ...] = BY_LAYER + DECODER_LAYER, tail: int = 0
+) -> list[range]:
+    """The decoder layers of each run of the pipeline, in their order; run r belongs to stage r % pipeline.
+
+    The first run has the embedding as well, and the last one the final norm and the head. A run may have no layers.
+
+    Args:
+        layers: how many decoder layers the model has.
+        method: `pp_seg_method`: "uniform", "layer:NAME" or the first item of each run.
+        tail: `add_tail_layers`.
+
+    Raises:
+        ConfigurationError: the stack cannot be cut so.
+    """
+    bounds = _bounds(layers, topology, method, tail)
+    return [range(min(max(first - BEFORE, 0), layers), min(end - BEFORE, layers)) for first, end in pairwise(bounds)]
+
+
+def stage_layers(chunks: list[range], pp_stage: int, pipeline: int) -> list[int]:
+    """The numbers of the layers of a stage, over all its runs."""
+    return [layer for chunk in chunks[pp_stage::pipeline] for layer in chunk]
+
+
+def _bounds(layers: int, topology: Topology, method: str | tuple[int, ...], tail: int) -> list[int]:
+    """The first item of each run, and the number of items."""
+    items, chunks = BEFORE + layers + tail + AFTER, topology.pipeline * topology.virtual_pipeline
+    if chunks == 1:
+        return [0, items]
+    if isinstance(method, str) and method.startswith(BY_LAYER):
+        return _by_layer(layers, topology, method.removeprefix(BY_LAYER), tail, items)
+    if isinstance(method, str):
+        return _uniform(items, chunks)
+    bounds = [*method, items] if len(method) == chunks else list(method)
+    if bounds[-1] != items or bounds[-2] > items - AFTER:
+        raise ConfigurationError(
+            f"pp_seg_method {_shown(method)}: the stack has {items} items: the embedding, {layers} layers, "
+            f"{f'{tail} empty layers, ' if tail else ''}the final norm and the head\n  The list ends at {items}, which "
+            f"may be left out, and the last stage begins at {items - AFTER} or before: norm and head stay together."
+        )
+    return bounds
+
+
+def _by_layer(layers: int, topology: Topology, name: str, tail: int, items: int) -> list[int]:
+    """Equal numbers of layers, empty ones included; what lies between stays with the layer before it."""
+    chunks = topology.pipeline * topology.virtual_pipeline
+    if not any(
+        word.strip().endswith(DECODER_LAYER) for word in name.split("|")
+    ):  # a family's prefix may stand before it
+        raise ConfigurationError(
+            f"pp_seg_method {BY_LAYER}{name}: no layer is called so\n  Write {BY_LAYER}{DECODER_LAYER}."
+        )
+    counted = range(BEFORE, BEFORE + layers + tail)
+    if len(counted) % chunks:
+        raise ConfigurationError(_not_divisible(layers, topology, tail))
+    size = len(counted) // chunks
+    return [0, *(counted[chunk * size - 1] + 1 for chunk in range(1, chunks)), items]
+
+
+def _uniform(items: int, chunks: int) -> list[int]:
+    """As equal numbers of items as there can be, the longer stages last."""
+    if items < AFTER * chunks:
+        raise ConfigurationError(f"pp_seg_method uniform: {items} items are too few for {chunks} stages")
+    size, longer = divmod(items, chunks)
+    bounds = [0]
+    for chunk in range(chunks):
+        bounds.append(bounds[-1] + size + (chunk >= chunks - longer))
+    return bounds
+
+
+def _not_divisible(layers: int, topology: Topology, tail: int) -> str:
+    chunks = topology.pipeline * topology.virtual_pipeline
+    virtual = f" x virtual_pp_degree {topology.virtual_pipeline}" if topology.virtual_pipeline > 1 else ""
+    empty = f" and {tail} empty ones" if tail else ""
+    lines = [
+        f"{layers} layers{empty} cannot be divided equally: pipeline_parallel_degree {topology.pipeline}{virtual} = "
+        f"{chunks} runs of layers"
+    ]
+    instead = []
+    missing = -layers % chunks
+    if missing < (layers + missing) // chunks:  # so that no run holds empty layers only
+        instead.append(f"add_tail_layers: {missing}")
+    interleaved = topology.virtual_pipeline > 1
+    degrees = range(SMALLEST_INTERLEAVED_PIPELINE if interleaved else 1, layers + 1)
+    fitting = [str(degree) for degree in degrees if (layers + tail) % (degree * topology.virtual_pipeline) == 0]
+    if fitting:
+        instead.append(f"{'one of ' if len(fitting) > 1 else ''}pipeline_parallel_degree: {', '.join(fitting)}")
+    if interleaved and (layers + tail) % topology.pipeline == 0:
+        instead.append("virtual_pp_degree: 1")
+    instead.append(f"a list of the first item of each {'run' if interleaved else 'stage'} as pp_seg_method")
+    return "\n".join([*lines, "  write " + "\n  or ".join(instead)])
+
+
+def _shown(method: str | tuple[int, ...]) -> str:
+    return method if isinstance(method, str) else f"[{', '.join(map(str, method))}]"
+
+
+# What follows from the order in which a pipeline's stages work: waiting, and micro-batches held at the same time.
+#
+# 1F1B: Narayanan et al., 2021, arXiv:2104.04473, section 2.2. Needs neither Paddle nor NumPy.
+
+
+def bubble_fraction(topology: Topology, micro_batches: int) -> float:
+    """The share of a step in which a stage waits, (p - 1) / (m v + p - 1), if every run of layers takes equally long.
+
+    p stages, v runs of layers for each, m micro-batches for each step.
+    """
+    waiting = topology.pipeline - 1
+    return waiting / (micro_batches * topology.virtual_pipeline + waiting)
+
+
+def chunks_in_flight(topology: Topology, pp_stage: int, micro_batches: int) -> int:
+    """How often a stage has gone forward through one of its runs of layers and not yet back, at most.
+
+    Without interleaving a run is all of the stage's layers, so this is a number of micro-batches.
+    """
+    num_stages, chunks = topology.pipeline, topology.virtual_pipeline
+    stages_after = num_stages - pp_stage - 1
+    if chunks == 1:
+        return min(micro_batches, stages_after + 1)
+    if micro_batches <= num_stages:  # fleet then goes forward through everything first
+        return num_stages * chunks
+    return min(max(micro_batches, 2 * num_stages) * chunks, 2 * stages_after + (chunks - 1) * num_stages + 1)
+
+
+# Which weights a rank holds, and how many values of each. Needs neither Paddle nor NumPy.
+
+EMBEDDING = "model.embed_tokens.weight"
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+def shapes_on_pp_stage(
+    shapes: Shapes, model: ModelConfig, topology: Topology, chunks: list[range], pp_stage: int
+) -> Shapes:
+    """Those of a model's weights, or of its adapters, that belong to one pipeline stage; tied embeddings lie on the
+    first and on the last one.
+
+    Args:
+        chunks: the layers of each run of the pipeline, see `stages.layer_runs`.
+    """
+    layers = set(stage_layers(chunks, pp_stage, topology.pipeline))
+    first, last = pp_stage == 0, pp_stage == topology.pipeline - 1
+
+    def is_here(name: str) -> bool:
+        layer = LAYER.match(name)
+        if layer:
+            return int(layer[1]) in layers
+        if name == EMBEDDING:
+            return first or (last and model.tie_word_embeddings)
+        return last
+
+    return {name: shape for name, shape in shapes.items() if is_here(name)}
+
+
+def numel_on_rank(shapes: Shapes, topology: Topology) -> int:
+    """How many values of these weights (or adapters) one rank holds; every rank of a stage holds as many."""
+    return sum(math.prod(shape) // _num_shards(name, topology) for name, shape in shapes.items())
+
+
+def _num_shards(name: str, topology: Topology) -> int:
+    weight_placement = placement(name)
+    if weight_placement.expert is not None:
+        return topology.expert
+    return topology.tensor if weight_placement.axis is not None else 1

@@ -1,0 +1,1 @@
+"""Write a trained model for others: Hugging Face files, quantised files, Paddle programs, ONNX."""

@@ -1,0 +1,252 @@
+"""Exporting a trained model as a folder that others load: Hugging Face's files, or a saved program.
+
+Weights stream from the trained files to the new ones, so that a tensor at a time is in memory. What was written is
+loaded back and compared with the trained model on a few prompts, before the folder gets its name.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from erniekit.build.model import Say
+from erniekit.build.quantization import base_of_adapters
+from erniekit.config import Config
+from erniekit.data.tokenizers.files import TOKENIZER_FILES
+from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from erniekit.errors import ModelFileError
+from erniekit.export.logit_difference import PROMPTS, compare, encode, fits_in_memory, prompt_logits
+from erniekit.export.model_card import MODEL_CARD_FILE, USE_PROGRAM, USE_WEIGHTS, model_card
+from erniekit.export.onnx import check_onnx_packages, write_onnx
+from erniekit.export.publish import check_target, publish
+from erniekit.export.quantized import Float8Format, linear_weight_shapes, weight_format_from
+from erniekit.export.static_program import write_program
+from erniekit.export.trained_model import TrainedModel, find_trained_model
+from erniekit.export.trained_weights import (
+    TYPE_NAMES,
+    open_trained_weights,
+    reference_types,
+    stored_types,
+    write_weights,
+)
+from erniekit.hub.upload import check_upload, upload
+from erniekit.json_files import read_json_object
+from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
+from erniekit.model.builder import build_model
+from erniekit.model.decoder import Decoder
+from erniekit.model.device import use_device
+from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE
+from erniekit.model.lora.lora import load_adapters, merge_adapters
+from erniekit.model.quantization.fp8 import read_averages, write_averages
+from erniekit.model.quantization.settings import Fp8
+from erniekit.model.storage.packed_tensors import CONFIG_KEY
+
+GENERATION_CONFIG_FILE = "generation_config.json"
+HUGGING_FACE, INFERENCE, ONNX = FORMATS = "hf", "inference", "onnx"
+
+_USE = {
+    HUGGING_FACE: USE_WEIGHTS,
+    INFERENCE: USE_PROGRAM.replace("OPENING", "from erniekit.export.static_program import open_program as open_it"),
+    ONNX: USE_PROGRAM.replace("OPENING", "from erniekit.export.onnx import open_onnx as open_it"),
+}
+
+Facts = Mapping[str, str]  # of the files written, for the card
+
+
+def export_model(
+    named: Path, target: Path, config: Config, *, form: str = HUGGING_FACE, dtype: str | None = None, say: Say = print
+) -> None:
+    """Write the trained model that `named` means to the folder `target`; adapters are merged into their base.
+
+    Args:
+        named: a configuration file of a run, its `output_dir`, or a checkpoint; full weights or adapters.
+        form: "hf" for what `transformers` and this project load, "inference" for a program of Paddle's inference
+            engine, "onnx" for ONNX.
+        dtype: "float32", "bfloat16" or "float16"; None for the type that the base model is stored in. Programs
+            compute in float32.
+
+    Raises:
+        UserError: there is no complete model, the target is not empty, a file is damaged, the disk is full, or what
+            was written computes something else than the trained model.
+    """
+    for line in config.messages:
+        say(line)
+    repository = config.checkpoint.hf_hub_id
+    model = find_trained_model(named, config)
+    sources = [folder for folder in (model.folder, model.base) if folder]
+    # a configuration says it of its own output_dir, not of this folder
+    asked = config.origin("overwrite_output_dir") == "command line"
+    check_target(target, sources, overwrite=asked and config.basic.overwrite_output_dir)
+    if target.is_dir() and any(target.iterdir()):
+        say(f"overwrite_output_dir: replacing the model in {target}")
+    if form == ONNX:
+        check_onnx_packages()
+    if repository:
+        check_upload(repository)
+    use_device(config.basic.device)
+    tokenizer_folder = next((folder for folder in sources if _has_tokenizer(folder)), model.folder)
+    tokenizer = load_tokenizer(tokenizer_folder)
+
+    def write(folder: Path) -> None:
+        if form == HUGGING_FACE:
+            facts = _write_hugging_face(folder, model, tokenizer, config, dtype, say)
+        else:
+            facts = _write_program(folder, model, tokenizer, form, say)
+        for source in tokenizer.files:
+            shutil.copyfile(source, folder / source.name)
+        card = model_card(
+            name=target.resolve().name,
+            base=model.base_name,
+            base_folder=model.base,
+            is_adapter_merged=model.is_adapter,
+            parameters=model.parameters,
+            results=model.results,
+            facts=facts,
+            use=_USE[form],
+        )
+        (folder / MODEL_CARD_FILE).write_text(card, encoding="utf-8")
+
+    publish(target, write)
+    say(f"{target}: complete")
+    if repository:
+        upload(target, repository, say)
+
+
+def open_trained_decoder(model: TrainedModel, model_config: ModelConfig, fp8_settings: Fp8 | None = None) -> Decoder:
+    """The trained model in memory, with its adapters beside the weights.
+
+    Args:
+        fp8_settings: the 8-bit floats through which it computes; None: as it is, and beside packed weights as they
+        were.
+
+    Raises:
+        ModelFileError: the adapters belong to another base.
+    """
+    base = base_of_adapters(model.parameters) if model.is_adapter else None
+    decoder = build_model(model_config, model.model_folder, quantization=fp8_settings or base)
+    if fp8_settings is not None:
+        decoder.activation_scales.restore(read_averages(model.folder))
+    if model.is_adapter and not load_adapters(decoder, model.folder):
+        raise ModelFileError(
+            f"{model.folder}: these adapters were trained beside other weights than those in {model.model_folder}.\n"
+            "  Write the folder of their own base model as base_model_name_or_path into "
+            f"{model.folder / ADAPTER_CONFIG_FILE}."
+        )
+    return decoder
+
+
+def _write_hugging_face(
+    folder: Path, model: TrainedModel, tokenizer: Tokenizer, config: Config, dtype: str | None, say: Say
+) -> Facts:
+    weights = open_trained_weights(model)
+    reference, reference_dtypes = reference_types(model, weights.config)
+    form = weight_format_from(config, model)
+    quantized_weights = linear_weight_shapes(weights.shapes) if form else {}
+    types = stored_types([name for name in weights.shapes if name not in quantized_weights], reference_dtypes, dtype)
+    counts = Counter(TYPE_NAMES[stored] for stored in types.values())
+    usual = counts.most_common(1)[0][0]
+    reason = "as asked for" if dtype else f"as {reference} is stored; --dtype chooses another"
+    say(f"dtype: {usual}, {reason}")
+    if form is not None:
+        say(f"linear weights: {form}")
+    fp8_settings = form.fp8_settings() if isinstance(form, Float8Format) else None
+    measure = _logit_comparison(model, weights.config, tokenizer, fp8_settings)
+    written = write_weights(folder, weights, types, int(config.checkpoint.max_shard_size * 10**9), form)
+    size = sum(path.stat().st_size for path in written)
+    say(f"weights: {len(weights.shapes):,} tensors, {size / 1e9:.3g} GB, files: {len(written)}")
+    quantized = {CONFIG_KEY: form.config(quantized_weights)} if form else {}
+    _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), "torch_dtype": usual, **quantized})
+    if isinstance(form, Float8Format):
+        write_averages(folder, form.averages)  # for evaluation and training through FP8; others read `input_scale`
+    _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, weights.config))
+    difference = measure(folder)
+    say(f"logits beside the trained model's: {difference}")
+    return {
+        **_shape_facts(weights.config),
+        "stored as": ", ".join(f"{name} ({count:,} tensors)" for name, count in counts.most_common()),
+        **({"linear weights": str(form)} if form else {}),
+        "logits beside the trained model's": difference,
+    }
+
+
+def _logit_comparison(
+    model: TrainedModel, model_config: ModelConfig, tokenizer: Tokenizer, fp8_settings: Fp8 | None
+) -> Callable[[Path], str]:
+    """Compute the trained model's logits; the result says how far those of an exported folder are from them.
+
+    Args:
+        fp8_settings: the 8-bit floats through which both compute, with the scales that training has measured.
+
+    Raises:
+        ModelFileError: the adapters belong to another base.
+    """
+    if not fits_in_memory(model_config):
+        size = 4e-9 * model_config.parameter_count()
+        return lambda folder: f"not measured: {size:.3g} GB of float32 weights do not fit into memory"
+    prompts = [encode(tokenizer, text) for text in PROMPTS]
+    expected = _expected_logits(open_trained_decoder(model, model_config, fp8_settings), prompts, model)
+
+    def measure(folder: Path) -> str:
+        exported = build_model(ModelConfig.from_folder(folder), folder, quantization=fp8_settings)
+        return str(compare(expected, prompt_logits(exported, prompts))) + ", both through 8-bit floats" * bool(
+            fp8_settings
+        )
+
+    return measure
+
+
+def _expected_logits(decoder: Decoder, prompts: Sequence[Sequence[int]], model: TrainedModel) -> list[np.ndarray]:
+    logits = prompt_logits(decoder, prompts)
+    if not all(np.isfinite(values).all() for values in logits):
+        raise ModelFileError(
+            f"{model.folder}: the model computes logits that are not finite, so its weights are damaged or its "
+            "training has diverged.\n  Export an earlier checkpoint of it."
+        )
+    return logits
+
+
+def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form: str, say: Say) -> Facts:
+    model_config = ModelConfig.from_folder(model.model_folder)
+    decoder = open_trained_decoder(model, model_config)
+    prompts = [encode(tokenizer, text) for text in PROMPTS]
+    expected = _expected_logits(decoder, prompts, model)
+    if model.is_adapter:
+        merge_adapters(decoder)
+    if any(map(model_config.is_moe_layer, range(model_config.num_hidden_layers))):
+        say("mixture of experts: a program computes every expert for every token, because groups have no fixed size")
+    write_files = write_onnx if form == ONNX else write_program
+    difference = write_files(decoder, folder, prompts, expected)
+    say(f"logits beside the trained model's: {difference}")
+    _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, model_config))
+    return {
+        **_shape_facts(model_config),
+        "form": "ONNX" if form == ONNX else "Paddle inference program",
+        "logits beside the trained model's": str(difference),
+    }
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def _generation_config(model: TrainedModel, config: ModelConfig) -> dict[str, Any]:
+    path = model.file(GENERATION_CONFIG_FILE)
+    stored = config.to_json()
+    ids: dict[str, Any] = {
+        name: stored[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in stored
+    }
+    return ids if path is None else {**ids, **read_json_object(path)}
+
+
+def _shape_facts(model_config: ModelConfig) -> Facts:
+    return {"model type": model_config.model_type, "parameters": f"{model_config.parameter_count():,}"}
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

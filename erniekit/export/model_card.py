@@ -1,0 +1,151 @@
+"""The README.md of an exported model: what it is, what it was made from, how, and how well. Needs no Paddle."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from erniekit import __version__
+
+MODEL_CARD_FILE = "README.md"
+_LICENCE_KEYS = ("license", "license_name", "license_link")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+USE_WEIGHTS = """\
+```sh
+erniekit chat FOLDER
+```
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("FOLDER", torch_dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+```"""
+USE_PROGRAM = """\
+One program serves prefill and decoding, with a key-value cache; `inference_config.json` lists its inputs in order.
+B rows, S new tokens behind P cached ones (P may be 0), V the vocabulary, K key heads of size D:
+
+| input | type | shape | |
+|---|---|---|---|
+| `input_ids` | int64 | [B, S] | the new tokens |
+| `position_ids` | int64 | [B, S] | their places in the text, from 0 |
+| `attention_mask` | int64 | [B, P + S] | 1 for tokens, 0 for padding; cached ones first |
+| `last_positions` | int64 | [B] | which of the S tokens each row's logits are wanted for |
+| `past_key_<layer>`, `past_value_<layer>` | float32 | [B, K, P, D] | what the previous call gave |
+
+Outputs: logits [B, V], then key and value of every layer [B, K, P + S, D], the past of the next call. In Python:
+
+```python
+from pathlib import Path
+OPENING
+from erniekit.export.static_program import ProgramDescription, generate_greedily
+
+folder = Path("FOLDER")
+answers = generate_greedily(open_it(folder), ProgramDescription.read(folder), prompts_as_token_ids, max_new_tokens=100)
+```"""
+_DATA_PARAMETERS = ("train_dataset_path", "eval_dataset_path")
+
+
+def model_card(
+    *,
+    name: str,
+    base: str,
+    base_folder: Path | None,
+    is_adapter_merged: bool,
+    parameters: Mapping[str, Any],
+    results: Mapping[str, Any],
+    facts: Mapping[str, str],
+    use: str,
+) -> str:
+    """The text of the card; its YAML front matter is what the Hugging Face Hub reads.
+
+    Args:
+        base: path or hub id of the model that was trained; "" where that is unknown.
+        base_folder: where its own card may be, whose licence holds for what was made from it.
+        parameters: of the run.
+        results: its figures.
+        facts: of the files, such as their type and how far their logits are from the trained model's.
+        use: how the files are used; Markdown.
+    """
+    licence = _licence(base_folder)
+    from_hub = parameters.get("from_hf_hub") or (is_adapter_merged and not parameters)  # PEFT's folders hold ids
+    front: dict[str, Any] = {
+        **licence,
+        **({"base_model": base} if from_hub and _is_hub_id(base) else {}),
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["erniekit", *(["lora"] if is_adapter_merged else []), *_stage_tags(parameters)],
+    }
+    made_from = f"`{base}`" if base else "a model that is not recorded"
+    how = "by low-rank adapters, which are merged into the weights here" if is_adapter_merged else "in full"
+    start = "random weights in the shape of " if parameters.get("continue_training") is False else ""
+    blocks = [
+        "---\n" + yaml.safe_dump(front, sort_keys=False, allow_unicode=True) + "---",
+        f"# {name}",
+        f"Trained {how} from {start}{made_from}, and exported with ERNIEKit {__version__}.",
+    ]
+    if licence["license"] == "unknown":
+        blocks.append("The base model's folder names no licence. Write the one that holds for it into the lines above.")
+    blocks += _section("Use", use)
+    blocks += _section("Files", _table(facts))
+    blocks += _section("Data", _data(parameters))
+    metrics = {key: _number(value) for key, value in results.items() if not isinstance(value, Mapping)}
+    blocks += _section("Results", _table(metrics))
+    if parameters:
+        text = yaml.safe_dump(dict(parameters), sort_keys=False, allow_unicode=True).rstrip()
+        blocks += _section("Parameters", f"All parameters of the run, defaults included:\n\n```yaml\n{text}\n```")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _licence(base_folder: Path | None) -> dict[str, str]:
+    """The licence fields of the base model's card."""
+    found = _front_matter(base_folder / MODEL_CARD_FILE) if base_folder else {}
+    fields = {key: str(found[key]) for key in _LICENCE_KEYS if found.get(key)}
+    return {"license": "unknown", **fields}
+
+
+def _front_matter(path: Path) -> Mapping[str, Any]:
+    """What stands between the first two `---` lines of a card; empty where that cannot be read."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        end = lines.index("---", 1) if lines[:1] == ["---"] else 0
+        values = yaml.safe_load("\n".join(lines[1:end]))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _is_hub_id(base: str) -> bool:
+    return bool(_HUB_ID.fullmatch(base)) and not Path(base).exists()
+
+
+def _stage_tags(parameters: Mapping[str, Any]) -> list[str]:
+    stage = parameters.get("stage")
+    return [str(stage).lower()] if stage else []
+
+
+def _data(parameters: Mapping[str, Any]) -> str:
+    lines = []
+    for name in _DATA_PARAMETERS:
+        for path in parameters.get(name) or ():
+            lines.append(f"- `{name}`: `{path}`")
+    return "\n".join(lines)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    if not rows:
+        return ""
+    cells = [f"| {key} | {str(value).replace('|', chr(92) + '|')} |" for key, value in rows.items()]
+    return "\n".join(["| | |", "|---|---|", *cells])
+
+
+def _section(title: str, text: str) -> list[str]:
+    return [f"## {title}", text] if text else []

@@ -1,0 +1,70 @@
+"""Cutting the weights of a model folder into other shards. Needs no Paddle."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from erniekit.errors import ConfigurationError
+from erniekit.export.publish import check_model_folder, check_target, publish
+from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING, read_shard_index
+from erniekit.model.storage.shards import INDEX_FILE, SHARD_FILES, WEIGHTS_FILE, open_weight_files, write_weight_files
+from erniekit.training.checkpoint.atomic_folder import refuse_damaged
+
+# The weights, which are written anew, and what belongs to a run rather than to its model.
+NOT_COPIED = (
+    WEIGHTS_FILE, INDEX_FILE, SHARD_FILES, MANIFEST, PUBLISHING,
+    "checkpoint-*", ".erniekit.lock", ".writing-*", ".deleting-*",
+)  # fmt: skip
+
+
+def split_model(
+    source: Path, target: Path, max_shard_bytes: int, *, overwrite: bool = False, say: Callable[[str], None] = print
+) -> None:
+    """Write a copy of the model folder `source` whose weight files have at most `max_shard_bytes` each.
+
+    Tensors of any type are copied byte for byte, a few MB at a time; so are all other files of the folder. A tensor
+    that is larger than a shard may be gets one of its own.
+
+    Raises:
+        ConfigurationError: `source` is no folder, or `target` holds something or lies around or inside `source`.
+        ModelFileError: the weights are missing or damaged.
+        CheckpointError: the disk is full or cannot be written.
+    """
+    check_model_folder(source)
+    check_target(target, [source], overwrite=overwrite)
+    if source.resolve() in target.resolve().parents:
+        raise ConfigurationError(
+            f"--output {target}: lies inside {source}, whose files are copied; name a folder beside it"
+        )
+    refuse_damaged(source)
+    files = open_weight_files(source)
+    tensors = {name: file.stored(name) for name, file in files.items()}
+    metadata: dict[str, str] = {}
+    for file in dict.fromkeys(files.values()):
+        metadata = {**file.metadata, **metadata}
+    written: list[Path] = []
+
+    def write(folder: Path) -> None:
+        contents = ((name, file.blocks(name)) for name, file in files.items())
+        written.extend(
+            write_weight_files(folder, tensors, contents, max_shard_bytes, metadata, _index_metadata(source))
+        )
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
+
+    publish(target, write)
+    shards = [path for path in written if path.name != INDEX_FILE]
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    say(
+        f"{target}: {len(tensors):,} tensors, {total / 1e9:,.3g} GB, "
+        + (f"{len(shards)} shards and an index" if len(shards) > 1 else "one file")
+    )
+
+
+def _index_metadata(folder: Path) -> dict[str, Any]:
+    """What the index of `folder` says beside the size; empty where there is none."""
+    if not (folder / INDEX_FILE).is_file():
+        return {}
+    return read_shard_index(folder / INDEX_FILE)[1]

@@ -1,0 +1,262 @@
+"""A decoder as a saved program with a key-value cache: Paddle's static inference model, also the source of ONNX.
+
+One program serves prefill and decoding. It takes S new tokens per row behind P cached ones, any B, S and P (also 0):
+
+    input_ids       int64 [B, S]         the new tokens
+    position_ids    int64 [B, S]         their places in the text, from 0
+    attention_mask  int64 [B, P + S]     1 for tokens, 0 for padding, cached ones first
+    last_positions  int64 [B]            which of the S new tokens each row's logits are wanted for
+    past_key_<layer>, past_value_<layer> float32 [B, K, P, D]
+
+and gives logits [B, V], then key and value of every layer [B, K, P + S, D], the past of the next call. Padding may
+stand anywhere as long as the mask says so; a new token sees the tokens before it that are no padding.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+from paddle.static import InputSpec
+
+from erniekit.errors import ModelFileError
+from erniekit.export.logit_difference import LogitDifference, compare
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.attention import MASKED
+from erniekit.model.decoder import Decoder
+
+PROGRAM_FILE, PARAMETERS_FILE = "model.json", "model.pdiparams"
+DESCRIPTION_FILE = "inference_config.json"
+TOKEN_INPUTS = ("input_ids", "position_ids", "attention_mask", "last_positions")
+
+Arrays = Sequence[np.ndarray]
+Step = Callable[[Arrays], list[np.ndarray]]  # the program's inputs -> its outputs, in the order above
+
+
+@dataclass(frozen=True)
+class ProgramDescription:
+    """What a caller of the program must know beside the order of inputs and outputs."""
+
+    num_hidden_layers: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> ProgramDescription:
+        return cls(**{name: getattr(config, name) for name in cls.__dataclass_fields__})
+
+    @classmethod
+    def read(cls, folder: Path) -> ProgramDescription:
+        """Raises ModelFileError where `folder` holds no saved program."""
+        path = folder / DESCRIPTION_FILE
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**{name: int(stored[name]) for name in cls.__dataclass_fields__})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelFileError(f"{path}: not the description of a saved program: {error}") from None
+
+    def write(self, folder: Path) -> None:
+        content = {**asdict(self), "inputs": self.input_names()}
+        (folder / DESCRIPTION_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    def input_names(self) -> list[str]:
+        past = [f"past_{kind}_{layer}" for layer in range(self.num_hidden_layers) for kind in ("key", "value")]
+        return [*TOKEN_INPUTS, *past]
+
+    def empty_past(self, batch: int) -> list[np.ndarray]:
+        shape = (batch, self.num_key_value_heads, 0, self.head_dim)
+        return [np.zeros(shape, np.float32) for _ in range(2 * self.num_hidden_layers)]
+
+
+class StaticKeyValueCache:
+    """Attention of new tokens to cached ones and to each other; stands in for an attention plan in a program."""
+
+    def __init__(self, mask: paddle.Tensor, past: Sequence[paddle.Tensor]) -> None:
+        """`mask`: additive, [B, 1, 1, S, P + S]; `past`: key and value of every layer, [B, K, P, D]."""
+        self._mask, self._past = mask, past
+        self.present: list[paddle.Tensor] = []
+
+    def attend(
+        self,
+        q_BSHD: paddle.Tensor,
+        k_BSKD: paddle.Tensor,
+        v_BSKD: paddle.Tensor,
+        *,
+        layer: int,
+        dropout: float,
+        key: Sequence[int],
+    ) -> paddle.Tensor:
+        assert dropout == 0.0, "programs are saved in evaluation mode"
+        k, v = (
+            paddle.concat([past, new.transpose([0, 2, 1, 3])], axis=2)
+            for past, new in ((self._past[2 * layer], k_BSKD), (self._past[2 * layer + 1], v_BSKD))
+        )
+        self.present += [k, v]
+        batch, length, heads, head_dim = q_BSHD.shape
+        key_heads = k_BSKD.shape[2]
+        q = (q_BSHD * head_dim**-0.5).reshape([batch, length, key_heads, heads // key_heads, head_dim])
+        scores = paddle.matmul(q.transpose([0, 2, 3, 1, 4]), k.unsqueeze(2), transpose_y=True) + self._mask
+        out = paddle.matmul(F.softmax(scores), v.unsqueeze(2))
+        return out.transpose([0, 3, 1, 2, 4]).reshape([batch, length, heads, head_dim])
+
+
+class Program(nn.Layer):
+    """What is recorded."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, input_ids, position_ids, attention_mask, last_positions, past):  # type: ignore[no-untyped-def]
+        length, slots = input_ids.shape[1], attention_mask.shape[1]
+        queries = paddle.arange(slots - length, slots).unsqueeze(1)
+        seen = (paddle.arange(slots).unsqueeze(0) <= queries).unsqueeze(0) & (attention_mask > 0).unsqueeze(1)
+        mask = paddle.where(seen, paddle.zeros([1]), paddle.full([1], MASKED)).unsqueeze(1).unsqueeze(1)
+        cache = StaticKeyValueCache(mask, past)
+        hidden = self.decoder(input_ids, position_ids, cache)
+        rows = paddle.arange(input_ids.shape[0]) * length + last_positions
+        last = paddle.gather(hidden.reshape([-1, self.decoder.config.hidden_size]), rows)
+        return [self.decoder.head(last), *cache.present]
+
+
+def save_program(decoder: Decoder, folder: Path) -> None:
+    """Write `model.json` and `model.pdiparams`, and what a caller must know into `inference_config.json`."""
+    decoder.eval()
+    description = ProgramDescription.of(decoder.config)
+    names = description.input_names()
+    tokens = [InputSpec([None, None], "int64", name) for name in names[:3]] + [InputSpec([None], "int64", names[3])]
+    shape = [None, description.num_key_value_heads, None, description.head_dim]
+    past = [InputSpec(shape, "float32", name) for name in names[len(TOKEN_INPUTS) :]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # in-place operations are none in a program, which is no news
+        recorded = paddle.jit.to_static(Program(decoder), input_spec=[*tokens, past], full_graph=True)
+        paddle.jit.save(recorded, str(folder / PROGRAM_FILE.removesuffix(".json")))
+    description.write(folder)
+
+
+def open_program(folder: Path) -> Step:
+    """A saved program, ready to be called, through Paddle's own inference engine.
+
+    Raises:
+        ModelFileError: `folder` holds no saved program, or half of one.
+    """
+    from paddle import inference
+
+    program, parameters = folder / PROGRAM_FILE, folder / PARAMETERS_FILE
+    if not program.is_file() or not parameters.is_file():
+        raise ModelFileError(f"{folder}: {PROGRAM_FILE} and {PARAMETERS_FILE} are not both there")
+    names = ProgramDescription.read(folder).input_names()
+    settings = inference.Config(str(program), str(parameters))
+    settings.disable_glog_info()
+    try:
+        predictor = inference.create_predictor(settings)
+    except (RuntimeError, ValueError) as error:  # saving does not notice a full disk
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise ModelFileError(f"{folder}: the program cannot be opened; is the disk full? ({reason})") from None
+
+    def step(arrays: Arrays) -> list[np.ndarray]:
+        for name, values in zip(names, arrays, strict=True):
+            handle = predictor.get_input_handle(name)
+            handle.reshape(values.shape)
+            handle.copy_from_cpu(np.ascontiguousarray(values))
+        predictor.run()
+        return [predictor.get_output_handle(name).copy_to_cpu() for name in predictor.get_output_names()]
+
+    return step
+
+
+def prefill(step: Step, description: ProgramDescription, prompts: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """Feed prompts of any lengths at once; the logits after each one's last token, and the past."""
+    lengths = np.array([len(prompt) for prompt in prompts])
+    ids = np.zeros((len(prompts), lengths.max()), np.int64)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = prompt
+    positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+    mask = (positions < lengths[:, None]).astype(np.int64)
+    return step([ids, positions, mask, lengths - 1, *description.empty_past(len(prompts))])
+
+
+def generate_greedily(
+    step: Step,
+    description: ProgramDescription,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    stop_token_ids: Sequence[int] = (),
+) -> list[list[int]]:
+    """The most likely continuation of every prompt, without the stop token that ended it; how a program is used."""
+    lengths = np.array([len(prompt) for prompt in prompts])
+    mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
+    zeros, ones = np.zeros(len(prompts), np.int64), np.ones((len(prompts), 1), np.int64)
+    answers: list[list[int]] = [[] for _ in prompts]
+    ended = np.zeros(len(prompts), bool)
+    logits, *past = prefill(step, description, prompts)
+    for number in range(max_new_tokens):
+        tokens = logits.argmax(-1)
+        ended |= np.isin(tokens, list(stop_token_ids)) | (lengths + number >= description.max_position_embeddings)
+        if ended.all():
+            break
+        for row in np.flatnonzero(~ended):
+            answers[row].append(int(tokens[row]))
+        mask = np.concatenate([mask, ones], axis=1)
+        logits, *past = step([tokens[:, None], (lengths + number)[:, None], mask, zeros, *past])
+    return answers
+
+
+# A trained model as a program of Paddle's inference engine, checked against the model that it was made from.
+
+TOLERANCE = 1e-3  # of the largest logit; a program that rounds differently stays far below
+
+
+def write_program(
+    decoder: Decoder, folder: Path, prompts: Sequence[Sequence[int]], expected: Sequence[np.ndarray]
+) -> LogitDifference:
+    """Save the program and run it from its files.
+
+    Args:
+        expected: the trained model's logits after every token of each prompt.
+
+    Raises:
+        ModelFileError: the program computes something else.
+    """
+    save_program(decoder, folder)
+    return check_program(open_program(folder), ProgramDescription.read(folder), prompts, expected)
+
+
+def check_program(
+    step: Step, description: ProgramDescription, prompts: Sequence[Sequence[int]], expected: Sequence[np.ndarray]
+) -> LogitDifference:
+    """Compare a program's logits with those of the trained model: a batch of prompts, and a prompt token by token.
+
+    Raises:
+        ModelFileError: they differ by more than rounding explains.
+    """
+    last = prefill(step, description, prompts)[0]
+    pairs = [(logits[-1:], row[None]) for logits, row in zip(expected, last, strict=True)]
+    prompt, logits = max(zip(prompts, expected, strict=True), key=lambda pair: len(pair[0]))
+    pairs.append((logits[: len(prompt)], np.concatenate(list(_token_by_token(step, description, prompt)))))
+    difference = compare([theirs for theirs, _ in pairs], [ours for _, ours in pairs])
+    if difference.largest > TOLERANCE * max(1.0, difference.largest_logit) or not np.isfinite(difference.largest):
+        raise ModelFileError(
+            f"the saved program does not compute what the model computes: {difference}.\n"
+            "  Nothing was exported. This is a defect of the exporter or of the engine; please report it."
+        )
+    return difference
+
+
+def _token_by_token(step: Step, description: ProgramDescription, prompt: Sequence[int]) -> Iterator[np.ndarray]:
+    """The logits [1, V] after each token of a prompt, fed one at a time."""
+    past = description.empty_past(1)
+    zero = np.zeros(1, np.int64)
+    for position, token in enumerate(prompt):
+        ids, positions = np.array([[token]], np.int64), np.array([[position]], np.int64)
+        logits, *past = step([ids, positions, np.ones((1, position + 1), np.int64), zero, *past])
+        yield logits

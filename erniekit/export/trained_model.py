@@ -1,0 +1,144 @@
+"""What the user names when a trained model is wanted: a configuration of a run, its output_dir, or a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from erniekit.build.adapters import base_folder
+from erniekit.config import Config
+from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError, UserError
+from erniekit.hub.cache import local_model_folder
+from erniekit.json_files import read_json_object
+from erniekit.model.architectures.model_config import CONFIG_FILE
+from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
+from erniekit.model.storage.model_folder import refuse_half_written, refuse_sharded_checkpoint
+from erniekit.training.callbacks.files import RESULT_FILES
+from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, problems
+
+PARAMETERS_FILE = "training_config.yaml"
+STATE_FILE = "trainer_state.json"
+MAX_RESULT_BYTES = 1 << 20
+_MODEL_SOURCE_PARAMETERS = ("model_name_or_path", "from_hf_hub", "from_aistudio", "from_modelscope")
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A complete model on disk, or adapters together with the base they belong to.
+
+    Attributes:
+        folder: holds the weights, or the adapters.
+        is_adapter: which of the two.
+        base: the folder of the model that was trained; None where it is unknown, or no longer there.
+        base_name: what the run or the adapters call it: a path or a hub's id; "" where that is unknown.
+        parameters: of the run that made it, by name; empty where that is unknown.
+        results: figures of that run, by name.
+    """
+
+    folder: Path
+    is_adapter: bool
+    base: Path | None
+    base_name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    results: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model_folder(self) -> Path:
+        """Where `config.json` and whole weights are."""
+        if not self.is_adapter:
+            return self.folder
+        assert self.base is not None, "find_trained_model has found it"
+        return self.base
+
+    def file(self, name: str) -> Path | None:
+        """The first of the trained folder and its base that has this file."""
+        folders = [self.folder, self.base] if self.base else [self.folder]
+        return next((folder / name for folder in folders if (folder / name).is_file()), None)
+
+
+def find_trained_model(named: Path, config: Config) -> TrainedModel:
+    """The model behind a configuration file (`config` is what it says) or a folder.
+
+    Raises:
+        ConfigurationError: the run has not been trained, or there is no such file or folder.
+        ModelFileError, CheckpointError: the folder holds no complete model, or the base of adapters is not here.
+    """
+    if named.is_file():
+        if not config.basic.output_dir:
+            raise ConfigurationError(f"{named}: `output_dir` is missing, so it does not say where the trained model is")
+        folder = Path(config.basic.output_dir).expanduser()
+    elif named.is_dir():
+        folder = named
+    else:
+        raise ConfigurationError(f"{named}: there is no such file or folder")
+    _check_complete(folder, named)
+    parameters = run_parameters(folder)
+    start = str(parameters.get("model_name_or_path") or "")
+    if is_adapter_folder(folder):
+        base = base_folder(folder)
+        return TrainedModel(folder, True, base, start or str(base_model_of(folder)), parameters, _results(folder))
+    return TrainedModel(folder, False, _local_base_folder(parameters), start, parameters, _results(folder))
+
+
+def _local_base_folder(parameters: Mapping[str, Any]) -> Path | None:
+    """The folder of the model that a run started from; nothing is fetched for it."""
+    known = {name: parameters[name] for name in _MODEL_SOURCE_PARAMETERS if parameters.get(name)}
+    if "model_name_or_path" not in known:
+        return None
+    try:
+        folder = local_model_folder(Config.from_mapping(known, verb="export"))
+    except UserError:
+        return None
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def _check_complete(folder: Path, named: Path) -> None:
+    refuse_half_written(folder)
+    if not (folder / CONFIG_FILE).is_file() and not is_adapter_folder(folder):
+        refuse_sharded_checkpoint(folder)
+        checkpoints = [path for path in checkpoint_folders(folder) if not problems(path, hashes=False)]
+        if checkpoints:
+            refuse_sharded_checkpoint(checkpoints[-1])
+            raise CheckpointError(
+                f"{folder}: the run has not finished, so it holds no final model.\n"
+                f"  Name its newest checkpoint, {checkpoints[-1]}, or let the run finish."
+            )
+        if named.is_file():
+            raise ConfigurationError(
+                f"{named}: this run has not been trained: {folder} holds no model.\n"
+                f"  Train it first: erniekit train {named}"
+            )
+        raise ModelFileError(f"{folder}: neither {CONFIG_FILE} nor {ADAPTER_CONFIG_FILE}: this is no model folder")
+    manifest = problems(folder, hashes=True)
+    damaged = [line for line in manifest if ".safetensors" in line]
+    if damaged:
+        raise CheckpointError(f"{folder}: the weights are not those that were written: {'; '.join(damaged[:5])}")
+
+
+def run_parameters(folder: Path) -> Mapping[str, Any]:
+    """The parameters of the run that left this folder; empty where they are unknown. Raises ModelFileError."""
+    path = folder / PARAMETERS_FILE
+    if not path.is_file():
+        return {}
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ModelFileError(f"{path}: cannot be read: {error}") from None
+    return values if isinstance(values, dict) else {}
+
+
+def _results(folder: Path) -> Mapping[str, Any]:
+    """Of a finished run its result files; of a checkpoint where the run stood."""
+    results: dict[str, Any] = {}
+    state = folder / STATE_FILE
+    if state.is_file():
+        stored = read_json_object(state)
+        return {name: stored[name] for name in ("step", "epoch") if stored.get(name) is not None}
+    for name in RESULT_FILES:
+        if (folder / name).is_file() and (folder / name).stat().st_size < MAX_RESULT_BYTES:
+            results |= read_json_object(folder / name)
+    return results

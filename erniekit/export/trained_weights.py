@@ -1,0 +1,134 @@
+"""The weights of a trained model as a stream of tensors, adapters merged, and the types they are written in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from erniekit.build.quantization import base_of_adapters
+from erniekit.errors import ModelFileError
+from erniekit.export.quantized import WeightFormat, linear_weight_shapes, stored_tensor_specs
+from erniekit.export.trained_model import TrainedModel
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.lora.config import linear_shapes
+from erniekit.model.lora.peft_files import read_adapters
+from erniekit.model.quantization.codes import dequantize, quantize
+from erniekit.model.quantization.settings import WeightOnly
+from erniekit.model.storage.layouts import open_weights
+from erniekit.model.storage.precision import STORED_TYPES, to_stored
+from erniekit.model.storage.shards import weight_files, write_weight_files
+
+TYPE_NAMES = {stored: name for name, stored in STORED_TYPES.items()}
+_CHUNK_SIZE = 1 << 20  # values that are rounded at once
+
+
+@dataclass(frozen=True)
+class TrainedWeights:
+    """Trained weights on disk.
+
+    Attributes:
+        config: the model's shape.
+        shapes: every tensor's Hugging Face name and shape.
+        read: yields every tensor in that order; float32 where anything was computed, linears as [out, in].
+    """
+
+    config: ModelConfig
+    shapes: Mapping[str, tuple[int, ...]]
+    read: Callable[[], Iterator[tuple[str, np.ndarray]]]
+
+
+def open_trained_weights(model: TrainedModel) -> TrainedWeights:
+    """The weights of a trained model, adapters merged onto what their base was for them; only headers are read yet.
+
+    Raises:
+        ModelFileError: files are missing or damaged, or do not fit `config.json`.
+    """
+    config = ModelConfig.from_folder(model.model_folder)
+    shapes, stored = config.weight_shapes(), open_weights(config, model.model_folder)
+    if not model.is_adapter:
+        return TrainedWeights(config, shapes, lambda: ((name, stored.read(name)) for name in shapes))
+    merge, base = read_adapters(model.folder, shapes).merge, base_of_adapters(model.parameters)
+
+    def read(name: str) -> np.ndarray:
+        values = stored.read(name)
+        return merge(name, values if base is None else _dequantized_base(base, name, values))
+
+    return TrainedWeights(config, shapes, lambda: ((name, read(name)) for name in shapes))
+
+
+def _dequantized_base(settings: WeightOnly, name: str, values: np.ndarray) -> np.ndarray:
+    """What a weight of this Hugging Face name has been for adapters beside it; other weights as they are."""
+    path = name.removesuffix(".weight")
+    if values.ndim != 2 or path not in linear_shapes({name: values.shape}):
+        return values
+    form = settings.form(path)
+    return dequantize(quantize(values, form, name), form)
+
+
+def stored_types(names: Sequence[str], reference: Mapping[str, str], dtype: str | None) -> dict[str, str]:
+    """The type each tensor is written in, as safetensors names it.
+
+    Args:
+        reference: the types in which the base model stores its tensors.
+        dtype: what the user asks for; None: each tensor as its base has it, new ones as most of the base.
+    """
+    known = {name: stored for name, stored in reference.items() if stored in TYPE_NAMES}
+    most = Counter(known.values()).most_common(1)
+    usual = STORED_TYPES[dtype] if dtype else most[0][0] if most else "F32"
+    return {name: "F32" if _is_router(name) else usual if dtype else known.get(name, usual) for name in names}
+
+
+def write_weights(
+    folder: Path,
+    weights: TrainedWeights,
+    types: Mapping[str, str],
+    max_shard_bytes: int,
+    form: WeightFormat | None = None,
+) -> list[Path]:
+    """Round every tensor once to its type and write it; a tensor at a time is in memory.
+
+    Args:
+        form: of linear weights; None: theirs is among the types.
+    """
+    linears = linear_weight_shapes(weights.shapes) if form else {}
+
+    def contents() -> Iterator[tuple[str, Iterable[Any]]]:
+        for name, values in weights.read():
+            if form and name in linears:
+                parts = zip(form.tensors(name, linears[name]), form.values(name, values), strict=True)
+                yield from ((part, [np.ascontiguousarray(stored).data]) for part, stored in parts)
+            else:
+                yield name, _rounded(name, values, types[name])
+
+    tensors = stored_tensor_specs(weights.shapes, types, form)
+    return write_weight_files(folder, tensors, contents(), max_shard_bytes, {"format": "pt"})
+
+
+def _rounded(name: str, values: np.ndarray, stored: str) -> Iterator[memoryview]:
+    """A tensor's bytes, piece by piece, for rounding takes room beside the values."""
+    flat = values.reshape(-1)
+    for start in range(0, flat.size, _CHUNK_SIZE):
+        yield to_stored(name, flat[start : start + _CHUNK_SIZE], stored).data
+
+
+def _is_router(name: str) -> bool:
+    """Routers decide by small differences between their scores, so `transformers` keeps them in float32, too."""
+    return not {"gate", "moe_statics"}.isdisjoint(name.split("."))
+
+
+def reference_types(model: TrainedModel, config: ModelConfig) -> tuple[Path, dict[str, str]]:
+    """The base and the types in which it stores its weights, or, where it has none, the same of the trained model."""
+    if model.base is not None and any(weight_files(model.base)):
+        try:
+            stored = open_weights(config, model.base)
+            return model.base, {name: stored.dtype(name) for name in config.weight_shapes()}
+        except ModelFileError:  # the folder has changed since; a model that was trained in full does not need it
+            if model.is_adapter:
+                raise
+    stored = open_weights(config, model.folder)
+    return model.folder, {name: stored.dtype(name) for name in config.weight_shapes()}

@@ -1,0 +1,1 @@
+"""Find, download and upload model folders through the clients of model hubs."""

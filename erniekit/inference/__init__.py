@@ -1,0 +1,1 @@
+"""Generate text: the engine, sampling, batches of prompts, answers for evaluation."""

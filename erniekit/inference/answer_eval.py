@@ -1,0 +1,162 @@
+"""Answering held-out dialogues: how close the model comes to the expected answers, and samples to read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from erniekit.data.conversation import ASSISTANT, Conversation, Preference, Source
+from erniekit.data.eval_sampler import source_names
+from erniekit.data.formats.chat import Record, read_records
+from erniekit.data.formats.problems import RecordProblem
+from erniekit.data.templates.ernie import Template, encode_prompt
+from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.inference.answer_metrics import AnswerScores, merge_scores
+from erniekit.inference.generation import generate, length_limit
+from erniekit.inference.sampling import Sampling
+from erniekit.model.decoder import Decoder
+from erniekit.training.evaluation import ExtraMetrics
+from erniekit.training.objectives.reference import eval_mode
+
+SAMPLES_FILE = "eval_samples.jsonl"
+MAX_BATCH_SIZE = 16  # bounds the memory of keys and values
+
+
+@dataclass(frozen=True)
+class EvalPrompt:
+    """A held-out dialogue up to the answer that is compared."""
+
+    location: str  # file:line
+    dialogue: Conversation
+    expected: str
+
+
+class GeneratedAnswer(NamedTuple):
+    """What the model says, and whether it was going to say more."""
+
+    text: str
+    cut: bool
+
+
+class GenerationEvaluator:
+    """Answers the same dialogues whenever it is called.
+
+    Greedy, so that answers do not depend on the batch. An answer that does not end by itself is cut after twice the
+    tokens of the expected one, and 16 more. More would only lower its scores, so how many were cut is told.
+
+    Args:
+        sources: files of dialogues or pairs.
+        count: how many dialogues of each file, spread over it; -1: all.
+        samples: the file to write.
+
+    Raises:
+        ConfigurationError: a library that scores answers is not installed.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], tokenizer: Tokenizer, template: Template, count: int, samples: Path
+    ) -> None:
+        AnswerScores()  # a missing library is told before the first evaluation
+        asked = [source for source in sources if source.probability > 0]
+        self._sources = dict(zip(source_names([str(source.path) for source in asked]), asked, strict=True))
+        self._tokenizer, self._template, self._count = tokenizer, template, count
+        self._path = samples
+
+    def __call__(self, decoder: Decoder) -> ExtraMetrics:
+        """Answer, and write every dialogue with its answer and scores to `samples`, one JSON object a line."""
+        scores: dict[str, AnswerScores] = {}
+        cut = skipped = 0
+        with eval_mode(decoder), open(self._path, "w", encoding="utf-8") as file:
+            for name, source in self._sources.items():
+                own = scores[name] = AnswerScores()
+                eval_prompts = _select_eval_prompts(source, self._count)
+                while block := list(islice(eval_prompts, MAX_BATCH_SIZE)):
+                    fitting = [
+                        (eval_prompt, tokens) for eval_prompt in block if (tokens := self._prompt(decoder, eval_prompt))
+                    ]
+                    skipped += len(block) - len(fitting)
+                    for (eval_prompt, _), answer in zip(fitting, self._answers(decoder, fitting), strict=True):
+                        line = _sample(eval_prompt, answer, own.add(eval_prompt.expected, answer.text))
+                        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                        cut += answer.cut
+        metrics = merge_scores(scores).metrics() | {"answers": float(sum(part.count for part in scores.values()))}
+        if cut:
+            metrics["answers_cut"] = float(cut)
+        if skipped:
+            metrics["answers_skipped"] = float(skipped)  # no room for an answer behind the prompt
+        return ExtraMetrics(metrics, {name: part.metrics() for name, part in scores.items()})
+
+    def _prompt(self, decoder: Decoder, eval_prompt: EvalPrompt) -> list[int]:
+        """Token ids; none where they leave no room for an answer."""
+        tokens = encode_prompt(self._template, self._tokenizer, eval_prompt.dialogue)
+        return tokens if len(tokens) < length_limit(decoder, None) else []
+
+    def _answers(self, decoder: Decoder, asked: Sequence[tuple[EvalPrompt, list[int]]]) -> list[GeneratedAnswer]:
+        if not asked:
+            return []
+        limits = [2 * len(self._tokenizer.encode(eval_prompt.expected)) + 16 for eval_prompt, _ in asked]
+        sampling = Sampling(
+            max_new_tokens=max(limits) + 1,  # one more tells an answer that is cut from one that ends just there
+            temperature=0.0,
+            stop_token_ids=tuple(self._template.stop_token_ids),
+        )
+        answers = generate(decoder, [tokens for _, tokens in asked], sampling)
+        return [
+            GeneratedAnswer(self._tokenizer.decode(tokens[:limit]), cut=len(tokens) > limit)
+            for tokens, limit in zip(answers, limits, strict=True)
+        ]
+
+
+def read_samples(output_dir: Path, count: int) -> list[dict[str, Any]]:
+    """The first samples of the last evaluation."""
+    with open(output_dir / SAMPLES_FILE, encoding="utf-8") as file:
+        return [json.loads(line) for line in islice(file, count)]
+
+
+def _select_eval_prompts(source: Source, count: int) -> Iterator[EvalPrompt]:
+    """`count` dialogues, evenly spread over the file."""
+    if count < 0:
+        yield from _read_eval_prompts(source)
+        return
+    available = sum(1 for _ in _read_eval_prompts(source))
+    for number, eval_prompt in enumerate(_read_eval_prompts(source)):
+        if number * count // available != (number + 1) * count // available or count >= available:
+            yield eval_prompt
+
+
+def _read_eval_prompts(source: Source) -> Iterator[EvalPrompt]:
+    for item in read_records(source.path, source.kind):
+        assert not isinstance(item, RecordProblem), "the dataset was opened before"
+        line, record = item
+        eval_prompt = _eval_prompt_from(f"{source.path}:{line}", record)
+        if eval_prompt is not None:
+            yield eval_prompt
+
+
+def _eval_prompt_from(location: str, record: Record) -> EvalPrompt | None:
+    """The last trained answer of a dialogue, or the chosen answer of a pair; plain text asks nothing."""
+    if isinstance(record, Preference):
+        return EvalPrompt(location, record.prompt, record.chosen[0].content)
+    if not isinstance(record, Conversation):
+        return None
+    turns = record.turns
+    last = max(number for number, turn in enumerate(turns) if turn.role == ASSISTANT and turn.trained)
+    return EvalPrompt(location, Conversation(turns[:last], record.system, record.tools), turns[last].content)
+
+
+def _sample(eval_prompt: EvalPrompt, answer: GeneratedAnswer, scores: dict[str, float]) -> dict[str, Any]:
+    dialogue = eval_prompt.dialogue
+    messages = [{"role": turn.role, "content": turn.content} for turn in dialogue.turns]
+    system = [{"role": "system", "content": dialogue.system}] if dialogue.system else []
+    return {
+        "place": eval_prompt.location,
+        "messages": system + messages,
+        "expected": eval_prompt.expected,
+        "answer": answer.text,
+        **({"cut": True} if answer.cut else {}),
+        **{name: round(value, 4) for name, value in scores.items()},
+    }

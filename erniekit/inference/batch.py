@@ -1,0 +1,108 @@
+"""Answering a file of prompts: in batches of similar length, in the order of the file, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from erniekit.build.model import Say
+from erniekit.data.conversation import Conversation
+from erniekit.errors import DataError, UserError
+from erniekit.inference.engine import MAX_BATCH_SIZE, ChatModel
+from erniekit.inference.generation import check_prompt
+from erniekit.inference.prompts import Prompt
+from erniekit.inference.sampling import Sampling
+
+_ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}  # JSON itself escapes those below
+WINDOW = 16 * MAX_BATCH_SIZE  # prompts that are sorted by length together, and written together
+
+
+def encode_prompts(
+    model: ChatModel, prompts: Sequence[Prompt], path: Path, sampling: Sampling, *, system: str = "", raw: bool = False
+) -> list[list[int]]:
+    """Token ids of every prompt; all that cannot be answered are told before the first one is.
+
+    Args:
+        system: for dialogues that bring no system text of their own.
+        raw: continue the last message as it is, without the chat template.
+
+    Raises:
+        DataError: lines whose prompts are too long, or hold control tokens.
+    """
+    encoded, problems = [], []
+    for prompt in prompts:
+        try:
+            dialogue = prompt.conversation
+            if raw and (len(dialogue.turns) > 1 or dialogue.system):
+                raise DataError("a dialogue, and --raw continues one text; drop --raw")
+            if raw:
+                tokens = model.encode_text(prompt.text)
+            else:
+                tokens = model.encode(Conversation(dialogue.turns, dialogue.system or system))
+            check_prompt(model.decoder, tokens, sampling, prompt.line)
+            encoded.append(tokens)
+        except UserError as error:
+            problems.append(f"{path}:{prompt.line}: {error}")
+    if problems:
+        shown = [*problems[:20], *([f"and {len(problems) - 20:,} more"] if len(problems) > 20 else [])]
+        raise DataError("\n".join(shown))
+    return encoded
+
+
+def answer_records(
+    model: ChatModel, prompts: Sequence[Prompt], encoded: Sequence[Sequence[int]], sampling: Sampling, say: Say
+) -> Iterator[dict[str, Any]]:
+    """A record for each prompt, in order: `prompt`, `answer`, and where there are any `messages` and `reference`."""
+    for start in range(0, len(prompts), WINDOW):
+        window = range(start, min(start + WINDOW, len(prompts)))
+
+        def report(done: int, start: int = start) -> None:
+            say(f"answered {start + done:,} of {len(prompts):,} prompts")
+
+        answers = model.answer_encoded([encoded[number] for number in window], sampling, streams=window, report=report)
+        for number, answer in zip(window, answers, strict=True):
+            yield _record(prompts[number], answer)
+
+
+def write_records(records: Iterator[dict[str, Any]], output: Path) -> None:
+    """Write one JSON object a line; the file gets its name when it is complete.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    temp_path = output.with_name(f".writing-{output.name}")
+    try:
+        with temp_path.open("w", encoding="utf-8") as file:
+            for record in records:
+                write_record(record, file)
+        temp_path.rename(output)
+    except OSError as error:
+        raise DataError(f"--output {output}: cannot be written: {error.strerror or error}") from None
+    finally:
+        temp_path.unlink(missing_ok=True)  # what a refusal or a signal has left; a complete file has its name by now
+
+
+def write_record(record: dict[str, Any], file: TextIO) -> None:
+    """One JSON object and a line end; control characters are escaped, for the stream may be a terminal."""
+    file.write(json.dumps(record, ensure_ascii=False).translate(_ESCAPED) + "\n")
+
+
+def check_output(output: Path) -> None:
+    """Raise DataError where `output` exists, or its folder does not."""
+    if output.exists():
+        raise DataError(f"--output {output}: is there already, and nothing is overwritten; name another file")
+    if not output.parent.is_dir():
+        raise DataError(f"--output {output}: there is no folder {output.parent}")
+
+
+def _record(prompt: Prompt, answer: str) -> dict[str, Any]:
+    conversation = prompt.conversation
+    record: dict[str, Any] = {"prompt": prompt.text, "answer": answer}
+    if len(conversation.turns) > 1 or conversation.system:
+        system = [{"role": "system", "content": conversation.system}] if conversation.system else []
+        record["messages"] = system + [{"role": turn.role, "content": turn.content} for turn in conversation.turns]
+    if prompt.reference is not None:
+        record["reference"] = prompt.reference
+    return record

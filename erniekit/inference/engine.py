@@ -1,0 +1,213 @@
+"""Answering: a model folder with its tokenizer and chat template, for `generate`, `chat` and scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from erniekit.build.adapters import base_folder
+from erniekit.build.quantization import base_of_adapters
+from erniekit.config.sections.generation import GenerationParameters
+from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
+from erniekit.data.templates.ernie import Template, chat_template, encode_prompt
+from erniekit.data.tokenizers.files import TOKENIZER_FILES
+from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from erniekit.errors import DataError, ModelFileError
+from erniekit.export.trained_model import run_parameters
+from erniekit.inference.generation import check_prompt, generate, length_limit, stream
+from erniekit.inference.sampling import Sampling
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.builder import build_model
+from erniekit.model.decoder import Decoder
+from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, is_adapter_folder
+from erniekit.model.storage.model_folder import refuse_sharded_checkpoint
+
+MAX_BATCH_SIZE = 64  # prompts that are answered together: bounds the memory of keys and values
+
+
+def sampling_from(parameters: GenerationParameters, seed: int) -> Sampling:
+    """How the next token is chosen, from the parameters of section 3.1."""
+    return Sampling(
+        max_new_tokens=parameters.max_new_tokens,
+        temperature=parameters.temperature,
+        top_p=parameters.top_p,
+        top_k=parameters.top_k,
+        repetition_penalty=parameters.repetition_penalty,
+        seed=seed,
+        max_length=parameters.max_model_len,
+    )
+
+
+@dataclass(frozen=True)
+class ChatModel:
+    """A decoder that can be asked."""
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    template: Template
+
+    @classmethod
+    def load(
+        cls, folder: Path, *, adapters: Path | None = None, random_weights: bool = False, seed: int = 42
+    ) -> ChatModel:
+        """Open a model folder, an `output_dir` or a checkpoint; of adapters, together with the model they belong to.
+
+        Args:
+            adapters: a folder of adapters for the model in `folder`.
+
+        Raises:
+            ModelFileError: a folder or one of its files is missing or damaged.
+        """
+        if folder.is_file():
+            raise ModelFileError(
+                f"{folder}: is a file, and this verb takes a model folder, such as the output_dir of a run.\n"
+                "  For example: erniekit chat output/quickstart/sft"
+            )
+        if not folder.is_dir():
+            raise ModelFileError(
+                f"{folder}: there is no such folder; name a model folder, an output_dir or a checkpoint, or a model of "
+                "a hub with --from-hf-hub, --from-aistudio or --from-modelscope"
+            )
+        if adapters is None and is_adapter_folder(folder):
+            folder, adapters = base_folder(folder), folder
+        refuse_sharded_checkpoint(folder)
+        if not (folder / "config.json").is_file():
+            checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
+            hint = f" Its newest checkpoint is {checkpoints[-1]}." if checkpoints else ""
+            raise ModelFileError(f"{folder}: there is no config.json, so this is not a model folder.{hint}")
+        if adapters is not None and not is_adapter_folder(adapters):
+            raise ModelFileError(f"{adapters}: there are no adapters (no {ADAPTER_CONFIG_FILE}) in it")
+        has_tokenizer = adapters is not None and any((adapters / name).is_file() for name in TOKENIZER_FILES)
+        tokenizer = load_tokenizer(adapters if adapters and has_tokenizer else folder)
+        weights = None if random_weights else folder
+        base = base_of_adapters(run_parameters(adapters)) if adapters else None
+        decoder = build_model(ModelConfig.from_folder(folder), weights, adapters=adapters, seed=seed, quantization=base)
+        return cls(decoder, tokenizer, chat_template(tokenizer))
+
+    def answer(self, prompts: Sequence[str], sampling: Sampling, *, system: str = "", raw: bool = False) -> list[str]:
+        """One answer for each prompt; what is sampled for one depends on its place in the list, not on the others.
+
+        Args:
+            raw: continue the texts as they are, without the chat template.
+
+        Raises:
+            UserError: a prompt is empty, too long, no UTF-8, or contains a control token of the model.
+        """
+        encoded = [
+            self.encode_text(prompt) if raw else self.encode(Conversation((Turn(USER, prompt),), system))
+            for prompt in prompts
+        ]
+        return self.answer_encoded(encoded, sampling, range(len(encoded)))
+
+    def answer_encoded(
+        self,
+        encoded: Sequence[Sequence[int]],
+        sampling: Sampling,
+        streams: Sequence[int],
+        report: Callable[[int], None] = lambda done: None,
+    ) -> list[str]:
+        """One answer for each prompt of token ids, computed in batches of similar length.
+
+        Args:
+            streams: the number of each prompt's stream of random draws.
+            report: called after every batch with how many prompts are answered.
+
+        Raises:
+            UserError: a prompt is empty or too long.
+        """
+        for number, tokens in enumerate(encoded, start=1):
+            check_prompt(self.decoder, tokens, sampling, number)
+        by_length = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
+        sampling = self._with_stop_tokens(sampling)
+        answers = [""] * len(encoded)
+        for start in range(0, len(by_length), MAX_BATCH_SIZE):
+            rows = by_length[start : start + MAX_BATCH_SIZE]
+            prompts, numbers = [encoded[row] for row in rows], [streams[row] for row in rows]
+            for row, tokens in zip(rows, generate(self.decoder, prompts, sampling, streams=numbers), strict=True):
+                answers[row] = self.tokenizer.decode(tokens)
+            report(start + len(rows))
+        return answers
+
+    def encode_text(self, text: str) -> list[int]:
+        """The token ids of a text as it is. Raises DataError where it is no UTF-8 or contains a control token."""
+        return self.tokenizer.encode(self._validated(text))
+
+    def encode(self, conversation: Conversation) -> list[int]:
+        """The token ids of a dialogue up to and with the header of the answer to come."""
+        for text in (conversation.system, *(turn.content for turn in conversation.turns)):
+            self._validated(text)
+        return encode_prompt(self.template, self.tokenizer, conversation)
+
+    def stream(self, tokens: Sequence[int], sampling: Sampling, number: int = 0) -> Iterator[str]:
+        """The answer to encoded tokens, in pieces of text as soon as each is complete.
+
+        Args:
+            number: of the stream of random draws (see `model.generation.stream`).
+        """
+        ids: list[int] = []
+        shown = ""
+        for token in stream(self.decoder, tokens, self._with_stop_tokens(sampling), number):
+            ids.append(token)
+            text = self.tokenizer.decode(ids)
+            if not text.endswith("\ufffd"):  # a character may take several tokens
+                yield text[len(shown) :]
+                shown = text
+        rest = self.tokenizer.decode(ids)[len(shown) :]
+        if rest:
+            yield rest
+
+    def _with_stop_tokens(self, sampling: Sampling) -> Sampling:
+        return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *self.template.stop_token_ids))
+
+    def _validated(self, text: str) -> str:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # Python reads a foreign byte as a lone surrogate
+            raise DataError(
+                f"the text is not UTF-8 (character {error.start + 1}); convert it, or set the terminal to UTF-8"
+            ) from None
+        token = self.tokenizer.find_control_token(text)
+        if token is not None:
+            raise DataError(
+                f"the text contains {token}, which steers the model and may not stand in a message; remove it"
+            )
+        return text
+
+
+@dataclass
+class Dialogue:
+    """A conversation that goes on; forgets its oldest exchanges when it grows too long.
+
+    Attributes:
+        replies: how many were begun; each draws from a random stream of its own.
+    """
+
+    model: ChatModel
+    max_model_len: int
+    conversation: Conversation
+    replies: int = 0
+
+    @classmethod
+    def start(cls, model: ChatModel, *, system: str = "", max_model_len: int | None = None) -> Dialogue:
+        return cls(model, length_limit(model.decoder, max_model_len), Conversation((), system))
+
+    def reply(self, message: str, sampling: Sampling) -> Iterator[str]:
+        """The answer to the user's next message, in pieces. It becomes part of the dialogue once it is complete.
+
+        Raises:
+            DataError: the message alone leaves no room for an answer.
+        """
+        asked = Conversation((*self.conversation.turns, Turn(USER, message)), self.conversation.system)
+        tokens = self.model.encode(asked)
+        while len(tokens) >= self.max_model_len and len(asked.turns) > 1:
+            asked = asked.drop_oldest_rounds(1)
+            tokens = self.model.encode(asked)
+        if len(tokens) >= self.max_model_len:
+            raise DataError(f"the message has {len(tokens):,} tokens and max_model_len is {self.max_model_len:,}")
+        number, pieces = self.replies, []
+        self.replies += 1
+        for piece in self.model.stream(tokens, replace(sampling, max_length=self.max_model_len), number):
+            pieces.append(piece)
+            yield piece
+        self.conversation = Conversation((*asked.turns, Turn(ASSISTANT, "".join(pieces))), asked.system)

@@ -1,0 +1,186 @@
+"""Generating text token by token, with a key-value cache, for one prompt or a batch of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+
+from erniekit.errors import UserError
+from erniekit.inference.sampling import Sampling, random_stream, sample_token
+from erniekit.model.attention import MASKED, AttentionPlan, attention
+from erniekit.model.decoder import Decoder
+
+
+def generate(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], sampling: Sampling, streams: Sequence[int] | None = None
+) -> list[list[int]]:
+    """Answer every prompt; the token ids of the answers, without the stop token that ended them.
+
+    Prompts may differ in length; each gets the answer that `stream` gives it alone with the same number.
+
+    Args:
+        streams: the number of each prompt's stream of random draws; default its place in `prompts`.
+
+    Raises:
+        UserError: a prompt is empty, or leaves no room for an answer (see `length_limit`).
+    """
+    answers: list[list[int]] = [[] for _ in prompts]
+    scales = decoder.activation_scales
+    with nullcontext() if scales is None else scales.cache_weight_codes():
+        for tokens in _token_steps(decoder, prompts, sampling, range(len(prompts)) if streams is None else streams):
+            for answer, token in zip(answers, tokens, strict=True):
+                if token is not None:
+                    answer.append(token)
+    return answers
+
+
+def stream(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, number: int = 0) -> Iterator[int]:
+    """Answer one prompt, yielding each token id as soon as it is chosen. Raises like `generate`.
+
+    Args:
+        number: of the stream of random draws; another number gives another sampled answer.
+    """
+    for (token,) in _token_steps(decoder, [prompt], sampling, [number]):
+        if token is not None:
+            yield token
+
+
+def length_limit(decoder: Decoder, max_length: int | None) -> int:
+    """How many tokens prompt and answer may have together: `max_length`, if the model itself allows as many."""
+    own_limit = decoder.config.max_position_embeddings
+    return own_limit if max_length is None else min(max_length, own_limit)
+
+
+def check_prompt(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, number: int) -> None:
+    """Raise UserError for a prompt that cannot be answered; `number` counts from 1 and is for the message."""
+    limit = length_limit(decoder, sampling.max_length)
+    if not 0 < len(prompt) < limit:
+        whose = "max_model_len" if limit == sampling.max_length else "the model's max_position_embeddings"
+        raise UserError(
+            f"prompt {number} has {len(prompt):,} tokens; it needs at least 1 and, to leave room for an answer, "
+            f"fewer than {whose} {limit:,}"
+        )
+
+
+def _token_steps(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], sampling: Sampling, streams: Sequence[int]
+) -> Iterator[list[int | None]]:
+    """Per step one token id for each prompt, None for those that have ended."""
+    if not prompts:
+        return
+    for number, prompt in enumerate(prompts, start=1):
+        check_prompt(decoder, prompt, sampling, number)
+    limit = length_limit(decoder, sampling.max_length)
+    room = [min(sampling.max_new_tokens, limit - len(prompt)) for prompt in prompts]
+    stops = set(sampling.stop_token_ids)
+    generators = [random_stream(sampling, number) for number in streams]
+    seen = [list(prompt) for prompt in prompts]
+    ended = [False] * len(prompts)
+    cache = KeyValueCache([len(prompt) for prompt in prompts])
+    for step in range(max(room)):
+        logits = _prompt_logits(decoder, prompts, cache) if step == 0 else _next_logits(decoder, seen, cache)
+        chosen: list[int | None] = []
+        for row, row_logits in enumerate(logits):
+            token = sample_token(row_logits, seen[row], sampling, generators[row])
+            seen[row].append(token)
+            ended[row] = ended[row] or step >= room[row] or token in stops
+            chosen.append(None if ended[row] else token)
+        if all(ended):
+            return
+        yield chosen
+
+
+class KeyValueCache:
+    """Keys and values of the tokens so far, per layer [B, K, slots, D]; stands in for an attention plan.
+
+    The prompts fill the first slots, padded on the right to the longest; each later token takes one more slot in every
+    row. Padding is never attended to.
+    """
+
+    def __init__(self, prompt_lengths: Sequence[int]) -> None:
+        self.prompt_lengths = np.asarray(prompt_lengths)
+        self.new_tokens = 0
+        longest = int(self.prompt_lengths.max())
+        # One document per row. The padded tail's columns hold its start, so that its rows see nothing at all.
+        ends = np.broadcast_to(self.prompt_lengths[:, None], (len(prompt_lengths), longest))
+        self._prompt_plan = AttentionPlan.build(ends[:, None, :, None])
+        self._padding = np.arange(longest) >= self.prompt_lengths[:, None]
+        self._mask: paddle.Tensor | None = None
+        self._keys: dict[int, paddle.Tensor] = {}
+        self._values: dict[int, paddle.Tensor] = {}
+
+    def extend(self) -> paddle.Tensor:
+        """Make room for one more token per row; returns the tokens' position ids [B, 1]."""
+        positions = self.prompt_lengths + self.new_tokens
+        self.new_tokens += 1
+        if self._padding.any():
+            masked = np.pad(self._padding, ((0, 0), (0, self.new_tokens)))
+            self._mask = paddle.to_tensor(np.where(masked, np.float32(MASKED), np.float32(0))[:, None, None])
+        return paddle.to_tensor(positions[:, None])
+
+    def attend(
+        self,
+        q_BSHD: paddle.Tensor,
+        k_BSKD: paddle.Tensor,
+        v_BSKD: paddle.Tensor,
+        *,
+        layer: int,
+        dropout: float,
+        key: Sequence[int],
+    ) -> paddle.Tensor:
+        """Attention of the prompts among themselves, or of one new token per row to everything before it."""
+        assert dropout == 0.0, "text is generated in evaluation mode"
+        k_BKSD, v_BKSD = k_BSKD.transpose([0, 2, 1, 3]), v_BSKD.transpose([0, 2, 1, 3])
+        if self.new_tokens == 0:
+            self._keys[layer], self._values[layer] = k_BKSD, v_BKSD
+            return attention(q_BSHD, k_BSKD, v_BSKD, self._prompt_plan)
+        keys = self._keys[layer] = paddle.concat([self._keys[layer], k_BKSD], axis=2)
+        values = self._values[layer] = paddle.concat([self._values[layer], v_BKSD], axis=2)
+        batch, _, heads, head_dim = q_BSHD.shape
+        # The query heads that share a key head become rows of one product.
+        q = (q_BSHD * head_dim**-0.5).reshape([batch, keys.shape[1], -1, head_dim])
+        scores = paddle.matmul(q, keys, transpose_y=True)
+        if self._mask is not None:
+            scores = scores + self._mask
+        return paddle.matmul(F.softmax(scores), values).reshape([batch, 1, heads, head_dim])
+
+
+@paddle.no_grad()
+def _prompt_logits(decoder: Decoder, prompts: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray:
+    """Fill the cache with the prompts; the logits after each prompt's last token [B, V]."""
+    longest = max(map(len, prompts))
+    ids = np.zeros((len(prompts), longest), np.int64)
+    for row, prompt in enumerate(prompts):
+        ids[row, : len(prompt)] = prompt
+    positions = np.broadcast_to(np.arange(longest), ids.shape)
+    hidden = _evaluate(decoder, paddle.to_tensor(ids), paddle.to_tensor(positions), cache)
+    last = np.arange(len(prompts)) * longest + cache.prompt_lengths - 1
+    rows = paddle.gather(hidden.reshape([-1, hidden.shape[-1]]), paddle.to_tensor(last))
+    with decoder.tp.no_sequence_parallel():
+        return decoder.head(rows).numpy()
+
+
+@paddle.no_grad()
+def _next_logits(decoder: Decoder, seen: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray:
+    """Feed every row's newest token; the logits of the token after it [B, V]."""
+    positions = cache.extend()
+    newest = paddle.to_tensor(np.array([[tokens[-1]] for tokens in seen], np.int64))
+    rows = _evaluate(decoder, newest, positions, cache)[:, 0]
+    with decoder.tp.no_sequence_parallel():
+        return decoder.head(rows).numpy()
+
+
+def _evaluate(decoder: Decoder, ids: paddle.Tensor, positions: paddle.Tensor, cache: KeyValueCache) -> paddle.Tensor:
+    """One forward pass without dropout, whatever mode the decoder is in; on every rank the states of all tokens."""
+    training = decoder.training
+    decoder.eval()
+    try:
+        with decoder.tp.no_sequence_parallel():
+            return decoder(ids, positions, cache)
+    finally:
+        if training:
+            decoder.train()

@@ -1,0 +1,1 @@
+"""Describe model families: configuration, weight names and shapes, how ranks shard them."""

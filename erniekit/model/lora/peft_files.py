@@ -1,0 +1,223 @@
+"""Adapters in and out: PEFT's folder layout, read tensor by tensor and checked against the model. Needs no Paddle.
+
+PEFT names the factors of a linear layer `base_model.model.<path>.lora_A.weight` [r, in] and `.lora_B.weight` [out, r],
+and DoRA's lengths `.lora_magnitude_vector` [out]. Adapters that began with PiSSA are stored as the difference from
+their start, [A; A0] and [B, -B0] of rank 2r, so that they fit the original base model in every program.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from erniekit.errors import ModelFileError
+from erniekit.model.lora.config import PISSA, LoraSettings, linear_shapes
+from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, peft_config, settings_from_peft
+from erniekit.model.lora.init import Factors, merged_weight, principal_factors
+from erniekit.model.lora.paddlenlp_files import is_paddlenlp_folder, read_paddlenlp
+from erniekit.model.storage.layouts import is_mtp_weight
+from erniekit.model.storage.safetensors import SafetensorsFile, write_safetensors
+from erniekit.model.storage.shards import format_problems
+
+ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
+_PICKLED = "adapter_model.bin"
+_PREFIX = "base_model.model."
+_METADATA = "erniekit"  # the key of our own entry in the file's metadata, which PEFT passes over
+
+WeightShapes = Mapping[str, tuple[int, ...]]  # of a whole model, by Hugging Face name, linears [out, in]
+
+
+@dataclass(frozen=True)
+class StoredAdapters:
+    """The adapters of a folder.
+
+    Attributes:
+        settings: how they compute; `target_modules` are whole paths.
+        factors: by the path of the linear layer. With PiSSA as PEFT saves it `start` is still to be computed.
+        base_fingerprint: of the weights they were trained on (`lora.weights_fingerprint`); "" where that is unknown.
+    """
+
+    settings: LoraSettings
+    factors: Mapping[str, Factors]
+    base_fingerprint: str = ""
+
+    def complete(self, path: str, weight: np.ndarray) -> Factors:
+        """The factors of one layer, whose weight in the base model is `weight` [in, out]."""
+        factors = self.factors[path]
+        if self.settings.init != PISSA or factors.start is not None:
+            return factors
+        scaling, rank = self.settings.scaling_of(path), self.settings.rank_of(path)
+        return factors._replace(start=principal_factors(path, weight, rank, scaling).start)
+
+    def merge(self, name: str, values: np.ndarray) -> np.ndarray:
+        """The base model's weight of this Hugging Face name and layout, with its adapter's update if it has one.
+
+        Returns:
+            float32 where there is an adapter, otherwise `values` themselves.
+        """
+        path = name.removesuffix(".weight")
+        if path == name or path not in self.factors:
+            return values
+        weight = values.astype(np.float32, copy=False).T
+        merged = merged_weight(weight, self.complete(path, weight), self.settings.scaling_of(path))
+        return np.ascontiguousarray(merged.T)
+
+
+def read_adapters(folder: Path | str, weight_shapes: WeightShapes) -> StoredAdapters:
+    """The adapters that PEFT, paddlenlp or this project wrote into `folder`, for a model with these weights.
+
+    Multi-token prediction layers of the model may be without adapters, for a run may leave them out, as transformers
+    does. Adapters of such layers that the model does without are left out.
+
+    Raises:
+        ModelFileError: a file is missing or damaged, the adapters compute something that is not available here, or
+            tensors are missing, unknown or of another shape than the model and the configuration say (all listed).
+    """
+    folder = Path(folder)
+    linears = linear_shapes(weight_shapes)
+    if is_paddlenlp_folder(folder):
+        return StoredAdapters(*read_paddlenlp(folder, linears))
+    settings = settings_from_peft(folder, list(linears))
+    file = _open(folder)
+    settings = _without_missing_mtp(settings, file)
+    factors = _read_factors(file, folder, settings, linears)
+    own = _own_metadata(file)
+    if own is None:
+        return StoredAdapters(settings, factors)
+    stored, fingerprint = replace(own[0], target_modules=settings.target_modules), own[1]
+    if stored.init == PISSA:
+        factors = {path: _split_start(each) for path, each in factors.items()}
+    return StoredAdapters(stored, factors, fingerprint)
+
+
+def write_adapters(
+    folder: Path | str, adapters: StoredAdapters, weight_shapes: WeightShapes, base_model: str
+) -> list[Path]:
+    """Write `adapter_config.json` and `adapter_model.safetensors` (float32) as PEFT reads them.
+
+    Args:
+        base_model: the folder or the hub's id of the model that the adapters belong to.
+
+    Returns:
+        The files written.
+    """
+    folder, settings = Path(folder), adapters.settings
+    folder.mkdir(parents=True, exist_ok=True)
+    factor = 2 if settings.init == PISSA else 1
+    config = peft_config(settings, list(adapters.factors), list(linear_shapes(weight_shapes)), base_model, factor)
+    config_path = folder / ADAPTER_CONFIG_FILE
+    config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    tensors = {
+        name: values for path, factors in adapters.factors.items() for name, values in _peft_tensors(path, factors)
+    }
+    own = {"settings": replace(settings, target_modules=()).to_json(), "base_fingerprint": adapters.base_fingerprint}
+    metadata = {"format": "pt", _METADATA: json.dumps(own)}
+    weights_path = folder / ADAPTER_WEIGHTS_FILE
+    shapes = {name: values.shape for name, values in tensors.items()}
+    dtype = np.result_type(*(values.dtype for values in tensors.values()))  # float64 where layouts are compared
+    write_safetensors(weights_path, shapes, tensors.items(), metadata, dtype)
+    return [config_path, weights_path]
+
+
+def _open(folder: Path) -> SafetensorsFile:
+    path = folder / ADAPTER_WEIGHTS_FILE
+    if not path.is_file() and (folder / _PICKLED).is_file():
+        raise ModelFileError(
+            f"{folder / _PICKLED} is a pickled file, which can run any program when it is read; only "
+            f"{ADAPTER_WEIGHTS_FILE} is read here.\n  If you trust it, let PEFT convert it, with its base model: "
+            f"PeftModel.from_pretrained(base, {str(folder)!r}).save_pretrained({str(folder)!r})"
+        )
+    return SafetensorsFile(path)
+
+
+def _without_missing_mtp(settings: LoraSettings, file: SafetensorsFile) -> LoraSettings:
+    stored = {_own_name(name).rpartition(".")[0] for name in file.names()}
+    targets = tuple(path for path in settings.target_modules if path in stored or not is_mtp_weight(path))
+    return replace(settings, target_modules=targets)
+
+
+def _read_factors(
+    file: SafetensorsFile, folder: Path, settings: LoraSettings, linears: Mapping[str, tuple[int, int]]
+) -> dict[str, Factors]:
+    names = {_own_name(name): name for name in file.names()}
+    expected = expected_shapes(settings, linears)
+    problems = [] if expected else ["target_modules names no linear layer of the model"]
+    problems += [f"{name}: missing" for name in expected if name not in names]
+    for own, stored in names.items():
+        if own not in expected:
+            if not is_mtp_weight(own) or own.rpartition(".")[0] in linears:
+                problems.append(f"{stored}: {_why_unknown(own, linears)}")
+        elif file.shape(stored) != expected[own]:
+            problems.append(f"{stored}: shape {list(file.shape(stored))}, expected {list(expected[own])}")
+    if problems:
+        title = f"{file.path}: the adapters do not fit {folder / ADAPTER_CONFIG_FILE} and the base model:"
+        raise ModelFileError(format_problems(title, problems))
+
+    def read(name: str) -> np.ndarray:
+        return np.ascontiguousarray(file.read(names[name]).T, np.float32)
+
+    return {
+        path: Factors(
+            read(f"{path}.lora_A"),
+            read(f"{path}.lora_B"),
+            read(f"{path}.lora_magnitude_vector") if settings.dora else None,
+        )
+        for path in settings.target_modules
+    }
+
+
+def expected_shapes(settings: LoraSettings, linears: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, ...]]:
+    """`<path>.lora_A` and so on of every target, with the shapes that PEFT stores."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in settings.target_modules:
+        (outputs, inputs), rank = linears[path], settings.rank_of(path)
+        shapes[f"{path}.lora_A"], shapes[f"{path}.lora_B"] = (rank, inputs), (outputs, rank)
+        if settings.dora:
+            shapes[f"{path}.lora_magnitude_vector"] = (outputs,)
+    return shapes
+
+
+def _own_name(name: str) -> str:
+    return name.removeprefix(_PREFIX).removesuffix(".weight")
+
+
+def _why_unknown(own: str, linears: Mapping[str, tuple[int, int]]) -> str:
+    path, _, kind = own.rpartition(".")
+    if kind not in ("lora_A", "lora_B", "lora_magnitude_vector"):
+        return "no adapter of a linear layer"
+    if path in linears:
+        return f"{ADAPTER_CONFIG_FILE} does not name this layer"
+    return "the base model has no such linear layer between embedding and head"
+
+
+def _peft_tensors(path: str, factors: Factors) -> Sequence[tuple[str, np.ndarray]]:
+    a, b = factors.A, factors.B
+    if factors.start is not None:
+        a, b = np.concatenate([a, factors.start[0]], axis=1), np.concatenate([b, -factors.start[1]], axis=0)
+    tensors = [(f"{_PREFIX}{path}.lora_A.weight", a.T), (f"{_PREFIX}{path}.lora_B.weight", b.T)]
+    if factors.magnitude is not None:
+        tensors.append((f"{_PREFIX}{path}.lora_magnitude_vector", factors.magnitude))
+    return tensors
+
+
+def _split_start(factors: Factors) -> Factors:
+    """Undo what `_peft_tensors` does to adapters that began with PiSSA."""
+    (a, a0), (b, b0) = np.split(factors.A, 2, axis=1), np.split(factors.B, 2, axis=0)
+    contiguous = np.ascontiguousarray
+    return factors._replace(A=contiguous(a), B=contiguous(b), start=(contiguous(a0), -b0))
+
+
+def _own_metadata(file: SafetensorsFile) -> tuple[LoraSettings, str] | None:
+    """The settings and the base's fingerprint that this project stores; None in a file of another program."""
+    text = file.metadata.get(_METADATA)
+    if text is None:
+        return None
+    try:
+        own = json.loads(text)
+        return LoraSettings.from_json(own["settings"]), str(own["base_fingerprint"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelFileError(f"{file.path}: the metadata {_METADATA!r} cannot be read ({error!r})") from None

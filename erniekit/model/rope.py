@@ -1,0 +1,104 @@
+"""Rotary position embeddings (Su et al., 2021, arXiv:2104.09864) in both published forms.
+
+The two channels of a pair are turned by the angle position * frequency (see `rope_scaling`). ERNIE-4.5 pairs channels
+2i and 2i + 1 of a head (interleaved); Llama and Qwen pair i and i + D / 2.
+Angles, cosines and sines are float32 whatever the model's precision, as in the published models.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import paddle
+from paddle.autograd import PyLayer
+
+from erniekit.model.architectures.rope_scaling import Frequencies
+from erniekit.model.autograd import apply, disable_autocast
+from erniekit.model.kernels import fused_kernels, fused_rotary
+
+
+class RotaryTables(NamedTuple):
+    """Cosines and sines, float32 [T, N, D], both members of a pair holding the pair's value.
+
+    They are repeated for each of the N heads, because Paddle's broadcasting product is 30 times slower on a CPU.
+    """
+
+    cos: paddle.Tensor
+    sin: paddle.Tensor
+    interleaved: bool
+
+
+def rotary_tables(
+    position_ids: paddle.Tensor, heads: int, frequencies: Frequencies, *, interleaved: bool
+) -> RotaryTables:
+    """The tables of T = position_ids.size tokens and N = `heads` heads; computed once per batch."""
+    # Repeated before they meet the positions: ONNX has no operation for it.
+    per_pair = np.array(frequencies.per_pair, np.float32)
+    per_channel = np.repeat(per_pair, 2) if interleaved else np.tile(per_pair, 2)
+    angles = position_ids.reshape([-1, 1, 1]).astype("float32") * paddle.to_tensor(per_channel)
+    angles = paddle.tile(angles, [1, heads, 1])  # not later: in saved programs oneDNN's sine read what the cosine wrote
+    cos, sin = paddle.cos(angles), paddle.sin(angles)
+    if frequencies.magnitude != 1.0:
+        cos, sin = cos * frequencies.magnitude, sin * frequencies.magnitude
+    return RotaryTables(cos, sin, interleaved)
+
+
+def apply_rotary(x_TND: paddle.Tensor, tables: RotaryTables) -> paddle.Tensor:
+    """Turn the pairs of every head."""
+    if fused_kernels().rope:
+        with disable_autocast():
+            return fused_rotary(x_TND, tables.cos[:, 0], tables.sin[:, 0], tables.interleaved)
+    return apply(_ApplyRotary, x_TND, tables)
+
+
+class _ApplyRotary(PyLayer):
+    """y = x cos + (x R) sin with R the quarter turn of every pair; dx = g cos + (g sin) R^T.
+
+    The quarter turn is a product with a D x D matrix of 0 and +-1: exact, and far faster than strided copies.
+    """
+
+    @staticmethod
+    def forward(ctx, x, tables):  # type: ignore[no-untyped-def]
+        ctx.tables, dtype = tables, x.dtype
+        cos, sin, interleaved = tables
+        x = _as(x, cos.dtype)
+        rotated = paddle.matmul(x, _rotate_half_matrix(x.shape[-1], interleaved, x.dtype))
+        return _as((x * cos).add_(rotated * sin), dtype)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (cos, sin, interleaved), dtype = ctx.tables, grad.dtype
+        grad = _as(grad, cos.dtype)
+        rotated = paddle.matmul(
+            grad * sin, _rotate_half_matrix(grad.shape[-1], interleaved, grad.dtype), transpose_y=True
+        )
+        return _as((grad * cos).add_(rotated), dtype)
+
+
+def _as(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+def _rotate_half_matrix(size: int, interleaved: bool, dtype: paddle.dtype) -> paddle.Tensor:
+    """R [D, D] with (x R)[a] = -x[b] and (x R)[b] = x[a] for every pair (a, b); kept outside of programs."""
+    if paddle.in_dynamic_mode():
+        return _cached_rotate_half_matrix(size, interleaved, dtype)
+    return _make_rotate_half_matrix(size, interleaved, dtype)
+
+
+@lru_cache(maxsize=8)
+def _cached_rotate_half_matrix(size: int, interleaved: bool, dtype: paddle.dtype) -> paddle.Tensor:
+    return _make_rotate_half_matrix(size, interleaved, dtype)
+
+
+def _make_rotate_half_matrix(size: int, interleaved: bool, dtype: paddle.dtype) -> paddle.Tensor:
+    matrix = np.zeros((size, size), np.float32)
+    pair = np.arange(size // 2)
+    first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + size // 2)
+    matrix[second, first] = -1.0
+    matrix[first, second] = 1.0
+    turn = paddle.to_tensor(matrix)
+    # in two steps: paddlenlp exchanges `to_tensor`, and on what follows its call, saving a program waits for itself
+    return turn.astype(dtype)

@@ -1,0 +1,284 @@
+"""Where a model folder keeps each weight: the layouts of weight files, told apart and read as one. Needs no Paddle.
+
+- Hugging Face: names begin with `model.`, linears are [out, in].
+- Paddle (paddlenlp, paddleformers, ERNIEKit 1): names begin with the family's name, linears are [in, out], and so is
+  an untied head. Projections may be fused along the outputs: `up_gate_proj` (or `gate_up_fused_proj`) holds gate, then
+  up; `qkv_proj` holds all queries, keys and values one after the other ("blocks", ERNIE with grouped queries) or, for
+  each key head, its queries, its key and its value ("groups", paddlenlp, and ERNIE with as many key heads as queries).
+Shapes tell the order of inputs and outputs; where all linears are square the file's metadata and names do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from erniekit.errors import ModelFileError
+from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
+from erniekit.model.storage.float8_tensors import Float8Tensor, with_float8_weights
+from erniekit.model.storage.model_folder import refuse_half_written, refuse_sharded_checkpoint
+from erniekit.model.storage.packed_tensors import CONFIG_KEY, PackedTensor, with_packed_weights
+from erniekit.model.storage.safetensors import SafetensorsFile
+from erniekit.model.storage.shards import format_problems, open_weight_files
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_PADDLE_PREFIXES = ("ernie.", "llama.", "qwen2.")
+_PADDLE_FORMATS = {"np", "pd", "paddle"}
+_QKV = "qkv_proj"
+_GATE_UP = ("up_gate_proj", "gate_up_fused_proj")
+_LINEAR = re.compile(r"(_proj(\.\d+)?|\.mlp\.gate)\.weight$")
+_FUSED_PART = re.compile(r"(?P<path>.*\.)(?P<linear>[qkv]_proj|gate_proj|up_proj)\.(?P<kind>weight|bias)$")
+_CORRECTION = re.compile(r"\.e_score_correction_bias$")
+_MTP_WEIGHT = re.compile(r"\.mtp_(block|emb_norm|hidden_norm|linear_proj)\.")
+WeightFile = SafetensorsFile | PackedTensor | Float8Tensor
+_COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")  # stored by older programs; follows from the configuration
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How names and shapes in the files differ from Hugging Face's.
+
+    Attributes:
+        prefix: in place of `model.`.
+        inputs_first: linears are [in, out].
+        head_inputs_first: an untied head is [hidden, vocabulary].
+        qkv: "", "blocks" or "groups": how queries, keys and values share a tensor.
+        gate_up: the name of the linear that holds gate and up, or "".
+    """
+
+    prefix: str = "model."
+    inputs_first: bool = False
+    head_inputs_first: bool = False
+    qkv: str = ""
+    gate_up: str = ""
+
+    def __str__(self) -> str:
+        if self == Layout():
+            return "Hugging Face layout"
+        order = "[in, out]" if self.inputs_first else "[out, in]"
+        fused = [name for name in (_QKV if self.qkv else "", self.gate_up) if name]
+        return f"{self.prefix}* names, linears {order}" + (f", fused {' and '.join(fused)}" if fused else "")
+
+
+class TensorRegion(NamedTuple):
+    """Where one weight lies.
+
+    Attributes:
+        stored: the name of the tensor that holds it.
+        shape: of that tensor.
+        transposed: whether the tensor is the transpose of what Hugging Face stores.
+        outputs: the tensor's outputs that belong to this weight; None means all.
+    """
+
+    stored: str  # "" where no file holds the weight, and its values are zero
+    shape: tuple[int, ...]
+    transposed: bool
+    outputs: np.ndarray | None
+
+
+class StoredWeights:
+    """The weights of a folder under their Hugging Face names, whatever the layout of the files."""
+
+    def __init__(self, layout: Layout, files: Mapping[str, WeightFile], regions: Mapping[str, TensorRegion]) -> None:
+        self.layout, self._files, self._regions = layout, files, regions
+
+    def dtype(self, name: str) -> str:
+        """The type in which this weight is stored, such as "BF16"."""
+        stored = self._regions[name].stored
+        return self._files[stored].stored(stored).dtype if stored else "F32"
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one weight, in the order of the file (see `is_transposed`)."""
+        region = self._regions[name]
+        return region.shape if region.outputs is None else (*region.shape[:-1], len(region.outputs))
+
+    def is_transposed(self, name: str) -> bool:
+        """Whether `row_blocks` yields rows of the transpose of what Hugging Face stores."""
+        return self._regions[name].transposed
+
+    def row_blocks(self, name: str, wanted: range | None = None) -> Iterator[tuple[slice, np.ndarray]]:
+        """One weight a few MB at a time, in the order of the file (see `is_transposed`): row numbers and rows.
+
+        bfloat16 comes as float32, everything else in its own type.
+
+        Args:
+            wanted: consecutive rows, numbered as they come; None: all. Of a tensor of its own, others are not read.
+        """
+        region = self._regions[name]
+        if not region.stored:
+            own = range(region.shape[0]) if wanted is None else wanted
+            yield slice(own.start, own.stop), np.zeros((len(own), *region.shape[1:]), np.float32)
+            return
+        blocks = self._files[region.stored].row_blocks(region.stored, wanted if region.outputs is None else None)
+        for rows, values in blocks:
+            if region.outputs is None:
+                yield rows, values
+            elif values.ndim == 2:
+                yield rows, values[:, region.outputs]
+            else:
+                inside = (region.outputs >= rows.start) & (region.outputs < rows.stop)
+                first = int(np.argmax(inside))
+                found = values[region.outputs[inside] - rows.start]
+                yield slice(first, first + len(found)), found
+
+    def read(self, name: str) -> np.ndarray:
+        """One whole weight as Hugging Face stores it (linears [out, in]); its type as from `row_blocks`."""
+        region = self._regions[name]
+        if not region.stored:
+            return np.zeros(region.shape, np.float32)
+        values = self._files[region.stored].read(region.stored)
+        if region.outputs is not None:
+            values = values[..., region.outputs]
+        return values.T if region.transposed else values
+
+
+def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
+    """Find every weight that `config` asks for; nothing but headers is read.
+
+    Raises:
+        ModelFileError: a file is missing or damaged, the folder was left half-written, the layout cannot be told, or
+            tensors are missing, unknown or of another shape (all listed).
+    """
+    folder = Path(folder)
+    refuse_half_written(folder)
+    refuse_sharded_checkpoint(folder)
+    quantized = config.other_keys.get(CONFIG_KEY)
+    files = with_float8_weights(with_packed_weights(open_weight_files(folder), quantized), quantized)
+    shapes = {name: file.shape(name) for name, file in files.items() if not _COMPUTED.search(name)}
+    formats = {file.metadata.get("format", "") for file in files.values()}
+    layout = find_layout(config, shapes, formats, where=str(folder))
+    regions = weight_regions(config, layout)
+    if not config.other_keys.get("moe_use_aux_free", True):  # such routers may be stored without their correction
+        unstored = {
+            name for name, region in regions.items() if _CORRECTION.search(name) and region.stored not in shapes
+        }
+        regions |= {name: regions[name]._replace(stored="") for name in unstored}
+    problems = _misfits(config, regions, shapes, files)
+    if not problems and config.tie_word_embeddings and HEAD in shapes:
+        problems = _untied_head(files[HEAD], files[regions[EMBEDDING].stored], regions[EMBEDDING].stored)
+    if problems:
+        raise ModelFileError(format_problems(f"{folder}: the weights do not fit {CONFIG_FILE} ({layout}):", problems))
+    return StoredWeights(layout, files, regions)
+
+
+def find_layout(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], formats: set[str], *, where: str) -> Layout:
+    """The layout of files that hold tensors of these names and shapes.
+
+    Args:
+        formats: what the files' metadata say under `format`; "pt" is Hugging Face's, "np" paddlenlp's.
+        where: heads the error.
+
+    Raises:
+        ModelFileError: names, shapes and metadata allow more than one layout, with different weights.
+    """
+    prefix = next((prefix for prefix in _PADDLE_PREFIXES if f"{prefix}embed_tokens.weight" in shapes), "model.")
+    is_paddle = prefix != "model."
+    linears = {part for name in shapes for part in name.split(".")[-2:-1]}
+    gate_up = next((name for name in _GATE_UP if name in linears), "")
+    qkv = ""
+    if _QKV in linears:
+        if not is_paddle:
+            raise ModelFileError(
+                f"{where}: {prefix}*.{_QKV} can hold queries, keys and values in more than one order, and nothing in "
+                "the files tells which. Save the model again in Hugging Face's layout, with unfused projections."
+            )
+        grouped = config.num_key_value_heads != config.num_attention_heads
+        qkv = "blocks" if prefix == "ernie." and grouped else "groups"
+    inputs_first = _order_by_shape(config, Layout(prefix, qkv=qkv, gate_up=gate_up), shapes)
+    if inputs_first is None:
+        if formats <= _PADDLE_FORMATS or (is_paddle and formats == {""}):
+            inputs_first = True
+        elif formats == {"pt"}:
+            inputs_first = False
+        else:
+            raise ModelFileError(
+                f"{where}: every linear weight is square and the files' metadata name no format, so it cannot be told "
+                'whether they are [in, out] or [out, in]. Save them with the metadata {"format": "pt"} if they are '
+                '[out, in], as Hugging Face has them, or {"format": "np"} if they are [in, out], as Paddle has them.'
+            )
+    head = shapes.get(HEAD)
+    square_head = config.vocab_size == config.hidden_size
+    head_inputs_first = inputs_first and is_paddle if square_head else head == (config.hidden_size, config.vocab_size)
+    return Layout(prefix, inputs_first, head_inputs_first and not config.tie_word_embeddings, qkv, gate_up)
+
+
+def weight_regions(config: ModelConfig, layout: Layout) -> dict[str, TensorRegion]:
+    """Where a layout keeps each weight of a model, by Hugging Face name."""
+    shapes = config.weight_shapes()
+    return {name: _region(config, layout, name, shapes) for name in shapes}
+
+
+def _region(config: ModelConfig, layout: Layout, name: str, shapes: Mapping[str, tuple[int, ...]]) -> TensorRegion:
+    shape, outputs, stored = shapes[name], None, name
+    fused = _FUSED_PART.fullmatch(name)
+    if fused:
+        parts: tuple[str, ...] = ()
+        if layout.qkv and fused["linear"][0] in "qkv":
+            parts, whole = ("q_proj", "k_proj", "v_proj"), _QKV
+        elif layout.gate_up and fused["linear"] in ("gate_proj", "up_proj"):
+            parts, whole = ("gate_proj", "up_proj"), layout.gate_up
+        if parts:
+            sizes = [shapes[f"{fused['path']}{part}.{fused['kind']}"][0] for part in parts]
+            number = parts.index(fused["linear"])
+            groups = config.num_key_value_heads if layout.qkv == "groups" and whole == _QKV else 1
+            outputs = _outputs(sizes, number, groups)
+            stored = f"{fused['path']}{whole}.{fused['kind']}"
+            shape = (sum(sizes), *shape[1:])
+    transposed = layout.head_inputs_first if name == HEAD else layout.inputs_first and bool(_LINEAR.search(name))
+    if stored.startswith("model."):
+        stored = layout.prefix + stored.removeprefix("model.")
+    return TensorRegion(stored, shape[::-1] if transposed else shape, transposed, outputs)
+
+
+def _outputs(sizes: list[int], number: int, groups: int) -> np.ndarray:
+    """The outputs of part `number` where each of `groups` groups holds its share of every part, one after the other."""
+    shares = [size // groups for size in sizes]
+    start = sum(shares[:number])
+    group = np.arange(groups)[:, None] * sum(shares)
+    return (group + np.arange(start, start + shares[number])).reshape(-1)
+
+
+def _order_by_shape(config: ModelConfig, layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> bool | None:
+    """Whether most linears that are not square are [in, out]; None if there are none."""
+    votes = 0
+    for name, region in weight_regions(config, layout).items():
+        found = shapes.get(region.stored)
+        if _LINEAR.search(name) and found is not None and region.shape[0] != region.shape[1]:
+            votes += (found == region.shape[::-1]) - (found == region.shape)
+    return votes > 0 if votes else None
+
+
+def _misfits(
+    config: ModelConfig,
+    regions: Mapping[str, TensorRegion],
+    shapes: Mapping[str, tuple[int, ...]],
+    files: Mapping[str, WeightFile],
+) -> list[str]:
+    expected = {region.stored: region.shape for region in regions.values() if region.stored}
+    if config.tie_word_embeddings and HEAD in shapes:
+        expected[HEAD] = expected[regions[EMBEDDING].stored]  # a stored copy
+    problems = [f"{name}: missing" for name in expected if name not in shapes]
+    for name, shape in shapes.items():
+        if name not in expected and not is_mtp_weight(name):
+            problems.append(f"{name}: the model has no such weight ({files[name].path.name})")
+        elif name in expected and shape != expected[name]:
+            problems.append(f"{name}: shape {list(shape)}, expected {list(expected[name])}")
+    return problems
+
+
+def is_mtp_weight(name: str) -> bool:
+    """Whether this weight, or adapter, is part of a multi-token prediction layer, which a run may leave out."""
+    return _MTP_WEIGHT.search(name) is not None
+
+
+def _untied_head(head: WeightFile, embedding: WeightFile, embedding_name: str) -> list[str]:
+    """A problem if the two stored tensors differ."""
+    blocks = embedding.row_blocks(embedding_name)
+    if all(np.array_equal(values, head.rows(HEAD, rows.start, rows.stop)) for rows, values in blocks):
+        return []
+    return [f'{HEAD}: differs from {embedding_name}, but {CONFIG_FILE} ties them; set "tie_word_embeddings": false']

@@ -1,0 +1,132 @@
+"""`erniekit train CONFIG --try`: overfit one sample of the user's own data, as a check of a configuration."""
+
+from __future__ import annotations
+
+import time
+
+from erniekit.build.adapters import adapter_plan
+from erniekit.build.data import sample_limits, training_dataset, training_sources
+from erniekit.build.model import Say, begin_training, initial_weights, objective_from, open_model
+from erniekit.config import Config
+from erniekit.data.collate import Batch, collate
+from erniekit.data.formats.problems import ProblemList, UnusedFields
+from erniekit.data.templates.ernie import Sample, Template
+from erniekit.data.tokenize import RecordCounts, TokenizationSettings, tokenise
+from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.errors import DataError
+from erniekit.model.decoder import Decoder
+from erniekit.model.lora.lora import named_trainable_parameters
+from erniekit.training.objectives.objective import Objective
+from erniekit.training.optim.adamw import build_optimizer, trainable_parameters
+from erniekit.training.settings import optimizer_settings_from
+from erniekit.training.step import NotFiniteError, train_step
+
+SECONDS = 50.0
+GOAL, GOAL_OF_PAIRS = 0.1, 0.8  # of the first loss; preference losses have their minimum at many places
+LEARNING_RATE_FROM_WEIGHTS, LEARNING_RATE_FROM_SCRATCH = 1e-4, 1e-3
+
+
+def overfit_check(config: Config, say: Say = print) -> bool:
+    """Train on the first sample alone until its loss is a tenth of what it was, or a minute has passed.
+
+    A pair is learned when its chosen answer has the higher reward and the loss is four fifths of what it was.
+
+    Everything that a run needs is exercised (files, template, model, loss, optimizer), nothing is written. The learning
+    rate is constant and at least 1e-4 (1e-3 from random weights), because a handful of steps must show an effect.
+
+    Returns:
+        Whether the loss got there.
+
+    Raises:
+        UserError: anything the user can mend.
+    """
+    model_config, tokenizer, template = begin_training(config, say)
+    location, sample = first_sample(config, tokenizer, template, say)
+    weights = initial_weights(config)
+    model = open_model(config, weights, say, adapters=adapter_plan(config, model_config))
+    model.train()
+    parameters = named_trainable_parameters(model)
+    optimizer = build_optimizer(parameters, optimizer_settings_from(config, model_config.num_hidden_layers))
+    trained = list(trainable_parameters(parameters).values())
+    batch = collate([[sample]], [[0]], tokenizer.pad_id, pairs=sample.pair is not None)
+    objective = _objective(config, model, batch)
+    floor = LEARNING_RATE_FROM_SCRATCH if weights is None else LEARNING_RATE_FROM_WEIGHTS
+    lr = max(config.training.learning_rate, floor)
+    goal = GOAL if sample.pair is None else GOAL_OF_PAIRS
+    say(f"overfitting {location} ({batch.token_count} tokens, {batch.target_count} targets), learning rate {lr:g}")
+
+    start, first, step = time.monotonic(), 0.0, 0
+    while True:
+        try:
+            result = train_step(
+                model, trained, optimizer, objective, [batch],
+                step=step, learning_rate=lr, max_grad_norm=config.training.max_grad_norm,
+            )  # fmt: skip
+        except NotFiniteError as error:
+            say(f"NOT OK: {error.what} is not finite at step {step + 1}.\n  {_not_finite_hint(step, weights is None)}")
+            return False
+        loss, seconds = result.totals.loss, time.monotonic() - start
+        first = loss if step == 0 else first
+        step += 1
+        reached = loss < goal * first and result.totals.metrics.get("reward_accuracy", 1.0) == 1.0
+        if step == 1 or step % 10 == 0 or reached:
+            say(f"step {step:>3}  loss {loss:.4f}  {seconds:.1f} s")
+        if reached:
+            say(f"OK: the model learned the sample, loss {first:.3f} -> {loss:.3f} in {step} steps.")
+            return True
+        if seconds > SECONDS:
+            say(
+                f"NOT OK: the loss only went from {first:.3f} to {loss:.3f} in {step} steps.\n"
+                "  Look at the sample with `erniekit preview`, and try a higher learning_rate or less dropout. "
+                "A large model on a slow machine may only need more time."
+            )
+            return False
+
+
+def _objective(config: Config, model: Decoder, batch: Batch) -> Objective:
+    if batch.pairs is None:
+        return objective_from(config)
+    from erniekit.runners.dpo import objective_of_pair
+
+    return objective_of_pair(config, model, batch)
+
+
+def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None, say: Say) -> tuple[str, Sample]:
+    """The first record of the training data that fits `max_seq_len` and has a target, and its place (file:line).
+
+    No more records than needed are read, and nothing is cached, so that a huge file costs no more than a small one.
+
+    Raises:
+        DataError: a record before it is malformed, or none fits.
+    """
+    limits = f"max_seq_len {config.training.max_seq_len:,}"
+    if config.basic.stage == "DPO":
+        limits += f" or max_prompt_len {config.dpo.max_prompt_len:,}"
+    settings = TokenizationSettings(tokenizer, template, **sample_limits(config))
+    if "packed" in config.training.train_dataset_type:
+        dataset = training_dataset(config, tokenizer, template)
+        return dataset.location(0), dataset.sample(0)
+    skipped = 0
+    for source in training_sources(config):
+        if source.probability == 0:
+            continue
+        problems, counts = ProblemList(), RecordCounts()
+        for samples, lines in tokenise(source, settings, counts, UnusedFields(source.kind), problems, block_records=1):
+            problems.raise_if_any()
+            if samples:
+                if skipped + counts.dropped:
+                    say(f"skipped {skipped + counts.dropped:,} records before it, longer than {limits}")
+                return f"{source.path}:{lines[0]}", samples[0]
+        problems.raise_if_any()
+        skipped += counts.dropped
+    if not skipped:
+        raise DataError("train_dataset_path: no file is set, so there is no sample to try")
+    raise DataError(f"train_dataset_path: none of {skipped:,} records fits {limits}; raise it, or give shorter ones")
+
+
+def _not_finite_hint(finished_steps: int, random_weights: bool) -> str:
+    if finished_steps:
+        return "Try a lower learning_rate, or max_grad_norm: 1."
+    if random_weights:
+        return "No step was made yet, so the model's config.json is the likely cause, for example initializer_range."
+    return "No step was made yet, so the weights are damaged, or are not those of config.json."

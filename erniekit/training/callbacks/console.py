@@ -1,0 +1,128 @@
+"""Progress as plain lines, for logs and pipes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+# How figures are written for people.
+
+# record name -> (label, format), in the order of display
+_SHOWN = {
+    "loss": ("loss", "{:.4f}"),
+    "token_accuracy": ("accuracy", "{:.1%}"),
+    "learning_rate": ("lr", "{:.3g}"),
+    "grad_norm": ("grad norm", "{:.3g}"),
+    "tokens_per_second": ("tokens/s", "{:,.0f}"),
+    "eval_loss": ("loss", "{:.4f}"),
+    "eval_perplexity": ("perplexity", "{:.4g}"),
+    "eval_token_accuracy": ("accuracy", "{:.1%}"),
+    "eval_exact_match": ("exact match", "{:.1%}"),
+    "eval_rougeL": ("rougeL", "{:.3f}"),
+    "eval_bleu": ("BLEU", "{:.1f}"),
+    "reward_accuracy": ("reward accuracy", "{:.1%}"),
+    "reward_margin": ("margin", "{:.3g}"),
+    "eval_reward_accuracy": ("reward accuracy", "{:.1%}"),
+    "eval_reward_margin": ("margin", "{:.3g}"),
+}
+_NOT_SHOWN = {
+    "step", "epoch", "eval_batches", "eval_batches_available", "eval_units", "eval_seconds", "eval_sources",
+    "eval_rouge1", "eval_rouge2", "eval_answers",
+}  # fmt: skip
+
+
+def format_metrics(record: Mapping[str, Any]) -> str:
+    """The figures of a record in one line; those of an objective that this module does not know come last, by name."""
+    known = [f"{label} {shape.format(record[name])}" for name, (label, shape) in _SHOWN.items() if name in record]
+    others = [f"{name} {value:.4g}" for name, value in record.items() if name not in _SHOWN and name not in _NOT_SHOWN]
+    return "  ".join(known + others)
+
+
+def evaluation_line(record: Mapping[str, Any]) -> str:
+    """One line for an evaluation, with how much of the data it covered."""
+    covered = f"{record['eval_batches']} of {record['eval_batches_available']} batches"
+    return f"evaluation at step {record['step']}  {format_metrics(record)}  ({covered}, {record['eval_seconds']:.1f} s)"
+
+
+def duration(seconds: float) -> str:
+    """`h:mm:ss`, or `m:ss` below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _print_flushed(line: str) -> None:
+    print(line, flush=True)  # a pipe would hold lines back for kilobytes
+
+
+class PlainLines:
+    """One line for every log, evaluation and checkpoint."""
+
+    def __init__(self, say: Callable[[str], None] = _print_flushed) -> None:
+        self._say = say
+        self._first = self._total = 0
+        self._started = 0.0
+
+    def on_train_begin(self, first_step: int, total_steps: int) -> None:
+        self._first, self._total, self._started = first_step, total_steps, time.perf_counter()
+
+    def on_log(self, record: Mapping[str, Any]) -> None:
+        step = record["step"]
+        per_step = (time.perf_counter() - self._started) / max(1, step - self._first)
+        left = duration(per_step * (self._total - step))
+        self._say(f"step {step}/{self._total}  {format_metrics(record)}  left {left}")
+
+    def on_evaluate(self, record: Mapping[str, Any]) -> None:
+        self._say(evaluation_line(record))
+
+    def on_save(self, folder: Path) -> None:
+        self._say(f"saved {folder}")
+
+
+# Progress on a terminal: a bar with the time left, and the latest figures under it. Evaluations scroll past above.
+
+
+class LiveProgress:
+    """Redrawn a few times a second; lines printed meanwhile appear above it."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task = self._bar.add_task("training")
+        self._metrics = Text("")
+        self._live = Live(get_renderable=self._display, console=self._console, refresh_per_second=4)
+
+    def on_train_begin(self, first_step: int, total_steps: int) -> None:
+        self._bar.reset(self._task, total=total_steps, completed=first_step)
+        self._live.start()
+
+    def on_step(self, record: Mapping[str, Any]) -> None:
+        self._bar.update(self._task, completed=record["step"])
+        self._metrics = Text(format_metrics(record), overflow="ellipsis", no_wrap=True)
+
+    def on_evaluate(self, record: Mapping[str, Any]) -> None:
+        self._console.print(evaluation_line(record), highlight=False)
+
+    def on_save(self, folder: Path) -> None:
+        self._console.print(f"saved {folder}", highlight=False)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _display(self) -> Group:
+        return Group(self._bar, self._metrics)

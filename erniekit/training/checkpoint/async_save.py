@@ -1,0 +1,324 @@
+"""How the files of a checkpoint become a complete folder: at once, or by another process while training goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from safetensors import SafetensorError
+
+import erniekit
+from erniekit.environment import available_memory
+from erniekit.errors import CheckpointError
+from erniekit.training.checkpoint.atomic_folder import disk_errors, prune, temp_folder_of, write_folder
+
+# Where a checkpoint waits for the process that completes it: a folder in shared memory, removed when it is done.
+#
+# A folder there belongs to the processes that hold its lock, which ends with the last of them; what nobody holds any
+# more
+# is removed by the next run of the same user. Needs no Paddle.
+
+SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "erniekit-checkpoint-"
+_OTHER_FILES = 64 << 20  # bytes: a checkpoint's files beside tensors, above all the tokenizer's
+_HEADROOM = 1.05
+
+
+class Staging:
+    """A folder in shared memory that this process, and those that inherit `lock`, hold until all have closed it."""
+
+    def __init__(self, folder: Path, lock: int) -> None:
+        self.folder, self.lock = folder, lock
+
+    def close(self) -> None:
+        """Let go of it; another process still has it, or it is gone."""
+        os.close(self.lock)
+
+
+def memory_shortage(tensor_bytes: int, shared_memory: Path | None = None) -> str:
+    """What keeps a checkpoint with so many bytes of tensors from waiting in shared memory; empty for nothing."""
+    shared = shared_memory or SHARED_MEMORY
+    needed = int(tensor_bytes * _HEADROOM) + _OTHER_FILES
+    if not (shared.is_dir() and os.access(shared, os.W_OK)):
+        return f"there is no shared memory at {shared}"
+    free, memory = shutil.disk_usage(shared).free, available_memory()
+    if free < needed:
+        return f"{shared} has {_mb(free)} free of the {_mb(needed)} needed"
+    if memory is not None and memory < needed:
+        return f"{_mb(memory)} of memory are available of the {_mb(needed)} needed"
+    return ""
+
+
+def new_staging(shared_memory: Path | None = None) -> Staging:
+    """An empty folder in shared memory, for this user only."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=shared_memory or SHARED_MEMORY))
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:  # as below
+            continue
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            return Staging(folder, lock)
+        os.close(lock)  # another run took it, without a lock yet, for one that nobody holds
+
+
+def remove_abandoned(say: Callable[[str], None], shared_memory: Path | None = None) -> None:
+    """Remove this user's folders that no process holds: those of runs whose processes were all killed."""
+    for folder in (shared_memory or SHARED_MEMORY).glob(f"{_PREFIX}*"):
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:  # the process that held it has just removed it
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            say(f"removed {folder}: a checkpoint that a killed run had not written")
+        finally:
+            os.close(lock)
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB"
+
+
+Write = Callable[[Path], None]  # puts the files of a checkpoint into a folder
+
+
+class Saver(Protocol):
+    """What a run has its checkpoints written by, on the rank that writes. A context manager around the run: what was
+    begun is complete at its end, or an error.
+
+    Attributes:
+        is_async: whether another process hashes and syncs.
+    """
+
+    @property
+    def is_async(self) -> bool: ...
+    @property
+    def writing(self) -> Path | None:
+        """The checkpoint that is not complete yet."""
+        ...
+
+    def save(self, target: Path, write: Write | None, tensor_bytes: int, keep: Collection[Path]) -> None:
+        """Have a checkpoint written; the values are taken before this returns. Older ones than `limit` go afterwards.
+
+        Args:
+            write: None: it is complete already.
+            tensor_bytes: about what `write` will write.
+            keep: checkpoints that stay, besides the new one.
+
+        Raises:
+            CheckpointError: it, or the one before, could not be written.
+        """
+        ...
+
+    def check(self) -> None:
+        """Notice that what was begun is complete; never waits. Raises CheckpointError as `save`."""
+        ...
+
+    def wait(self) -> None:
+        """Until what was begun is complete. Raises CheckpointError as `save`."""
+        ...
+
+    def __enter__(self) -> Saver: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class SyncSaver:
+    """Writes while training waits.
+
+    Args:
+        limit: so many checkpoints are kept, the newest; None: all.
+        saved: called with a checkpoint that is complete.
+    """
+
+    is_async = False
+    writing: Path | None = None
+
+    def __init__(self, limit: int | None = None, saved: Callable[[Path], None] = lambda folder: None) -> None:
+        self._limit, self._saved = limit, saved
+
+    def save(self, target: Path, write: Write | None, tensor_bytes: int, keep: Collection[Path]) -> None:
+        if write is not None:
+            write_folder(target, write)
+        prune(target.parent, self._limit, {target, *keep})
+        self._saved(target)
+
+    def check(self) -> None:
+        """Nothing is ever left to do."""
+
+    def wait(self) -> None:
+        """Nothing is ever left to do."""
+
+    def __enter__(self) -> SyncSaver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+SYNC_SAVER = SyncSaver()
+
+
+class AsyncSaver:
+    """Writes into shared memory while training waits, and has another process do the rest (`checkpoint_writer`).
+
+    Where shared memory has no room the files go to the disk as always, and that process hashes and syncs them.
+
+    Args:
+        limit, saved: as of `SyncSaver`; `saved` is called by `check`, `wait` or the next `save`.
+        shared_memory: false where some of those that write do not see that of this machine.
+    """
+
+    is_async = True
+
+    def __init__(
+        self,
+        limit: int | None,
+        saved: Callable[[Path], None],
+        say: Callable[[str], None] = print,
+        *,
+        shared_memory: bool = True,
+    ) -> None:
+        self._limit, self._saved, self._say, self._shared_memory = limit, saved, say, shared_memory
+        self._process: subprocess.Popen[str] | None = None
+        self._staged: Path | None = None
+        self._reported: set[str] = set()
+        self.writing: Path | None = None
+
+    def save(self, target: Path, write: Write | None, tensor_bytes: int, keep: Collection[Path]) -> None:
+        self.wait()
+        if write is None:
+            prune(target.parent, self._limit, {target, *keep})
+            self._saved(target)
+            return
+        several = "several machines write, which do not share memory"
+        shortage = memory_shortage(tensor_bytes) if self._shared_memory else several
+        if shortage and shortage not in self._reported:
+            self._reported.add(shortage)
+            self._say(f"async_save: {shortage}: the checkpoint is written to the disk, and only completed beside")
+        staging = None if shortage else new_staging()
+        try:
+            self._start(target, staging)
+            with ExitStack() as undo:
+                undo.callback(self._cancel)
+                self._write_files(target, write, staging)
+                undo.pop_all()
+            self._send_request({target, *keep})
+        finally:
+            if staging is not None:
+                staging.close()
+
+    def check(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            self.wait()
+
+    def wait(self) -> None:
+        if self._process is None or self.writing is None:
+            return
+        _, said = self._process.communicate()
+        code, target, staged = self._process.returncode, self.writing, self._staged
+        self._process = self.writing = self._staged = None
+        if code == 0:
+            self._saved(target)
+            return
+        for folder in (staged, temp_folder_of(target)):  # of a process that could not clear up itself
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+        if code < 0:
+            said = (
+                f"could not write {target}: the process that wrote it was ended by {signal.Signals(-code).name}, "
+                "perhaps for want of memory.\n  Earlier checkpoints are as they were."
+            )
+        raise CheckpointError(said.strip() or f"could not write {target}: its process ended with code {code}")
+
+    def __enter__(self) -> AsyncSaver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait, unless the process is to end at once: the writer comes to its end alone."""
+        if kind is None:
+            self.wait()
+        elif issubclass(kind, Exception):
+            try:
+                self.wait()
+            except CheckpointError as own:
+                self._say(str(own))  # beside the error that ends the run
+
+    def _start(self, target: Path, staging: Staging | None) -> None:
+        flags = ["-P"] if sys.version_info >= (3, 11) else []  # not what lies in the current folder
+        source = str(Path(erniekit.__file__).parents[1])
+        path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._staged = None if staging is None else staging.folder
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, *flags, "-m", "erniekit.training.checkpoint.writer_process"),
+                *(str(os.getpid()), str(target.absolute())),
+                *([] if staging is None else [str(staging.folder)]),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+            pass_fds=() if staging is None else (staging.lock,),
+            start_new_session=True,  # a signal from the terminal is for the trainer
+        )
+        self.writing = target
+
+    def _write_files(self, target: Path, write: Write, staging: Staging | None) -> None:
+        if staging is None:
+            temp_path = temp_folder_of(target)
+            with disk_errors(target, temp_path):
+                shutil.rmtree(temp_path, ignore_errors=True)
+                temp_path.mkdir(parents=True)
+                write(temp_path)
+            return
+        try:
+            write(staging.folder)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"could not take {target} into {staging.folder}: {error}\n  Earlier checkpoints are as they were. "
+                "Without async_save in unified_checkpoint_config it is written to the disk at once."
+            ) from error
+
+    def _send_request(self, keep: Collection[Path]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        request = {"keep": sorted(str(folder.absolute()) for folder in keep), "limit": self._limit}
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.close()
+        except BrokenPipeError:  # it has ended: why, it has said
+            self._process.stdin = None
+            self.wait()
+            raise
+        self._process.stdin = None
+
+    def _cancel(self) -> None:
+        """End the process before it has its order; it removes what is there."""
+        assert self._process is not None
+        process, self._process, self.writing, self._staged = self._process, None, None, None
+        process.communicate()

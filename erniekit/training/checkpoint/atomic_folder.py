@@ -1,0 +1,296 @@
+"""Folders on disk that are either complete or not there: written aside, synced, given a manifest, renamed last.
+
+A checkpoint folder `checkpoint-{step}` counts only with a manifest that lists every file with its size and SHA-256.
+Names that start with `.writing-` and `.deleting-` are work in progress of the run that holds the lock; found without
+one, they are what a killed run left.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from erniekit.errors import CheckpointError
+from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING, is_half_written
+from erniekit.training.checkpoint.manifest import (
+    FORMAT,
+    Files,
+    hashes_of,
+    read_manifest,
+    seal,
+    sync,
+    unknown_format,
+    write_manifest,
+)
+
+_WRITING, _DELETING = ".writing-", ".deleting-"
+_MODEL_FILES = ("config.json", "adapter_config.json", "*.safetensors")
+_LOADABLE_FILES = (  # what loading would take
+    "config.json", "model*.safetensors", "model.safetensors.index.json", "adapter_config.json",
+    "adapter_model.safetensors",
+)  # fmt: skip
+
+
+def checkpoint_name(step: int) -> str:
+    return f"checkpoint-{step}"
+
+
+def step_of(folder: Path) -> int:
+    """The step in a checkpoint folder's name, -1 for other folders."""
+    match = re.fullmatch(r"checkpoint-(\d+)", folder.name)
+    return int(match.group(1)) if match else -1
+
+
+def write_folder(target: Path, write: Callable[[Path], None]) -> None:
+    """Create the folder `target` with what `write(folder)` puts into it, all or nothing, whatever happens meanwhile.
+
+    Raises:
+        CheckpointError: the disk is full or cannot be written; nothing of the folder is left, and others are untouched.
+    """
+    temp_path = temp_folder_of(target)
+    with disk_errors(target, temp_path):
+        _write_temporary(temp_path, write)
+        _rename(temp_path, target)
+
+
+def temp_folder_of(target: Path) -> Path:
+    """Where the files of the folder `target` are before it is complete."""
+    return target.with_name(_WRITING + target.name)
+
+
+def finalize_folder(target: Path, staged: Path | None = None) -> None:
+    """Do what is left of `write_folder` when all files are in `temp_folder_of(target)`, or in the folder `staged`, from
+    which they are moved.
+
+    Raises:
+        CheckpointError: as `write_folder`.
+    """
+    temp_path = temp_folder_of(target)
+    with disk_errors(target, temp_path):
+        if staged is not None:
+            _move(staged, temp_path)
+        seal(temp_path)
+        _rename(temp_path, target)
+
+
+def publish_files(folder: Path, write: Callable[[Path], None]) -> None:
+    """Put what `write` produces into the existing `folder`, beside what else is there, as one set with a manifest.
+
+    The files are written aside and renamed one by one. While that goes on the folder has a marker instead of a manifest
+    (see model_folder), so a set that an interruption left half old, half new cannot be taken for a complete one. Files
+    of an earlier set that the new one lacks are removed; the marker remembers them across interruptions.
+
+    Raises:
+        CheckpointError: the disk is full or cannot be written.
+    """
+    temp_path = folder / (_WRITING + "files")
+    with disk_errors(folder, temp_path):
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_temporary(temp_path, write)
+        files, earlier = read_manifest(temp_path / MANIFEST), _published(folder)
+        _mark(folder, earlier | files)
+        for name in files:
+            destination = folder / name
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(temp_path / name, destination)
+        for name in earlier.keys() - files.keys():
+            (folder / name).unlink(missing_ok=True)
+        for changed in {(folder / name).parent for name in files} | {folder}:
+            sync(changed)
+        os.replace(temp_path / MANIFEST, folder / MANIFEST)
+        sync(folder)
+        (folder / PUBLISHING).unlink()
+        shutil.rmtree(temp_path)
+
+
+def holds_model(folder: Path) -> str:
+    """What model `folder` holds, in words; empty for none."""
+    if is_half_written(folder):
+        return "a half-written model"
+    if read_manifest(folder / MANIFEST):
+        return "a trained model"
+    found = _matching(folder, _MODEL_FILES)
+    return f"a model that this run did not write ({found[0].name})" if found else ""
+
+
+def holds_foreign_model(folder: Path) -> bool:
+    """Whether `folder` holds a model that `publish_files` has not put there."""
+    return not _published(folder) and bool(_matching(folder, _MODEL_FILES))
+
+
+def remove_model(folder: Path) -> None:
+    """Remove the model in `folder`, whoever put it there. Until all of it is gone it is marked as half-written."""
+    files = _published(folder)
+    _mark(folder, files)
+    for path in [*(folder / name for name in files), *_matching(folder, _LOADABLE_FILES)]:
+        path.unlink(missing_ok=True)
+    sync(folder)
+    (folder / PUBLISHING).unlink()
+
+
+def problems(folder: Path, *, hashes: bool) -> list[str]:
+    """What keeps `folder` from being complete, one line each; empty when it is complete.
+
+    Args:
+        hashes: also read every file and compare its hash; otherwise only names and sizes.
+    """
+    if other := unknown_format(folder / MANIFEST):
+        return [f"it is in format {other} of another version of ERNIEKit, and this one reads up to {FORMAT}"]
+    files = read_manifest(folder / MANIFEST)
+    if not files:
+        return [f"{MANIFEST} is missing or unreadable"]
+    found = {}
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            found[name] = "is missing"
+        elif path.stat().st_size != expected["size"]:
+            found[name] = f"has {path.stat().st_size} bytes instead of {expected['size']}"
+    if hashes:
+        names = [name for name in files if name not in found]
+        for name, digest in zip(names, hashes_of(folder / name for name in names), strict=True):
+            if digest != files[name]["sha256"]:
+                found[name] = "does not have the content that was written (its SHA-256 differs)"
+    return [f"{name} {found[name]}" for name in files if name in found]
+
+
+def checkpoint_folders(output_dir: Path) -> list[Path]:
+    """All checkpoint folders, complete or not, in the order of their steps."""
+    if not output_dir.is_dir():
+        return []
+    folders = [path for path in output_dir.iterdir() if path.is_dir() and step_of(path) >= 0]
+    return sorted(folders, key=step_of)
+
+
+def newest_complete(output_dir: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint whose files are all there with the right content, and a line for each newer one skipped."""
+    skipped: list[str] = []
+    for folder in reversed(checkpoint_folders(output_dir)):
+        found = problems(folder, hashes=True)
+        if not found:
+            return folder, skipped
+        why = "not for this version" if unknown_format(folder / MANIFEST) else "incomplete"
+        skipped.append(f"skipped {folder}: {why} ({'; '.join(found[:3])})")
+    return None, skipped
+
+
+def refuse_damaged(folder: Path) -> None:
+    """Raise CheckpointError where weights are to be taken from a checkpoint whose files are not those written.
+
+    A checkpoint of another program has no manifest, and is taken as it is; so is any other model folder.
+    """
+    found = problems(folder, hashes=True) if step_of(folder) >= 0 and (folder / MANIFEST).exists() else []
+    if found:
+        raise CheckpointError(
+            f"the weights in {folder} cannot be used, the checkpoint is not complete: {'; '.join(found[:5])}"
+        )
+
+
+def prune(output_dir: Path, limit: int | None, keep: Collection[Path]) -> list[Path]:
+    """Remove the oldest complete checkpoints until `limit` are left; those in `keep` stay and count.
+
+    Returns:
+        The removed folders.
+
+    Raises:
+        CheckpointError: one cannot be removed.
+    """
+    if limit is None or limit <= 0:
+        return []
+    complete = [folder for folder in checkpoint_folders(output_dir) if not problems(folder, hashes=False)]
+    surplus = max(0, len(complete) - limit)
+    removed = [folder for folder in complete if folder not in keep][:surplus]
+    for folder in removed:
+        try:
+            remove_folder(folder)
+        except OSError as error:
+            raise CheckpointError(
+                f"save_total_limit: could not remove {folder}: {error}\n  The newest checkpoint is complete; continue "
+                "with resume_from_checkpoint=true once files there can be removed, or without save_total_limit."
+            ) from error
+    return removed
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder so that an interruption cannot leave half of it under its name."""
+    temp_path = folder.with_name(_DELETING + folder.name)
+    shutil.rmtree(temp_path, ignore_errors=True)
+    os.rename(folder, temp_path)
+    shutil.rmtree(temp_path)
+
+
+def remove_leftovers(output_dir: Path) -> list[Path]:
+    """Delete what a killed run was writing or deleting. Only the holder of the lock may call this."""
+    if not output_dir.is_dir():
+        return []
+    leftovers = [path for path in output_dir.iterdir() if path.name.startswith((_WRITING, _DELETING))]
+    for path in leftovers:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return leftovers
+
+
+@contextmanager
+def disk_errors(target: Path, temp_path: Path) -> Iterator[None]:
+    """Turn a failing disk into a CheckpointError and remove the half-written folder."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk with its own exception
+        shutil.rmtree(temp_path, ignore_errors=True)
+        free = shutil.disk_usage(target.parent).free / 1e6 if target.parent.is_dir() else 0.0
+        raise CheckpointError(
+            f"could not write {target}: {error}\n  {free:,.0f} MB are free there. Earlier checkpoints are as they were."
+        ) from error
+
+
+def _write_temporary(temp_path: Path, write: Callable[[Path], None]) -> None:
+    shutil.rmtree(temp_path, ignore_errors=True)
+    temp_path.mkdir(parents=True)
+    write(temp_path)
+    seal(temp_path)
+
+
+def _rename(temp_path: Path, target: Path) -> None:
+    if target.exists():  # an incomplete folder of this name
+        remove_folder(target)
+    os.rename(temp_path, target)
+    sync(target.parent)
+
+
+def _move(staged: Path, temp_path: Path) -> None:
+    """Move files to another file system, giving back the room of each at once."""
+    shutil.rmtree(temp_path, ignore_errors=True)
+    temp_path.mkdir(parents=True)
+    for path in sorted(path for path in staged.rglob("*") if path.is_file()):
+        destination = temp_path / path.relative_to(staged)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, destination)
+        path.unlink()
+    shutil.rmtree(staged)
+
+
+def _mark(folder: Path, files: Files) -> None:
+    """Make `folder` count as half-written, and remember which files publishing has put or is about to put there."""
+    temp_path = folder / (_WRITING + "marker")
+    write_manifest(temp_path, files)
+    os.replace(temp_path, folder / PUBLISHING)
+    sync(folder)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    sync(folder)
+
+
+def _published(folder: Path) -> Files:
+    """The files that publishing put into `folder`, those of interrupted attempts included."""
+    return read_manifest(folder / PUBLISHING) | read_manifest(folder / MANIFEST)
+
+
+def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    return [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]

@@ -1,0 +1,276 @@
+"""Where a run starts: what its output folder holds, and which checkpoint it continues from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from erniekit.errors import CheckpointError
+from erniekit.model.storage.model_folder import MANIFEST, refuse_half_written
+from erniekit.training.callbacks.files import LOSS_CURVE_FILE, RESULT_FILES
+from erniekit.training.checkpoint.async_save import remove_abandoned
+from erniekit.training.checkpoint.atomic_folder import (
+    checkpoint_folders,
+    holds_foreign_model,
+    holds_model,
+    newest_complete,
+    problems,
+    refuse_damaged,
+    remove_folder,
+    remove_leftovers,
+    remove_model,
+    step_of,
+)
+from erniekit.training.checkpoint.lock import locked
+from erniekit.training.checkpoint.manifest import unknown_format
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the run continues from."""
+
+    checkpoint: Path | None  # weights, optimizer and step come from here; None: a fresh run
+    superseded: tuple[Path, ...] = ()  # checkpoints of another run, which go when this one begins to train
+    supersedes_model: bool = False  # so does a model that is none of this run
+
+    @classmethod
+    def broadcast(cls, found: Start | None, all_gather_object: Callable[[str], list[str]]) -> Start:
+        """What the first of several ranks has found, on all of them; it alone removes what is superseded."""
+        checkpoint = all_gather_object(str(found.checkpoint or "") if found else "")[0]
+        return found or cls(Path(checkpoint) if checkpoint else None)
+
+
+@contextmanager
+def open_output_folder(
+    output_dir: Path,
+    *,
+    resume_from_checkpoint: str | bool | None,
+    overwrite_output_dir: bool,
+    model_folder: Path | None = None,
+    weights_from: Path | None = None,
+    say: Callable[[str], None] = print,
+) -> Iterator[Start]:
+    """Lock `output_dir` for this run, clear what a killed run left half-written, and find where to start.
+
+    Args:
+        resume_from_checkpoint: a checkpoint folder, or true for the newest complete one in `output_dir`.
+        overwrite_output_dir: allow checkpoints and models of others in `output_dir` to be removed.
+        model_folder: where configuration and tokenizer come from.
+        weights_from: where the weights of a fresh run come from.
+            Neither may be `output_dir` or a checkpoint in it, which this run overwrites or removes.
+
+    Raises:
+        CheckpointError: another run writes there, the checkpoint is incomplete, or starting would overwrite others.
+        ModelFileError: a folder to read from was left half-written.
+    """
+    with locked(output_dir, say):
+        for source in (model_folder, weights_from):
+            if source is not None:
+                _refuse_inside(source, output_dir)
+                refuse_half_written(source)
+        for leftover in remove_leftovers(output_dir):
+            say(f"removed {leftover}: left half-written by a run that was killed")
+        remove_abandoned(say)
+        yield _find_start(output_dir, resume_from_checkpoint, overwrite_output_dir, weights_from, say)
+
+
+def remove_superseded(output_dir: Path, start: Start, say: Callable[[str], None] = print) -> None:
+    """Remove what overwrite_output_dir allows to be removed, and the results of a run that ends with it.
+
+    Called late, when nothing else can be refused any more.
+    """
+    for folder in start.superseded:
+        say(f"overwrite_output_dir: removing {folder}")
+        remove_folder(folder)
+    if start.supersedes_model:
+        say(f"overwrite_output_dir: removing the earlier model in {output_dir}")
+        remove_model(output_dir)
+    if start.checkpoint is None and (start.superseded or start.supersedes_model):
+        for name in (*RESULT_FILES, LOSS_CURVE_FILE):  # the log begins anew with the run
+            (output_dir / name).unlink(missing_ok=True)
+
+
+def _find_start(
+    output_dir: Path,
+    resume: str | bool | None,
+    overwrite: bool,
+    weights_from: Path | None,
+    say: Callable[[str], None],
+) -> Start:
+    if resume is True:
+        newest, skipped = newest_complete(output_dir)
+        for line in skipped:
+            say(line)
+        if newest is not None:
+            return _resume(newest, (), output_dir, overwrite, say)
+    elif resume:
+        return _start_from(Path(resume).expanduser(), output_dir, overwrite, say)
+    start = _start_afresh(output_dir, overwrite, weights_from)
+    if resume:
+        say(f"resume_from_checkpoint: true, but {output_dir} holds no complete checkpoint: starting afresh")
+    return start
+
+
+def _start_from(checkpoint: Path, output_dir: Path, overwrite: bool, say: Callable[[str], None]) -> Start:
+    _require_complete(checkpoint)
+    same_run = checkpoint.resolve().parent == output_dir.resolve()
+    present = checkpoint_folders(output_dir)
+    others = [folder for folder in present if not same_run or step_of(folder) > step_of(checkpoint)]
+    if others and not overwrite:
+        raise CheckpointError(
+            f"{output_dir} holds checkpoints that do not lead to {checkpoint}: {_names(others)}.\n"
+            "  Set overwrite_output_dir: true to have them removed, or choose another output_dir."
+        )
+    return _resume(checkpoint, tuple(others), output_dir, overwrite, say)
+
+
+def _resume(
+    checkpoint: Path, others: tuple[Path, ...], output_dir: Path, overwrite: bool, say: Callable[[str], None]
+) -> Start:
+    """A model that an earlier, shorter or interrupted part of this run has published is the run's own to replace."""
+    same_run = checkpoint.resolve().parent == output_dir.resolve()
+    foreign = holds_foreign_model(output_dir) if same_run else bool(holds_model(output_dir))
+    if foreign and not overwrite:
+        raise CheckpointError(
+            f"{output_dir} holds {holds_model(output_dir)}, which is not of the run that {checkpoint} belongs to.\n"
+            "  Set overwrite_output_dir: true to have it removed, or choose another output_dir."
+        )
+    say(f"resuming from {checkpoint}")
+    return Start(checkpoint, others, foreign)
+
+
+def _start_afresh(output_dir: Path, overwrite: bool, weights_from: Path | None) -> Start:
+    present, model = checkpoint_folders(output_dir), holds_model(output_dir)
+    if (present or model) and not overwrite:
+        held = f"checkpoints: {_names(present)}" if present else model
+        complete = any(not problems(folder, hashes=False) for folder in present)
+        resume = "resume_from_checkpoint: true to continue that run, " if complete else ""
+        raise CheckpointError(
+            f"{output_dir} already holds {held}.\n"
+            f"  Set {resume}overwrite_output_dir: true to have it removed, or choose another output_dir."
+        )
+    if weights_from is not None:
+        refuse_damaged(weights_from)
+    return Start(None, tuple(present), bool(model))
+
+
+def _refuse_inside(source: Path, output_dir: Path) -> None:
+    if source.resolve() in {folder.resolve() for folder in (output_dir, *checkpoint_folders(output_dir))}:
+        raise CheckpointError(
+            f"the run reads its model from {source}, which writing to output_dir {output_dir} would overwrite "
+            "or remove.\n  Choose another output_dir."
+        )
+
+
+def _require_complete(checkpoint: Path) -> None:
+    if not checkpoint.is_dir():
+        raise CheckpointError(f"resume_from_checkpoint: there is no folder {checkpoint}")
+    if step_of(checkpoint) < 0:
+        inside = _names(checkpoint_folders(checkpoint))
+        hint = f" It holds {inside}." if inside else ""
+        raise CheckpointError(f"resume_from_checkpoint: {checkpoint} is not a checkpoint-<step> folder.{hint}")
+    found = problems(checkpoint, hashes=True)
+    if found:
+        what = "cannot be resumed from" if unknown_format(checkpoint / MANIFEST) else "is not complete"
+        raise CheckpointError(f"resume_from_checkpoint: {checkpoint} {what}: {'; '.join(found[:5])}")
+
+
+def _names(folders: list[Path]) -> str:
+    return ", ".join(folder.name for folder in folders[:4]) + (", ..." if len(folders) > 4 else "")
+
+
+# What must stay the same for a resumed run to continue the interrupted one, and what is said when it did not.
+
+_ROWS, _MICRO_BATCHES = "per_device_train_batch_size", "gradient_accumulation_steps"
+_DISPLAY_NAMES = {_MICRO_BATCHES: "gradient_accumulation_steps (times the ranks that read different data)"}
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """Seed, data and batches decide which samples step k sees; the rest, the base aside, decides the last bits."""
+
+    seed: int
+    data_fingerprint: str
+    batches: Mapping[str, Any]  # parameter name -> value, of every parameter that shapes the batches
+    cpu_settings: Mapping[str, str]
+    versions: Mapping[str, str]  # package -> version
+    base_weights: str = ""  # fingerprint of the frozen weights beside adapters
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any], path: Path) -> RunIdentity:
+        try:
+            return cls(**stored)
+        except TypeError as error:
+            raise CheckpointError(f"{path}: not an identity of this version ({error})") from None
+
+
+def check_identity(stored: RunIdentity, own: RunIdentity, folder: Path) -> list[str]:
+    """Compare the run that wrote `folder` with the one that resumes from it.
+
+    Returns:
+        Warnings: differences that change rounding, and another NumPy, which may change the order of samples.
+
+    Raises:
+        CheckpointError: the frozen weights, or the samples of the remaining steps, are not the interrupted run's.
+    """
+    if stored.base_weights != own.base_weights:
+        raise CheckpointError(
+            f"cannot resume from {folder}: its adapters were trained beside other weights than those of this run's "
+            f"base model (fingerprint was {stored.base_weights or 'none'}, is {own.base_weights or 'none'}).\n"
+            "  Put the old base model back (model_name_or_path, or init_from_checkpoint), or start a new run from the "
+            f"adapters: lora_path: {folder}, with another output_dir."
+        )
+    differences = [] if stored.seed == own.seed else [f"seed was {stored.seed}, is {own.seed}"]
+    if stored.data_fingerprint != own.data_fingerprint:
+        differences.append(
+            "the training data, the tokenizer or the chat template changed "
+            f"(fingerprint was {stored.data_fingerprint}, is {own.data_fingerprint})"
+        )
+    rows = _rows_per_step(own.batches)
+    redivided = rows is not None and rows == _rows_per_step(stored.batches)
+    shape = (_ROWS, _MICRO_BATCHES) if redivided else ()
+    differences += _changed(*(_without(shape, batches) for batches in (stored.batches, own.batches)))
+    if differences:
+        raise CheckpointError(
+            f"cannot resume from {folder}: the remaining steps would train on other samples.\n"
+            + "".join(f"  - {difference}\n" for difference in differences)
+            + "  Put the old values back, or start a new run from its weights: set "
+            f"init_from_checkpoint: {folder} instead of resume_from_checkpoint, with another output_dir."
+        )
+    warnings = []
+    if redivided and stored.batches[_ROWS] != own.batches[_ROWS]:
+        warnings.append(
+            "resuming is not bit-exact: the samples of each step are the same, in micro-batches of "
+            f"{own.batches[_ROWS]} rows now, not of {stored.batches[_ROWS]}: sums are rounded in another order, and "
+            "dropout draws other numbers"
+        )
+    changed = _changed(stored.cpu_settings, own.cpu_settings) + _changed(stored.versions, own.versions)
+    warnings += [f"resuming is not bit-exact: {change}" for change in changed]
+    if stored.versions.get("numpy") != own.versions.get("numpy"):
+        warnings.append(
+            "the samples are ordered with NumPy's random numbers, which another version of NumPy may draw differently: "
+            "if it does, the rest of this epoch repeats some samples and misses others"
+        )
+    return warnings
+
+
+def _rows_per_step(batches: Mapping[str, Any]) -> int | None:
+    """How many rows all micro-batches of a step have together; None where rows are not what a step is counted in."""
+    if batches.get("batch_tokens") or not {_ROWS, _MICRO_BATCHES} <= batches.keys():
+        return None
+    return int(batches[_ROWS]) * int(batches[_MICRO_BATCHES])
+
+
+def _without(names: Collection[str], batches: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in batches.items() if name not in names}
+
+
+def _changed(stored: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    names = [name for name in {**stored, **own} if stored.get(name) != own.get(name)]
+    return [f"{_DISPLAY_NAMES.get(name, name)} was {stored.get(name)}, is {own.get(name)}" for name in names]

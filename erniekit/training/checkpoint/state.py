@@ -1,0 +1,300 @@
+"""What a training checkpoint holds, and how it is written and read: safetensors and JSON only.
+
+checkpoint-{step}/
+  (model files)              written by the caller: config.json, model*.safetensors, tokenizer; loadable like any model
+  optimizer*.safetensors     AdamW's state as `<parameter>/<kind>`, moments perhaps in codes (see compressed_state);
+                             absent with ignore_save_lr_and_optim
+  beside_model*.safetensors  what the objective needs beside the model: the reference of a preference loss, or absent
+  trainer_state.json         integers and running sums: where the run stands
+  ranks.json, rank-00000/ .. what ranks have written of their own, in the place of the above (see rank_files)
+  run_identity.json          what must be the same for the run to continue bit for bit
+  training_config.yaml       the resolved configuration
+  manifest.json              sizes and hashes of all files
+
+No random-generator state: every draw is seeded from (seed, step, micro-batch, layer). No learning rate: it is a
+function of the step. No data state: the plan is a function of the step.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from paddle import Tensor
+
+from erniekit.config.values import format_value
+from erniekit.errors import CheckpointError, ModelFileError
+from erniekit.json_files import read_json_object
+from erniekit.model.local_tensors import FullTensors, LocalTensors, SingleProcessTensors, local_tensors
+from erniekit.model.storage.model_folder import RANKS_FILE
+from erniekit.training.checkpoint.async_save import SYNC_SAVER, Saver
+from erniekit.training.checkpoint.atomic_folder import MANIFEST, checkpoint_name, problems
+from erniekit.training.checkpoint.manifest import atomic_write_text
+from erniekit.training.checkpoint.master_weights import SEPARATE_MASTER_WEIGHTS, MasterWeightPolicy, load_master_weights
+from erniekit.training.checkpoint.quantized_state import CompressedState, MomentFormat, decompressed, moment_format_of
+from erniekit.training.checkpoint.resume import RunIdentity
+from erniekit.training.checkpoint.sharded import (
+    NO_SHARDS,
+    OPTIMIZER,
+    WEIGHTS,
+    CheckpointShards,
+    check_same_layout,
+    local_shard_of,
+    sharded_kinds,
+    write_shards,
+)
+from erniekit.training.checkpoint.tensors import TensorFiles, open_tensors, write_tensors
+from erniekit.training.collectives import SINGLE_PROCESS, Ranks
+from erniekit.training.early_stopping import BestSoFar
+from erniekit.training.gradients import LossScale
+from erniekit.training.metrics import Totals
+from erniekit.training.optim.adamw import (
+    full_optimizer_tensors,
+    load_local_optimizer_state,
+    load_optimizer_state,
+    local_optimizer_state,
+)
+
+STATE_FILE = "trainer_state.json"
+IDENTITY_FILE = "run_identity.json"
+CONFIG_FILE = "training_config.yaml"
+_TRAINER_FILES = (
+    "optimizer*.safetensors", "beside_model*.safetensors", STATE_FILE, IDENTITY_FILE, CONFIG_FILE, MANIFEST, RANKS_FILE,
+)  # fmt: skip
+_START_PARAMETERS = {"resume_from_checkpoint", "init_from_checkpoint", "overwrite_output_dir"}
+
+
+@dataclass
+class TrainerState:
+    """Where a run stands. The sums make the logged figures of a resumed run equal those of an uninterrupted one."""
+
+    step: int = 0  # finished updates
+    epoch: float = 0.0
+    since_log: Totals = field(default_factory=Totals)
+    whole_run: Totals = field(default_factory=Totals)
+    best: BestSoFar = field(default_factory=BestSoFar)
+    loss_scale: LossScale | None = None  # of a float16 run
+    learning_rate: float | None = None  # in the place of the schedule's, since a user has said so
+
+
+def save_checkpoint(
+    output_dir: Path,
+    state: TrainerState,
+    *,
+    identity: RunIdentity,
+    resolved_config: Mapping[str, Any],
+    write_model: Callable[[Path | None], None],
+    optimizer: Any,
+    parameters: Mapping[str, Tensor],
+    extra_state: Mapping[str, Tensor] = {},
+    moments: MomentFormat | None = None,
+    ranks: Ranks = SINGLE_PROCESS,
+    shards: CheckpointShards = NO_SHARDS,
+    master_weights: MasterWeightPolicy = SEPARATE_MASTER_WEIGHTS,
+    saver: Saver = SYNC_SAVER,
+    keep: Collection[Path] = (),
+) -> Path:
+    """Write `checkpoint-{step}`, all or nothing. `optimizer` None leaves its state out.
+
+    A complete checkpoint of this step stays as it is: step k of a run is the same whenever it is reached, and replacing
+    the folder would take it away for a moment.
+
+    Args:
+        write_model: with None it gives what this rank holds to the one that writes.
+        moments: the codes in which AdamW's moments are stored; None: as they are.
+        ranks: every one of them calls this; the first writes, and each its own of `parts`.
+        saver: makes the folder complete, perhaps after this returns.
+        keep: older checkpoints that stay.
+
+    Raises:
+        CheckpointError: the disk is full or cannot be written; earlier checkpoints are untouched.
+    """
+
+    def write_shard(shard: Path, kinds: frozenset[str]) -> None:
+        if WEIGHTS in kinds:
+            shards.write_model(shard)
+            write_tensors(shard, "beside_model", SingleProcessTensors(local_tensors(extra_state)))
+        if OPTIMIZER in kinds:
+            own = SingleProcessTensors(
+                master_weights.tensors_to_store(local_optimizer_state(optimizer, parameters).state)
+            )
+            _write_optimizer(shard, own, moments, shards.optimizer_files)
+
+    def write(folder: Path | None) -> None:
+        own = shards.kinds if optimizer is not None else shards.kinds - {OPTIMIZER}
+        if WEIGHTS not in own:
+            write_model(folder)
+            write_tensors(folder, "beside_model", ranks.full_tensors(local_tensors(extra_state)))
+        if optimizer is not None and OPTIMIZER not in own:
+            _write_optimizer(
+                folder,
+                ranks.full_tensors(master_weights.tensors_to_store(full_optimizer_tensors(optimizer, parameters))),
+                moments,
+            )
+        if own:
+            write_shards(folder, ranks, own, lambda shard: write_shard(shard, own), seals=not saver.is_async)
+        if folder is None:
+            return
+        (folder / STATE_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+        (folder / IDENTITY_FILE).write_text(json.dumps(identity.to_json(), indent=1), encoding="utf-8")
+        write_config(folder, resolved_config)
+
+    folder = output_dir / checkpoint_name(state.step)
+    if not ranks.all_gather_object(ranks.is_main_process and bool(problems(folder, hashes=True)))[0]:
+        if ranks.is_main_process:
+            saver.save(folder, None, 0, keep)
+        return folder
+    groups = [_stored_as_float32(local_tensors(parameters)), local_tensors(extra_state)]
+    if optimizer is not None:
+        groups.append(master_weights.tensors_to_store(full_optimizer_tensors(optimizer, parameters)))
+    size = sum(_nbytes(ranks.full_tensors(group)) for group in groups)
+    if ranks.is_main_process:
+        saver.save(folder, write, size, keep)
+    else:
+        write(None)
+    return folder
+
+
+def load_state(folder: Path) -> TrainerState:
+    """Where the run that wrote `folder` stood.
+
+    Raises:
+        CheckpointError: the folder is not a training checkpoint.
+    """
+    stored = _read_json(folder / STATE_FILE)
+    try:
+        stored |= {name: Totals.from_json(stored[name]) for name in ("since_log", "whole_run")}
+        if "best_eval_loss" in stored:  # of versions that knew one metric and no patience
+            stored["best"] = {"step": stored.pop("best_step"), "value": stored.pop("best_eval_loss")}
+        scale = stored.get("loss_scale")
+        stored["loss_scale"] = None if scale is None else LossScale(**scale)
+        return TrainerState(**{**stored, "best": BestSoFar(**stored["best"])})
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / STATE_FILE}: not a trainer state of this version ({error})") from None
+
+
+def load_identity(folder: Path) -> RunIdentity:
+    """The identity of the run that wrote `folder`."""
+    return RunIdentity.from_json(_read_json(folder / IDENTITY_FILE), folder / IDENTITY_FILE)
+
+
+def load_optimizer(
+    folder: Path,
+    optimizer: Any,
+    parameters: Mapping[str, Tensor],
+    ranks: Ranks = SINGLE_PROCESS,
+    master_weights: MasterWeightPolicy = SEPARATE_MASTER_WEIGHTS,
+    say: Callable[[str], None] = print,
+) -> MomentFormat | None:
+    """Set AdamW's state to what `folder` holds, bit for bit but for moments in codes; on every rank its part.
+
+    The weights are already those of the checkpoint; of float32 ones `masters` may give more exact values.
+
+    Returns:
+        The codes in which the moments are stored; None: as they were.
+
+    Raises:
+        CheckpointError: the folder holds no optimizer state, that of other parameters, or codes that are not known.
+    """
+    is_sharded = OPTIMIZER in sharded_kinds(folder)
+    if is_sharded:
+        check_same_layout(folder, ranks)
+    stored = open_tensors(local_shard_of(folder, ranks) if is_sharded else folder, "optimizer")
+    if not stored.names:
+        raise CheckpointError(
+            f"{folder} holds no optimizer state (it was saved with ignore_save_lr_and_optim).\n"
+            "  Set ignore_load_lr_and_optim: true to go on with fresh moments, which is not bit-exact."
+        )
+    state = decompressed(stored, folder)
+    if is_sharded:
+        load_local_optimizer_state(local_optimizer_state(optimizer, parameters), state.names, state.read)
+    else:
+        load_optimizer_state(optimizer, parameters, state.names, state.read, ranks)
+    reported = load_master_weights(
+        state,
+        folder,
+        optimizer,
+        parameters,
+        master_weights,
+        stored_as_model="skip_save_model_weight" in (_stored_config(folder).get("unified_checkpoint_config") or ()),
+        is_sharded=is_sharded,
+        ranks=ranks,
+    )
+    if reported:
+        say(f"{folder}: {reported}")
+    return moment_format_of(stored, folder)
+
+
+def load_extra_state(folder: Path, ranks: Ranks = SINGLE_PROCESS) -> TensorFiles:
+    """What was given to `save_checkpoint` as `extra_state`: on every rank what it has of each tensor."""
+    if WEIGHTS in sharded_kinds(folder):
+        return open_tensors(local_shard_of(folder, ranks), "beside_model")
+    stored = open_tensors(folder, "beside_model")
+    return stored._replace(read=lambda name: ranks.local_shard(name, stored.read(name)))
+
+
+def write_config(folder: Path, resolved_config: Mapping[str, Any]) -> None:
+    """Put the resolved configuration into `folder`.
+
+    Raises:
+        CheckpointError: the folder cannot be written, or the disk is full.
+    """
+    try:
+        atomic_write_text(folder / CONFIG_FILE, _config_text(resolved_config))
+    except OSError as error:
+        advice = "Make room or give yourself the right to write there, or choose another output_dir."
+        raise CheckpointError(f"could not write {folder / CONFIG_FILE}: {error}\n  {advice}") from None
+
+
+def changed_parameters(folder: Path, resolved_config: Mapping[str, Any]) -> list[str]:
+    """`name old -> new` for every parameter that differs from the configuration stored in `folder`."""
+    stored = _stored_config(folder)
+    own = yaml.safe_load(_config_text(resolved_config))  # as it would be stored: tuples become lists
+    names = [name for name in own if name not in _START_PARAMETERS and stored.get(name) != own[name]]
+    return [f"{name} {format_value(stored.get(name))} -> {format_value(own[name])}" for name in names]
+
+
+def copy_model_files(checkpoint: Path, folder: Path) -> None:
+    """Copy the model files of a checkpoint: everything but what resuming needs."""
+    for path in sorted(checkpoint.iterdir()):
+        if path.is_file() and not any(path.match(pattern) for pattern in _TRAINER_FILES):
+            shutil.copyfile(path, folder / path.name)
+
+
+def _stored_config(folder: Path) -> Mapping[str, Any]:
+    config: Mapping[str, Any] = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    return config
+
+
+def _write_optimizer(folder: Path | None, state: FullTensors, moments: MomentFormat | None, files: int = 1) -> None:
+    if moments is None:
+        write_tensors(folder, "optimizer", state, files=files)
+    else:
+        compressed = CompressedState(state, moments)
+        write_tensors(folder, "optimizer", compressed, compressed.metadata, files=files)
+
+
+def _stored_as_float32(weights: LocalTensors) -> LocalTensors:
+    """16-bit weights are written as float32."""
+    wide = {name: tensor._replace(dtype="F32") for name, tensor in weights.tensors.items() if tensor.dtype != "F64"}
+    return LocalTensors({**weights.tensors, **wide}, weights.read)
+
+
+def _nbytes(tensors: FullTensors) -> int:
+    return sum(tensors.stored(name).nbytes for name in tensors.names)
+
+
+def _config_text(resolved_config: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(resolved_config), sort_keys=False, allow_unicode=True)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(path)
+    except ModelFileError as error:
+        raise CheckpointError(f"{error}; it is needed to resume") from None

@@ -1,0 +1,1 @@
+"""Compute losses: forward passes, token losses, preference losses and their reference."""

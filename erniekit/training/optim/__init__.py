@@ -1,0 +1,1 @@
+"""Update weights: AdamW, where its states are stored, learning-rate schedules."""

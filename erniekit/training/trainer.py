@@ -1,0 +1,508 @@
+"""The training loop: steps, logging, evaluation, saving, and the ways a run can end."""
+
+from __future__ import annotations
+
+import math
+import signal
+import socket
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from paddle import Tensor
+from paddle.nn import Layer
+
+from erniekit.errors import CheckpointError, TrainingError
+from erniekit.training.callbacks import notify
+from erniekit.training.checkpoint.async_save import SYNC_SAVER, AsyncSaver, Saver, SyncSaver
+from erniekit.training.checkpoint.atomic_folder import checkpoint_name, newest_complete, problems, publish_files
+from erniekit.training.checkpoint.master_weights import SEPARATE_MASTER_WEIGHTS, MasterWeightPolicy, has_master_weights
+from erniekit.training.checkpoint.quantized_state import FORMATS
+from erniekit.training.checkpoint.resume import RunIdentity, Start, check_identity, remove_superseded
+from erniekit.training.checkpoint.sharded import (
+    NO_SHARDS,
+    WEIGHTS,
+    CheckpointShards,
+    check_shared_filesystem,
+    has_same_layout,
+    local_shard_of,
+    sharded_kinds,
+)
+from erniekit.training.checkpoint.state import (
+    TrainerState,
+    changed_parameters,
+    copy_model_files,
+    load_identity,
+    load_optimizer,
+    load_state,
+    save_checkpoint,
+    write_config,
+)
+from erniekit.training.collectives import SINGLE_PROCESS, Ranks
+from erniekit.training.control import (
+    NO_COMMANDS,
+    Command,
+    Commands,
+    ForcedStopError,
+    StopRequest,
+    parse,
+    status_line,
+    stop_signals,
+)
+from erniekit.training.early_stopping import BestSoFar, out_of_patience, stop_reason, update_best
+from erniekit.training.evaluation import EvaluationPlan, EvaluationResult, ExtraMetrics, Plan, evaluate
+from erniekit.training.gradients import LossScale
+from erniekit.training.metrics import Totals
+from erniekit.training.objectives.objective import Objective
+from erniekit.training.optim.adamw import trainable_parameters
+from erniekit.training.optim.schedules import Schedule, dropout_scale, learning_rate
+from erniekit.training.settings import TrainingSettings, is_due
+from erniekit.training.step import NotFiniteError, StepResult, train_step
+
+# What a user is told where a loss or a gradient is not finite.
+
+SHOWN = 20  # samples of a micro-batch
+
+
+def where_not_finite(error: NotFiniteError, batches: Sequence[Any], describe: Callable[[int], str]) -> list[str]:
+    """A line for each micro-batch of this rank that the error names.
+
+    Args:
+        batches: of the step.
+        describe: index of a sample -> "file.jsonl:17".
+    """
+    lines = []
+    for index in error.micro_batches:
+        samples = [describe(sample) for row in batches[index].samples for sample in row]
+        more = f" and {len(samples) - SHOWN} more" if len(samples) > SHOWN else ""
+        lines.append(f"micro-batch {index}: {', '.join(samples[:SHOWN])}{more}")
+    return lines
+
+
+def not_finite(
+    state: TrainerState, error: NotFiniteError, of_ranks: Sequence[Sequence[str]], newest: Path | None, unsaved: str
+) -> TrainingError:
+    """The error that ends the run.
+
+    Args:
+        of_ranks: `where_not_finite` of every rank.
+        newest: the last complete checkpoint.
+        unsaved: why a later one could not be written, if so.
+    """
+    at_scale = "" if error.scale is None else f" even at the loss scale {error.scale:g}, the smallest"
+    lines = [f"step {state.step + 1}: {error.what} is not finite{at_scale}; the model was not updated with it."]
+    for rank, found in enumerate(of_ranks):
+        lines += [f"  rank {rank}, {line}" if len(of_ranks) > 1 else f"  {line}" for line in found]
+    if state.loss_scale is not None:
+        lines.append("  float16 may be too narrow for this model: `bf16: true` has the range of float32.")
+    if unsaved:
+        lines.append(f"  {unsaved}")
+    if newest is None:
+        lines.append("  No checkpoint was saved. A lower learning_rate, warmup_steps or max_grad_norm may help.")
+    else:
+        lines.append(
+            f"  The last good checkpoint is {newest}: resume from it with a lower learning_rate, more warmup_steps "
+            "or a lower max_grad_norm, or start from its weights without these samples (init_from_checkpoint)."
+        )
+    return TrainingError("\n".join(lines))
+
+
+# How a run ended.
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended. All figures cover the whole run, including the part before a resume."""
+
+    step: int
+    epoch: float
+    loss: float
+    metrics: dict[str, float]
+    tokens: int
+    seconds: float  # in steps, without evaluation and saving
+    evaluation: EvaluationResult | None  # the last one
+    stopped_by: int | None  # the signal that ended the run early
+    best: BestSoFar = field(default_factory=BestSoFar)
+
+    @property
+    def exit_code(self) -> int:
+        """0, or what a shell expects of a program that a signal ended: 130 for SIGINT, 143 for SIGTERM."""
+        return 0 if self.stopped_by is None else 128 + self.stopped_by
+
+    def record(self) -> dict[str, Any]:
+        """The figures under the names they have in `train_results.json`."""
+        speed = self.tokens / self.seconds if self.seconds else 0.0
+        return {
+            "step": self.step,
+            "epoch": round(self.epoch, 4),
+            "train_loss": self.loss,
+            **{f"train_{name}": value for name, value in self.metrics.items()},
+            "train_tokens": self.tokens,
+            "train_seconds": round(self.seconds, 3),
+            "train_tokens_per_second": round(speed, 1),
+            **self.best.record(),
+        }
+
+
+def result_of(state: TrainerState, evaluation: EvaluationResult | None, stopped_by: int | None) -> TrainResult:
+    """The result of a run that ends in this state."""
+    totals = state.whole_run
+    return TrainResult(
+        step=state.step,
+        epoch=state.epoch,
+        loss=totals.loss,
+        metrics=totals.metrics,
+        tokens=totals.tokens,
+        seconds=totals.seconds,
+        evaluation=evaluation,
+        stopped_by=stopped_by,
+        best=state.best,
+    )
+
+
+# (first step, step to stop before) -> the micro-batches of each step; closed when the run ends early.
+ReadSteps = Callable[[int, int], Generator[Sequence[Any], None, None]]
+
+
+@dataclass
+class Trainer:
+    """A run from its parts. Generic over model, data plan and objective; `runners/` choose them."""
+
+    model: Layer  # offers .begin_micro_batch(step=, micro_batch=, dropout_scale=, share=) and .end_step(skipped=)
+    parameters: Mapping[str, Tensor]  # by Hugging Face name
+    optimizer: Any  # AdamW, or what divides its state among ranks
+    schedule: Schedule
+    plan: Plan
+    objective: Objective
+    settings: TrainingSettings
+    identity: RunIdentity
+    resolved_config: Mapping[str, Any]
+    write_model: Callable[[Path | None], None]  # puts model and tokenizer files into a folder; None: only gives
+    write_checkpoint_model: Callable[[Path | None], None] | None = None  # of checkpoints; default: write_model
+    master_weights: MasterWeightPolicy = (
+        SEPARATE_MASTER_WEIGHTS  # how checkpoints have the float32 copies of 16-bit weights
+    )
+    evaluation_plan: EvaluationPlan | None = None
+    evaluation_objective: Objective | None = None  # default: `objective`
+    extra_metrics: Callable[[Any], ExtraMetrics] | None = None  # of an evaluation, from the model
+    shards: CheckpointShards = NO_SHARDS  # what every rank writes of its own
+    callbacks: Sequence[object] = ()
+    commands: Commands = NO_COMMANDS  # asked on the first rank
+    initial_loss_scale: float | None = None  # of a float16 run
+    read_steps: ReadSteps | None = None  # default: plan.micro_batches, when its step comes
+    describe_sample: Callable[[int], str] = str  # index in the training data -> "file.jsonl:17"
+    describe_evaluation_sample: Callable[[int], str] = str
+    ranks: Ranks = SINGLE_PROCESS
+    say: Callable[[str], None] = print
+    state: TrainerState = field(default_factory=TrainerState, init=False)
+    last_evaluation: EvaluationResult | None = field(default=None, init=False)
+    _saver: Saver = field(default=SYNC_SAVER, init=False)
+    _saved_step: int = field(default=-1, init=False)
+    _saved_learning_rate: float | None = field(default=None, init=False)  # what a user had chosen then
+    _stopped_by: int | None = field(default=None, init=False)
+    _quit_requested: bool = field(default=False, init=False)
+
+    def fit(self, start: Start) -> TrainResult:
+        """Train to the last step and save the final model into `output_dir`.
+
+        `model` must already have the weights of `start.checkpoint`. Afterwards either the run is finished, or a signal
+        ended it (`TrainResult.stopped_by`) and the newest checkpoint is where it stopped.
+
+        Raises:
+            CheckpointError: the checkpoint does not fit this run, or the disk is full.
+            TrainingError: loss or gradient is not finite.
+        """
+        try:
+            self._begin(start)
+            with stop_signals() as request, self._saver:
+                notify(self.callbacks, "on_train_begin", self.state.step, self.settings.total_steps)
+                self.model.train()
+                self._run_steps(request)
+                finished = self._is_finished()
+                if finished:
+                    self._save_final_model()
+                else:
+                    self._save_on_stop()
+            result = result_of(self.state, self.last_evaluation, None if finished else self._stopped_by)
+            if finished:
+                notify(self.callbacks, "on_train_end", result)
+            return result
+        except ForcedStopError:
+            newest, _ = newest_complete(self.settings.output_dir)
+            left = "no checkpoint was saved" if newest is None else f"the newest checkpoint is {newest}"
+            self.say(f"a second signal: stopped at once; {left}")
+            raise
+        finally:
+            notify(self.callbacks, "close")
+
+    def evaluate(self) -> EvaluationResult:
+        """Evaluate now, report it, and leave training as it was."""
+        assert self.evaluation_plan is not None
+        result = evaluate(
+            self.model,
+            self.evaluation_plan,
+            self.evaluation_objective or self.objective,
+            max_batches=self.settings.max_evaluate_steps,
+            describe_sample=self.describe_evaluation_sample,
+            extra_metrics=self.extra_metrics,
+            ranks=self.ranks,
+        )
+        self.last_evaluation = result
+        progress = {"step": self.state.step, "epoch": round(self.state.epoch, 4)}
+        notify(self.callbacks, "on_evaluate", progress | result.results())
+        return result
+
+    def _begin(self, start: Start) -> None:
+        if self.initial_loss_scale is not None:
+            self.state.loss_scale = LossScale(self.initial_loss_scale)
+        if start.checkpoint is not None:
+            for warning in check_identity(load_identity(start.checkpoint), self.identity, start.checkpoint):
+                self.say(f"warning: {warning}")
+            for change in changed_parameters(start.checkpoint, self.resolved_config):
+                self.say(f"changed since the checkpoint: {change}")
+            fresh, self.state = self.state, load_state(start.checkpoint)
+            if self.initial_loss_scale is None or self.state.loss_scale is None:
+                self.state.loss_scale = fresh.loss_scale
+            same_folder = start.checkpoint.resolve().parent == self.settings.output_dir.resolve()
+            self._saved_step, self._saved_learning_rate = (
+                self.state.step if same_folder else -1,
+                self.state.learning_rate,
+            )
+            if self.settings.ignore_load_lr_and_optim:
+                self.say("ignore_load_lr_and_optim: AdamW starts with fresh moments, which is not bit-exact")
+            else:
+                stored = load_optimizer(
+                    start.checkpoint, self.optimizer, self.parameters, self.ranks, self.master_weights, self.say
+                )
+                if stored is not None:
+                    self.say(f"warning: resuming is not bit-exact: {start.checkpoint} holds {stored}")
+            if self._is_finished():
+                where = f"at step {self.state.step} of {self.settings.total_steps}"
+                early = ", where it stopped early" if self._stops_early() else ""
+                self.say(f"the checkpoint is {where}{early}: nothing to train")
+        moment_format = FORMATS.get(self.settings.ckpt_quant_stage)
+        if moment_format is not None and not self.settings.ignore_save_lr_and_optim:
+            self.say(f"checkpoints hold {moment_format}: resuming from them is not bit-exact")
+        if self.shards.kinds and self.settings.save_strategy != "no":
+            check_shared_filesystem(self.settings.output_dir, self.ranks)
+        if self.master_weights.stored != "beside":
+            self._report_unused_option()
+        single_node = len(set(self.ranks.all_gather_object(socket.gethostname()))) == 1
+        if self.ranks.is_main_process:
+            limit, saved = self.settings.save_total_limit, partial(notify, self.callbacks, "on_save")
+            self._saver = SyncSaver(limit, saved)
+            if self.settings.async_save:
+                seen_by_all = single_node or not self.shards.kinds
+                self._saver = AsyncSaver(limit, saved, self.say, shared_memory=seen_by_all)
+            remove_superseded(self.settings.output_dir, start, self.say)
+            write_config(self.settings.output_dir, self.resolved_config)
+
+    def _report_unused_option(self) -> None:
+        if not any(self.ranks.all_gather_object(has_master_weights(self.optimizer, self.parameters))):
+            word = "remove_master_weight" if self.master_weights.stored == "nowhere" else "skip_save_model_weight"
+            self.say(f"{word} has no effect here: the weights are float32, without master weights")
+
+    def _run_steps(self, request: StopRequest) -> None:
+        first, stop = self.state.step, self.settings.total_steps
+        read_steps = self.read_steps or (
+            lambda first, stop: (self.plan.micro_batches(step) for step in range(first, stop))
+        )
+        with closing(read_steps(first, stop)) as steps:
+            while not self._is_finished() and not self._should_stop(request):
+                self._saver.check()
+                started = time.perf_counter()
+                result = self._step(next(steps))
+                result.totals.seconds = time.perf_counter() - started  # waiting for data included
+                self._finish_step(result)
+        if self._stopped_by is not None and not self._is_finished():
+            name = signal.Signals(self._stopped_by).name
+            self.say(f"{name}: stopping after this step; once more to stop at once")
+
+    def _should_stop(self, request: StopRequest) -> bool:
+        """Whether a signal has reached any rank, or the first one was told to quit, so that all stop after the same
+        step; other commands are obeyed here."""
+        request.check()  # what is raised in a destructor, Python drops
+        own = [request.signal or 0, self.commands.lines() if self.ranks.is_main_process else []]
+        of_ranks = self.ranks.all_gather_object(own)
+        self._stopped_by = max(number for number, _ in of_ranks) or None
+        for line in of_ranks[0][1]:
+            try:
+                self._execute(parse(line))
+            except ValueError as error:
+                self.say(str(error))
+        return self._stopped_by is not None or self._quit_requested
+
+    def _execute(self, command: Command) -> None:
+        step = self.state.step
+        if command.name == "save":
+            self._save()
+            self.say(f"save: {'writing' if self._saver.writing else 'saved'} {checkpoint_name(step)}")
+        elif command.name == "quit":
+            self._quit_requested = True
+        elif command.name == "eval" and self.evaluation_plan is None:
+            self.say("eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path")
+        elif command.name == "eval":
+            self.evaluate()
+        elif command.name == "lr":
+            self.state.learning_rate = command.value
+            origin = "the schedule's" if command.value is None else "until `lr schedule`"
+            self.say(f"lr: step {step + 1} has a learning rate of {self._learning_rate():g}, {origin}")
+        else:
+            saved, writing = self._saved_step, bool(self._saver.writing)
+            self.say(status_line(self.state, self.settings.total_steps, self._learning_rate(), saved, writing))
+
+    def _learning_rate(self) -> float:
+        """Of the next step."""
+        chosen = self.state.learning_rate
+        return learning_rate(self.state.step, self.schedule) if chosen is None else chosen
+
+    def _step(self, batches: Sequence[Any]) -> StepResult:
+        step, tried = self.state.step, self.state.loss_scale.scale if self.state.loss_scale else 1.0
+        try:
+            result = train_step(
+                self.model,
+                list(trainable_parameters(self.parameters).values()),
+                self.optimizer,
+                self.objective,
+                batches,
+                step=step,
+                learning_rate=self._learning_rate(),
+                dropout_scale=dropout_scale(step, self.settings.dropout_warmup_steps),
+                max_grad_norm=self.settings.max_grad_norm,
+                release_grads=self.settings.release_grads,
+                loss_scale=self.state.loss_scale,
+                ranks=self.ranks,
+            )
+        except NotFiniteError as error:
+            raise self._not_finite(error, batches) from None
+        if result.overflowed and self.state.loss_scale is not None:
+            now = f"{tried:,.0f}; the next step has {self.state.loss_scale.scale:,.0f}"
+            self.say(f"step {step + 1}: skipped, a gradient overflows at the loss scale {now}")
+        elif not result.updated:
+            self.say(f"step {step + 1}: skipped, its batches hold no {self.objective.unit}")
+        return result
+
+    def _finish_step(self, result: StepResult) -> None:
+        settings, state = self.settings, self.state
+        state.step += 1
+        earlier_epoch, state.epoch = state.epoch, self.plan.epoch_of(state.step)
+        state.since_log.add(result.totals)
+        state.whole_run.add(result.totals)
+
+        def happens(strategy: str, every: int) -> bool:
+            epoch_ended = math.floor(state.epoch) > math.floor(earlier_epoch)
+            return is_due(strategy, every, state.step, epoch_ended=epoch_ended, last=self._is_finished())
+
+        if result.updated:
+            self.objective.after_update(state.step)
+            notify(self.callbacks, "on_step", self._record(result.totals, result))
+        if happens(settings.logging_strategy, settings.logging_steps) and state.since_log.units:
+            notify(self.callbacks, "on_log", self._record(state.since_log, result))
+            state.since_log = Totals()
+        is_best = False
+        if self.evaluation_plan is not None and happens(settings.evaluation_strategy, settings.eval_steps):
+            is_best = update_best(state.best, self.evaluate().record(), state.step, settings.best)
+            if self._stops_early():
+                self.say(stop_reason(state.best, settings.best))
+        if happens(settings.save_strategy, settings.save_steps) or (is_best and settings.best.load_best_model_at_end):
+            self._save()
+
+    def _record(self, totals: Totals, latest: StepResult) -> dict[str, Any]:
+        return {
+            "step": self.state.step,
+            "epoch": round(self.state.epoch, 4),
+            "loss": totals.loss,
+            "learning_rate": latest.learning_rate,
+            "grad_norm": latest.grad_norm,
+            **totals.metrics,
+            "tokens_per_second": round(totals.tokens_per_second, 1),
+        }
+
+    def _is_finished(self) -> bool:
+        return self.state.step >= self.settings.total_steps or self._stops_early()
+
+    def _stops_early(self) -> bool:
+        return out_of_patience(self.state.best, self.settings.best)
+
+    def _best_folder(self) -> Path | None:
+        """The checkpoint of the best evaluation, where it was saved."""
+        step = self.state.best.step
+        folder = None if step is None else self.settings.output_dir / checkpoint_name(step)
+        complete = folder is not None and not problems(folder, hashes=False)
+        return folder if self.ranks.all_gather_object(complete)[0] else None  # others may not see the first rank's disk
+
+    def _save(self) -> None:
+        settings, state = self.settings, self.state
+        self._saver.wait()
+        best = self._best_folder()
+        save_checkpoint(
+            settings.output_dir,
+            state,
+            identity=self.identity,
+            resolved_config=self.resolved_config,
+            write_model=self.write_checkpoint_model or self.write_model,
+            optimizer=None if settings.ignore_save_lr_and_optim else self.optimizer,
+            parameters=self.parameters,
+            extra_state=self.objective.extra_state(),
+            moments=FORMATS.get(settings.ckpt_quant_stage),
+            ranks=self.ranks,
+            shards=self.shards,
+            master_weights=self.master_weights,
+            saver=self._saver,
+            keep=[best] if best else [],
+        )
+        if self._saved_step != state.step:  # otherwise the checkpoint has stayed as it was
+            self._saved_step, self._saved_learning_rate = state.step, state.learning_rate
+
+    def _save_final_model(self) -> None:
+        self._saver.wait()
+        write, which = self.write_model, ""
+        best, folder = self.state.best, self._best_folder()
+        if self.settings.best.load_best_model_at_end and best.step is not None and best.step != self.state.step:
+            shown = f"{checkpoint_name(best.step)}, where {best.metric} was best,"
+            is_sharded = self.ranks.is_main_process and folder is not None and WEIGHTS in sharded_kinds(folder)
+            is_sharded = self.ranks.all_gather_object(is_sharded)[0]  # others need not see the folder where it is whole
+            if folder is None:
+                self.say(f"{shown} is not in {self.settings.output_dir}: the last model is saved")
+            elif is_sharded and not has_same_layout(folder, self.ranks):
+                self.say(f"{shown} was written by the ranks of another layout: the last model is saved")
+            else:
+                if is_sharded:
+                    self.shards.load_model(
+                        local_shard_of(folder, self.ranks)
+                    )  # then written as the last model would be
+                else:
+                    write = partial(copy_model_files, folder)
+                which = f" of step {best.step}, where {best.metric} was best ({best.value:.4g}),"
+        if self.ranks.is_main_process:
+            publish_files(self.settings.output_dir, write)
+        elif write is self.write_model:
+            write(None)
+        self.say(f"saved the model{which} to {self.settings.output_dir}")
+
+    def _save_on_stop(self) -> None:
+        if self.settings.save_strategy == "no" and not self._quit_requested:
+            self.say(f"stopped after step {self.state.step}; nothing was saved, because save_strategy is no")
+            return
+        if self._saved_step != self.state.step:
+            self._save()
+        self._saver.wait()
+        if self.state.learning_rate != self._saved_learning_rate:
+            self.say(
+                f"{checkpoint_name(self._saved_step)} was saved before `lr`: tell the run that goes on from it again"
+            )
+        self.say(f"stopped after step {self.state.step}; continue with resume_from_checkpoint=true")
+
+    def _not_finite(self, error: NotFiniteError, batches: Sequence[Any]) -> TrainingError:
+        own = where_not_finite(error, batches, self.describe_sample)
+        try:
+            self._saver.wait()
+            unsaved = ""
+        except CheckpointError as failed:
+            unsaved = str(failed)
+        newest, _ = newest_complete(self.settings.output_dir)
+        return not_finite(self.state, error, self.ranks.all_gather_object(own), newest, unsaved)

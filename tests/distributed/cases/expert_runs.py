@@ -1,0 +1,23 @@
+"""Whole runs with experts, as `erniekit train` does them on each rank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def train(parameters: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Several runs one after the other; what each has said on this rank, and its losses."""
+    from erniekit.config import Config
+    from erniekit.runners.train import run_training
+
+    results = []
+    for values in parameters:
+        said: list[str] = []
+        run_training(Config.from_mapping(values, verb="train"), say=said.append)
+        log = (Path(values["output_dir"]) / "training_log.jsonl").read_text(encoding="utf-8")
+        records = [json.loads(line) for line in log.splitlines()]
+        losses = [record[name] for record in records for name in ("loss", "eval_loss") if name in record]
+        results.append({"said": "\n".join(said), "losses": losses})
+    return results

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from erniekit.build.layout import workload
+from erniekit.config import Config
+from erniekit.distributed.planning import memory
+from erniekit.distributed.planning.memory import BFLOAT16_O2, Workload, process_bytes, tensor_bytes, training_memory
+from erniekit.distributed.stages import layer_chunks
+from erniekit.distributed.topology import Topology
+from erniekit.model import attention, attention_plan, head
+from erniekit.model.architectures.published import published_model
+from erniekit.model.lora.config import LoraSettings
+from tests.model.tiny import tiny_config
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPE = {
+    "vocab_size": 8192,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+}
+EXPERTS = {
+    "model_type": "ernie4_5_moe",
+    "moe_num_experts": 8,
+    "moe_k": 2,
+    "moe_intermediate_size": 384,
+    "moe_num_shared_experts": 1,
+    "moe_layer_start_index": 0,
+}
+ADAPTERS = LoraSettings(rank=8, alpha=16.0)
+WORK = Workload(batch_size=2, max_seq_len=1024)
+
+# Runs in a fresh process, whose peak nothing else has raised.
+MEASURE = """
+import json, sys
+from erniekit.environment import import_paddle
+import_paddle()
+import numpy as np, paddle
+from paddle.base import core
+from erniekit.model.lora.lora import trained_weights
+from erniekit.model.lora.config import LoraSettings
+from erniekit.model.attention import AttentionPlan
+from erniekit.model.builder import build_model
+from erniekit.model.head import token_loss
+from erniekit.model.recompute import Recompute
+from tests.model.tiny import tiny_config
+shape, batch, length, documents, fused, dense, lora, dropout, again = json.loads(sys.argv[1])
+settings = LoraSettings(rank=8, alpha=16.0, dropout=dropout) if lora else None
+recompute = Recompute(granularity=again) if again else None
+decoder = build_model(tiny_config(**shape), None, lora=settings, recompute=recompute)
+optimizer = paddle.optimizer.AdamW(1e-4, parameters=list(trained_weights(decoder).values()))
+ids = paddle.randint(0, shape["vocab_size"], [batch, length])
+positions = paddle.arange(length).expand([batch, length])
+each = length // documents
+ends = np.repeat((np.arange(documents) + 1) * each, each)
+indices = np.broadcast_to(ends[None, None, :, None], (batch, 1, length, 1)).astype(np.int32).copy()
+for _ in range(2):
+    plan = AttentionPlan.build(indices, dense=dense)
+    token_loss(decoder, decoder(ids, positions, plan), ids, fused=fused).loss_sum.backward()
+    optimizer.step()
+    optimizer.clear_grad()
+print("BYTES", core.host_memory_stat_peak_value("Allocated", 0))
+"""
+
+
+def test_the_constants_are_those_of_the_model():
+    assert memory.CHUNK_LOGITS == head.CHUNK_LOGITS
+    assert memory.KEPT_SCORES == attention.MAX_SAVED_SCORES
+    assert memory.TILE == attention_plan.TILE
+
+
+def test_parts_add_up_and_follow_what_they_should():
+    config = tiny_config(**SHAPE)
+
+    def memory(**how):
+        return training_memory(config, replace(WORK, **how))
+
+    base = memory()
+    assert base["total"] == sum(size for name, size in base.items() if name != "total")
+    assert base["parameters"] == base["gradients"] == base["optimizer"] // 2 == 4 * config.parameter_count()
+    assert memory(adapters=ADAPTERS)["gradients"] < 0.1 * base["gradients"]
+    assert memory(adapters=ADAPTERS)["parameters"] == base["parameters"] + memory(adapters=ADAPTERS)["gradients"]
+    assert memory(batch_size=4)["activations"] > 1.5 * base["activations"]
+    assert memory(recompute=True)["activations"] < 0.3 * base["activations"]
+    assert memory(recompute=True)["activations"] < memory(recompute=True, no_recompute_layers=2)["activations"]
+    full, attention_again, product_again = (
+        memory(recompute=True, recompute_granularity=part)["activations"] for part in ("full", "full_attn", "core_attn")
+    )
+    assert full < attention_again < product_again <= base["activations"]
+    assert memory(fused_head=True)["logits"] < base["logits"]
+    assert memory(dense_mask=True)["attention_mask"] == attention.dense_mask_bytes(2, 1024)
+    assert memory(dense_mask=True)["activations"] > base["activations"]
+    assert memory(reference_copy=True)["reference"] == base["parameters"]
+
+
+def test_a_checkpoint_in_shared_memory_counts_but_is_not_the_process_s():
+    config = tiny_config(**SHAPE)
+    base, waiting = training_memory(config, WORK), training_memory(config, replace(WORK, checkpoint_value=12.0))
+    assert base["checkpoint"] == 0
+    assert waiting["checkpoint"] == 12 * config.parameter_count() == waiting["total"] - base["total"]
+    assert process_bytes(waiting) == process_bytes(base) == base["total"]
+    assert tensor_bytes(waiting) == tensor_bytes(base) == base["total"] - base["process"]
+    shared = training_memory(config, replace(WORK, checkpoint_value=12.0, sharding=1), Topology(sharding=4))
+    assert shared["checkpoint"] == waiting["checkpoint"] // 4
+    adapters = training_memory(config, replace(WORK, checkpoint_value=12.0, adapters=ADAPTERS))
+    assert adapters["checkpoint"] == 3 * adapters["gradients"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 0.0),
+        ({"unified_checkpoint_config": "async_save"}, 12.0),
+        ({"unified_checkpoint_config": "async_save", "save_strategy": "no"}, 0.0),
+        ({"unified_checkpoint_config": "async_save", "ignore_save_lr_and_optim": True}, 4.0),
+        ({"unified_checkpoint_config": "async_save", "ckpt_quant_stage": "O2"}, 5.09),
+        ({"unified_checkpoint_config": "async_save", "ckpt_quant_stage": "O2", "disable_ckpt_quant": True}, 12.0),
+    ],
+)
+def test_async_save_is_planned_for(changes, expected):
+    config = Config.from_mapping(
+        {
+            "stage": "SFT",
+            "model_name_or_path": "model",
+            "train_dataset_path": "data.jsonl",
+            "output_dir": "out",
+            "max_steps": 10,
+            "save_strategy": "steps",
+            "save_steps": 5,
+            "device": "cpu",
+        }
+        | changes
+    )
+    assert workload(config, tiny_config(**SHAPE)).checkpoint_value == expected
+
+
+def test_sixteen_bits_with_float32_copies_on_a_gpu():
+    config = tiny_config(**SHAPE)
+    memory = training_memory(config, replace(WORK, formats=BFLOAT16_O2))
+    count = config.parameter_count()
+    assert (memory["parameters"], memory["gradients"], memory["optimizer"]) == (2 * count, 2 * count, 12 * count)
+    assert memory["process"] == 0 and tensor_bytes(memory) == memory["total"]
+
+
+def test_every_prediction_layer_has_logits_of_its_own():
+    def logits(depths, fused_head):
+        config = tiny_config(**SHAPE, **EXPERTS, num_nextn_predict_layers=depths)
+        return training_memory(config, replace(WORK, fused_head=fused_head))["logits"]
+
+    probabilities = 4 * 2 * 1024 * SHAPE["vocab_size"]
+    assert [logits(depths, False) for depths in (0, 1, 2)] == [probabilities, 2 * probabilities, 3 * probabilities]
+    assert logits(0, True) < logits(1, True) < logits(1, False)
+
+
+@pytest.mark.parametrize("adapters", [None, ADAPTERS])
+@pytest.mark.parametrize("experts", [{}, EXPERTS])
+def test_the_ranks_of_a_layout_hold_the_model_together(adapters, experts):
+    config = tiny_config(**SHAPE, **experts)
+    topology = Topology(tensor=2, pipeline=2, expert_axis="tensor" if experts else None)
+    chunks = layer_chunks(4, topology)
+    work = replace(WORK, adapters=adapters)
+    held = sum(2 * training_memory(config, work, topology, chunks, stage)["parameters"] for stage in (0, 1))
+    alone = training_memory(config, work)["parameters"]
+    tied = 4 * SHAPE["vocab_size"] * SHAPE["hidden_size"]  # on the last stage, too
+    assert alone + tied < held < 1.05 * (alone + tied)  # norms, routers and half of each adapter are on both slices
+
+
+def test_each_way_of_dividing_divides_what_it_says():
+    config = tiny_config(**SHAPE)
+    one = training_memory(config, WORK)
+    for level, names in ((1, ["optimizer"]), (2, ["optimizer", "gradients"]), (3, ["optimizer", "gradients"])):
+        memory = training_memory(config, replace(WORK, sharding=level), Topology(sharding=4))
+        assert all(memory[name] == one[name] // 4 for name in names)
+        assert memory["parameters"] == one["parameters"] // (4 if level == 3 else 1)
+        assert memory["activations"] == one["activations"]
+    cut = training_memory(config, WORK, Topology(tensor=2))
+    sequence = training_memory(config, WORK, Topology(tensor=2, sequence_parallel=True))
+    assert 0.5 * one["activations"] < sequence["activations"] < cut["activations"] < one["activations"]
+    assert cut["logits"] == one["logits"] // 2
+
+
+def test_the_first_stage_holds_the_most_micro_batches():
+    config = tiny_config(**SHAPE)
+    topology, work = Topology(pipeline=4), replace(WORK, accumulation=8)
+    stages = [training_memory(config, work, topology, layer_chunks(4, topology), stage) for stage in range(4)]
+    activations = [stage["activations"] for stage in stages]
+    assert activations == sorted(activations, reverse=True)
+    assert activations[0] == pytest.approx(4 * activations[3], rel=0.1)
+    assert [stage["logits"] > 0 for stage in stages] == [False, False, False, True]
+
+
+def test_the_largest_model_needs_the_layout_of_its_recipe():
+    model = published_model("baidu/ERNIE-4.5-300B-A47B-PT")
+    work = Workload(1, 8192, accumulation=28, recompute=True, fused_head=True, sharding=1, formats=BFLOAT16_O2)
+    topology = Topology(tensor=8, pipeline=14, expert_axis="tensor", sequence_parallel=True)
+    chunks = layer_chunks(54, topology, tail=2)
+    totals = [training_memory(model, work, topology, chunks, stage)["total"] for stage in range(14)]
+    assert 40e9 < max(totals) < 80e9  # bytes of one GPU
+    assert training_memory(model, work)["total"] > 4e12
+
+
+# batch, length, documents, fused, dense, lora, dropout, recompute, beside the shape
+MEASURED = {
+    "full": ({}, 1, 1024, 1, True, False, False, 0.0, ""),
+    "packed": ({}, 4, 1024, 8, False, False, False, 0.0, ""),
+    "long": ({}, 1, 4096, 1, True, False, True, 0.0, ""),
+    "dense mask": ({}, 2, 1024, 1, False, True, False, 0.0, ""),
+    "adapters": ({}, 2, 1024, 4, True, False, True, 0.0, ""),
+    "adapters, dropout": ({}, 2, 1024, 4, True, False, True, 0.1, ""),
+    "adapters, recompute": ({}, 2, 1024, 4, True, False, True, 0.0, "full"),
+    "recompute": ({}, 2, 1024, 1, True, False, False, 0.0, "full"),
+    "experts": (EXPERTS, 1, 2048, 8, True, False, False, 0.0, ""),
+    "experts, adapters, recompute": (EXPERTS, 1, 2048, 8, True, False, True, 0.0, "full"),
+    "attention again": ({}, 2, 1024, 4, True, False, False, 0.0, "full_attn"),
+    "product again, dense mask": ({}, 2, 1024, 1, True, True, False, 0.0, "core_attn"),
+    "experts, attention again": (EXPERTS, 1, 2048, 8, True, False, False, 0.0, "full_attn"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MEASURED.values(), ids=list(MEASURED))
+def test_the_estimate_is_near_what_paddle_counts(case):
+    changes, batch, length, documents, fused, dense, lora, dropout, again = case
+    shape = SHAPE | changes
+    request = json.dumps([shape, *case[1:]])
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, request], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
+    )
+    measured = int(done.stdout.split("BYTES")[1])
+    work = Workload(
+        batch,
+        length,
+        longest_document=length // documents,
+        recompute=bool(again),
+        recompute_granularity=again,
+        fused_head=fused,
+        dense_mask=dense,
+        adapters=replace(ADAPTERS, dropout=dropout) if lora else None,
+    )  # fmt: skip
+    estimate = training_memory(tiny_config(**shape), work)
+    print(f"measured {measured / 1e6:,.0f} MB, estimated {tensor_bytes(estimate) / 1e6:,.0f} MB: {estimate}")
+    expected = tensor_bytes(estimate)
+    if documents == 1 and not dense and not again:  # too many scores to keep; the estimate counts on other rows, too
+        expected -= 4 * memory.KEPT_SCORES * SHAPE["num_hidden_layers"]
+    assert expected == pytest.approx(measured, rel=0.12)
+
+
+@pytest.mark.parametrize("algorithm", ["weight_only_mix", "nf4"])
+def test_weights_in_few_bits_take_what_they_hold(algorithm: str) -> None:
+    from erniekit.model.builder import build_model
+    from erniekit.model.quantization.settings import WeightOnly
+    from erniekit.model.weights import packed_weights
+
+    experts = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 12, "moe_layer_start_index": 1}
+    config = tiny_config(model_type="ernie4_5_moe", **experts)
+    lora, settings = LoraSettings(rank=2, alpha=4.0), WeightOnly(algorithm)
+    work = Workload(batch_size=1, max_seq_len=16, adapters=lora, weight_only=settings)
+    decoder = build_model(config, None, lora=lora, quantization=settings)
+    plain = sum(4 * parameter.size for parameter in decoder.parameters())
+    held = plain + sum(weight.nbytes for weight in packed_weights(decoder).values())
+    assert training_memory(config, work)["parameters"] == held

@@ -1,0 +1,126 @@
+"""Cached generation equals a plain forward pass over the whole text, for single and batched prompts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from erniekit.errors import UserError
+from erniekit.inference.generation import generate, stream
+from erniekit.inference.sampling import Sampling, sample_token, token_probabilities
+
+from .tiny import logits_of, tiny_model
+
+PROMPTS = [[5, 9, 33, 2], [7], [40, 41, 42, 43, 44, 45, 46, 3, 1, 8, 12]]
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return tiny_model()
+
+
+def greedy_without_cache(decoder, prompt, count):
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(logits_of(decoder, tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_greedy_equals_forward_passes_without_cache(decoder):
+    expected = [greedy_without_cache(decoder, prompt, 12) for prompt in PROMPTS]
+    assert len({token for answer in expected for token in answer}) > 5
+    assert generate(decoder, PROMPTS, Sampling(max_new_tokens=12)) == expected
+    assert list(stream(decoder, PROMPTS[0], Sampling(max_new_tokens=12))) == expected[0]
+
+
+def test_biased_untied_model_too():
+    decoder = tiny_model(seed=3, use_bias=True, tie_word_embeddings=False, num_key_value_heads=4)
+    expected = [greedy_without_cache(decoder, prompt, 8) for prompt in PROMPTS]
+    assert generate(decoder, PROMPTS, Sampling(max_new_tokens=8)) == expected
+
+
+def test_an_answer_does_not_depend_on_the_other_prompts(decoder):
+    sampling = Sampling(max_new_tokens=10, temperature=1.3, top_p=0.9, seed=4)
+    assert generate(decoder, PROMPTS, sampling)[0] == generate(decoder, PROMPTS[:1], sampling)[0]
+
+
+def test_a_sampled_answer_follows_the_number_of_its_stream(decoder):
+    sampling = Sampling(max_new_tokens=10, temperature=1.3, seed=4)
+    answers = generate(decoder, PROMPTS, sampling)
+    assert generate(decoder, PROMPTS[::-1], sampling, streams=[2, 1, 0]) == answers[::-1]
+    assert list(stream(decoder, PROMPTS[2], sampling, 2)) == answers[2]
+    assert len({tuple(stream(decoder, PROMPTS[2], sampling, number)) for number in range(5)}) > 1
+
+
+def test_every_row_has_its_own_room():
+    decoder = tiny_model(max_position_embeddings=12)
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
+    assert [len(answer) for answer in generate(decoder, prompts, Sampling(max_new_tokens=99))] == [9, 11, 7]
+    limited = generate(decoder, prompts, Sampling(max_new_tokens=4, max_length=6))
+    assert [len(answer) for answer in limited] == [3, 4, 1]
+    assert limited == [generate(decoder, [prompt], Sampling(max_new_tokens=4, max_length=6))[0] for prompt in prompts]
+    with pytest.raises(UserError, match=r"prompt 3 has 5 tokens.*max_model_len 5"):
+        generate(decoder, prompts, Sampling(max_length=5))
+
+
+def test_answers_end_before_a_stop_token(decoder):
+    whole = greedy_without_cache(decoder, PROMPTS[0], 12)
+    stop = whole[5]
+    expected = whole[: whole.index(stop)]
+    sampling = Sampling(max_new_tokens=12, stop_token_ids=(stop,))
+    assert generate(decoder, PROMPTS, sampling)[0] == expected
+    assert list(stream(decoder, PROMPTS[0], sampling)) == expected
+
+
+def test_seeds_decide_and_training_mode_is_kept(decoder):
+    def answer(seed):
+        return generate(decoder, PROMPTS, Sampling(max_new_tokens=15, temperature=2.0, seed=seed))
+
+    dropping = tiny_model(hidden_dropout=0.5, attention_dropout=0.5)
+    dropping.train()
+    assert generate(dropping, PROMPTS, Sampling(max_new_tokens=5)) == generate(
+        decoder, PROMPTS, Sampling(max_new_tokens=5)
+    )
+    assert dropping.training
+    assert answer(1) == answer(1) != answer(2)
+
+
+def test_the_models_length_is_the_limit():
+    decoder = tiny_model(max_position_embeddings=8)
+    assert len(generate(decoder, [[1, 2, 3]], Sampling(max_new_tokens=99))[0]) == 5
+    for prompt in ([], [1] * 8):
+        with pytest.raises(UserError, match="prompt 2 has"):
+            generate(decoder, [[1], prompt], Sampling())
+
+
+def test_temperature_top_k_and_top_p():
+    probabilities = np.array([0.1, 0.4, 0.05, 0.3, 0.15])
+    logits = np.log(probabilities)
+    np.testing.assert_allclose(token_probabilities(logits, Sampling(temperature=1.0)), probabilities)
+    np.testing.assert_allclose(
+        token_probabilities(logits, Sampling(temperature=0.5)), probabilities**2 / (probabilities**2).sum()
+    )
+    np.testing.assert_allclose(
+        token_probabilities(logits, Sampling(temperature=1.0, top_k=2)), [0, 4 / 7, 0, 3 / 7, 0], atol=1e-12
+    )
+    # 0.4 + 0.3 reach 0.6, 0.4 alone does not
+    np.testing.assert_allclose(
+        token_probabilities(logits, Sampling(temperature=1.0, top_p=0.6)), [0, 4 / 7, 0, 3 / 7, 0], atol=1e-12
+    )
+    np.testing.assert_allclose(
+        token_probabilities(logits, Sampling(temperature=1.0, top_p=0.01)), [0, 1, 0, 0, 0], atol=1e-12
+    )
+
+
+def test_draws_follow_the_probabilities():
+    logits = np.log(np.array([0.2, 0.5, 0.3]))
+    generator = np.random.default_rng(0)
+    draws = [sample_token(logits, [], Sampling(temperature=1.0), generator) for _ in range(3000)]
+    np.testing.assert_allclose(np.bincount(draws) / 3000, [0.2, 0.5, 0.3], atol=0.03)
+
+
+def test_repetition_penalty_acts_on_seen_tokens_of_either_sign():
+    logits = np.array([3.0, 2.0, -1.0, -1.5])
+    generator = np.random.default_rng(0)
+    assert sample_token(logits, [0, 0], Sampling(repetition_penalty=2.0), generator) == 1
+    assert sample_token(logits[2:], [0], Sampling(repetition_penalty=2.0), generator) == 1

@@ -1,0 +1,106 @@
+"""`train --try`, `preview`, `validate --data` and `env`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from erniekit.cli import main
+from erniekit.errors import UserError
+from erniekit.runners import overfit_check
+from erniekit.runners.preview import data_summary, preview
+
+
+def test_one_sample_is_overfitted_and_nothing_written(make_config: Callable[..., Any]) -> None:
+    lines: list[str] = []
+    config = make_config(learning_rate=3e-2)
+    assert overfit_check.overfit_check(config, say=lines.append)
+    assert lines[-1].startswith("OK")
+    assert "train.jsonl:1" in "\n".join(lines)
+    assert not Path(config.basic.output_dir).exists()
+    assert not Path(config.training.data_cache_dir).exists()
+
+
+def test_only_the_first_sample_that_fits_is_read(make_config: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    long = json.dumps({"src": "count " * 200, "tgt": "no"})
+    good = json.dumps({"src": "What is 1 + 1?", "tgt": "2"})
+    path.write_text(f"{long}\n{long}\n{good}\nthis line is never read\n", encoding="utf-8")
+    lines: list[str] = []
+    assert overfit_check.overfit_check(make_config(train_dataset_path=str(path), learning_rate=3e-2), say=lines.append)
+    assert "skipped 2 records before it" in "\n".join(lines)
+    assert f"overfitting {path}:3 " in "\n".join(lines)
+
+    path.write_text(f"{long}\n", encoding="utf-8")
+    with pytest.raises(UserError, match="none of 1 records fits max_seq_len 128"):
+        overfit_check.overfit_check(make_config(train_dataset_path=str(path)), say=lines.append)
+    without_data = {"do_train": False, "do_eval": True, "eval_dataset_path": str(path), "train_dataset_path": None}
+    with pytest.raises(UserError, match="no file is set"):
+        overfit_check.overfit_check(make_config(**without_data), say=lines.append)
+    path.write_text('{"src": 1}\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"data\.jsonl:1: src"):
+        overfit_check.overfit_check(make_config(train_dataset_path=str(path)), say=lines.append)
+
+
+def test_a_plain_text_is_tried_too(make_config: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    path.write_text(json.dumps({"text": "The answer is 4. " * 200}), encoding="utf-8")
+    lines: list[str] = []
+    config = make_config(stage="PT", train_dataset_path=str(path), train_dataset_type="text", learning_rate=1e-2)
+    assert overfit_check.overfit_check(config, say=lines.append)
+    assert "128 tokens, 128 targets" in "\n".join(lines)
+
+
+def test_a_loss_that_is_not_finite_is_told(make_config: Callable[..., Any], tmp_path: Path) -> None:
+    lines: list[str] = []
+    assert not overfit_check.overfit_check(make_config(learning_rate=1e30), say=lines.append)
+    assert "NOT OK" in lines[-1] and "is not finite at step" in lines[-1] and "lower learning_rate" in lines[-1]
+
+    make_config()
+    assert main(["train", str(tmp_path / "config.yaml"), "--try", "learning_rate=1e30"]) == 1  # words in any order
+
+
+def test_a_model_that_does_not_learn_is_told(make_config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overfit_check, "SECONDS", 0.0)
+    lines: list[str] = []
+    assert not overfit_check.overfit_check(make_config(), say=lines.append)
+    assert lines[-1].startswith("NOT OK")
+
+
+def test_preview_shows_what_is_trained(make_config: Callable[..., Any]) -> None:
+    text = preview(make_config(random_shuffle=False, packing=False), documents=3)
+    assert "<|begin_of_sentence|>User:" in text
+    assert "</s>]]" in text  # the end of an answer is a target
+    assert "train.jsonl:1" in text
+    assert "\x1b[" not in text
+    assert "\x1b[" in preview(make_config(), color=True)
+
+
+def test_preview_escapes_what_would_steer_the_terminal(make_config: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps({"src": "Hi\x1b[2J\x07 there", "tgt": "\x1b]0;owned\x07 yes\u009b1m"}), encoding="utf-8")
+    plain, colored = (preview(make_config(train_dataset_path=str(path)), color=color) for color in (False, True))
+    assert "\x1b" not in plain and r"Hi\x1b[2J\x07 there" in plain
+    assert "\x07" not in colored and "\x9b" not in colored and "\x1b]" not in colored
+
+
+def test_preview_shows_as_many_rows_as_asked(make_config: Callable[..., Any]) -> None:
+    config = make_config(per_device_train_batch_size=2, gradient_accumulation_steps=2)
+    for rows in (1, 2, 3):
+        assert preview(config, rows=rows).count("\nrow ") == rows
+
+
+def test_the_summary_counts(make_config: Callable[..., Any], records: Path) -> None:
+    text = data_summary(make_config(max_steps=None, num_train_epochs=1, do_eval=True, eval_dataset_path=str(records)))
+    assert "60 records, 60 kept" in text and "evaluation:" in text
+
+
+def test_env_reports_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["versions"]["erniekit"] and facts["cpu settings"]["OMP_NUM_THREADS"]
+    assert "GFLOP/s" in facts["machine"]["fp32 matrix product"]

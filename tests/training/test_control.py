@@ -1,0 +1,358 @@
+"""What a run is told while it trains, and what it then does."""
+
+from __future__ import annotations
+
+import os
+import pty
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from erniekit.training.checkpoint.resume import Start, open_output_folder
+from erniekit.training.checkpoint.state import load_state
+from erniekit.training.control import CONTROL_FILE, Command, Commands, forward_commands, parse
+from erniekit.training.optim.schedules import learning_rate
+
+from .fakes import FakePlan, Recorder, ReplayedRanks, fake_trainer
+from .test_loop import steps_of
+
+FRESH = Start(None)
+EVALUATION = FakePlan(4, batch_size=1, accumulation=1)
+
+
+class ScriptedCommands:
+    """Commands that come before certain steps."""
+
+    def __init__(self, **lines: list[str]) -> None:
+        self._by_call = {int(name[1:]): list(of) for name, of in lines.items()}
+        self._calls = -1
+
+    def lines(self) -> list[str]:
+        self._calls += 1
+        return self._by_call.get(self._calls, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("save", Command("save")),
+        ("  Quit \r", Command("quit")),
+        ("eval", Command("eval")),
+        ("STATUS", Command("status")),
+        ("lr 1e-4", Command("lr", 1e-4)),
+        ("lr  0", Command("lr", 0.0)),
+        ("lr schedule", Command("lr")),
+    ],
+)
+def test_lines_that_are_commands(line: str, command: Command) -> None:
+    assert parse(line) == command
+
+
+@pytest.mark.parametrize("line", ["stop", "save now", "lr", "lr 1 2", "savequit"])
+def test_lines_that_are_none_are_told_what_there_is(line: str) -> None:
+    with pytest.raises(ValueError, match=r"is no command; there are save, quit, eval, status, lr 1e-4 and lr schedule"):
+        parse(line)
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "inf", "nan"])
+def test_a_learning_rate_is_a_number(value: str) -> None:
+    with pytest.raises(ValueError, match=f"lr {value}: write a learning rate"):
+        parse(f"lr {value}")
+
+
+def test_the_file_is_read_once_and_removed(tmp_path: Path) -> None:
+    commands, file = Commands(tmp_path), tmp_path / CONTROL_FILE
+    assert commands.lines() == []
+    file.touch()
+    assert commands.lines() == [] and file.exists()  # somebody is about to write
+    file.write_text("save\n\nlr 1e-4\n")
+    assert commands.lines() == ["save", "lr 1e-4"]
+    assert commands.lines() == [] and not list(tmp_path.iterdir())
+
+
+def test_a_writer_that_still_has_the_file_open_is_heard(tmp_path: Path) -> None:
+    commands = Commands(tmp_path)
+    with (tmp_path / CONTROL_FILE).open("w") as slow:
+        slow.write("save\nlr 1")
+        slow.flush()
+        assert commands.lines() == ["save"] and not list(tmp_path.iterdir())
+        slow.write("e-4\nstatus\n")
+        slow.flush()
+        (tmp_path / CONTROL_FILE).write_text("quit\n")
+        assert commands.lines() == ["lr 1e-4", "status", "quit"]
+        assert commands.lines() == []
+
+
+def test_somebody_may_type_into_the_file(tmp_path: Path) -> None:
+    """As `cat > control` does: one open file, a line now and then."""
+    commands = Commands(tmp_path)
+    with (tmp_path / CONTROL_FILE).open("w", buffering=1) as typist:
+        for line in ("save", "status", "lr 1e-4"):
+            typist.write(f"{line}\n")
+            assert [each for each in commands.lines() if each] == [line]
+            assert commands.lines() == [] and not list(tmp_path.iterdir())
+
+
+def test_a_writer_that_begins_anew_while_the_file_is_taken_is_heard(tmp_path: Path) -> None:
+    commands = Commands(tmp_path)
+    (tmp_path / CONTROL_FILE).write_text("status\nstatus\n")
+    with (tmp_path / CONTROL_FILE).open("r+") as shell:
+        assert commands.lines() == ["status", "status"]
+        shell.truncate(0)
+        shell.write("quit\n")
+        shell.flush()
+        assert commands.lines() == ["quit"]
+
+
+def test_a_line_without_an_end_is_obeyed_at_the_next_look(tmp_path: Path) -> None:
+    commands = Commands(tmp_path)
+    (tmp_path / CONTROL_FILE).write_text("save\nquit")
+    assert commands.lines() == ["save"]
+    assert commands.lines() == ["quit"]
+    assert commands.lines() == []
+
+
+def test_a_huge_file_is_read_in_part_and_that_is_told(tmp_path: Path) -> None:
+    (tmp_path / CONTROL_FILE).write_bytes(b"save\n" + b"status\n" * 10**6)
+    with (tmp_path / CONTROL_FILE).open("ab") as file:
+        file.truncate(10**9)  # a hole
+    commands = Commands(tmp_path)
+    lines = commands.lines()
+    assert lines[0] == "save" and set(lines[1:-1]) == {"status"} and len(lines) < 700
+    assert lines[-1] == "(and 999,995,904 bytes that were not read)"
+    assert commands.lines() == []
+
+
+def test_bytes_that_are_no_text_and_long_lines_are_answered_briefly(tmp_path: Path) -> None:
+    (tmp_path / CONTROL_FILE).write_bytes(b"\xef\xbb\xbfsave\r\n\xff\xfe\x00\n" + b"x" * 1000 + b"\n")
+    first, second, third = Commands(tmp_path).lines()
+    assert parse(first) == Command("save")  # Windows writes a mark before it
+    for line in (second, third, "lr " + "9" * 1000):
+        with pytest.raises(ValueError) as caught:
+            parse(line)
+        assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link to nothing", "closed to us"])
+def test_what_cannot_be_read_ends_no_run(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / CONTROL_FILE
+    if kind == "folder":
+        (file / "inner").mkdir(parents=True)
+    elif kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "link to nothing":
+        file.symlink_to(tmp_path / "nothing")
+    else:
+        file.write_text("quit\n")
+        file.chmod(0)
+    lines = Commands(tmp_path).lines()
+    assert lines == ([] if kind != "closed to us" or os.geteuid() else ["quit"])
+
+
+def test_a_terminal_that_hung_up_is_read_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"save\n")
+    calls = []
+
+    def hung_up(descriptor: int, size: int) -> bytes:
+        calls.append(descriptor)
+        raise OSError(5, "Input/output error")
+
+    commands = Commands(None, reading)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "read", hung_up)
+        assert commands.lines() == [] and commands.lines() == []
+    assert calls == [reading]
+    os.close(reading)
+    os.close(writing)
+
+
+def test_what_was_written_before_a_run_is_not_for_it(tmp_path: Path) -> None:
+    (tmp_path / CONTROL_FILE).write_text("quit\nquit")
+    assert Commands.for_run(tmp_path).lines() == []
+    assert not (tmp_path / CONTROL_FILE).exists()
+
+
+def test_whole_lines_are_read_from_the_terminal() -> None:
+    typed, terminal = pty.openpty()
+    try:
+        commands = Commands(None, terminal)
+        assert commands.lines() == []
+        os.write(typed, b"sa")
+        assert commands.lines() == []
+        os.write(typed, b"ve\nstatus\n")
+        assert commands.lines() == ["save", "status"]
+    finally:
+        os.close(typed)
+        os.close(terminal)
+
+
+def test_a_closed_pipe_is_read_no_more() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"save\nqu")
+    os.close(writing)
+    commands = Commands(None, reading)
+    assert commands.lines() == ["save"]
+    os.close(reading)
+    assert commands.lines() == []
+
+
+def test_save_and_quit(tmp_path: Path) -> None:
+    said: list[str] = []
+    commands = ScriptedCommands(s2=["save"], s4=["save", "quit"])
+    result = fake_trainer(tmp_path, commands=commands, say=said.append).fit(FRESH)
+    assert (result.step, result.exit_code, result.stopped_by) == (4, 0, None)
+    assert steps_of(tmp_path) == [2, 4]
+    assert said == [
+        "save: saved checkpoint-2",
+        "save: saved checkpoint-4",
+        "stopped after step 4; continue with resume_from_checkpoint=true",
+    ]
+    whole = fake_trainer(tmp_path / "whole")
+    whole.fit(FRESH)
+    with open_output_folder(tmp_path, resume_from_checkpoint=True, overwrite_output_dir=False) as start:
+        resumed = fake_trainer(tmp_path)
+        resumed.model.load(start.checkpoint)
+        assert resumed.fit(start).step == 9
+    for name, value in whole.model.arrays().items():
+        np.testing.assert_array_equal(resumed.model.arrays()[name], value, err_msg=name)
+
+
+def test_the_learning_rate_stays_until_the_schedule_has_it_again(tmp_path: Path) -> None:
+    recorder, said = Recorder(), []
+    commands = ScriptedCommands(s3=["lr 0.002"], s5=["quit"])
+    trainer = fake_trainer(tmp_path, commands=commands, callbacks=[recorder], say=said.append)
+    trainer.fit(FRESH)
+    assert "lr: step 4 has a learning rate of 0.002, until `lr schedule`" in said
+    with open_output_folder(tmp_path, resume_from_checkpoint=True, overwrite_output_dir=False) as start:
+        resumed = fake_trainer(tmp_path, commands=ScriptedCommands(s2=["lr schedule"]), callbacks=[recorder])
+        resumed.model.load(start.checkpoint)
+        resumed.fit(start)
+    rates = [record["learning_rate"] for record in recorder.steps]
+    planned = [learning_rate(step, trainer.schedule) for step in range(9)]
+    assert rates == [*planned[:3], *[0.002] * 4, *planned[7:]]
+
+
+def test_a_learning_rate_that_came_after_the_checkpoint_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    fake_trainer(tmp_path, commands=ScriptedCommands(s3=["save", "lr 2e-3", "quit"]), say=said.append).fit(FRESH)
+    assert "checkpoint-3 was saved before `lr`: tell the run that goes on from it again" in said
+    said.clear()
+    fake_trainer(tmp_path / "b", commands=ScriptedCommands(s3=["lr 2e-3", "save", "quit"]), say=said.append).fit(FRESH)
+    assert not any("saved before" in line for line in said)
+    fake_trainer(
+        tmp_path / "c", commands=ScriptedCommands(s3=["save", "lr 2e-3", "save", "quit"]), say=said.append
+    ).fit(FRESH)
+    assert load_state(tmp_path / "c" / "checkpoint-3").learning_rate is None  # the first one stayed
+    assert sum("checkpoint-3 was saved before `lr`" in line for line in said) == 1
+
+
+def test_evaluation_and_status_change_nothing(tmp_path: Path) -> None:
+    recorder, said = Recorder(), []
+    commands = ScriptedCommands(s1=["status"], s5=["eval", "status", "what"])
+    trainer = fake_trainer(
+        tmp_path / "told", commands=commands, callbacks=[recorder], say=said.append, evaluation_plan=EVALUATION
+    )
+    trainer.fit(FRESH)
+    assert [record["step"] for record in recorder.evaluations] == [5]
+    assert said[0].startswith("status: 1 of 9 steps, epoch 0.33, mean loss ")
+    assert said[0].endswith("tokens/s; nothing is saved")
+    assert said[1].startswith("status: 5 of 9 steps") and "learning rate 0.0" in said[1]
+    assert said[2].startswith("'what' is no command")
+    plain = fake_trainer(tmp_path / "plain")
+    plain.fit(FRESH)
+    for name, value in plain.model.arrays().items():
+        np.testing.assert_array_equal(trainer.model.arrays()[name], value, err_msg=name)
+
+
+def test_evaluation_without_data_is_answered(tmp_path: Path) -> None:
+    said: list[str] = []
+    fake_trainer(tmp_path, commands=ScriptedCommands(s1=["eval"]), say=said.append).fit(FRESH)
+    assert said[0] == "eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path"
+
+
+class Follower(ReplayedRanks):
+    """The second of two ranks: it has no terminal, and hears what the first one has read."""
+
+    is_main_process = False
+
+
+def test_other_ranks_obey_what_the_first_has_read(tmp_path: Path) -> None:
+    from erniekit.training.control import StopRequest
+
+    trainer = fake_trainer(tmp_path, commands=ScriptedCommands(s0=["quit"]))
+    trainer.ranks = Follower([[0, ["lr 0.5"]], [0, ["quit"]]], [[0, []], [0, []]])
+    assert not trainer._should_stop(StopRequest())
+    assert trainer.state.learning_rate == 0.5
+    assert trainer._should_stop(StopRequest())
+
+
+def test_lines_are_handed_on_to_the_ranks_of_a_job(tmp_path: Path) -> None:
+    commands = Commands(tmp_path)
+    assert forward_commands([], tmp_path / "not there") == ""
+    assert forward_commands(["save"], tmp_path / "not there") == "save: the run has not begun; type it again then"
+    assert not list(tmp_path.iterdir())
+    assert forward_commands(["save"], tmp_path) == "" and forward_commands(["lr 1e-4", "quit"], tmp_path) == ""
+    assert commands.lines() == ["save", "lr 1e-4", "quit"]
+
+
+def test_a_file_that_cannot_be_written_ends_no_job(tmp_path: Path) -> None:
+    (tmp_path / CONTROL_FILE).mkdir()
+    assert forward_commands(["save", "quit"], tmp_path).startswith(
+        f"save, quit: {tmp_path / CONTROL_FILE} cannot be written ("
+    )
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.one_of(
+            st.just("look"),
+            st.just("open anew"),
+            st.tuples(st.sampled_from(["save", "status", "lr 1e-4"]), st.integers(0, 8)),
+        ),
+        max_size=30,
+    )
+)
+def test_every_line_is_heard_once_and_in_order(
+    tmp_path_factory: pytest.TempPathFactory, events: list[str | tuple[str, int]]
+) -> None:
+    """Whoever writes: with one open file or several, in pieces or not, before a look at the file and after it."""
+    folder = tmp_path_factory.mktemp("control")
+    commands, written, heard = Commands(folder), list[str](), list[str]()
+    writer = (folder / CONTROL_FILE).open("ab", buffering=0)
+    for event in events:
+        if event == "look":
+            heard += commands.lines()
+        elif event == "open anew":
+            writer.close()
+            writer = (folder / CONTROL_FILE).open("ab", buffering=0)
+        else:
+            line, cut = event
+            written.append(line)
+            whole = f"{line}\n".encode()
+            writer.write(whole[:cut])
+            heard += commands.lines()  # in the middle of a line, perhaps
+            writer.write(whole[cut:])
+    heard += commands.lines() + commands.lines()
+    writer.close()
+    assert heard == written
+    assert all(isinstance(parse(line), Command) for line in heard)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.binary(max_size=40) | st.text(max_size=40).map(str.encode), max_size=4))
+def test_no_bytes_end_a_run(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:
+    folder = tmp_path_factory.mktemp("control")
+    commands = Commands(folder)
+    for piece in pieces:
+        with (folder / CONTROL_FILE).open("ab") as file:
+            file.write(piece)
+        for line in commands.lines():
+            try:
+                assert parse(line).name in ("save", "quit", "eval", "status", "lr")
+            except ValueError as error:
+                assert "is no command" in str(error) or "write a learning rate" in str(error)
