@@ -17,7 +17,7 @@ def run(arguments: list[str]) -> int:
     config = load_config(options, implied={"stage": "DPO"})
     if config.basic.stage != "DPO":
         raise ConfigurationError(
-            f"{config.origin('stage')}: `stage`: {config.basic.stage} is not what `erniekit dpo` trains\n"
-            "  Use `erniekit train`, or write stage: DPO."
+            f"{config.origin('stage')}: `stage`: `erniekit dpo` cannot train stage {config.basic.stage}\n"
+            "  Use `erniekit train`, or set stage: DPO."
         )
     return train("dpo", config, options)

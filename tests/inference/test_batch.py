@@ -104,7 +104,7 @@ def test_words_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["generate", "model"]) == 2
     assert main(["generate", "model", "--prompt", "x", "--prompts", "y"]) == 2
     assert main(["generate", "model", "--prompt", "x", "--output", "z"]) == 2
-    assert "--output keeps the answers to --prompts" in capsys.readouterr().err
+    assert "--output needs --prompts FILE" in capsys.readouterr().err
 
 
 def test_control_characters_do_not_reach_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
