@@ -50,7 +50,7 @@ def test_answers_are_those_of_the_prompts_given_as_words(
     shown = capsys.readouterr()
     assert "answered 4 of 11 prompts" in shown.err and "answered 11 of 11 prompts" in shown.err
     assert main([*words, "--temperature", temperature]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 def test_dialogues_bring_their_turns_and_references(

@@ -236,7 +236,7 @@ def test_answers_come_from_base_and_adapters(
     (moved / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "/no/such/base"}))
     with pytest.raises(ModelFileError, match="base model of these adapters is not here"):
         ChatModel.load(moved)
-    with pytest.raises(ModelFileError, match="there are no adapters"):
+    with pytest.raises(ModelFileError, match="contains no adapters"):
         ChatModel.load(tiny_base, adapters=tiny_base)
 
 
