@@ -76,7 +76,7 @@ def _rank_table(topology: Topology) -> list[str]:
         coords = topology.coordinates(ranks[0])
         cells = {axis: f"{getattr(coords, axis)} of {topology.degree(axis)}" for axis in shown_axes}
         cells |= {"data": f"dp rank {topology.dp_rank_of(ranks[0])} of {topology.dp_world_size}"}
-        cells |= {"tensor": f"slices 0-{topology.tensor - 1}, one each"}
+        cells |= {"tensor": f"shards 0-{topology.tensor - 1}, one each"}
         rows.append([_ranges(ranks), *(cells[axis] for axis in shown_axes)])
     more = len(rows) - 1 - MAX_TABLE_ROWS
     shown = _aligned(rows[: MAX_TABLE_ROWS + 1])

@@ -73,7 +73,7 @@ def test_dialogues_bring_their_turns_and_references(
     assert main([*words, "--system", "S"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[0])["answer"] == first["answer"]
     assert main([*words, "--raw"]) == 2
-    assert f"{path}:1: a dialogue" in capsys.readouterr().err
+    assert f"{path}:1: the record is a dialogue" in capsys.readouterr().err
 
 
 def test_prompts_that_cannot_be_answered_are_all_told_first(

@@ -173,5 +173,5 @@ def test_adapters_on_experts_of_one_rank_are_trained_saved_and_resumed(
 
 
 def test_experts_that_cannot_be_divided_are_refused(run_values: Callable[..., dict[str, Any]]) -> None:
-    with pytest.raises(RanksFailedError, match="moe_num_experts 4 cannot be divided between 3 ranks"):
+    with pytest.raises(RanksFailedError, match="moe_num_experts 4 cannot be sharded over 3 ranks"):
         run_ranks(expert_runs.train, 3, parameters=[run_values("three", moe_group="data")])
