@@ -1,4 +1,4 @@
-"""Which evaluation was the best so far, and whether it is time to stop."""
+"""Track the best evaluation so far, and decide when to stop early."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class BestSettings:
 
 @dataclass
 class BestSoFar:
-    """Part of the trainer's state, so that a resumed run judges as the uninterrupted one.
+    """Part of the trainer's state, so that a resumed run decides like an uninterrupted one.
 
     Attributes:
         step: of the best evaluation.
-        value: of its metric.
-        without_progress: evaluations since the metric last improved by more than the threshold.
-        metric: what the value is of.
-        greater: whether a greater value is a better one.
+        value: its metric.
+        without_progress: number of evaluations since the metric last improved by more than the threshold.
+        metric: name of the metric.
+        greater: whether a greater value is better.
     """
 
     step: int | None = None
@@ -40,53 +40,53 @@ class BestSoFar:
     greater: bool = False
 
     def is_comparable(self, settings: BestSettings) -> bool:
-        """Whether its value can be compared with those that the settings ask for."""
+        """Return whether its value has the metric and direction of the settings."""
         return (self.metric, self.greater) == (settings.metric_for_best_model, settings.greater_is_better)
 
     def record(self) -> dict[str, Any]:
-        """The figures under the names they have in `train_results.json`; none before the first evaluation."""
+        """Return the values under their names in `train_results.json`; empty before the first evaluation."""
         return {} if self.step is None else {"best_step": self.step, f"best_{self.metric}": self.value}
 
 
 def update_best(best: BestSoFar, record: Mapping[str, Any], step: int, settings: BestSettings) -> bool:
     """Take an evaluation into account.
 
-    What was best by another metric, before a run was resumed, is forgotten.
+    A best value of another metric, from before a run was resumed, is discarded.
 
     Args:
-        record: figures by name.
+        record: metrics by name.
 
     Returns:
-        Whether it is the best so far. Not a number never is.
+        Whether it is the best so far; NaN never is.
 
     Raises:
-        TrainingError: the record has no such figure.
+        TrainingError: the record lacks the metric.
     """
     name = settings.metric_for_best_model
     if name not in record:
         raise TrainingError(
-            f"metric_for_best_model: {name} is no figure of this evaluation; it has {', '.join(record)}"
+            f"metric_for_best_model: {name} is not a metric of this evaluation; it has {', '.join(record)}"
         )
     value = float(record[name])
     if not best.is_comparable(settings):
         best.step, best.value, best.without_progress = None, None, 0
         best.metric, best.greater = name, settings.greater_is_better
     sign = 1.0 if best.greater else -1.0
-    gain = sign * (value - (-sign * math.inf if best.value is None else best.value))  # NaN where the value is
+    gain = sign * (value - (-sign * math.inf if best.value is None else best.value))  # NaN if the value is NaN
     best.without_progress = 0 if gain > settings.threshold else best.without_progress + 1
-    if not gain > 0:  # neither where it is NaN
+    if not gain > 0:  # also if it is NaN
         return False
     best.step, best.value = step, value
     return True
 
 
 def out_of_patience(best: BestSoFar, settings: BestSettings) -> bool:
-    """Whether training should stop."""
+    """Return whether training should stop."""
     return best.is_comparable(settings) and 0 < settings.patience <= best.without_progress
 
 
 def stop_reason(best: BestSoFar, settings: BestSettings) -> str:
-    """The line for a run that is out of patience."""
+    """Return the log line of a run that stops early."""
     by = f" by more than {settings.threshold:g}" if settings.threshold else ""
     found = "" if best.value is None else f"; its best is {best.value:.4g}, at step {best.step}"
     return f"stopping early: {best.metric} has not improved{by} in {best.without_progress} evaluations{found}"

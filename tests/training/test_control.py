@@ -53,7 +53,9 @@ def test_lines_that_are_commands(line: str, command: Command) -> None:
 
 @pytest.mark.parametrize("line", ["stop", "save now", "lr", "lr 1 2", "savequit"])
 def test_lines_that_are_none_are_told_what_there_is(line: str) -> None:
-    with pytest.raises(ValueError, match=r"is no command; there are save, quit, eval, status, lr 1e-4 and lr schedule"):
+    with pytest.raises(
+        ValueError, match=r"is not a command; the commands are save, quit, eval, status, lr 1e-4 and lr schedule"
+    ):
         parse(line)
 
 
@@ -355,4 +357,4 @@ def test_no_bytes_end_a_run(tmp_path_factory: pytest.TempPathFactory, pieces: li
             try:
                 assert parse(line).name in ("save", "quit", "eval", "status", "lr")
             except ValueError as error:
-                assert "is no command" in str(error) or "write a learning rate" in str(error)
+                assert "is not a command" in str(error) or "write a learning rate" in str(error)

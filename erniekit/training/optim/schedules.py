@@ -2,8 +2,8 @@
 
 `step` counts the optimizer updates already made, so the first update uses `learning_rate(0, ...)`: with a warm-up of W
 steps that is zero, and the peak is reached at update W + 1. This is the convention of `transformers.get_scheduler`
-(every formula here is compared with it), so that a schedule means the same in both libraries. Being functions of the
-step alone, schedules have no state to store: a resumed run computes the same values.
+(tests compare every formula with it). As functions of the step alone, schedules have no state to store: a resumed run
+computes the same values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DecayShape = Literal["linear", "cosine", "1-sqrt"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """What determines the learning rate of every step."""
+    """The settings that determine the learning rate of every step."""
 
     kind: str  # linear | cosine | polynomial | constant | constant_with_warmup | wsd
     peak_lr: float
@@ -32,7 +32,7 @@ class Schedule:
 
 
 def learning_rate(step: int, schedule: Schedule) -> float:
-    """The learning rate of the update that follows `step` finished updates."""
+    """Return the learning rate of the update after `step` finished updates."""
     s = schedule
     if s.kind == "constant":
         return s.peak_lr
@@ -68,5 +68,5 @@ def _stable_then_decay(step: int, s: Schedule) -> float:
 
 
 def dropout_scale(step: int, warmup_steps: int) -> float:
-    """The factor on the dropout probabilities: rises from 0 to 1 over `warmup_steps` updates and stays 1 afterwards."""
+    """Return the factor on dropout probabilities: it rises from 0 to 1 over `warmup_steps` updates and then stays 1."""
     return 1.0 if warmup_steps <= 0 else min(1.0, step / warmup_steps)

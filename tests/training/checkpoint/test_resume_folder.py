@@ -90,7 +90,7 @@ def test_a_model_from_elsewhere_is_protected(tmp_path: Path, output_dir: Path, n
         (folder / name).write_text("{}")
     with pytest.raises(CheckpointError, match=f"holds a model that this run did not write .{name}"):
         start_in(tmp_path / "fresh")
-    with pytest.raises(CheckpointError, match=r"not of the run that .*\n.*overwrite_output_dir: true"):
+    with pytest.raises(CheckpointError, match=r"does not belong to the run of .*\n.*overwrite_output_dir: true"):
         start_in(output_dir, resume_from_checkpoint=True)
     start = start_in(tmp_path / "fresh", overwrite_output_dir=True)
     assert start == Start(None, supersedes_model=True)
@@ -212,7 +212,7 @@ def test_checkpoints_of_a_later_version_are_passed_over_and_refused(output_dir: 
     said: list[str] = []
     start = start_in(output_dir, said, resume_from_checkpoint=True, overwrite_output_dir=True)
     assert start.checkpoint == output_dir / "checkpoint-1"
-    assert any("skipped" in line and "not for this version (it is in format 7" in line for line in said)
+    assert any("skipped" in line and "not for this version (it has format 7" in line for line in said)
     with pytest.raises(CheckpointError, match=r"checkpoint-2 cannot be resumed from: it is in format 7 of another"):
         start_in(output_dir, resume_from_checkpoint=str(output_dir / "checkpoint-2"))
 
