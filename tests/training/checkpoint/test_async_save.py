@@ -26,8 +26,7 @@ from erniekit.training.checkpoint.atomic_folder import (
 )
 from erniekit.training.checkpoint.lock import locked, locked_by_writer
 from erniekit.training.checkpoint.resume import open_output_folder
-
-from .test_checkpoint_folder import content, folder_of
+from tests.training.checkpoint.test_atomic_folder import content, folder_of
 
 
 @pytest.fixture(autouse=True)
@@ -272,7 +271,7 @@ TRAINER = """
 import sys, os, signal, time
 from pathlib import Path
 from tests.training.checkpoint.test_async_save import is_locked, wait_until
-from erniekit.training import saving, staging
+from erniekit.training.checkpoint import async_save
 from erniekit.training.checkpoint.lock import locked
 async_save.SHARED_MEMORY = Path(sys.argv[2])
 output_dir = Path(sys.argv[1])
