@@ -13,7 +13,9 @@ from erniekit.config.values import format_value
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMA_ID = "erniekit.schema.json"
-GENERATED_BY = "Written by `erniekit docs` from erniekit/config/sections/."  # marks the files that it may replace or remove
+GENERATED_BY = (
+    "Written by `erniekit docs` from erniekit/config/sections/."  # marks the files that it may replace or remove
+)
 
 
 def value_schema(parameter: Parameter) -> dict[str, Any]:
