@@ -17,7 +17,7 @@ from erniekit.training.control import CONTROL_FILE, Command, Commands, forward_c
 from erniekit.training.optim.schedules import learning_rate
 
 from .fakes import FakePlan, Recorder, ReplayedRanks, fake_trainer
-from .test_loop import steps_of
+from .test_trainer import steps_of
 
 FRESH = Start(None)
 EVALUATION = FakePlan(4, batch_size=1, accumulation=1)

@@ -30,9 +30,9 @@ from erniekit.training.checkpoint.quantized_state import (
 )
 from erniekit.training.checkpoint.state import TrainerState, load_optimizer, save_checkpoint
 from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, optimizer_state
+from tests.training.test_optimizer import update
 
 from .fakes import FakeModel, identity
-from .test_optimizer import update
 
 BOTH = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 

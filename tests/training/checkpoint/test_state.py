@@ -24,9 +24,9 @@ from erniekit.training.checkpoint.state import (
 from erniekit.training.early_stopping import BestSoFar
 from erniekit.training.metrics import Totals
 from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, optimizer_state
+from tests.training.test_optimizer import update
 
 from .fakes import FakeModel, identity
-from .test_optimizer import update
 
 STATE = TrainerState(
     step=7,
