@@ -29,8 +29,7 @@ from erniekit.training.checkpoint.tensors import TensorFiles
 from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, optimizer_state
 from erniekit.training.trainer import Trainer
 from tests.log_capture import captured_log
-
-from .fakes import FakeModel, RecordingRanks, fake_trainer
+from tests.training.fakes import FakeModel, RecordingRanks, fake_trainer
 
 STEPS, MIDDLE = 6, 3
 FRESH = Start(None)

@@ -30,9 +30,8 @@ from erniekit.training.checkpoint.quantized_state import (
 )
 from erniekit.training.checkpoint.state import TrainerState, load_optimizer, save_checkpoint
 from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, optimizer_state
+from tests.training.fakes import FakeModel, identity
 from tests.training.test_optimizer import update
-
-from .fakes import FakeModel, identity
 
 BOTH = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 

@@ -24,9 +24,8 @@ from erniekit.training.checkpoint.state import (
 from erniekit.training.early_stopping import BestSoFar
 from erniekit.training.metrics import Totals
 from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, optimizer_state
+from tests.training.fakes import FakeModel, identity
 from tests.training.test_optimizer import update
-
-from .fakes import FakeModel, identity
 
 STATE = TrainerState(
     step=7,
