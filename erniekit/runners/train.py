@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,9 +42,10 @@ from erniekit.build.precision import initial_loss_scale
 from erniekit.config import Config
 from erniekit.config.registry import PARAMETERS
 from erniekit.config.sections.training import peak_lr_not_reached
+from erniekit.data import PLAN_VERSION
 from erniekit.data.eval_sampler import EvaluationPlan
 from erniekit.data.loader import prefetch
-from erniekit.data.sampler import PLAN_VERSION, StepPlan
+from erniekit.data.sampler import StepPlan
 from erniekit.distributed.mesh import Mesh
 from erniekit.environment import cpu_settings, package_versions
 from erniekit.json_files import read_json_object
@@ -55,9 +55,7 @@ from erniekit.model.lora.lora import base_fingerprint, local_adapters, named_tra
 from erniekit.model.quantization.fp8 import write_averages
 from erniekit.model.weights import GENERATION_CONFIG_FILE, named_weights, save_companion_files, save_model_folder
 from erniekit.runners.evaluate import build_generation_evaluator
-from erniekit.training.callbacks.console import PlainLines
-from erniekit.training.callbacks.files import LogFile, LossCurve, Results
-from erniekit.training.callbacks.trackers import event_logs
+from erniekit.training.callbacks.defaults import default_callbacks
 from erniekit.training.checkpoint.master_weights import master_weights_as_model
 from erniekit.training.checkpoint.resume import RunIdentity, Start, open_output_folder
 from erniekit.training.checkpoint.sharded import WEIGHTS, check_same_layout, local_shard_of, sharded_kinds
@@ -69,38 +67,6 @@ from erniekit.training.settings import schedule_from, settings_from
 from erniekit.training.trainer import Trainer, TrainResult
 
 logger = logging.getLogger(__name__)
-
-# The callbacks of an ordinary run.
-
-
-def default_callbacks(
-    output_dir: Path,
-    *,
-    logging_dir: Path,
-    report_to: Sequence[str],
-    disable_tqdm: bool,
-) -> list[object]:
-    """Progress, log file, event files, results and loss curve. Files that cannot be written do not end a run.
-
-    Args:
-        report_to: any of "visualdl" and "tensorboard"; empty for no event files.
-        disable_tqdm: plain lines even on a terminal.
-
-    Raises:
-        ConfigurationError: a package that `report_to` needs is not installed.
-    """
-    output_dir.mkdir(parents=True, exist_ok=True)
-    files = [LogFile(output_dir), Results(output_dir), LossCurve(output_dir)]
-    return [_progress(disable_tqdm), *files, *event_logs(report_to, logging_dir)]
-
-
-def _progress(disable_tqdm: bool) -> object:
-    if disable_tqdm or not sys.stdout.isatty():
-        return PlainLines()
-    from erniekit.training.callbacks.console import LiveProgress
-
-    return LiveProgress()
-
 
 # What decides which samples a step sees; a resumed run must have the same values.
 BATCH_PARAMETERS = (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from erniekit.build.model import open_tokenizer
-from erniekit.build.step_count import known_steps
+from erniekit.build.step_count import cached_step_count
 from erniekit.errors import DataError
 from erniekit.runners import overfit_check
 from erniekit.runners.preview import data_summary, preview
@@ -46,8 +46,8 @@ def test_the_summary_counts_what_became_of_long_prompts(on_pairs: Callable[..., 
     summary = data_summary(config)
     assert "3 records, 2 kept, 1 dropped (their last question is longer than max_prompt_len)" in summary
     assert "1 shortened by their oldest turns" in summary and "2 pairs" in summary
-    assert known_steps(config) is not None
-    assert known_steps(on_pairs([PAIR, LONG_HISTORY, LONG_QUESTION], max_prompt_len=50)) is None
+    assert cached_step_count(config) is not None
+    assert cached_step_count(on_pairs([PAIR, LONG_HISTORY, LONG_QUESTION], max_prompt_len=50)) is None
 
 
 def test_evaluation_reads_pairs_too(on_pairs: Callable[..., Any], tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ import pytest
 from rich.console import Console
 
 from erniekit.errors import ConfigurationError
-from erniekit.runners.train import default_callbacks
 from erniekit.training.callbacks import notify
-from erniekit.training.callbacks.console import LiveProgress, PlainLines, duration, format_metrics
+from erniekit.training.callbacks.console import PlainLines, duration, format_metrics
+from erniekit.training.callbacks.defaults import default_callbacks
 from erniekit.training.callbacks.files import LogFile, Results, WarnOnIoError, read_log
+from erniekit.training.callbacks.live_progress import LiveProgress
 from erniekit.training.callbacks.trackers import EventLog, event_logs
 from erniekit.training.checkpoint.manifest import write_json
 from erniekit.training.checkpoint.resume import Start
@@ -235,7 +236,7 @@ def test_results_hold_only_what_json_knows(tmp_path: Path) -> None:
 
 def test_what_is_only_sometimes_needed_is_imported_late() -> None:
     code = (
-        "import sys, erniekit.runners.train as d, pathlib, tempfile;"
+        "import sys, erniekit.training.callbacks.defaults as d, pathlib, tempfile;"
         "p = pathlib.Path(tempfile.mkdtemp()); d.default_callbacks(p, logging_dir=p, report_to=[], disable_tqdm=True);"
         "print([m for m in ('paddle', 'matplotlib', 'visualdl', 'tensorboardX', 'rich') if m in sys.modules])"
     )

@@ -15,9 +15,8 @@ from erniekit.training.checkpoint.resume import Start, open_output_folder
 from erniekit.training.checkpoint.state import load_state
 from erniekit.training.control import CONTROL_FILE, Command, Commands, forward_commands, parse
 from erniekit.training.optim.schedules import learning_rate
-
-from .fakes import FakePlan, Recorder, ReplayedRanks, fake_trainer
-from .test_trainer import steps_of
+from tests.training.fakes import FakePlan, Recorder, ReplayedRanks, fake_trainer
+from tests.training.test_trainer import steps_of
 
 FRESH = Start(None)
 EVALUATION = FakePlan(4, batch_size=1, accumulation=1)

@@ -26,8 +26,7 @@ from erniekit.training.checkpoint.atomic_folder import (
 )
 from erniekit.training.checkpoint.lock import locked, locked_by_writer
 from erniekit.training.checkpoint.resume import open_output_folder
-
-from .test_atomic_folder import content, folder_of
+from tests.training.checkpoint.test_atomic_folder import content, folder_of
 
 
 @pytest.fixture(autouse=True)
