@@ -16,7 +16,7 @@ from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.export.trained_model import TrainedModel
 from erniekit.model.lora.config import linear_shapes
 from erniekit.model.quantization.codes import quantize
-from erniekit.model.quantization.formats import FP8_MAX, amax, encode, hadamard_rotate
+from erniekit.model.quantization.float8 import FP8_MAX, amax, encode, hadamard_rotate
 from erniekit.model.quantization.fp8 import AVERAGES_FILE, FORWARD_FORMAT, Average, read_averages
 from erniekit.model.quantization.settings import Fp8, WeightOnly
 from erniekit.model.storage import float8_tensors, packed_tensors

@@ -44,7 +44,8 @@ class AnswerScores:
     - `rouge1`, `rouge2`, `rougeL`: the mean F-measure (Lin, 2004) over answers, from 0 to 1, by `rouge-score`. Tokens
       are lower-case words and numbers as in that library, and single characters in scripts without spaces.
     - `bleu`: corpus BLEU (Papineni et al., 2002) from 0 to 100, by `sacrebleu` with its tokenizer `zh`, which tokenizes
-      ASCII text (except entities such as `&amp;`) like its default `13a` and splits ideographs. If no answer has 4
+      ASCII text like its default `13a`, and splits ideographs. Two differences: entities such as `&amp;`, and a period
+      or comma between a digit and the end of the text, which `zh` leaves with the digit ("42."). If no answer has 4
       tokens, the longest existing n-gram is used.
 
     Raises:
