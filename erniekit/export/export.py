@@ -168,12 +168,12 @@ def _write_hugging_face(
         write_averages(folder, form.averages)  # read by FP8 runs; others read `input_scale`
     _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, weights.config))
     difference = measure(folder)
-    logger.info(f"logits beside the trained model's: {difference}")
+    logger.info(f"logits compared with the trained model's: {difference}")
     return {
         **_shape_facts(weights.config),
         "stored as": ", ".join(f"{name} ({count:,} tensors)" for name, count in counts.most_common()),
         **({"linear weights": str(form)} if form else {}),
-        "logits beside the trained model's": difference,
+        "logits compared with the trained model's": difference,
     }
 
 
@@ -226,12 +226,12 @@ def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form
         )
     write_files = write_onnx if form == ONNX else write_program
     difference = write_files(decoder, folder, prompts, expected)
-    logger.info(f"logits beside the trained model's: {difference}")
+    logger.info(f"logits compared with the trained model's: {difference}")
     _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, model_config))
     return {
         **_shape_facts(model_config),
         "form": "ONNX" if form == ONNX else "Paddle inference program",
-        "logits beside the trained model's": str(difference),
+        "logits compared with the trained model's": str(difference),
     }
 
 

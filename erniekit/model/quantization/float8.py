@@ -14,7 +14,7 @@ import paddle
 from erniekit.model.quantization.hadamard import hadamard
 
 FP8_MAX = {"e4m3": 448.0, "e5m2": 57344.0}
-_LEAST_SCALE = 2.0**-126  # the least that is precise in float32; codes of what is smaller are subnormal ones
+_LEAST_SCALE = 2.0**-126  # the smallest normal number of float32; codes below it would be subnormal
 DTYPES = {"e4m3": paddle.float8_e4m3fn, "e5m2": paddle.float8_e5m2}
 
 

@@ -1,4 +1,4 @@
-"""Formats of quantized weights: 8- and 4-bit symmetric integers, and QLoRA's 4-bit normal float. Needs no Paddle or NumPy.
+"""Formats of quantized weights: 8- and 4-bit symmetric integers, QLoRA's 4-bit normal float. Needs no Paddle or NumPy.
 
 A weight is [out, in], as Hugging Face stores it. Adjacent inputs of one output share a scale:
 

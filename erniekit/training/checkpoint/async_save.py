@@ -218,7 +218,9 @@ class AsyncSaver:
         shortage = memory_shortage(tensor_bytes) if self._shared_memory else several
         if shortage and shortage not in self._reported:
             self._reported.add(shortage)
-            logger.info(f"async_save: {shortage}: the checkpoint is written to the disk, and only completed beside")
+            logger.info(
+                f"async_save: {shortage}: the checkpoint is written to the disk, and completed in the background"
+            )
         staging = None if shortage else new_staging()
         try:
             self._start(target, staging)

@@ -111,7 +111,7 @@ def _find_start(
         return _start_from(Path(resume).expanduser(), output_dir, overwrite)
     start = _start_afresh(output_dir, overwrite, weights_from)
     if resume:
-        logger.info(f"resume_from_checkpoint: true, but {output_dir} holds no complete checkpoint: starting afresh")
+        logger.info(f"resume_from_checkpoint: true, but {output_dir} has no complete checkpoint: starting afresh")
     return start
 
 
