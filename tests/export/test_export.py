@@ -257,7 +257,7 @@ def test_refusals_leave_nothing_behind(full: Path, tmp_path: Path, make_config: 
 
     refused(tmp_path / "absent", "no such file or folder")
     untrained = make_config(output_dir=str(tmp_path / "untrained"))
-    refused(untrained.path, r"has not been trained: .*untrained holds no model\.\n.*erniekit train")
+    refused(untrained.path, r"has not been trained: .*untrained contains no model\.\n.*erniekit train")
     unfinished = tmp_path / "unfinished"
     shutil.copytree(full / "checkpoint-4", unfinished / "checkpoint-4")
     refused(unfinished, r"has not finished.*\n.*unfinished/checkpoint-4")

@@ -73,7 +73,7 @@ def test_pairs_are_replayed_too(make_config: Make, tmp_path: Path) -> None:
     original = make_config(**pairs)
     pack_data(original, tmp_path / "packed")
     assert_equal_batches(steps(make_config(**{**pairs, **replayed(tmp_path / "packed")})), steps(original))
-    with pytest.raises(UserError, match="holds pairs, which stage DPO reads"):
+    with pytest.raises(UserError, match="contains pairs, which only stage DPO reads"):
         steps(make_config(**replayed(tmp_path / "packed"), max_seq_len=512))
 
 
