@@ -138,7 +138,7 @@ def workload(config: Config, model: ModelConfig) -> Workload:
         recompute_granularity=config.memory.recompute_granularity,
         fused_head=config.memory.use_fused_head_and_loss_fn,
         dense_mask=config.uses_dense_mask,
-        reference_copy=config.basic.stage == "DPO" and mode == "copy",
+        reference_copy=config.stage.needs_reference and mode == "copy",
         adapters=adapters.settings if adapters else None,
         sharding=SHARDING_LEVELS[config.distributed.sharding],
         weight_only=quantization if isinstance(quantization, WeightOnly) else None,

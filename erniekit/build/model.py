@@ -77,7 +77,7 @@ def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
     """The tokenizer of `model_name_or_path`, with its chat template where dialogues are read."""
     folder = model_folder(config)
     tokenizer = load_tokenizer(folder)
-    return tokenizer, None if config.basic.stage == "PT" else chat_template(tokenizer)
+    return tokenizer, None if config.stage.reads_text else chat_template(tokenizer)
 
 
 def announce_dense_mask(config: Config, datasets: Iterable[tuple[Dataset, int]], say: Say) -> None:

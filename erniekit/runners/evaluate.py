@@ -211,7 +211,7 @@ def evaluation_config(named: Path, overrides: Sequence[str]) -> Config:
     start = config.checkpoint.init_from_checkpoint or own_weights
     words += [f"model_name_or_path={trained.folder}", "lora=false", "lora_path=", "continue_training=true"]
     words += [*_NO_HUB, "init_from_checkpoint="]
-    if config.basic.stage == "DPO" and not config.dpo.ref_model_name_or_path and start:
+    if config.stage.needs_reference and not config.dpo.ref_model_name_or_path and start:
         words.append(f"ref_model_name_or_path={start}")
     return _load(file, words)
 
@@ -219,8 +219,7 @@ def evaluation_config(named: Path, overrides: Sequence[str]) -> Config:
 def _own_defaults(config: Config) -> list[str]:
     """Words for what `config`, as a training has left it, does not say otherwise."""
     names = [name for name, (trainings, _) in _DEFAULTS.items() if config[name] == trainings]
-    if config.basic.stage == "PT":
-        names = [name for name in names if name != "eval_answers"]  # there are no dialogues
+    names = [name for name in names if config.applies(name)]  # plain text has no dialogues to answer
     return [f"{name}={_DEFAULTS[name][1]}" for name in names]
 
 

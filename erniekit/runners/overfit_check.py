@@ -100,7 +100,7 @@ def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None
         DataError: a record before it is malformed, or none fits.
     """
     limits = f"max_seq_len {config.training.max_seq_len:,}"
-    if config.basic.stage == "DPO":
+    if config.applies("max_prompt_len"):
         limits += f" or max_prompt_len {config.dpo.max_prompt_len:,}"
     settings = TokenizationSettings(tokenizer, template, **sample_limits(config))
     if "packed" in config.training.train_dataset_type:
