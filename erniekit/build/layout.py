@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from erniekit.build.adapters import adapter_plan
 from erniekit.build.quantization import quantization_from
+from erniekit.config.sections.checkpoint import moment_quantization, saves_asynchronously
 from erniekit.config.sections.dpo import reference_mode
 from erniekit.distributed.planning.communication import step_bytes
 from erniekit.distributed.planning.divisibility import check_divisible
@@ -157,13 +158,13 @@ def number_formats(config: Config) -> Formats:
 
 def _checkpoint_value(config: Config) -> float:
     """Bytes of a trained value that `async_save` keeps in shared memory until the checkpoint is on the disk."""
-    if "async_save" not in config["unified_checkpoint_config"] or config["save_strategy"] == "no":
+    section = config.checkpoint
+    if not saves_asynchronously(section) or section.save_strategy == "no":
         return 0.0
     weight = 4 + _compute_formats(config).master
-    if config["ignore_save_lr_and_optim"]:
+    if section.ignore_save_lr_and_optim:
         return weight
-    stage = "O0" if config["disable_ckpt_quant"] else config["ckpt_quant_stage"]
-    return weight + MOMENTS_IN_CHECKPOINTS[stage]
+    return weight + MOMENTS_IN_CHECKPOINTS[moment_quantization(section)]
 
 
 def _compute_formats(config: Config) -> Formats:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from erniekit.model.moe.router import BalanceSettings
     from erniekit.model.recompute import Recompute
     from erniekit.training.objectives.objective import Objective
-    from erniekit.training.objectives.preference_losses import PreferenceSettings
 
 Say = Callable[[str], None]
 
@@ -122,14 +120,6 @@ def head_settings(config: Config) -> dict[str, bool]:
         "sparse_head": config.memory.use_sparse_head_and_loss_fn,
         "dense_mask": config.uses_dense_mask,
     }
-
-
-def preference_settings(config: Config) -> PreferenceSettings:
-    """The preference loss of section 2.3."""
-    from erniekit.training.objectives.preference_losses import PreferenceSettings
-
-    names = [item.name for item in fields(PreferenceSettings)]
-    return PreferenceSettings(**{name: config[name] for name in names})
 
 
 def initial_weights(config: Config) -> Path | None:

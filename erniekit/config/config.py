@@ -110,6 +110,11 @@ class Config:
         return getattr(getattr(self, PARAMETERS[name].section), name)
 
     @property
+    def output_dir(self) -> Path:
+        """The folder of `output_dir`, with `~` as the user's home."""
+        return Path(self.basic.output_dir).expanduser()
+
+    @property
     def stage(self) -> Stage:
         """What `stage` reads, reports and refuses."""
         return STAGES[self.basic.stage]

@@ -64,7 +64,7 @@ def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
     weights, adapters = initial_weights(config), adapter_plan(config, model_config)
     if weights is not None:
         refuse_damaged(weights)
-    output_dir = Path(config.basic.output_dir).expanduser()
+    output_dir = config.output_dir
     topology, rank = topology_and_rank(config, model_config)
     # first: an evaluation whose figures cannot be kept is in vain
     with locked(output_dir, say) if rank == 0 else nullcontext():

@@ -18,7 +18,6 @@ from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_trainable_parameters
 from erniekit.training.objectives.objective import Objective
 from erniekit.training.optim.adamw import build_optimizer, trainable_parameters
-from erniekit.training.settings import optimizer_settings_from
 from erniekit.training.step import NotFiniteError, train_step
 
 SECONDS = 50.0
@@ -46,7 +45,8 @@ def overfit_check(config: Config, say: Say = print) -> bool:
     model = open_model(config, weights, say, adapters=adapter_plan(config, model_config))
     model.train()
     parameters = named_trainable_parameters(model)
-    optimizer = build_optimizer(parameters, optimizer_settings_from(config, model_config.num_hidden_layers))
+    layers, scale = model_config.num_hidden_layers, config.lora.lora_plus_scale
+    optimizer = build_optimizer(parameters, config.training, num_layers=layers, lora_plus_scale=scale)
     trained = list(trainable_parameters(parameters).values())
     batch = collate([[sample]], [[0]], tokenizer.pad_id, pairs=sample.pair is not None)
     objective = _objective(config, model, batch)

@@ -8,6 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
+from erniekit.config.sections.dpo import DpoParameters
 from erniekit.data.collate import collate
 from erniekit.data.pairs import EncodedAnswer, join_pair
 from erniekit.model.lora.config import LoraSettings
@@ -16,7 +17,7 @@ from erniekit.model.moe.router import BalanceSettings
 from erniekit.model.weights import named_weights
 from erniekit.training.objectives import preference as preference_module
 from erniekit.training.objectives.preference import answer_log_probabilities, preference, reference_logps_function
-from erniekit.training.objectives.preference_losses import LOSSES, PreferenceSettings
+from erniekit.training.objectives.preference_losses import LOSSES
 from erniekit.training.objectives.reference import AdapterReference, FrozenReference, set_values
 from erniekit.training.step import train_step
 
@@ -45,9 +46,7 @@ measure = reference_logps_function(answer_log_probabilities())
 
 def settings_of(name, **changes):
     noise = {"label_smoothing": 0.1} if name in ("sigmoid", "robust", "simpo") else {}
-    return PreferenceSettings(
-        loss_type=name, **{"beta": 0.2, "sft_loss_ratio": 0.3, "dpop_lambda": 3.0, **noise, **changes}
-    )
+    return DpoParameters(loss_type=name, **{"beta": 0.2, "sft_loss_ratio": 0.3, "dpop_lambda": 3.0, **noise, **changes})
 
 
 @pytest.mark.parametrize("changes", [{}, {"normalize_logps": True, "pref_loss_ratio": 0.5}], ids=["sums", "rescaled"])

@@ -20,10 +20,8 @@ from safetensors.numpy import load_file
 from erniekit.errors import CheckpointError, TrainingError
 from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, problems, step_of
 from erniekit.training.checkpoint.resume import Start, open_output_folder
-from erniekit.training.early_stopping import BestSettings
 from erniekit.training.optim.schedules import learning_rate
-from erniekit.training.settings import is_due
-from erniekit.training.trainer import Trainer, result_of
+from erniekit.training.trainer import Trainer, is_due, result_of
 
 from .fakes import PADDING, FakeBatch, FakePlan, Recorder, fake_trainer, identity
 from .test_resume import KillAt, KilledError
@@ -82,7 +80,7 @@ def test_the_logged_loss_is_token_weighted_since_the_last_log(tmp_path: Path) ->
     assert recorder.logs[0]["loss"] == pytest.approx(np.average(losses[:3], weights=targets[:3]))
     assert recorder.logs[1]["loss"] == pytest.approx(np.average(losses[3:], weights=targets[3:]))
     assert result.loss == pytest.approx(np.average(losses, weights=targets))
-    rates = [learning_rate(step, trainer.schedule) for step in range(6)]
+    rates = [learning_rate(step, trainer.config.training, trainer.total_steps) for step in range(6)]
     assert [record["learning_rate"] for record in recorder.steps] == rates
     assert recorder.logs[0].keys() == {"step", "epoch", "loss", "learning_rate", "grad_norm", "token_accuracy"}
 
@@ -150,7 +148,7 @@ def test_save_total_limit_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
 
 def test_the_best_model_is_what_is_left(tmp_path: Path) -> None:
     said: list[str] = []
-    options = {"best": BestSettings(load_best_model_at_end=True), "save_steps": 100, "save_total_limit": 1}
+    options = {"load_best_model_at_end": True, "save_steps": 100, "save_total_limit": 1}
     trainer = judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0], **options)
     trainer.say = said.append
     after: dict[int, dict] = {}
@@ -174,7 +172,7 @@ def test_the_best_model_is_what_is_left(tmp_path: Path) -> None:
 
 def test_a_best_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
     said: list[str] = []
-    trainer = judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0], best=BestSettings(load_best_model_at_end=True))
+    trainer = judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0], load_best_model_at_end=True)
     trainer.say = said.append
 
     class Remove:
@@ -193,7 +191,7 @@ def test_a_best_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
 def test_training_stops_when_nothing_improves(tmp_path: Path) -> None:
     said: list[str] = []
     losses = [3.0, 2.0, 1.99, 2.5, 2.6, 0.1, 0.1]
-    options = {"best": BestSettings(patience=3, threshold=0.1)}
+    options = {"early_stopping_patience": 3, "early_stopping_threshold": 0.1}
     trainer = judged_trainer(tmp_path / "a", losses, **options)
     trainer.say = said.append
     result = trainer.fit(FRESH)

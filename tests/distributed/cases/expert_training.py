@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.data.collate import Batch, collate
 from erniekit.data.templates.ernie import Sample
 from erniekit.distributed.collectives import LayoutRanks
@@ -23,7 +24,7 @@ from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.objectives.objective import supervised
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
+from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import train_step
 from tests.model.tiny import tiny_config
 
@@ -103,7 +104,7 @@ def _train(
             whole = np.random.default_rng(len(name)).standard_normal(_whole_shape(parameter, name, mesh)) * 0.1
             parameter.set_value(mesh.tp.local_shard(whole, placement(name).axis))
     ranks: Ranks = SINGLE_PROCESS if mesh is SINGLE_PROCESS_MESH else LayoutRanks(mesh, parameters)
-    optimizer = build_optimizer(parameters, OptimizerSettings(weight_decay=0.1))
+    optimizer = build_optimizer(parameters, TrainingParameters(weight_decay=0.1))
     result: dict[str, Any] = {"losses": [], "norms": [], "figures": []}
     for step in range(STEPS):
         outcome = train_step(
