@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from erniekit.distributed.mesh import Mesh
     from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.decoder import Decoder
-    from erniekit.model.moe.router import BalanceSettings
     from erniekit.model.recompute import Recompute
     from erniekit.training.objectives.objective import Objective
 
@@ -168,7 +167,7 @@ def open_model(
         attention_dropout=config.basic.attention_probs_dropout_prob,
         lora=adapters.settings if adapters else None,
         adapters=adapters.folder if adapters else None,
-        balance=_balance(config),
+        balance=config.moe,
         recompute=_recompute(config),
         quantization=quantization_from(config),
         **model_shard_arguments(config, model_config, mesh or SINGLE_PROCESS_MESH),
@@ -178,18 +177,6 @@ def open_model(
     if model.pipeline_stage.last:
         model.head.parallel_output = config.distributed.tensor_parallel_output
     return model
-
-
-def _balance(config: Config) -> BalanceSettings:
-    from erniekit.model.moe.router import BalanceSettings
-
-    section = config.moe
-    return BalanceSettings(
-        aux_loss_lambda=section.moe_aux_loss_lambda,
-        z_loss_lambda=section.moe_z_loss_lambda,
-        orthogonal_loss_lambda=section.moe_orthogonal_loss_lambda,
-        router_bias_update_rate=section.moe_router_bias_update_rate,
-    )
 
 
 def _recompute(config: Config) -> Recompute | None:

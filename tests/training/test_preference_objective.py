@@ -9,11 +9,11 @@ import paddle
 import pytest
 
 from erniekit.config.sections.dpo import DpoParameters
+from erniekit.config.sections.moe import MoeParameters
 from erniekit.data.collate import collate
 from erniekit.data.pairs import EncodedAnswer, join_pair
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import add_adapters, named_adapter_weights, named_trainable_parameters
-from erniekit.model.moe.router import BalanceSettings
 from erniekit.model.weights import named_weights
 from erniekit.training.objectives import preference as preference_module
 from erniekit.training.objectives.preference import answer_log_probabilities, preference, reference_logps_function
@@ -80,7 +80,7 @@ def test_kto_and_references_leave_routers_alone():
 
     def biases(reference_of, name):
         decoder = tiny_model(**MOE)
-        decoder.balance.settings = BalanceSettings(aux_loss_lambda=0.1, router_bias_update_rate=0.01)
+        decoder.balance.section = MoeParameters(moe_aux_loss_lambda=0.1, moe_router_bias_update_rate=0.01)
         decoder.train()
         reference = reference_of(decoder)
         objective = preference(settings_of(name, reference_free=reference is None), reference)

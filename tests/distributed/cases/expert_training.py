@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from erniekit.config.sections.moe import MoeParameters
 from erniekit.config.sections.training import TrainingParameters
 from erniekit.data.collate import Batch, collate
 from erniekit.data.templates.ernie import Sample
@@ -19,7 +20,6 @@ from erniekit.model.architectures.sharding import placement
 from erniekit.model.builder import build_model
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import named_trainable_parameters
-from erniekit.model.moe.router import BalanceSettings
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
@@ -41,7 +41,7 @@ MOE = {
     "num_nextn_predict_layers": 1,
     "initializer_range": 0.2,
 }
-LOSSES = BalanceSettings(0.3, 0.2, 0.1, 0.01)
+LOSSES = MoeParameters(0.3, 0.2, 0.1, 0.01)
 LENGTHS = [  # of the documents in each row; a micro-batch has one row, and an empty one is padding
     [[9, 14], [20], [5, 5, 6], []],
     [[24], [3, 20], [], [11]],

@@ -12,6 +12,7 @@ from paddle import Tensor
 from paddle.distributed import fleet
 
 from erniekit.config.sections.dpo import DpoParameters
+from erniekit.config.sections.moe import MoeParameters
 from erniekit.config.sections.training import TrainingParameters
 from erniekit.data.collate import Batch, collate
 from erniekit.data.pairs import EncodedAnswer, join_pair
@@ -28,7 +29,6 @@ from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder, last_stage_needs_embedding
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import add_adapters, named_adapter_weights, named_trainable_parameters
-from erniekit.model.moe.router import BalanceSettings
 from erniekit.model.recompute import Recompute
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.evaluation import evaluate
@@ -133,7 +133,7 @@ def check_decoder(
         "accumulation": accumulation,
     }
     if "balance" in settings["build"]:
-        settings["build"]["balance"] = BalanceSettings(**settings["build"]["balance"])
+        settings["build"]["balance"] = MoeParameters(**settings["build"]["balance"])
     cut = tuple(method) if isinstance(method, list) else method
     own = _train(mesh, cut, PipelineOptions(**(options or {})), **settings)
     alone = _train(SINGLE_PROCESS_MESH, cut, PipelineOptions(), **settings)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from erniekit.config.sections.moe import MoeParameters
 from erniekit.config.sections.training import TrainingParameters
 from erniekit.data.collate import Batch, collate
 from erniekit.data.templates.ernie import Sample
@@ -25,7 +26,6 @@ from erniekit.model.local_tensors import to_numpy
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import add_adapters, named_trainable_parameters
 from erniekit.model.moe.dispatch import ExpertParallel, LocalDispatcher
-from erniekit.model.moe.router import BalanceSettings
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
@@ -46,7 +46,7 @@ STEPS = 5
 LEARNING_RATE, MAX_NORM = 1e-2, 0.005  # the norms are larger, so every step is clipped
 SETTINGS = TrainingParameters(weight_decay=0.1, adam_epsilon=1e-3, layerwise_lr_decay_bound=0.5)
 SCALES: Any = {"num_layers": 2, "lora_plus_scale": 4.0}
-BALANCE = BalanceSettings(0.3, 0.2, 0.1, router_bias_update_rate=0.01)
+BALANCE = MoeParameters(0.3, 0.2, 0.1, moe_router_bias_update_rate=0.01)
 MICRO_BATCHES = 7  # of a step, on all ranks together
 
 
