@@ -202,7 +202,6 @@ def fake_trainer(output_dir: Path, *, total_steps: int = 9, dropout: float = 0.3
         "identity": identity(),
         "resolved_config": {"learning_rate": 0.05},
         "write_model": model.save,
-        "say": lambda line: None,
     }
     if evaluation_plan is not None:
         parts["run_evaluation"] = lambda: evaluate(model, evaluation_plan, FAKE_OBJECTIVE)

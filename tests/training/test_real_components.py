@@ -145,7 +145,6 @@ def make_trainer(output_dir: Path, dataset: Dataset, weights: Path | None, *call
         write_model=lambda folder: save_model_folder(model, folder, []),
         run_evaluation=lambda: evaluate(model, held_out, supervised()),
         callbacks=callbacks,
-        say=lambda line: None,
     )
 
 
