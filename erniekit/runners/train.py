@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -185,7 +185,7 @@ def run_training(config: Config) -> TrainResult:
             write_checkpoint_model=write_master_weights if master_weights.stored == "as weights" else None,
             master_weights=master_weights,
             run_evaluation=run_evaluation,
-            callbacks=_callbacks(config, output_dir) if ranks.is_main_process else (),
+            callbacks=default_callbacks(config.basic) if ranks.is_main_process else (),
             commands=Commands.for_run(output_dir) if ranks.is_main_process else NO_COMMANDS,
             ranks=ranks,
             shards=shards,
@@ -275,12 +275,3 @@ def _output_folder(config: Config, output_dir: Path, rank: int) -> Iterator[Star
         weights_from=initial_adapters(config) or initial_weights(config),
     ) as start:
         yield start
-
-
-def _callbacks(config: Config, output_dir: Path) -> Sequence[object]:
-    return default_callbacks(
-        output_dir,
-        logging_dir=Path(config.basic.logging_dir).expanduser(),
-        report_to=config.basic.report_to,
-        disable_tqdm=config.basic.disable_tqdm,
-    )

@@ -20,7 +20,7 @@ from paddle.nn import Layer
 from erniekit.config import Config
 from erniekit.config.sections.checkpoint import moment_quantization, saves_asynchronously
 from erniekit.errors import CheckpointError, TrainingError
-from erniekit.training.callbacks import notify
+from erniekit.training.callbacks import Callback, CallbackList, TrainingRun
 from erniekit.training.checkpoint.async_save import SYNC_SAVER, AsyncSaver, Saver, SyncSaver
 from erniekit.training.checkpoint.atomic_folder import checkpoint_name, newest_complete, problems, publish_files
 from erniekit.training.checkpoint.master_weights import SEPARATE_MASTER_WEIGHTS, MasterWeightPolicy, has_master_weights
@@ -202,7 +202,7 @@ class Trainer:
     )
     run_evaluation: Callable[[], EvaluationResult] | None = None  # on held-out data, where there is any
     shards: CheckpointShards = NO_SHARDS  # what every rank writes of its own
-    callbacks: Sequence[object] = ()
+    callbacks: Sequence[Callback] = ()
     commands: Commands = NO_COMMANDS  # asked on the first rank
     initial_loss_scale: float | None = None  # of a float16 run
     read_steps: ReadSteps | None = None  # default: plan.micro_batches, when its step comes
@@ -215,6 +215,9 @@ class Trainer:
     _saved_learning_rate: float | None = field(default=None, init=False)  # what a user had chosen then
     _stopped_by: int | None = field(default=None, init=False)
     _quit_requested: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._notify = CallbackList(self.callbacks)
 
     def fit(self, start: Start) -> TrainResult:
         """Train to the last step and save the final model into `output_dir`.
@@ -229,7 +232,7 @@ class Trainer:
         try:
             self._begin(start)
             with stop_signals() as request, self._saver:
-                notify(self.callbacks, "on_train_begin", self.state.step, self.total_steps)
+                self._notify.on_train_begin(self._run_info())
                 self.model.train()
                 self._run_steps(request)
                 finished = self._is_finished()
@@ -239,7 +242,7 @@ class Trainer:
                     self._save_on_stop()
             result = result_of(self.state, self.last_evaluation, None if finished else self._stopped_by)
             if finished:
-                notify(self.callbacks, "on_train_end", result)
+                self._notify.on_train_end(result)
             return result
         except ForcedStopError:
             newest, _ = newest_complete(self.config.output_dir)
@@ -247,15 +250,19 @@ class Trainer:
             logger.info(f"a second signal: stopped at once; {left}")
             raise
         finally:
-            notify(self.callbacks, "close")
+            self._notify.close()
 
     def evaluate(self) -> EvaluationResult:
         """Evaluate now, report it, and leave training as it was."""
         assert self.run_evaluation is not None
         self.last_evaluation = result = self.run_evaluation()
         progress = {"step": self.state.step, "epoch": round(self.state.epoch, 4)}
-        notify(self.callbacks, "on_evaluate", progress | result.results())
+        self._notify.on_evaluate(progress | result.results())
         return result
+
+    def _run_info(self) -> TrainingRun:
+        folder = self.config.output_dir
+        return TrainingRun(folder.resolve().name, folder, self.resolved_config, self.state.step, self.total_steps)
 
     def _begin(self, start: Start) -> None:
         if self.initial_loss_scale is not None:
@@ -295,7 +302,7 @@ class Trainer:
             self._report_unused_option()
         single_node = len(set(self.ranks.all_gather_object(socket.gethostname()))) == 1
         if self.ranks.is_main_process:
-            limit, saved = section.save_total_limit, partial(notify, self.callbacks, "on_save")
+            limit, saved = section.save_total_limit, self._notify.on_save
             self._saver = SyncSaver(limit, saved)
             if saves_asynchronously(section):
                 seen_by_all = single_node or not self.shards.kinds
@@ -401,9 +408,9 @@ class Trainer:
 
         if result.updated:
             self.objective.after_update(state.step)
-            notify(self.callbacks, "on_step", self._record(result.totals, result))
+            self._notify.on_step(self._record(result.totals, result))
         if happens(config.basic.logging_strategy, config.basic.logging_steps) and state.since_log.units:
-            notify(self.callbacks, "on_log", self._record(state.since_log, result))
+            self._notify.on_log(self._record(state.since_log, result))
             state.since_log = Totals()
         is_best, judged = False, config.evaluation
         if self.run_evaluation is not None and happens(judged.evaluation_strategy, judged.eval_steps):

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from erniekit.config import Config
 from erniekit.config.registry import PARAMETERS
 from erniekit.config.sections.training import TrainingParameters
+from erniekit.training.callbacks import Callback
 from erniekit.training.checkpoint.resume import RunIdentity
 from erniekit.training.collectives import forward_only_no_pipelining
 from erniekit.training.evaluation import evaluate
@@ -208,7 +209,7 @@ def fake_trainer(output_dir: Path, *, total_steps: int = 9, dropout: float = 0.3
     return Trainer(**(parts | changes), config=fake_config(output_dir, **parameters), total_steps=total_steps)
 
 
-class Recorder:
+class Recorder(Callback):
     """Collects the records of a run."""
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, s
 from erniekit.config.stages import ALL_STAGES
 from erniekit.config.values import DEVICE, WORDS
 
+TRACKERS = ("visualdl", "tensorboard")  # each is opened by `erniekit.training.callbacks.trackers`
 ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "export", "server")
 
 
@@ -162,8 +163,8 @@ class BasicParameters:
         "The loggers that write event files into `logging_dir`. `none` writes no event files, `all` stands for "
         "every logger.",
         kind=WORDS,
-        choices=("visualdl", "tensorboard"),
-        spellings={"none": [], "no": [], "all": ["visualdl", "tensorboard"]},
+        choices=TRACKERS,
+        spellings={"none": [], "no": [], "all": list(TRACKERS)},
         verbs=("train",),
         example="visualdl tensorboard",
     )
