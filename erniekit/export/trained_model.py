@@ -70,7 +70,7 @@ def find_trained_model(named: Path, config: Config) -> TrainedModel:
     if named.is_file():
         if not config.basic.output_dir:
             raise ConfigurationError(f"{named}: `output_dir` is missing, so the trained model cannot be found; set it")
-        folder = Path(config.basic.output_dir).expanduser()
+        folder = config.output_dir
     elif named.is_dir():
         folder = named
     else:

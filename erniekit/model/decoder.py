@@ -14,13 +14,14 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
+from erniekit.config.sections.moe import MoeParameters
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.rope_scaling import rotary_frequencies
 from erniekit.model.decoder_layer import AttentionBackend, BatchContext, DecoderLayer
 from erniekit.model.linear import ZEROS
 from erniekit.model.moe.dispatch import NO_EXPERT_PARALLEL, ExpertParallel
 from erniekit.model.moe.experts import MoE
-from erniekit.model.moe.router import BalanceSettings, ExpertBalance
+from erniekit.model.moe.router import NO_BALANCE_LOSSES, ExpertBalance
 from erniekit.model.mtp import MultiTokenPrediction
 from erniekit.model.norm import RMSNorm
 from erniekit.model.randomness import Randomness
@@ -131,7 +132,7 @@ class Decoder(nn.Layer):
         dp_world_size: int = 1,
         hidden_dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        balance: BalanceSettings | None = None,
+        balance: MoeParameters | None = None,
         tp: TensorParallel = NO_TENSOR_PARALLEL,
         expert_parallel: ExpertParallel = NO_EXPERT_PARALLEL,
         pipeline_stage: PipelineStage | None = None,
@@ -142,7 +143,7 @@ class Decoder(nn.Layer):
             (range(config.num_hidden_layers),), first=True, last=True
         )
         self.randomness = Randomness(seed, dp_rank, dp_world_size)
-        self.balance = ExpertBalance(balance or BalanceSettings(), expert_parallel.all_reduce_loads)
+        self.balance = ExpertBalance(balance or NO_BALANCE_LOSSES, expert_parallel.all_reduce_loads)
         self.frequencies = rotary_frequencies(config)
         self.recompute: Recompute | None = None
         self.adapters: Any = None  # the kind of adapters beside its weights (adapters.lora.Kind), if it has any

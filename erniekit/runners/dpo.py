@@ -21,7 +21,6 @@ from erniekit.build.model import (
     head_settings,
     initial_weights,
     open_model,
-    preference_settings,
     read_model_config,
 )
 from erniekit.build.quantization import quantization_from
@@ -243,7 +242,7 @@ def objective_of_pair(config: Config, model: Decoder, batch: Batch) -> Objective
 
 
 def _preference_objective(config: Config, reference: Reference | None) -> Objective:
-    return preference(preference_settings(config), reference, **head_settings(config))
+    return preference(config.dpo, reference, **head_settings(config))
 
 
 def open_reference_model(config: Config, mesh: Mesh = SINGLE_PROCESS_MESH) -> Decoder:

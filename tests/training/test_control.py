@@ -232,7 +232,7 @@ def test_the_learning_rate_stays_until_the_schedule_has_it_again(tmp_path: Path,
         resumed.model.load(start.checkpoint)
         resumed.fit(start)
     rates = [record["learning_rate"] for record in recorder.steps]
-    planned = [learning_rate(step, trainer.schedule) for step in range(9)]
+    planned = [learning_rate(step, trainer.config.training, trainer.total_steps) for step in range(9)]
     assert rates == [*planned[:3], *[0.002] * 4, *planned[7:]]
 
 

@@ -6,7 +6,6 @@ Shapes: T tokens, E experts, K of them per token, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.autograd import PyLayer
 
+from erniekit.config.sections.moe import MoeParameters
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.linear import ZEROS
 from erniekit.model.moe.all_to_all import Replicated
@@ -104,14 +104,7 @@ def add_gradient(value: paddle.Tensor, loss: paddle.Tensor, scale: float) -> pad
 # State shared by the routers of a model: the weights of their losses, the current micro-batch, and their reports.
 
 
-@dataclass(frozen=True)
-class BalanceSettings:
-    """Weights of the router losses; named like the parameters, without `moe_`."""
-
-    aux_loss_lambda: float = 0.0
-    z_loss_lambda: float = 0.0
-    orthogonal_loss_lambda: float = 0.0
-    router_bias_update_rate: float = 0.0
+NO_BALANCE_LOSSES = MoeParameters(moe_aux_loss_lambda=0.0)
 
 
 class ExpertBalance:
@@ -124,9 +117,9 @@ class ExpertBalance:
     """
 
     def __init__(
-        self, settings: BalanceSettings, all_reduce_loads: Callable[[np.ndarray], np.ndarray] = lambda loads: loads
+        self, section: MoeParameters, all_reduce_loads: Callable[[np.ndarray], np.ndarray] = lambda loads: loads
     ) -> None:
-        self.settings, self._all_reduce_loads = settings, all_reduce_loads
+        self.section, self._all_reduce_loads = section, all_reduce_loads
         self.loss_weight = 1.0  # this micro-batch's share of the step; the step's router loss is the weighted mean
         self._micro_batch = 0
         self._losses: dict[tuple[int, int, str], paddle.Tensor] = {}  # by micro-batch, layer and name
@@ -139,7 +132,7 @@ class ExpertBalance:
         """Record a router's losses and the number of tokens that each of its experts received."""
         for name, loss in losses.items():
             self._losses[self._micro_batch, layer, name] = loss.detach()
-        if self.settings.router_bias_update_rate:
+        if self.section.moe_router_bias_update_rate:
             self._loads[self._micro_batch, layer] = load_E
 
     def reported(self, micro_batch: int | None = None) -> dict[str, tuple[paddle.Tensor, int]]:
@@ -161,7 +154,7 @@ class ExpertBalance:
         bias += rate * sign(mean load - load); Wang et al., 2024, arXiv:2408.15664, algorithm 1. Frozen routers keep
         their bias.
         """
-        rate = self.settings.router_bias_update_rate
+        rate = self.section.moe_router_bias_update_rate
         moving = [router for router in routers if rate and not router.gate.weight.stop_gradient]
         if moving:
             loads_RE = self._all_reduce_loads(np.array([self._load_of_step(router) for router in moving]))
@@ -253,15 +246,15 @@ class Router:
             experts_TK: `routes.experts` on the host.
             is_token_T: 1.0 for tokens, 0.0 for padding, which counts in no loss and no load; None: there is no padding.
         """
-        settings, losses = self._balance.settings, dict[str, tuple[float, paddle.Tensor]]()
+        section, losses = self._balance.section, dict[str, tuple[float, paddle.Tensor]]()
         token_weights_T = token_weights(logits_TE, is_token_T, self._all_reduce)
-        if settings.aux_loss_lambda:
+        if section.moe_aux_loss_lambda:
             loss = balance_loss(F.softmax(logits_TE), self._k, token_weights_T, self._all_reduce)
-            losses["router_aux_loss"] = settings.aux_loss_lambda, loss
-        if settings.z_loss_lambda:
-            losses["router_z_loss"] = settings.z_loss_lambda, z_loss(logits_TE, token_weights_T, self._all_reduce)
-        if settings.orthogonal_loss_lambda:  # it does not depend on tokens, so each rank of the sequence adds a part
-            factor = settings.orthogonal_loss_lambda / self._token_shards
+            losses["router_aux_loss"] = section.moe_aux_loss_lambda, loss
+        if section.moe_z_loss_lambda:
+            losses["router_z_loss"] = section.moe_z_loss_lambda, z_loss(logits_TE, token_weights_T, self._all_reduce)
+        if section.moe_orthogonal_loss_lambda:  # token-independent, so each rank adds a part
+            factor = section.moe_orthogonal_loss_lambda / self._token_shards
             losses["router_orthogonal_loss"] = factor, self.gate(logits_TE, orthogonal_loss)
         counted = experts_TK if is_token_T is None else experts_TK[is_token_T.numpy() > 0]
         load_E = np.bincount(counted.reshape(-1), minlength=logits_TE.shape[1])

@@ -10,13 +10,14 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
+from erniekit.config.sections.dpo import DpoParameters
 from erniekit.model.decoder import Decoder
 from erniekit.model.decoder_layer import BatchContext
 from erniekit.model.head import token_log_probabilities
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.objectives.forward import DecoderForward, DecoderLoss, MicroBatchLoss
 from erniekit.training.objectives.objective import Objective
-from erniekit.training.objectives.preference_losses import LOSSES, LossContext, PreferenceSettings, needs_reference
+from erniekit.training.objectives.preference_losses import LOSSES, LossContext, needs_reference
 from erniekit.training.objectives.reference import ComputeLogps, Reference, ReferenceLogps, eval_mode
 
 
@@ -67,7 +68,7 @@ def reference_logps_function(
 
 
 def preference(
-    settings: PreferenceSettings,
+    settings: DpoParameters,
     reference: Reference | None = None,
     *,
     fused_head: bool = False,
@@ -162,7 +163,7 @@ def preference(
     )
 
 
-def _offsets(settings: PreferenceSettings, batch: Any) -> Tensor | float:
+def _offsets(settings: DpoParameters, batch: Any) -> Tensor | float:
     if not settings.offset_alpha:
         return 0.0
     scale = settings.offset_alpha / settings.beta

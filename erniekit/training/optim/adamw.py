@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ import paddle
 from paddle import Tensor
 from paddle.optimizer import AdamW
 
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.errors import CheckpointError
 from erniekit.model.local_tensors import LocalTensors, tensor_spec
 from erniekit.model.storage.safetensors import StoredTensor
@@ -20,19 +20,6 @@ from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 # Paddle's names of AdamW's state of a parameter: two moments, and the powers of the betas, shape [1].
 STATE_KINDS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")
 MASTER_WEIGHT = "master_weight"  # the float32 copy of a 16-bit parameter, which is updated
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """AdamW's constants. The learning rate is set from the schedule before every update."""
-
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    layerwise_lr_decay_bound: float = 1.0
-    num_layers: int = 0  # only read when the bound is below 1
-    lora_plus_scale: float = 1.0
 
 
 class StatefulAdamW(AdamW):
@@ -63,38 +50,51 @@ class StatefulAdamW(AdamW):
         self.read(name, kind).set_value(values)
 
 
-def build_optimizer(parameters: Mapping[str, Tensor], settings: OptimizerSettings) -> StatefulAdamW:
-    """Build AdamW over the trainable `parameters` (structured name -> parameter), with its state."""
-    optimizer = stateless_optimizer(parameters, settings)
+def build_optimizer(
+    parameters: Mapping[str, Tensor],
+    section: TrainingParameters,
+    *,
+    num_layers: int = 0,
+    lora_plus_scale: float = 1.0,
+) -> StatefulAdamW:
+    """Build AdamW over the trainable `parameters`, with its state; see `stateless_optimizer`."""
+    optimizer = stateless_optimizer(parameters, section, num_layers=num_layers, lora_plus_scale=lora_plus_scale)
     create_state(optimizer, optimizer._parameter_list)
     return optimizer
 
 
 def stateless_optimizer(
     parameters: Mapping[str, Tensor],
-    settings: OptimizerSettings,
+    section: TrainingParameters,
     make: Callable[..., StatefulAdamW] = StatefulAdamW,
+    *,
+    num_layers: int = 0,
+    lora_plus_scale: float = 1.0,
 ) -> StatefulAdamW:
-    """Build AdamW over the trainable `parameters` (structured name -> parameter), before `create_state`.
+    """Build AdamW over the trainable `parameters` (by Hugging Face name), before `create_state`.
 
-    Matrices decay; norms and biases (tensors with one dimension) do not. With a layerwise bound below 1, the learning
-    rate of every parameter is multiplied by `layer_multiplier`; that of an adapter's factor B also by `lora_plus_scale`
-    (LoRA+, Hayou et al., 2024, arXiv 2402.12354).
+    Its learning rate is 0 until the trainer sets it from the schedule before each update. Matrices decay; norms and
+    biases (tensors with one dimension) do not. With a layerwise bound below 1, the learning rate of every parameter is
+    multiplied by `layer_multiplier`; that of the factor B of an adapter by `lora_plus_scale` as well (LoRA+, Hayou et
+    al., 2024, arXiv 2402.12354).
+
+    Args:
+        num_layers: the layers of the model, which only matter if `layerwise_lr_decay_bound` is below 1.
     """
     trainable = trainable_parameters(parameters)
     for name, parameter in trainable.items():
-        depth = layer_depth(name, settings.num_layers)
-        multiplier = layer_multiplier(depth, settings.num_layers, settings.layerwise_lr_decay_bound)
+        depth = layer_depth(name, num_layers)
+        multiplier = layer_multiplier(depth, num_layers, section.layerwise_lr_decay_bound)
         if name.endswith(".lora_B"):
-            multiplier *= settings.lora_plus_scale
+            multiplier *= lora_plus_scale
         parameter.optimize_attr["learning_rate"] = multiplier
     decaying = {parameter.name for parameter in trainable.values() if parameter.ndim > 1}
     return make(
         learning_rate=0.0,
-        beta1=settings.beta1,
-        beta2=settings.beta2,
-        epsilon=settings.epsilon,
-        weight_decay=settings.weight_decay,
+        beta1=section.adam_beta1,
+        beta2=section.adam_beta2,
+        epsilon=section.adam_epsilon,
+        weight_decay=section.weight_decay,
         apply_decay_param_fun=decaying.__contains__,
         parameters=list(trainable.values()),
         multi_precision=any(parameter.element_size() == 2 for parameter in trainable.values()),

@@ -11,6 +11,9 @@ import paddle.distributed as dist
 from paddle import Tensor
 from paddle.distributed import fleet
 
+from erniekit.config.sections.dpo import DpoParameters
+from erniekit.config.sections.moe import MoeParameters
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.data.collate import Batch, collate
 from erniekit.data.pairs import EncodedAnswer, join_pair
 from erniekit.data.templates.ernie import Sample
@@ -26,16 +29,14 @@ from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder, last_stage_needs_embedding
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import add_adapters, named_adapter_weights, named_trainable_parameters
-from erniekit.model.moe.router import BalanceSettings
 from erniekit.model.recompute import Recompute
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.evaluation import evaluate
 from erniekit.training.objectives.forward import DecoderLoss, MicroBatchLoss
 from erniekit.training.objectives.objective import Objective, supervised
 from erniekit.training.objectives.preference import answer_log_probabilities, preference, reference_logps_function
-from erniekit.training.objectives.preference_losses import PreferenceSettings
 from erniekit.training.objectives.reference import AdapterReference, FrozenReference
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
+from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import NotFiniteError, train_step
 from tests.model.tiny import tiny_config
 
@@ -132,7 +133,7 @@ def check_decoder(
         "accumulation": accumulation,
     }
     if "balance" in settings["build"]:
-        settings["build"]["balance"] = BalanceSettings(**settings["build"]["balance"])
+        settings["build"]["balance"] = MoeParameters(**settings["build"]["balance"])
     cut = tuple(method) if isinstance(method, list) else method
     own = _train(mesh, cut, PipelineOptions(**(options or {})), **settings)
     alone = _train(SINGLE_PROCESS_MESH, cut, PipelineOptions(), **settings)
@@ -182,7 +183,7 @@ def _train(
         pipeline = DecoderPipeline(mesh, options, tied_embeddings=last_stage_needs_embedding(config))
         ranks = LayoutRanks(mesh, parameters, pipeline=pipeline)
     objective = _objective(decoder, built, ranks, loss_type, lora is not None)
-    optimizer = build_optimizer(parameters, OptimizerSettings(weight_decay=0.1))
+    optimizer = build_optimizer(parameters, TrainingParameters(weight_decay=0.1))
     result: dict[str, Any] = {"steps": []}
     for step in range(STEPS):
         batches = _batches(mesh, step, accumulation, pairs=bool(loss_type))
@@ -218,7 +219,7 @@ def _objective(decoder: Decoder, built: Any, ranks: Ranks, loss_type: str, adapt
     reference = (
         AdapterReference(decoder, measure) if adapters else FrozenReference(built(), decoder, measure, updated=False)
     )
-    return preference(PreferenceSettings(loss_type=loss_type, beta=0.3, sft_loss_ratio=0.2), reference)
+    return preference(DpoParameters(loss_type=loss_type, beta=0.3, sft_loss_ratio=0.2), reference)
 
 
 class _RecordingOptimizer:

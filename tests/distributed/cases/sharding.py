@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import paddle
 
+from erniekit.config.sections.moe import MoeParameters
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.data.collate import Batch, collate
 from erniekit.data.templates.ernie import Sample
 from erniekit.distributed.collectives import LayoutRanks
@@ -24,7 +26,6 @@ from erniekit.model.local_tensors import to_numpy
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import add_adapters, named_trainable_parameters
 from erniekit.model.moe.dispatch import ExpertParallel, LocalDispatcher
-from erniekit.model.moe.router import BalanceSettings
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
@@ -32,7 +33,6 @@ from erniekit.training.objectives.forward import MicroBatchLoss, metrics_of
 from erniekit.training.objectives.objective import supervised
 from erniekit.training.objectives.reference import eval_mode
 from erniekit.training.optim.adamw import (
-    OptimizerSettings,
     StatefulAdamW,
     build_optimizer,
     optimizer_state,
@@ -44,10 +44,9 @@ from tests.model.tiny import tiny_config, tiny_model
 
 STEPS = 5
 LEARNING_RATE, MAX_NORM = 1e-2, 0.005  # the norms are larger, so every step is clipped
-SETTINGS = OptimizerSettings(
-    weight_decay=0.1, epsilon=1e-3, layerwise_lr_decay_bound=0.5, num_layers=2, lora_plus_scale=4.0
-)
-BALANCE = BalanceSettings(0.3, 0.2, 0.1, router_bias_update_rate=0.01)
+SETTINGS = TrainingParameters(weight_decay=0.1, adam_epsilon=1e-3, layerwise_lr_decay_bound=0.5)
+SCALES: Any = {"num_layers": 2, "lora_plus_scale": 4.0}
+BALANCE = MoeParameters(0.3, 0.2, 0.1, moe_router_bias_update_rate=0.01)
 MICRO_BATCHES = 7  # of a step, on all ranks together
 
 
@@ -130,7 +129,8 @@ def model(mesh: Mesh, lora: str = "", recompute: str = "", **changes: Any) -> De
 def single_process_run(**kind: Any) -> Run:
     decoder = model(SINGLE_PROCESS_MESH, **kind)
     parameters = named_trainable_parameters(decoder)
-    return Run(decoder, parameters, build_optimizer(parameters, SETTINGS), SINGLE_PROCESS, SINGLE_PROCESS_MESH)
+    optimizer = build_optimizer(parameters, SETTINGS, **SCALES)
+    return Run(decoder, parameters, optimizer, SINGLE_PROCESS, SINGLE_PROCESS_MESH)
 
 
 def sharded(
@@ -147,7 +147,7 @@ def sharded(
     if moments is not None:
         folder = Path(moments["folder"]) if "folder" in moments else None
         make = partial(StoredMomentsAdamW, MomentStorage(moments.get("bfloat16", False), folder, release=True))
-    adamw, group = stateless_optimizer(parameters, SETTINGS, make), mesh.group("sharding")
+    adamw, group = stateless_optimizer(parameters, SETTINGS, make, **SCALES), mesh.group("sharding")
     sharding_strategy = shard_model(sharding, adamw, decoder, parameters, group, **options)
     optimizer = ShardedOptimizer(adamw, sharding_strategy, parameters, group)
     return Run(
