@@ -1,4 +1,4 @@
-"""What of a model a layout cannot divide, told before any memory is taken. Needs neither Paddle nor NumPy."""
+"""Check that a layout can shard a model, before any memory is allocated. Needs no Paddle or NumPy."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def check_divisible(
     add_tail_layers: int = 0,
     quantization: Quantization | None = None,
 ) -> list[range]:
-    """Check that every rank can have an equal part of the model.
+    """Check that every rank can have an equal shard of the model.
 
     Args:
-        quantization: how linear layers keep their weights or compute their products; None: plainly.
+        quantization: quantized weights or FP8 products of linear layers; None: neither.
 
     Returns:
-        The layers of each run of the pipeline, see `stages.layer_chunks`.
+        The layers of each model chunk of the pipeline, see `stages.layer_chunks`.
 
     Raises:
-        ConfigurationError: everything that cannot be divided, a paragraph each with what to write instead.
+        ConfigurationError: some dimensions cannot be sharded; each has a paragraph that says what to write instead.
     """
     problems = _tensor_problems(model, topology, max_seq_len)
     if isinstance(quantization, WeightOnly):
@@ -45,7 +45,7 @@ def check_divisible(
         problems += _rotation_problems(model, topology, quantization)
     if topology.expert > 1 and topology.expert_axis and model.moe_num_experts % topology.expert:
         problems.append(
-            f"moe_num_experts {model.moe_num_experts} cannot be divided between {topology.expert} ranks "
+            f"moe_num_experts {model.moe_num_experts} cannot be sharded over {topology.expert} ranks "
             f"({EXPERTS_ALONG[topology.expert_axis]})\n  write moe_group: dummy, or a degree of "
             f"{_divisors(model.moe_num_experts)}"
         )
@@ -60,7 +60,7 @@ def check_divisible(
 
 
 def _tensor_problems(model: ModelConfig, topology: Topology, max_seq_len: int) -> list[str]:
-    """What does not fit into `tensor` equal slices."""
+    """Return the dimensions that cannot be split into `topology.tensor` equal shards."""
     degree = topology.tensor
     sizes = {
         "num_attention_heads": model.num_attention_heads,
@@ -70,7 +70,7 @@ def _tensor_problems(model: ModelConfig, topology: Topology, max_seq_len: int) -
     layers = range(model.num_hidden_layers)
     if not all(model.is_moe_layer(layer) for layer in layers):
         sizes["intermediate_size"] = model.intermediate_size
-    if model.moe_num_shared_experts:  # one wider MLP; routed experts are never cut
+    if model.moe_num_shared_experts:  # one wider MLP; routed experts are never sharded
         name = "moe_num_shared_experts x moe_intermediate_size"
         sizes[name] = model.moe_num_shared_experts * model.moe_intermediate_size
     wrong = {name: size for name, size in sizes.items() if size % degree}
@@ -81,21 +81,21 @@ def _tensor_problems(model: ModelConfig, topology: Topology, max_seq_len: int) -
         lines = [f"tensor_parallel_degree {degree} does not divide {what} of the model"]
         if model.num_key_value_heads < degree:
             lines.append(
-                "  Key heads are not copied to several ranks: their copies would hold the same numbers and their "
-                "gradients would have to be added up in every layer; more slices than key heads save nothing of them."
+                "  Key heads are not replicated: copies would have the same values, and their "
+                "gradients would have to be summed in every layer; more shards than key heads save no memory for them."
             )
         lines.append(f"  write tensor_parallel_degree: {' or '.join(map(str, fitting))}")
         problems.append("\n".join(lines))
     if topology.sequence_parallel and max_seq_len % degree:
         problems.append(
-            f"sequence_parallel divides rows of max_seq_len {max_seq_len:,} between {degree} ranks, and {degree} does "
+            f"sequence_parallel shards rows of max_seq_len {max_seq_len:,} over {degree} ranks, and {degree} does "
             f"not divide it\n  write max_seq_len: {max_seq_len // degree * degree}, or sequence_parallel: false"
         )
     return problems
 
 
 def _packed_problems(model: ModelConfig, topology: Topology, weight_only: WeightOnly) -> list[str]:
-    """Linear layers whose inputs are cut between inputs that share a scale."""
+    """Return the linear layers whose input shards would split inputs that share a scale."""
     wrong = {}
     for path, (_, inputs) in linear_shapes(model.weight_shapes()).items():
         form = weight_only.form(path)
@@ -105,14 +105,14 @@ def _packed_problems(model: ModelConfig, topology: Topology, weight_only: Weight
         return []
     what = ", ".join(f"{name} ({inputs})" for name, inputs in wrong.items())
     return [
-        f"weight_quantize_algo {weight_only.algorithm}: {topology.tensor} tensor-parallel ranks would divide inputs "
+        f"weight_quantize_algo {weight_only.algorithm}: {topology.tensor} tensor-parallel ranks would split inputs "
         f"that share a scale: {what}\n  write a smaller tensor_parallel_degree, or weight_only_int8, whose scales "
         "belong to outputs"
     ]
 
 
 def _rotation_problems(model: ModelConfig, topology: Topology, fp8: Fp8) -> list[str]:
-    """Linear layers of whose inputs a rank has no whole number of blocks."""
+    """Return the linear layers whose inputs on a rank are not a multiple of the Hadamard block size."""
     own_inputs = {}
     for path, (_, inputs) in linear_shapes(model.weight_shapes()).items():
         divided = placement(f"{path}.weight").axis == 0

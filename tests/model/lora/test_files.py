@@ -112,7 +112,7 @@ def test_all_tensors_that_do_not_fit_are_listed(folder):
     text = str(refused.value)
     assert "model.layers.0.self_attn.q_proj.lora_B: missing" in text
     assert "lm_head.lora_A.weight: the base model has no such linear layer" in text
-    assert "model.norm.weight: no adapter of a linear layer" in text
+    assert "model.norm.weight: not an adapter of a linear layer" in text
     assert "k_proj.lora_A.weight: shape [2, 16], expected [4, 16]" in text
 
 
@@ -234,7 +234,7 @@ def test_paddlenlp_files_that_are_missing_pickled_or_of_another_model(tmp_path):
     (folder / "peft_model-00002-of-00002.safetensors").unlink()
     index = {"weight_map": {"a": "peft_model-00001-of-00002.safetensors", "b": "peft_model-00002-of-00002.safetensors"}}
     (folder / "peft_model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelFileError, match=r"shards are not there:\n +peft_model-00002"):
+    with pytest.raises(ModelFileError, match=r"shards are missing:\n +peft_model-00002"):
         read_adapters(folder, SHAPES)
     for path in folder.glob("peft_model*"):
         path.unlink()
