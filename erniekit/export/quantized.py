@@ -13,7 +13,8 @@ from erniekit.build.quantization import PARAMETER, quantization_from
 from erniekit.config import Config
 from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.export.trained_model import TrainedModel
-from erniekit.model.lora.config import linear_shapes
+from erniekit.model.architectures.architecture import Architecture
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.quantization.codes import quantize
 from erniekit.model.quantization.formats import FP8_MAX, amax, encode, hadamard_rotate
 from erniekit.model.quantization.fp8 import AVERAGES_FILE, FORWARD_FORMAT, Average, read_averages
@@ -45,6 +46,7 @@ class PackedFormat:
     """Integers or 4-bit normal floats."""
 
     settings: WeightOnly
+    architecture: Architecture
 
     def tensors(self, name: str, shape: Shape) -> Mapping[str, StoredTensor]:
         return packed_tensors.stored_tensors(name, shape, self._form(name))
@@ -58,7 +60,7 @@ class PackedFormat:
         return packed_tensors.quantization_config({name: (shape, self._form(name)) for name, shape in weights.items()})
 
     def _form(self, name: str) -> Any:
-        return self.settings.form(name.removesuffix(".weight"))
+        return self.settings.form(name.removesuffix(".weight"), self.architecture)
 
     def __str__(self) -> str:
         return str(self.settings)
@@ -102,7 +104,7 @@ class Float8Format:
         return "e4m3" + (f", rotated in blocks of {self.block}" if self.block else "")
 
 
-def weight_format_from(config: Config, model: TrainedModel) -> WeightFormat | None:
+def weight_format_from(config: Config, model: TrainedModel, architecture: Architecture) -> WeightFormat | None:
     """How `erniekit export` writes linear weights; None: as floats.
 
     The command line asks for it: what a run's own file says is how it has trained.
@@ -114,7 +116,7 @@ def weight_format_from(config: Config, model: TrainedModel) -> WeightFormat | No
         return None
     quantization = quantization_from(config)
     if quantization is None or isinstance(quantization, WeightOnly):
-        return None if quantization is None else PackedFormat(quantization)
+        return None if quantization is None else PackedFormat(quantization, architecture)
     averages, parameters = read_averages(model.folder), model.parameters
     if not averages:
         raise ConfigurationError(
@@ -125,18 +127,18 @@ def weight_format_from(config: Config, model: TrainedModel) -> WeightFormat | No
     return Float8Format(averages, int(block))
 
 
-def linear_weight_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Shape]:
+def linear_weight_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Those of a model's weights that are written so."""
-    return {f"{path}.weight": shape for path, shape in linear_shapes(shapes).items()}
+    return {f"{path}.weight": shape for path, shape in config.linear_shapes().items()}
 
 
 def stored_tensor_specs(
-    shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, str], form: WeightFormat | None
+    config: ModelConfig, types: Mapping[str, str], form: WeightFormat | None
 ) -> dict[str, StoredTensor]:
     """Everything that the files of a model hold, in the order in which it is written."""
-    linears = linear_weight_shapes(shapes) if form else {}
+    linears = linear_weight_shapes(config) if form else {}
     tensors: dict[str, StoredTensor] = {}
-    for name, shape in shapes.items():
+    for name, shape in config.weight_shapes().items():
         tensors |= (
             form.tensors(name, linears[name]) if form and name in linears else {name: StoredTensor(types[name], shape)}
         )

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.errors import ModelFileError
-from erniekit.model.architectures.families import FAMILIES
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.architectures.rope_scaling import rotary_frequencies
 
 from .tiny import CONFIG, tiny_config, tiny_model
@@ -30,7 +30,7 @@ def config_files(draw):
     """A `config.json` of any family, with any of its optional keys left out."""
     heads = draw(st.integers(1, 4))
     values = {
-        "model_type": draw(st.sampled_from(sorted(FAMILIES))),
+        "model_type": draw(st.sampled_from(sorted(ARCHITECTURES))),
         "vocab_size": draw(st.integers(1, 99)),
         "hidden_size": 8 * heads * draw(st.integers(1, 3)),
         "intermediate_size": draw(st.integers(1, 50)),
@@ -70,7 +70,7 @@ def test_what_is_read_is_written_and_read_again(values):
     again = ModelConfig.from_json(written)
     assert again == config and again.to_json() == written
     assert {key: written[key] for key in values} == values  # nothing that was asked for is lost or changed
-    assert written["architectures"] == [config.family.architecture]
+    assert written["architectures"] == [config.architecture.transformers_class]
     assert again.weight_shapes() == config.weight_shapes()
     assert config.parameter_count() == sum(math.prod(shape) for shape in config.weight_shapes().values())
     hash(config)

@@ -14,7 +14,6 @@ from erniekit.model.linear import Linear
 from erniekit.model.lora.config import (
     LoraSettings,
     adapter_parameter_count,
-    linear_shapes,
     matches,
     select_targets,
 )
@@ -264,10 +263,10 @@ def test_a_pattern_that_names_nothing_is_an_error_with_the_names():
 )
 def test_counting_needs_no_model(settings_):
     model = with_adapters(settings_)
-    shapes = tiny_config().weight_shapes()
+    config = tiny_config()
     count = sum(parameter.size for parameter in named_adapter_weights(model).values())
-    assert adapter_parameter_count(shapes, settings_) == count
-    assert list(linear_shapes(shapes)) == list(named_linears(model))
+    assert adapter_parameter_count(config, settings_) == count
+    assert list(config.linear_shapes()) == list(named_linears(model))
 
 
 def test_the_layer_that_joins_state_and_embedding_has_an_adapter_too():
@@ -277,11 +276,11 @@ def test_the_layer_that_joins_state_and_embedding_has_an_adapter_too():
     weights = list(named_weights(tiny_model(**shape)))
     model = with_adapters(LoraSettings(4, 8.0), **shape)
     assert list(named_weights(model)) == weights
-    shapes = tiny_config(**shape).weight_shapes()
-    assert set(linear_shapes(shapes)) == set(named_linears(model)) == set(named_adapters(model))
+    config = tiny_config(**shape)
+    assert set(config.linear_shapes()) == set(named_linears(model)) == set(named_adapters(model))
     assert "model.mtp_linear_proj.1" in named_adapters(model)
     count = sum(parameter.size for parameter in named_adapter_weights(model).values())
-    assert adapter_parameter_count(shapes, LoraSettings(4, 8.0)) == count
+    assert adapter_parameter_count(config, LoraSettings(4, 8.0)) == count
 
 
 def test_merging_leaves_what_was_trained_before_and_no_more():
