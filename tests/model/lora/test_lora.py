@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.errors import ConfigurationError
+from erniekit.model.architectures.ernie4_5 import ERNIE4_5
 from erniekit.model.head import token_loss
 from erniekit.model.linear import Linear
 from erniekit.model.lora.config import (
@@ -36,6 +37,7 @@ from erniekit.model.weights import named_weights
 
 from ..tiny import logits_of, pack, tiny_config, tiny_model
 
+PATH = "model.layers.0.mlp.up_proj"
 IDS = np.arange(24) % 53
 LABELS = (np.arange(24) * 7 + 1) % 53
 KINDS = {
@@ -82,7 +84,7 @@ def test_the_formula(dora):
     linear.weight.set_value(w.astype(np.float32))
     linear.bias.set_value(bias.astype(np.float32))
     factors = Factors(a, b, lengths if dora else None)
-    attach_adapter(linear, "p", factors, LoraSettings(2, 6.0, dora=dora), AdapterBase(Randomness(0), ""))
+    attach_adapter(linear, PATH, factors, LoraSettings(2, 6.0, dora=dora), AdapterBase(Randomness(0), "", ERNIE4_5))
     effective = w + 6.0 / 2 * a @ b
     if dora:
         effective *= lengths / np.linalg.norm(effective, axis=0)
@@ -101,9 +103,8 @@ def test_column_norms_without_the_product(inputs, outputs, rank, scaling, seed):
     linear = Linear(inputs, outputs)
     linear.weight.set_value(rng.standard_normal((inputs, outputs)).astype(np.float32))
     a, b = rng.standard_normal((inputs, rank)), rng.standard_normal((rank, outputs))
-    attach_adapter(
-        linear, "p", Factors(a, b), LoraSettings(rank, scaling * rank, dora=True), AdapterBase(Randomness(0), "")
-    )
+    settings_, base = LoraSettings(rank, scaling * rank, dora=True), AdapterBase(Randomness(0), "", ERNIE4_5)
+    attach_adapter(linear, PATH, Factors(a, b), settings_, base)
     expected = np.linalg.norm(linear.weight.numpy() + scaling * a @ b, axis=0)
     np.testing.assert_allclose(linear.adapter.column_norms(linear.weight).numpy(), expected, rtol=1e-3, atol=2e-3)
 
