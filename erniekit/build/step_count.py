@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from erniekit.config import Config
-from erniekit.data.sampler import PLAN_VERSION
+from erniekit.data import PLAN_VERSION
 from erniekit.data.tokenizers.files import TOKENIZER_FILES
 from erniekit.hub.cache import local_model_folder
 

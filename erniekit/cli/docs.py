@@ -78,9 +78,9 @@ def _exists(path: Path) -> bool:
 
 def _is_generated(path: Path) -> bool:
     """Whether a file begins with the mark of this verb; others in the folder are the user's and left alone."""
-    from erniekit.config.json_schema import GENERATED_BY
+    from erniekit.config.json_schema import MARK
 
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return GENERATED_BY.encode() in file.read(400)
+        return MARK.encode() in file.read(400)

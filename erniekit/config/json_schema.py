@@ -13,7 +13,8 @@ from erniekit.config.values import format_value
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMA_ID = "erniekit.schema.json"
-GENERATED_BY = "Written by `erniekit docs` from erniekit/config/sections/."  # marks the files that it may replace or remove
+MARK = "Written by `erniekit docs`"  # files that begin with it may be replaced or removed
+GENERATED_BY = f"{MARK} from erniekit/config/sections/."
 
 
 def value_schema(parameter: Parameter) -> dict[str, Any]:

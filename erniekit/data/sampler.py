@@ -60,7 +60,7 @@ class StepPlan:
 
     With `source`, the samples of that one of the dataset's sources alone (see evaluation_plan).
 
-    Changing any of this means raising plan_version.PLAN_VERSION.
+    Changing any of this means raising `erniekit.data.PLAN_VERSION`.
     """
 
     def __init__(
@@ -300,11 +300,3 @@ class StepPlan:
         else:
             sequence = np.argsort(np.minimum.reduceat(packs.members, packs.starts[:-1]))
         return packs.reordered(sequence).select_from(samples)
-
-
-# The version of the algorithms that decide which samples a step sees. Apart, so that reading it needs no NumPy.
-
-# Raise it with every change of the order or the packing of samples: in mixing.py, packing.py, plan.py or seeds.py.
-# A checkpoint of another version is then refused, because its remaining steps would train on other samples, and step
-# counts that were noted under another version are counted again.
-PLAN_VERSION = 1

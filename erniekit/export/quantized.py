@@ -16,7 +16,7 @@ from erniekit.export.trained_model import TrainedModel
 from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.quantization.codes import quantize
-from erniekit.model.quantization.formats import FP8_MAX, amax, encode, hadamard_rotate
+from erniekit.model.quantization.float8 import FP8_MAX, amax, encode, hadamard_rotate
 from erniekit.model.quantization.fp8 import AVERAGES_FILE, FORWARD_FORMAT, Average, read_averages
 from erniekit.model.quantization.settings import Fp8, WeightOnly
 from erniekit.model.storage import float8_tensors, packed_tensors

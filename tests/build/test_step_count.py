@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from erniekit.build.step_count import cache_step_count, cached_step_count
-from erniekit.data.sampler import PLAN_VERSION
+from erniekit.data import PLAN_VERSION
 
 
 def test_steps_are_forgotten_after_a_change(make_config: Callable[..., Any], records: Path, tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ import threading
 import numpy as np
 import pytest
 
+from erniekit.data import PLAN_VERSION
 from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset
 from erniekit.data.loader import prefetch
 from erniekit.data.mixing import Purpose, generator
-from erniekit.data.sampler import MAX_COUNTED_EPOCHS, PLAN_VERSION, StepPlan, local_batches
+from erniekit.data.sampler import MAX_COUNTED_EPOCHS, StepPlan, local_batches
 from erniekit.data.token_cache import TokenArrays
 from erniekit.errors import ConfigurationError, DataError
 

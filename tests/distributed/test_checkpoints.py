@@ -61,7 +61,7 @@ def test_a_run_that_goes_on_otherwise_is_told_apart(
 ) -> None:
     (tmp_path / "dense").mkdir()
     found = Runs("dense", tmp_path)
-    monkeypatch.setattr(found, "whole", lambda layout, precision: left())
+    monkeypatch.setattr(found, "uninterrupted_run", lambda layout, precision: left())
     shortened = RunResult(resumed.losses[checkpoints.SAVED :], resumed.weights, resumed.moments)
     monkeypatch.setattr(found, "_resumed", lambda first, second, precision: shortened)
     differences = found.compare(FROM_TO[0], FROM_TO[0])

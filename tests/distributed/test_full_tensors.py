@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from .cases import gathering
+from tests.distributed.cases import full_tensors
+
 from .ranks import run_ranks
 
 
 @pytest.mark.distributed
 def test_tensors_travel_in_their_own_type() -> None:
-    found, nothing = run_ranks(gathering.gather, 2)
+    found, nothing = run_ranks(full_tensors.gather, 2)
     assert nothing == {}
     assert found == {
         "model.layers.0.mlp.up_proj.weight": [["BF16", [2, 6]], "float32", [[0.5] * 3 + [1.5] * 3] * 2],

@@ -20,8 +20,7 @@ from erniekit.export.static_program import (
 )
 from erniekit.inference.generation import generate
 from erniekit.inference.sampling import Sampling
-
-from .tiny import logits_of, tiny_model
+from tests.model.tiny import logits_of, tiny_model
 
 FAMILIES = {
     "ernie4_5": {},

@@ -8,8 +8,7 @@ import pytest
 from erniekit.errors import UserError
 from erniekit.inference.generation import generate, stream
 from erniekit.inference.sampling import Sampling, sample_token, token_probabilities
-
-from .tiny import logits_of, tiny_model
+from tests.model.tiny import logits_of, tiny_model
 
 PROMPTS = [[5, 9, 33, 2], [7], [40, 41, 42, 43, 44, 45, 46, 3, 1, 8, 12]]
 

@@ -92,7 +92,7 @@ def test_norm_and_bias_get_what_they_need(chosen, monkeypatch):
 def test_a_model_reaches_each_of_them(chosen, monkeypatch):
     called = []
     for name in ("fused_rms_norm", "fused_swiglu", "fused_rotary"):
-        module = {"fused_rms_norm": "norm", "fused_swiglu": "activation", "fused_rotary": "rotary"}[name]
+        module = {"fused_rms_norm": "norm", "fused_swiglu": "mlp", "fused_rotary": "rope"}[name]
         monkeypatch.setattr(
             f"erniekit.model.{module}.{name}", lambda x, *_, name=name: called.append(name) or x
         )  # fmt: skip

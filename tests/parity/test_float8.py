@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit.model.quantization.formats import DTYPES, FP8_MAX, Float8, encode
+from erniekit.model.quantization.float8 import DTYPES, FP8_MAX, Float8, encode
 
 from ..model.quantization.test_float8 import SHAPES, samples
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from erniekit.build.model import open_tokenizer
-from erniekit.build.step_count import known_steps
+from erniekit.build.step_count import cached_step_count
 from erniekit.errors import DataError
 from erniekit.runners import overfit_check
 from erniekit.runners.preview import data_summary, preview
@@ -46,8 +46,8 @@ def test_the_summary_counts_what_became_of_long_prompts(on_pairs: Callable[..., 
     summary = data_summary(config)
     assert "3 records, 2 kept, 1 dropped (their last question is longer than max_prompt_len)" in summary
     assert "1 shortened by their oldest turns" in summary and "2 pairs" in summary
-    assert known_steps(config) is not None
-    assert known_steps(on_pairs([PAIR, LONG_HISTORY, LONG_QUESTION], max_prompt_len=50)) is None
+    assert cached_step_count(config) is not None
+    assert cached_step_count(on_pairs([PAIR, LONG_HISTORY, LONG_QUESTION], max_prompt_len=50)) is None
 
 
 def test_evaluation_reads_pairs_too(on_pairs: Callable[..., Any], tmp_path: Path) -> None:
@@ -67,17 +67,18 @@ def test_offsets_ask_for_scores(on_pairs: Callable[..., Any]) -> None:
         data_summary(on_pairs(records, offset_alpha=0.5))
 
 
-def test_the_first_pair_of_a_try_is_that_of_a_run(on_pairs: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_first_pair_of_a_try_is_that_of_a_run(
+    on_pairs: Callable[..., Any], tmp_path: Path, logged: list[str]
+) -> None:
     """With max_prompt_len and the policies of a run, and without reading on."""
-    lines: list[str] = []
 
     def first(records: list[dict[str, Any]], **parameters: Any) -> Any:
         config = on_pairs(records, **parameters)
-        return overfit_check.first_sample(config, *open_tokenizer(config), lines.append)
+        return overfit_check.first_sample(config, *open_tokenizer(config))
 
     location, sample = first([LONG_QUESTION, LONG_HISTORY, {"question": 1}], max_prompt_len=60)
     assert location.endswith("pairs.jsonl:2") and 20 < sample.pair.chosen + 1 <= 60
-    assert lines == ["skipped 1 records before it, longer than max_seq_len 128 or max_prompt_len 60"]
+    assert logged == ["skipped 1 records before it, longer than max_seq_len 128 or max_prompt_len 60"]
     with pytest.raises(DataError, match=r"pairs.jsonl:1: prompt: expected at most 60 tokens"):
         first([LONG_QUESTION, PAIR], max_prompt_len=60, over_length_policy="error")
     with pytest.raises(DataError, match=r"pairs.jsonl:1: chosen: .*control tokens"):

@@ -62,12 +62,12 @@ def test_generate_and_chat_answer_alike_in_one_piece_and_in_many(train, ernie_fo
 
 
 def test_validate_knows_the_steps_until_the_tokenizer_changes(make_config, ernie_folder, tmp_path):
-    from erniekit.build.step_count import known_steps
+    from erniekit.build.step_count import cached_step_count
     from erniekit.runners.preview import data_summary
 
     folder = Path(shutil.copytree(ernie_folder, tmp_path / "model"))
     config = make_config(model_name_or_path=str(folder), max_steps=None, num_train_epochs=1)
     data_summary(config)
-    assert known_steps(config) is not None
+    assert cached_step_count(config) is not None
     (folder / "added_tokens.json").write_text('{"<tool>": 420}')
-    assert known_steps(config) is None
+    assert cached_step_count(config) is None

@@ -129,7 +129,7 @@ def weights(decoder: Any, folder: Path) -> dict[str, float]:
     """Bytes of linear weights while they wait, and the error of what is multiplied."""
     import numpy as np
 
-    from erniekit.model.quantization.formats import hadamard_rotate
+    from erniekit.model.quantization.float8 import hadamard_rotate
     from erniekit.model.storage.layouts import open_weights
     from erniekit.model.weights import named_linears, packed_weights
 

@@ -27,7 +27,7 @@ from erniekit.model.autograd import apply, autocast_operand, filter_gradients, n
 from erniekit.model.device import has_fp8_products
 from erniekit.model.linear import Linear
 from erniekit.model.lora.fingerprint import AllGatherObject, single_process_all_gather
-from erniekit.model.quantization.formats import Float8, amax, encode, hadamard_rotate
+from erniekit.model.quantization.float8 import Float8, amax, encode, hadamard_rotate
 from erniekit.model.quantization.settings import Fp8, rotation_problem
 from erniekit.model.randomness import Randomness
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.text import Text
+logger = logging.getLogger(__name__)
 
 # How figures are written for people.
 
@@ -58,15 +56,10 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _print_flushed(line: str) -> None:
-    print(line, flush=True)  # a pipe would hold lines back for kilobytes
-
-
 class PlainLines:
-    """One line for every log, evaluation and checkpoint."""
+    """One log line for every log, evaluation and checkpoint."""
 
-    def __init__(self, say: Callable[[str], None] = _print_flushed) -> None:
-        self._say = say
+    def __init__(self) -> None:
         self._first = self._total = 0
         self._started = 0.0
 
@@ -77,52 +70,10 @@ class PlainLines:
         step = record["step"]
         per_step = (time.perf_counter() - self._started) / max(1, step - self._first)
         left = duration(per_step * (self._total - step))
-        self._say(f"step {step}/{self._total}  {format_metrics(record)}  left {left}")
+        logger.info(f"step {step}/{self._total}  {format_metrics(record)}  left {left}")
 
     def on_evaluate(self, record: Mapping[str, Any]) -> None:
-        self._say(evaluation_line(record))
+        logger.info(evaluation_line(record))
 
     def on_save(self, folder: Path) -> None:
-        self._say(f"saved {folder}")
-
-
-# Progress on a terminal: a bar with the time left, and the latest figures under it. Evaluations scroll past above.
-
-
-class LiveProgress:
-    """Redrawn a few times a second; lines printed meanwhile appear above it."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
-        self._bar = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self._console,
-        )
-        self._task = self._bar.add_task("training")
-        self._metrics = Text("")
-        self._live = Live(get_renderable=self._display, console=self._console, refresh_per_second=4)
-
-    def on_train_begin(self, first_step: int, total_steps: int) -> None:
-        self._bar.reset(self._task, total=total_steps, completed=first_step)
-        self._live.start()
-
-    def on_step(self, record: Mapping[str, Any]) -> None:
-        self._bar.update(self._task, completed=record["step"])
-        self._metrics = Text(format_metrics(record), overflow="ellipsis", no_wrap=True)
-
-    def on_evaluate(self, record: Mapping[str, Any]) -> None:
-        self._console.print(evaluation_line(record), highlight=False)
-
-    def on_save(self, folder: Path) -> None:
-        self._console.print(f"saved {folder}", highlight=False)
-
-    def close(self) -> None:
-        self._live.stop()
-
-    def _display(self) -> Group:
-        return Group(self._bar, self._metrics)
+        logger.info(f"saved {folder}")

@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit.model.quantization.formats import FP8_MAX, amax, encode, hadamard_rotate
+from erniekit.model.quantization.float8 import FP8_MAX, amax, encode, hadamard_rotate
 from erniekit.model.quantization.hadamard import hadamard
 
 SHAPES = {"e4m3": (3, -6), "e5m2": (2, -14)}  # bits of fraction, least exponent

@@ -13,8 +13,8 @@ from erniekit.inference.generation import generate, stream
 from erniekit.inference.sampling import Sampling
 from erniekit.model.builder import build_model
 from erniekit.model.linear import Linear
-from erniekit.model.quantization import formats, fp8
-from erniekit.model.quantization.formats import FP8_MAX, encode
+from erniekit.model.quantization import float8, fp8
+from erniekit.model.quantization.float8 import FP8_MAX, encode
 from erniekit.model.quantization.fp8 import compute_in_fp8, read_averages, write_averages
 from erniekit.model.quantization.hadamard import hadamard
 from erniekit.model.quantization.settings import Fp8
@@ -200,10 +200,10 @@ def device_products(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     return calls
 
 
-def _factors(rows: tuple[int, ...], outputs: int, inputs: int) -> tuple[formats.Float8, formats.Float8]:
+def _factors(rows: tuple[int, ...], outputs: int, inputs: int) -> tuple[float8.Float8, float8.Float8]:
     rng = np.random.default_rng(0)
     x, w = (paddle.to_tensor(rng.uniform(0.5, 1, s).astype(np.float32)) for s in ((*rows, inputs), (outputs, inputs)))
-    left, right = (encode(each, "e4m3", formats.amax(each)) for each in (x, w))
+    left, right = (encode(each, "e4m3", float8.amax(each)) for each in (x, w))
     return left, right
 
 
@@ -260,7 +260,7 @@ def test_answering_rounds_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> 
     one_by_one = list(stream(decoder, IDS, Sampling(max_new_tokens=6)))
     rotated: list[int] = []
     monkeypatch.setattr(
-        fp8, "hadamard_rotate", lambda x, block: rotated.append(len(x.shape)) or formats.hadamard_rotate(x, block)
+        fp8, "hadamard_rotate", lambda x, block: rotated.append(len(x.shape)) or float8.hadamard_rotate(x, block)
     )
     assert generate(decoder, [IDS], Sampling(max_new_tokens=6)) == [one_by_one]
     assert rotated.count(2) == 14  # weights; activations have three axes

@@ -17,7 +17,7 @@ from erniekit.errors import CheckpointError
 from erniekit.model.local_tensors import LocalTensors, SingleProcessTensors, local_tensors
 from erniekit.model.local_tensors import to_numpy as values_as_numpy
 from erniekit.model.storage.safetensors import SafetensorsFile, StoredTensor, write_stored
-from erniekit.training.checkpoint import tensors
+from erniekit.training.checkpoint import tensors as tensor_files
 from erniekit.training.checkpoint.quantized_state import (
     FORMATS,
     O1,
@@ -30,9 +30,8 @@ from erniekit.training.checkpoint.quantized_state import (
 )
 from erniekit.training.checkpoint.state import TrainerState, load_optimizer, save_checkpoint
 from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, optimizer_state
-
-from .fakes import FakeModel, identity
-from .test_optimizer import update
+from tests.training.fakes import FakeModel, identity
+from tests.training.test_optimizer import update
 
 BOTH = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 
@@ -85,7 +84,7 @@ def rewritten(path: Path, metadata: Mapping[str, str] | None = None, **replaced:
 def test_a_checkpoint_says_how_it_is_stored_and_comes_back_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: MomentFormat, bytes_a_file: int
 ) -> None:
-    monkeypatch.setattr(tensors, "MAX_FILE_BYTES", bytes_a_file)
+    monkeypatch.setattr(tensor_files, "MAX_FILE_BYTES", bytes_a_file)
     folder, before = save(tmp_path, form)
     assert (len(list(folder.glob("optimizer*"))) > 1) == (bytes_a_file == 200)
     found, after = load(folder)
@@ -166,9 +165,9 @@ def test_whatever_there_is_comes_back_under_its_name(
     folder = tmp_path_factory.mktemp("any")
     state = CompressedState(SingleProcessTensors(local_tensors(values)), form)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(tensors, "MAX_FILE_BYTES", bytes_a_file)
-        tensors.write_tensors(folder, "optimizer", state, state.metadata)
-    files = decompressed(tensors.open_tensors(folder, "optimizer"), folder)
+        patched.setattr(tensor_files, "MAX_FILE_BYTES", bytes_a_file)
+        tensor_files.write_tensors(folder, "optimizer", state, state.metadata)
+    files = decompressed(tensor_files.open_tensors(folder, "optimizer"), folder)
     assert set(files.names) == set(values)
     for name, tensor in values.items():
         back, before = files.read(name), values_as_numpy(tensor)
@@ -199,10 +198,10 @@ def test_memory_holds_one_moment_beside_the_codes_of_the_other(tmp_path: Path, f
     tracemalloc.start()
     try:
         state = CompressedState(Made(2, (1024, 2048)), form)
-        tensors.write_tensors(tmp_path, "optimizer", state, state.metadata)
+        tensor_files.write_tensors(tmp_path, "optimizer", state, state.metadata)
         written = tracemalloc.get_traced_memory()[1]
         tracemalloc.reset_peak()
-        files = decompressed(tensors.open_tensors(tmp_path, "optimizer"), tmp_path)
+        files = decompressed(tensor_files.open_tensors(tmp_path, "optimizer"), tmp_path)
         for name in files.names:
             files.read(name)
         read = tracemalloc.get_traced_memory()[1]
@@ -248,7 +247,7 @@ def test_damaged_moments_are_not_written(tmp_path: Path) -> None:
     values = {f"w/{kind}": paddle.full([4, 4], float("nan")) for kind in ("moment1", "moment2")}
     state = CompressedState(SingleProcessTensors(local_tensors(values)), O1)
     with pytest.raises(CheckpointError, match="w/moment2: a second moment is not finite"):
-        tensors.write_tensors(tmp_path, "optimizer", state)
+        tensor_files.write_tensors(tmp_path, "optimizer", state)
 
 
 def test_codes_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
@@ -265,7 +264,7 @@ def test_codes_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
 
 
 def test_files_of_two_checkpoints_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "MAX_FILE_BYTES", 200)
+    monkeypatch.setattr(tensor_files, "MAX_FILE_BYTES", 200)
     folder, _ = save(tmp_path, O2)
     rewritten(next(iter(sorted(folder.glob("optimizer*")))), {"ckpt_quant_stage": "O1", "moment_codes": "1"})
     with pytest.raises(CheckpointError, match="several checkpoints"):

@@ -8,8 +8,7 @@ import pytest
 
 from erniekit.errors import CheckpointError
 from erniekit.training.checkpoint.resume import RunIdentity, check_identity
-
-from .fakes import identity
+from tests.training.fakes import identity
 
 FOLDER = Path("out/checkpoint-5")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from erniekit.errors import CheckpointError
-from erniekit.training.checkpoint import tensors
+from erniekit.training.checkpoint import tensors as tensor_files
 from erniekit.training.checkpoint.atomic_folder import MANIFEST, problems
 from erniekit.training.checkpoint.state import (
     CONFIG_FILE,
@@ -24,9 +24,8 @@ from erniekit.training.checkpoint.state import (
 from erniekit.training.early_stopping import BestSoFar
 from erniekit.training.metrics import Totals
 from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, optimizer_state
-
-from .fakes import FakeModel, identity
-from .test_optimizer import update
+from tests.training.fakes import FakeModel, identity
+from tests.training.test_optimizer import update
 
 STATE = TrainerState(
     step=7,
@@ -78,7 +77,7 @@ def test_state_and_identity_are_read_back_exactly(tmp_path: Path) -> None:
 def test_optimizer_state_is_read_back_exactly_from_one_file_or_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_a_file: int
 ) -> None:
-    monkeypatch.setattr(tensors, "MAX_FILE_BYTES", bytes_a_file)
+    monkeypatch.setattr(tensor_files, "MAX_FILE_BYTES", bytes_a_file)
     folder, state = save(tmp_path, FakeModel())
     files = sorted(path.name for path in folder.glob("optimizer*"))
     assert (len(files) == 1) == (bytes_a_file == 1 << 30)

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Build the distribution, check it, and run the quickstart from the installed wheel in an empty environment.
+# usage: tools/release.sh   (PYTHON=python3.11 names another Python; EXTRAS=cpu,... other extras; QUICKSTART=no skips the run)
+# docs/releasing.md has the whole procedure.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+extras=${EXTRAS:-cpu}
+
+version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' erniekit/__init__.py)
+if ! grep -q "^## $version " CHANGELOG.md; then
+  echo "error: CHANGELOG.md has no section \"## $version (date)\"; write it before the release" >&2
+  exit 2
+fi
+if [[ ${GITHUB_REF:-} == refs/tags/* && $GITHUB_REF != "refs/tags/v$version" ]]; then
+  echo "error: the tag ${GITHUB_REF#refs/tags/} is not v$version, the version in erniekit/__init__.py" >&2
+  exit 2
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$python" -m venv "$work/build"
+"$work/build/bin/pip" --disable-pip-version-check install --quiet build twine
+rm -rf dist
+"$work/build/bin/python" -m build --outdir dist . > "$work/build.log" || { cat "$work/build.log" >&2; exit 1; }
+"$work/build/bin/twine" check --strict dist/*
+
+"$python" -m venv "$work/empty"
+"$work/empty/bin/pip" --disable-pip-version-check install --quiet "dist/erniekit-$version-py3-none-any.whl[$extras]"
+mkdir "$work/away" # no checkout in sight, so that what runs is the wheel
+cp -r examples "$work/away/"
+mkdir -p "$work/away/tools" && cp -r tools/quickstart "$work/away/tools/"
+cd "$work/away"
+"$work/empty/bin/python" - "$work/empty" "$version" << 'END'
+import sys
+import erniekit
+assert erniekit.__file__.startswith(sys.argv[1]), f"imported from {erniekit.__file__}, not from the wheel"
+assert erniekit.__version__ == sys.argv[2]
+END
+"$work/empty/bin/erniekit" validate examples/configs/quickstart/sft.yaml > /dev/null
+if [[ ${QUICKSTART:-yes} == yes ]]; then
+  "$work/empty/bin/python" tools/quickstart/run.py
+fi
+echo "erniekit $version: dist/ is ready"
