@@ -45,6 +45,11 @@ def config_files(draw):
         "tie_word_embeddings": st.booleans(),
         "attention_bias": st.booleans(),
         "mlp_bias": st.booleans(),
+        "num_experts": st.integers(8, 20),
+        "num_experts_per_tok": st.integers(1, 8),
+        "decoder_sparse_step": st.integers(1, 3),
+        "mlp_only_layers": st.lists(st.integers(0, 4)),
+        "norm_topk_prob": st.booleans(),
         "moe_num_experts": st.integers(7, 20),
         "moe_k": st.integers(1, 7),
         "moe_layer_start_index": st.integers(0, 5),
@@ -56,8 +61,9 @@ def config_files(draw):
     }
     if values["model_type"] == "ernie4_5":  # these are refused there
         optional = {key: value for key, value in optional.items() if not key.startswith(("moe_num", "num_nextn"))}
+    needed = ARCHITECTURES[values["model_type"]].defaults.keys() & {"num_key_value_heads"}  # which may not divide heads
     for key, value in optional.items():
-        if draw(st.booleans()):
+        if key in needed or draw(st.booleans()):
             values[key] = draw(value)
     return values
 
@@ -90,6 +96,12 @@ def test_layers_have_experts_where_the_interval_says(values):
 PUBLISHED = {
     "Qwen2.5-0.5B": (494_032_768, "qwen2", (151936, 896, 4864, 24, 14, 2), {}),
     "Qwen3-0.6B": (596_049_920, "qwen3", (151936, 1024, 3072, 28, 16, 8), {}),
+    "Qwen3-30B-A3B": (
+        30_532_122_624,
+        "qwen3_moe",
+        (151936, 2048, 6144, 48, 32, 4),
+        {"head_dim": 128, "tie_word_embeddings": False},
+    ),
     "Llama-3.2-1B": (1_235_814_400, "llama", (128256, 2048, 8192, 16, 32, 8), {}),
     "ERNIE-4.5-21B-A3B, without its prediction layer": (
         21_825_437_888,
@@ -119,6 +131,7 @@ def test_published_models_have_their_published_sizes(count, family, sizes, more)
         ("qwen2", {}, {"q", "k", "v"}),
         ("qwen3", {}, set()),
         ("qwen3", {"attention_bias": True}, {"q", "k", "v", "o"}),
+        ("qwen3_moe", {"attention_bias": True, "mlp_only_layers": [1]}, {"q", "k", "v", "o"}),
     ],
 )
 def test_the_decoder_has_the_weights_that_are_listed(family, changes, biased):
@@ -128,6 +141,11 @@ def test_the_decoder_has_the_weights_that_are_listed(family, changes, biased):
     assert sorted(names) == sorted(listed)
     assert {name.split(".")[-2].removesuffix("_proj") for name in listed if name.endswith(".bias")} == biased
     assert any("q_norm" in name for name in listed) == family.startswith("qwen3")
+
+
+def test_experts_stand_where_neither_the_step_nor_the_list_leaves_them_out():
+    config = tiny_config(model_type="qwen3_moe", num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[1, 2])
+    assert [config.is_moe_layer(layer) for layer in range(6)] == [False, False, False, True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +161,13 @@ def test_the_decoder_has_the_weights_that_are_listed(family, changes, biased):
         ("ernie4_5_moe", {"moe_gate_act": "sigmoid"}, "moe_gate_act: 'sigmoid' is not supported; only 'softmax'"),
         ("ernie4_5_moe", {"use_bias": True}, "use_bias: True is not supported"),
         ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 5}, "moe_k 5 is more than moe_num_experts 4"),
+        (
+            "qwen3_moe",
+            {"num_experts": 4, "num_experts_per_tok": 5},
+            "num_experts_per_tok 5 is more than num_experts 4",
+        ),
+        ("qwen3_moe", {"mlp_only_layers": ["0"]}, "mlp_only_layers: expected numbers of layers, got ['0']"),
+        ("qwen3_moe", {"mlp_only_layers": 1}, "mlp_only_layers: expected list, got 1"),
         ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
         ("llama", {"rope_scaling": {**LLAMA3, "factor": 0}}, "factor must be a positive number for llama3, got 0"),
         ("llama", {"rope_scaling": {**LLAMA3, "high_freq_factor": 1}}, "high_freq_factor must be more than"),

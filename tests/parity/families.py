@@ -40,6 +40,24 @@ CASES = {
         "qwen3",
         {"tie_word_embeddings": True, "attention_bias": True, "head_dim": 8, "rms_norm_eps": 1e-3},
     ),
+    "qwen3_moe: every layer, weights of experts as they are": (
+        "qwen3_moe",
+        {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
+    ),
+    "qwen3_moe: every other layer but one, normalised, tied, own head size": (
+        "qwen3_moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": True,
+            "head_dim": 18,
+        },
+    ),
     "ernie4_5_moe: shared and routed experts": (
         "ernie4_5_moe",
         {
@@ -94,6 +112,7 @@ CLASSES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
 }
 
 

@@ -19,6 +19,7 @@ SHAPES = {
     "llama": {"attention_bias": True, "mlp_bias": True, "rope_scaling": LLAMA3_SCALING},
     "qwen2": {"rope_scaling": YARN_SCALING, "tie_word_embeddings": True},
     "qwen3": {"head_dim": 6},
+    "qwen3_moe": {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 4, "mlp_only_layers": [0]},
 }
 TOKENS = 80  # more than the original length of the scalings
 

@@ -22,7 +22,7 @@ from .families import CASES, CLASSES, VOCABULARY, random_model  # noqa: E402
 from .test_decoder import our_hidden, ours_from  # noqa: E402
 
 pytestmark = pytest.mark.parity
-MOE_LAYERS = {"ernie4_5_moe": 2}  # by default, of the first two and the last
+MOE_LAYERS = {"ernie4_5_moe": 2, "qwen3_moe": 3}  # by default, of the first two and the last
 every_case = pytest.mark.parametrize(("family", "shape"), CASES.values(), ids=CASES.keys())
 
 

@@ -24,6 +24,7 @@ FAMILIES = {
     "llama": {"rope_scaling": LLAMA3, "mlp_bias": True},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 12},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }
 
 

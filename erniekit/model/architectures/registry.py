@@ -9,6 +9,7 @@ from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
 from erniekit.model.architectures.llama import LLAMA
 from erniekit.model.architectures.qwen import QWEN2, QWEN3
+from erniekit.model.architectures.qwen3_moe import QWEN3_MOE
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.model_type: architecture
@@ -18,6 +19,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         LLAMA,
         QWEN2,
         QWEN3,
+        QWEN3_MOE,
     )
 }
 
