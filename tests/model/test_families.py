@@ -50,6 +50,7 @@ def config_files(draw):
         "decoder_sparse_step": st.integers(1, 3),
         "mlp_only_layers": st.lists(st.integers(0, 4)),
         "norm_topk_prob": st.booleans(),
+        "sliding_window": st.none() | st.integers(1, 40),
         "moe_num_experts": st.integers(7, 20),
         "moe_k": st.integers(1, 7),
         "moe_layer_start_index": st.integers(0, 5),
@@ -102,6 +103,12 @@ PUBLISHED = {
         (151936, 2048, 6144, 48, 32, 4),
         {"head_dim": 128, "tie_word_embeddings": False},
     ),
+    "Mistral-7B": (
+        7_241_732_096,
+        "mistral",
+        (32000, 4096, 14336, 32, 32, 8),
+        {"tie_word_embeddings": False},
+    ),
     "Llama-3.2-1B": (1_235_814_400, "llama", (128256, 2048, 8192, 16, 32, 8), {}),
     "ERNIE-4.5-21B-A3B, without its prediction layer": (
         21_825_437_888,
@@ -128,6 +135,7 @@ def test_published_models_have_their_published_sizes(count, family, sizes, more)
         ("llama", {}, set()),
         ("llama", {"attention_bias": True}, {"q", "k", "v", "o"}),
         ("llama", {"mlp_bias": True}, {"gate", "up", "down"}),
+        ("mistral", {}, set()),
         ("qwen2", {}, {"q", "k", "v"}),
         ("qwen3", {}, set()),
         ("qwen3", {"attention_bias": True}, {"q", "k", "v", "o"}),
@@ -143,6 +151,13 @@ def test_the_decoder_has_the_weights_that_are_listed(family, changes, biased):
     assert any("q_norm" in name for name in listed) == family.startswith("qwen3")
 
 
+@pytest.mark.parametrize(("window", "expected"), [(None, None), (4096, None), (128, None), (127, 127)])
+def test_a_window_acts_where_documents_can_be_longer(window, expected):
+    config = tiny_config(model_type="mistral", sliding_window=window, max_position_embeddings=128)
+    assert config.architecture.layer_attention(config, 1).window == expected
+    assert config.to_json()["sliding_window"] == window
+
+
 def test_experts_stand_where_neither_the_step_nor_the_list_leaves_them_out():
     config = tiny_config(model_type="qwen3_moe", num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[1, 2])
     assert [config.is_moe_layer(layer) for layer in range(6)] == [False, False, False, True, False, True]
@@ -151,6 +166,7 @@ def test_experts_stand_where_neither_the_step_nor_the_list_leaves_them_out():
 @pytest.mark.parametrize(
     ("family", "change", "message"),
     [
+        ("mistral", {"sliding_window": 0}, "sliding_window: must be positive, got 0"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window: True is not supported; only False is"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: "),
         ("llama", {"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported; only 'silu' is"),

@@ -26,6 +26,11 @@ CASES = {
     "llama: Llama 3's scaling": ("llama", {"rope_scaling": LLAMA3_SCALING, "rope_theta": 500000.0}),
     "llama: linear scaling": ("llama", {"rope_scaling": {"type": "linear", "factor": 3.0}}),
     "llama: yarn, whose factor gives way to the lengths": ("llama", {"rope_scaling": YARN_SCALING}),
+    "mistral: a window of 16": ("mistral", {"sliding_window": 16}),
+    "mistral: no window, tied, own head size": (
+        "mistral",
+        {"sliding_window": None, "tie_word_embeddings": True, "head_dim": 18},
+    ),
     "qwen2: grouped queries, untied": ("qwen2", {}),
     "qwen2: tied, all key heads, other theta": (
         "qwen2",
@@ -110,6 +115,7 @@ CLASSES = {
     "ernie4_5": (transformers.Ernie4_5Config, transformers.Ernie4_5ForCausalLM),
     "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig, transformers.Ernie4_5_MoeForCausalLM),
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
     "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),

@@ -22,6 +22,7 @@ LLAMA3 = {
 }
 FAMILIES = {
     "llama": {"rope_scaling": LLAMA3, "mlp_bias": True},
+    "mistral": {"sliding_window": 32, "num_key_value_heads": 2},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 12},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},

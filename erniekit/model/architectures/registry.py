@@ -8,6 +8,7 @@ from erniekit.errors import ModelFileError
 from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
 from erniekit.model.architectures.llama import LLAMA
+from erniekit.model.architectures.mistral import MISTRAL
 from erniekit.model.architectures.qwen import QWEN2, QWEN3
 from erniekit.model.architectures.qwen3_moe import QWEN3_MOE
 
@@ -17,6 +18,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         ERNIE4_5,
         ERNIE4_5_MOE,
         LLAMA,
+        MISTRAL,
         QWEN2,
         QWEN3,
         QWEN3_MOE,
