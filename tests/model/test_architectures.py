@@ -14,6 +14,7 @@ from paddle import nn
 from erniekit.distributed.stages import layer_chunks, shapes_on_pp_stage
 from erniekit.distributed.topology import Topology
 from erniekit.errors import ConfigurationError, ModelFileError
+from erniekit.export.static_program import save_program
 from erniekit.inference.generation import generate
 from erniekit.inference.sampling import Sampling
 from erniekit.model.architectures.architecture import Key, Tower
@@ -278,6 +279,13 @@ def test_answers_with_windows_are_those_of_the_whole_forward_pass(monkeypatch):
         for token in answer:
             assert logits_of(decoder, tokens)[-1].argmax() == token
             tokens.append(token)
+
+
+def test_a_saved_program_with_windows_is_refused_by_name(monkeypatch, tmp_path):
+    decoder = _with_layers(monkeypatch, LayerAttention(window=4), LayerAttention())
+    with pytest.raises(ModelFileError, match="odd: layers attend to the last 4 positions only"):
+        save_program(decoder, tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 class _ScaledEmbedding(Embedding):
