@@ -19,7 +19,8 @@ from erniekit.distributed.mesh import Mesh
 from erniekit.distributed.replicated import ReplicatedParameterSync
 from erniekit.distributed.sharding.stage import SLICE_PREFIX, ShardingStrategy
 from erniekit.distributed.topology import AXES, BATCH_AXES
-from erniekit.model.architectures.sharding import Placement, placement
+from erniekit.model.architectures.architecture import Architecture
+from erniekit.model.architectures.sharding import Placement
 from erniekit.model.local_tensors import FullTensors, LocalTensors
 from erniekit.training.collectives import ForwardFunction, forward_backward_no_pipelining, forward_only_no_pipelining
 from erniekit.training.gradients import fill_missing_gradients, squared_norm
@@ -34,6 +35,7 @@ class LayoutRanks:
 
     Args:
         parameters: the trained weights of this rank, by name.
+        architecture: the model's, which says where each of its weights lies.
         stage: what divides memory among the ranks of a sharding group, where there is one.
         pipeline: what runs micro-batches through the stages, where there are several.
         copies: what keeps copies on the ranks of a tensor-parallel group equal, where that is asked for.
@@ -46,6 +48,7 @@ class LayoutRanks:
         self,
         mesh: Mesh,
         parameters: Mapping[str, Tensor],
+        architecture: Architecture,
         *,
         sharding_strategy: ShardingStrategy | None = None,
         pipeline: DecoderPipeline | None = None,
@@ -59,6 +62,7 @@ class LayoutRanks:
             pipeline,
             replicated_sync,
         )
+        self._architecture = architecture
         self.rank, self.layout = mesh.rank, layout or {"ranks": mesh.topology.world_size}
         self.num_forward_batches = pipeline.num_forward_batches if pipeline else 1
         tied = pipeline is not None and pipeline.embedding_group is not None and EMBEDDING in parameters
@@ -83,10 +87,11 @@ class LayoutRanks:
         return self.mesh.all_gather_object(value)
 
     def full_tensors(self, local: LocalTensors) -> FullTensors:
-        return GatheredTensors(self.mesh, LocalTensors(local.tensors, lambda name: self._full_param(local.read(name))))
+        full_params = LocalTensors(local.tensors, lambda name: self._full_param(local.read(name)))
+        return GatheredTensors(self.mesh, full_params, self._architecture)
 
     def local_shard(self, name: str, full: np.ndarray) -> np.ndarray:
-        return self.mesh.tp.local_shard(full, tp_shard_axis(name))
+        return self.mesh.tp.local_shard(full, tp_shard_axis(self._architecture, name))
 
     def local_shards(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return (
@@ -180,8 +185,8 @@ class LayoutRanks:
     def _placement(self, name: str) -> Placement:
         topology = self.mesh.topology
         if topology.tensor == 1:
-            return Placement(expert=placement(name).expert)
-        weight_placement = placement(name, sequence_parallel=topology.sequence_parallel)
+            return Placement(expert=self._architecture.placement(name).expert)
+        weight_placement = self._architecture.placement(name, sequence_parallel=topology.sequence_parallel)
         if weight_placement.expert is not None and topology.expert_axis == "tensor":
             return replace(weight_placement, partial=False)  # the tokens of all ranks of the group have come to it
         return weight_placement

@@ -24,7 +24,6 @@ from erniekit.distributed.init import init_mesh
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.distributed.pipeline import Pipeline, PipelineOptions
 from erniekit.distributed.topology import Topology
-from erniekit.model.architectures.sharding import placement
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder, last_stage_needs_embedding
 from erniekit.model.lora.config import LoraSettings
@@ -137,6 +136,7 @@ def check_decoder(
     cut = tuple(method) if isinstance(method, list) else method
     own = _train(mesh, cut, PipelineOptions(**(options or {})), **settings)
     alone = _train(SINGLE_PROCESS_MESH, cut, PipelineOptions(), **settings)
+    architecture = tiny_config(**settings["model"]).architecture
     worst = {"figures": 0.0, "norm": 0.0, "gradient": 0.0}
     for found, expected in zip(own["steps"], alone["steps"], strict=True):
         assert found.keys() == expected.keys()
@@ -145,7 +145,7 @@ def check_decoder(
             worst[kind] = max(worst[kind], abs(found[name] - value) / max(1.0, abs(value)))
     for name, gradient in own["gradients"].items():
         whole = alone["gradients"][name]
-        expected = mesh.tp.local_shard(whole, placement(name).axis)
+        expected = mesh.tp.local_shard(whole, architecture.placement(name).axis)
         assert np.abs(expected).max() > 0 or "lora_A" in name, name
         relative = np.abs(gradient - expected).max() / max(np.abs(whole).max(), 1e-12)
         worst["gradient"] = max(worst["gradient"], float(relative))
@@ -181,7 +181,7 @@ def _train(
     ranks: Ranks = SINGLE_PROCESS
     if mesh is not SINGLE_PROCESS_MESH:
         pipeline = DecoderPipeline(mesh, options, tied_embeddings=last_stage_needs_embedding(config))
-        ranks = LayoutRanks(mesh, parameters, pipeline=pipeline)
+        ranks = LayoutRanks(mesh, parameters, decoder.config.architecture, pipeline=pipeline)
     objective = _objective(decoder, built, ranks, loss_type, lora is not None)
     optimizer = build_optimizer(parameters, TrainingParameters(weight_decay=0.1))
     result: dict[str, Any] = {"steps": []}
@@ -289,7 +289,9 @@ def break_a_gradient(number: int) -> list[int]:
     )
     decoder.train()
     parameters = named_trainable_parameters(decoder)
-    ranks = LayoutRanks(mesh, parameters, pipeline=DecoderPipeline(mesh, tied_embeddings=True))
+    ranks = LayoutRanks(
+        mesh, parameters, decoder.config.architecture, pipeline=DecoderPipeline(mesh, tied_embeddings=True)
+    )
     batches = _batches(mesh, 0, 4, pairs=False)
     objective = supervised()
     assert isinstance(objective.loss, DecoderLoss)

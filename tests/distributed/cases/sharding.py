@@ -154,7 +154,7 @@ def sharded(
         decoder,
         parameters,
         optimizer,
-        LayoutRanks(mesh, parameters, sharding_strategy=sharding_strategy),
+        LayoutRanks(mesh, parameters, decoder.config.architecture, sharding_strategy=sharding_strategy),
         mesh,
         sharding_strategy,
         options.get("release", False),
