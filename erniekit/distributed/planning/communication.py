@@ -18,7 +18,6 @@ from erniekit.model.architectures.weights import Shapes
 from erniekit.model.lora.config import adapter_shapes
 
 LOSS_NUMBERS = 3  # that ranks exchange for each token: the largest logit, the sum of exponentials, the label's logit
-INDEX_BYTES = 4 + 8  # of a token's FlashMask index and position, which travel with its hidden state
 
 
 def step_bytes(
@@ -93,7 +92,7 @@ def _pipeline(model: ModelConfig, work: Workload, topology: Topology, pp_stage: 
     first, last = pp_stage == 0, pp_stage == topology.pipeline - 1
     forward = topology.virtual_pipeline - last  # the last run of all sends nothing on
     backward = topology.virtual_pipeline - first
-    sent = work.accumulation * (forward * (hidden + INDEX_BYTES * work.tokens) + backward * hidden)
+    sent = work.accumulation * (forward + backward) * hidden
     if model.tie_word_embeddings and (first or last) and EMBEDDING in trained:
         copies = numel_on_rank({EMBEDDING: trained[EMBEDDING]}, topology)
         sent += copies * work.formats.gradients  # 2 (n - 1) / n of two ranks

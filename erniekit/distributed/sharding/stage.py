@@ -37,7 +37,7 @@ class ShardingStrategy(Protocol):
         ...
 
     def wrap(self, loss: LossFunction) -> LossFunction:
-        """The loss to use, so that fleet is there when passes begin."""
+        """Return the loss to use, which calls fleet's wrapper of the model."""
         ...
 
     def gradients(self, parameters: Iterable[Tensor]) -> list[Tensor]:
