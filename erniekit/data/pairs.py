@@ -6,7 +6,7 @@ With prompt tokens p[0..n-1], chosen c[0..a-1] and rejected r[0..b-1] a sample i
     labels     -100 ..    c[0..a-1]         r[0..b-1]
 
 The prompt's last token stands in both branches, because it has to predict two different tokens. Positions go on from
-the prompt in both (`batches.collate`), and neither branch sees the other.
+the prompt in both (`collate.collate`), and neither branch sees the other.
 """
 
 from __future__ import annotations
