@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from erniekit.config.sections.dpo import DpoParameters
 from erniekit.data.batch import Batch
 from erniekit.data.collate import collate
 from erniekit.data.pairs import EncodedAnswer, join_pair
@@ -14,7 +15,6 @@ from erniekit.data.templates.ernie import Sample
 from erniekit.model.weights import named_weights
 from erniekit.training.objectives.objective import Objective, supervised
 from erniekit.training.objectives.preference import preference
-from erniekit.training.objectives.preference_losses import PreferenceSettings
 
 from ..model.tiny import tiny_model
 
@@ -58,7 +58,7 @@ def test_a_padded_batch_has_the_same_loss_and_gradients(
 ) -> None:
     model, batch = tiny_model(**SHAPES[shape]), batch_of(seed, pairs)
     model.train()
-    settings = PreferenceSettings(loss_type="simpo", beta=0.3, sft_loss_ratio=0.2)
+    settings = DpoParameters(loss_type="simpo", beta=0.3, sft_loss_ratio=0.2)
     objective = preference(settings) if pairs else supervised(multi_token_pred_lambda=0.3)
     rows, length = batch.shape
     expected, expected_gradients = loss_and_gradients(model, objective, batch)
