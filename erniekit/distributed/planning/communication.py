@@ -17,7 +17,6 @@ from erniekit.model.architectures.plain_decoder import EMBEDDING, Shapes
 from erniekit.model.lora.config import adapter_shapes
 
 LOSS_NUMBERS = 3  # exchanged per token: the largest logit, the sum of exponentials, the label's logit
-INDEX_BYTES = 4 + 8  # a token's FlashMask index and position, sent together with its hidden state
 
 
 def step_bytes(
@@ -99,7 +98,7 @@ def _pipeline(model: ModelConfig, work: Workload, topology: Topology, pp_stage: 
     first, last = pp_stage == 0, pp_stage == topology.pipeline - 1
     forward = topology.virtual_pipeline - last  # the last chunk sends nothing forward
     backward = topology.virtual_pipeline - first
-    sent = work.accumulation * (forward * (hidden + INDEX_BYTES * work.tokens) + backward * hidden)
+    sent = work.accumulation * (forward + backward) * hidden
     if model.tie_word_embeddings and (first or last) and EMBEDDING in trained:
         copies = numel_on_rank({EMBEDDING: trained[EMBEDDING]}, model.architecture, topology)
         sent += copies * work.formats.gradients  # 2 (n - 1) / n of two ranks

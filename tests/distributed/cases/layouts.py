@@ -9,7 +9,8 @@ import numpy as np
 import paddle
 
 from erniekit.config.sections.training import TrainingParameters
-from erniekit.data.collate import Batch, collate
+from erniekit.data.batch import Batch
+from erniekit.data.collate import collate
 from erniekit.data.templates.ernie import Sample
 from erniekit.distributed.collectives import LayoutRanks
 from erniekit.distributed.init import init_mesh
