@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from erniekit.build.step_count import cache_folder, cache_step_count
 from erniekit.config import Config
 from erniekit.config.sections.sft import SftParameters
-from erniekit.data.collate import Batch
+from erniekit.data.batch import Batch
 from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
 from erniekit.data.eval_sampler import EvaluationPlan

@@ -159,7 +159,7 @@ def _model_numbers(plan: LayoutPlan | str) -> list[tuple[str, ...]]:
     if isinstance(plan, str):
         return [("parameters", f"unknown: {plan}"), ("memory", "unknown without the model's shape")]
     adapters, memory = plan.work.adapters, plan.max_memory
-    trained = f", {adapter_parameter_count(plan.model.weight_shapes(), adapters):,} trained" if adapters else ""
+    trained = f", {adapter_parameter_count(plan.model, adapters):,} trained" if adapters else ""
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.items() if size and name != "total")
     return [
         ("parameters", f"{plan.model.parameter_count():,}{trained}"),

@@ -11,28 +11,28 @@ import paddle
 import paddle.distributed as dist
 
 from erniekit.distributed.mesh import Mesh
-from erniekit.model.architectures.sharding import placement
+from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.local_tensors import LocalTensors, paddle_dtype, tensor_spec, to_numpy
 from erniekit.model.storage.safetensors import StoredTensor
 
 WRITER_RANK = 0  # the rank that gathers the tensors
 
 
-def tp_shard_axis(name: str) -> int | None:
+def tp_shard_axis(architecture: Architecture, name: str) -> int | None:
     """Return the axis along which tensor parallelism shards a weight, or an optimizer state `<weight>/<kind>` of it."""
     weight, _, state = name.partition("/")
-    return None if state.endswith("pow_acc") else placement(weight).axis
+    return None if state.endswith("pow_acc") else architecture.placement(weight).axis
 
 
 class GatheredTensors:
     """`FullTensors` of a layout. All ranks create and read it together.
 
-    A tensor is sharded like the weight it is named after (`placement`; a state's name continues after a "/"). If
-    several ranks have the same values, the first one sends them.
+    A tensor is cut as the architecture says of the weight of its name; what follows a "/" names a state of the weight.
+    Of ranks that hold the same values the first one gives them.
     """
 
-    def __init__(self, mesh: Mesh, local: LocalTensors) -> None:
-        self._mesh, self._local = mesh, local
+    def __init__(self, mesh: Mesh, local: LocalTensors, architecture: Architecture) -> None:
+        self._mesh, self._local, self._architecture = mesh, local, architecture
         self._holders: dict[str, list[int]] = {}
         self._shards: dict[str, StoredTensor] = {}  # each rank's shard
         for rank, shards in enumerate(mesh.all_gather_object(dict(local.tensors))):
@@ -88,7 +88,7 @@ class GatheredTensors:
         return [next(rank for rank in holders if coords_of(rank).tensor == shard) for shard in range(self._tp_degree)]
 
     def _axis(self, name: str) -> int | None:
-        return tp_shard_axis(name) if self._tp_degree > 1 else None
+        return tp_shard_axis(self._architecture, name) if self._tp_degree > 1 else None
 
     @property
     def _tp_degree(self) -> int:

@@ -12,7 +12,7 @@ import paddle.distributed as dist
 from paddle import Tensor
 from paddle.distributed.communication.group import Group
 
-from erniekit.model.architectures.sharding import placement
+from erniekit.model.architectures.architecture import Architecture
 
 SYNC_FLAGS = frozenset(("sync_grad", "sync_param", "sync_moment"))
 MOMENTS = ("moment1", "moment2")
@@ -22,6 +22,7 @@ class ReplicatedParameterSync:
     """Keeps the copies of replicated parameters equal.
 
     Args:
+        architecture: the model's, which says what every rank has a copy of.
         parameters: the trained weights, by name.
         updated: the part of them that this rank updates, if a sharding group shards the optimizer.
         state: (a kind of state, a tensor of `updated`) -> its AdamW state.
@@ -31,6 +32,7 @@ class ReplicatedParameterSync:
 
     def __init__(
         self,
+        architecture: Architecture,
         parameters: Mapping[str, Tensor],
         state: Callable[[str, Tensor], Tensor],
         group: Group,
@@ -38,8 +40,8 @@ class ReplicatedParameterSync:
         updated: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._parameters, self._updated = (
-            _replicated(parameters),
-            _replicated(parameters if updated is None else updated),
+            _replicated(architecture, parameters),
+            _replicated(architecture, parameters if updated is None else updated),
         )
         self._state, self._group, self._flags = state, group, flags
 
@@ -60,9 +62,9 @@ class ReplicatedParameterSync:
             dist.broadcast(tensor, src=self._group.ranks[0], group=self._group)
 
 
-def _replicated(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+def _replicated(architecture: Architecture, tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """Return the weights that every rank of a tensor-parallel group has in full."""
-    placements = {name: placement(name) for name in tensors}
+    placements = {name: architecture.placement(name) for name in tensors}
     return [
         tensors[name]
         for name, weight_placement in placements.items()

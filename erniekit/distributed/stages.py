@@ -8,14 +8,14 @@ and the head; so item i + 1 is layer i.
 from __future__ import annotations
 
 import math
-import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from erniekit.distributed.topology import SMALLEST_INTERLEAVED_PIPELINE, Topology
 from erniekit.errors import ConfigurationError
-from erniekit.model.architectures.sharding import placement
-from erniekit.model.architectures.weights import Shapes
+from erniekit.model.architectures.architecture import Architecture
+from erniekit.model.architectures.plain_decoder import EMBEDDING, Shapes
+from erniekit.model.architectures.sharding import Placement
 
 if TYPE_CHECKING:
     from erniekit.model.architectures.model_config import ModelConfig
@@ -150,14 +150,12 @@ def chunks_in_flight(topology: Topology, pp_stage: int, micro_batches: int) -> i
 
 # Which weights a rank has, and how many values.
 
-EMBEDDING = "model.embed_tokens.weight"
-LAYER = re.compile(r"model\.layers\.(\d+)\.")
-
 
 def shapes_on_pp_stage(
     shapes: Shapes, model: ModelConfig, topology: Topology, chunks: list[range], pp_stage: int
 ) -> Shapes:
-    """Return the weights, or adapters, of one pipeline stage; tied embeddings are on the first and on the last one.
+    """Those of a model's weights, or of its adapters, that belong to one pipeline stage; towers lie on the first
+    one, tied embeddings on the first and on the last one.
 
     Args:
         chunks: the layers of each model chunk, see `layer_chunks`.
@@ -166,9 +164,11 @@ def shapes_on_pp_stage(
     first, last = pp_stage == 0, pp_stage == topology.pipeline - 1
 
     def is_here(name: str) -> bool:
-        layer = LAYER.match(name)
-        if layer:
-            return int(layer[1]) in layers
+        weight = model.architecture.weight_info(name)
+        if weight.layer is not None:
+            return weight.layer in layers
+        if weight.in_tower:
+            return first
         if name == EMBEDDING:
             return first or (last and model.tie_word_embeddings)
         return last
@@ -176,14 +176,15 @@ def shapes_on_pp_stage(
     return {name: shape for name, shape in shapes.items() if is_here(name)}
 
 
-def numel_on_rank(shapes: Shapes, topology: Topology) -> int:
+def numel_on_rank(shapes: Shapes, architecture: Architecture, topology: Topology) -> int:
     """Return the number of values of these weights (or adapters) on one rank; it is the same on
     every rank of a stage."""
-    return sum(math.prod(shape) // _num_shards(name, topology) for name, shape in shapes.items())
+    return sum(
+        math.prod(shape) // _num_shards(architecture.placement(name), topology) for name, shape in shapes.items()
+    )
 
 
-def _num_shards(name: str, topology: Topology) -> int:
-    weight_placement = placement(name)
+def _num_shards(weight_placement: Placement, topology: Topology) -> int:
     if weight_placement.expert is not None:
         return topology.expert
     return topology.tensor if weight_placement.axis is not None else 1

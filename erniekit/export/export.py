@@ -148,9 +148,11 @@ def _write_hugging_face(
 ) -> Facts:
     weights = open_trained_weights(model)
     reference, reference_dtypes = reference_types(model, weights.config)
-    form = weight_format_from(config, model)
-    quantized_weights = linear_weight_shapes(weights.shapes) if form else {}
-    types = stored_types([name for name in weights.shapes if name not in quantized_weights], reference_dtypes, dtype)
+    architecture = weights.config.architecture
+    form = weight_format_from(config, model, architecture)
+    quantized_weights = linear_weight_shapes(weights.config) if form else {}
+    floats = [name for name in weights.shapes if name not in quantized_weights]
+    types = stored_types(architecture, floats, reference_dtypes, dtype)
     counts = Counter(TYPE_NAMES[stored] for stored in types.values())
     usual = counts.most_common(1)[0][0]
     reason = "as asked for" if dtype else f"as {reference} is stored; --dtype chooses another"

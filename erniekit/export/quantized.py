@@ -14,7 +14,8 @@ from erniekit.build.quantization import PARAMETER, quantization_from
 from erniekit.config import Config
 from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.export.trained_model import TrainedModel
-from erniekit.model.lora.config import linear_shapes
+from erniekit.model.architectures.architecture import Architecture
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.quantization.codes import quantize
 from erniekit.model.quantization.float8 import FP8_MAX, amax, encode, hadamard_rotate
 from erniekit.model.quantization.fp8 import AVERAGES_FILE, FORWARD_FORMAT, Average, read_averages
@@ -47,6 +48,7 @@ class PackedFormat:
     """Weights packed as integers or as 4-bit normal floats."""
 
     settings: WeightOnly
+    architecture: Architecture
 
     def tensors(self, name: str, shape: Shape) -> Mapping[str, StoredTensor]:
         return packed_tensors.stored_tensors(name, shape, self._form(name))
@@ -60,7 +62,7 @@ class PackedFormat:
         return packed_tensors.quantization_config({name: (shape, self._form(name)) for name, shape in weights.items()})
 
     def _form(self, name: str) -> Any:
-        return self.settings.form(name.removesuffix(".weight"))
+        return self.settings.form(name.removesuffix(".weight"), self.architecture)
 
     def __str__(self) -> str:
         return str(self.settings)
@@ -104,8 +106,8 @@ class Float8Format:
         return "e4m3" + (f", rotated in blocks of {self.block}" if self.block else "")
 
 
-def weight_format_from(config: Config, model: TrainedModel) -> WeightFormat | None:
-    """Return the format in which `erniekit export` writes linear weights; None: as floats.
+def weight_format_from(config: Config, model: TrainedModel, architecture: Architecture) -> WeightFormat | None:
+    """How `erniekit export` writes linear weights; None: as floats.
 
     Only the command line selects it: the run's own file says how the run was trained.
 
@@ -116,7 +118,7 @@ def weight_format_from(config: Config, model: TrainedModel) -> WeightFormat | No
         return None
     quantization = quantization_from(config)
     if quantization is None or isinstance(quantization, WeightOnly):
-        return None if quantization is None else PackedFormat(quantization)
+        return None if quantization is None else PackedFormat(quantization, architecture)
     averages, parameters = read_averages(model.folder), model.parameters
     if not averages:
         raise ConfigurationError(
@@ -127,18 +129,18 @@ def weight_format_from(config: Config, model: TrainedModel) -> WeightFormat | No
     return Float8Format(averages, int(block))
 
 
-def linear_weight_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Shape]:
+def linear_weight_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names and shapes [out, in] of the weights that are written in the quantized format."""
-    return {f"{path}.weight": shape for path, shape in linear_shapes(shapes).items()}
+    return {f"{path}.weight": shape for path, shape in config.linear_shapes().items()}
 
 
 def stored_tensor_specs(
-    shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, str], form: WeightFormat | None
+    config: ModelConfig, types: Mapping[str, str], form: WeightFormat | None
 ) -> dict[str, StoredTensor]:
     """Return every tensor that the files of a model contain, in the order in which it is written."""
-    linears = linear_weight_shapes(shapes) if form else {}
+    linears = linear_weight_shapes(config) if form else {}
     tensors: dict[str, StoredTensor] = {}
-    for name, shape in shapes.items():
+    for name, shape in config.weight_shapes().items():
         tensors |= (
             form.tensors(name, linears[name]) if form and name in linears else {name: StoredTensor(types[name], shape)}
         )

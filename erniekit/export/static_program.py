@@ -98,7 +98,9 @@ class StaticKeyValueCache:
         layer: int,
         dropout: float,
         key: Sequence[int],
+        window: int | None = None,
     ) -> paddle.Tensor:
+        assert window is None, "save_program refuses windows"
         assert dropout == 0.0, "programs are saved in evaluation mode"
         k, v = (
             paddle.concat([past, new.transpose([0, 2, 1, 3])], axis=2)
@@ -134,6 +136,7 @@ class Program(nn.Layer):
 
 def save_program(decoder: Decoder, folder: Path) -> None:
     """Write `model.json`, `model.pdiparams`, and `inference_config.json` with what a caller must know."""
+    _refuse_windows(decoder.config)
     decoder.eval()
     description = ProgramDescription.of(decoder.config)
     names = description.input_names()
@@ -145,6 +148,15 @@ def save_program(decoder: Decoder, folder: Path) -> None:
         recorded = paddle.jit.to_static(Program(decoder), input_spec=[*tokens, past], full_graph=True)
         paddle.jit.save(recorded, str(folder / PROGRAM_FILE.removesuffix(".json")))
     description.write(folder)
+
+
+def _refuse_windows(config: ModelConfig) -> None:
+    windows = {config.architecture.layer_attention(config, layer).window for layer in range(config.num_hidden_layers)}
+    for window in windows - {None}:
+        raise ModelFileError(
+            f"{config.model_type}: layers attend to the last {window:,} positions only (sliding_window), which a saved "
+            "program cannot compute yet.\n  Export the model as Hugging Face files instead."
+        )
 
 
 def open_program(folder: Path) -> Step:

@@ -14,8 +14,8 @@ from erniekit.build.quantization import base_of_adapters
 from erniekit.errors import ModelFileError
 from erniekit.export.quantized import WeightFormat, linear_weight_shapes, stored_tensor_specs
 from erniekit.export.trained_model import TrainedModel
+from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.lora.config import linear_shapes
 from erniekit.model.lora.peft_files import read_adapters
 from erniekit.model.quantization.codes import dequantize, quantize
 from erniekit.model.quantization.settings import WeightOnly
@@ -53,26 +53,29 @@ def open_trained_weights(model: TrainedModel) -> TrainedWeights:
     shapes, stored = config.weight_shapes(), open_weights(config, model.model_folder)
     if not model.is_adapter:
         return TrainedWeights(config, shapes, lambda: ((name, stored.read(name)) for name in shapes))
-    merge, base = read_adapters(model.folder, shapes).merge, base_of_adapters(model.parameters)
+    merge, base = read_adapters(model.folder, config).merge, base_of_adapters(model.parameters)
 
     def read(name: str) -> np.ndarray:
         values = stored.read(name)
-        return merge(name, values if base is None else _dequantized_base(base, name, values))
+        return merge(name, values if base is None else _dequantized_base(base, config.architecture, name, values))
 
     return TrainedWeights(config, shapes, lambda: ((name, read(name)) for name in shapes))
 
 
-def _dequantized_base(settings: WeightOnly, name: str, values: np.ndarray) -> np.ndarray:
+def _dequantized_base(settings: WeightOnly, architecture: Architecture, name: str, values: np.ndarray) -> np.ndarray:
     """Return a weight, by its Hugging Face name, as the adapters saw it in training; other tensors unchanged."""
-    path = name.removesuffix(".weight")
-    if values.ndim != 2 or path not in linear_shapes({name: values.shape}):
+    if not architecture.is_linear(name):
         return values
-    form = settings.form(path)
+    form = settings.form(name.removesuffix(".weight"), architecture)
     return dequantize(quantize(values, form, name), form)
 
 
-def stored_types(names: Sequence[str], reference: Mapping[str, str], dtype: str | None) -> dict[str, str]:
-    """Return the type each tensor is written in, as safetensors names it.
+def stored_types(
+    architecture: Architecture, names: Sequence[str], reference: Mapping[str, str], dtype: str | None
+) -> dict[str, str]:
+    """The type each tensor is written in, as safetensors names it.
+
+    Routers decide by small differences between their scores, so they stay float32, as `transformers` keeps them.
 
     Args:
         reference: types in which the base model stores its tensors.
@@ -81,7 +84,8 @@ def stored_types(names: Sequence[str], reference: Mapping[str, str], dtype: str 
     known = {name: stored for name, stored in reference.items() if stored in TYPE_NAMES}
     most = Counter(known.values()).most_common(1)
     usual = STORED_TYPES[dtype] if dtype else most[0][0] if most else "F32"
-    return {name: "F32" if _is_router(name) else usual if dtype else known.get(name, usual) for name in names}
+    routers = {name for name in names if architecture.weight_info(name).rule.kind == "router"}
+    return {name: "F32" if name in routers else usual if dtype else known.get(name, usual) for name in names}
 
 
 def write_weights(
@@ -96,7 +100,7 @@ def write_weights(
     Args:
         form: format of the linear weights; None: their types are among `types`.
     """
-    linears = linear_weight_shapes(weights.shapes) if form else {}
+    linears = linear_weight_shapes(weights.config) if form else {}
 
     def contents() -> Iterator[tuple[str, Iterable[Any]]]:
         for name, values in weights.read():
@@ -106,7 +110,7 @@ def write_weights(
             else:
                 yield name, _rounded(name, values, types[name])
 
-    tensors = stored_tensor_specs(weights.shapes, types, form)
+    tensors = stored_tensor_specs(weights.config, types, form)
     return write_weight_files(folder, tensors, contents(), max_shard_bytes, {"format": "pt"})
 
 
@@ -115,12 +119,6 @@ def _rounded(name: str, values: np.ndarray, stored: str) -> Iterator[memoryview]
     flat = values.reshape(-1)
     for start in range(0, flat.size, _CHUNK_SIZE):
         yield to_stored(name, flat[start : start + _CHUNK_SIZE], stored).data
-
-
-def _is_router(name: str) -> bool:
-    """Return whether a tensor belongs to a router. Routers depend on small score differences, so `transformers` also
-    keeps them in float32."""
-    return not {"gate", "moe_statics"}.isdisjoint(name.split("."))
 
 
 def reference_types(model: TrainedModel, config: ModelConfig) -> tuple[Path, dict[str, str]]:

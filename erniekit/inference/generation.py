@@ -11,7 +11,7 @@ import paddle.nn.functional as F
 
 from erniekit.errors import UserError
 from erniekit.inference.sampling import Sampling, random_stream, sample_token
-from erniekit.model.attention import MASKED, AttentionPlan, attention
+from erniekit.model.attention import MASKED, AttentionPlan
 from erniekit.model.decoder import Decoder
 
 
@@ -110,6 +110,7 @@ class KeyValueCache:
         self._prompt_plan = AttentionPlan.build(ends[:, None, :, None])
         self._padding = np.arange(longest) >= self.prompt_lengths[:, None]
         self._mask: paddle.Tensor | None = None
+        self._windowed_masks: dict[int, paddle.Tensor] = {}  # of the newest tokens, by window
         self._keys: dict[int, paddle.Tensor] = {}
         self._values: dict[int, paddle.Tensor] = {}
 
@@ -117,10 +118,26 @@ class KeyValueCache:
         """Add a slot for one more token per row; return the tokens' position ids [B, 1]."""
         positions = self.prompt_lengths + self.new_tokens
         self.new_tokens += 1
+        self._windowed_masks.clear()
         if self._padding.any():
             masked = np.pad(self._padding, ((0, 0), (0, self.new_tokens)))
             self._mask = paddle.to_tensor(np.where(masked, np.float32(MASKED), np.float32(0))[:, None, None])
         return paddle.to_tensor(positions[:, None])
+
+    def _windowed_mask(self, window: int) -> paddle.Tensor:
+        """The mask [B, 1, 1, slots] of padding and of what lies before the last `window` positions of each row."""
+        if window in self._windowed_masks:
+            return self._windowed_masks[window]
+        longest = self._padding.shape[1]
+        queries = self.prompt_lengths[:, None] + self.new_tokens - 1
+        new_positions = self.prompt_lengths[:, None] + np.arange(self.new_tokens)
+        prompt_positions = np.broadcast_to(np.arange(longest), self._padding.shape)
+        positions = np.concatenate([prompt_positions, new_positions], axis=1)
+        masked = np.pad(self._padding, ((0, 0), (0, self.new_tokens))) | (queries - positions >= window)
+        self._windowed_masks[window] = paddle.to_tensor(
+            np.where(masked, np.float32(MASKED), np.float32(0))[:, None, None]
+        )
+        return self._windowed_masks[window]
 
     def attend(
         self,
@@ -131,21 +148,23 @@ class KeyValueCache:
         layer: int,
         dropout: float,
         key: Sequence[int],
+        window: int | None = None,
     ) -> paddle.Tensor:
         """Compute attention within the prompts, or of one new token per row to everything before it."""
         assert dropout == 0.0, "text is generated in evaluation mode"
         k_BKSD, v_BKSD = k_BSKD.transpose([0, 2, 1, 3]), v_BSKD.transpose([0, 2, 1, 3])
         if self.new_tokens == 0:
             self._keys[layer], self._values[layer] = k_BKSD, v_BKSD
-            return attention(q_BSHD, k_BSKD, v_BSKD, self._prompt_plan)
+            return self._prompt_plan.attend(q_BSHD, k_BSKD, v_BSKD, window=window)
         keys = self._keys[layer] = paddle.concat([self._keys[layer], k_BKSD], axis=2)
         values = self._values[layer] = paddle.concat([self._values[layer], v_BKSD], axis=2)
         batch, _, heads, head_dim = q_BSHD.shape
         # The query heads that share a key head become rows of one product.
         q = (q_BSHD * head_dim**-0.5).reshape([batch, keys.shape[1], -1, head_dim])
         scores = paddle.matmul(q, keys, transpose_y=True)
-        if self._mask is not None:
-            scores = scores + self._mask
+        mask = self._mask if window is None else self._windowed_mask(window)
+        if mask is not None:
+            scores = scores + mask
         return paddle.matmul(F.softmax(scores), values).reshape([batch, 1, heads, head_dim])
 
 

@@ -46,8 +46,11 @@ class AttentionPlan:
         blocks: BlockPlan | None = None,
         mask: paddle.Tensor | None = None,
         live_rows: paddle.Tensor | None = None,
+        startend_row_indices: np.ndarray | None = None,
     ) -> None:
         self.causal, self.indices, self.blocks, self.mask, self.live_rows = causal, indices, blocks, mask, live_rows
+        self._startend_row_indices = startend_row_indices  # what was planned, for plans with a window
+        self._windowed: dict[int, AttentionPlan] = {}
         self._block_masks: dict[tuple[int, int], list[_BlockMask]] = {}
         self._rows_of_heads: dict[tuple[int, int], list[paddle.Tensor]] = {}
 
@@ -71,10 +74,25 @@ class AttentionPlan:
             masked = np.stack([masked_region(row, causal, whole, whole) for row in indices])
             dead = masked.all(-1, keepdims=True)
             mask = paddle.to_tensor(np.where(masked, np.float32(MASKED), np.float32(0)))
-            return cls(causal=causal, mask=mask, live_rows=paddle.to_tensor(~dead) if dead.any() else None)
+            live_rows = paddle.to_tensor(~dead) if dead.any() else None
+            return cls(causal=causal, mask=mask, live_rows=live_rows, startend_row_indices=indices)
         if has_flashmask_kernel():
-            return cls(causal=causal, indices=paddle.to_tensor(indices))
-        return cls(causal=causal, blocks=plan_blocks(indices, causal))
+            return cls(causal=causal, indices=paddle.to_tensor(indices), startend_row_indices=indices)
+        return cls(causal=causal, blocks=plan_blocks(indices, causal), startend_row_indices=indices)
+
+    def windowed(self, window: int) -> AttentionPlan:
+        """Return the plan in which a query sees only the last `window` positions, its own included.
+
+        It is made once for each window, and is this plan itself where no document is longer than the window.
+        """
+        if window not in self._windowed:
+            indices = self._startend_row_indices
+            assert indices is not None and self.causal and indices.shape[-1] == 1, "windows are of causal documents"
+            columns = np.arange(indices.shape[2], dtype=np.int32)[None, None, :, None]
+            narrowed = np.minimum(indices, columns + np.int32(window))
+            unchanged = bool((narrowed == indices).all())
+            self._windowed[window] = self if unchanged else AttentionPlan.build(narrowed, dense=self.mask is not None)
+        return self._windowed[window]
 
     def attend(
         self,
@@ -85,10 +103,12 @@ class AttentionPlan:
         layer: int = 0,
         dropout: float = 0.0,
         key: Sequence[int] = (0,),
+        window: int | None = None,
     ) -> paddle.Tensor:
         """Run attention for a decoder layer; a key-value cache has the same method (only there `layer` matters)."""
         del layer
-        return attention(q_BSHD, k_BSKD, v_BSKD, self, dropout=dropout, key=key)
+        plan = self if window is None else self.windowed(window)
+        return attention(q_BSHD, k_BSKD, v_BSKD, plan, dropout=dropout, key=key)
 
     def block_masks(self, query_heads: int, key_heads: int) -> list[_BlockMask]:
         """Return the additive mask of every block, in the order of `blocks`, for these numbers of heads."""

@@ -4,7 +4,6 @@ and initial weights."""
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -100,15 +99,14 @@ class Linear(nn.Layer):
 
 # Random initial weights. Each is seeded by the run's seed and its name, so the order of construction does not matter.
 
-_NORM = re.compile(r"norm(\.\d+)?\.weight$")
-
 
 def initial_weight(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -> np.ndarray:
     """Return the initial value of the weight with this Hugging Face name and shape, float32."""
-    if _NORM.search(name):
-        return np.ones(shape, np.float32)
-    if name.endswith("bias"):  # includes a router's correction bias
+    if name.endswith("bias"):  # a router's correction bias, too
         return np.zeros(shape, np.float32)
+    constant = config.architecture.weight_info(name).rule.initial
+    if constant is not None:
+        return np.full(shape, constant, np.float32)
     digest = hashlib.sha256(name.encode()).digest()
     generator = np.random.Generator(np.random.PCG64([seed, int.from_bytes(digest[:8], "little")]))
     values = generator.standard_normal(shape, np.float32)

@@ -60,12 +60,18 @@ class MixedPrecision:
             ConfigurationError: the device does not support this dtype.
         """
         check_device(self.dtype)
+        modules = decoder.config.architecture.modules()
+        outer = (modules.embedding, modules.norm, modules.head, RMSNorm)  # of multi-token prediction
         if self.level == "O2":
             paddle.amp.decorate(
-                decoder, level="O2", dtype=self.dtype, master_grad=self.master_grad, excluded_layers=KEEP_IN_FLOAT32
+                decoder,
+                level="O2",
+                dtype=self.dtype,
+                master_grad=self.master_grad,
+                excluded_layers=[*dict.fromkeys((*KEEP_IN_FLOAT32, *outer))],
             )
         for _, block in decoder.named_blocks():
-            if not isinstance(block, (Embedding, Head, RMSNorm)):
+            if not isinstance(block, outer):
                 block.forward = self._with_autocast(block.forward)
         for layer in decoder.sublayers():
             if isinstance(layer, Gate):

@@ -27,7 +27,7 @@ from erniekit.build.quantization import quantization_from
 from erniekit.build.step_count import cache_folder
 from erniekit.config import Config
 from erniekit.config.sections.dpo import reference_mode
-from erniekit.data.collate import Batch
+from erniekit.data.batch import Batch
 from erniekit.data.dataset import Dataset
 from erniekit.data.eval_sampler import EvaluationPlan
 from erniekit.data.sampler import StepPlan

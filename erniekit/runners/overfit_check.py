@@ -9,7 +9,8 @@ from erniekit.build.adapters import adapter_plan
 from erniekit.build.data import sample_limits, training_dataset, training_sources
 from erniekit.build.model import begin_training, initial_weights, objective_from, open_model
 from erniekit.config import Config
-from erniekit.data.collate import Batch, collate
+from erniekit.data.batch import Batch
+from erniekit.data.collate import collate
 from erniekit.data.formats.problems import ProblemList, UnusedFields
 from erniekit.data.templates.ernie import Sample, Template
 from erniekit.data.tokenize import RecordCounts, TokenizationSettings, tokenise

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import pytest
 
 from erniekit.distributed.planning.divisibility import check_divisible
@@ -9,6 +12,7 @@ from erniekit.distributed.topology import Topology
 from erniekit.errors import ConfigurationError
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.published import published_model
+from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.quantization.settings import Fp8
 from tests.model.tiny import tiny_config
 
@@ -92,3 +96,40 @@ def test_blocks_of_a_rotation_are_not_divided() -> None:
     assert "set hadamard_block_size: 512, or apply_hadamard: false" in message
     check_divisible(model, Topology(tensor=2), max_seq_len=8192, quantization=Fp8(hadamard_block=512))
     check_divisible(model, Topology(tensor=2), max_seq_len=8192, quantization=Fp8(hadamard_block=0))
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("degree", [2, 3, 4])
+def test_what_is_not_refused_can_be_cut(model_type: str, degree: int) -> None:
+    """A degree is refused, or it divides every axis that the architecture cuts."""
+    accepted = 0
+    for heads, key_heads, inner, vocabulary in itertools.product((4, 6, 12), (2, 3, 4), (24, 18), (24, 53)):
+        if heads % key_heads:
+            continue
+        model = tiny_config(
+            model_type=model_type,
+            num_attention_heads=heads,
+            num_key_value_heads=key_heads,
+            head_dim=4,
+            intermediate_size=inner,
+            vocab_size=vocabulary,
+            tie_word_embeddings=False,
+        )
+        try:
+            check_divisible(model, Topology(tensor=degree), max_seq_len=24)
+        except ConfigurationError:
+            continue
+        accepted += 1
+        for name, shape in model.weight_shapes().items():
+            weight = model.architecture.weight_info(name)
+            axis = weight.placement().axis
+            if axis is not None:
+                assert (shape[::-1] if weight.is_linear else shape)[axis] % degree == 0, name
+    assert accepted
+
+
+def test_an_axis_that_no_size_stands_for_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgetful = replace(ARCHITECTURES["llama"], model_type="forgetful", tensor_parallel_sizes=lambda config: {})
+    monkeypatch.setitem(ARCHITECTURES, "forgetful", forgetful)
+    text = _refusal(tiny_config(model_type="forgetful"), Topology(tensor=2))
+    assert "tensor_parallel_degree 2 does not divide these weights of forgetful: model.embed_tokens.weight" in text

@@ -24,7 +24,7 @@ from erniekit.training.checkpoint.resume import Start, open_output_folder
 from erniekit.training.optim.schedules import learning_rate
 from erniekit.training.trainer import Trainer, is_due, result_of
 
-from .fakes import PADDING, FakeBatch, FakePlan, Recorder, fake_trainer, identity
+from .fakes import PADDING, FakeBatch, FakeLoss, FakePlan, Recorder, fake_trainer, identity
 from .test_resume import KillAt, KilledError
 from .test_step import poisoned
 
@@ -458,7 +458,7 @@ def test_a_second_signal_in_a_backward_pass_is_no_failure(tmp_path: Path, logged
         result = loss(model, batch)
         return result._replace(loss_sum=SignalsInBackward.apply(result.loss_sum))
 
-    trainer.objective = replace(trainer.objective, loss=with_signals)
+    trainer.objective = replace(trainer.objective, loss=FakeLoss(with_signals))
     with pytest.raises(SystemExit) as caught:
         trainer.fit(FRESH)
     assert caught.value.code == 130

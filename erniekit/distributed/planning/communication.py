@@ -10,15 +10,13 @@ from __future__ import annotations
 import math
 
 from erniekit.distributed.planning.memory import Workload
-from erniekit.distributed.stages import EMBEDDING, layer_chunks, numel_on_rank, shapes_on_pp_stage, stage_layers
+from erniekit.distributed.stages import layer_chunks, numel_on_rank, shapes_on_pp_stage, stage_layers
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.architectures.sharding import placement
-from erniekit.model.architectures.weights import Shapes
+from erniekit.model.architectures.plain_decoder import EMBEDDING, Shapes
 from erniekit.model.lora.config import adapter_shapes
 
 LOSS_NUMBERS = 3  # exchanged per token: the largest logit, the sum of exponentials, the label's logit
-INDEX_BYTES = 4 + 8  # a token's FlashMask index and position, sent together with its hidden state
 
 
 def step_bytes(
@@ -33,13 +31,13 @@ def step_bytes(
     weights = shapes_on_pp_stage(shapes, model, topology, chunks, pp_stage)
     trained = weights
     if work.adapters is not None:
-        trained = shapes_on_pp_stage(adapter_shapes(shapes, work.adapters), model, topology, chunks, pp_stage)
+        trained = shapes_on_pp_stage(adapter_shapes(model, work.adapters), model, topology, chunks, pp_stage)
     sent = {
         "tensor": _tensor(model, work, topology, chunks, pp_stage, trained),
         "experts": _experts(model, work, topology, chunks, pp_stage),
         "pipeline": _pipeline(model, work, topology, pp_stage, trained),
-        "sharding": _sharding(work, topology, weights, trained),
-        "data": _data(work, topology, trained),
+        "sharding": _sharding(model, work, topology, weights, trained),
+        "data": _data(model, work, topology, trained),
     }
     return {axis: int(size) for axis, size in sent.items()}
 
@@ -67,7 +65,9 @@ def _tensor(
     last = pp_stage == topology.pipeline - 1
     blocks += (pp_stage == 0) + last  # after the embedding, and before the head
     loss = LOSS_NUMBERS * 4 * work.tokens * last
-    placements = {name: placement(name, sequence_parallel=topology.sequence_parallel) for name in trained}
+    placements = {
+        name: model.architecture.placement(name, sequence_parallel=topology.sequence_parallel) for name in trained
+    }
     partial = {
         name: shape for name, shape in trained.items() if placements[name].partial and placements[name].expert is None
     }
@@ -98,32 +98,32 @@ def _pipeline(model: ModelConfig, work: Workload, topology: Topology, pp_stage: 
     first, last = pp_stage == 0, pp_stage == topology.pipeline - 1
     forward = topology.virtual_pipeline - last  # the last chunk sends nothing forward
     backward = topology.virtual_pipeline - first
-    sent = work.accumulation * (forward * (hidden + INDEX_BYTES * work.tokens) + backward * hidden)
+    sent = work.accumulation * (forward + backward) * hidden
     if model.tie_word_embeddings and (first or last) and EMBEDDING in trained:
-        copies = numel_on_rank({EMBEDDING: trained[EMBEDDING]}, topology)
-        sent += copies * work.formats.gradients  # 2 (n - 1) / n for two ranks
+        copies = numel_on_rank({EMBEDDING: trained[EMBEDDING]}, model.architecture, topology)
+        sent += copies * work.formats.gradients  # 2 (n - 1) / n of two ranks
     return sent
 
 
-def _sharding(work: Workload, topology: Topology, weights: Shapes, trained: Shapes) -> float:
+def _sharding(model: ModelConfig, work: Workload, topology: Topology, weights: Shapes, trained: Shapes) -> float:
     """Count gradients sent to the ranks that update them, and new values back; in stage 3 all values before every pass.
 
     Stages 2 and 3 keep no full gradients, so those of every micro-batch are sent.
     """
-    values = numel_on_rank(trained, topology)
+    values = numel_on_rank(trained, model.architecture, topology)
     gradients, new = values * work.formats.gradients, values * work.formats.weights
     if work.sharding >= 2:
         gradients *= work.accumulation
     if work.sharding == 3:
-        gathered = 2 * work.accumulation * numel_on_rank(weights, topology) * work.formats.weights
+        gathered = 2 * work.accumulation * numel_on_rank(weights, model.architecture, topology) * work.formats.weights
         return _ring_fraction(topology.sharding) * (gathered + gradients)
     return _ring_fraction(topology.sharding) * (gradients + new)
 
 
-def _data(work: Workload, topology: Topology, trained: Shapes) -> float:
+def _data(model: ModelConfig, work: Workload, topology: Topology, trained: Shapes) -> float:
     """Count an all-reduce of the gradients on a rank; experts sharded over the data ranks need none."""
     own = trained
     if topology.expert_axis == "data":
-        own = {name: shape for name, shape in trained.items() if placement(name).expert is None}
-    values = numel_on_rank(own, topology) // (topology.sharding if work.sharding >= 2 else 1)
+        own = {name: shape for name, shape in trained.items() if model.architecture.placement(name).expert is None}
+    values = numel_on_rank(own, model.architecture, topology) // (topology.sharding if work.sharding >= 2 else 1)
     return 2 * _ring_fraction(topology.data) * values * work.formats.gradients

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 from erniekit.distributed.stages import BY_LAYER, DECODER_LAYER, layer_chunks
 from erniekit.errors import ConfigurationError
-from erniekit.model.architectures.sharding import placement
-from erniekit.model.lora.config import linear_shapes
 from erniekit.model.quantization.settings import Fp8, WeightOnly, rotation_problem
 
 if TYPE_CHECKING:
@@ -44,8 +42,9 @@ def check_divisible(
     if isinstance(quantization, Fp8):
         problems += _rotation_problems(model, topology, quantization)
     if topology.expert > 1 and topology.expert_axis and model.moe_num_experts % topology.expert:
+        key = model.architecture.key_names.get("moe_num_experts", "moe_num_experts")
         problems.append(
-            f"moe_num_experts {model.moe_num_experts} cannot be sharded over {topology.expert} ranks "
+            f"{key} {model.moe_num_experts} cannot be divided between {topology.expert} ranks "
             f"({EXPERTS_ALONG[topology.expert_axis]})\n  write moe_group: dummy, or a degree of "
             f"{_divisors(model.moe_num_experts)}"
         )
@@ -62,17 +61,7 @@ def check_divisible(
 def _tensor_problems(model: ModelConfig, topology: Topology, max_seq_len: int) -> list[str]:
     """Return the dimensions that cannot be split into `topology.tensor` equal shards."""
     degree = topology.tensor
-    sizes = {
-        "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.num_key_value_heads,
-        "vocab_size": model.vocab_size,
-    }
-    layers = range(model.num_hidden_layers)
-    if not all(model.is_moe_layer(layer) for layer in layers):
-        sizes["intermediate_size"] = model.intermediate_size
-    if model.moe_num_shared_experts:  # one wider MLP; routed experts are never sharded
-        name = "moe_num_shared_experts x moe_intermediate_size"
-        sizes[name] = model.moe_num_shared_experts * model.moe_intermediate_size
+    sizes = model.architecture.tensor_parallel_sizes(model)
     wrong = {name: size for name, size in sizes.items() if size % degree}
     problems = []
     if wrong:
@@ -86,6 +75,9 @@ def _tensor_problems(model: ModelConfig, topology: Topology, max_seq_len: int) -
             )
         lines.append(f"  write tensor_parallel_degree: {' or '.join(map(str, fitting))}")
         problems.append("\n".join(lines))
+    elif undivided := _undivided_weights(model, degree):
+        shown = ", ".join(undivided[:3]) + (", ..." if len(undivided) > 3 else "")
+        problems.append(f"tensor_parallel_degree {degree} does not divide these weights of {model.model_type}: {shown}")
     if topology.sequence_parallel and max_seq_len % degree:
         problems.append(
             f"sequence_parallel shards rows of max_seq_len {max_seq_len:,} over {degree} ranks, and {degree} does "
@@ -94,12 +86,23 @@ def _tensor_problems(model: ModelConfig, topology: Topology, max_seq_len: int) -
     return problems
 
 
+def _undivided_weights(model: ModelConfig, degree: int) -> list[str]:
+    """Weights of which ranks would have unequal slices although all sizes of the configuration can be divided."""
+    undivided = []
+    for name, shape in model.weight_shapes().items() if degree > 1 else ():
+        weight = model.architecture.weight_info(name)
+        axis = weight.placement().axis
+        if axis is not None and (shape[::-1] if weight.is_linear else shape)[axis] % degree:
+            undivided.append(name)
+    return undivided
+
+
 def _packed_problems(model: ModelConfig, topology: Topology, weight_only: WeightOnly) -> list[str]:
     """Return the linear layers whose input shards would split inputs that share a scale."""
     wrong = {}
-    for path, (_, inputs) in linear_shapes(model.weight_shapes()).items():
-        form = weight_only.form(path)
-        if placement(f"{path}.weight").axis == 0 and not form.divides(inputs, topology.tensor):
+    for path, (_, inputs) in model.linear_shapes().items():
+        form = weight_only.form(path, model.architecture)
+        if model.architecture.placement(f"{path}.weight").axis == 0 and not form.divides(inputs, topology.tensor):
             wrong[path.rpartition(".")[2]] = f"{inputs:,} inputs in groups of {form.group(inputs)}"
     if not wrong:
         return []
@@ -114,8 +117,8 @@ def _packed_problems(model: ModelConfig, topology: Topology, weight_only: Weight
 def _rotation_problems(model: ModelConfig, topology: Topology, fp8: Fp8) -> list[str]:
     """Return the linear layers whose inputs on a rank are not a multiple of the Hadamard block size."""
     own_inputs = {}
-    for path, (_, inputs) in linear_shapes(model.weight_shapes()).items():
-        divided = placement(f"{path}.weight").axis == 0
+    for path, (_, inputs) in model.linear_shapes().items():
+        divided = model.architecture.placement(f"{path}.weight").axis == 0
         own_inputs[path] = inputs // topology.tensor if divided else inputs
     problem = rotation_problem(fp8, own_inputs)
     return [problem] if problem else []

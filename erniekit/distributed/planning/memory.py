@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.distributed.stages import (
-    EMBEDDING,
     chunks_in_flight,
     layer_chunks,
     numel_on_rank,
@@ -18,8 +17,8 @@ from erniekit.distributed.stages import (
 )
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.architectures.weights import Shapes
-from erniekit.model.lora.config import LoraSettings, adapter_shapes, linear_shapes
+from erniekit.model.architectures.plain_decoder import EMBEDDING, Shapes
+from erniekit.model.lora.config import LoraSettings, adapter_shapes
 from erniekit.model.quantization.settings import WeightOnly
 
 CHUNK_LOGITS = 4 << 20  # head.CHUNK_LOGITS; a test compares the two
@@ -163,16 +162,16 @@ def _param_counts(
     shapes = model.weight_shapes()
     packed = _packed_shapes(model, work)
     plain = {name: shape for name, shape in shapes.items() if name not in packed}
-    weights = numel_on_rank(shapes_on_pp_stage(plain, model, topology, chunks, pp_stage), topology)
+    weights = numel_on_rank(shapes_on_pp_stage(plain, model, topology, chunks, pp_stage), model.architecture, topology)
     if work.adapters is None:
         return weights, weights
-    adapters = shapes_on_pp_stage(adapter_shapes(shapes, work.adapters), model, topology, chunks, pp_stage)
-    trained = numel_on_rank(adapters, topology)
+    adapters = shapes_on_pp_stage(adapter_shapes(model, work.adapters), model, topology, chunks, pp_stage)
+    trained = numel_on_rank(adapters, model.architecture, topology)
     return weights + trained, trained
 
 
 def _packed_shapes(model: ModelConfig, work: Workload) -> Shapes:
-    linears = linear_shapes(model.weight_shapes()) if work.weight_only else {}
+    linears = model.linear_shapes() if work.weight_only else {}
     return {f"{path}.weight": shape for path, shape in linears.items()}
 
 
@@ -186,9 +185,9 @@ def _packed_weights(
         return 0, 0
     taken: Shapes = {}
     for name, (outputs, inputs) in packed.items():
-        taken[name] = (work.weight_only.form(name.removesuffix(".weight")).nbytes(outputs, inputs),)
-    largest = max(numel_on_rank({name: shape}, topology) for name, shape in packed.items())
-    return numel_on_rank(taken, topology), largest
+        taken[name] = (work.weight_only.form(name.removesuffix(".weight"), model.architecture).nbytes(outputs, inputs),)
+    largest = max(numel_on_rank({name: shape}, model.architecture, topology) for name, shape in packed.items())
+    return numel_on_rank(taken, model.architecture, topology), largest
 
 
 class _LayerActivations:
@@ -322,4 +321,4 @@ def _embedding_gradient(model: ModelConfig, work: Workload, topology: Topology, 
     """Return the dense gradient of the embedding, before it is accumulated."""
     if work.adapters is not None or pp_stage > 0:
         return 0
-    return numel_on_rank({EMBEDDING: (model.vocab_size, model.hidden_size)}, topology)
+    return numel_on_rank({EMBEDDING: (model.vocab_size, model.hidden_size)}, model.architecture, topology)

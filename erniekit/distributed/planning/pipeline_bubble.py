@@ -10,10 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from erniekit.distributed.stages import LAYER
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.architectures.sharding import placement
 
 
 class ChunkPass(NamedTuple):
@@ -45,10 +43,10 @@ def chunk_costs(model: ModelConfig, chunks: Sequence[range]) -> list[float]:
     """
     layers = [0.0] * model.num_hidden_layers
     for name, shape in model.weight_shapes().items():
-        layer = LAYER.match(name)
-        if layer and len(shape) == 2:
-            share = model.moe_k / model.moe_num_experts if placement(name).expert is not None else 1.0
-            layers[int(layer[1])] += math.prod(shape) * share
+        weight = model.architecture.weight_info(name)
+        if weight.layer is not None and len(shape) == 2:
+            share = model.moe_k / model.moe_num_experts if weight.expert is not None else 1.0
+            layers[weight.layer] += math.prod(shape) * share
     costs = [sum(layers[layer] for layer in chunk) for chunk in chunks]
     costs[-1] += model.vocab_size * model.hidden_size
     return costs

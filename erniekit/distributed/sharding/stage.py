@@ -35,7 +35,7 @@ class ShardingStrategy(Protocol):
         ...
 
     def wrap(self, loss: LossFunction) -> LossFunction:
-        """Wrap the loss, so that fleet's hooks run when passes begin."""
+        """Return the loss to use, which calls fleet's wrapper of the model."""
         ...
 
     def gradients(self, parameters: Iterable[Tensor]) -> list[Tensor]:

@@ -11,10 +11,9 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from erniekit.model.architectures.sharding import placement
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.decoder import Decoder
-from erniekit.model.storage.layouts import is_mtp_weight
-from erniekit.model.weights import is_transposed, named_weights, packed_weights
+from erniekit.model.weights import named_weights, packed_weights
 
 AllGatherObject = Callable[[Any], list[Any]]  # gathers a JSON value from every rank that has a part of the model
 SAMPLES = 64  # values per weight that enter the hash
@@ -36,9 +35,9 @@ def weights_fingerprint(decoder: Decoder, all_gather_object: AllGatherObject = s
         all_samples |= samples
     digest = hashlib.sha256()
     for name, shape in decoder.config.weight_shapes().items():
-        if not is_mtp_weight(name):
+        if not decoder.config.architecture.is_mtp_weight(name):
             values = np.array(all_samples[name], np.float32)
-            digest.update(f"{name} {_decoder_shape(name, shape)} {values.size} ".encode())
+            digest.update(f"{name} {_decoder_shape(decoder.config, name, shape)} {values.size} ".encode())
             digest.update(values.tobytes())
     return digest.hexdigest()[:16]
 
@@ -47,7 +46,7 @@ def _samples(decoder: Decoder) -> Iterator[tuple[str, list[float]]]:
     shapes = decoder.config.weight_shapes()
     dense = ((name, weight.dense().t()) for name, weight in packed_weights(decoder).items())
     for name, weight in chain(named_weights(decoder).items(), dense):
-        shape = _decoder_shape(name, shapes[name])
+        shape = _decoder_shape(decoder.config, name, shapes[name])
         size = int(np.prod(shape))
         positions = np.linspace(0, size - 1, min(SAMPLES, size)).astype(np.int64)
         yield name, _values_at(decoder, name, weight, np.unravel_index(positions, shape)).tolist()
@@ -55,7 +54,7 @@ def _samples(decoder: Decoder) -> Iterator[tuple[str, list[float]]]:
 
 def _values_at(decoder: Decoder, name: str, weight: Tensor, indices: tuple[np.ndarray, ...]) -> np.ndarray:
     """Return float32 values of a weight at indices into the full weight, of which this rank has a shard."""
-    tp, axis = decoder.tp, placement(name).axis
+    tp, axis = decoder.tp, decoder.config.architecture.placement(name).axis
     if tp.size == 1 or axis is None:
         return _pick(weight, indices)
     width = weight.shape[axis]
@@ -72,6 +71,6 @@ def _pick(weight: Tensor, indices: tuple[np.ndarray, ...]) -> np.ndarray:
     return paddle.gather(weight.flatten(), paddle.to_tensor(flat)).astype("float32").numpy()
 
 
-def _decoder_shape(name: str, shape: tuple[int, ...]) -> list[int]:
+def _decoder_shape(config: ModelConfig, name: str, shape: tuple[int, ...]) -> list[int]:
     """Return the shape of a full weight in the decoder's layout."""
-    return list(shape[::-1] if is_transposed(name) else shape)
+    return list(shape[::-1] if config.architecture.is_linear(name) else shape)

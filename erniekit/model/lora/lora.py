@@ -15,11 +15,11 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from erniekit.errors import ConfigurationError
-from erniekit.model.architectures.sharding import placement
+from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import ZEROS, Linear
 from erniekit.model.local_tensors import FullTensors, LocalTensors, SingleProcessTensors, local_tensors
-from erniekit.model.lora.config import PISSA, LoraSettings, linear_shapes, select_targets
+from erniekit.model.lora.config import PISSA, LoraSettings, adapter_targets
 from erniekit.model.lora.fingerprint import AllGatherObject, single_process_all_gather, weights_fingerprint
 from erniekit.model.lora.init import MIN_COLUMN_NORM, Factors, initial_factors, principal_factors
 from erniekit.model.lora.peft_files import StoredAdapters, read_adapters, write_adapters
@@ -43,8 +43,8 @@ class LowRankAdapter(nn.Layer):
         divided = linear.is_row_parallel or linear.tp.size == 1  # input channels, or tokens (experts)
         self._shard = linear.tp.rank if divided else 0
         self._sum = linear.tp.sum if linear.is_row_parallel else _identity
-        self.lora_A = self._parameter(_local_shard(linear, path, "lora_A", factors.A))
-        self.lora_B = self._parameter(_local_shard(linear, path, "lora_B", factors.B))
+        self.lora_A = self._parameter(_local_shard(base, linear, f"{path}.lora_A", factors.A))
+        self.lora_B = self._parameter(_local_shard(base, linear, f"{path}.lora_B", factors.B))
         self.lora_magnitude_vector = None
         if settings.dora:
             with paddle.no_grad():
@@ -53,7 +53,7 @@ class LowRankAdapter(nn.Layer):
                 if factors.magnitude is None:
                     magnitude = self.column_norms(weight).numpy()
                 else:
-                    magnitude = _local_shard(linear, path, "lora_magnitude_vector", factors.magnitude)
+                    magnitude = _local_shard(base, linear, f"{path}.lora_magnitude_vector", factors.magnitude)
                 self.lora_magnitude_vector = self._parameter(magnitude)
 
     def forward(self, x: paddle.Tensor, output: paddle.Tensor, linear: Linear) -> paddle.Tensor:
@@ -93,14 +93,14 @@ def _identity(values: paddle.Tensor) -> paddle.Tensor:
     return values
 
 
-def _local_shard(linear: Linear, path: str, name: str, values: np.ndarray) -> np.ndarray:
+def _local_shard(base: AdapterBase, linear: Linear, name: str, values: np.ndarray) -> np.ndarray:
     """Return this rank's shard of a parameter of a linear layer or of its adapter."""
-    return linear.tp.local_shard(values, placement(f"{path}.{name}").axis)
+    return linear.tp.local_shard(values, base.architecture.placement(name).axis)
 
 
-def full_weight(linear: Linear, path: str) -> np.ndarray:
+def full_weight(base: AdapterBase, linear: Linear, path: str) -> np.ndarray:
     """All-gather a weight [in, out] over the tensor-parallel group; every rank of the group must call this."""
-    return linear.tp.all_gather(linear.dense_weight, placement(f"{path}.weight").axis)
+    return linear.tp.all_gather(linear.dense_weight, base.architecture.placement(f"{path}.weight").axis)
 
 
 class AdapterBase(NamedTuple):
@@ -108,6 +108,7 @@ class AdapterBase(NamedTuple):
 
     randomness: Randomness
     fingerprint: str  # of the weights that the adapters belong to (`weights_fingerprint`)
+    architecture: Architecture
 
 
 class DecoderAdapters(NamedTuple):
@@ -135,11 +136,11 @@ def add_adapters(
     """
     base = freeze(decoder, all_gather_object)
     linears, shapes = named_linears(decoder), decoder.config.weight_shapes()
-    targets = select_targets(linear_shapes(shapes), settings.target_modules)  # of the full model, on all ranks
+    targets = adapter_targets(decoder.config, settings.target_modules)  # of the model; not all of it is here
     for path in (path for path in targets if path in linears):
         linear, rank = linears[path], settings.rank_of(path)
         if settings.init == PISSA:
-            factors = principal_factors(path, full_weight(linear, path), rank, settings.scaling_of(path))
+            factors = principal_factors(path, full_weight(base, linear, path), rank, settings.scaling_of(path))
         else:
             outputs, inputs = shapes[f"{path}.weight"]
             factors = initial_factors(path, (inputs, outputs), rank, seed)
@@ -152,7 +153,7 @@ def freeze(decoder: Decoder, all_gather_object: AllGatherObject = single_process
     fingerprint = weights_fingerprint(decoder, all_gather_object)
     for parameter in decoder.parameters():
         parameter.stop_gradient = True
-    return AdapterBase(decoder.randomness, fingerprint)
+    return AdapterBase(decoder.randomness, fingerprint, decoder.config.architecture)
 
 
 def attach_adapter(linear: Linear, path: str, factors: Factors, settings: LoraSettings, base: AdapterBase) -> None:
@@ -168,7 +169,7 @@ def attach_adapter(linear: Linear, path: str, factors: Factors, settings: LoraSe
                 "so it would be rounded twice.\n  Set lora_init: kaiming, or weight_quantize_algo: none."
             )
         parts = zip(("lora_A", "lora_B"), factors.start, strict=True)
-        own = (np.ascontiguousarray(_local_shard(linear, path, name, values)) for name, values in parts)
+        own = (np.ascontiguousarray(_local_shard(base, linear, f"{path}.{name}", values)) for name, values in parts)
         a, b = (paddle.to_tensor(values).astype(linear.weight.dtype) for values in own)
         with paddle.no_grad():
             linear.weight.set_value(linear.weight - settings.scaling_of(path) * paddle.matmul(a, b))
@@ -243,12 +244,12 @@ def load_adapters(
     Raises:
         ModelFileError: see `peft_files.read_adapters`.
     """
-    stored = read_adapters(folder, decoder.config.weight_shapes())
+    stored = read_adapters(folder, decoder.config)
     base = freeze(decoder, all_gather_object)
     linears = named_linears(decoder)
     settings = replace(stored.settings, dropout=dropout)
     for path in (path for path in stored.factors if path in linears):
-        weight = full_weight(linears[path], path)
+        weight = full_weight(base, linears[path], path)
         attach_adapter(linears[path], path, stored.complete(path, weight), settings, base)
     decoder.adapters = DecoderAdapters(settings, base)
     return stored.base_fingerprint in ("", base.fingerprint)
@@ -281,7 +282,7 @@ def save_adapters(
     order = [path for path in (name.rpartition(".")[0] for name in decoder.config.weight_shapes()) if path in paths]
     factors = {path: _factors(values, path) for path in dict.fromkeys(order)}
     stored = StoredAdapters(decoder.adapters.settings, factors, base_fingerprint(decoder))
-    return write_adapters(folder, stored, decoder.config.weight_shapes(), base_model)
+    return write_adapters(folder, stored, decoder.config, base_model)
 
 
 def _factors(values: Mapping[str, np.ndarray | None], path: str) -> Factors:

@@ -8,18 +8,18 @@ from their start, [A; A0] and [B, -B0] of rank 2r, so that they fit the original
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from erniekit.errors import ModelFileError
-from erniekit.model.lora.config import PISSA, LoraSettings, linear_shapes
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.lora.config import PISSA, LoraSettings
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, peft_config, settings_from_peft
 from erniekit.model.lora.init import Factors, merged_weight, principal_factors
 from erniekit.model.lora.paddlenlp_files import is_paddlenlp_folder, read_paddlenlp
-from erniekit.model.storage.layouts import is_mtp_weight
 from erniekit.model.storage.safetensors import SafetensorsFile, write_safetensors
 from erniekit.model.storage.shards import format_problems
 
@@ -27,8 +27,6 @@ ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _METADATA = "erniekit"  # the key of our entry in the file's metadata, which PEFT ignores
-
-WeightShapes = Mapping[str, tuple[int, ...]]  # of a full model, by Hugging Face name, linear weights as [out, in]
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,8 @@ class StoredAdapters:
         return np.ascontiguousarray(merged.T)
 
 
-def read_adapters(folder: Path | str, weight_shapes: WeightShapes) -> StoredAdapters:
-    """Read the adapters that PEFT, paddlenlp or this project wrote into `folder`, for a model with these weights.
+def read_adapters(folder: Path | str, model_config: ModelConfig) -> StoredAdapters:
+    """The adapters that PEFT, paddlenlp or this project wrote into `folder`, for a model of this configuration.
 
     Multi-token prediction layers of the model may lack adapters, because a run may leave these layers out, as
     transformers does. Adapters of such layers that the model lacks are ignored.
@@ -83,13 +81,13 @@ def read_adapters(folder: Path | str, weight_shapes: WeightShapes) -> StoredAdap
             listed).
     """
     folder = Path(folder)
-    linears = linear_shapes(weight_shapes)
+    linears, is_mtp_weight = model_config.linear_shapes(), model_config.architecture.is_mtp_weight
     if is_paddlenlp_folder(folder):
         return StoredAdapters(*read_paddlenlp(folder, linears))
     settings = settings_from_peft(folder, list(linears))
     file = _open(folder)
-    settings = _without_missing_mtp(settings, file)
-    factors = _read_factors(file, folder, settings, linears)
+    settings = _without_missing_mtp(settings, file, is_mtp_weight)
+    factors = _read_factors(file, folder, settings, linears, is_mtp_weight)
     own = _own_metadata(file)
     if own is None:
         return StoredAdapters(settings, factors)
@@ -100,7 +98,7 @@ def read_adapters(folder: Path | str, weight_shapes: WeightShapes) -> StoredAdap
 
 
 def write_adapters(
-    folder: Path | str, adapters: StoredAdapters, weight_shapes: WeightShapes, base_model: str
+    folder: Path | str, adapters: StoredAdapters, model_config: ModelConfig, base_model: str
 ) -> list[Path]:
     """Write `adapter_config.json` and `adapter_model.safetensors` (float32) in PEFT's format.
 
@@ -113,7 +111,7 @@ def write_adapters(
     folder, settings = Path(folder), adapters.settings
     folder.mkdir(parents=True, exist_ok=True)
     factor = 2 if settings.init == PISSA else 1
-    config = peft_config(settings, list(adapters.factors), list(linear_shapes(weight_shapes)), base_model, factor)
+    config = peft_config(settings, list(adapters.factors), list(model_config.linear_shapes()), base_model, factor)
     config_path = folder / ADAPTER_CONFIG_FILE
     config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     tensors = {
@@ -139,14 +137,20 @@ def _open(folder: Path) -> SafetensorsFile:
     return SafetensorsFile(path)
 
 
-def _without_missing_mtp(settings: LoraSettings, file: SafetensorsFile) -> LoraSettings:
+def _without_missing_mtp(
+    settings: LoraSettings, file: SafetensorsFile, is_mtp_weight: Callable[[str], bool]
+) -> LoraSettings:
     stored = {_own_name(name).rpartition(".")[0] for name in file.names()}
-    targets = tuple(path for path in settings.target_modules if path in stored or not is_mtp_weight(path))
+    targets = tuple(path for path in settings.target_modules if path in stored or not is_mtp_weight(f"{path}.weight"))
     return replace(settings, target_modules=targets)
 
 
 def _read_factors(
-    file: SafetensorsFile, folder: Path, settings: LoraSettings, linears: Mapping[str, tuple[int, int]]
+    file: SafetensorsFile,
+    folder: Path,
+    settings: LoraSettings,
+    linears: Mapping[str, tuple[int, int]],
+    is_mtp_weight: Callable[[str], bool],
 ) -> dict[str, Factors]:
     names = {_own_name(name): name for name in file.names()}
     expected = expected_shapes(settings, linears)

@@ -69,7 +69,8 @@ class MoE(nn.Layer):
     ) -> None:
         super().__init__()
         self.tp, self.dispatcher = tp, dispatcher
-        self.gate, self.moe_statics = Gate(config), GateStatistics(config)
+        self.gate = Gate(config)
+        self.moe_statics = GateStatistics(config) if config.architecture.router_correction_bias else None
         numbers = local_expert_ids(config.moe_num_experts, dispatcher.group)
         token_shard = tp.rank if tp.sequence_parallel else 0
         self.experts = Experts(config, numbers, run_all_experts=dispatcher.run_all_experts, token_shard=token_shard)

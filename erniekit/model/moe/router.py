@@ -155,11 +155,16 @@ class ExpertBalance:
         their bias.
         """
         rate = self.section.moe_router_bias_update_rate
-        moving = [router for router in routers if rate and not router.gate.weight.stop_gradient]
+        moving = [
+            router
+            for router in routers
+            if rate and router.moe_statics is not None and not router.gate.weight.stop_gradient
+        ]
         if moving:
             loads_RE = self._all_reduce_loads(np.array([self._load_of_step(router) for router in moving]))
             for router, load_E in zip(moving, loads_RE, strict=True):
                 step = rate * np.sign(load_E.mean() - load_E)
+                assert router.moe_statics is not None
                 bias = router.moe_statics.e_score_correction_bias
                 bias.set_value(bias + paddle.to_tensor(step[None]).astype(bias.dtype))
         self._loads.clear()
@@ -207,8 +212,8 @@ class GateStatistics(nn.Layer):
 class Router:
     """The gate and its statistics; the layer of experts owns both, for the sake of their weight names.
 
-    It chooses the K experts with the largest softmax probability plus correction bias. Their weights are their
-    probabilities divided by the sum of these, clipped at `moe_norm_min`.
+    The K experts with the largest softmax probability, plus the correction bias where there is one, are chosen. Their
+    weights are their probabilities, in most families over the sum of these, which counts as at least `moe_norm_min`.
     """
 
     def __init__(
@@ -216,7 +221,7 @@ class Router:
         config: ModelConfig,
         layer: int,
         gate: Gate,
-        moe_statics: GateStatistics,
+        moe_statics: GateStatistics | None,
         balance: ExpertBalance,
         tp: TensorParallel = NO_TENSOR_PARALLEL,
     ) -> None:
@@ -226,15 +231,19 @@ class Router:
         )  # the group's ranks share the tokens
         self._token_shards = tp.size if tp.sequence_parallel else 1
         self._k, self._norm_min, self._balance = config.moe_k, config.moe_norm_min, balance
+        self._normalizes = config.architecture.normalizes_routes(config)
 
     def __call__(self, x_TH: paddle.Tensor) -> tuple[Routes, paddle.Tensor]:
         """Return the routes, and the logits [T, E] for `with_aux_losses`."""
         logits_TE = self.gate(x_TH)
         probabilities_TE = F.softmax(logits_TE)
-        scores_TE = (probabilities_TE + self.moe_statics.e_score_correction_bias).detach()
-        experts_TK = paddle.topk(scores_TE, self._k, axis=1)[1]
-        chosen_TK = paddle.take_along_axis(probabilities_TE, experts_TK, axis=1)
-        weights_TK = chosen_TK / paddle.clip(chosen_TK.sum(1, keepdim=True), min=self._norm_min)
+        scores_TE = probabilities_TE
+        if self.moe_statics is not None:
+            scores_TE = scores_TE + self.moe_statics.e_score_correction_bias
+        experts_TK = paddle.topk(scores_TE.detach(), self._k, axis=1)[1]
+        weights_TK = paddle.take_along_axis(probabilities_TE, experts_TK, axis=1)
+        if self._normalizes:
+            weights_TK = weights_TK / paddle.clip(weights_TK.sum(1, keepdim=True), min=self._norm_min)
         return Routes(experts_TK, weights_TK), logits_TE
 
     def with_aux_losses(

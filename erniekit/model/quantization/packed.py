@@ -10,7 +10,7 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from erniekit.model.architectures.sharding import placement
+from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.autograd import apply, autocast_operand
 from erniekit.model.linear import Linear
 from erniekit.model.quantization.codes import byte_levels, quantize, slice_quantized
@@ -31,14 +31,16 @@ class PackedWeight(nn.Layer):
         self.form, self._dtype = form, dtype
 
     @paddle.no_grad()
-    def fill(self, name: str, values: np.ndarray, tp: TensorParallel) -> None:
-        """Quantize a full weight [out, in] and keep this rank's shard, with the scales of the full weight.
+    def fill(self, name: str, values: np.ndarray, tp: TensorParallel, axis: int | None = None) -> None:
+        """Take a whole weight [out, in]; scales are those of the whole, of which this rank may have a slice.
+
+        Args:
+            axis: of the decoder's weight [in, out], that the ranks divide; None: each has all of it.
 
         Raises:
             ModelFileError: the values cannot be quantized.
         """
         packed = quantize(values, self.form, name)
-        axis = placement(name).axis
         if tp.size > 1 and axis is not None:
             axis = 1 - axis  # of the file
             width = tp.local_size(values.shape[axis])
@@ -93,13 +95,13 @@ class _Product(PyLayer):
         return paddle.matmul(grad, ctx.weight.dense(grad.dtype))
 
 
-def pack_linears(linears: Mapping[str, Linear], settings: WeightOnly) -> None:
-    """Replace the dense weights of linear layers, by path, by packed ones, which are still empty.
+def pack_linears(linears: Mapping[str, Linear], settings: WeightOnly, architecture: Architecture) -> None:
+    """Put packed weights, still empty, in the place of the dense ones of linear layers, by path.
 
     The dense weights may be uninitialised.
     """
     for path, linear in linears.items():
-        linear.product, linear.weight = PackedWeight(settings.form(path), linear.weight.dtype), None
+        linear.product, linear.weight = PackedWeight(settings.form(path, architecture), linear.weight.dtype), None
 
 
 def packed_weight(linear: Linear) -> PackedWeight | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from erniekit.model.architectures.sharding import placement
+from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.quantization.formats import INT4, INT8, NF4, Format
 
 WEIGHT_ONLY = {
@@ -23,10 +23,10 @@ class WeightOnly:
 
     algorithm: str
 
-    def form(self, path: str) -> Format:
+    def form(self, path: str, architecture: Architecture) -> Format:
         """Return the format of the linear layer with this path."""
         usual, of_experts = WEIGHT_ONLY[self.algorithm]
-        return usual if placement(f"{path}.weight").expert is None else of_experts
+        return usual if architecture.weight_info(f"{path}.weight").expert is None else of_experts
 
     def __str__(self) -> str:
         usual, of_experts = WEIGHT_ONLY[self.algorithm]

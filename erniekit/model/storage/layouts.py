@@ -21,22 +21,21 @@ from typing import NamedTuple
 import numpy as np
 
 from erniekit.errors import ModelFileError
+from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
+from erniekit.model.architectures.plain_decoder import EMBEDDING, HEAD
+from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.storage.float8_tensors import Float8Tensor, with_float8_weights
 from erniekit.model.storage.model_folder import refuse_half_written, refuse_sharded_checkpoint
 from erniekit.model.storage.packed_tensors import CONFIG_KEY, PackedTensor, with_packed_weights
 from erniekit.model.storage.safetensors import SafetensorsFile
 from erniekit.model.storage.shards import format_problems, open_weight_files
 
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-_PADDLE_PREFIXES = ("ernie.", "llama.", "qwen2.")
 _PADDLE_FORMATS = {"np", "pd", "paddle"}
 _QKV = "qkv_proj"
 _GATE_UP = ("up_gate_proj", "gate_up_fused_proj")
-_LINEAR = re.compile(r"(_proj(\.\d+)?|\.mlp\.gate)\.weight$")
 _FUSED_PART = re.compile(r"(?P<path>.*\.)(?P<linear>[qkv]_proj|gate_proj|up_proj)\.(?P<kind>weight|bias)$")
 _CORRECTION = re.compile(r"\.e_score_correction_bias$")
-_MTP_WEIGHT = re.compile(r"\.mtp_(block|emb_norm|hidden_norm|linear_proj)\.")
 WeightFile = SafetensorsFile | PackedTensor | Float8Tensor
 _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")  # stored by older programs; computed from the configuration here
 
@@ -165,7 +164,11 @@ def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
     if not problems and config.tie_word_embeddings and HEAD in shapes:
         problems = _untied_head(files[HEAD], files[regions[EMBEDDING].stored], regions[EMBEDDING].stored)
     if problems:
-        raise ModelFileError(format_problems(f"{folder}: the weights do not fit {CONFIG_FILE} ({layout}):", problems))
+        raise ModelFileError(
+            format_problems(
+                f"{folder}: the weights do not fit {CONFIG_FILE} ({config.model_type}, {layout}):", problems
+            )
+        )
     return StoredWeights(layout, files, regions)
 
 
@@ -179,19 +182,20 @@ def find_layout(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], form
     Raises:
         ModelFileError: names, shapes and metadata allow more than one layout, with different weights.
     """
-    prefix = next((prefix for prefix in _PADDLE_PREFIXES if f"{prefix}embed_tokens.weight" in shapes), "model.")
-    is_paddle = prefix != "model."
+    known = {family.paddle_files: None for family in ARCHITECTURES.values() if family.paddle_files is not None}
+    paddle = next((files for files in known if f"{files.prefix}embed_tokens.weight" in shapes), None)
+    is_paddle, prefix = paddle is not None, paddle.prefix if paddle else "model."
     linears = {part for name in shapes for part in name.split(".")[-2:-1]}
     gate_up = next((name for name in _GATE_UP if name in linears), "")
     qkv = ""
     if _QKV in linears:
-        if not is_paddle:
+        if paddle is None:
             raise ModelFileError(
                 f"{where}: {prefix}*.{_QKV} can contain queries, keys and values in more than one order, and the "
                 "files do not say which. Save the model again in Hugging Face's layout, with unfused projections."
             )
         grouped = config.num_key_value_heads != config.num_attention_heads
-        qkv = "blocks" if prefix == "ernie." and grouped else "groups"
+        qkv = paddle.grouped_qkv if grouped else "groups"
     inputs_first = _order_by_shape(config, Layout(prefix, qkv=qkv, gate_up=gate_up), shapes)
     if inputs_first is None:
         if formats <= _PADDLE_FORMATS or (is_paddle and formats == {""}):
@@ -232,7 +236,9 @@ def _region(config: ModelConfig, layout: Layout, name: str, shapes: Mapping[str,
             outputs = _outputs(sizes, number, groups)
             stored = f"{fused['path']}{whole}.{fused['kind']}"
             shape = (sum(sizes), *shape[1:])
-    transposed = layout.head_inputs_first if name == HEAD else layout.inputs_first and bool(_LINEAR.search(name))
+    transposed = (
+        layout.head_inputs_first if name == HEAD else layout.inputs_first and _has_inputs(config.architecture, name)
+    )
     if stored.startswith("model."):
         stored = layout.prefix + stored.removeprefix("model.")
     return TensorRegion(stored, shape[::-1] if transposed else shape, transposed, outputs)
@@ -251,9 +257,15 @@ def _order_by_shape(config: ModelConfig, layout: Layout, shapes: Mapping[str, tu
     votes = 0
     for name, region in weight_regions(config, layout).items():
         found = shapes.get(region.stored)
-        if _LINEAR.search(name) and found is not None and region.shape[0] != region.shape[1]:
+        if _has_inputs(config.architecture, name) and found is not None and region.shape[0] != region.shape[1]:
             votes += (found == region.shape[::-1]) - (found == region.shape)
     return votes > 0 if votes else None
+
+
+def _has_inputs(architecture: Architecture, name: str) -> bool:
+    """Whether this is a matrix that Paddle's libraries store as [in, out]: that of a linear layer or of a router."""
+    info = architecture.weight_info(name)
+    return info.parameter == "weight" and info.rule.kind in ("linear", "router")
 
 
 def _misfits(
@@ -264,7 +276,8 @@ def _misfits(
 ) -> list[str]:
     expected = {region.stored: region.shape for region in regions.values() if region.stored}
     if config.tie_word_embeddings and HEAD in shapes:
-        expected[HEAD] = expected[regions[EMBEDDING].stored]  # a stored copy of the embedding
+        expected[HEAD] = expected[regions[EMBEDDING].stored]  # a stored copy
+    is_mtp_weight = config.architecture.is_mtp_weight
     problems = [f"{name}: missing" for name in expected if name not in shapes]
     for name, shape in shapes.items():
         if name not in expected and not is_mtp_weight(name):
@@ -272,11 +285,6 @@ def _misfits(
         elif name in expected and shape != expected[name]:
             problems.append(f"{name}: shape {list(shape)}, expected {list(expected[name])}")
     return problems
-
-
-def is_mtp_weight(name: str) -> bool:
-    """Return whether a weight or adapter belongs to a multi-token prediction layer, which a run may leave out."""
-    return _MTP_WEIGHT.search(name) is not None
 
 
 def _untied_head(head: WeightFile, embedding: WeightFile, embedding_name: str) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.errors import ModelFileError
+from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.storage.model_folder import read_shard_index
 from erniekit.model.storage.safetensors import SafetensorsFile, StoredTensor, write_stored
 
@@ -53,7 +54,7 @@ def _no_weights(folder: Path) -> str:
     """Return the error for a folder without safetensors, whose weights may be pickled."""
     if any(folder.glob("*.pdparams")):
         target = folder.with_name(f"{folder.name}-safetensors")
-        library = "paddleformers" if _is_ernie(folder) else "paddlenlp"
+        library = _paddle_library(folder)
         paths = {"source": shlex.quote(str(folder)), "target": shlex.quote(str(target))}
         command = _PICKLE_CONVERTER.format(library=library, **paths)
         return (
@@ -71,13 +72,14 @@ def _no_weights(folder: Path) -> str:
     return f"{folder}: contains neither {WEIGHTS_FILE} nor {INDEX_FILE}"
 
 
-def _is_ernie(folder: Path) -> bool:
-    """Return whether the model is one that only paddleformers knows, and not paddlenlp."""
+def _paddle_library(folder: Path) -> str:
+    """The library that can open Paddle's pickled weights of the model; paddlenlp where that is not known."""
     try:
         model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
     except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return str(model_type).startswith("ernie4_5")
+        return "paddlenlp"
+    architecture = ARCHITECTURES.get(str(model_type))
+    return architecture.paddle_files.library if architecture and architecture.paddle_files else "paddlenlp"
 
 
 def write_weight_files(
