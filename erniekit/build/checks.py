@@ -28,7 +28,7 @@ def check_paths(config: Config) -> None:
     read: dict[str, tuple[str, ...]] = {}
     if chosen_hub(config) is None:
         read["model_name_or_path"] = (config.basic.model_name_or_path,)
-        if config.basic.stage == "DPO":
+        if config.applies("ref_model_name_or_path"):
             read["ref_model_name_or_path"] = (config.dpo.ref_model_name_or_path,)
     else:
         local_model_folder(config)  # raises for a name that no hub could know; the model itself may be fetched later

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from erniekit.build.step_count import cache_folder, cache_step_count
 from erniekit.config import Config
 from erniekit.config.sections.sft import SftParameters
-from erniekit.data.collate import Batch
+from erniekit.data.batch import Batch
 from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
 from erniekit.data.eval_sampler import EvaluationPlan
@@ -26,9 +26,10 @@ from erniekit.data.packed import DataFingerprint
 from erniekit.data.sampler import BatchSource, StepPlan, local_batches
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
-from erniekit.distributed.broadcast import broadcast_arrays
-from erniekit.distributed.mesh import MODEL_AXES, Mesh
-from erniekit.distributed.topology import Topology
+from erniekit.distributed.topology import MODEL_AXES, Topology
+
+if TYPE_CHECKING:  # the launcher reads the data, and never imports Paddle
+    from erniekit.distributed.mesh import Mesh
 
 
 def training_sources(config: Config) -> list[Source]:
@@ -48,7 +49,7 @@ def _sources(
 ) -> list[Source]:
     if not paths:  # formats and probabilities then have their one default each
         return []
-    if config.basic.stage == "DPO":
+    if config.stage.reads_pairs:
         kinds = tuple(preference_kind(kind) for kind in kinds)
     return [
         Source(Path(path).expanduser(), kind, probability)
@@ -64,16 +65,14 @@ def training_dataset(config: Config, tokenizer: Tokenizer, template: Template | 
             data_fingerprint_of(config, tokenizer, template),
             max_seq_len=config.training.max_seq_len,
             pad_id=tokenizer.pad_id,
-            needs_scores=config.basic.stage == "DPO" and config.dpo.offset_alpha > 0,
+            needs_scores=config.stage.reads_pairs and config.dpo.offset_alpha > 0,
         )
     return _dataset(config, tokenizer, template, training_sources(config))
 
 
 def data_fingerprint_of(config: Config, tokenizer: Tokenizer, template: Template | None) -> DataFingerprint:
     """What a pre-packed folder must have been made with, or is made with."""
-    return DataFingerprint(
-        tokenizer.fingerprint, template.fingerprint if template else None, config.basic.stage == "DPO"
-    )
+    return DataFingerprint(tokenizer.fingerprint, template.fingerprint if template else None, config.stage.reads_pairs)
 
 
 def evaluates(config: Config) -> bool:
@@ -204,6 +203,8 @@ def reads_data(config: Config, topology: Topology, rank: int) -> bool:
 
 def dp_rank_of(config: Config, mesh: Mesh) -> DataParallelRank:
     """This rank's part of every global batch, and how it comes to it."""
+    from erniekit.distributed.broadcast import broadcast_arrays
+
     group = mesh.group(*MODEL_AXES) if config.acceleration.distributed_dataloader else None
 
     def broadcast_batches(read: Callable[[], list[Batch]]) -> list[Batch]:
@@ -218,6 +219,8 @@ def dp_rank_of(config: Config, mesh: Mesh) -> DataParallelRank:
 
 def broadcast_dataset_index(config: Config, mesh: Mesh, dataset: Dataset | None) -> Dataset:
     """The dataset that this rank has opened; where it has not, what the rank that reads for it says of its own."""
+    from erniekit.distributed.broadcast import broadcast_arrays
+
     group = mesh.group(*MODEL_AXES) if config.acceleration.distributed_dataloader else None
     if group is None:
         assert dataset is not None

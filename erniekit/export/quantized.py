@@ -1,4 +1,5 @@
-"""Exporting linear weights in few bits: what a file holds in the place of each, and what config.json says of it."""
+"""Export quantized linear weights: the tensors that a file stores for each, and
+`quantization_config` in config.json."""
 
 from __future__ import annotations
 
@@ -26,24 +27,25 @@ Shape = tuple[int, int]
 
 
 class WeightFormat(Protocol):
-    """How linear weights are written."""
+    """A format in which linear weights are written."""
 
     def tensors(self, name: str, shape: Shape) -> Mapping[str, StoredTensor]:
-        """What a file holds in the place of a weight [out, in]. Raises ModelFileError where it cannot be so."""
+        """Return the tensors that a file stores for a weight [out, in]. Raises ModelFileError if the format cannot
+        store it."""
         ...
 
     def values(self, name: str, weight: np.ndarray) -> list[np.ndarray]:
-        """The bytes of those tensors, in their order."""
+        """Return the values of those tensors, in their order."""
         ...
 
     def config(self, weights: Mapping[str, Shape]) -> dict[str, Any]:
-        """`quantization_config` in config.json."""
+        """Return `quantization_config` for config.json."""
         ...
 
 
 @dataclass(frozen=True)
 class PackedFormat:
-    """Integers or 4-bit normal floats."""
+    """Weights packed as integers or as 4-bit normal floats."""
 
     settings: WeightOnly
     architecture: Architecture
@@ -68,11 +70,11 @@ class PackedFormat:
 
 @dataclass(frozen=True)
 class Float8Format:
-    """e4m3 with one scale for each weight, and one, measured in training, for each layer's activations.
+    """e4m3 weights with one scale per weight, and per layer one scale of activations, measured in training.
 
     Attributes:
         averages: of the largest activation, by the path of the layer.
-        block: of the rotation in training; 0: none.
+        block: block size of the Hadamard rotation in training; 0: none.
     """
 
     averages: Mapping[str, Average]
@@ -81,7 +83,7 @@ class Float8Format:
     def tensors(self, name: str, shape: Shape) -> Mapping[str, StoredTensor]:
         if name.removesuffix(".weight") not in self.averages:
             raise ModelFileError(
-                f"{AVERAGES_FILE}: training has seen no activation of {name.removesuffix('.weight')}, which therefore "
+                f"{AVERAGES_FILE}: training measured no activation of {name.removesuffix('.weight')}, so it "
                 f"has no scale\n  Train longer, or export without {PARAMETER}."
             )
         return float8_tensors.stored_tensors(name, shape)
@@ -97,7 +99,7 @@ class Float8Format:
         return float8_tensors.quantization_config(list(weights), self.block)
 
     def fp8_settings(self) -> Fp8:
-        """How a model computes with these weights and scales."""
+        """Return the settings with which a model computes through these weights and scales."""
         return Fp8(hadamard_block=self.block)
 
     def __str__(self) -> str:
@@ -107,10 +109,10 @@ class Float8Format:
 def weight_format_from(config: Config, model: TrainedModel, architecture: Architecture) -> WeightFormat | None:
     """How `erniekit export` writes linear weights; None: as floats.
 
-    The command line asks for it: what a run's own file says is how it has trained.
+    Only the command line selects it: the run's own file says how the run was trained.
 
     Raises:
-        ConfigurationError: 8-bit floats of a model that has not been trained through them.
+        ConfigurationError: 8-bit floats are asked for, but the model was not trained through them.
     """
     if config.origin(PARAMETER) != "command line":
         return None
@@ -121,21 +123,21 @@ def weight_format_from(config: Config, model: TrainedModel, architecture: Archit
     if not averages:
         raise ConfigurationError(
             f"{PARAMETER}: fp8_linear needs the scales of activations that training through FP8 measures, and "
-            f"{model.folder} has no {AVERAGES_FILE}.\n  Write weight_only_int8 or weight_only_int4, which need none."
+            f"{model.folder} has no {AVERAGES_FILE}.\n  Use weight_only_int8 or weight_only_int4, which need no scales."
         )
     block = parameters.get("hadamard_block_size", 0) if parameters.get("apply_hadamard") else 0
     return Float8Format(averages, int(block))
 
 
 def linear_weight_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Those of a model's weights that are written so."""
+    """Return the names and shapes [out, in] of the weights that are written in the quantized format."""
     return {f"{path}.weight": shape for path, shape in config.linear_shapes().items()}
 
 
 def stored_tensor_specs(
     config: ModelConfig, types: Mapping[str, str], form: WeightFormat | None
 ) -> dict[str, StoredTensor]:
-    """Everything that the files of a model hold, in the order in which it is written."""
+    """Return every tensor that the files of a model contain, in the order in which it is written."""
     linears = linear_weight_shapes(config) if form else {}
     tensors: dict[str, StoredTensor] = {}
     for name, shape in config.weight_shapes().items():

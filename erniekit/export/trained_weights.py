@@ -1,4 +1,4 @@
-"""The weights of a trained model as a stream of tensors, adapters merged, and the types they are written in."""
+"""Stream the weights of a trained model, with adapters merged, and write them in the types asked for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from erniekit.model.storage.precision import STORED_TYPES, to_stored
 from erniekit.model.storage.shards import weight_files, write_weight_files
 
 TYPE_NAMES = {stored: name for name, stored in STORED_TYPES.items()}
-_CHUNK_SIZE = 1 << 20  # values that are rounded at once
+_CHUNK_SIZE = 1 << 20  # values that are rounded at a time
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class TrainedWeights:
 
     Attributes:
         config: the model's shape.
-        shapes: every tensor's Hugging Face name and shape.
-        read: yields every tensor in that order; float32 where anything was computed, linears as [out, in].
+        shapes: Hugging Face name and shape of every tensor.
+        read: yields every tensor in that order; float32 if it was computed, linear weights as [out, in].
     """
 
     config: ModelConfig
@@ -43,10 +43,11 @@ class TrainedWeights:
 
 
 def open_trained_weights(model: TrainedModel) -> TrainedWeights:
-    """The weights of a trained model, adapters merged onto what their base was for them; only headers are read yet.
+    """Open the weights of a trained model; read only headers. Adapters are merged onto the base weights that they saw
+    in training, which includes the error of quantization.
 
     Raises:
-        ModelFileError: files are missing or damaged, or do not fit `config.json`.
+        ModelFileError: files are missing or damaged, or do not match `config.json`.
     """
     config = ModelConfig.from_folder(model.model_folder)
     shapes, stored = config.weight_shapes(), open_weights(config, model.model_folder)
@@ -62,7 +63,7 @@ def open_trained_weights(model: TrainedModel) -> TrainedWeights:
 
 
 def _dequantized_base(settings: WeightOnly, architecture: Architecture, name: str, values: np.ndarray) -> np.ndarray:
-    """What a weight of this Hugging Face name has been for adapters beside it; other weights as they are."""
+    """Return a weight, by its Hugging Face name, as the adapters saw it in training; other tensors unchanged."""
     if not architecture.is_linear(name):
         return values
     form = settings.form(name.removesuffix(".weight"), architecture)
@@ -77,8 +78,8 @@ def stored_types(
     Routers decide by small differences between their scores, so they stay float32, as `transformers` keeps them.
 
     Args:
-        reference: the types in which the base model stores its tensors.
-        dtype: what the user asks for; None: each tensor as its base has it, new ones as most of the base.
+        reference: types in which the base model stores its tensors.
+        dtype: the type the user asks for; None: as in the base model, new tensors in the base's most frequent type.
     """
     known = {name: stored for name, stored in reference.items() if stored in TYPE_NAMES}
     most = Counter(known.values()).most_common(1)
@@ -94,10 +95,10 @@ def write_weights(
     max_shard_bytes: int,
     form: WeightFormat | None = None,
 ) -> list[Path]:
-    """Round every tensor once to its type and write it; a tensor at a time is in memory.
+    """Round every tensor once to its type and write it; only one tensor at a time is in memory.
 
     Args:
-        form: of linear weights; None: theirs is among the types.
+        form: format of the linear weights; None: their types are among `types`.
     """
     linears = linear_weight_shapes(weights.config) if form else {}
 
@@ -114,19 +115,20 @@ def write_weights(
 
 
 def _rounded(name: str, values: np.ndarray, stored: str) -> Iterator[memoryview]:
-    """A tensor's bytes, piece by piece, for rounding takes room beside the values."""
+    """Yield a tensor's bytes in chunks, because rounding needs additional memory."""
     flat = values.reshape(-1)
     for start in range(0, flat.size, _CHUNK_SIZE):
         yield to_stored(name, flat[start : start + _CHUNK_SIZE], stored).data
 
 
 def reference_types(model: TrainedModel, config: ModelConfig) -> tuple[Path, dict[str, str]]:
-    """The base and the types in which it stores its weights, or, where it has none, the same of the trained model."""
+    """Return the base model's folder and the types in which it stores its weights; without a base,
+    the trained model's."""
     if model.base is not None and any(weight_files(model.base)):
         try:
             stored = open_weights(config, model.base)
             return model.base, {name: stored.dtype(name) for name in config.weight_shapes()}
-        except ModelFileError:  # the folder has changed since; a model that was trained in full does not need it
+        except ModelFileError:  # the base folder has changed; a model trained in full does not need it
             if model.is_adapter:
                 raise
     stored = open_weights(config, model.folder)

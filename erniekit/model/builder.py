@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 
+from erniekit.config.sections.moe import MoeParameters
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.decoder import Decoder, PipelineStage
 from erniekit.model.device import keep_freed_memory
@@ -17,7 +18,6 @@ from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.fingerprint import AllGatherObject, single_process_all_gather
 from erniekit.model.lora.lora import add_adapters, describe_adapters, load_adapters
 from erniekit.model.moe.dispatch import NO_EXPERT_PARALLEL, ExpertParallel
-from erniekit.model.moe.router import BalanceSettings
 from erniekit.model.quantization.fp8 import AllReduceMax, compute_in_fp8, read_averages, single_process_all_reduce_max
 from erniekit.model.quantization.packed import pack_linears
 from erniekit.model.quantization.settings import Fp8, Quantization, WeightOnly
@@ -55,7 +55,7 @@ def build_model(
     attention_dropout: float = 0.0,
     lora: LoraSettings | None = None,
     adapters: Path | str | None = None,
-    balance: BalanceSettings | None = None,
+    balance: MoeParameters | None = None,
     recompute: Recompute | None = None,
     quantization: Quantization | None = None,
     tp: TensorParallel = NO_TENSOR_PARALLEL,

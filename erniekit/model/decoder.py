@@ -6,7 +6,7 @@ Hugging Face's; `Decoder.named_blocks` gives each stage's prefix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,12 +14,13 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
+from erniekit.config.sections.moe import MoeParameters
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.decoder_layer import AttentionBackend, BatchContext, DecoderLayer, Rotation
 from erniekit.model.linear import ZEROS
 from erniekit.model.moe.dispatch import NO_EXPERT_PARALLEL, ExpertParallel
 from erniekit.model.moe.experts import MoE
-from erniekit.model.moe.router import BalanceSettings, ExpertBalance
+from erniekit.model.moe.router import NO_BALANCE_LOSSES, ExpertBalance
 from erniekit.model.mtp import MultiTokenPrediction
 from erniekit.model.norm import RMSNorm
 from erniekit.model.randomness import Randomness
@@ -135,7 +136,10 @@ class Decoder(nn.Layer):
 
     Attributes:
         part: what it has of the stack; attributes of stages that it does not have must not be asked for.
+        input_names: the arrays of a batch that `embed` reads.
     """
+
+    input_names: tuple[str, ...] = ("input_ids",)
 
     def __init__(
         self,
@@ -146,7 +150,7 @@ class Decoder(nn.Layer):
         dp_world_size: int = 1,
         hidden_dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        balance: BalanceSettings | None = None,
+        balance: MoeParameters | None = None,
         tp: TensorParallel = NO_TENSOR_PARALLEL,
         expert_parallel: ExpertParallel = NO_EXPERT_PARALLEL,
         pipeline_stage: PipelineStage | None = None,
@@ -157,7 +161,7 @@ class Decoder(nn.Layer):
             (range(config.num_hidden_layers),), first=True, last=True
         )
         self.randomness = Randomness(seed, dp_rank, dp_world_size)
-        self.balance = ExpertBalance(balance or BalanceSettings(), expert_parallel.all_reduce_loads)
+        self.balance = ExpertBalance(balance or NO_BALANCE_LOSSES, expert_parallel.all_reduce_loads)
         architecture, modules = config.architecture, config.architecture.modules()
         self.rope_tables = architecture.rope_tables(config)
         self.recompute: Recompute | None = None
@@ -239,17 +243,30 @@ class Decoder(nn.Layer):
         position_ids_BS: paddle.Tensor,
         plan: AttentionBackend,
         is_token_BS: paddle.Tensor | None = None,
+        **inputs: paddle.Tensor,
     ) -> paddle.Tensor:
-        """Hidden states [B, S, H] after the final norm; `head.token_loss` or `decoder.head` goes on from there.
+        """Return hidden states [B, S, H] after the final norm, for `head.token_loss` or `decoder.head`.
 
         Args:
             input_ids_BS: int64 token ids.
             position_ids_BS: int64 positions, restarting at 0 in every document.
             plan: an `AttentionPlan` of the batch, or a `generation.KeyValueCache`.
             is_token_BS: 1.0 for tokens and 0.0 for padding, for the losses of routers; None: there is no padding.
+            inputs: the other arrays that `embed` reads, by name.
         """
         context = self.context(position_ids_BS, plan, is_token_BS)
-        return self.norm(self.forward_layers(self.embedding(input_ids_BS), context))
+        return self.norm(self.forward_layers(self.embed({"input_ids": input_ids_BS, **inputs}), context))
+
+    def embed(self, inputs: Mapping[str, paddle.Tensor]) -> paddle.Tensor:
+        """Return the hidden states [B, S, H] that enter the first layer.
+
+        Nothing else calls the embedding layer, so this is the place where a tower puts its states at positions of the
+        text. Stages of a pipeline that have no embedding must not call it.
+
+        Args:
+            inputs: arrays of a batch by name: those of `input_names` that the batch has; `input_ids` int64 [B, S].
+        """
+        return self.embedding(inputs["input_ids"])
 
     def context(
         self, position_ids_BS: paddle.Tensor, plan: AttentionBackend, is_token_BS: paddle.Tensor | None = None
@@ -271,26 +288,29 @@ class Decoder(nn.Layer):
         return BatchContext(rotations, plan, position_ids_BS.shape, is_token_BS)
 
     def forward_layers(self, hidden_BSH: paddle.Tensor, context: BatchContext, chunk: int = 0) -> paddle.Tensor:
-        """Hidden states after the decoder layers of a run."""
+        """Return the hidden states after the decoder layers of a model chunk."""
         for layer in self.model_chunks[chunk]:
             hidden_BSH = self._forward_layer(layer, hidden_BSH, context)
         return hidden_BSH
 
     def forward_mtp(
-        self, hidden_BSH: paddle.Tensor, context: BatchContext, shifted_ids: Sequence[paddle.Tensor]
+        self,
+        hidden_BSH: paddle.Tensor,
+        context: BatchContext,
+        shifted_inputs: Sequence[Mapping[str, paddle.Tensor]],
     ) -> list[paddle.Tensor]:
-        """What multi-token prediction, depth after depth, makes of hidden states that have passed all layers.
+        """Run multi-token prediction, depth after depth, on hidden states that have passed all layers.
 
         Args:
-            shifted_ids: for depth d from 1 the ids [B, S] of the tokens d places further on (`mtp.ahead`). The states
-                of depth d at position i predict the token d + 1 places after it.
+            shifted_inputs: for depth d from 1 what `embed` reads, of the tokens d positions later
+                (`mtp.shift_within_documents`). The states of depth d at position i predict the token at i + d + 1.
 
         Returns:
-            [B, S, H] for each depth, before the final norm, as `hidden_BSH` is.
+            Hidden states [B, S, H] of each depth, before the final norm, as `hidden_BSH` is.
         """
         states = [hidden_BSH]
-        for prediction, ids_BS in zip(self.mtp, shifted_ids, strict=True):
-            joined_BSH = prediction.combine_inputs(self.embedding(ids_BS), states[-1])
+        for prediction, inputs in zip(self.mtp, shifted_inputs, strict=True):
+            joined_BSH = prediction.combine_inputs(self.embed(inputs), states[-1])
             states.append(self._forward_layer(prediction.block, joined_BSH, context))
         return states[1:]
 

@@ -50,7 +50,10 @@ def test_quantized_linear_weights_are_read_as_their_codes_say(
 ) -> None:
     run, target = train(model_name_or_path=str(moe_model)), tmp_path / "exported"
     said = export(run.output, target, f"weight_quantize_algo={algorithm}", "max_shard_size=0.00005")
-    assert f"linear weights: {WeightOnly(algorithm)}" in said and "logits beside the trained model's: largest" in said
+    assert (
+        f"linear weights: {WeightOnly(algorithm)}" in said
+        and "logits compared with the trained model's: largest" in said
+    )
     trained, exported = read(run.output), read(target)
     config = ModelConfig.from_folder(target)
     linears = {f"{path}.weight" for path in config.linear_shapes()}

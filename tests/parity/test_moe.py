@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers")
 
 import paddle  # noqa: E402
 
-from erniekit.data.collate import Batch  # noqa: E402
+from erniekit.data.batch import Batch  # noqa: E402
 from erniekit.model.architectures.ernie4_5 import ERNIE4_5_MOE  # noqa: E402
 from erniekit.model.architectures.model_config import ModelConfig  # noqa: E402
 from erniekit.model.builder import build_model  # noqa: E402
@@ -82,8 +82,13 @@ def mtp_batch():
         labels[start + 3 : stop - 1], labels[stop - 1] = ids[start + 4 : stop], rng.integers(1, VOCABULARY)
         ends[start:stop], positions[start:stop] = stop, np.arange(length)
         start = stop
-    indices = ends.astype(np.int32)[None, None, :, None]
-    return Batch(ids[None], positions[None], labels[None], indices, ((0, 1),), 23, int((labels != -100).sum()))
+    arrays = {
+        "input_ids": ids[None],
+        "position_ids": positions[None],
+        "labels": labels[None],
+        "startend_row_indices": ends.astype(np.int32)[None, None, :, None],
+    }
+    return Batch(arrays, ((0, 1),), 23, int((labels != -100).sum()))
 
 
 @pytest.mark.parametrize(("fused", "sparse"), [(False, False), (True, False), (False, True)])

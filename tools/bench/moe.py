@@ -33,9 +33,9 @@ def ours(settings: dict[str, object], x: np.ndarray) -> tuple[dict[str, Step], d
 
     from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.moe.experts import MoE
-    from erniekit.model.moe.router import BalanceSettings, ExpertBalance
+    from erniekit.model.moe.router import NO_BALANCE_LOSSES, ExpertBalance
 
-    layer = MoE(ModelConfig.from_json(settings), 0, ExpertBalance(BalanceSettings()))
+    layer = MoE(ModelConfig.from_json(settings), 0, ExpertBalance(NO_BALANCE_LOSSES))
     rng, stored = np.random.default_rng(0), {}
     for name, parameter in layer.named_parameters():
         values = rng.standard_normal(parameter.shape, np.float32) * np.float32(0.02)

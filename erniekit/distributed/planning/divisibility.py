@@ -1,4 +1,4 @@
-"""What of a model a layout cannot divide, told before any memory is taken. Needs neither Paddle nor NumPy."""
+"""Check that a layout can shard a model, before any memory is allocated. Needs no Paddle or NumPy."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def check_divisible(
     add_tail_layers: int = 0,
     quantization: Quantization | None = None,
 ) -> list[range]:
-    """Check that every rank can have an equal part of the model.
+    """Check that every rank can have an equal shard of the model.
 
     Args:
-        quantization: how linear layers keep their weights or compute their products; None: plainly.
+        quantization: quantized weights or FP8 products of linear layers; None: neither.
 
     Returns:
-        The layers of each run of the pipeline, see `stages.layer_chunks`.
+        The layers of each model chunk of the pipeline, see `stages.layer_chunks`.
 
     Raises:
-        ConfigurationError: everything that cannot be divided, a paragraph each with what to write instead.
+        ConfigurationError: some dimensions cannot be sharded; each has a paragraph that says what to write instead.
     """
     problems = _tensor_problems(model, topology, max_seq_len)
     if isinstance(quantization, WeightOnly):
@@ -59,7 +59,7 @@ def check_divisible(
 
 
 def _tensor_problems(model: ModelConfig, topology: Topology, max_seq_len: int) -> list[str]:
-    """What does not fit into `tensor` equal slices."""
+    """Return the dimensions that cannot be split into `topology.tensor` equal shards."""
     degree = topology.tensor
     sizes = model.architecture.tensor_parallel_sizes(model)
     wrong = {name: size for name, size in sizes.items() if size % degree}
@@ -70,8 +70,8 @@ def _tensor_problems(model: ModelConfig, topology: Topology, max_seq_len: int) -
         lines = [f"tensor_parallel_degree {degree} does not divide {what} of the model"]
         if model.num_key_value_heads < degree:
             lines.append(
-                "  Key heads are not copied to several ranks: their copies would hold the same numbers and their "
-                "gradients would have to be added up in every layer; more slices than key heads save nothing of them."
+                "  Key heads are not replicated: copies would have the same values, and their "
+                "gradients would have to be summed in every layer; more shards than key heads save no memory for them."
             )
         lines.append(f"  write tensor_parallel_degree: {' or '.join(map(str, fitting))}")
         problems.append("\n".join(lines))
@@ -80,7 +80,7 @@ def _tensor_problems(model: ModelConfig, topology: Topology, max_seq_len: int) -
         problems.append(f"tensor_parallel_degree {degree} does not divide these weights of {model.model_type}: {shown}")
     if topology.sequence_parallel and max_seq_len % degree:
         problems.append(
-            f"sequence_parallel divides rows of max_seq_len {max_seq_len:,} between {degree} ranks, and {degree} does "
+            f"sequence_parallel shards rows of max_seq_len {max_seq_len:,} over {degree} ranks, and {degree} does "
             f"not divide it\n  write max_seq_len: {max_seq_len // degree * degree}, or sequence_parallel: false"
         )
     return problems
@@ -98,7 +98,7 @@ def _undivided_weights(model: ModelConfig, degree: int) -> list[str]:
 
 
 def _packed_problems(model: ModelConfig, topology: Topology, weight_only: WeightOnly) -> list[str]:
-    """Linear layers whose inputs are cut between inputs that share a scale."""
+    """Return the linear layers whose input shards would split inputs that share a scale."""
     wrong = {}
     for path, (_, inputs) in model.linear_shapes().items():
         form = weight_only.form(path, model.architecture)
@@ -108,14 +108,14 @@ def _packed_problems(model: ModelConfig, topology: Topology, weight_only: Weight
         return []
     what = ", ".join(f"{name} ({inputs})" for name, inputs in wrong.items())
     return [
-        f"weight_quantize_algo {weight_only.algorithm}: {topology.tensor} tensor-parallel ranks would divide inputs "
+        f"weight_quantize_algo {weight_only.algorithm}: {topology.tensor} tensor-parallel ranks would split inputs "
         f"that share a scale: {what}\n  write a smaller tensor_parallel_degree, or weight_only_int8, whose scales "
         "belong to outputs"
     ]
 
 
 def _rotation_problems(model: ModelConfig, topology: Topology, fp8: Fp8) -> list[str]:
-    """Linear layers of whose inputs a rank has no whole number of blocks."""
+    """Return the linear layers whose inputs on a rank are not a multiple of the Hadamard block size."""
     own_inputs = {}
     for path, (_, inputs) in model.linear_shapes().items():
         divided = model.architecture.placement(f"{path}.weight").axis == 0

@@ -10,6 +10,7 @@ import paddle.distributed as dist
 from paddle.distributed import fleet
 from paddle.distributed.fleet.utils import recompute
 
+from erniekit.config.sections.moe import MoeParameters
 from erniekit.distributed import cpu_backend
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.moe.dispatch import (
@@ -20,7 +21,7 @@ from erniekit.model.moe.dispatch import (
     TokenDispatcher,
 )
 from erniekit.model.moe.experts import MoE
-from erniekit.model.moe.router import BalanceSettings, ExpertBalance
+from erniekit.model.moe.router import ExpertBalance
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
 HIDDEN, EXPERTS = 16, 4
@@ -40,7 +41,7 @@ CONFIG = ModelConfig.from_json(
         "moe_layer_start_index": 0,
     }
 )
-LOSSES = BalanceSettings(0.3, 0.2, 0.1, 0.01)
+LOSSES = MoeParameters(0.3, 0.2, 0.1, 0.01)
 RECOMPUTE = {"none": None, "hooks": False, "PyLayer": True}
 FROZEN = {"nothing": (), "all but expert 0": ("gate.", "shared_experts.", "experts.1", "experts.2", "experts.3")}
 Micro = tuple[np.ndarray, np.ndarray]  # x [1, T, H], and which of its positions are tokens

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from erniekit.data.collate import Batch, collate
+from erniekit.config.sections.training import TrainingParameters
+from erniekit.data.batch import Batch
+from erniekit.data.collate import collate
 from erniekit.data.templates.ernie import Sample
 from erniekit.distributed.collectives import LayoutRanks
 from erniekit.distributed.init import init_mesh
@@ -24,7 +26,7 @@ from erniekit.model.randomness import Site
 from erniekit.model.recompute import Recompute
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.objectives.objective import supervised
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
+from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import train_step
 from tests.model.tiny import tiny_config
 
@@ -100,7 +102,7 @@ def _train(
         if mesh is SINGLE_PROCESS_MESH
         else LayoutRanks(mesh, parameters, decoder.config.architecture, sum_in_backward=sum_in_backward)
     )
-    optimizer = build_optimizer(parameters, OptimizerSettings(weight_decay=0.1))
+    optimizer = build_optimizer(parameters, TrainingParameters(weight_decay=0.1))
     result: dict[str, Any] = {"steps": []}
     for step in range(STEPS):
         if step == 0:
@@ -175,7 +177,7 @@ def keep_copies_equal(words: list[str]) -> dict[str, list[float]]:
     mesh = init_mesh(Topology.from_degrees(2, tensor=2), timeout=60)
     decoder = build_model(tiny_config(vocab_size=56), None, seed=3, tp=mesh.tp)
     parameters = {name: p for name, p in named_trainable_parameters(decoder).items() if name in (NORM, SLICE)}
-    optimizer = build_optimizer(parameters, OptimizerSettings())
+    optimizer = build_optimizer(parameters, TrainingParameters())
 
     def state(kind: str, tensor: paddle.Tensor) -> paddle.Tensor:
         return optimizer._accumulators[kind][tensor.name]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.distributed.collectives import LayoutRanks
 from erniekit.distributed.decoder_pipeline import DecoderPipeline, build_pipeline_stage
 from erniekit.distributed.init import init_mesh
@@ -21,13 +22,13 @@ from erniekit.model.lora.lora import named_trainable_parameters
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.gradients import LossScale
 from erniekit.training.objectives.objective import supervised
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, stateless_optimizer
+from erniekit.training.optim.adamw import build_optimizer, stateless_optimizer
 from erniekit.training.step import train_step
 from tests.distributed.cases.sharding import batch
 from tests.model.tiny import tiny_config
 
 LARGEST = 65504.0  # of float16
-FIRST, SETTINGS = 2.0**34, OptimizerSettings(weight_decay=0.1)
+FIRST, SETTINGS = 2.0**34, TrainingParameters(weight_decay=0.1)
 NAME = "model.layers.1.mlp.down_proj.weight"
 
 

@@ -112,7 +112,7 @@ def test_all_tensors_that_do_not_fit_are_listed(folder):
     text = str(refused.value)
     assert "model.layers.0.self_attn.q_proj.lora_B: missing" in text
     assert "lm_head.lora_A.weight: the base model has no such linear layer" in text
-    assert "model.norm.weight: no adapter of a linear layer" in text
+    assert "model.norm.weight: not an adapter of a linear layer" in text
     assert "k_proj.lora_A.weight: shape [2, 16], expected [4, 16]" in text
 
 
