@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from erniekit.build.step_count import cache_folder, cache_step_count
 from erniekit.config import Config
 from erniekit.config.sections.sft import SftParameters
 from erniekit.config.sections.training import peak_lr_not_reached
-from erniekit.data.collate import Batch
+from erniekit.data.batch import Batch
 from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
 from erniekit.data.eval_sampler import EvaluationPlan
@@ -28,10 +28,11 @@ from erniekit.data.packed import DataFingerprint
 from erniekit.data.sampler import BatchSource, StepPlan, local_batches
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
-from erniekit.distributed.broadcast import broadcast_arrays
-from erniekit.distributed.mesh import MODEL_AXES, Mesh
-from erniekit.distributed.topology import Topology
+from erniekit.distributed.topology import MODEL_AXES, Topology
 from erniekit.training.optim.schedules import check_schedule_fits
+
+if TYPE_CHECKING:  # the launcher reads the data, and never imports Paddle
+    from erniekit.distributed.mesh import Mesh
 
 logger = logging.getLogger(__name__)
 
@@ -271,6 +272,8 @@ def reads_data(config: Config, topology: Topology, rank: int) -> bool:
 
 def dp_rank_of(config: Config, mesh: Mesh) -> DataParallelRank:
     """This rank's part of every global batch, and how it comes to it."""
+    from erniekit.distributed.broadcast import broadcast_arrays
+
     group = mesh.group(*MODEL_AXES) if config.acceleration.distributed_dataloader else None
 
     def broadcast_batches(read: Callable[[], list[Batch]]) -> list[Batch]:
@@ -285,6 +288,8 @@ def dp_rank_of(config: Config, mesh: Mesh) -> DataParallelRank:
 
 def broadcast_dataset_index(config: Config, mesh: Mesh, dataset: Dataset | None) -> Dataset:
     """The dataset that this rank has opened; where it has not, what the rank that reads for it says of its own."""
+    from erniekit.distributed.broadcast import broadcast_arrays
+
     group = mesh.group(*MODEL_AXES) if config.acceleration.distributed_dataloader else None
     if group is None:
         assert dataset is not None

@@ -141,11 +141,14 @@ def optimizer_and_ranks(
         def state(kind: str, tensor: Tensor) -> Tensor:
             return adamw.read(tensor.name, kind)
 
-        replicated_sync = ReplicatedParameterSync(trained, state, mesh.group("tensor"), words, updated)
+        replicated_sync = ReplicatedParameterSync(
+            model.config.architecture, trained, state, mesh.group("tensor"), words, updated
+        )
     in_backward = topology.sequence_parallel and not section.use_sp_callback
     return optimizer, LayoutRanks(
         mesh,
         parameters,
+        model.config.architecture,
         sharding_strategy=sharding_strategy,
         pipeline=_pipeline(config, mesh, model),
         replicated_sync=replicated_sync,
@@ -174,7 +177,7 @@ def evaluation_ranks(config: Config, mesh: Mesh, model: Decoder) -> Ranks:
     """What an evaluation on its own asks of the other ranks: nothing is trained, so only the model is divided."""
     if mesh.topology.world_size == 1:
         return SINGLE_PROCESS
-    return LayoutRanks(mesh, {}, pipeline=_pipeline(config, mesh, model))
+    return LayoutRanks(mesh, {}, model.config.architecture, pipeline=_pipeline(config, mesh, model))
 
 
 def _pipeline(config: Config, mesh: Mesh, model: Decoder) -> DecoderPipeline | None:

@@ -23,7 +23,7 @@ from erniekit.build.reference import (
 )
 from erniekit.config import Config
 from erniekit.config.sections.dpo import reference_mode
-from erniekit.data.collate import Batch
+from erniekit.data.batch import Batch
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.model.decoder import Decoder
 from erniekit.training.checkpoint.state import load_extra_state, load_state

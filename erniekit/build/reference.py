@@ -26,7 +26,7 @@ from erniekit.build.quantization import quantization_from
 from erniekit.build.step_count import cache_folder
 from erniekit.config import Config
 from erniekit.config.sections.dpo import reference_mode
-from erniekit.data.collate import Batch
+from erniekit.data.batch import Batch
 from erniekit.data.dataset import Dataset
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.errors import ModelFileError

@@ -20,7 +20,7 @@ from erniekit.build.objectives import (
 )
 from erniekit.config import Config
 from erniekit.config.stages import STAGES as DECLARED
-from erniekit.data.collate import Batch
+from erniekit.data.batch import Batch
 from erniekit.distributed.mesh import Mesh
 from erniekit.model.decoder import Decoder
 from erniekit.training.collectives import Ranks

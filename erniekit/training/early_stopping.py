@@ -1,4 +1,4 @@
-"""Which evaluation was the best so far, and whether it is time to stop."""
+"""Track the best evaluation so far, and decide when to stop early."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from erniekit.errors import TrainingError
 
 @dataclass
 class BestSoFar:
-    """Part of the trainer's state, so that a resumed run judges as the uninterrupted one.
+    """Part of the trainer's state, so that a resumed run decides like an uninterrupted one.
 
     Attributes:
         step: of the best evaluation.
-        value: of its metric.
-        without_progress: evaluations since the metric last improved by more than the threshold.
-        metric: what the value is of.
-        greater: whether a greater value is a better one.
+        value: its metric.
+        without_progress: number of evaluations since the metric last improved by more than the threshold.
+        metric: name of the metric.
+        greater: whether a greater value is better.
     """
 
     step: int | None = None
@@ -34,28 +34,28 @@ class BestSoFar:
         return (self.metric, self.greater) == (section.metric_for_best_model, section.greater_is_better)
 
     def record(self) -> dict[str, Any]:
-        """The figures under the names they have in `train_results.json`; none before the first evaluation."""
+        """Return the values under their names in `train_results.json`; empty before the first evaluation."""
         return {} if self.step is None else {"best_step": self.step, f"best_{self.metric}": self.value}
 
 
 def update_best(best: BestSoFar, record: Mapping[str, Any], step: int, section: EvaluationParameters) -> bool:
     """Take an evaluation into account.
 
-    What was best by another metric, before a run was resumed, is forgotten.
+    A best value of another metric, from before a run was resumed, is discarded.
 
     Args:
-        record: figures by name.
+        record: metrics by name.
 
     Returns:
-        Whether it is the best so far. Not a number never is.
+        Whether it is the best so far; NaN never is.
 
     Raises:
-        TrainingError: the record has no such figure.
+        TrainingError: the record lacks the metric.
     """
     name = section.metric_for_best_model
     if name not in record:
         raise TrainingError(
-            f"metric_for_best_model: {name} is no figure of this evaluation; it has {', '.join(record)}"
+            f"metric_for_best_model: {name} is not a metric of this evaluation; it has {', '.join(record)}"
         )
     value = float(record[name])
     if not best.is_comparable(section):

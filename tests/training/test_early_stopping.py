@@ -70,5 +70,5 @@ def test_values_of_another_metric_are_not_compared():
 
 
 def test_a_figure_that_is_not_there_is_told():
-    with pytest.raises(TrainingError, match="eval_x is no figure of this evaluation; it has eval_loss"):
+    with pytest.raises(TrainingError, match="eval_x is not a metric of this evaluation; it has eval_loss"):
         update_best(BestSoFar(), {"eval_loss": 1.0}, 1, EvaluationParameters(metric_for_best_model="eval_x"))

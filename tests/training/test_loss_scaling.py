@@ -21,7 +21,7 @@ from erniekit.training.objectives.objective import MicroBatchLoss, Objective
 from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import StepResult, train_step
 
-from .fakes import FAKE_OBJECTIVE, FakeBatch, FakeModel, FakePlan, Recorder, fake_trainer
+from .fakes import FAKE_OBJECTIVE, FakeBatch, FakeLoss, FakeModel, FakePlan, Recorder, fake_trainer
 from .test_resume import KillAt, KilledError
 
 FRESH = Start(None)
@@ -47,7 +47,7 @@ def overflowing(factor: float) -> Objective:
         part = FAKE_OBJECTIVE.loss(model, batch)
         return MicroBatchLoss(_InFloat16.apply(part.loss_sum / factor) * factor, part.metric_sums)
 
-    return Objective(loss, FAKE_OBJECTIVE.units, "target tokens")
+    return Objective(FakeLoss(loss), "target tokens")
 
 
 def one_step(objective: Objective, scale: LossScale | None) -> tuple[StepResult, dict[str, np.ndarray]]:

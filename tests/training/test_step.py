@@ -13,7 +13,7 @@ from erniekit.training.objectives.objective import MicroBatchLoss, Objective
 from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import NotFiniteError, StepResult, train_step
 
-from .fakes import FAKE_OBJECTIVE, PADDING, FakeBatch, FakeModel, FakePlan
+from .fakes import FAKE_OBJECTIVE, PADDING, FakeBatch, FakeLoss, FakeModel, FakePlan
 
 SAMPLES = np.array([0, 3, 5, 8])
 
@@ -184,7 +184,7 @@ def poisoned(where: str, culprit: int) -> Objective:
         bad = weight.sum() * float("nan") if where == "loss" else (weight - weight.detach()).sum().sqrt()
         return MicroBatchLoss(part.loss_sum + bad, part.metric_sums)
 
-    return Objective(loss, FAKE_OBJECTIVE.units, "target tokens")
+    return Objective(FakeLoss(loss), "target tokens")
 
 
 @pytest.mark.parametrize(("where", "what"), [("loss", "the loss"), ("gradient", "the gradient norm")])

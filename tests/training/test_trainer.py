@@ -24,7 +24,7 @@ from erniekit.training.checkpoint.resume import Start, open_output_folder
 from erniekit.training.optim.schedules import learning_rate
 from erniekit.training.trainer import Trainer, is_due, result_of
 
-from .fakes import PADDING, FakeBatch, FakePlan, Recorder, fake_trainer, identity
+from .fakes import PADDING, FakeBatch, FakeLoss, FakePlan, Recorder, fake_trainer, identity
 from .test_resume import KillAt, KilledError
 from .test_step import poisoned
 
@@ -259,7 +259,7 @@ def test_optimizer_state_can_be_left_out_and_ignored(tmp_path: Path, logged: lis
     fake_trainer(tmp_path, total_steps=2, **options).fit(FRESH)
     start = Start(tmp_path / "checkpoint-2")
     assert not list(start.checkpoint.glob("optimizer*"))
-    with pytest.raises(CheckpointError, match="holds no optimizer state"):
+    with pytest.raises(CheckpointError, match="has no optimizer state"):
         fake_trainer(tmp_path, total_steps=4, **options).fit(start)
     logged.clear()
     trainer = fake_trainer(tmp_path, total_steps=4, ignore_load_lr_and_optim=True, **options)
@@ -458,7 +458,7 @@ def test_a_second_signal_in_a_backward_pass_is_no_failure(tmp_path: Path, logged
         result = loss(model, batch)
         return result._replace(loss_sum=SignalsInBackward.apply(result.loss_sum))
 
-    trainer.objective = replace(trainer.objective, loss=with_signals)
+    trainer.objective = replace(trainer.objective, loss=FakeLoss(with_signals))
     with pytest.raises(SystemExit) as caught:
         trainer.fit(FRESH)
     assert caught.value.code == 130

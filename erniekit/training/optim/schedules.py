@@ -2,8 +2,8 @@
 
 `step` counts the optimizer updates already made, so the first update uses `learning_rate(0, ...)`: with a warm-up of W
 steps that is zero, and the peak is reached at update W + 1. This is the convention of `transformers.get_scheduler`
-(every formula here is compared with it), so that a schedule means the same in both libraries. Being functions of the
-step alone, schedules have no state to store: a resumed run computes the same values.
+(tests compare every formula with it). As functions of the step alone, schedules have no state to store: a resumed run
+computes the same values.
 """
 
 from __future__ import annotations

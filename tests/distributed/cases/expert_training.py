@@ -9,14 +9,15 @@ import paddle
 
 from erniekit.config.sections.moe import MoeParameters
 from erniekit.config.sections.training import TrainingParameters
-from erniekit.data.collate import Batch, collate
+from erniekit.data.batch import Batch
+from erniekit.data.collate import collate
 from erniekit.data.templates.ernie import Sample
 from erniekit.distributed.collectives import LayoutRanks
 from erniekit.distributed.experts import expert_ranks
 from erniekit.distributed.init import init_mesh
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.distributed.topology import Topology
-from erniekit.model.architectures.sharding import placement
+from erniekit.model.architectures.ernie4_5 import ERNIE4_5_MOE
 from erniekit.model.builder import build_model
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import named_trainable_parameters
@@ -74,7 +75,7 @@ def _compare(
     alone = _train(SINGLE_PROCESS_MESH, recompute=None, lora=lora)
     worst = {name: _largest(own[name], alone[name]) for name in ("losses", "norms", "figures")}
     weights = [
-        abs(values - mesh.tp.local_shard(alone["weights"][name], placement(name).axis))
+        abs(values - mesh.tp.local_shard(alone["weights"][name], ERNIE4_5_MOE.placement(name).axis))
         for name, values in own["weights"].items()
     ]
     return worst | {"weights": float(max(part.max() for part in weights))}
@@ -102,8 +103,10 @@ def _train(
     for name, parameter in parameters.items():  # adapters of which B is not zero, so that A learns, too
         if name.endswith("lora_B"):
             whole = np.random.default_rng(len(name)).standard_normal(_whole_shape(parameter, name, mesh)) * 0.1
-            parameter.set_value(mesh.tp.local_shard(whole, placement(name).axis))
-    ranks: Ranks = SINGLE_PROCESS if mesh is SINGLE_PROCESS_MESH else LayoutRanks(mesh, parameters)
+            parameter.set_value(mesh.tp.local_shard(whole, ERNIE4_5_MOE.placement(name).axis))
+    ranks: Ranks = (
+        SINGLE_PROCESS if mesh is SINGLE_PROCESS_MESH else LayoutRanks(mesh, parameters, decoder.config.architecture)
+    )
     optimizer = build_optimizer(parameters, TrainingParameters(weight_decay=0.1))
     result: dict[str, Any] = {"losses": [], "norms": [], "figures": []}
     for step in range(STEPS):
@@ -126,7 +129,7 @@ def _train(
 
 
 def _whole_shape(parameter: paddle.Tensor, name: str, mesh: Mesh) -> list[int]:
-    axis = placement(name).axis
+    axis = ERNIE4_5_MOE.placement(name).axis
     return [size * (mesh.tp.size if number == axis else 1) for number, size in enumerate(parameter.shape)]
 
 

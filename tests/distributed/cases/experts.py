@@ -13,7 +13,6 @@ from paddle.distributed.fleet.utils import recompute
 from erniekit.config.sections.moe import MoeParameters
 from erniekit.distributed import cpu_backend
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.architectures.sharding import placement
 from erniekit.model.moe.dispatch import (
     LOCAL_DISPATCHER,
     AllGatherDispatcher,
@@ -80,7 +79,7 @@ def _layer(
     balance = ExpertBalance(LOSSES, all_reduce_loads) if all_reduce_loads else ExpertBalance(LOSSES)
     layer = MoE(CONFIG, 0, balance, tp, dispatcher)
     for name, parameter in layer.named_parameters():
-        axis = placement(f"model.layers.0.mlp.{name}").axis
+        axis = CONFIG.architecture.placement(f"model.layers.0.mlp.{name}").axis
         parameter.set_value(tp.local_shard(_values(name), axis))
         parameter.stop_gradient = parameter.stop_gradient or name.startswith(frozen)
     return layer
@@ -186,7 +185,9 @@ def _compare(
 ) -> None:
     """Gradients of a tensor-parallel rank, each as the table of placements has it."""
     for name, parameter in layer.named_parameters():
-        tensor_placement = placement(f"model.layers.0.mlp.{name}", sequence_parallel=tp.sequence_parallel)
+        tensor_placement = CONFIG.architecture.placement(
+            f"model.layers.0.mlp.{name}", sequence_parallel=tp.sequence_parallel
+        )
         if name not in expected or parameter.stop_gradient:
             continue
         own = np.zeros(parameter.shape) if parameter.grad is None else parameter.grad.numpy()

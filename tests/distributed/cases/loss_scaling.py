@@ -89,11 +89,21 @@ def _parts(mesh: Mesh, sharding_level: str) -> tuple[Any, dict[str, paddle.Tenso
         adamw, group = stateless_optimizer(parameters, SETTINGS), mesh.group("sharding")
         divided = shard_model(sharding_level, adamw, decoder, parameters, group)
         optimizer: Any = ShardedOptimizer(adamw, divided, parameters, group)
-        return decoder, parameters, optimizer, LayoutRanks(mesh, parameters, sharding_strategy=divided)
+        return (
+            decoder,
+            parameters,
+            optimizer,
+            LayoutRanks(mesh, parameters, config.architecture, sharding_strategy=divided),
+        )
     pipeline = None
     if mesh.topology.pipeline > 1:
         pipeline = DecoderPipeline(mesh, PipelineOptions(), tied_embeddings=last_stage_needs_embedding(config))
-    return decoder, parameters, build_optimizer(parameters, SETTINGS), LayoutRanks(mesh, parameters, pipeline=pipeline)
+    return (
+        decoder,
+        parameters,
+        build_optimizer(parameters, SETTINGS),
+        LayoutRanks(mesh, parameters, config.architecture, pipeline=pipeline),
+    )
 
 
 def _narrow(parameter: paddle.Tensor) -> None:

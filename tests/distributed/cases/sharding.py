@@ -13,13 +13,14 @@ import paddle
 
 from erniekit.config.sections.moe import MoeParameters
 from erniekit.config.sections.training import TrainingParameters
-from erniekit.data.collate import Batch, collate
+from erniekit.data.batch import Batch
+from erniekit.data.collate import collate
 from erniekit.data.templates.ernie import Sample
 from erniekit.distributed.collectives import LayoutRanks
 from erniekit.distributed.init import init_mesh
-from erniekit.distributed.mesh import BATCH_AXES, SINGLE_PROCESS_MESH, Mesh
+from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.distributed.sharding import ShardedOptimizer, ShardingStrategy, shard_model
-from erniekit.distributed.topology import Topology
+from erniekit.distributed.topology import BATCH_AXES, Topology
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
 from erniekit.model.local_tensors import to_numpy
@@ -29,7 +30,7 @@ from erniekit.model.moe.dispatch import ExpertParallel, LocalDispatcher
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
-from erniekit.training.objectives.forward import MicroBatchLoss, metrics_of
+from erniekit.training.objectives.forward import MicroBatchLoss
 from erniekit.training.objectives.objective import supervised
 from erniekit.training.objectives.reference import eval_mode
 from erniekit.training.optim.adamw import (
@@ -154,7 +155,7 @@ def sharded(
         decoder,
         parameters,
         optimizer,
-        LayoutRanks(mesh, parameters, sharding_strategy=sharding_strategy),
+        LayoutRanks(mesh, parameters, decoder.config.architecture, sharding_strategy=sharding_strategy),
         mesh,
         sharding_strategy,
         options.get("release", False),
@@ -191,9 +192,7 @@ def resume(
     run = sharded(mesh, sharding, options, moments=moments, **kind)
     run.steps(0, 3)
     with eval_mode(run.model):
-        run.ranks.forward_only(
-            run.model, metrics_of(supervised().loss), [batch(9, mesh.dp_rank)]
-        )  # an evaluation in between
+        run.ranks.forward_only(run.model, supervised().loss, [batch(9, mesh.dp_rank)])  # an evaluation in between
     weights, state = run.weights(), run.state()
     figures = run.steps(3, STEPS)
     decoder = model(mesh, **kind)
@@ -214,8 +213,8 @@ def not_finite(degree: int, sharding: str, options: Mapping[str, bool], **kind: 
     run, objective = sharded(mesh, sharding, options, **kind), supervised()
     batches = [batch(0, number) for number in range(3 * mesh.dp_rank, 3 * mesh.dp_rank + 3)]
 
-    def loss(model: Decoder, batch: Batch) -> MicroBatchLoss:
-        result = objective.loss(model, batch)
+    def loss_head(decoder: Decoder, hidden: Any, context: Any, batch: Batch, reference_input: Any) -> MicroBatchLoss:
+        result = objective.loss.loss_head(decoder, hidden, context, batch, reference_input)
         if batch is batches[2] and mesh.dp_rank == 1:
             nothing = (0.0 * result.loss_sum).sqrt()  # its derivative is 0 / 0
             return result._replace(loss_sum=result.loss_sum + nothing)
@@ -223,7 +222,7 @@ def not_finite(degree: int, sharding: str, options: Mapping[str, bool], **kind: 
 
     try:
         parameters = list(run.parameters.values())
-        poisoned = replace(objective, loss=loss)
+        poisoned = replace(objective, loss=replace(objective.loss, loss_head=loss_head))
         train_step(run.model, parameters, run.optimizer, poisoned, batches, step=0, learning_rate=0.1, ranks=run.ranks)
     except NotFiniteError as error:
         return list(error.micro_batches)

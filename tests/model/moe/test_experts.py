@@ -207,14 +207,19 @@ def test_joined_losses_are_one_weighted_sum_over_micro_batches(monkeypatch):
 
 def random_batch(lengths, size, seed):
     """One row of documents and padding, with a label at every token."""
-    from erniekit.data.collate import Batch
+    from erniekit.data.batch import Batch
 
     rng, tokens = np.random.default_rng(seed), sum(lengths)
     positions = np.concatenate([*(np.arange(length) for length in lengths), np.zeros(size - tokens, np.int64)])
     ends = np.concatenate([np.repeat(np.cumsum(lengths), lengths), np.full(size - tokens, tokens)])
     labels = np.where(np.arange(size) < tokens, rng.integers(1, 53, size), -100)
-    indices = ends.astype(np.int32)[None, None, :, None]
-    return Batch(rng.integers(1, 53, (1, size)), positions[None], labels[None], indices, ((0,),), tokens, tokens)
+    arrays = {
+        "input_ids": rng.integers(1, 53, (1, size)),
+        "position_ids": positions[None],
+        "labels": labels[None],
+        "startend_row_indices": ends.astype(np.int32)[None, None, :, None],
+    }
+    return Batch(arrays, ((0,),), tokens, tokens)
 
 
 def test_biases_move_towards_experts_with_less_than_the_mean_load():

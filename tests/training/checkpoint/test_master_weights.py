@@ -192,7 +192,7 @@ def test_left_out_they_are_made_from_the_weights_which_is_told(tmp_path: Path) -
 def test_without_them_a_run_that_does_not_expect_it_is_told_what_to_write(tmp_path: Path) -> None:
     whole_run(tmp_path, MasterWeightPolicy("nowhere"))
     checkpoint = tmp_path / "whole" / f"checkpoint-{MIDDLE}"
-    with pytest.raises(CheckpointError, match=r"holds no master weights[^\0]*\[master_weight_compatible\]"):
+    with pytest.raises(CheckpointError, match=r"has no master weights[^\0]*\[master_weight_compatible\]"):
         resumed(checkpoint, MasterWeightPolicy())
     _, said = resumed(checkpoint, MasterWeightPolicy(compatible=True))
     assert any("not bit-exact" in line for line in said)
@@ -202,14 +202,14 @@ def test_float32_and_16_bit_runs_resume_from_each_other_if_allowed(tmp_path: Pat
     whole_run(tmp_path / "narrow", MasterWeightPolicy())
     whole_run(tmp_path / "wide", MasterWeightPolicy(), narrow=False)
     narrow, wide = (tmp_path / kind / "whole" / f"checkpoint-{STEPS}" for kind in ("narrow", "wide"))
-    with pytest.raises(CheckpointError, match=r"holds master weights[^\0]*weights of this run are float32"):
+    with pytest.raises(CheckpointError, match=r"has master weights[^\0]*weights of this run are float32"):
         resumed(narrow, MasterWeightPolicy(), narrow=False)
     state, said = resumed(narrow, MasterWeightPolicy(compatible=True), narrow=False)
     held = load_file(narrow / "optimizer.safetensors")
     np.testing.assert_array_equal(state["lm_head.weight"], held["lm_head.weight/master_weight"])
     assert any("master weights of the checkpoint are the weights of this run" in line for line in said)
 
-    with pytest.raises(CheckpointError, match="holds no master weights"):
+    with pytest.raises(CheckpointError, match="has no master weights"):
         resumed(wide, MasterWeightPolicy(open_weights=open_weights))
     state, _ = resumed(wide, MasterWeightPolicy(compatible=True, open_weights=open_weights))
     exact = load_file(wide / "model.safetensors")
@@ -314,7 +314,7 @@ def test_shares_of_master_weights_are_not_taken_for_weights(tmp_path: Path) -> N
     ranks.layout = {"ranks": 2, "sharding": "stage1"}
     before = model.arrays()
     files = TensorFiles(("lm_head.weight/master_weight",), lambda name: np.zeros(model.named["lm_head.weight"].shape))
-    with pytest.raises(CheckpointError, match=r"each rank wrote its share[^\0]*unified_checkpoint: true"):
+    with pytest.raises(CheckpointError, match=r"has sharded master weights[^\0]*unified_checkpoint: true"):
         load_master_weights(
             files, tmp_path, build_optimizer(model.named, TrainingParameters()), model.named,
             MasterWeightPolicy(compatible=True), stored_as_model=False, is_sharded=True, ranks=ranks,

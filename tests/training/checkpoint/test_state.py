@@ -113,7 +113,7 @@ def test_without_optimizer_state(tmp_path: Path) -> None:
     model = FakeModel()
     folder, _ = save(tmp_path, model, with_optimizer=False)
     assert not list(folder.glob("optimizer*"))
-    with pytest.raises(CheckpointError, match=r"holds no optimizer state[^\0]*ignore_load_lr_and_optim: true"):
+    with pytest.raises(CheckpointError, match=r"has no optimizer state[^\0]*ignore_load_lr_and_optim: true"):
         load_optimizer(folder, build_optimizer(model.named, TrainingParameters()), model.named)
 
 

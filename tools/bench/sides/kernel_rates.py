@@ -19,7 +19,7 @@ import workload
 from step_profile import best_product_rate, clock_for
 
 from erniekit.config.sections.training import TrainingParameters
-from erniekit.data.collate import Batch
+from erniekit.data.batch import Batch
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.rope_scaling import rotary_frequencies
 from erniekit.model.attention import AttentionPlan, attention

@@ -19,7 +19,8 @@ import_paddle()
 
 from erniekit.config.sections.dpo import DpoParameters
 from erniekit.config.sections.training import TrainingParameters
-from erniekit.data.collate import Batch, collate
+from erniekit.data.batch import Batch
+from erniekit.data.collate import collate
 from erniekit.data.pairs import EncodedAnswer, join_pair
 from erniekit.data.templates.ernie import Sample
 from erniekit.model.architectures.model_config import ModelConfig
