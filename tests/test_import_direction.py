@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,3 +66,14 @@ def test_every_room_is_known() -> None:
     assert {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()} == set(ROOMS)
     assert not allowed("data", "model") and not allowed("model", "data") and not allowed("config", "data")
     assert not allowed("model", "training") and not allowed("model", "distributed") and allowed("cli", "config")
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["erniekit.cli.validate", "erniekit.cli.preview", "erniekit.launch.job", "erniekit.training.callbacks.defaults"],
+)
+def test_light_modules_load_no_paddle(module: str) -> None:
+    """The launcher watches ranks and prepares their data; with Paddle it would take their memory and their start-up time."""
+    code = f"import sys, {module}; print('paddle' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "False\n"

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from erniekit.config import Config
+from tests.log_capture import captured_log
 
 ROOT = Path(__file__).parents[1]
 
@@ -105,11 +106,11 @@ def train(make_config: Callable[..., Config], tmp_path: Path) -> Callable[..., A
     from erniekit.runners.train import run_training
 
     def run(**parameters: Any) -> Any:
-        lines: list[str] = []
         config = make_config(**parameters)
         if not config.checkpoint.resume_from_checkpoint:
             shutil.rmtree(config.basic.output_dir, ignore_errors=True)
-        result = run_training(config, say=lines.append)
+        with captured_log() as lines:
+            result = run_training(config)
         output = Path(config.basic.output_dir)
         log = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
         return SimpleNamespace(
@@ -176,7 +177,7 @@ def train_on_ranks(
         if not config.checkpoint.resume_from_checkpoint:
             shutil.rmtree(output, ignore_errors=True)
         job = plan_job(config, (sys.executable, "-m", "erniekit", "train", str(config.path)), nproc=nproc, logs=None)
-        assert job is not None and run_job(job, say=lambda line: None) == 0
+        assert job is not None and run_job(job) == 0
         log = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
         said = [(job.logs / f"rank-{rank}.log").read_text() for rank in range(job.nproc_per_node)]
         return SimpleNamespace(losses=[line["loss"] for line in log if "loss" in line], said=said, output=output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from erniekit.build.step_count import cache_folder, cache_step_count
 from erniekit.config import Config
@@ -26,9 +26,10 @@ from erniekit.data.packed import DataFingerprint
 from erniekit.data.sampler import BatchSource, StepPlan, local_batches
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
-from erniekit.distributed.broadcast import broadcast_arrays
-from erniekit.distributed.mesh import MODEL_AXES, Mesh
-from erniekit.distributed.topology import Topology
+from erniekit.distributed.topology import MODEL_AXES, Topology
+
+if TYPE_CHECKING:  # the launcher reads the data, and never imports Paddle
+    from erniekit.distributed.mesh import Mesh
 
 
 def training_sources(config: Config) -> list[Source]:
@@ -204,6 +205,8 @@ def reads_data(config: Config, topology: Topology, rank: int) -> bool:
 
 def dp_rank_of(config: Config, mesh: Mesh) -> DataParallelRank:
     """This rank's part of every global batch, and how it comes to it."""
+    from erniekit.distributed.broadcast import broadcast_arrays
+
     group = mesh.group(*MODEL_AXES) if config.acceleration.distributed_dataloader else None
 
     def broadcast_batches(read: Callable[[], list[Batch]]) -> list[Batch]:
@@ -218,6 +221,8 @@ def dp_rank_of(config: Config, mesh: Mesh) -> DataParallelRank:
 
 def broadcast_dataset_index(config: Config, mesh: Mesh, dataset: Dataset | None) -> Dataset:
     """The dataset that this rank has opened; where it has not, what the rank that reads for it says of its own."""
+    from erniekit.distributed.broadcast import broadcast_arrays
+
     group = mesh.group(*MODEL_AXES) if config.acceleration.distributed_dataloader else None
     if group is None:
         assert dataset is not None

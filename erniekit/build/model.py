@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
     from erniekit.training.objectives.objective import Objective
     from erniekit.training.objectives.preference_losses import PreferenceSettings
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
-def select_device(config: Config, say: Say = print) -> str:
-    """Make Paddle compute on the device the configuration asks for, and say what that device cannot do.
+def select_device(config: Config) -> str:
+    """Make Paddle compute on the device the configuration asks for, and log what that device cannot do.
 
     Returns:
         "cpu" or "gpu:<n>".
@@ -51,25 +52,25 @@ def select_device(config: Config, say: Say = print) -> str:
     device = use_device(config.basic.device)
     if device == "cpu":
         for line in config.ignored_on_cpu():
-            say(line)
-    choose_kernels(config, say)
+            logger.info(line)
+    choose_kernels(config)
     return device
 
 
-def begin_training(config: Config, say: Say = print) -> tuple[ModelConfig, Tokenizer, Template | None]:
-    """Say what there is to say of the configuration, choose the device, and open the model's small files.
+def begin_training(config: Config) -> tuple[ModelConfig, Tokenizer, Template | None]:
+    """Log the messages of the configuration, choose the device, and open the model's small files.
 
     Raises:
         UserError: no such device or model, or its tokenizer belongs to another one.
     """
     for line in config.messages:
-        say(line)
-    select_device(config, say)
+        logger.info(line)
+    select_device(config)
     model_config = read_model_config(config)
     tokenizer, template = open_tokenizer(config)
     check_vocabulary(model_config, tokenizer)
     for line in model_warnings(config, model_config, model_folder(config)):
-        say(line)
+        logger.info(line)
     return model_config, tokenizer, template
 
 
@@ -80,8 +81,8 @@ def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
     return tokenizer, None if config.basic.stage == "PT" else chat_template(tokenizer)
 
 
-def announce_dense_mask(config: Config, datasets: Iterable[tuple[Dataset, int]], say: Say) -> None:
-    """Where FlashMask is switched off, say how large the dense mask will be, before anything allocates it.
+def announce_dense_mask(config: Config, datasets: Iterable[tuple[Dataset, int]]) -> None:
+    """Where FlashMask is switched off, log how large the dense mask will be, before anything allocates it.
 
     Args:
         datasets: each with the rows of its micro-batches.
@@ -104,7 +105,9 @@ def announce_dense_mask(config: Config, datasets: Iterable[tuple[Dataset, int]],
 
     lengths = [(rows, longest_row(dataset)) for dataset, rows in datasets]
     size = max(dense_mask_bytes(most_rows(rows, length), length) for rows, length in lengths)
-    say(f"FlashMask is switched off: attention uses a dense mask of up to {size / 2**20:,.1f} MiB for each micro-batch")
+    logger.info(
+        f"FlashMask is switched off: attention uses a dense mask of up to {size / 2**20:,.1f} MiB for each micro-batch"
+    )
     check_dense_mask(size, config.training.max_seq_len)
 
 
@@ -154,16 +157,17 @@ def initial_weights(config: Config) -> Path | None:
 def open_model(
     config: Config,
     weights: Path | None,
-    say: Say = print,
     *,
     adapters: AdapterPlan | None = None,
     mesh: Mesh | None = None,
+    log_level: int = logging.INFO,
 ) -> Decoder:
     """Build the model of `model_name_or_path` for training, with the weights of a folder or random ones.
 
     Args:
         adapters: what is trained beside frozen weights; None: all weights are trained.
         mesh: the ranks that divide the model; None: this process has all of it.
+        log_level: the level of the log lines that describe the model; DEBUG for a second one that is like the first.
     """
     from erniekit.build.distributed import model_shard_arguments
     from erniekit.distributed.mesh import SINGLE_PROCESS_MESH
@@ -182,9 +186,9 @@ def open_model(
         recompute=_recompute(config),
         quantization=quantization_from(config),
         **model_shard_arguments(config, model_config, mesh or SINGLE_PROCESS_MESH),
-        log=say,
+        log_level=log_level,
     )
-    apply_mixed_precision(config, model, say)
+    apply_mixed_precision(config, model, log_level)
     if model.pipeline_stage.last:
         model.head.parallel_output = config.distributed.tensor_parallel_output
     return model

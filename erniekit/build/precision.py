@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from typing import TYPE_CHECKING
 
 from erniekit.config import Config
@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from erniekit.model.decoder import Decoder
     from erniekit.model.mixed_precision import MixedPrecision
 
+logger = logging.getLogger(__name__)
 
-def choose_kernels(config: Config, say: Callable[[str], None]) -> None:
+
+def choose_kernels(config: Config) -> None:
     """Compute with Paddle's fused kernels where the configuration asks for them and the device has them."""
     from erniekit.model.kernels import FusedKernels, use_fused_kernels
 
@@ -22,7 +24,7 @@ def choose_kernels(config: Config, say: Callable[[str], None]) -> None:
         FusedKernels(section.fuse_rope, section.fuse_linear, section.fuse_rms_norm, section.fuse_swiglu)
     )
     if chosen != FusedKernels():
-        say(f"fused kernels: {chosen}")
+        logger.info(f"fused kernels: {chosen}")
 
 
 def mixed_precision(config: Config) -> MixedPrecision | None:
@@ -43,21 +45,21 @@ def mixed_precision(config: Config) -> MixedPrecision | None:
     )
 
 
-def apply_mixed_precision(config: Config, model: Decoder, say: Callable[[str], None]) -> None:
+def apply_mixed_precision(config: Config, model: Decoder, log_level: int = logging.INFO) -> None:
     """Make a model compute in 16 bits where the configuration asks for it and the device is a GPU. What of its fused
-    kernels it has no use for is told."""
+    kernels it has no use for is logged."""
     from erniekit.model.kernels import fused_kernels
     from erniekit.model.linear import Linear
 
     biases = (layer.bias for layer in model.sublayers() if isinstance(layer, Linear))
     if fused_kernels().linear and all(bias is None for bias in biases):
-        say("`fuse_linear` has no effect: no linear layer of this model has a bias")
+        logger.log(log_level, "`fuse_linear` has no effect: no linear layer of this model has a bias")
     precision = mixed_precision(config)
     if precision is not None:
         for line in unknown_operators(config):
-            say(line)
+            logger.log(log_level, line)
         precision.apply_to(model)
-        say(f"mixed precision: {precision}")
+        logger.log(log_level, f"mixed precision: {precision}")
 
 
 def unknown_operators(config: Config) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from erniekit.cli.process import TERMINATED, Terminated, raise_on_sigterm, standard_streams
 from erniekit.distributed.rank import Launcher, attach
 from erniekit.errors import UserError
+from erniekit.log import console_logging
 
 VERBS = {
     "train": "train a model as a configuration file says",
@@ -57,7 +58,7 @@ def _main(words: list[str], launcher: Launcher | None) -> int:
         output_may_fail=verb in ("train", "dpo")
     ) as output:  # a run outlives the reader of its progress
         try:
-            with raise_on_sigterm():
+            with raise_on_sigterm(), console_logging():
                 code = _run(verb, words[1:], launcher)
                 sys.stdout.flush()
         except OSError as error:

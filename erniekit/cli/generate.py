@@ -76,7 +76,7 @@ def _answer_file(options: argparse.Namespace, parameters: Config) -> int:
     model = ChatModel.load(model_folder(options, parameters), adapters=options.lora_path)
     sampling = sampling_from(parameters.generation, parameters.training.seed)
     encoded = encode_prompts(model, prompts, options.prompts, sampling, system=options.system, raw=options.raw)
-    records = answer_records(model, prompts, encoded, sampling, lambda line: print(line, file=sys.stderr))
+    records = answer_records(model, prompts, encoded, sampling)
     if options.output:
         write_records(records, options.output)
         print(f"{options.output}: {len(prompts):,} answers")

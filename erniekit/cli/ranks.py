@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from pathlib import Path
 
 from erniekit.config import Config
@@ -37,7 +36,7 @@ def run_on_ranks(config: Config, options: argparse.Namespace, command: tuple[str
 
     logs = None if options.rank_logs is None else options.rank_logs.expanduser()
     job = plan_job(config, (sys.executable, "-m", "erniekit", *command), nproc=options.nproc, logs=logs)
-    return None if job is None else run_job(job, partial(print, flush=True))
+    return None if job is None else run_job(job)
 
 
 def _positive(word: str) -> int:

@@ -15,10 +15,10 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_
 
 from erniekit.distributed.broadcast import GatheredTensors, tp_shard_axis
 from erniekit.distributed.decoder_pipeline import DecoderPipeline
-from erniekit.distributed.mesh import BATCH_AXES, Mesh
+from erniekit.distributed.mesh import Mesh
 from erniekit.distributed.replicated import ReplicatedParameterSync
 from erniekit.distributed.sharding.stage import SLICE_PREFIX, ShardingStrategy
-from erniekit.distributed.topology import AXES
+from erniekit.distributed.topology import AXES, BATCH_AXES
 from erniekit.model.architectures.sharding import Placement, placement
 from erniekit.model.local_tensors import FullTensors, LocalTensors
 from erniekit.training.collectives import ForwardFunction, forward_backward_no_pipelining, forward_only_no_pipelining

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from erniekit.distributed.mesh import BATCH_AXES, Mesh
+from erniekit.distributed.mesh import Mesh
+from erniekit.distributed.topology import BATCH_AXES
 from erniekit.model.moe.dispatch import (
     AllGatherDispatcher,
     AllReduceDispatcher,

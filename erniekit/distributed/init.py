@@ -14,9 +14,9 @@ import paddle
 import paddle.distributed as dist
 from paddle.distributed import fleet
 
-from erniekit.distributed.mesh import BATCH_AXES, MODEL_AXES, SINGLE_PROCESS_MESH, Mesh
+from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.distributed.roll_call import wait_for_all_ranks
-from erniekit.distributed.topology import AXES, Axis, Topology
+from erniekit.distributed.topology import AXES, BATCH_AXES, MODEL_AXES, Axis, Topology
 
 
 def init_mesh(topology: Topology, *, timeout: float) -> Mesh:

@@ -14,9 +14,6 @@ import paddle.distributed as dist
 from erniekit.distributed.topology import AXES, Axis, Coordinates, Topology
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
-BATCH_AXES: tuple[Axis, ...] = ("data", "sharding")  # ranks that differ in these work on different samples
-MODEL_AXES: tuple[Axis, ...] = ("pipeline", "tensor")  # ranks that differ in these only work on the same ones
-
 
 @dataclass(frozen=True)
 class Mesh:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Axis = Literal["data", "pipeline", "sharding", "tensor"]
 AXES: tuple[Axis, ...] = ("data", "pipeline", "sharding", "tensor")  # slowest first, fleet's order
+BATCH_AXES: tuple[Axis, ...] = ("data", "sharding")  # ranks that differ in these work on different samples
+MODEL_AXES: tuple[Axis, ...] = ("pipeline", "tensor")  # ranks that differ in these only work on the same ones
 ExpertAxis = Literal["tensor", "data"]
 PARAMETER = {
     "tensor": "tensor_parallel_degree",

@@ -7,6 +7,7 @@ loaded back and compared with the trained model on a few prompts, before the fol
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from erniekit.build.model import Say
 from erniekit.build.quantization import base_of_adapters
 from erniekit.config import Config
 from erniekit.data.tokenizers.files import TOKENIZER_FILES
@@ -47,6 +47,8 @@ from erniekit.model.quantization.fp8 import read_averages, write_averages
 from erniekit.model.quantization.settings import Fp8
 from erniekit.model.storage.packed_tensors import CONFIG_KEY
 
+logger = logging.getLogger(__name__)
+
 GENERATION_CONFIG_FILE = "generation_config.json"
 HUGGING_FACE, INFERENCE, ONNX = FORMATS = "hf", "inference", "onnx"
 
@@ -60,7 +62,7 @@ Facts = Mapping[str, str]  # of the files written, for the card
 
 
 def export_model(
-    named: Path, target: Path, config: Config, *, form: str = HUGGING_FACE, dtype: str | None = None, say: Say = print
+    named: Path, target: Path, config: Config, *, form: str = HUGGING_FACE, dtype: str | None = None
 ) -> None:
     """Write the trained model that `named` means to the folder `target`; adapters are merged into their base.
 
@@ -76,7 +78,7 @@ def export_model(
             was written computes something else than the trained model.
     """
     for line in config.messages:
-        say(line)
+        logger.info(line)
     repository = config.checkpoint.hf_hub_id
     model = find_trained_model(named, config)
     sources = [folder for folder in (model.folder, model.base) if folder]
@@ -84,7 +86,7 @@ def export_model(
     asked = config.origin("overwrite_output_dir") == "command line"
     check_target(target, sources, overwrite=asked and config.basic.overwrite_output_dir)
     if target.is_dir() and any(target.iterdir()):
-        say(f"overwrite_output_dir: replacing the model in {target}")
+        logger.info(f"overwrite_output_dir: replacing the model in {target}")
     if form == ONNX:
         check_onnx_packages()
     if repository:
@@ -95,9 +97,9 @@ def export_model(
 
     def write(folder: Path) -> None:
         if form == HUGGING_FACE:
-            facts = _write_hugging_face(folder, model, tokenizer, config, dtype, say)
+            facts = _write_hugging_face(folder, model, tokenizer, config, dtype)
         else:
-            facts = _write_program(folder, model, tokenizer, form, say)
+            facts = _write_program(folder, model, tokenizer, form)
         for source in tokenizer.files:
             shutil.copyfile(source, folder / source.name)
         card = model_card(
@@ -113,9 +115,9 @@ def export_model(
         (folder / MODEL_CARD_FILE).write_text(card, encoding="utf-8")
 
     publish(target, write)
-    say(f"{target}: complete")
+    logger.info(f"{target}: complete")
     if repository:
-        upload(target, repository, say)
+        upload(target, repository)
 
 
 def open_trained_decoder(model: TrainedModel, model_config: ModelConfig, fp8_settings: Fp8 | None = None) -> Decoder:
@@ -142,7 +144,7 @@ def open_trained_decoder(model: TrainedModel, model_config: ModelConfig, fp8_set
 
 
 def _write_hugging_face(
-    folder: Path, model: TrainedModel, tokenizer: Tokenizer, config: Config, dtype: str | None, say: Say
+    folder: Path, model: TrainedModel, tokenizer: Tokenizer, config: Config, dtype: str | None
 ) -> Facts:
     weights = open_trained_weights(model)
     reference, reference_dtypes = reference_types(model, weights.config)
@@ -152,21 +154,21 @@ def _write_hugging_face(
     counts = Counter(TYPE_NAMES[stored] for stored in types.values())
     usual = counts.most_common(1)[0][0]
     reason = "as asked for" if dtype else f"as {reference} is stored; --dtype chooses another"
-    say(f"dtype: {usual}, {reason}")
+    logger.info(f"dtype: {usual}, {reason}")
     if form is not None:
-        say(f"linear weights: {form}")
+        logger.info(f"linear weights: {form}")
     fp8_settings = form.fp8_settings() if isinstance(form, Float8Format) else None
     measure = _logit_comparison(model, weights.config, tokenizer, fp8_settings)
     written = write_weights(folder, weights, types, int(config.checkpoint.max_shard_size * 10**9), form)
     size = sum(path.stat().st_size for path in written)
-    say(f"weights: {len(weights.shapes):,} tensors, {size / 1e9:.3g} GB, files: {len(written)}")
+    logger.info(f"weights: {len(weights.shapes):,} tensors, {size / 1e9:.3g} GB, files: {len(written)}")
     quantized = {CONFIG_KEY: form.config(quantized_weights)} if form else {}
     _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), "torch_dtype": usual, **quantized})
     if isinstance(form, Float8Format):
         write_averages(folder, form.averages)  # for evaluation and training through FP8; others read `input_scale`
     _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, weights.config))
     difference = measure(folder)
-    say(f"logits beside the trained model's: {difference}")
+    logger.info(f"logits beside the trained model's: {difference}")
     return {
         **_shape_facts(weights.config),
         "stored as": ", ".join(f"{name} ({count:,} tensors)" for name, count in counts.most_common()),
@@ -211,7 +213,7 @@ def _expected_logits(decoder: Decoder, prompts: Sequence[Sequence[int]], model: 
     return logits
 
 
-def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form: str, say: Say) -> Facts:
+def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form: str) -> Facts:
     model_config = ModelConfig.from_folder(model.model_folder)
     decoder = open_trained_decoder(model, model_config)
     prompts = [encode(tokenizer, text) for text in PROMPTS]
@@ -219,10 +221,12 @@ def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form
     if model.is_adapter:
         merge_adapters(decoder)
     if any(map(model_config.is_moe_layer, range(model_config.num_hidden_layers))):
-        say("mixture of experts: a program computes every expert for every token, because groups have no fixed size")
+        logger.info(
+            "mixture of experts: a program computes every expert for every token, because groups have no fixed size"
+        )
     write_files = write_onnx if form == ONNX else write_program
     difference = write_files(decoder, folder, prompts, expected)
-    say(f"logits beside the trained model's: {difference}")
+    logger.info(f"logits beside the trained model's: {difference}")
     _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, model_config))
     return {
         **_shape_facts(model_config),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING, read_shard
 from erniekit.model.storage.shards import INDEX_FILE, SHARD_FILES, WEIGHTS_FILE, open_weight_files, write_weight_files
 from erniekit.training.checkpoint.atomic_folder import refuse_damaged
 
+logger = logging.getLogger(__name__)
+
 # The weights, which are written anew, and what belongs to a run rather than to its model.
 NOT_COPIED = (
     WEIGHTS_FILE, INDEX_FILE, SHARD_FILES, MANIFEST, PUBLISHING,
@@ -20,9 +22,7 @@ NOT_COPIED = (
 )  # fmt: skip
 
 
-def split_model(
-    source: Path, target: Path, max_shard_bytes: int, *, overwrite: bool = False, say: Callable[[str], None] = print
-) -> None:
+def split_model(source: Path, target: Path, max_shard_bytes: int, *, overwrite: bool = False) -> None:
     """Write a copy of the model folder `source` whose weight files have at most `max_shard_bytes` each.
 
     Tensors of any type are copied byte for byte, a few MB at a time; so are all other files of the folder. A tensor
@@ -57,7 +57,7 @@ def split_model(
     publish(target, write)
     shards = [path for path in written if path.name != INDEX_FILE]
     total = sum(tensor.nbytes for tensor in tensors.values())
-    say(
+    logger.info(
         f"{target}: {len(tensors):,} tensors, {total / 1e9:,.3g} GB, "
         + (f"{len(shards)} shards and an index" if len(shards) > 1 else "one file")
     )

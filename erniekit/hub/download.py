@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
 import sys
@@ -37,7 +38,8 @@ from erniekit.hub.cache import (
 )
 from erniekit.model.storage.model_folder import read_shard_index
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
+
 TIMEOUT_S = 10.0  # to hear from a hub at all; ModelScope's library tries for about a minute
 STALL_TIMEOUT_S = 60.0  # between two pieces of a file
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -64,7 +66,7 @@ def model_folder(config: Config, *, weights: bool = False) -> Path:
 
 
 def find_model_folder(
-    name: str, hub: Hub | None, *, weights: bool = True, parameter: str = "model_name_or_path", say: Say | None = None
+    name: str, hub: Hub | None, *, weights: bool = True, parameter: str = "model_name_or_path"
 ) -> Path:
     """The local folder of a model that is named by a path or, where a hub is chosen, by its name there.
 
@@ -73,16 +75,14 @@ def find_model_folder(
     Args:
         weights: whether the weights are wanted, too.
         parameter: what the name was given for, for messages.
-        say: is told once where the files come from; default lines on standard error, as answers go to the other.
 
     Raises:
         ModelFileError: there is no such folder or model; says what to download and where to put it.
     """
-    say = say or _say_on_standard_error
     folder = Path(name).expanduser()
     if folder.is_dir():
         if hub is not None:
-            _say_once(f"model: {folder} is a local folder, so {hub.parameter} is not used", say)
+            _log_once(f"model: {folder} is a local folder, so {hub.parameter} is not used")
         return folder
     if hub is None:
         raise ModelFileError(
@@ -92,16 +92,16 @@ def find_model_folder(
     model = parse_name(name, hub)
     key = (model, weights, hub.cache())
     if key not in _fetched_folders:
-        _fetched_folders[key] = _fetch_model(model, weights, parameter, say)
+        _fetched_folders[key] = _fetch_model(model, weights, parameter)
     return _fetched_folders[key]
 
 
-def _fetch_model(model: HubModel, weights: bool, parameter: str, say: Say) -> Path:
+def _fetch_model(model: HubModel, weights: bool, parameter: str) -> Path:
     hub = model.hub
     first = _fetched_folders.get((model, False, hub.cache()))
     fetch = {HUGGING_FACE: _from_hugging_face, AI_STUDIO: _from_ai_studio, MODEL_SCOPE: _from_model_scope}[hub]
     if weights:
-        say(f"model: the weights of {model.repo} from {hub.title} ...")
+        logger.info(f"model: the weights of {model.repo} from {hub.title} ...")
     try:
         folder = fetch(model, weights, first)
         lacking = missing_files(folder, weights=weights)
@@ -114,18 +114,14 @@ def _fetch_model(model: HubModel, weights: bool, parameter: str, say: Say) -> Pa
             raise ModelFileError(_download_instructions(model, parameter, str(error))) from None
         folder, origin = cached, f"the cache of {hub.title}, since {error}"
     commit = f", commit {folder.name}" if COMMIT.fullmatch(folder.name) else ""
-    _say_once(f"model: {model.repo} (revision {model.revision}{commit}) from {origin}, in {folder}", say)
+    _log_once(f"model: {model.repo} (revision {model.revision}{commit}) from {origin}, in {folder}")
     return folder
 
 
-def _say_on_standard_error(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-def _say_once(line: str, say: Say) -> None:
+def _log_once(line: str) -> None:
     if line not in _reported:
         _reported.add(line)
-        say(line)
+        logger.info(line)
 
 
 def _download_instructions(model: HubModel, parameter: str, reason: str) -> str:

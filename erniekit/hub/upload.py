@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 from pathlib import Path
 
 from erniekit.errors import ConfigurationError, UserError
-from erniekit.hub.download import Say
+
+logger = logging.getLogger(__name__)
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -32,7 +34,7 @@ def check_upload(repository: str) -> None:
         )
 
 
-def upload(folder: Path, repository: str, say: Say = print) -> None:
+def upload(folder: Path, repository: str) -> None:
     """Create the repository if it is not there, and upload the folder's files in one commit.
 
     Raises:
@@ -54,4 +56,4 @@ def upload(folder: Path, repository: str, say: Say = print) -> None:
             f"  The export itself is complete in {folder}; to send it later:\n"
             f"  huggingface-cli upload {repository} {folder}"
         ) from None
-    say(f"uploaded to {commit.repo_url}")
+    logger.info(f"uploaded to {commit.repo_url}")

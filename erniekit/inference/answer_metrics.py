@@ -44,7 +44,8 @@ class AnswerScores:
     - `rouge1`, `rouge2`, `rougeL`: the mean F-measure (Lin, 2004) over answers, from 0 to 1, by `rouge-score`. Tokens
       are lower-case words and numbers as there, and single characters where a script has no spaces between words.
     - `bleu`: corpus BLEU (Papineni et al., 2002) from 0 to 100, by `sacrebleu` with its tokenizer `zh`, which gives
-      ASCII text (entities such as `&amp;` aside) the tokens of its default `13a`, and splits ideographs. Where no
+      ASCII text the tokens of its default `13a`, and splits ideographs. Two differences: entities such as `&amp;`, and
+      a period or comma between a digit and the end of the text, which `zh` leaves with the digit ("42."). Where no
       answer is 4 tokens long, it goes up to the longest n-gram there is.
 
     Raises:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from erniekit.build.model import Say
 from erniekit.data.conversation import Conversation
 from erniekit.errors import DataError, UserError
 from erniekit.inference.engine import MAX_BATCH_SIZE, ChatModel
 from erniekit.inference.generation import check_prompt
 from erniekit.inference.prompts import Prompt
 from erniekit.inference.sampling import Sampling
+
+logger = logging.getLogger(__name__)
 
 _ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}  # JSON itself escapes those below
 WINDOW = 16 * MAX_BATCH_SIZE  # prompts that are sorted by length together, and written together
@@ -52,14 +54,14 @@ def encode_prompts(
 
 
 def answer_records(
-    model: ChatModel, prompts: Sequence[Prompt], encoded: Sequence[Sequence[int]], sampling: Sampling, say: Say
+    model: ChatModel, prompts: Sequence[Prompt], encoded: Sequence[Sequence[int]], sampling: Sampling
 ) -> Iterator[dict[str, Any]]:
     """A record for each prompt, in order: `prompt`, `answer`, and where there are any `messages` and `reference`."""
     for start in range(0, len(prompts), WINDOW):
         window = range(start, min(start + WINDOW, len(prompts)))
 
         def report(done: int, start: int = start) -> None:
-            say(f"answered {start + done:,} of {len(prompts):,} prompts")
+            logger.info(f"answered {start + done:,} of {len(prompts):,} prompts")
 
         answers = model.answer_encoded([encoded[number] for number in window], sampling, streams=window, report=report)
         for number, answer in zip(window, answers, strict=True):

@@ -6,6 +6,7 @@ Needs no Paddle. Where the processes come from, how they are watched, and how se
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from erniekit.build.data import evaluates, evaluation_dataset, training_dataset
 from erniekit.build.layout import known_model_config, partition_layers
-from erniekit.build.model import Say, initial_weights, open_tokenizer
+from erniekit.build.model import initial_weights, open_tokenizer
 from erniekit.config import Config
 from erniekit.distributed.rank import is_rank
 from erniekit.distributed.topology import AXES, Topology, topology_from
@@ -25,6 +26,8 @@ from erniekit.launch.rendezvous import NodeLostError, Nodes, Rendezvous, connect
 from erniekit.launch.watch import Failure, received_signals, root_cause, signal_forwarder, watch
 from erniekit.training.checkpoint.atomic_folder import MANIFEST, checkpoint_folders, newest_complete
 from erniekit.training.control import NO_COMMANDS, Commands, forward_commands
+
+logger = logging.getLogger(__name__)
 
 LOG_FOLDER = "rank_logs"  # in output_dir
 FAILED, USER_ERROR = 1, 2  # exit codes
@@ -90,7 +93,7 @@ def plan_job(config: Config, command: tuple[str, ...], *, nproc: int | None, log
     return Job(config, command, nproc, gpus > 0, rendezvous, folder)
 
 
-def run_job(job: Job, say: Say = print) -> int:
+def run_job(job: Job) -> int:
     """Run a job to its end, or to its last failure.
 
     Returns:
@@ -103,16 +106,16 @@ def run_job(job: Job, say: Say = print) -> int:
     prepare(job.config)
     if job.rendezvous:
         reach = ", which only this machine can reach" if job.rendezvous.is_loopback else ""
-        say(f"{job.rendezvous.nodes} nodes meet at {job.rendezvous}{reach}")
+        logger.info(f"{job.rendezvous.nodes} nodes meet at {job.rendezvous}{reach}")
     with connect_nodes(job.rendezvous, job.nproc_per_node, job.config.distributed.distributed_timeout) as nodes:
         topology = topology_from(job.config, sum(nodes.counts))
         model = known_model_config(job.config)
         if not isinstance(model, str):  # otherwise the ranks say what is wrong with it
             partition_layers(job.config, model, topology)
         _make_log_folder(job.logs)
-        say(_announcement(job, nodes, topology))
+        logger.info(_announcement(job, nodes, topology))
         try:
-            return _run_until_done(job, nodes, say)
+            return _run_until_done(job, nodes)
         except NodeLostError as error:
             print(f"error: {error}; the ranks of this node were ended", file=sys.stderr)
             return FAILED
@@ -152,7 +155,7 @@ class _Verdict:
     notes: tuple[str, ...] = ()
 
 
-def _run_until_done(job: Job, nodes: Nodes, say: Say) -> int:
+def _run_until_done(job: Job, nodes: Nodes) -> int:
     before = _checkpoints(job.config)
     resume, attempt = False, 0
     while True:
@@ -170,7 +173,7 @@ def _run_until_done(job: Job, nodes: Nodes, say: Say) -> int:
             if verdict.failure.cause != "user error":
                 print(f"all ranks were ended; the output of each: {_logs(job)}", file=sys.stderr)
         for note in verdict.notes:
-            say(note)
+            logger.info(note)
         if not verdict.restart:
             return verdict.code
         resume, attempt = verdict.resume, attempt + 1

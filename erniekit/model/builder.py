@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from erniekit.model.recompute import Recompute
 from erniekit.model.storage.layouts import open_weights
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 from erniekit.model.weights import is_transposed, load_weights, named_linears, named_weights, packed_weights
+
+logger = logging.getLogger(__name__)
 
 # A decoder's random weights.
 
@@ -61,7 +63,7 @@ def build_model(
     pipeline_stage: PipelineStage | None = None,
     all_gather_object: AllGatherObject = single_process_all_gather,
     all_reduce_max: AllReduceMax = single_process_all_reduce_max,
-    log: Callable[[str], None] = lambda line: None,
+    log_level: int = logging.DEBUG,
 ) -> Decoder:
     """Describe the layers, create them, then fill them.
 
@@ -81,7 +83,8 @@ def build_model(
         pipeline_stage: what this stage of a pipeline has of the stack; None: all of it.
         all_gather_object: with all ranks that have a part of the model.
         all_reduce_max: of figures, over the same ranks.
-        log: receives one line for each technique applied.
+        log_level: the level of the log lines, one for each technique applied: INFO for the model that a run trains or
+            measures, DEBUG for any other.
 
     Raises:
         ModelFileError: the weights or adapters are missing, damaged or do not fit `model_config`.
@@ -92,7 +95,7 @@ def build_model(
     stored = None if weights is None else open_weights(model_config, weights)
     # Beside adapters it would win a tenth of the time at most, and lose a third of the memory they are meant to save.
     if paddle.get_device() == "cpu" and lora is None and adapters is None and keep_freed_memory():
-        log("host memory: freed blocks are kept for the next step")
+        logger.log(log_level, "host memory: freed blocks are kept for the next step")
     with paddle.LazyGuard() if isinstance(quantization, WeightOnly) else nullcontext():  # no dense weight ever exists
         decoder = Decoder(
             model_config,
@@ -110,46 +113,49 @@ def build_model(
         pack_linears(named_linears(decoder), quantization)
         for parameter in decoder.parameters():
             parameter.initialize()
-    log(f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")
+    logger.log(log_level, f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")
     if tp.size > 1:
         sequence_parallel = ", and the sequence between them" if tp.sequence_parallel else ""
-        log(f"tensor parallel: {tp.size} slices of every large matrix{sequence_parallel}")
+        logger.log(log_level, f"tensor parallel: {tp.size} slices of every large matrix{sequence_parallel}")
     if pipeline_stage is not None:
-        log(f"pipeline parallel: {pipeline_stage}")
+        logger.log(log_level, f"pipeline parallel: {pipeline_stage}")
     if model_config.moe_num_experts and expert_parallel.dispatcher.group is not None:
-        log(f"expert parallel: {expert_parallel.dispatcher}")
+        logger.log(log_level, f"expert parallel: {expert_parallel.dispatcher}")
     if stored is None:
         initialize_weights(decoder, seed)
-        log(f"weights: random, seed {seed}, standard deviation {model_config.initializer_range}")
+        logger.log(log_level, f"weights: random, seed {seed}, standard deviation {model_config.initializer_range}")
     else:
         layout = load_weights(decoder, stored)
-        log(f"weights: {weights} ({layout})")
+        logger.log(log_level, f"weights: {weights} ({layout})")
     if isinstance(quantization, WeightOnly):
-        log(f"quantisation: {quantization}; {_size_of_packed(decoder)}")
+        logger.log(log_level, f"quantisation: {quantization}; {_size_of_packed(decoder)}")
     if isinstance(quantization, Fp8):
         linears = named_linears(decoder)
         decoder.activation_scales = compute_in_fp8(
             linears, quantization, decoder.randomness, all_gather_object, all_reduce_max
         )
         decoder.activation_scales.restore(read_averages(adapters or weights))
-        log(f"FP8: {len(linears)} linear layers, {quantization}")
+        logger.log(log_level, f"FP8: {len(linears)} linear layers, {quantization}")
     if hidden_dropout or attention_dropout:
-        log(f"dropout: {hidden_dropout} on hidden states, {attention_dropout} on attention probabilities")
+        logger.log(
+            log_level, f"dropout: {hidden_dropout} on hidden states, {attention_dropout} on attention probabilities"
+        )
     divided = " on this rank" if tp.size > 1 or pipeline_stage is not None else ""
     if adapters is not None:
         same_base = load_adapters(
             decoder, adapters, dropout=lora.dropout if lora else 0.0, all_gather_object=all_gather_object
         )
-        log(f"adapters: {adapters}, {describe_adapters(decoder)}{divided}")
+        logger.log(log_level, f"adapters: {adapters}, {describe_adapters(decoder)}{divided}")
         if not same_base:
-            log(f"warning: the adapters in {adapters} were trained beside other weights than these")
+            level = logging.WARNING if log_level >= logging.INFO else log_level
+            logger.log(level, f"the adapters in {adapters} were trained beside other weights than these")
     elif lora is not None:
         add_adapters(decoder, lora, seed=seed, all_gather_object=all_gather_object)
-        log(f"adapters: new, {describe_adapters(decoder)}{divided}")
+        logger.log(log_level, f"adapters: new, {describe_adapters(decoder)}{divided}")
     if recompute is not None:
         decoder.recompute = recompute
         count = max(0, model_config.num_hidden_layers - recompute.first_layer)
-        log(f"recompute: {count} of {model_config.num_hidden_layers} layers, {recompute}")
+        logger.log(log_level, f"recompute: {count} of {model_config.num_hidden_layers} layers, {recompute}")
     return decoder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +18,6 @@ import paddle
 from erniekit.build.adapters import adapter_plan, initial_adapters, parent_adapters
 from erniekit.build.distributed import model_shard_arguments
 from erniekit.build.model import (
-    Say,
     head_settings,
     initial_weights,
     open_model,
@@ -60,6 +60,8 @@ from erniekit.training.objectives.reference import (
     precompute_missing_logps,
 )
 
+logger = logging.getLogger(__name__)
+
 # Log-probabilities of pairs under a reference model, kept on disk: one array for a set of pairs and a model.
 
 TABLE_VERSION = 1  # raise it where the same pairs and weights come to other log-probabilities
@@ -96,7 +98,7 @@ def read_table(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     return table if table.shape == shape and table.dtype == np.float32 else np.full(shape, np.nan, np.float32)
 
 
-def write_table(path: Path, table: np.ndarray, say: Say) -> None:
+def write_table(path: Path, table: np.ndarray) -> None:
     """Replace the file as a whole. A disk that cannot be written is no reason to stop a run."""
     temp_path = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -106,11 +108,11 @@ def write_table(path: Path, table: np.ndarray, say: Say) -> None:
         os.replace(temp_path, path)
     except OSError as error:
         temp_path.unlink(missing_ok=True)
-        say(f"warning: {path} cannot be written ({error.strerror}): the next run measures its reference again")
+        logger.warning(f"{path} cannot be written ({error.strerror}): the next run measures its reference again")
 
 
 TRAINING, EVALUATION = "training", "evaluation"
-_SAY_EVERY_S = 20.0
+_LOG_EVERY_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,6 @@ def preference_objectives(
     training: tuple[StepPlan, int],
     evaluation: EvaluationPlan | None,
     checkpoint: Path | None,
-    say: Say = print,
     ranks: Ranks = SINGLE_PROCESS,
     mesh: Mesh = SINGLE_PROCESS_MESH,
 ) -> tuple[Objective, Objective]:
@@ -148,7 +149,7 @@ def preference_objectives(
     saved = load_extra_state(checkpoint, ranks) if checkpoint else NO_TENSORS
     if mode == "precomputed":
         read = _pairs_of_run(config, training, evaluation, load_state(checkpoint).step if checkpoint else 0)
-        tables = _precomputed_references(config, model, read, saved, ranks, mesh, fresh=fresh, say=say)
+        tables = _precomputed_references(config, model, read, saved, ranks, mesh, fresh=fresh)
         objective = replace(
             _preference_objective(config, tables[TRAINING]),
             extra_state=lambda: {name: paddle.to_tensor(item.table) for name, item in tables.items()},
@@ -158,9 +159,9 @@ def preference_objectives(
         return _preference_objective(config, None), _preference_objective(config, None)
     reference: Reference
     if mode == "adapters":
-        reference = _disabled_adapters_reference(config, model, saved, ranks, fresh=fresh, say=say)
+        reference = _disabled_adapters_reference(config, model, saved, ranks, fresh=fresh)
     else:
-        reference = _frozen_copy_reference(config, model, saved, ranks, mesh, say)
+        reference = _frozen_copy_reference(config, model, saved, ranks, mesh)
 
     def after_update(step: int) -> None:
         every = config.dpo.ref_model_update_steps
@@ -173,12 +174,12 @@ def preference_objectives(
     return objective, objective
 
 
-def freeze_mtp(model: Decoder, say: Say = print) -> None:
+def freeze_mtp(model: Decoder) -> None:
     """Freeze multi-token prediction layers, for which preferences are no loss: weight decay would wear them down."""
     if model.mtp:
         for parameter in model.mtp.parameters():
             parameter.stop_gradient = True
-        say("multi-token prediction layers stay as they are: preference training has no loss for them")
+        logger.info("multi-token prediction layers stay as they are: preference training has no loss for them")
 
 
 def _pairs_of_run(
@@ -198,7 +199,7 @@ def _pairs_of_run(
 
 
 def evaluation_objective(
-    config: Config, model: Decoder, say: Say = print, ranks: Ranks = SINGLE_PROCESS, mesh: Mesh = SINGLE_PROCESS_MESH
+    config: Config, model: Decoder, ranks: Ranks = SINGLE_PROCESS, mesh: Mesh = SINGLE_PROCESS_MESH
 ) -> Objective:
     """The preference loss for an evaluation on its own, among the ranks that it is divided among.
 
@@ -209,7 +210,7 @@ def evaluation_objective(
         return _preference_objective(config, None)
     measure = log_prob_fn(config, ranks)
     if config.dpo.ref_model_name_or_path:
-        copy = open_reference_model(config, say, mesh)
+        copy = open_reference_model(config, mesh)
         return _preference_objective(config, FrozenReference(copy, model, measure, updated=False, ranks=ranks))
     if config.lora.lora:
         model_config = read_model_config(config)
@@ -217,7 +218,7 @@ def evaluation_objective(
         started_from = parent_adapters(adapters.folder) if adapters and adapters.folder else None
         # PiSSA has moved a part of the base into its adapters: put aside, they do not leave the base
         if started_from is not None or (adapters and adapters.settings.init == PISSA):
-            say(f"reference: {started_from or 'the base of the adapters'}, a frozen copy")
+            logger.info(f"reference: {started_from or 'the base of the adapters'}, a frozen copy")
             shard_arguments = model_shard_arguments(config, model_config, mesh)
             quantization = quantization_from(config)
             other = build_model(
@@ -228,9 +229,9 @@ def evaluation_objective(
                 **shard_arguments,
             )
             return _preference_objective(config, FrozenReference(other, model, measure, updated=False, ranks=ranks))
-        say("reference: the model with its adapters put aside")
+        logger.info("reference: the model with its adapters put aside")
         return _preference_objective(config, AdapterReference(model, measure, ranks=ranks))
-    say("reference: none; write ref_model_name_or_path to compare with the model before preference training")
+    logger.info("reference: none; write ref_model_name_or_path to compare with the model before preference training")
     return _preference_objective(config, None)
 
 
@@ -245,7 +246,7 @@ def _preference_objective(config: Config, reference: Reference | None) -> Object
     return preference(preference_settings(config), reference, **head_settings(config))
 
 
-def open_reference_model(config: Config, say: Say = print, mesh: Mesh = SINGLE_PROCESS_MESH) -> Decoder:
+def open_reference_model(config: Config, mesh: Mesh = SINGLE_PROCESS_MESH) -> Decoder:
     """A model with the weights of the reference: `ref_model_name_or_path`, or what a fresh run would start from.
 
     It is divided among the ranks as the trained one is.
@@ -256,7 +257,8 @@ def open_reference_model(config: Config, say: Say = print, mesh: Mesh = SINGLE_P
     name = config.dpo.ref_model_name_or_path
     if not name:
         adapters = adapter_plan(config, read_model_config(config))
-        return open_model(config, initial_weights(config), _silent, adapters=adapters, mesh=mesh)
+        # its lines would repeat those of the trained model
+        return open_model(config, initial_weights(config), adapters=adapters, mesh=mesh, log_level=logging.DEBUG)
     folder = find_model_folder(name, chosen_hub(config), weights=True, parameter="ref_model_name_or_path")
     if is_adapter_folder(folder):
         raise ModelFileError(
@@ -269,7 +271,7 @@ def open_reference_model(config: Config, say: Say = print, mesh: Mesh = SINGLE_P
             f"ref_model_name_or_path: {folder} has a vocabulary of {other.vocab_size:,}, the trained model one of "
             f"{own.vocab_size:,}: they read different tokens\n  Write a reference with the trained model's tokenizer."
         )
-    say(f"reference: {folder}")
+    logger.info(f"reference: {folder}")
     return build_model(other, folder, **model_shard_arguments(config, other, mesh))
 
 
@@ -279,7 +281,7 @@ def log_prob_fn(config: Config, ranks: Ranks = SINGLE_PROCESS) -> ComputeLogps:
 
 
 def _disabled_adapters_reference(
-    config: Config, model: Decoder, saved: TensorFiles, ranks: Ranks, *, fresh: bool, say: Say
+    config: Config, model: Decoder, saved: TensorFiles, ranks: Ranks, *, fresh: bool
 ) -> AdapterReference:
     """New adapters are without effect, unless PiSSA has moved a part of the weights into them."""
     own = [name for name in named_adapter_weights(model) if name in saved.names]
@@ -289,18 +291,18 @@ def _disabled_adapters_reference(
         with ranks.gather_params(trained.values()):
             adapters = clone_tensors(trained)
     what = "the adapters that the run started from" if adapters else "its adapters put aside"
-    say(f"reference: the model with {what}")
+    logger.info(f"reference: the model with {what}")
     return AdapterReference(model, log_prob_fn(config, ranks), adapters or None, ranks)
 
 
 def _frozen_copy_reference(
-    config: Config, model: Decoder, saved: TensorFiles, ranks: Ranks, mesh: Mesh, say: Say
+    config: Config, model: Decoder, saved: TensorFiles, ranks: Ranks, mesh: Mesh
 ) -> FrozenReference:
-    copy = open_reference_model(config, say, mesh)
+    copy = open_reference_model(config, mesh)
     if saved.names:
         for weight_name, weight in named_weights(copy).items():
             weight.set_value(saved.read(weight_name))
-    say(f"reference: a frozen copy, {sum(weight.size for weight in named_weights(copy).values()):,} parameters")
+    logger.info(f"reference: a frozen copy, {sum(weight.size for weight in named_weights(copy).values()):,} parameters")
     updated = config.dpo.ref_model_update_steps > 0
     return FrozenReference(copy, model, log_prob_fn(config, ranks), updated=updated, ranks=ranks)
 
@@ -314,7 +316,6 @@ def _precomputed_references(
     mesh: Mesh,
     *,
     fresh: bool,
-    say: Say,
 ) -> dict[str, PrecomputedReference]:
     """Tables of what every pair of the run has under the reference: from the checkpoint, from disk, or measured now.
 
@@ -329,33 +330,29 @@ def _precomputed_references(
         if stored is not None and stored.shape == table.shape:
             table = stored
         if fresh or any(ranks.all_gather_object(has_missing_logps(table, pairs.batches()))):
-            reference = reference or open_reference_model(config, say, mesh)
+            reference = reference or open_reference_model(config, mesh)
             with ranks.gather_params(reference.parameters()):
                 path = table_path(cache_folder(config), pairs.dataset, reference, ranks)
             earlier = read_table(path, table.shape)
             table = np.where(np.isnan(table), earlier, table)
             started = time.monotonic()
-            batches = _with_progress(pairs.batches(), name, say)
+            batches = _with_progress(pairs.batches(), name)
             count = precompute_missing_logps(table, batches, reference, measure, pairs.dataset.location, ranks)
             if count and ranks.is_main_process:
-                write_table(path, table, say)
+                write_table(path, table)
             seconds = (
                 f"{count:,} pairs measured in {time.monotonic() - started:.1f} s" if count else "nothing to measure"
             )
-            say(f"reference: {name}: {seconds}, log-probabilities kept in {path}")
+            logger.info(f"reference: {name}: {seconds}, log-probabilities kept in {path}")
         tables[name] = PrecomputedReference(table)
     return tables
 
 
-def _with_progress(batches: Iterable[Any], name: str, say: Say) -> Iterator[Any]:
+def _with_progress(batches: Iterable[Any], name: str) -> Iterator[Any]:
     """The batches, with a line now and then."""
-    due = time.monotonic() + _SAY_EVERY_S
+    due = time.monotonic() + _LOG_EVERY_S
     for number, batch in enumerate(batches):
         if time.monotonic() > due:
-            say(f"reference: {name}: {number:,} batches measured")
-            due = time.monotonic() + _SAY_EVERY_S
+            logger.info(f"reference: {name}: {number:,} batches measured")
+            due = time.monotonic() + _LOG_EVERY_S
         yield batch
-
-
-def _silent(line: str) -> None:
-    """For a second model, whose lines would repeat the first one's."""

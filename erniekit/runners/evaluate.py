@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,7 +21,6 @@ from erniekit.build.data import (
 )
 from erniekit.build.distributed import evaluation_ranks, join_ranks, topology_and_rank
 from erniekit.build.model import (
-    Say,
     announce_dense_mask,
     initial_weights,
     objective_from,
@@ -46,18 +46,20 @@ from erniekit.training.collectives import Ranks
 from erniekit.training.evaluation import EvaluationResult, ExtraMetrics, evaluate
 from erniekit.training.objectives.objective import Objective
 
+logger = logging.getLogger(__name__)
+
 SAMPLES_SHOWN = 3
 
 
-def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
+def run_evaluation(config: Config) -> EvaluationResult:
     """Evaluate the model that `config` names, print the figures and leave them in `output_dir/eval_results.json`.
 
     Raises:
         UserError: anything the user can mend.
     """
     for line in config.messages:
-        say(line)
-    select_device(config, say)
+        logger.info(line)
+    select_device(config)
     tokenizer, template = open_tokenizer(config)
     model_config = read_model_config(config)
     check_vocabulary(model_config, tokenizer)
@@ -67,19 +69,19 @@ def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
     output_dir = Path(config.basic.output_dir).expanduser()
     topology, rank = topology_and_rank(config, model_config)
     # first: an evaluation whose figures cannot be kept is in vain
-    with locked(output_dir, say) if rank == 0 else nullcontext():
+    with locked(output_dir) if rank == 0 else nullcontext():
         local_dataset = evaluation_dataset(config, tokenizer, template) if reads_data(config, topology, rank) else None
         mesh = join_ranks(config, topology)
         dataset = broadcast_dataset_index(config, mesh, local_dataset)
-        say(str(dataset.report))
-        announce_dense_mask(config, [(dataset, config.evaluation.per_device_eval_batch_size)], say)
-        model = open_model(config, weights, say, adapters=adapters, mesh=mesh)
+        logger.info(str(dataset.report))
+        announce_dense_mask(config, [(dataset, config.evaluation.per_device_eval_batch_size)])
+        model = open_model(config, weights, adapters=adapters, mesh=mesh)
         ranks = evaluation_ranks(config, mesh, model)
         generation_evaluator = build_generation_evaluator(config, tokenizer, template, output_dir, mesh)
         result = evaluate(
             model,
             evaluation_plan(config, dataset, dp_rank_of(config, mesh)),
-            _objective(config, model, say, ranks, mesh),
+            _objective(config, model, ranks, mesh),
             max_batches=config.evaluation.max_evaluate_steps,
             describe_sample=dataset.location,
             extra_metrics=generation_evaluator,
@@ -87,14 +89,14 @@ def run_evaluation(config: Config, say: Say = print) -> EvaluationResult:
         )
         record = {"step": 0, "epoch": 0.0, **result.results()}
         covered = f"{result.batches} of {result.batches_available} batches, {result.seconds:.1f} s"
-        say(f"evaluation of {adapters.folder if adapters else weights or 'random weights'} ({covered})")
+        logger.info(f"evaluation of {adapters.folder if adapters else weights or 'random weights'} ({covered})")
         for line in metrics_table(result):
-            say(line)
+            logger.info(line)
         if ranks.is_main_process:
             Results(output_dir).on_evaluate(record)
         if generation_evaluator is not None and ranks.is_main_process:
-            _show_samples(output_dir, say)
-        say(f"results: {output_dir / EVALUATION_FILE}")
+            _show_samples(output_dir)
+        logger.info(f"results: {output_dir / EVALUATION_FILE}")
     return result
 
 
@@ -146,21 +148,21 @@ def _cells(result: EvaluationResult) -> dict[str, str]:
     }
 
 
-def _objective(config: Config, model: Decoder, say: Say, ranks: Ranks, mesh: Mesh) -> Objective:
+def _objective(config: Config, model: Decoder, ranks: Ranks, mesh: Mesh) -> Objective:
     if config.basic.stage != "DPO":
         return objective_from(config)
     from erniekit.runners.dpo import evaluation_objective
 
-    return evaluation_objective(config, model, say, ranks, mesh)
+    return evaluation_objective(config, model, ranks, mesh)
 
 
-def _show_samples(output_dir: Path, say: Say) -> None:
+def _show_samples(output_dir: Path) -> None:
     for sample in read_samples(output_dir, SAMPLES_SHOWN):
         question = escape_control_characters(sample["messages"][-1]["content"])
         verdict = "exact" if sample["exact_match"] else f"rougeL {sample['rougeL']:.2f}"
-        say(f"> {question}\n  answer:   {escape_control_characters(sample['answer'])}  ({verdict})")
-        say(f"  expected: {escape_control_characters(sample['expected'])}")
-    say(f"all answers: {output_dir / SAMPLES_FILE}")
+        logger.info(f"> {question}\n  answer:   {escape_control_characters(sample['answer'])}  ({verdict})")
+        logger.info(f"  expected: {escape_control_characters(sample['expected'])}")
+    logger.info(f"all answers: {output_dir / SAMPLES_FILE}")
 
 
 # Which model an evaluation on its own measures, and with which settings. Needs no Paddle.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from erniekit.build.adapters import adapter_plan
 from erniekit.build.data import sample_limits, training_dataset, training_sources
-from erniekit.build.model import Say, begin_training, initial_weights, objective_from, open_model
+from erniekit.build.model import begin_training, initial_weights, objective_from, open_model
 from erniekit.config import Config
 from erniekit.data.collate import Batch, collate
 from erniekit.data.formats.problems import ProblemList, UnusedFields
@@ -21,12 +22,14 @@ from erniekit.training.optim.adamw import build_optimizer, trainable_parameters
 from erniekit.training.settings import optimizer_settings_from
 from erniekit.training.step import NotFiniteError, train_step
 
+logger = logging.getLogger(__name__)
+
 SECONDS = 50.0
 GOAL, GOAL_OF_PAIRS = 0.1, 0.8  # of the first loss; preference losses have their minimum at many places
 LEARNING_RATE_FROM_WEIGHTS, LEARNING_RATE_FROM_SCRATCH = 1e-4, 1e-3
 
 
-def overfit_check(config: Config, say: Say = print) -> bool:
+def overfit_check(config: Config) -> bool:
     """Train on the first sample alone until its loss is a tenth of what it was, or a minute has passed.
 
     A pair is learned when its chosen answer has the higher reward and the loss is four fifths of what it was.
@@ -40,10 +43,10 @@ def overfit_check(config: Config, say: Say = print) -> bool:
     Raises:
         UserError: anything the user can mend.
     """
-    model_config, tokenizer, template = begin_training(config, say)
-    location, sample = first_sample(config, tokenizer, template, say)
+    model_config, tokenizer, template = begin_training(config)
+    location, sample = first_sample(config, tokenizer, template)
     weights = initial_weights(config)
-    model = open_model(config, weights, say, adapters=adapter_plan(config, model_config))
+    model = open_model(config, weights, adapters=adapter_plan(config, model_config))
     model.train()
     parameters = named_trainable_parameters(model)
     optimizer = build_optimizer(parameters, optimizer_settings_from(config, model_config.num_hidden_layers))
@@ -53,7 +56,9 @@ def overfit_check(config: Config, say: Say = print) -> bool:
     floor = LEARNING_RATE_FROM_SCRATCH if weights is None else LEARNING_RATE_FROM_WEIGHTS
     lr = max(config.training.learning_rate, floor)
     goal = GOAL if sample.pair is None else GOAL_OF_PAIRS
-    say(f"overfitting {location} ({batch.token_count} tokens, {batch.target_count} targets), learning rate {lr:g}")
+    logger.info(
+        f"overfitting {location} ({batch.token_count} tokens, {batch.target_count} targets), learning rate {lr:g}"
+    )
 
     start, first, step = time.monotonic(), 0.0, 0
     while True:
@@ -63,19 +68,21 @@ def overfit_check(config: Config, say: Say = print) -> bool:
                 step=step, learning_rate=lr, max_grad_norm=config.training.max_grad_norm,
             )  # fmt: skip
         except NotFiniteError as error:
-            say(f"NOT OK: {error.what} is not finite at step {step + 1}.\n  {_not_finite_hint(step, weights is None)}")
+            logger.info(
+                f"NOT OK: {error.what} is not finite at step {step + 1}.\n  {_not_finite_hint(step, weights is None)}"
+            )
             return False
         loss, seconds = result.totals.loss, time.monotonic() - start
         first = loss if step == 0 else first
         step += 1
         reached = loss < goal * first and result.totals.metrics.get("reward_accuracy", 1.0) == 1.0
         if step == 1 or step % 10 == 0 or reached:
-            say(f"step {step:>3}  loss {loss:.4f}  {seconds:.1f} s")
+            logger.info(f"step {step:>3}  loss {loss:.4f}  {seconds:.1f} s")
         if reached:
-            say(f"OK: the model learned the sample, loss {first:.3f} -> {loss:.3f} in {step} steps.")
+            logger.info(f"OK: the model learned the sample, loss {first:.3f} -> {loss:.3f} in {step} steps.")
             return True
         if seconds > SECONDS:
-            say(
+            logger.info(
                 f"NOT OK: the loss only went from {first:.3f} to {loss:.3f} in {step} steps.\n"
                 "  Look at the sample with `erniekit preview`, and try a higher learning_rate or less dropout. "
                 "A large model on a slow machine may only need more time."
@@ -91,7 +98,7 @@ def _objective(config: Config, model: Decoder, batch: Batch) -> Objective:
     return objective_of_pair(config, model, batch)
 
 
-def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None, say: Say) -> tuple[str, Sample]:
+def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None) -> tuple[str, Sample]:
     """The first record of the training data that fits `max_seq_len` and has a target, and its place (file:line).
 
     No more records than needed are read, and nothing is cached, so that a huge file costs no more than a small one.
@@ -115,7 +122,7 @@ def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None
             problems.raise_if_any()
             if samples:
                 if skipped + counts.dropped:
-                    say(f"skipped {skipped + counts.dropped:,} records before it, longer than {limits}")
+                    logger.info(f"skipped {skipped + counts.dropped:,} records before it, longer than {limits}")
                 return f"{source.path}:{lines[0]}", samples[0]
         problems.raise_if_any()
         skipped += counts.dropped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +31,6 @@ from erniekit.build.data import (
 )
 from erniekit.build.distributed import join_ranks, moment_storage, optimizer_and_ranks, topology_and_rank
 from erniekit.build.model import (
-    Say,
     announce_dense_mask,
     begin_training,
     initial_weights,
@@ -66,6 +66,8 @@ from erniekit.training.optim.adamw import describe_decay
 from erniekit.training.settings import schedule_from, settings_from
 from erniekit.training.trainer import Trainer, TrainResult
 
+logger = logging.getLogger(__name__)
+
 # What decides which samples a step sees; a resumed run must have the same values.
 BATCH_PARAMETERS = (
     "max_seq_len", "per_device_train_batch_size", "gradient_accumulation_steps", "packing", "greedy_intokens",
@@ -75,20 +77,20 @@ BATCH_PARAMETERS = (
 LATER_BATCH_PARAMETERS = ("batch_tokens", "max_batch_samples", "min_sample_len", "max_sample_len", "curriculum")
 
 
-def run_training(config: Config, say: Say = print) -> TrainResult:
+def run_training(config: Config) -> TrainResult:
     """Train as `config` says and leave the model, its results and its logs in `output_dir`.
 
     Raises:
         UserError: anything the user can mend, before or during training.
     """
-    model_config, tokenizer, template = begin_training(config, say)
+    model_config, tokenizer, template = begin_training(config)
     generation = _generation_settings(model_folder(config))
     output_dir = Path(config.basic.output_dir).expanduser()
     topology, rank = topology_and_rank(config, model_config)
     for line in expert_parallel_warnings(config, model_config, topology):
-        say(line)
+        logger.info(line)
 
-    with _output_folder(config, output_dir, rank, say) as local_start:
+    with _output_folder(config, output_dir, rank) as local_start:
         # before ranks wait for each other; those that read nothing are told by those that do
         reads = reads_data(config, topology, rank)
         local_dataset = training_dataset(config, tokenizer, template) if reads else None
@@ -99,18 +101,19 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
         dataset = broadcast_dataset_index(config, mesh, local_dataset)
         held_out = broadcast_dataset_index(config, mesh, local_held_out) if evaluates(config) else None
         plan = training_plan(config, dataset, dp_rank)
-        say(str(dataset.report))
-        say(plan.describe(config.training.max_steps, config.training.num_train_epochs))
+        logger.info(str(dataset.report))
+        logger.info(plan.describe(config.training.max_steps, config.training.num_train_epochs))
         total_steps = count_steps(config, plan, note=rank == 0)
         schedule = schedule_from(config, total_steps)
         if config.training.max_steps < 0 and schedule.kind != "constant" and total_steps <= schedule.warmup_steps:
-            say(peak_lr_not_reached(schedule.warmup_steps, total_steps))  # with max_steps it is one of config.messages
+            # with max_steps it is one of config.messages
+            logger.info(peak_lr_not_reached(schedule.warmup_steps, total_steps))
         workers = config.acceleration.dataloader_num_workers if reads else 0
         batches = [(dataset, config.training.per_device_train_batch_size)]
         if held_out is not None:
-            say(str(held_out.report))
+            logger.info(str(held_out.report))
             batches.append((held_out, config.evaluation.per_device_eval_batch_size))
-        announce_dense_mask(config, batches, say)
+        announce_dense_mask(config, batches)
 
         sharded_checkpoint = (
             start.checkpoint if start.checkpoint and WEIGHTS in sharded_kinds(start.checkpoint) else None
@@ -120,17 +123,17 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
         if sharded_checkpoint:
             refuse_other_adapters(sharded_checkpoint, resolved_parameters(config, adapters, model_config))
         weights = full_checkpoint if full_checkpoint and not adapters else initial_weights(config)
-        model = open_model(config, weights, say, adapters=adapters, mesh=mesh)
+        model = open_model(config, weights, adapters=adapters, mesh=mesh)
         held_out_plan = None if held_out is None else evaluation_plan(config, held_out, dp_rank)
         if config.basic.stage == "DPO":
             from erniekit.runners.dpo import freeze_mtp
 
-            freeze_mtp(model, say)  # before anything asks what is trained
+            freeze_mtp(model)  # before anything asks what is trained
         parameters = named_trainable_parameters(model)
         on_rank = ", counted on this rank" if topology.tensor > 1 or topology.pipeline > 1 else ""
-        say(describe_decay(parameters, config.training.weight_decay) + on_rank)
+        logger.info(describe_decay(parameters, config.training.weight_decay) + on_rank)
         if (storage := moment_storage(config)) is not None:
-            say(f"AdamW: {storage}")
+            logger.info(f"AdamW: {storage}")
         optimizer, ranks = optimizer_and_ranks(config, mesh, model, parameters)
         shards = shards_of(config, model, ranks)
         if sharded_checkpoint:
@@ -145,7 +148,7 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
             write_model(folder, master_weights_as_model(local_tensors(named_weights(model)), optimizer, parameters))
 
         objective, evaluation_objective = _objectives(
-            config, model, (plan, total_steps), held_out_plan, start.checkpoint, say, ranks, mesh
+            config, model, (plan, total_steps), held_out_plan, start.checkpoint, ranks, mesh
         )
         trainer = Trainer(
             model=model,
@@ -172,7 +175,7 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
             write_checkpoint_model=write_master_weights if master_weights.stored == "as weights" else None,
             master_weights=master_weights,
             evaluation_plan=held_out_plan,
-            callbacks=_callbacks(config, output_dir, say) if ranks.is_main_process else (),
+            callbacks=_callbacks(config, output_dir) if ranks.is_main_process else (),
             commands=Commands.for_run(output_dir) if ranks.is_main_process else NO_COMMANDS,
             ranks=ranks,
             shards=shards,
@@ -180,7 +183,6 @@ def run_training(config: Config, say: Say = print) -> TrainResult:
             read_steps=lambda first, stop: prefetch(plan, first, workers, stop),
             describe_sample=dataset.location,
             describe_evaluation_sample=str if held_out is None else held_out.location,
-            say=say,
         )
         return trainer.fit(start)
 
@@ -191,7 +193,6 @@ def _objectives(
     training: tuple[StepPlan, int],
     evaluation: EvaluationPlan | None,
     checkpoint: Path | None,
-    say: Say,
     ranks: Ranks,
     mesh: Mesh,
 ) -> tuple[Objective, Objective]:
@@ -201,7 +202,7 @@ def _objectives(
         return objective, objective
     from erniekit.runners.dpo import preference_objectives
 
-    return preference_objectives(config, model, training, evaluation, checkpoint, say, ranks, mesh)
+    return preference_objectives(config, model, training, evaluation, checkpoint, ranks, mesh)
 
 
 def _batch_settings(config: Config, dp_world_size: int) -> dict[str, Any]:
@@ -252,7 +253,7 @@ def _write_model(
 
 
 @contextmanager
-def _output_folder(config: Config, output_dir: Path, rank: int, say: Say) -> Iterator[Start | None]:
+def _output_folder(config: Config, output_dir: Path, rank: int) -> Iterator[Start | None]:
     """The first rank has the folder for itself, and finds where to start; to the others it tells that."""
     if rank > 0:
         yield None
@@ -263,16 +264,14 @@ def _output_folder(config: Config, output_dir: Path, rank: int, say: Say) -> Ite
         overwrite_output_dir=config.basic.overwrite_output_dir,
         model_folder=model_folder(config),
         weights_from=initial_adapters(config) or initial_weights(config),
-        say=say,
     ) as start:
         yield start
 
 
-def _callbacks(config: Config, output_dir: Path, say: Say) -> Sequence[object]:
+def _callbacks(config: Config, output_dir: Path) -> Sequence[object]:
     return default_callbacks(
         output_dir,
         logging_dir=Path(config.basic.logging_dir).expanduser(),
         report_to=config.basic.report_to,
         disable_tqdm=config.basic.disable_tqdm,
-        say=say,
     )

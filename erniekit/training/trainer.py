@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
 import socket
@@ -62,6 +63,8 @@ from erniekit.training.optim.adamw import trainable_parameters
 from erniekit.training.optim.schedules import Schedule, dropout_scale, learning_rate
 from erniekit.training.settings import TrainingSettings, is_due
 from erniekit.training.step import NotFiniteError, StepResult, train_step
+
+logger = logging.getLogger(__name__)
 
 # What a user is told where a loss or a gradient is not finite.
 
@@ -197,7 +200,6 @@ class Trainer:
     describe_sample: Callable[[int], str] = str  # index in the training data -> "file.jsonl:17"
     describe_evaluation_sample: Callable[[int], str] = str
     ranks: Ranks = SINGLE_PROCESS
-    say: Callable[[str], None] = print
     state: TrainerState = field(default_factory=TrainerState, init=False)
     last_evaluation: EvaluationResult | None = field(default=None, init=False)
     _saver: Saver = field(default=SYNC_SAVER, init=False)
@@ -234,7 +236,7 @@ class Trainer:
         except ForcedStopError:
             newest, _ = newest_complete(self.settings.output_dir)
             left = "no checkpoint was saved" if newest is None else f"the newest checkpoint is {newest}"
-            self.say(f"a second signal: stopped at once; {left}")
+            logger.info(f"a second signal: stopped at once; {left}")
             raise
         finally:
             notify(self.callbacks, "close")
@@ -261,9 +263,9 @@ class Trainer:
             self.state.loss_scale = LossScale(self.initial_loss_scale)
         if start.checkpoint is not None:
             for warning in check_identity(load_identity(start.checkpoint), self.identity, start.checkpoint):
-                self.say(f"warning: {warning}")
+                logger.warning(warning)
             for change in changed_parameters(start.checkpoint, self.resolved_config):
-                self.say(f"changed since the checkpoint: {change}")
+                logger.info(f"changed since the checkpoint: {change}")
             fresh, self.state = self.state, load_state(start.checkpoint)
             if self.initial_loss_scale is None or self.state.loss_scale is None:
                 self.state.loss_scale = fresh.loss_scale
@@ -273,20 +275,20 @@ class Trainer:
                 self.state.learning_rate,
             )
             if self.settings.ignore_load_lr_and_optim:
-                self.say("ignore_load_lr_and_optim: AdamW starts with fresh moments, which is not bit-exact")
+                logger.info("ignore_load_lr_and_optim: AdamW starts with fresh moments, which is not bit-exact")
             else:
                 stored = load_optimizer(
-                    start.checkpoint, self.optimizer, self.parameters, self.ranks, self.master_weights, self.say
+                    start.checkpoint, self.optimizer, self.parameters, self.ranks, self.master_weights
                 )
                 if stored is not None:
-                    self.say(f"warning: resuming is not bit-exact: {start.checkpoint} holds {stored}")
+                    logger.warning(f"resuming is not bit-exact: {start.checkpoint} holds {stored}")
             if self._is_finished():
                 where = f"at step {self.state.step} of {self.settings.total_steps}"
                 early = ", where it stopped early" if self._stops_early() else ""
-                self.say(f"the checkpoint is {where}{early}: nothing to train")
+                logger.info(f"the checkpoint is {where}{early}: nothing to train")
         moment_format = FORMATS.get(self.settings.ckpt_quant_stage)
         if moment_format is not None and not self.settings.ignore_save_lr_and_optim:
-            self.say(f"checkpoints hold {moment_format}: resuming from them is not bit-exact")
+            logger.info(f"checkpoints hold {moment_format}: resuming from them is not bit-exact")
         if self.shards.kinds and self.settings.save_strategy != "no":
             check_shared_filesystem(self.settings.output_dir, self.ranks)
         if self.master_weights.stored != "beside":
@@ -297,14 +299,14 @@ class Trainer:
             self._saver = SyncSaver(limit, saved)
             if self.settings.async_save:
                 seen_by_all = single_node or not self.shards.kinds
-                self._saver = AsyncSaver(limit, saved, self.say, shared_memory=seen_by_all)
-            remove_superseded(self.settings.output_dir, start, self.say)
+                self._saver = AsyncSaver(limit, saved, shared_memory=seen_by_all)
+            remove_superseded(self.settings.output_dir, start)
             write_config(self.settings.output_dir, self.resolved_config)
 
     def _report_unused_option(self) -> None:
         if not any(self.ranks.all_gather_object(has_master_weights(self.optimizer, self.parameters))):
             word = "remove_master_weight" if self.master_weights.stored == "nowhere" else "skip_save_model_weight"
-            self.say(f"{word} has no effect here: the weights are float32, without master weights")
+            logger.info(f"{word} has no effect here: the weights are float32, without master weights")
 
     def _run_steps(self, request: StopRequest) -> None:
         first, stop = self.state.step, self.settings.total_steps
@@ -320,7 +322,7 @@ class Trainer:
                 self._finish_step(result)
         if self._stopped_by is not None and not self._is_finished():
             name = signal.Signals(self._stopped_by).name
-            self.say(f"{name}: stopping after this step; once more to stop at once")
+            logger.info(f"{name}: stopping after this step; once more to stop at once")
 
     def _should_stop(self, request: StopRequest) -> bool:
         """Whether a signal has reached any rank, or the first one was told to quit, so that all stop after the same
@@ -333,27 +335,27 @@ class Trainer:
             try:
                 self._execute(parse(line))
             except ValueError as error:
-                self.say(str(error))
+                logger.error(str(error))
         return self._stopped_by is not None or self._quit_requested
 
     def _execute(self, command: Command) -> None:
         step = self.state.step
         if command.name == "save":
             self._save()
-            self.say(f"save: {'writing' if self._saver.writing else 'saved'} {checkpoint_name(step)}")
+            logger.info(f"save: {'writing' if self._saver.writing else 'saved'} {checkpoint_name(step)}")
         elif command.name == "quit":
             self._quit_requested = True
         elif command.name == "eval" and self.evaluation_plan is None:
-            self.say("eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path")
+            logger.info("eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path")
         elif command.name == "eval":
             self.evaluate()
         elif command.name == "lr":
             self.state.learning_rate = command.value
             origin = "the schedule's" if command.value is None else "until `lr schedule`"
-            self.say(f"lr: step {step + 1} has a learning rate of {self._learning_rate():g}, {origin}")
+            logger.info(f"lr: step {step + 1} has a learning rate of {self._learning_rate():g}, {origin}")
         else:
             saved, writing = self._saved_step, bool(self._saver.writing)
-            self.say(status_line(self.state, self.settings.total_steps, self._learning_rate(), saved, writing))
+            logger.info(status_line(self.state, self.settings.total_steps, self._learning_rate(), saved, writing))
 
     def _learning_rate(self) -> float:
         """Of the next step."""
@@ -381,9 +383,9 @@ class Trainer:
             raise self._not_finite(error, batches) from None
         if result.overflowed and self.state.loss_scale is not None:
             now = f"{tried:,.0f}; the next step has {self.state.loss_scale.scale:,.0f}"
-            self.say(f"step {step + 1}: skipped, a gradient overflows at the loss scale {now}")
+            logger.info(f"step {step + 1}: skipped, a gradient overflows at the loss scale {now}")
         elif not result.updated:
-            self.say(f"step {step + 1}: skipped, its batches hold no {self.objective.unit}")
+            logger.info(f"step {step + 1}: skipped, its batches hold no {self.objective.unit}")
         return result
 
     def _finish_step(self, result: StepResult) -> None:
@@ -407,7 +409,7 @@ class Trainer:
         if self.evaluation_plan is not None and happens(settings.evaluation_strategy, settings.eval_steps):
             is_best = update_best(state.best, self.evaluate().record(), state.step, settings.best)
             if self._stops_early():
-                self.say(stop_reason(state.best, settings.best))
+                logger.info(stop_reason(state.best, settings.best))
         if happens(settings.save_strategy, settings.save_steps) or (is_best and settings.best.load_best_model_at_end):
             self._save()
 
@@ -467,9 +469,9 @@ class Trainer:
             is_sharded = self.ranks.is_main_process and folder is not None and WEIGHTS in sharded_kinds(folder)
             is_sharded = self.ranks.all_gather_object(is_sharded)[0]  # others need not see the folder where it is whole
             if folder is None:
-                self.say(f"{shown} is not in {self.settings.output_dir}: the last model is saved")
+                logger.info(f"{shown} is not in {self.settings.output_dir}: the last model is saved")
             elif is_sharded and not has_same_layout(folder, self.ranks):
-                self.say(f"{shown} was written by the ranks of another layout: the last model is saved")
+                logger.info(f"{shown} was written by the ranks of another layout: the last model is saved")
             else:
                 if is_sharded:
                     self.shards.load_model(
@@ -482,20 +484,20 @@ class Trainer:
             publish_files(self.settings.output_dir, write)
         elif write is self.write_model:
             write(None)
-        self.say(f"saved the model{which} to {self.settings.output_dir}")
+        logger.info(f"saved the model{which} to {self.settings.output_dir}")
 
     def _save_on_stop(self) -> None:
         if self.settings.save_strategy == "no" and not self._quit_requested:
-            self.say(f"stopped after step {self.state.step}; nothing was saved, because save_strategy is no")
+            logger.info(f"stopped after step {self.state.step}; nothing was saved, because save_strategy is no")
             return
         if self._saved_step != self.state.step:
             self._save()
         self._saver.wait()
         if self.state.learning_rate != self._saved_learning_rate:
-            self.say(
+            logger.info(
                 f"{checkpoint_name(self._saved_step)} was saved before `lr`: tell the run that goes on from it again"
             )
-        self.say(f"stopped after step {self.state.step}; continue with resume_from_checkpoint=true")
+        logger.info(f"stopped after step {self.state.step}; continue with resume_from_checkpoint=true")
 
     def _not_finite(self, error: NotFiniteError, batches: Sequence[Any]) -> TrainingError:
         own = where_not_finite(error, batches, self.describe_sample)

@@ -68,8 +68,8 @@ def test_overwriting_must_be_asked_for(train: Train, make_config: MakeConfig) ->
 
     train(save_strategy="steps", save_steps=2)
     with pytest.raises(UserError, match="overwrite_output_dir"):
-        run_training(make_config(), say=lambda line: None)
-    run_training(make_config(overwrite_output_dir=True), say=lambda line: None)
+        run_training(make_config())
+    run_training(make_config(overwrite_output_dir=True))
 
 
 @pytest.mark.proves("continue_training")

@@ -30,6 +30,7 @@ from erniekit.model.storage.precision import round_to_bfloat16
 from erniekit.model.storage.shards import open_weight_files
 from erniekit.model.weights import named_weights, save_weights
 from erniekit.training.checkpoint.atomic_folder import problems
+from tests.log_capture import captured_log
 
 NAMES = ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
 PROMPTS = [[5], [7, 8, 9, 10], list(range(20, 40))]
@@ -61,9 +62,9 @@ def adapters(train: Callable[..., Any], base: Path) -> Path:
 
 
 def export(named: Path, target: Path, overrides: tuple[str, ...] = (), **options: Any) -> str:
-    lines: list[str] = []
     config = Config.load(named if named.is_file() else None, overrides, verb="export")
-    export_model(named, target, config, say=lines.append, **options)
+    with captured_log() as lines:
+        export_model(named, target, config, **options)
     return "\n".join(lines)
 
 

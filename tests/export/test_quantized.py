@@ -25,6 +25,7 @@ from erniekit.model.quantization.settings import WEIGHT_ONLY, Fp8, WeightOnly
 from erniekit.model.storage.layouts import open_weights
 from erniekit.model.storage.shards import open_weight_files
 from erniekit.model.weights import named_weights
+from tests.log_capture import captured_log
 
 Train = Callable[..., Any]
 PROMPTS = [[5], [7, 8, 9, 10], list(range(20, 40))]
@@ -32,8 +33,8 @@ FP8 = {"weight_quantize_algo": "fp8_linear", "hadamard_block_size": 16, "apply_o
 
 
 def export(folder: Path, target: Path, *overrides: str) -> str:
-    lines: list[str] = []
-    export_model(folder, target, Config.load(None, overrides, verb="export"), say=lines.append)
+    with captured_log() as lines:
+        export_model(folder, target, Config.load(None, overrides, verb="export"))
     return "\n".join(lines)
 
 

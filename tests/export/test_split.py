@@ -61,7 +61,7 @@ def stored(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 @pytest.mark.parametrize("limit", [1, 1500, 4096, 6000, 10**9])
 def test_tensors_stay_byte_for_byte_in_shards_of_the_size_asked_for(source: Path, tmp_path: Path, limit: int) -> None:
     target = tmp_path / "target"
-    split_model(source, target, limit, say=lambda line: None)
+    split_model(source, target, limit)
     assert stored(target) == {
         name: (*tensor, content(number, tensor)) for number, (name, tensor) in enumerate(TENSORS.items())
     }
@@ -85,13 +85,13 @@ def test_tensors_stay_byte_for_byte_in_shards_of_the_size_asked_for(source: Path
 
 
 def test_cutting_and_joining_gives_the_same_file(source: Path, tmp_path: Path) -> None:
-    split_model(source, tmp_path / "cut", 2000, say=lambda line: None)
+    split_model(source, tmp_path / "cut", 2000)
     index = tmp_path / "cut/model.safetensors.index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"metadata": {"note": "kept"}}))
     (tmp_path / "cut/manifest.json").unlink()
-    split_model(tmp_path / "cut", tmp_path / "cut again", 3000, say=lambda line: None)
+    split_model(tmp_path / "cut", tmp_path / "cut again", 3000)
     assert json.loads((tmp_path / "cut again" / index.name).read_text())["metadata"]["note"] == "kept"
-    split_model(tmp_path / "cut again", tmp_path / "joined", 10**9, say=lambda line: None)
+    split_model(tmp_path / "cut again", tmp_path / "joined", 10**9)
     assert stored(tmp_path / "joined") == stored(source)
 
 
@@ -123,7 +123,7 @@ def test_a_folder_that_is_read_is_not_written(source: Path, where: str, what: st
 
 def test_damaged_sources_are_refused(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
-    split_model(source, tmp_path / "cut", 2000, say=lambda line: None)
+    split_model(source, tmp_path / "cut", 2000)
     (tmp_path / "cut/model-00002-of-00005.safetensors").rename(tmp_path / "gone")
     with pytest.raises(UserError, match=r"model-00002-of-00005\.safetensors: no such file"):
         split_model(tmp_path / "cut", target, 10**9)

@@ -93,43 +93,43 @@ def library_of(hub: Hub) -> None:
 
 
 @EVERY_HUB
-def test_code_and_pickles_are_never_fetched_weights_only_if_wanted(hub, server):
+def test_code_and_pickles_are_never_fetched_weights_only_if_wanted(hub, server, logged):
     library_of(hub)
-    lines: list[str] = []
-    folder = find_model_folder(REPO, hub, weights=False, say=lines.append)
+    logged.clear()
+    folder = find_model_folder(REPO, hub, weights=False)
     assert {path.name for path in folder.iterdir() if path.is_file()} == {*SMALL, "model.safetensors.index.json"}
-    assert find_model_folder(REPO, hub, weights=True, say=lines.append) == folder
+    assert find_model_folder(REPO, hub, weights=True) == folder
     for name, content in MODEL.items():
         assert (folder / name).read_bytes() == content
     assert not {path.name for path in folder.rglob("*")} & {Path(name).name for name in UNWANTED if "/" not in name}
     assert not (folder / "onnx").exists()
-    origin = [line for line in lines if "in /" in line]
+    origin = [line for line in logged if "in /" in line]
     assert len(origin) == 1 and REPO in origin[0] and hub.title in origin[0] and str(folder) in origin[0]
     before = len(server.requests)
-    find_model_folder(REPO, hub, weights=True, say=lines.append)
+    find_model_folder(REPO, hub, weights=True)
     assert len(server.requests) == before  # one process, one snapshot
 
 
 @EVERY_HUB
-def test_what_is_cached_needs_no_network_and_is_not_fetched_twice(hub, server, monkeypatch):
+def test_what_is_cached_needs_no_network_and_is_not_fetched_twice(hub, server, monkeypatch, logged):
     library_of(hub)
-    folder = find_model_folder(REPO, hub, say=lambda line: None)
+    folder = find_model_folder(REPO, hub)
     download._fetched_folders.clear()
     sent = server.downloaded()
-    assert find_model_folder(REPO, hub, say=lambda line: None) == folder
+    assert find_model_folder(REPO, hub) == folder
     assert server.downloaded() == sent
     download._fetched_folders.clear()
     point_at(f"http://127.0.0.1:{closed_port()}", monkeypatch)
-    lines: list[str] = []
-    assert find_model_folder(REPO, hub, say=lines.append) == folder
-    assert "from the cache of" in lines[-1] and "since" in lines[-1]
+    logged.clear()
+    assert find_model_folder(REPO, hub) == folder
+    assert "from the cache of" in logged[-1] and "since" in logged[-1]
 
 
 @EVERY_HUB
 def test_the_offline_error_says_what_to_download_and_where_to(hub):
     library_of(hub)
     with pytest.raises(ModelFileError) as caught:
-        find_model_folder(REPO, hub, say=lambda line: None)
+        find_model_folder(REPO, hub)
     text = str(caught.value)
     assert "cached copy" not in text
     assert f"model_name_or_path: {REPO} (revision {hub.revision}) cannot be fetched from {hub.title}" in text
@@ -143,7 +143,7 @@ def test_the_offline_error_says_what_to_download_and_where_to(hub):
 def test_an_unknown_repository_is_told_as_such(hub, server):
     library_of(hub)
     with pytest.raises(ModelFileError, match="there is no such repository"):
-        find_model_folder("our-group/absent", hub, say=lambda line: None)
+        find_model_folder("our-group/absent", hub)
 
 
 @EVERY_HUB
@@ -151,7 +151,7 @@ def test_an_adapter_is_fetched_as_well(hub, server):
     library_of(hub)
     files = {"adapter_config.json": b"{}", "adapter_model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
     server.repositories["our-group/adapter"] = {"main": files, "master": files}
-    folder = find_model_folder("our-group/adapter", hub, say=lambda line: None)
+    folder = find_model_folder("our-group/adapter", hub)
     assert {name: (folder / name).read_bytes() for name in files} == files
 
 
@@ -161,30 +161,30 @@ def test_a_repository_without_safetensors_is_refused(hub, server):
     files = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
     server.repositories["our-group/old"] = {"main": files, "master": files}
     with pytest.raises(ModelFileError, match=r"the repository holds no model\.safetensors"):
-        find_model_folder("our-group/old", hub, say=lambda line: None)
+        find_model_folder("our-group/old", hub)
     assert "pytorch_model.bin" not in server.downloaded()
 
 
-def test_a_commit_is_kept_and_named(server):
+def test_a_commit_is_kept_and_named(server, logged):
     pytest.importorskip("huggingface_hub")
-    lines: list[str] = []
-    newest = find_model_folder(REPO, HUGGING_FACE, say=lines.append)
-    assert newest.name == COMMIT and f"(revision main, commit {COMMIT})" in lines[-1]
-    older = find_model_folder(f"{REPO}@{OLDER}", HUGGING_FACE, say=lines.append)
+    logged.clear()
+    newest = find_model_folder(REPO, HUGGING_FACE)
+    assert newest.name == COMMIT and f"(revision main, commit {COMMIT})" in logged[-1]
+    older = find_model_folder(f"{REPO}@{OLDER}", HUGGING_FACE)
     assert older.name == OLDER and (older / "config.json").read_bytes() == b'{"old": 1}'
     with pytest.raises(ModelFileError, match="it has no revision absent"):
-        find_model_folder(f"{REPO}@absent", HUGGING_FACE, say=lines.append)
+        find_model_folder(f"{REPO}@absent", HUGGING_FACE)
 
 
 def test_gated_repositories_and_offline_mode_are_told(server, monkeypatch):
     pytest.importorskip("huggingface_hub")
     server.gated.add("our-group/gated")
     with pytest.raises(ModelFileError, match="its terms must be accepted"):
-        find_model_folder("our-group/gated", HUGGING_FACE, say=lambda line: None)
+        find_model_folder("our-group/gated", HUGGING_FACE)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     asked = len(server.requests)
     with pytest.raises(ModelFileError, match="HF_HUB_OFFLINE forbids"):
-        find_model_folder(REPO, HUGGING_FACE, say=lambda line: None)
+        find_model_folder(REPO, HUGGING_FACE)
     assert len(server.requests) == asked
 
 
@@ -195,7 +195,7 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(hub, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         point_at(f"http://127.0.0.1:{silent.getsockname()[1]}", monkeypatch)
         with pytest.raises(ModelFileError, match="it did not answer in time"):
-            find_model_folder(REPO, hub, say=lambda line: None)
+            find_model_folder(REPO, hub)
 
 
 def test_a_cache_that_cannot_be_written_is_named(server, monkeypatch, tmp_path):
@@ -203,7 +203,7 @@ def test_a_cache_that_cannot_be_written_is_named(server, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelFileError, match=rf"cannot be fetched .*{tmp_path}/file"):
-        find_model_folder(REPO, HUGGING_FACE, say=lambda line: None)
+        find_model_folder(REPO, HUGGING_FACE)
     full = download._short_reason(OSError(errno.ENOSPC, "No space left on device"), HUGGING_FACE)
     assert full == f"no space is left for its cache {tmp_path}/file"
 
@@ -221,9 +221,9 @@ def test_an_incomplete_cached_copy_is_not_taken_for_the_model(monkeypatch, tmp_p
     assert cached_snapshot(model, weights=True) == folder
     (folder / "model-00002-of-00002.safetensors").unlink()
     assert cached_snapshot(model, weights=True) is None
-    assert find_model_folder(REPO, HUGGING_FACE, weights=False, say=lambda line: None) == folder
+    assert find_model_folder(REPO, HUGGING_FACE, weights=False) == folder
     with pytest.raises(ModelFileError, match=r"cached copy in .* lacks model-00002-of-00002\.safetensors"):
-        find_model_folder(REPO, HUGGING_FACE, say=lambda line: None)
+        find_model_folder(REPO, HUGGING_FACE)
 
 
 def test_a_download_that_is_cut_off_is_not_kept(server, monkeypatch):
@@ -231,19 +231,19 @@ def test_a_download_that_is_cut_off_is_not_kept(server, monkeypatch):
     pytest.importorskip("aistudio_sdk")
     server.cut.add("model-00002-of-00002.safetensors")
     with pytest.raises(ModelFileError, match=r"cannot be fetched from Baidu AI Studio"):
-        find_model_folder(REPO, AI_STUDIO, say=lambda line: None)
+        find_model_folder(REPO, AI_STUDIO)
     server.cut.clear()
-    folder = find_model_folder(REPO, AI_STUDIO, say=lambda line: None)
+    folder = find_model_folder(REPO, AI_STUDIO)
     assert (folder / "model-00002-of-00002.safetensors").read_bytes() == WEIGHTS
 
 
-def test_a_folder_comes_before_a_hub_and_says_so(tmp_path, monkeypatch):
+def test_a_folder_comes_before_a_hub_and_says_so(tmp_path, monkeypatch, logged):
     monkeypatch.chdir(tmp_path)
     (tmp_path / REPO).mkdir(parents=True)
-    lines: list[str] = []
-    assert find_model_folder(REPO, HUGGING_FACE, say=lines.append) == Path(REPO)
-    assert lines == [f"model: {REPO} is a local folder, so from_hf_hub is not used"]
-    assert find_model_folder(REPO, None, say=lines.append) == Path(REPO) and len(lines) == 1
+    logged.clear()
+    assert find_model_folder(REPO, HUGGING_FACE) == Path(REPO)
+    assert logged == [f"model: {REPO} is a local folder, so from_hf_hub is not used"]
+    assert find_model_folder(REPO, None) == Path(REPO) and len(logged) == 1
 
 
 def test_a_name_without_a_hub_is_told_which_parameters_choose_one():
@@ -277,7 +277,7 @@ def test_validate_downloads_nothing_and_imports_no_client(server, tmp_path, reco
     assert main(["validate", str(config)]) == 0
     assert f"{REPO} is not here yet" in capsys.readouterr().out
     assert server.requests == []
-    find_model_folder(REPO, HUGGING_FACE, weights=False, say=lambda line: None)
+    find_model_folder(REPO, HUGGING_FACE, weights=False)
     assert main(["validate", str(config)]) == 0
     assert "not here yet" not in capsys.readouterr().out
     program = (
@@ -304,7 +304,7 @@ def test_train_without_a_network_ends_with_an_explanation_and_no_traceback(tmp_p
 
 @pytest.mark.proves("from_hf_hub", "from_aistudio", "from_modelscope")
 @EVERY_HUB
-def test_each_parameter_makes_preview_and_train_use_its_hub(hub, server, tiny_model, make_config, capsys):
+def test_each_parameter_makes_preview_and_train_use_its_hub(hub, server, tiny_model, make_config, logged):
     library_of(hub)
     from erniekit.runners.preview import preview
     from erniekit.runners.train import run_training
@@ -313,15 +313,15 @@ def test_each_parameter_makes_preview_and_train_use_its_hub(hub, server, tiny_mo
     server.repositories["our-group/tiny"] = {"main": files, "master": files}
     config = make_config(model_name_or_path="our-group/tiny", max_steps=1, **{hub.parameter: True})
     assert "packs" in preview(config)
-    assert f"model: our-group/tiny (revision {hub.revision}" in capsys.readouterr().err
-    run_training(config, say=lambda line: None)
+    assert any(line.startswith(f"model: our-group/tiny (revision {hub.revision}") for line in logged)
+    run_training(config)
     output = Path(config.basic.output_dir)
     assert (output / "model.safetensors").is_file()
     assert (output / "tokenizer.json").read_bytes() == files["tokenizer.json"]
     assert not (output / "tokenizer.json").is_symlink()
     with pytest.raises(ModelFileError, match="cannot be fetched"):  # there are no weights to continue from
         run_training(make_config(model_name_or_path="our-group/tiny", overwrite_output_dir=True, continue_training=True,
-                            **{hub.parameter: True}), say=lambda line: None)  # fmt: skip
+                            **{hub.parameter: True}))  # fmt: skip
 
 
 def test_generate_fetches_its_model_and_prints_only_the_answer(server, tiny_model, train, capsys, tmp_path):

@@ -114,11 +114,12 @@ def test_gpus_are_counted_without_paddle(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.distributed
-def test_rank_0_is_shown_and_each_rank_has_a_log(make_config: MakeConfig, capfd: pytest.CaptureFixture) -> None:
-    said: list[str] = []
+def test_rank_0_is_shown_and_each_rank_has_a_log(
+    make_config: MakeConfig, capfd: pytest.CaptureFixture, logged: list[str]
+) -> None:
     job = job_of(make_config(), "say_who")
-    assert run_job(job, said.append) == 0
-    assert said == [f"2 ranks (data 2); the output of each: {job.logs / 'rank-N.log'}"]
+    assert run_job(job) == 0
+    assert logged == [f"2 ranks (data 2); the output of each: {job.logs / 'rank-N.log'}"]
     shown = capfd.readouterr()
     assert shown.out.startswith("rank 0 of 2 at 127.0.0.1:") and shown.err == "rank 0 complains\n"
     for rank in range(2):
@@ -140,11 +141,11 @@ def test_data_is_read_before_ranks_start(
         return spawn(*arguments, **more)
 
     monkeypatch.setattr(job, "spawn", spawn_and_look)
-    assert run_job(job_of(make_config(), "say_who"), lambda line: None) == 0
+    assert run_job(job_of(make_config(), "say_who")) == 0
     assert cached[0] > 0
     monkeypatch.setattr(job, "spawn", None)  # not called
     with pytest.raises(DataError, match="no-such"):
-        run_job(job_of(make_config(train_dataset_path="no-such.jsonl"), "say_who"), lambda line: None)
+        run_job(job_of(make_config(train_dataset_path="no-such.jsonl"), "say_who"))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_no_rank_starts_where_something_does_not_fit(
     (tmp_path / "file").touch()
     unfit = replace(job_of(make_config(**changes), "say_who", nproc_per_node=6), logs=tmp_path / logs)
     with pytest.raises(ConfigurationError, match=message):
-        run_job(unfit, lambda line: None)
+        run_job(unfit)
 
 
 @pytest.mark.distributed
@@ -174,33 +175,31 @@ def test_two_nodes_of_a_rank_each_are_announced(make_config: MakeConfig) -> None
 
 @pytest.mark.distributed
 def test_a_failed_job_is_started_again_from_its_newest_checkpoint(
-    make_config: MakeConfig, capsys: pytest.CaptureFixture
+    make_config: MakeConfig, capsys: pytest.CaptureFixture, logged: list[str]
 ) -> None:
-    said: list[str] = []
     job = job_of(make_config(max_restarts=1), "is_killed_once", "save=yes", "resume_from_checkpoint=false")
     output = Path(job.config.basic.output_dir)
-    assert run_job(job, said.append) == 0
+    assert run_job(job) == 0
     assert json.loads((output / "attempt-1").read_text()) == ["save=yes", "resume_from_checkpoint=true"]
-    assert said[1:] == [f"restart 1 of 1: from {output / 'checkpoint-7'}"]
+    assert logged[1:] == [f"restart 1 of 1: from {output / 'checkpoint-7'}"]
     assert capsys.readouterr().err.startswith("error: rank 1 was killed by SIGKILL")
 
 
 @pytest.mark.distributed
-def test_a_failed_job_that_has_saved_nothing_begins_as_it_began(make_config: MakeConfig) -> None:
+def test_a_failed_job_that_has_saved_nothing_begins_as_it_began(make_config: MakeConfig, logged: list[str]) -> None:
     """A checkpoint of an earlier run in the same folder is none of this job."""
-    said: list[str] = []
     job = job_of(make_config(max_restarts=1), "is_killed_once", "save=no")
     output = Path(job.config.basic.output_dir)
     write_folder(output / "checkpoint-9", lambda folder: (folder / "model").write_text("weights"))
-    assert run_job(job, said.append) == 0
+    assert run_job(job) == 0
     assert json.loads((output / "attempt-1").read_text()) == ["save=no"]
-    assert "this job has written no complete checkpoint, so it begins as it began" in said[1]
+    assert "this job has written no complete checkpoint, so it begins as it began" in logged[1]
 
 
 @pytest.mark.distributed
 def test_a_failed_job_is_not_started_again_unasked(make_config: MakeConfig) -> None:
     job = job_of(make_config(), "is_killed_once", "save=yes")
-    assert run_job(job, lambda line: None) == 137
+    assert run_job(job) == 137
     assert not (Path(job.config.basic.output_dir) / "attempt-1").exists()
 
 
@@ -208,14 +207,14 @@ def test_a_failed_job_is_not_started_again_unasked(make_config: MakeConfig) -> N
 @pytest.mark.distributed
 def test_a_failed_job_is_started_again_as_often_as_asked(make_config: MakeConfig) -> None:
     job = job_of(make_config(max_restarts=2), "is_always_killed")
-    assert run_job(job, lambda line: None) == 137
+    assert run_job(job) == 137
     assert sorted((Path(job.config.basic.output_dir) / "starts").read_text()) == ["0"] * 3 + ["1"] * 3
 
 
 @pytest.mark.distributed
 def test_what_the_user_can_mend_is_not_tried_again(make_config: MakeConfig, capfd: pytest.CaptureFixture) -> None:
     job = job_of(make_config(max_restarts=2), "refuses")
-    assert run_job(job, lambda line: None) == 2
+    assert run_job(job) == 2
     assert capfd.readouterr().err == "error: this cannot be mended by starting again\n"  # once for both
     assert sorted((Path(job.config.basic.output_dir) / "starts").read_text()) == ["0", "1"]
 
@@ -226,12 +225,14 @@ from pathlib import Path
 from erniekit.launch.rendezvous import Rendezvous
 from erniekit.config import Config
 from erniekit.launch.job import Job, run_job
+from erniekit.log import console_logging
 config, behaviour, here, port = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 config = Config.load(config, verb="train")
 output = Path(config.basic.output_dir)
 command = (sys.executable, PROGRAM, behaviour, str(output))
 meeting = Rendezvous(2, ("127.0.0.1", port)) if port else None
-sys.exit(run_job(Job(config, command, here, False, meeting, output / "rank_logs")))
+with console_logging():
+    sys.exit(run_job(Job(config, command, here, False, meeting, output / "rank_logs")))
 """
 
 
@@ -338,7 +339,7 @@ def test_a_job_can_be_run_from_another_thread(make_config: MakeConfig) -> None:
     """Signals belong to the main thread; elsewhere a job is run without them."""
     codes: list[int] = []
     job = job_of(make_config(), "say_who")
-    thread = threading.Thread(target=lambda: codes.append(run_job(job, lambda line: None)))
+    thread = threading.Thread(target=lambda: codes.append(run_job(job)))
     thread.start()
     thread.join()
     assert codes == [0]

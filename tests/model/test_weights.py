@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -168,8 +169,7 @@ def test_random_weights_depend_on_seed_and_name_only():
             assert float(values.std()) == pytest.approx(0.02, rel=0.2)
 
 
-def test_the_builder_says_what_it_did():
-    lines = []
-    build_model(tiny_config(), None, seed=3, hidden_dropout=0.1, log=lines.append)
-    assert [line.split(":")[0] for line in lines] == ["host memory", "model", "weights", "dropout"]
-    assert "4,768" in lines[1] and "seed 3" in lines[2] and "0.1" in lines[3]
+def test_the_builder_says_what_it_did(logged):
+    build_model(tiny_config(), None, seed=3, hidden_dropout=0.1, log_level=logging.INFO)
+    assert [line.split(":")[0] for line in logged] == ["host memory", "model", "weights", "dropout"]
+    assert "4,768" in logged[1] and "seed 3" in logged[2] and "0.1" in logged[3]

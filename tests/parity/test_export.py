@@ -30,7 +30,7 @@ LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 def export(named, target, *overrides, **options):
-    export_model(named, target, Config.load(None, overrides, verb="export"), say=lambda line: None, **options)
+    export_model(named, target, Config.load(None, overrides, verb="export"), **options)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

@@ -15,6 +15,7 @@ import pytest
 from erniekit.cli import main
 from erniekit.errors import CheckpointError, ConfigurationError
 from erniekit.runners.evaluate import evaluation_config, run_evaluation
+from tests.log_capture import captured_log
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,8 +41,9 @@ def trained(train: Callable[..., Any], records: Path, second: Path) -> Any:
 
 
 def evaluate(named: Path, *words: str) -> tuple[Any, str]:
-    lines: list[str] = []
-    return run_evaluation(evaluation_config(named, words), say=lines.append), "\n".join(lines)
+    with captured_log() as lines:
+        result = run_evaluation(evaluation_config(named, words))
+    return result, "\n".join(lines)
 
 
 def test_the_model_that_a_run_has_left_is_evaluated(trained: Any, tmp_path: Path) -> None:
@@ -221,22 +223,19 @@ def test_what_cannot_be_evaluated_is_told(
 
 
 def test_an_evaluation_on_its_own_is_refused_before_it_begins(
-    make_config: Callable[..., Any], records: Path, tmp_path: Path, train: Callable[..., Any]
+    make_config: Callable[..., Any], records: Path, tmp_path: Path, train: Callable[..., Any], logged: list[str]
 ) -> None:
     alone = {"do_train": False, "do_eval": True, "eval_dataset_path": str(records)}
-    lines: list[str] = []
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"output_dir .*/file/out cannot be written"):
-        run_evaluation(make_config(**alone, output_dir=str(tmp_path / "file/out")), say=lines.append)
+        run_evaluation(make_config(**alone, output_dir=str(tmp_path / "file/out")))
     damaged = train(save_strategy="steps", save_steps=4).output / "checkpoint-4"
     weights = damaged / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(CheckpointError, match=r"the checkpoint is not complete: model\.safetensors"):
-        run_evaluation(
-            make_config(**alone, init_from_checkpoint=str(damaged), continue_training=True), say=lines.append
-        )
-    assert not any(line.startswith("evaluation at") for line in lines)
+        run_evaluation(make_config(**alone, init_from_checkpoint=str(damaged), continue_training=True))
+    assert not any(line.startswith("evaluation at") for line in logged)
 
     program = "import sys; from pathlib import Path; from erniekit.training.checkpoint.lock import locked\n"
     program += "with locked(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
@@ -247,7 +246,7 @@ def test_an_evaluation_on_its_own_is_refused_before_it_begins(
     try:
         assert other.stdout.readline() == b"locked\n"
         with pytest.raises(CheckpointError, match="another run is writing"):
-            run_evaluation(make_config(**alone), say=lines.append)
+            run_evaluation(make_config(**alone))
     finally:
         other.stdin.close()
         other.stdout.close()

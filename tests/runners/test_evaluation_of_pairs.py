@@ -53,7 +53,7 @@ def evaluate(
         }  # fmt: skip
         if parameters.get("loss_type") in ("simpo", "orpo"):
             del values["ref_model_name_or_path"]
-        return run_evaluation(make_config(**{**values, **parameters}), say=lambda line: None)
+        return run_evaluation(make_config(**{**values, **parameters}))
 
     return run
 

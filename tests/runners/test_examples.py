@@ -42,7 +42,7 @@ def test_it_trains(path: Path, base: Path, tmp_path: Path) -> None:
         "report_to": "none",
     }
     config = Config.load(path, overrides=[f"{name}={value}" for name, value in overrides.items()], verb="train")
-    assert run_training(config, say=lambda line: None).step == 2
+    assert run_training(config).step == 2
     weights = "adapter_model.safetensors" if config.lora.lora else "model.safetensors"
     assert (tmp_path / "run" / weights).is_file()
 

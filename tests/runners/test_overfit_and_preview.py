@@ -15,60 +15,62 @@ from erniekit.runners import overfit_check
 from erniekit.runners.preview import data_summary, preview
 
 
-def test_one_sample_is_overfitted_and_nothing_written(make_config: Callable[..., Any]) -> None:
-    lines: list[str] = []
+def test_one_sample_is_overfitted_and_nothing_written(make_config: Callable[..., Any], logged: list[str]) -> None:
     config = make_config(learning_rate=3e-2)
-    assert overfit_check.overfit_check(config, say=lines.append)
-    assert lines[-1].startswith("OK")
-    assert "train.jsonl:1" in "\n".join(lines)
+    assert overfit_check.overfit_check(config)
+    assert logged[-1].startswith("OK")
+    assert "train.jsonl:1" in "\n".join(logged)
     assert not Path(config.basic.output_dir).exists()
     assert not Path(config.training.data_cache_dir).exists()
 
 
-def test_only_the_first_sample_that_fits_is_read(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_only_the_first_sample_that_fits_is_read(
+    make_config: Callable[..., Any], tmp_path: Path, logged: list[str]
+) -> None:
     path = tmp_path / "data.jsonl"
     long = json.dumps({"src": "count " * 200, "tgt": "no"})
     good = json.dumps({"src": "What is 1 + 1?", "tgt": "2"})
     path.write_text(f"{long}\n{long}\n{good}\nthis line is never read\n", encoding="utf-8")
-    lines: list[str] = []
-    assert overfit_check.overfit_check(make_config(train_dataset_path=str(path), learning_rate=3e-2), say=lines.append)
-    assert "skipped 2 records before it" in "\n".join(lines)
-    assert f"overfitting {path}:3 " in "\n".join(lines)
+    logged.clear()
+    assert overfit_check.overfit_check(make_config(train_dataset_path=str(path), learning_rate=3e-2))
+    assert "skipped 2 records before it" in "\n".join(logged)
+    assert f"overfitting {path}:3 " in "\n".join(logged)
 
     path.write_text(f"{long}\n", encoding="utf-8")
     with pytest.raises(UserError, match="none of 1 records fits max_seq_len 128"):
-        overfit_check.overfit_check(make_config(train_dataset_path=str(path)), say=lines.append)
+        overfit_check.overfit_check(make_config(train_dataset_path=str(path)))
     without_data = {"do_train": False, "do_eval": True, "eval_dataset_path": str(path), "train_dataset_path": None}
     with pytest.raises(UserError, match="no file is set"):
-        overfit_check.overfit_check(make_config(**without_data), say=lines.append)
+        overfit_check.overfit_check(make_config(**without_data))
     path.write_text('{"src": 1}\n', encoding="utf-8")
     with pytest.raises(UserError, match=r"data\.jsonl:1: src"):
-        overfit_check.overfit_check(make_config(train_dataset_path=str(path)), say=lines.append)
+        overfit_check.overfit_check(make_config(train_dataset_path=str(path)))
 
 
-def test_a_plain_text_is_tried_too(make_config: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_plain_text_is_tried_too(make_config: Callable[..., Any], tmp_path: Path, logged: list[str]) -> None:
     path = tmp_path / "text.jsonl"
     path.write_text(json.dumps({"text": "The answer is 4. " * 200}), encoding="utf-8")
-    lines: list[str] = []
+    logged.clear()
     config = make_config(stage="PT", train_dataset_path=str(path), train_dataset_type="text", learning_rate=1e-2)
-    assert overfit_check.overfit_check(config, say=lines.append)
-    assert "128 tokens, 128 targets" in "\n".join(lines)
+    assert overfit_check.overfit_check(config)
+    assert "128 tokens, 128 targets" in "\n".join(logged)
 
 
-def test_a_loss_that_is_not_finite_is_told(make_config: Callable[..., Any], tmp_path: Path) -> None:
-    lines: list[str] = []
-    assert not overfit_check.overfit_check(make_config(learning_rate=1e30), say=lines.append)
-    assert "NOT OK" in lines[-1] and "is not finite at step" in lines[-1] and "lower learning_rate" in lines[-1]
+def test_a_loss_that_is_not_finite_is_told(make_config: Callable[..., Any], tmp_path: Path, logged: list[str]) -> None:
+    assert not overfit_check.overfit_check(make_config(learning_rate=1e30))
+    assert "NOT OK" in logged[-1] and "is not finite at step" in logged[-1] and "lower learning_rate" in logged[-1]
 
     make_config()
     assert main(["train", str(tmp_path / "config.yaml"), "--try", "learning_rate=1e30"]) == 1  # words in any order
 
 
-def test_a_model_that_does_not_learn_is_told(make_config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_learn_is_told(
+    make_config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, logged: list[str]
+) -> None:
     monkeypatch.setattr(overfit_check, "SECONDS", 0.0)
-    lines: list[str] = []
-    assert not overfit_check.overfit_check(make_config(), say=lines.append)
-    assert lines[-1].startswith("NOT OK")
+    logged.clear()
+    assert not overfit_check.overfit_check(make_config())
+    assert logged[-1].startswith("NOT OK")
 
 
 def test_preview_shows_what_is_trained(make_config: Callable[..., Any]) -> None:

@@ -61,7 +61,7 @@ def test_a_replayed_epoch_has_the_batches_of_the_one_it_was_made_from(
     make_config: Make, tmp_path: Path, way: dict[str, Any]
 ) -> None:
     original = make_config(**way)
-    pack_data(original, tmp_path / "packed", say=lambda line: None)
+    pack_data(original, tmp_path / "packed")
     expected = steps(original)
     assert_equal_batches(steps(make_config(**replayed(tmp_path / "packed"))), expected)
 
@@ -71,7 +71,7 @@ def test_pairs_are_replayed_too(make_config: Make, tmp_path: Path) -> None:
         "stage": "DPO", "train_dataset_path": str(ROOT / "examples/data/preference-train.jsonl"), "max_seq_len": 512
     }  # fmt: skip
     original = make_config(**pairs)
-    pack_data(original, tmp_path / "packed", say=lambda line: None)
+    pack_data(original, tmp_path / "packed")
     assert_equal_batches(steps(make_config(**{**pairs, **replayed(tmp_path / "packed")})), steps(original))
     with pytest.raises(UserError, match="holds pairs, which stage DPO reads"):
         steps(make_config(**replayed(tmp_path / "packed"), max_seq_len=512))
@@ -85,7 +85,7 @@ def test_pairs_without_scores_are_refused_where_scores_are_needed(make_config: M
     config = {
         "stage": "DPO", "train_dataset_path": str(records), "train_dataset_type": "messages", "random_shuffle": False
     }  # fmt: skip
-    pack_data(make_config(**config), tmp_path / "packed", say=lambda line: None)
+    pack_data(make_config(**config), tmp_path / "packed")
     replay = {"stage": "DPO", **replayed(tmp_path / "packed")}
     steps(make_config(**replay))
     with pytest.raises(UserError, match=r"1 of its 3 pairs.*offset_alpha.*pairs\.jsonl:2"):
@@ -102,11 +102,10 @@ def test_what_packing_has_decided_is_told_to_have_no_effect(make_config: Make) -
 
 
 def test_a_run_on_packed_data_has_the_losses_of_the_plain_run(
-    train: Callable[..., Any], make_config: Make, tmp_path: Path
+    train: Callable[..., Any], make_config: Make, tmp_path: Path, logged: list[str]
 ) -> None:
-    lines: list[str] = []
-    pack_data(make_config(), tmp_path / "packed", say=lines.append)
-    assert any("train_dataset_type: packed" in line for line in lines)
+    pack_data(make_config(), tmp_path / "packed")
+    assert any("train_dataset_type: packed" in line for line in logged)
     plain = train(max_steps=None, num_train_epochs=1)
     run = train(**replayed(tmp_path / "packed"), max_steps=None, num_train_epochs=1)
     assert run.losses == plain.losses
@@ -125,12 +124,12 @@ def test_the_verb_and_the_preview(make_config: Make, tmp_path: Path, capsys: pyt
     shown = preview(make_config(**replayed(tmp_path / "packed")))
     assert "train.jsonl:" in shown and "[[" in shown
     with pytest.raises(ConfigurationError, match="packed already"):
-        pack_data(make_config(**replayed(tmp_path / "packed")), tmp_path / "again", say=lambda line: None)
+        pack_data(make_config(**replayed(tmp_path / "packed")), tmp_path / "again")
 
 
 def test_what_does_not_fit_the_folder_is_refused(make_config: Make, tiny_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "packed"
-    pack_data(make_config(), folder, say=lambda line: None)
+    pack_data(make_config(), folder)
     with pytest.raises(UserError, match=r"rows of \d+ tokens, more than max_seq_len 64"):
         steps(make_config(**replayed(folder), max_seq_len=64))
     with pytest.raises(ConfigurationError, match="random_shuffle"):
@@ -160,7 +159,7 @@ def test_what_does_not_fit_the_folder_is_refused(make_config: Make, tiny_model: 
 @pytest.mark.parametrize("harm", ["flipped", "shorter", "gone"])
 def test_damaged_files_are_refused(make_config: Make, tmp_path: Path, name: str, harm: str) -> None:
     folder = tmp_path / "packed"
-    pack_data(make_config(), folder, say=lambda line: None)
+    pack_data(make_config(), folder)
     data = bytearray((folder / name).read_bytes())
     data[0] ^= 1
     if harm == "gone":

@@ -67,17 +67,18 @@ def test_offsets_ask_for_scores(on_pairs: Callable[..., Any]) -> None:
         data_summary(on_pairs(records, offset_alpha=0.5))
 
 
-def test_the_first_pair_of_a_try_is_that_of_a_run(on_pairs: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_first_pair_of_a_try_is_that_of_a_run(
+    on_pairs: Callable[..., Any], tmp_path: Path, logged: list[str]
+) -> None:
     """With max_prompt_len and the policies of a run, and without reading on."""
-    lines: list[str] = []
 
     def first(records: list[dict[str, Any]], **parameters: Any) -> Any:
         config = on_pairs(records, **parameters)
-        return overfit_check.first_sample(config, *open_tokenizer(config), lines.append)
+        return overfit_check.first_sample(config, *open_tokenizer(config))
 
     location, sample = first([LONG_QUESTION, LONG_HISTORY, {"question": 1}], max_prompt_len=60)
     assert location.endswith("pairs.jsonl:2") and 20 < sample.pair.chosen + 1 <= 60
-    assert lines == ["skipped 1 records before it, longer than max_seq_len 128 or max_prompt_len 60"]
+    assert logged == ["skipped 1 records before it, longer than max_seq_len 128 or max_prompt_len 60"]
     with pytest.raises(DataError, match=r"pairs.jsonl:1: prompt: expected at most 60 tokens"):
         first([LONG_QUESTION, PAIR], max_prompt_len=60, over_length_policy="error")
     with pytest.raises(DataError, match=r"pairs.jsonl:1: chosen: .*control tokens"):

@@ -110,22 +110,24 @@ def test_pre_training_is_through_fp8_as_its_parameters_say(train: Train, tmp_pat
     assert "has no effect with stage PT" not in run.said
 
 
-def test_evaluation_uses_the_averages(train: Train, make_config: Callable[..., Any], records: Path) -> None:
+def test_evaluation_uses_the_averages(
+    train: Train, make_config: Callable[..., Any], records: Path, logged: list[str]
+) -> None:
     from erniekit.runners.evaluate import run_evaluation
 
     run = train(**FP8)
-    lines: list[str] = []
+    logged.clear()
     values = {"do_train": False, "do_eval": True, "eval_dataset_path": str(records), "continue_training": True}
     values |= {"model_name_or_path": str(run.output), "output_dir": str(run.output)}
-    rounded = run_evaluation(make_config(**values, **FP8), say=lines.append)
-    plain = run_evaluation(make_config(**values), say=lines.append)
+    rounded = run_evaluation(make_config(**values, **FP8))
+    plain = run_evaluation(make_config(**values))
     assert rounded.loss != plain.loss and rounded.loss == pytest.approx(plain.loss, rel=0.01)
     (run.output / AVERAGES_FILE).write_text(
         json.dumps(
             {path: [1e-3, steps] for path, (_, steps) in json.loads((run.output / AVERAGES_FILE).read_text()).items()}
         )
     )
-    assert run_evaluation(make_config(**values, **FP8), say=lines.append).loss > plain.loss * 1.01
+    assert run_evaluation(make_config(**values, **FP8)).loss > plain.loss * 1.01
 
 
 def test_a_reference_in_fp8_has_a_table_of_its_own(tiny_base: Path, tmp_path: Path) -> None:

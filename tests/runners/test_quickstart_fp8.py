@@ -22,7 +22,7 @@ def test_accuracy_is_within_the_margin(tmp_path: Path, monkeypatch: pytest.Monke
     def accuracy(algorithm: str) -> float:
         output = tmp_path / algorithm
         overrides = [f"weight_quantize_algo={algorithm}", f"output_dir={output}", "save_strategy=no", "report_to=none"]
-        run_training(Config.load(Path("examples/configs/quickstart/sft.yaml"), overrides, verb="train"), say=str)
+        run_training(Config.load(Path("examples/configs/quickstart/sft.yaml"), overrides, verb="train"))
         return json.loads((output / "eval_results.json").read_text())["eval_token_accuracy"]
 
     plain = accuracy("none")

@@ -17,6 +17,7 @@ import pytest
 from erniekit.config import Config
 from erniekit.launch.job import Job, run_job
 from erniekit.launch.local import free_port
+from erniekit.log import console_logging
 from tests.distributed.processes import wait_for_the_end
 
 pytestmark = pytest.mark.distributed
@@ -41,7 +42,8 @@ def run(make_config: MakeConfig, capfd: pytest.CaptureFixture) -> Callable[..., 
         words = ("train", str(config.path))
         command = (sys.executable, "-m", "tests.runners.faulty_rank", fault, str(here - 1), str(step), *words)
         output = Path(config.basic.output_dir)
-        code = run_job(Job(config, command, here, False, None, output / "rank_logs"))
+        with console_logging():
+            code = run_job(Job(config, command, here, False, None, output / "rank_logs"))
         return code, *capfd.readouterr()
 
     return run

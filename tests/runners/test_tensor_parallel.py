@@ -46,4 +46,4 @@ def test_the_loss_reads_slices_or_whole_logits_as_asked(make_config: Callable[..
     from erniekit.build.model import open_model
 
     config = make_config(tensor_parallel_degree=2, tensor_parallel_output=cut, continue_training=False)
-    assert open_model(config, None, say=lambda line: None).head.parallel_output == cut
+    assert open_model(config, None).head.parallel_output == cut

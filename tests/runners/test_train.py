@@ -61,7 +61,7 @@ def test_standalone_evaluation_equals_the_last_one_in_training(
         do_train=False, do_eval=True, eval_dataset_path=str(records), max_evaluate_steps=-1,
         model_name_or_path=str(trained.output), continue_training=True, output_dir=str(trained.output / "evaluated"),
     )  # fmt: skip
-    result = run_evaluation(config, say=lambda line: None)
+    result = run_evaluation(config)
     written = json.loads((trained.output / "evaluated/eval_results.json").read_text())
     assert written["eval_loss"] == pytest.approx(result.loss)
     assert result.loss == pytest.approx(trained.result.evaluation.loss, rel=1e-6)
@@ -69,18 +69,17 @@ def test_standalone_evaluation_equals_the_last_one_in_training(
 
 
 def test_an_evaluation_on_its_own_reads_everything_unless_capped(
-    make_config: Callable[..., Any], records: Path
+    make_config: Callable[..., Any], records: Path, logged: list[str]
 ) -> None:
     from erniekit.runners.evaluate import run_evaluation
 
     alone = {"do_train": False, "do_eval": True, "eval_dataset_path": str(records), "per_device_eval_batch_size": 1}
-    lines: list[str] = []
-    whole = run_evaluation(make_config(**alone), say=lines.append)
+    whole = run_evaluation(make_config(**alone))
     assert whole.batches == whole.batches_available > 1
-    assert any(f"({whole.batches} of {whole.batches} batches" in line for line in lines)
-    capped = run_evaluation(make_config(**alone, max_evaluate_steps=1), say=lines.append)
+    assert any(f"({whole.batches} of {whole.batches} batches" in line for line in logged)
+    capped = run_evaluation(make_config(**alone, max_evaluate_steps=1))
     assert (capped.batches, capped.batches_available) == (1, whole.batches)
-    assert any(f"(1 of {whole.batches} batches" in line for line in lines)
+    assert any(f"(1 of {whole.batches} batches" in line for line in logged)
 
 
 def test_settings_of_generation_stay_with_the_model(train: Train, tiny_model: Path, tmp_path: Path) -> None:

@@ -182,7 +182,6 @@ def fake_trainer(output_dir: Path, *, total_steps: int = 9, dropout: float = 0.3
         "identity": identity(),
         "resolved_config": {"learning_rate": 0.05},
         "write_model": model.save,
-        "say": lambda line: None,
     }
     return Trainer(
         **(parts | changes), settings=TrainingSettings(output_dir=output_dir, total_steps=total_steps, **settings)

@@ -66,18 +66,17 @@ def test_callbacks_need_no_method_and_are_called_in_order() -> None:
     assert calls == [("a", 4), ("b", 4)]
 
 
-def test_plain_lines() -> None:
-    said: list[str] = []
-    lines = PlainLines(said.append)
+def test_plain_lines(logged: list[str]) -> None:
+    lines = PlainLines()
     lines.on_train_begin(0, 10)
     lines.on_log(RECORD)
     lines.on_evaluate(EVALUATED)
     lines.on_save(Path("out/checkpoint-4"))
-    assert said[0].startswith(
+    assert logged[0].startswith(
         "step 4/10  loss 2.5000  accuracy 25.0%  lr 0.0003  grad norm 0.75  tokens/s 2,346  left 0:"
     )
-    assert said[1] == ("evaluation at step 4  loss 1.5000  perplexity 4.482  accuracy 50.0%  (3 of 9 batches, 0.2 s)")
-    assert said[2] == "saved out/checkpoint-4"
+    assert logged[1] == ("evaluation at step 4  loss 1.5000  perplexity 4.482  accuracy 50.0%  (3 of 9 batches, 0.2 s)")
+    assert logged[2] == "saved out/checkpoint-4"
 
 
 def test_figures_of_another_objective_are_shown_by_name() -> None:
@@ -245,9 +244,8 @@ def test_what_is_only_sometimes_needed_is_imported_late() -> None:
     assert result.stdout.strip() == "[]"
 
 
-def test_a_full_disk_ends_no_run_and_loses_no_line_of_the_log(tmp_path: Path) -> None:
-    said: list[str] = []
-    log = LogFile(tmp_path, said.append)
+def test_a_full_disk_ends_no_run_and_loses_no_line_of_the_log(tmp_path: Path, logged: list[str]) -> None:
+    log = LogFile(tmp_path)
     log.on_train_begin(0, 9)
     log.on_log({"step": 1, "loss": 3.0})
     path = tmp_path / "training_log.jsonl"
@@ -259,27 +257,26 @@ def test_a_full_disk_ends_no_run_and_loses_no_line_of_the_log(tmp_path: Path) ->
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_text() == '{"step": 1, "loss": 3.0}\n'
-    assert said == [f"warning: could not write {path}: File too large; the run goes on"]
+    assert logged == [f"warning: could not write {path}: File too large; the run goes on"]
     log.on_log({"step": 4, "loss": 0.5})
     assert [record["step"] for record in read_log(path)] == [1, 2, 3, 4]
 
 
-def test_results_that_cannot_be_written_are_told(tmp_path: Path) -> None:
-    said: list[str] = []
-    results = Results(tmp_path / "gone", said.append)
+def test_results_that_cannot_be_written_are_told(tmp_path: Path, logged: list[str]) -> None:
+    results = Results(tmp_path / "gone")
     results.on_evaluate(EVALUATED)
     results.on_evaluate(EVALUATED)
-    (message,) = said
+    (message,) = logged
     assert message.startswith(f"warning: could not write results into {tmp_path / 'gone'}: No such file")
 
 
-def test_event_files_that_cannot_be_written_are_told() -> None:
+def test_event_files_that_cannot_be_written_are_told(logged: list[str]) -> None:
     class FullDisk:
         def add_scalar(self, tag: str, value: float, step: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         close = staticmethod(lambda: None)
 
-    said: list[str] = []
-    EventLog(FullDisk(), WarnOnIoError("events", said.append)).on_log(RECORD)
-    assert said == ["warning: could not write events: No space left on device; the run goes on"]
+    logged.clear()
+    EventLog(FullDisk(), WarnOnIoError("events")).on_log(RECORD)
+    assert logged == ["warning: could not write events: No space left on device; the run goes on"]

@@ -199,13 +199,12 @@ def test_a_closed_pipe_is_read_no_more() -> None:
     assert commands.lines() == []
 
 
-def test_save_and_quit(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_save_and_quit(tmp_path: Path, logged: list[str]) -> None:
     commands = ScriptedCommands(s2=["save"], s4=["save", "quit"])
-    result = fake_trainer(tmp_path, commands=commands, say=said.append).fit(FRESH)
+    result = fake_trainer(tmp_path, commands=commands).fit(FRESH)
     assert (result.step, result.exit_code, result.stopped_by) == (4, 0, None)
     assert steps_of(tmp_path) == [2, 4]
-    assert said == [
+    assert logged == [
         "save: saved checkpoint-2",
         "save: saved checkpoint-4",
         "stopped after step 4; continue with resume_from_checkpoint=true",
@@ -220,12 +219,12 @@ def test_save_and_quit(tmp_path: Path) -> None:
         np.testing.assert_array_equal(resumed.model.arrays()[name], value, err_msg=name)
 
 
-def test_the_learning_rate_stays_until_the_schedule_has_it_again(tmp_path: Path) -> None:
-    recorder, said = Recorder(), []
+def test_the_learning_rate_stays_until_the_schedule_has_it_again(tmp_path: Path, logged: list[str]) -> None:
+    recorder = Recorder()
     commands = ScriptedCommands(s3=["lr 0.002"], s5=["quit"])
-    trainer = fake_trainer(tmp_path, commands=commands, callbacks=[recorder], say=said.append)
+    trainer = fake_trainer(tmp_path, commands=commands, callbacks=[recorder])
     trainer.fit(FRESH)
-    assert "lr: step 4 has a learning rate of 0.002, until `lr schedule`" in said
+    assert "lr: step 4 has a learning rate of 0.002, until `lr schedule`" in logged
     with open_output_folder(tmp_path, resume_from_checkpoint=True, overwrite_output_dir=False) as start:
         resumed = fake_trainer(tmp_path, commands=ScriptedCommands(s2=["lr schedule"]), callbacks=[recorder])
         resumed.model.load(start.checkpoint)
@@ -235,42 +234,36 @@ def test_the_learning_rate_stays_until_the_schedule_has_it_again(tmp_path: Path)
     assert rates == [*planned[:3], *[0.002] * 4, *planned[7:]]
 
 
-def test_a_learning_rate_that_came_after_the_checkpoint_is_told(tmp_path: Path) -> None:
-    said: list[str] = []
-    fake_trainer(tmp_path, commands=ScriptedCommands(s3=["save", "lr 2e-3", "quit"]), say=said.append).fit(FRESH)
-    assert "checkpoint-3 was saved before `lr`: tell the run that goes on from it again" in said
-    said.clear()
-    fake_trainer(tmp_path / "b", commands=ScriptedCommands(s3=["lr 2e-3", "save", "quit"]), say=said.append).fit(FRESH)
-    assert not any("saved before" in line for line in said)
-    fake_trainer(
-        tmp_path / "c", commands=ScriptedCommands(s3=["save", "lr 2e-3", "save", "quit"]), say=said.append
-    ).fit(FRESH)
+def test_a_learning_rate_that_came_after_the_checkpoint_is_told(tmp_path: Path, logged: list[str]) -> None:
+    fake_trainer(tmp_path, commands=ScriptedCommands(s3=["save", "lr 2e-3", "quit"])).fit(FRESH)
+    assert "checkpoint-3 was saved before `lr`: tell the run that goes on from it again" in logged
+    logged.clear()
+    fake_trainer(tmp_path / "b", commands=ScriptedCommands(s3=["lr 2e-3", "save", "quit"])).fit(FRESH)
+    assert not any("saved before" in line for line in logged)
+    fake_trainer(tmp_path / "c", commands=ScriptedCommands(s3=["save", "lr 2e-3", "save", "quit"])).fit(FRESH)
     assert load_state(tmp_path / "c" / "checkpoint-3").learning_rate is None  # the first one stayed
-    assert sum("checkpoint-3 was saved before `lr`" in line for line in said) == 1
+    assert sum("checkpoint-3 was saved before `lr`" in line for line in logged) == 1
 
 
-def test_evaluation_and_status_change_nothing(tmp_path: Path) -> None:
-    recorder, said = Recorder(), []
+def test_evaluation_and_status_change_nothing(tmp_path: Path, logged: list[str]) -> None:
+    recorder = Recorder()
     commands = ScriptedCommands(s1=["status"], s5=["eval", "status", "what"])
-    trainer = fake_trainer(
-        tmp_path / "told", commands=commands, callbacks=[recorder], say=said.append, evaluation_plan=EVALUATION
-    )
+    trainer = fake_trainer(tmp_path / "told", commands=commands, callbacks=[recorder], evaluation_plan=EVALUATION)
     trainer.fit(FRESH)
     assert [record["step"] for record in recorder.evaluations] == [5]
-    assert said[0].startswith("status: 1 of 9 steps, epoch 0.33, mean loss ")
-    assert said[0].endswith("tokens/s; nothing is saved")
-    assert said[1].startswith("status: 5 of 9 steps") and "learning rate 0.0" in said[1]
-    assert said[2].startswith("'what' is no command")
+    assert logged[0].startswith("status: 1 of 9 steps, epoch 0.33, mean loss ")
+    assert logged[0].endswith("tokens/s; nothing is saved")
+    assert logged[1].startswith("status: 5 of 9 steps") and "learning rate 0.0" in logged[1]
+    assert logged[2].startswith("'what' is no command")
     plain = fake_trainer(tmp_path / "plain")
     plain.fit(FRESH)
     for name, value in plain.model.arrays().items():
         np.testing.assert_array_equal(trainer.model.arrays()[name], value, err_msg=name)
 
 
-def test_evaluation_without_data_is_answered(tmp_path: Path) -> None:
-    said: list[str] = []
-    fake_trainer(tmp_path, commands=ScriptedCommands(s1=["eval"]), say=said.append).fit(FRESH)
-    assert said[0] == "eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path"
+def test_evaluation_without_data_is_answered(tmp_path: Path, logged: list[str]) -> None:
+    fake_trainer(tmp_path, commands=ScriptedCommands(s1=["eval"])).fit(FRESH)
+    assert logged[0] == "eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path"
 
 
 class Follower(ReplayedRanks):

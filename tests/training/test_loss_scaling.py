@@ -134,13 +134,11 @@ def test_any_first_scale_stays_in_bounds_and_is_remembered(first: float, finite:
         assert LossScale(**json.loads(json.dumps(asdict(scale)))) == scale
 
 
-def test_a_run_finds_a_scale_that_fits_and_says_so(tmp_path: Path) -> None:
-    recorder, said = Recorder(), []
-    trainer = fake_trainer(
-        tmp_path, objective=overflowing(1.0), initial_loss_scale=2.0**20, callbacks=[recorder], say=said.append
-    )
+def test_a_run_finds_a_scale_that_fits_and_says_so(tmp_path: Path, logged: list[str]) -> None:
+    recorder = Recorder()
+    trainer = fake_trainer(tmp_path, objective=overflowing(1.0), initial_loss_scale=2.0**20, callbacks=[recorder])
     result = trainer.fit(FRESH)
-    skipped = [line for line in said if "overflow" in line]
+    skipped = [line for line in logged if "overflow" in line]
     assert result.step == 9
     assert 0 < len(skipped) < 9 and len(recorder.steps) == 9 - len(skipped)
     assert skipped[0] == (

@@ -146,7 +146,6 @@ def make_trainer(output_dir: Path, dataset: Dataset, weights: Path | None, *call
             dataset, max_seq_len=SEQUENCE, packing=True, greedy=True, window=1000, batch_size=3
         ),
         callbacks=callbacks,
-        say=lambda line: None,
     )
 
 

@@ -148,11 +148,9 @@ def test_save_total_limit_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert state["best"] == expected
 
 
-def test_the_best_model_is_what_is_left(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_the_best_model_is_what_is_left(tmp_path: Path, logged: list[str]) -> None:
     options = {"best": BestSettings(load_best_model_at_end=True), "save_steps": 100, "save_total_limit": 1}
     trainer = judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0], **options)
-    trainer.say = said.append
     after: dict[int, dict] = {}
 
     class Watch:
@@ -167,15 +165,13 @@ def test_the_best_model_is_what_is_left(tmp_path: Path) -> None:
         np.testing.assert_array_equal(left[name], array)
     assert not (tmp_path / "optimizer.safetensors").exists()
     assert problems(tmp_path, hashes=True) == []
-    assert "the model of step 2, where eval_loss was best (1)," in said[-1]
+    assert "the model of step 2, where eval_loss was best (1)," in logged[-1]
     results = result_of(trainer.state, trainer.last_evaluation, stopped_by=None).record()
     assert (results["step"], results["best_step"], results["best_eval_loss"]) == (4, 2, 1.0)
 
 
-def test_a_best_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_best_checkpoint_that_is_gone_is_told(tmp_path: Path, logged: list[str]) -> None:
     trainer = judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0], best=BestSettings(load_best_model_at_end=True))
-    trainer.say = said.append
 
     class Remove:
         def on_step(self, record: dict) -> None:
@@ -184,22 +180,20 @@ def test_a_best_checkpoint_that_is_gone_is_told(tmp_path: Path) -> None:
 
     trainer.callbacks = [Remove()]
     trainer.fit(FRESH)
-    assert said[-2:] == [
+    assert logged[-2:] == [
         f"checkpoint-2, where eval_loss was best, is not in {tmp_path}: the last model is saved",
         f"saved the model to {tmp_path}",
     ]
 
 
-def test_training_stops_when_nothing_improves(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_training_stops_when_nothing_improves(tmp_path: Path, logged: list[str]) -> None:
     losses = [3.0, 2.0, 1.99, 2.5, 2.6, 0.1, 0.1]
     options = {"best": BestSettings(patience=3, threshold=0.1)}
     trainer = judged_trainer(tmp_path / "a", losses, **options)
-    trainer.say = said.append
     result = trainer.fit(FRESH)
     assert result.step == 5 and result.stopped_by is None
     line = "stopping early: eval_loss has not improved by more than 0.1 in 3 evaluations; its best is 1.99, at step 3"
-    assert line in said
+    assert line in logged
     assert (tmp_path / "a/model.safetensors").is_file()
 
     # resumed in between it stops at the same step, and resumed afterwards at once
@@ -210,9 +204,8 @@ def test_training_stops_when_nothing_improves(tmp_path: Path) -> None:
     resumed = judged_trainer(tmp_path / "b", losses, start=steps_of(tmp_path / "b")[-1], **options)
     assert resumed.fit(Start(tmp_path / "b" / f"checkpoint-{steps_of(tmp_path / 'b')[-1]}")).step == 5
     again = judged_trainer(tmp_path / "b", losses, start=5, **options)
-    again.say = said.append
     assert again.fit(Start(tmp_path / "b" / "checkpoint-5")).step == 5
-    assert "where it stopped early: nothing to train" in said[-2]
+    assert "where it stopped early: nothing to train" in logged[-2]
 
 
 def test_the_checkpoint_resumed_from_stays_until_a_newer_one_is_complete(tmp_path: Path) -> None:
@@ -232,53 +225,52 @@ def test_the_checkpoint_resumed_from_stays_until_a_newer_one_is_complete(tmp_pat
     assert present == [[4], [4], [6], [6]]
 
 
-def test_resuming_a_finished_run_trains_nothing_and_says_so(tmp_path: Path) -> None:
+def test_resuming_a_finished_run_trains_nothing_and_says_so(tmp_path: Path, logged: list[str]) -> None:
     options = {"save_strategy": "steps", "save_steps": 2, "total_steps": 4}
     first = fake_trainer(tmp_path, **options)
     first.fit(FRESH)
-    said: list[str] = []
-    again = fake_trainer(tmp_path, say=said.append, **options)
+    logged.clear()
+    again = fake_trainer(tmp_path, **options)
     again.model.load(tmp_path / "checkpoint-4")
     result = again.fit(Start(tmp_path / "checkpoint-4"))
     assert result.step == 4
-    assert any("nothing to train" in line for line in said)
+    assert any("nothing to train" in line for line in logged)
     assert problems(tmp_path, hashes=True) == []
 
 
-def test_resuming_says_what_changed_and_refuses_other_data(tmp_path: Path) -> None:
+def test_resuming_says_what_changed_and_refuses_other_data(tmp_path: Path, logged: list[str]) -> None:
     options = {"save_strategy": "steps", "save_steps": 2}
     fake_trainer(tmp_path, total_steps=2, **options).fit(FRESH)
     start = Start(tmp_path / "checkpoint-2")
-    said: list[str] = []
+    logged.clear()
     trainer = fake_trainer(
         tmp_path,
         total_steps=3,
         resolved_config={"learning_rate": 0.01, "unified_checkpoint_config": ("async_save",)},
         identity=identity(cpu_settings={"MKL_DEBUG_CPU_TYPE": ""}),
-        say=said.append,
         **options,
     )
     trainer.model.load(start.checkpoint)
     trainer.fit(start)
-    assert "changed since the checkpoint: learning_rate 0.05 -> 0.01" in said
-    assert "changed since the checkpoint: unified_checkpoint_config null -> [async_save]" in said
-    assert "warning: resuming is not bit-exact: MKL_DEBUG_CPU_TYPE was 7, is " in said
+    assert "changed since the checkpoint: learning_rate 0.05 -> 0.01" in logged
+    assert "changed since the checkpoint: unified_checkpoint_config null -> [async_save]" in logged
+    assert "warning: resuming is not bit-exact: MKL_DEBUG_CPU_TYPE was 7, is " in logged
     with pytest.raises(CheckpointError, match="fingerprint was abc, is other"):
         fake_trainer(tmp_path, identity=identity(data_fingerprint="other")).fit(start)
 
 
-def test_optimizer_state_can_be_left_out_and_ignored(tmp_path: Path) -> None:
+def test_optimizer_state_can_be_left_out_and_ignored(tmp_path: Path, logged: list[str]) -> None:
     options = {"save_strategy": "steps", "save_steps": 2, "ignore_save_lr_and_optim": True}
     fake_trainer(tmp_path, total_steps=2, **options).fit(FRESH)
     start = Start(tmp_path / "checkpoint-2")
     assert not list(start.checkpoint.glob("optimizer*"))
     with pytest.raises(CheckpointError, match="holds no optimizer state"):
         fake_trainer(tmp_path, total_steps=4, **options).fit(start)
-    said: list[str] = []
-    trainer = fake_trainer(tmp_path, total_steps=4, ignore_load_lr_and_optim=True, say=said.append, **options)
+    logged.clear()
+    trainer = fake_trainer(tmp_path, total_steps=4, ignore_load_lr_and_optim=True, **options)
     trainer.model.load(start.checkpoint)
     assert trainer.fit(start).step == 4
-    assert any("fresh moments" in line for line in said)
+    assert any("fresh moments" in line for line in logged)
 
 
 def test_ignoring_the_optimizer_state_of_a_checkpoint_changes_the_run(tmp_path: Path) -> None:
@@ -323,7 +315,7 @@ def test_not_finite_names_step_samples_and_the_last_good_checkpoint(tmp_path: Pa
     assert all(np.isfinite(value).all() for value in trainer.model.arrays().values())
 
 
-def test_a_step_without_targets_is_skipped_and_said(tmp_path: Path) -> None:
+def test_a_step_without_targets_is_skipped_and_said(tmp_path: Path, logged: list[str]) -> None:
     class PartlyEmpty(FakePlan):
         def micro_batches(self, step: int) -> list[FakeBatch]:
             batches = super().micro_batches(step)
@@ -331,11 +323,11 @@ def test_a_step_without_targets_is_skipped_and_said(tmp_path: Path) -> None:
                 return batches
             return [FakeBatch(b.input_ids, np.full_like(b.labels, PADDING), b.samples) for b in batches]
 
-    said: list[str] = []
+    logged.clear()
     recorder = Recorder()
-    trainer = fake_trainer(tmp_path, total_steps=3, plan=PartlyEmpty(), say=said.append, callbacks=[recorder])
+    trainer = fake_trainer(tmp_path, total_steps=3, plan=PartlyEmpty(), callbacks=[recorder])
     assert trainer.fit(FRESH).step == 3
-    assert "step 2: skipped, its batches hold no target tokens" in said
+    assert "step 2: skipped, its batches hold no target tokens" in logged
 
 
 def test_steps_can_be_read_ahead(tmp_path: Path) -> None:
@@ -370,15 +362,17 @@ class SignalAt:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_after_the_step_with_a_checkpoint(tmp_path: Path, number: int, code: int) -> None:
+def test_a_signal_stops_after_the_step_with_a_checkpoint(
+    tmp_path: Path, number: int, code: int, logged: list[str]
+) -> None:
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    said: list[str] = []
+    logged.clear()
     recorder = Recorder()
-    trainer = fake_trainer(tmp_path, callbacks=[recorder, SignalAt(number, 4)], say=said.append, save_strategy="epoch")
+    trainer = fake_trainer(tmp_path, callbacks=[recorder, SignalAt(number, 4)], save_strategy="epoch")
     result = trainer.fit(FRESH)
     assert (result.stopped_by, result.exit_code, result.step) == (number, code, 4)
     assert steps_of(tmp_path) == [3, 4]
-    assert any("resume_from_checkpoint=true" in line for line in said)
+    assert any("resume_from_checkpoint=true" in line for line in logged)
     assert not (tmp_path / "model.safetensors").exists()  # the final model is that of a finished run
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
 
@@ -391,19 +385,18 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(tmp_path: Path, number:
         np.testing.assert_array_equal(resumed.model.arrays()[name], value, err_msg=name)
 
 
-def test_the_signal_handler_itself_prints_nothing(tmp_path: Path) -> None:
+def test_the_signal_handler_itself_prints_nothing(tmp_path: Path, logged: list[str]) -> None:
     """It may interrupt a print of the loop, and Python refuses to print within a print."""
-    said: list[str] = []
 
     class Printing:
         def on_step(self, record: dict) -> None:
             if record["step"] == 2:
-                before = len(said)
+                before = len(logged)
                 os.kill(os.getpid(), signal.SIGINT)
-                assert len(said) == before
+                assert len(logged) == before
 
-    fake_trainer(tmp_path, callbacks=[Printing()], say=said.append).fit(FRESH)
-    assert "SIGINT: stopping after this step; once more to stop at once" in said
+    fake_trainer(tmp_path, callbacks=[Printing()]).fit(FRESH)
+    assert "SIGINT: stopping after this step; once more to stop at once" in logged
 
 
 def test_a_run_that_was_stopped_where_it_resumed_is_not_saved_again(tmp_path: Path) -> None:
@@ -423,12 +416,11 @@ def test_a_run_that_was_stopped_where_it_resumed_is_not_saved_again(tmp_path: Pa
     assert recorder.saved == []
 
 
-def test_a_signal_without_a_save_strategy_says_that_nothing_was_saved(tmp_path: Path) -> None:
-    said: list[str] = []
-    trainer = fake_trainer(tmp_path, callbacks=[SignalAt(signal.SIGTERM, 2)], say=said.append)
+def test_a_signal_without_a_save_strategy_says_that_nothing_was_saved(tmp_path: Path, logged: list[str]) -> None:
+    trainer = fake_trainer(tmp_path, callbacks=[SignalAt(signal.SIGTERM, 2)])
     assert trainer.fit(FRESH).exit_code == 143
     assert steps_of(tmp_path) == []
-    assert any("nothing was saved" in line for line in said)
+    assert any("nothing was saved" in line for line in logged)
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
@@ -462,10 +454,9 @@ class SignalsInBackward(PyLayer):
         return gradient
 
 
-def test_a_second_signal_in_a_backward_pass_is_no_failure(tmp_path: Path) -> None:
+def test_a_second_signal_in_a_backward_pass_is_no_failure(tmp_path: Path, logged: list[str]) -> None:
     """Paddle makes an OSError of what is raised there."""
-    said: list[str] = []
-    trainer = fake_trainer(tmp_path, say=said.append)
+    trainer = fake_trainer(tmp_path)
     loss = trainer.objective.loss
 
     def with_signals(model: Any, batch: Any) -> Any:
@@ -476,7 +467,7 @@ def test_a_second_signal_in_a_backward_pass_is_no_failure(tmp_path: Path) -> Non
     with pytest.raises(SystemExit) as caught:
         trainer.fit(FRESH)
     assert caught.value.code == 130
-    assert said[-1] == "a second signal: stopped at once; no checkpoint was saved"
+    assert logged[-1] == "a second signal: stopped at once; no checkpoint was saved"
 
 
 def test_a_failing_disk_ends_the_run_with_the_earlier_checkpoint_intact(tmp_path: Path) -> None:

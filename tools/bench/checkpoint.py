@@ -177,7 +177,7 @@ def timings(run: Run, rounds: int) -> Iterator[str]:
             saver: Any = async_save.SyncSaver()
             if way != SYNC_SAVE:
                 room = way == ASYNC_SAVE
-                saver = async_save.AsyncSaver(None, lambda folder: None, lambda line: None, shared_memory=room)
+                saver = async_save.AsyncSaver(None, lambda folder: None, shared_memory=room)
             with saver:
                 started = time.perf_counter()
                 waits, memory = measured(lambda saver=saver: run.save(saver))  # type: ignore[misc]

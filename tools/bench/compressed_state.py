@@ -135,7 +135,7 @@ def train(folder: Path, steps: int, save_steps: int, start: Path | None = None) 
     }
     config = Config.load(QUICKSTART, [f"{name}={value}" for name, value in values.items()])
     with contextlib.redirect_stdout(io.StringIO()):
-        run_training(config, say=lambda line: None)
+        run_training(config)
     log = (folder / "training_log.jsonl").read_text(encoding="utf-8").splitlines()
     return [record["loss"] for record in map(json.loads, log) if "loss" in record]
 

@@ -121,7 +121,7 @@ def task(name: str, folder: Path) -> Callable[[], Any]:
     if name == "split":
         from erniekit.export.split import split_model
 
-        return lambda: split_model(folder / "exported", folder / "split", 10**8, say=quiet)
+        return lambda: split_model(folder / "exported", folder / "split", 10**8)
     import_paddle()
     from erniekit.config import Config
     from erniekit.export.export import export_model
@@ -146,12 +146,8 @@ def task(name: str, folder: Path) -> Callable[[], Any]:
         "adapters": lambda: build_model(model_config, base, adapters=adapters),
         "merge": lambda: merge_adapters(build_model(model_config, base, adapters=adapters)),
         "stream": stream,
-        "export": lambda: export_model(adapters, folder / "exported", config, say=quiet),
+        "export": lambda: export_model(adapters, folder / "exported", config),
     }[name]
-
-
-def quiet(line: str) -> None:
-    """The progress of a task is of no interest here."""
 
 
 def peak_mb() -> float:

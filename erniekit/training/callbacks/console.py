@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 # How figures are written for people.
 
@@ -53,15 +56,10 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _print_flushed(line: str) -> None:
-    print(line, flush=True)  # a pipe would hold lines back for kilobytes
-
-
 class PlainLines:
-    """One line for every log, evaluation and checkpoint."""
+    """One log line for every log, evaluation and checkpoint."""
 
-    def __init__(self, say: Callable[[str], None] = _print_flushed) -> None:
-        self._say = say
+    def __init__(self) -> None:
         self._first = self._total = 0
         self._started = 0.0
 
@@ -72,10 +70,10 @@ class PlainLines:
         step = record["step"]
         per_step = (time.perf_counter() - self._started) / max(1, step - self._first)
         left = duration(per_step * (self._total - step))
-        self._say(f"step {step}/{self._total}  {format_metrics(record)}  left {left}")
+        logger.info(f"step {step}/{self._total}  {format_metrics(record)}  left {left}")
 
     def on_evaluate(self, record: Mapping[str, Any]) -> None:
-        self._say(evaluation_line(record))
+        logger.info(evaluation_line(record))
 
     def on_save(self, folder: Path) -> None:
-        self._say(f"saved {folder}")
+        logger.info(f"saved {folder}")

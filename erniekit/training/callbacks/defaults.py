@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from erniekit.training.callbacks.console import PlainLines
@@ -17,21 +17,19 @@ def default_callbacks(
     logging_dir: Path,
     report_to: Sequence[str],
     disable_tqdm: bool,
-    say: Callable[[str], None] = print,
 ) -> list[object]:
-    """Progress, log file, event files, results and loss curve.
+    """Progress, log file, event files, results and loss curve. Files that cannot be written do not end a run.
 
     Args:
         report_to: any of "visualdl" and "tensorboard"; empty for no event files.
         disable_tqdm: plain lines even on a terminal.
-        say: told what cannot be written; none of these files is worth ending a run.
 
     Raises:
         ConfigurationError: a package that `report_to` needs is not installed.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
-    files = [LogFile(output_dir, say), Results(output_dir, say), LossCurve(output_dir, say)]
-    return [_progress(disable_tqdm), *files, *event_logs(report_to, logging_dir, say)]
+    files = [LogFile(output_dir), Results(output_dir), LossCurve(output_dir)]
+    return [_progress(disable_tqdm), *files, *event_logs(report_to, logging_dir)]
 
 
 def _progress(disable_tqdm: bool) -> object:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from erniekit.training.checkpoint.manifest import atomic_write_text, nan_to_none, write_json
 
+logger = logging.getLogger(__name__)
+
 # Files beside a run, none of which is worth ending it: one that cannot be written is told, and training goes on.
 
 
 class WarnOnIoError:
-    """Tells that something cannot be written, once until it can again.
+    """Warns that something cannot be written, once until it can again.
 
     Args:
         what: the name of the file or files, for the message.
     """
 
-    def __init__(self, what: str, say: Callable[[str], None]) -> None:
-        self._what, self._say, self._warned = what, say, False
+    def __init__(self, what: str) -> None:
+        self._what, self._warned = what, False
 
     @contextmanager
     def warned(self) -> Iterator[None]:
@@ -31,7 +34,7 @@ class WarnOnIoError:
             yield
         except OSError as error:
             if not self._warned:
-                self._say(f"warning: could not write {self._what}: {error.strerror or error}; the run goes on")
+                logger.warning(f"could not write {self._what}: {error.strerror or error}; the run goes on")
             self._warned = True
         else:
             self._warned = False
@@ -46,9 +49,9 @@ class LogFile:
     Lines for which the disk has no room are kept, and written with the next one.
     """
 
-    def __init__(self, output_dir: Path, say: Callable[[str], None] = print) -> None:
+    def __init__(self, output_dir: Path) -> None:
         self._path, self._lines = output_dir / LOG_FILE, list[str]()
-        self._io_errors = WarnOnIoError(str(self._path), say)
+        self._io_errors = WarnOnIoError(str(self._path))
 
     def on_train_begin(self, first_step: int, total_steps: int) -> None:
         kept = [json.dumps(record) + "\n" for record in read_log(self._path) if record["step"] <= first_step]
@@ -98,9 +101,9 @@ RESULT_FILES = EVALUATION_FILE, TRAINING_FILE = "eval_results.json", "train_resu
 class Results:
     """Keeps the latest evaluation and the result of the run."""
 
-    def __init__(self, output_dir: Path, say: Callable[[str], None] = print) -> None:
+    def __init__(self, output_dir: Path) -> None:
         self._output_dir = output_dir
-        self._io_errors = WarnOnIoError(f"results into {output_dir}", say)
+        self._io_errors = WarnOnIoError(f"results into {output_dir}")
 
     def on_evaluate(self, record: Mapping[str, Any]) -> None:
         with self._io_errors.warned():
@@ -119,9 +122,9 @@ LOSS_CURVE_FILE = "loss.png"
 class LossCurve:
     """Draws the curve of the whole run, including the part before a resume."""
 
-    def __init__(self, output_dir: Path, say: Callable[[str], None] = print) -> None:
+    def __init__(self, output_dir: Path) -> None:
         self._output_dir = output_dir
-        self._io_errors = WarnOnIoError(str(output_dir / LOSS_CURVE_FILE), say)
+        self._io_errors = WarnOnIoError(str(output_dir / LOSS_CURVE_FILE))
 
     def on_train_end(self, _result: object) -> None:
         with self._io_errors.warned():

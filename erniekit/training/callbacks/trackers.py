@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,7 +45,7 @@ class EventLog:
                     self._writer.add_scalar(f"{group}/{name}", value, record["step"])
 
 
-def event_logs(report_to: Sequence[str], logging_dir: Path, say: Callable[[str], None] = print) -> list[EventLog]:
+def event_logs(report_to: Sequence[str], logging_dir: Path) -> list[EventLog]:
     """A callback for each of `report_to` ("visualdl", "tensorboard"). The packages are imported only when asked for.
 
     Raises:
@@ -53,7 +53,7 @@ def event_logs(report_to: Sequence[str], logging_dir: Path, say: Callable[[str],
     """
     if report_to:
         _check_writable(logging_dir)
-    io_errors = [WarnOnIoError(f"the event files of {name} in {logging_dir}", say) for name in report_to]
+    io_errors = [WarnOnIoError(f"the event files of {name} in {logging_dir}") for name in report_to]
     return [
         EventLog(_open_writer(name, logging_dir), io_error) for name, io_error in zip(report_to, io_errors, strict=True)
     ]

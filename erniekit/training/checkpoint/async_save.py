@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import signal
@@ -22,6 +23,8 @@ import erniekit
 from erniekit.environment import available_memory
 from erniekit.errors import CheckpointError
 from erniekit.training.checkpoint.atomic_folder import disk_errors, prune, temp_folder_of, write_folder
+
+logger = logging.getLogger(__name__)
 
 # Where a checkpoint waits for the process that completes it: a folder in shared memory, removed when it is done.
 #
@@ -74,7 +77,7 @@ def new_staging(shared_memory: Path | None = None) -> Staging:
         os.close(lock)  # another run took it, without a lock yet, for one that nobody holds
 
 
-def remove_abandoned(say: Callable[[str], None], shared_memory: Path | None = None) -> None:
+def remove_abandoned(shared_memory: Path | None = None) -> None:
     """Remove this user's folders that no process holds: those of runs whose processes were all killed."""
     for folder in (shared_memory or SHARED_MEMORY).glob(f"{_PREFIX}*"):
         try:
@@ -89,7 +92,7 @@ def remove_abandoned(say: Callable[[str], None], shared_memory: Path | None = No
             continue
         else:
             shutil.rmtree(folder, ignore_errors=True)
-            say(f"removed {folder}: a checkpoint that a killed run had not written")
+            logger.info(f"removed {folder}: a checkpoint that a killed run had not written")
         finally:
             os.close(lock)
 
@@ -197,11 +200,10 @@ class AsyncSaver:
         self,
         limit: int | None,
         saved: Callable[[Path], None],
-        say: Callable[[str], None] = print,
         *,
         shared_memory: bool = True,
     ) -> None:
-        self._limit, self._saved, self._say, self._shared_memory = limit, saved, say, shared_memory
+        self._limit, self._saved, self._shared_memory = limit, saved, shared_memory
         self._process: subprocess.Popen[str] | None = None
         self._staged: Path | None = None
         self._reported: set[str] = set()
@@ -217,7 +219,7 @@ class AsyncSaver:
         shortage = memory_shortage(tensor_bytes) if self._shared_memory else several
         if shortage and shortage not in self._reported:
             self._reported.add(shortage)
-            self._say(f"async_save: {shortage}: the checkpoint is written to the disk, and only completed beside")
+            logger.info(f"async_save: {shortage}: the checkpoint is written to the disk, and only completed beside")
         staging = None if shortage else new_staging()
         try:
             self._start(target, staging)
@@ -266,7 +268,7 @@ class AsyncSaver:
             try:
                 self.wait()
             except CheckpointError as own:
-                self._say(str(own))  # beside the error that ends the run
+                logger.error(str(own))  # beside the error that ends the run
 
     def _start(self, target: Path, staging: Staging | None) -> None:
         flags = ["-P"] if sys.version_info >= (3, 11) else []  # not what lies in the current folder

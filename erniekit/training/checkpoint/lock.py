@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from erniekit.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
 
 _RUN, _WRITER = ".erniekit.lock", ".erniekit.writer.lock"
 _HELD = (errno.EACCES, errno.EAGAIN)
@@ -20,7 +23,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # two runs in one fo
 
 
 @contextmanager
-def locked(output_dir: Path, say: Callable[[str], None] = print) -> Iterator[None]:
+def locked(output_dir: Path) -> Iterator[None]:
     """Hold `output_dir` for one run, once what an earlier run has left behind to be written is written.
 
     Raises:
@@ -36,7 +39,7 @@ def locked(output_dir: Path, say: Callable[[str], None] = print) -> Iterator[Non
             raise CheckpointError(
                 f"another run is writing to {output_dir}; wait for it to end, or choose another output_dir"
             )
-        _wait_for_writer(output_dir, say)
+        _wait_for_writer(output_dir)
         yield
 
 
@@ -57,12 +60,12 @@ def locked_by_writer(output_dir: Path) -> Iterator[None]:
         yield
 
 
-def _wait_for_writer(output_dir: Path, say: Callable[[str], None]) -> None:
+def _wait_for_writer(output_dir: Path) -> None:
     if not (output_dir / _WRITER).exists():
         return
     with (output_dir / _WRITER).open("a") as file:
         if not _try_lock(file.fileno()):
-            say(f"waiting until the last checkpoint of the earlier run in {output_dir} is written")
+            logger.info(f"waiting until the last checkpoint of the earlier run in {output_dir} is written")
             fcntl.lockf(file, fcntl.LOCK_EX)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -27,6 +28,8 @@ from erniekit.training.checkpoint.atomic_folder import (
 from erniekit.training.checkpoint.lock import locked
 from erniekit.training.checkpoint.manifest import unknown_format
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Start:
@@ -51,7 +54,6 @@ def open_output_folder(
     overwrite_output_dir: bool,
     model_folder: Path | None = None,
     weights_from: Path | None = None,
-    say: Callable[[str], None] = print,
 ) -> Iterator[Start]:
     """Lock `output_dir` for this run, clear what a killed run left half-written, and find where to start.
 
@@ -66,27 +68,27 @@ def open_output_folder(
         CheckpointError: another run writes there, the checkpoint is incomplete, or starting would overwrite others.
         ModelFileError: a folder to read from was left half-written.
     """
-    with locked(output_dir, say):
+    with locked(output_dir):
         for source in (model_folder, weights_from):
             if source is not None:
                 _refuse_inside(source, output_dir)
                 refuse_half_written(source)
         for leftover in remove_leftovers(output_dir):
-            say(f"removed {leftover}: left half-written by a run that was killed")
-        remove_abandoned(say)
-        yield _find_start(output_dir, resume_from_checkpoint, overwrite_output_dir, weights_from, say)
+            logger.info(f"removed {leftover}: left half-written by a run that was killed")
+        remove_abandoned()
+        yield _find_start(output_dir, resume_from_checkpoint, overwrite_output_dir, weights_from)
 
 
-def remove_superseded(output_dir: Path, start: Start, say: Callable[[str], None] = print) -> None:
+def remove_superseded(output_dir: Path, start: Start) -> None:
     """Remove what overwrite_output_dir allows to be removed, and the results of a run that ends with it.
 
     Called late, when nothing else can be refused any more.
     """
     for folder in start.superseded:
-        say(f"overwrite_output_dir: removing {folder}")
+        logger.info(f"overwrite_output_dir: removing {folder}")
         remove_folder(folder)
     if start.supersedes_model:
-        say(f"overwrite_output_dir: removing the earlier model in {output_dir}")
+        logger.info(f"overwrite_output_dir: removing the earlier model in {output_dir}")
         remove_model(output_dir)
     if start.checkpoint is None and (start.superseded or start.supersedes_model):
         for name in (*RESULT_FILES, LOSS_CURVE_FILE):  # the log begins anew with the run
@@ -98,23 +100,22 @@ def _find_start(
     resume: str | bool | None,
     overwrite: bool,
     weights_from: Path | None,
-    say: Callable[[str], None],
 ) -> Start:
     if resume is True:
         newest, skipped = newest_complete(output_dir)
         for line in skipped:
-            say(line)
+            logger.info(line)
         if newest is not None:
-            return _resume(newest, (), output_dir, overwrite, say)
+            return _resume(newest, (), output_dir, overwrite)
     elif resume:
-        return _start_from(Path(resume).expanduser(), output_dir, overwrite, say)
+        return _start_from(Path(resume).expanduser(), output_dir, overwrite)
     start = _start_afresh(output_dir, overwrite, weights_from)
     if resume:
-        say(f"resume_from_checkpoint: true, but {output_dir} holds no complete checkpoint: starting afresh")
+        logger.info(f"resume_from_checkpoint: true, but {output_dir} holds no complete checkpoint: starting afresh")
     return start
 
 
-def _start_from(checkpoint: Path, output_dir: Path, overwrite: bool, say: Callable[[str], None]) -> Start:
+def _start_from(checkpoint: Path, output_dir: Path, overwrite: bool) -> Start:
     _require_complete(checkpoint)
     same_run = checkpoint.resolve().parent == output_dir.resolve()
     present = checkpoint_folders(output_dir)
@@ -124,12 +125,10 @@ def _start_from(checkpoint: Path, output_dir: Path, overwrite: bool, say: Callab
             f"{output_dir} holds checkpoints that do not lead to {checkpoint}: {_names(others)}.\n"
             "  Set overwrite_output_dir: true to have them removed, or choose another output_dir."
         )
-    return _resume(checkpoint, tuple(others), output_dir, overwrite, say)
+    return _resume(checkpoint, tuple(others), output_dir, overwrite)
 
 
-def _resume(
-    checkpoint: Path, others: tuple[Path, ...], output_dir: Path, overwrite: bool, say: Callable[[str], None]
-) -> Start:
+def _resume(checkpoint: Path, others: tuple[Path, ...], output_dir: Path, overwrite: bool) -> Start:
     """A model that an earlier, shorter or interrupted part of this run has published is the run's own to replace."""
     same_run = checkpoint.resolve().parent == output_dir.resolve()
     foreign = holds_foreign_model(output_dir) if same_run else bool(holds_model(output_dir))
@@ -138,7 +137,7 @@ def _resume(
             f"{output_dir} holds {holds_model(output_dir)}, which is not of the run that {checkpoint} belongs to.\n"
             "  Set overwrite_output_dir: true to have it removed, or choose another output_dir."
         )
-    say(f"resuming from {checkpoint}")
+    logger.info(f"resuming from {checkpoint}")
     return Start(checkpoint, others, foreign)
 
 

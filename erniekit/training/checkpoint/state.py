@@ -18,6 +18,7 @@ function of the step. No data state: the plan is a function of the step.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
@@ -59,6 +60,8 @@ from erniekit.training.optim.adamw import (
     load_optimizer_state,
     local_optimizer_state,
 )
+
+logger = logging.getLogger(__name__)
 
 STATE_FILE = "trainer_state.json"
 IDENTITY_FILE = "run_identity.json"
@@ -189,7 +192,6 @@ def load_optimizer(
     parameters: Mapping[str, Tensor],
     ranks: Ranks = SINGLE_PROCESS,
     master_weights: MasterWeightPolicy = SEPARATE_MASTER_WEIGHTS,
-    say: Callable[[str], None] = print,
 ) -> MomentFormat | None:
     """Set AdamW's state to what `folder` holds, bit for bit but for moments in codes; on every rank its part.
 
@@ -226,7 +228,7 @@ def load_optimizer(
         ranks=ranks,
     )
     if reported:
-        say(f"{folder}: {reported}")
+        logger.info(f"{folder}: {reported}")
     return moment_format_of(stored, folder)
 
 

@@ -37,7 +37,7 @@ def train(parameters: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for values in parameters:
             seen.clear()
             before = sum(bytes_sent().values())
-            runner.run_training(Config.from_mapping(values, verb="train"), say=lambda line: None)
+            runner.run_training(Config.from_mapping(values, verb="train"))
             log = (Path(values["output_dir"]) / "training_log.jsonl").read_text(encoding="utf-8")
             losses = [json.loads(line)["loss"] for line in log.splitlines()]
             results.append({**seen, "losses": losses, "sent": sum(bytes_sent().values()) - before})

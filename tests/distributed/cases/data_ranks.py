@@ -14,15 +14,16 @@ from erniekit.runners.evaluate import run_evaluation
 from erniekit.runners.train import run_training
 from erniekit.training import trainer
 from erniekit.training.step import StepResult
+from tests.log_capture import captured_log
 
 
 def train(parameters: dict[str, Any], of_rank_1: dict[str, Any]) -> dict[str, Any]:
     """Train, on rank 1 with other parameters; how it ended, what was said, the losses."""
     rank = dist.ParallelEnv().rank
-    said: list[str] = []
     config = Config.from_mapping(parameters | (of_rank_1 if rank == 1 else {}), verb="train")
     try:
-        result = run_training(config, say=said.append)
+        with captured_log() as said:
+            result = run_training(config)
     except TrainingError as error:
         return {"error": str(error)}
     return {"step": result.step, "best": result.best.step, "stopped by": result.stopped_by, "said": said}
@@ -30,7 +31,7 @@ def train(parameters: dict[str, Any], of_rank_1: dict[str, Any]) -> dict[str, An
 
 def evaluate(parameters: dict[str, Any]) -> dict[str, Any]:
     """Evaluate; the figures that this rank has."""
-    result = run_evaluation(Config.from_mapping(parameters, verb="train"), say=lambda line: None)
+    result = run_evaluation(Config.from_mapping(parameters, verb="train"))
     return {name: value for name, value in result.results().items() if "second" not in name}
 
 

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.log_capture import captured_log
+
 
 def train(parameters: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Several runs one after the other; what each has said on this rank, and its losses."""
@@ -14,8 +16,8 @@ def train(parameters: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     results = []
     for values in parameters:
-        said: list[str] = []
-        run_training(Config.from_mapping(values, verb="train"), say=said.append)
+        with captured_log() as said:
+            run_training(Config.from_mapping(values, verb="train"))
         log = (Path(values["output_dir"]) / "training_log.jsonl").read_text(encoding="utf-8")
         records = [json.loads(line) for line in log.splitlines()]
         losses = [record[name] for record in records for name in ("loss", "eval_loss") if name in record]

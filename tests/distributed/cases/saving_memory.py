@@ -38,7 +38,7 @@ def train(parameters: dict[str, Any]) -> dict[str, int]:
         return saved
 
     with patch.object(trainer, "save_checkpoint", watched):
-        run_training(Config.from_mapping(parameters, verb="train"), say=lambda line: None)
+        run_training(Config.from_mapping(parameters, verb="train"))
     return seen
 
 

@@ -15,9 +15,9 @@ from erniekit.data.collate import Batch, collate
 from erniekit.data.templates.ernie import Sample
 from erniekit.distributed.collectives import LayoutRanks
 from erniekit.distributed.init import init_mesh
-from erniekit.distributed.mesh import BATCH_AXES, SINGLE_PROCESS_MESH, Mesh
+from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.distributed.sharding import ShardedOptimizer, ShardingStrategy, shard_model
-from erniekit.distributed.topology import Topology
+from erniekit.distributed.topology import BATCH_AXES, Topology
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
 from erniekit.model.local_tensors import to_numpy

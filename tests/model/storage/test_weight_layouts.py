@@ -4,6 +4,7 @@ described, and must come back under their Hugging Face names."""
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -121,16 +122,15 @@ def test_every_weight_comes_back_from_paddles_layout(tmp_path_factory, case, fus
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("key_heads", [2, 4])
-def test_the_decoder_is_filled_from_paddles_layout(fused, key_heads, tmp_path):
+def test_the_decoder_is_filled_from_paddles_layout(fused, key_heads, tmp_path, logged):
     decoder = tiny_model(num_key_value_heads=key_heads, tie_word_embeddings=False, use_bias=True)
     save_weights(decoder, tmp_path)
     hf = safetensors.numpy.load_file(tmp_path / "model.safetensors")
     (tmp_path / "paddle").mkdir()
     write(tmp_path / "paddle", in_paddle_layout(decoder.config, hf, "ernie", fused), {"format": "np"})
-    lines = []
-    again = build_model(decoder.config, tmp_path / "paddle", log=lines.append)
+    again = build_model(decoder.config, tmp_path / "paddle", log_level=logging.INFO)
     np.testing.assert_array_equal(logits_of(again, [1, 2, 3]), logits_of(decoder, [1, 2, 3]))
-    (line,) = [line for line in lines if line.startswith("weights: ")]
+    (line,) = [line for line in logged if line.startswith("weights: ")]
     assert "ernie.* names, linears [in, out]" in line and ("fused qkv_proj and up_gate_proj" in line) == fused
 
 

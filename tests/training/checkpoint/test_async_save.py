@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from erniekit.errors import CheckpointError
-from erniekit.training.checkpoint import async_save, manifest
+from erniekit.training.checkpoint import async_save, lock, manifest
 from erniekit.training.checkpoint.async_save import AsyncSaver, memory_shortage, new_staging, remove_abandoned
 from erniekit.training.checkpoint.atomic_folder import (
     checkpoint_folders,
@@ -75,13 +75,17 @@ def save_with_stopped_writer(
 
 @pytest.mark.parametrize("room", [True, False], ids=["shared memory", "disk"])
 def test_a_checkpoint_is_completed_beside(
-    output_dir: Path, shared_memory: Path, saved: list[Path], room: bool, monkeypatch: pytest.MonkeyPatch
+    output_dir: Path,
+    shared_memory: Path,
+    saved: list[Path],
+    room: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: list[str],
 ) -> None:
-    said: list[str] = []
     if not room:
         monkeypatch.setattr(async_save, "memory_shortage", lambda size: "/dev/shm is full")
     target = folder_of(output_dir, 3)
-    with AsyncSaver(None, saved.append, said.append) as saver:
+    with AsyncSaver(None, saved.append) as saver:
         process = save_with_stopped_writer(saver, target, monkeypatch)
         assert saver.writing == target and saved == [] and not target.exists()
         saver.check()  # does not wait
@@ -96,7 +100,7 @@ def test_a_checkpoint_is_completed_beside(
     assert (target / "nested" / "state.json").read_text() == '{"step": 3}'
     assert list(shared_memory.iterdir()) == []
     assert [path.name for path in checkpoint_folders(output_dir)] == ["checkpoint-3"]
-    assert said == ([] if room else [
+    assert logged == ([] if room else [
         "async_save: /dev/shm is full: the checkpoint is written to the disk, and only completed beside"
     ])  # fmt: skip
 
@@ -239,16 +243,15 @@ def test_no_room_while_values_are_taken(
 
 
 def test_an_error_of_the_run_is_not_hidden_by_one_of_the_writer(
-    output_dir: Path, monkeypatch: pytest.MonkeyPatch
+    output_dir: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
-    said: list[str] = []
     with (
         pytest.raises(ZeroDivisionError),
-        AsyncSaver(None, lambda folder: None, said.append) as saver,
+        AsyncSaver(None, lambda folder: None) as saver,
     ):
         save_with_stopped_writer(saver, folder_of(output_dir, 2), monkeypatch).kill()
         _ = 1 / 0
-    assert "could not write" in said[0] and "SIGKILL" in said[0]
+    assert "could not write" in logged[0] and "SIGKILL" in logged[0]
 
 
 def is_locked(path: Path) -> bool:
@@ -316,35 +319,36 @@ def test_a_trainer_killed_while_it_hands_over_leaves_nothing(output_dir: Path, s
         assert not list(output_dir.glob("*checkpoint*"))
 
 
-def test_the_writer_of_a_killed_trainer_completes_its_checkpoint(output_dir: Path, shared_memory: Path) -> None:
+def test_the_writer_of_a_killed_trainer_completes_its_checkpoint(
+    output_dir: Path, shared_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = killed(output_dir, shared_memory, "ordered checkpoint-2")
     said: list[str] = []
 
-    def say(line: str) -> None:
+    def info(line: str) -> None:
         said.append(line)
         if line.startswith("waiting until the last checkpoint of the earlier run"):
             assert not folder_of(output_dir, 2).exists()
             os.kill(writer, signal.SIGCONT)
 
-    with open_output_folder(output_dir, resume_from_checkpoint=True, overwrite_output_dir=False, say=say) as start:
+    monkeypatch.setattr(lock.logger, "info", info)
+    with open_output_folder(output_dir, resume_from_checkpoint=True, overwrite_output_dir=False) as start:
         assert said[0].startswith("waiting")
         assert start.checkpoint == folder_of(output_dir, 2)
         assert list(shared_memory.iterdir()) == []
     assert problems(folder_of(output_dir, 2), hashes=True) == []
 
 
-def test_both_killed_the_next_run_clears_up(output_dir: Path, shared_memory: Path) -> None:
+def test_both_killed_the_next_run_clears_up(output_dir: Path, shared_memory: Path, logged: list[str]) -> None:
     writer = killed(output_dir, shared_memory, "ordered checkpoint-2")
     os.kill(writer, signal.SIGKILL)
     wait_until(lambda: not is_alive(writer))
     assert len(list(shared_memory.iterdir())) == 1
-    said: list[str] = []
-    with open_output_folder(
-        output_dir, resume_from_checkpoint=True, overwrite_output_dir=False, say=said.append
-    ) as start:
+    logged.clear()
+    with open_output_folder(output_dir, resume_from_checkpoint=True, overwrite_output_dir=False) as start:
         assert start.checkpoint == folder_of(output_dir, 1)
     assert list(shared_memory.iterdir()) == [] and not list(output_dir.glob(".writing*"))
-    assert any("a checkpoint that a killed run had not written" in line for line in said)
+    assert any("a checkpoint that a killed run had not written" in line for line in logged)
 
 
 def is_alive(process: int) -> bool:
@@ -354,23 +358,25 @@ def is_alive(process: int) -> bool:
         return False
 
 
-def test_folders_in_shared_memory_that_are_held_are_left_alone(shared_memory: Path) -> None:
+def test_folders_in_shared_memory_that_are_held_are_left_alone(shared_memory: Path, logged: list[str]) -> None:
     held = new_staging()
     (held.folder / "values").write_bytes(b"x")
-    remove_abandoned(lambda line: pytest.fail(line))
+    remove_abandoned()
+    assert logged == []
     assert (held.folder / "values").exists()
     held.close()
-    remove_abandoned(lambda line: None)
+    remove_abandoned()
     assert not held.folder.exists()
 
 
 def test_a_folder_in_shared_memory_that_goes_meanwhile_is_no_concern(
-    shared_memory: Path, monkeypatch: pytest.MonkeyPatch
+    shared_memory: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
     """The writer of another run removes its own when it is done."""
     gone = shared_memory / "erniekit-checkpoint-gone"
     monkeypatch.setattr(Path, "glob", lambda *_: iter([gone]))
-    remove_abandoned(lambda line: pytest.fail(line))
+    remove_abandoned()
+    assert logged == []
 
 
 def test_only_one_writer_in_a_folder(output_dir: Path, saver: AsyncSaver) -> None:

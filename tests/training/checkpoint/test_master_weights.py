@@ -28,6 +28,7 @@ from erniekit.training.checkpoint.resume import Start
 from erniekit.training.checkpoint.tensors import TensorFiles
 from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, optimizer_state
 from erniekit.training.trainer import Trainer
+from tests.log_capture import captured_log
 from tests.training.fakes import FakeModel, RecordingRanks, fake_trainer
 
 STEPS, MIDDLE = 6, 3
@@ -123,10 +124,10 @@ def resumed(
     checkpoint: Path, master_weights: MasterWeightPolicy, **changes: Any
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """The state after the rest of the run, and what it said."""
-    said: list[str] = []
-    run = trainer(checkpoint.parents[1] / "again", master_weights, say=said.append, **changes)
+    run = trainer(checkpoint.parents[1] / "again", master_weights, **changes)
     run.model.load(checkpoint)
-    run.fit(Start(checkpoint))
+    with captured_log() as said:
+        run.fit(Start(checkpoint))
     return state_of(run), said
 
 
@@ -216,11 +217,12 @@ def test_float32_and_16_bit_runs_resume_from_each_other_if_allowed(tmp_path: Pat
 
 
 @pytest.mark.parametrize("stored", ["as weights", "nowhere"])
-def test_without_master_weights_the_words_are_told_to_change_nothing(tmp_path: Path, stored: Any) -> None:
-    said: list[str] = []
-    whole_run(tmp_path, MasterWeightPolicy(stored), narrow=False, say=said.append)
+def test_without_master_weights_the_words_are_told_to_change_nothing(
+    tmp_path: Path, stored: Any, logged: list[str]
+) -> None:
+    whole_run(tmp_path, MasterWeightPolicy(stored), narrow=False)
     word = {"as weights": "skip_save_model_weight", "nowhere": "remove_master_weight"}[stored]
-    assert sum(line.startswith(f"{word} has no effect here") for line in said) == 1
+    assert sum(line.startswith(f"{word} has no effect here") for line in logged) == 1
 
 
 def test_a_model_of_master_weights_is_one_like_any_other(tmp_path: Path) -> None:

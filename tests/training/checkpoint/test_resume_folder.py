@@ -27,9 +27,9 @@ def output_dir(tmp_path: Path) -> Path:
     return folder
 
 
-def start_in(output_dir: Path, said: list[str] | None = None, **options: object) -> Start:
+def start_in(output_dir: Path, **options: object) -> Start:
     arguments = {"resume_from_checkpoint": None, "overwrite_output_dir": False} | options
-    with open_output_folder(output_dir, say=(said if said is not None else []).append, **arguments) as start:
+    with open_output_folder(output_dir, **arguments) as start:
         return start
 
 
@@ -56,15 +56,15 @@ def test_a_finished_model_is_protected(tmp_path: Path) -> None:
         start_in(tmp_path)
 
 
-def test_overwriting_removes_old_files_only_when_training_begins(output_dir: Path) -> None:
+def test_overwriting_removes_old_files_only_when_training_begins(output_dir: Path, logged: list[str]) -> None:
     publish_files(output_dir, write)
     start = start_in(output_dir, overwrite_output_dir=True)
     assert start == Start(None, (output_dir / "checkpoint-1", output_dir / "checkpoint-2"), supersedes_model=True)
     assert (output_dir / "checkpoint-2" / MANIFEST).exists()
-    said: list[str] = []
-    remove_superseded(output_dir, start, said.append)
+    logged.clear()
+    remove_superseded(output_dir, start)
     assert [path.name for path in output_dir.iterdir()] == [".erniekit.lock"]
-    assert len(said) == 3
+    assert len(logged) == 3
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoint-2"])
@@ -94,7 +94,7 @@ def test_a_model_from_elsewhere_is_protected(tmp_path: Path, output_dir: Path, n
         start_in(output_dir, resume_from_checkpoint=True)
     start = start_in(tmp_path / "fresh", overwrite_output_dir=True)
     assert start == Start(None, supersedes_model=True)
-    remove_superseded(tmp_path / "fresh", start, lambda line: None)
+    remove_superseded(tmp_path / "fresh", start)
     assert (tmp_path / "fresh" / name).exists() == (name == "adapter.safetensors")  # what loading would not take
 
 
@@ -120,7 +120,7 @@ def test_half_written_models_are_neither_read_nor_overwritten_unasked(output_dir
         shutil.rmtree(output_dir / f"checkpoint-{step}")
     with pytest.raises(CheckpointError, match="already holds a half-written model"):
         start_in(output_dir)
-    remove_superseded(output_dir, start_in(output_dir, overwrite_output_dir=True), lambda line: None)
+    remove_superseded(output_dir, start_in(output_dir, overwrite_output_dir=True))
     assert [path.name for path in output_dir.iterdir()] == [".erniekit.lock"]
 
 
@@ -140,28 +140,27 @@ def test_resuming_from_a_path_under_the_home(output_dir: Path, monkeypatch: pyte
     assert start == Start(output_dir / "checkpoint-2")
 
 
-def test_resume_true_takes_the_newest_complete_one_and_says_what_it_skips(output_dir: Path) -> None:
+def test_resume_true_takes_the_newest_complete_one_and_says_what_it_skips(output_dir: Path, logged: list[str]) -> None:
     assert start_in(output_dir, resume_from_checkpoint=True) == Start(output_dir / "checkpoint-2")
     (output_dir / "checkpoint-2" / "model.safetensors").write_text("damaged")
-    said: list[str] = []
-    assert start_in(output_dir, said, resume_from_checkpoint=True) == Start(output_dir / "checkpoint-1")
-    assert "skipped" in said[0]
-    assert "checkpoint-2" in said[0]
-    assert "resuming from" in said[1]
+    logged.clear()
+    assert start_in(output_dir, resume_from_checkpoint=True) == Start(output_dir / "checkpoint-1")
+    assert "skipped" in logged[0]
+    assert "checkpoint-2" in logged[0]
+    assert "resuming from" in logged[1]
 
 
-def test_resume_true_starts_afresh_where_there_is_nothing(tmp_path: Path) -> None:
-    said: list[str] = []
-    assert start_in(tmp_path, said, resume_from_checkpoint=True) == Start(None)
-    assert "no complete checkpoint: starting afresh" in said[0]
+def test_resume_true_starts_afresh_where_there_is_nothing(tmp_path: Path, logged: list[str]) -> None:
+    assert start_in(tmp_path, resume_from_checkpoint=True) == Start(None)
+    assert "no complete checkpoint: starting afresh" in logged[0]
 
 
-def test_resume_true_does_not_overwrite_a_finished_model(tmp_path: Path) -> None:
+def test_resume_true_does_not_overwrite_a_finished_model(tmp_path: Path, logged: list[str]) -> None:
     publish_files(tmp_path, write)
-    said: list[str] = []
+    logged.clear()
     with pytest.raises(CheckpointError, match="already holds a trained model"):
-        start_in(tmp_path, said, resume_from_checkpoint=True)
-    assert not any("starting afresh" in line for line in said)
+        start_in(tmp_path, resume_from_checkpoint=True)
+    assert not any("starting afresh" in line for line in logged)
 
 
 def test_results_of_a_superseded_run_go_with_it(output_dir: Path) -> None:
@@ -169,9 +168,9 @@ def test_results_of_a_superseded_run_go_with_it(output_dir: Path) -> None:
     for path in (*results, output_dir / "notes.txt"):
         path.write_text("old")
     resumed = start_in(output_dir, resume_from_checkpoint=str(output_dir / "checkpoint-1"), overwrite_output_dir=True)
-    remove_superseded(output_dir, resumed, [].append)
+    remove_superseded(output_dir, resumed)
     assert all(path.exists() for path in results)
-    remove_superseded(output_dir, start_in(output_dir, overwrite_output_dir=True), [].append)
+    remove_superseded(output_dir, start_in(output_dir, overwrite_output_dir=True))
     assert sorted(path.name for path in output_dir.iterdir()) == [".erniekit.lock", "notes.txt"]
 
 
@@ -207,12 +206,12 @@ def in_format(checkpoint: Path, number: int) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": number}))
 
 
-def test_checkpoints_of_a_later_version_are_passed_over_and_refused(output_dir: Path) -> None:
+def test_checkpoints_of_a_later_version_are_passed_over_and_refused(output_dir: Path, logged: list[str]) -> None:
     in_format(output_dir / "checkpoint-2", 7)
-    said: list[str] = []
-    start = start_in(output_dir, said, resume_from_checkpoint=True, overwrite_output_dir=True)
+    logged.clear()
+    start = start_in(output_dir, resume_from_checkpoint=True, overwrite_output_dir=True)
     assert start.checkpoint == output_dir / "checkpoint-1"
-    assert any("skipped" in line and "not for this version (it is in format 7" in line for line in said)
+    assert any("skipped" in line and "not for this version (it is in format 7" in line for line in logged)
     with pytest.raises(CheckpointError, match=r"checkpoint-2 cannot be resumed from: it is in format 7 of another"):
         start_in(output_dir, resume_from_checkpoint=str(output_dir / "checkpoint-2"))
 
@@ -222,11 +221,11 @@ def test_checkpoints_of_the_first_format_are_resumed_from(output_dir: Path) -> N
     assert start_in(output_dir, resume_from_checkpoint=True).checkpoint == output_dir / "checkpoint-2"
 
 
-def test_what_a_killed_run_left_is_removed_and_said(output_dir: Path) -> None:
+def test_what_a_killed_run_left_is_removed_and_said(output_dir: Path, logged: list[str]) -> None:
     for name in (".writing-checkpoint-3", ".deleting-checkpoint-0"):
         (output_dir / name).mkdir()
         (output_dir / name / "part").write_text("x")
-    said: list[str] = []
-    start_in(output_dir, said, resume_from_checkpoint=True)
-    assert sum("left half-written" in line for line in said) == 2
+    logged.clear()
+    start_in(output_dir, resume_from_checkpoint=True)
+    assert sum("left half-written" in line for line in logged) == 2
     assert sorted(path.name for path in output_dir.iterdir()) == [".erniekit.lock", "checkpoint-1", "checkpoint-2"]
