@@ -1,12 +1,12 @@
-"""The errors a user can mend. The command line prints them without a traceback and exits with code 2.
+"""Errors that the user can fix. The command line prints them without a traceback and exits with code 2.
 
 A message says what is wrong, where (file:line, parameter, tensor), and what to do about it.
-Anything else that is raised is a defect of ERNIEKit and keeps its traceback.
+Every other exception is a defect of ERNIEKit and keeps its traceback.
 """
 
 
 class UserError(Exception):
-    """Base of every error that the user can mend."""
+    """Base of every error that the user can fix."""
 
 
 class ConfigurationError(UserError):
@@ -14,7 +14,7 @@ class ConfigurationError(UserError):
 
 
 class DataError(UserError):
-    """A data file is missing, unreadable or holds malformed records."""
+    """A data file is missing, unreadable or contains malformed records."""
 
 
 class ModelFileError(UserError):
@@ -26,4 +26,4 @@ class CheckpointError(UserError):
 
 
 class TrainingError(UserError):
-    """Training cannot go on, for example because the loss is not finite."""
+    """Training cannot continue, for example because the loss is not finite."""

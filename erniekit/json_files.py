@@ -1,4 +1,4 @@
-"""JSON files that a model folder or a checkpoint holds."""
+"""Read the JSON files of model folders and checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from erniekit.errors import ModelFileError
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ModelFileError."""
+    """Return the JSON object in a file. Raises ModelFileError if there is none."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

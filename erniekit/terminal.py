@@ -1,4 +1,4 @@
-"""Text of others (data, models) on its way to a terminal."""
+"""Make text from data files and models safe to print to a terminal."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)
 
 
 def escape_control_characters(text: str) -> str:
-    """The text with every control character but newline and tab as `\\xNN`, so that it cannot steer a terminal."""
+    r"""Replace every control character but newline and tab by `\\xNN`, so that the text cannot control the terminal."""
     return text.translate(_ESCAPED)

@@ -73,7 +73,7 @@ def test_every_room_is_known() -> None:
     ["erniekit.cli.validate", "erniekit.cli.preview", "erniekit.launch.job", "erniekit.training.callbacks.defaults"],
 )
 def test_light_modules_load_no_paddle(module: str) -> None:
-    """The launcher watches ranks and prepares their data; with Paddle it would take their memory and their start-up time."""
+    """The launcher prepares data and watches ranks; Paddle would cost it memory and start-up time."""
     code = f"import sys, {module}; print('paddle' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"

@@ -6,7 +6,7 @@ Both are found in the syntax trees of the sources, so that no comment, string or
 
 - A reader is an expression outside the schema whose type is known to be a section (`config.training.learning_rate`) or
   the whole configuration (`config["seed"]`, `value = config.__getitem__; value("seed")`, a comprehension over
-  `fields(PreferenceSettings)`). Types follow from annotations, returned types and assignments; what they do not tell
+  `fields(SomeDataclass)`). Types follow from annotations, returned types and assignments; what they do not tell
   is not counted. A property of `Config` and a function of the schema that is given a section stand for what they read.
 - A proof is a test with the mark `@pytest.mark.proves("name", ...)`; names may be those of a table of the same file
   (`*CHANGES_LOSSES`).

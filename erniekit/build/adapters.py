@@ -15,7 +15,7 @@ import yaml
 from erniekit.config import Config
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError
 from erniekit.hub.download import model_folder
-from erniekit.model.lora.config import LoraSettings, linear_shapes, select_targets
+from erniekit.model.lora.config import LoraSettings, adapter_targets
 from erniekit.model.lora.folder import base_model_of, is_adapter_folder
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def adapter_plan(config: Config, model_config: ModelConfig, checkpoint: Path | N
     folder = checkpoint or first
     settings = lora_settings(config)
     if folder is None:
-        select_targets(linear_shapes(model_config.weight_shapes()), settings.target_modules)
+        adapter_targets(model_config, settings.target_modules)
         return AdapterPlan(settings, None)
     stored = _stored_settings(folder, model_config)
     _check_agreement(config, stored, model_config, folder, everything=checkpoint is not None and first is None)
@@ -153,7 +153,7 @@ def _hub_of(adapters: Path) -> dict[str, bool]:
 def _stored_settings(folder: Path, model_config: ModelConfig) -> LoraSettings:
     from erniekit.model.lora.peft_files import read_adapters
 
-    return read_adapters(folder, model_config.weight_shapes()).settings
+    return read_adapters(folder, model_config).settings
 
 
 def _check_agreement(
@@ -220,7 +220,6 @@ def refuse_other_adapters(checkpoint: Path, resolved: Mapping[str, Any]) -> None
 def _differences(config: Config, stored: LoraSettings, model_config: ModelConfig) -> dict[str, tuple[Any, Any]]:
     """Parameters that are not those of stored adapters: what the configuration says, and what they have."""
     own = lora_settings(config)
-    paths = list(linear_shapes(model_config.weight_shapes()))
     compared: dict[str, tuple[Any, Any]] = {
         "lora_rank": (own.rank, stored.rank),
         "lora_alpha": (own.alpha, stored.alpha),
@@ -228,7 +227,7 @@ def _differences(config: Config, stored: LoraSettings, model_config: ModelConfig
         "dora": (own.dora, stored.dora),
         "lora_init": (own.init, stored.init),
         "lora_target_modules": (
-            set(select_targets(paths, own.target_modules)),
+            set(adapter_targets(model_config, own.target_modules)),
             set(stored.target_modules),
         ),
     }

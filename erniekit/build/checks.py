@@ -28,7 +28,7 @@ def check_paths(config: Config) -> None:
     read: dict[str, tuple[str, ...]] = {}
     if chosen_hub(config) is None:
         read["model_name_or_path"] = (config.basic.model_name_or_path,)
-        if config.basic.stage == "DPO":
+        if config.applies("ref_model_name_or_path"):
             read["ref_model_name_or_path"] = (config.dpo.ref_model_name_or_path,)
     else:
         local_model_folder(config)  # raises for a name that no hub could know; the model itself may be fetched later
@@ -70,7 +70,7 @@ def with_mtp_layers(model_config: ModelConfig, config: Config) -> ModelConfig:
     """
     wanted, stored = config.basic.num_nextn_predict_layers, model_config.num_nextn_predict_layers
     limit = stored
-    if not config.basic.continue_training and "num_nextn_predict_layers" in model_config.family.own_fields:
+    if not config.basic.continue_training and "num_nextn_predict_layers" in model_config.architecture.own_fields:
         limit = wanted
     if wanted > limit:
         raise ConfigurationError(
@@ -90,6 +90,11 @@ def model_warnings(config: Config, model_config: ModelConfig, folder: Path) -> l
     elif config.lora.lora:
         names = [name for name in ("moe_orthogonal_loss_lambda", "moe_router_bias_update_rate") if config[name]]
         lines += [f"`{name}: {config[name]}` has no effect: adapters leave routers as they are" for name in names]
+    elif config.moe.moe_router_bias_update_rate and not model_config.architecture.router_correction_bias:
+        lines.append(
+            f"`moe_router_bias_update_rate: {config.moe.moe_router_bias_update_rate}` has no effect: the routers of "
+            f"{model_config.model_type} have no correction bias"
+        )
     wanted = model_config.num_nextn_predict_layers
     left_out = type(model_config).from_folder(folder).num_nextn_predict_layers - wanted
     if left_out > 0:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from erniekit.build.step_count import cache_folder, cache_step_count
 from erniekit.config import Config
 from erniekit.config.sections.sft import SftParameters
-from erniekit.data.collate import Batch
+from erniekit.data.batch import Batch
 from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
 from erniekit.data.eval_sampler import EvaluationPlan
@@ -49,7 +49,7 @@ def _sources(
 ) -> list[Source]:
     if not paths:  # formats and probabilities then have their one default each
         return []
-    if config.basic.stage == "DPO":
+    if config.stage.reads_pairs:
         kinds = tuple(preference_kind(kind) for kind in kinds)
     return [
         Source(Path(path).expanduser(), kind, probability)
@@ -65,16 +65,14 @@ def training_dataset(config: Config, tokenizer: Tokenizer, template: Template | 
             data_fingerprint_of(config, tokenizer, template),
             max_seq_len=config.training.max_seq_len,
             pad_id=tokenizer.pad_id,
-            needs_scores=config.basic.stage == "DPO" and config.dpo.offset_alpha > 0,
+            needs_scores=config.stage.reads_pairs and config.dpo.offset_alpha > 0,
         )
     return _dataset(config, tokenizer, template, training_sources(config))
 
 
 def data_fingerprint_of(config: Config, tokenizer: Tokenizer, template: Template | None) -> DataFingerprint:
     """What a pre-packed folder must have been made with, or is made with."""
-    return DataFingerprint(
-        tokenizer.fingerprint, template.fingerprint if template else None, config.basic.stage == "DPO"
-    )
+    return DataFingerprint(tokenizer.fingerprint, template.fingerprint if template else None, config.stage.reads_pairs)
 
 
 def evaluates(config: Config) -> bool:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from paddle import Tensor
@@ -27,14 +26,12 @@ from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.decoder import Decoder, last_stage_needs_embedding
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.optim.adamw import (
-    OptimizerSettings,
     StatefulAdamW,
     create_state,
     stateless_optimizer,
     trainable_parameters,
 )
 from erniekit.training.optim.offload import MomentStorage, StoredMomentsAdamW
-from erniekit.training.settings import optimizer_settings_from
 
 # The optimizer of a run, from sections 1.3, 1.5 and 2.4.
 
@@ -45,14 +42,19 @@ def moment_storage(config: Config) -> MomentStorage | None:
     away = config.memory.offload_optim or one_at_a_time
     if not (config.training.optim == "adamw_custom" or narrow or away):
         return None
-    return MomentStorage(narrow, Path(config.basic.output_dir).expanduser() if away else None, one_at_a_time)
+    return MomentStorage(narrow, config.output_dir if away else None, one_at_a_time)
 
 
-def adamw_of(config: Config, parameters: Mapping[str, Tensor], settings: OptimizerSettings) -> StatefulAdamW:
-    """AdamW over the trainable ones of `parameters`, which has no state yet."""
+def adamw_of(config: Config, parameters: Mapping[str, Tensor], num_layers: int) -> StatefulAdamW:
+    """Build AdamW over the trainable ones of `parameters`; it has no state yet.
+
+    Args:
+        num_layers: the layers of the model.
+    """
     storage = moment_storage(config)
     make = StatefulAdamW if storage is None else partial(StoredMomentsAdamW, storage)
-    return stateless_optimizer(parameters, settings, make)
+    scale = config.lora.lora_plus_scale
+    return stateless_optimizer(parameters, config.training, make, num_layers=num_layers, lora_plus_scale=scale)
 
 
 SHARDING_LAYOUT_WORDS = ("split_param", "enable_stage1_tensor_fusion")  # words that decide which values a rank updates
@@ -100,8 +102,7 @@ def optimizer_and_ranks(
         parameters: the trained weights of this rank, by name.
     """
     section, topology = config.distributed, mesh.topology
-    settings = optimizer_settings_from(config, model.config.num_hidden_layers)
-    adamw = adamw_of(config, parameters, settings)
+    adamw = adamw_of(config, parameters, model.config.num_hidden_layers)
     if topology.world_size == 1:
         create_state(adamw, adamw._parameter_list)
         return adamw, SINGLE_PROCESS
@@ -140,11 +141,14 @@ def optimizer_and_ranks(
         def state(kind: str, tensor: Tensor) -> Tensor:
             return adamw.read(tensor.name, kind)
 
-        replicated_sync = ReplicatedParameterSync(trained, state, mesh.group("tensor"), words, updated)
+        replicated_sync = ReplicatedParameterSync(
+            model.config.architecture, trained, state, mesh.group("tensor"), words, updated
+        )
     in_backward = topology.sequence_parallel and not section.use_sp_callback
     return optimizer, LayoutRanks(
         mesh,
         parameters,
+        model.config.architecture,
         sharding_strategy=sharding_strategy,
         pipeline=_pipeline(config, mesh, model),
         replicated_sync=replicated_sync,
@@ -173,7 +177,7 @@ def evaluation_ranks(config: Config, mesh: Mesh, model: Decoder) -> Ranks:
     """What an evaluation on its own asks of the other ranks: nothing is trained, so only the model is divided."""
     if mesh.topology.world_size == 1:
         return SINGLE_PROCESS
-    return LayoutRanks(mesh, {}, pipeline=_pipeline(config, mesh, model))
+    return LayoutRanks(mesh, {}, model.config.architecture, pipeline=_pipeline(config, mesh, model))
 
 
 def _pipeline(config: Config, mesh: Mesh, model: Decoder) -> DecoderPipeline | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from erniekit.build.adapters import adapter_plan
 from erniekit.build.quantization import quantization_from
+from erniekit.config.sections.checkpoint import moment_quantization, saves_asynchronously
 from erniekit.config.sections.dpo import reference_mode
 from erniekit.distributed.planning.communication import step_bytes
 from erniekit.distributed.planning.divisibility import check_divisible
@@ -138,7 +139,7 @@ def workload(config: Config, model: ModelConfig) -> Workload:
         recompute_granularity=config.memory.recompute_granularity,
         fused_head=config.memory.use_fused_head_and_loss_fn,
         dense_mask=config.uses_dense_mask,
-        reference_copy=config.basic.stage == "DPO" and mode == "copy",
+        reference_copy=config.stage.needs_reference and mode == "copy",
         adapters=adapters.settings if adapters else None,
         sharding=SHARDING_LEVELS[config.distributed.sharding],
         weight_only=quantization if isinstance(quantization, WeightOnly) else None,
@@ -157,13 +158,13 @@ def number_formats(config: Config) -> Formats:
 
 def _checkpoint_value(config: Config) -> float:
     """Bytes of a trained value that `async_save` keeps in shared memory until the checkpoint is on the disk."""
-    if "async_save" not in config["unified_checkpoint_config"] or config["save_strategy"] == "no":
+    section = config.checkpoint
+    if not saves_asynchronously(section) or section.save_strategy == "no":
         return 0.0
     weight = 4 + _compute_formats(config).master
-    if config["ignore_save_lr_and_optim"]:
+    if section.ignore_save_lr_and_optim:
         return weight
-    stage = "O0" if config["disable_ckpt_quant"] else config["ckpt_quant_stage"]
-    return weight + MOMENTS_IN_CHECKPOINTS[stage]
+    return weight + MOMENTS_IN_CHECKPOINTS[moment_quantization(section)]
 
 
 def _compute_formats(config: Config) -> Formats:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,10 +29,8 @@ if TYPE_CHECKING:
     from erniekit.distributed.mesh import Mesh
     from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.decoder import Decoder
-    from erniekit.model.moe.router import BalanceSettings
     from erniekit.model.recompute import Recompute
     from erniekit.training.objectives.objective import Objective
-    from erniekit.training.objectives.preference_losses import PreferenceSettings
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +75,7 @@ def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
     """The tokenizer of `model_name_or_path`, with its chat template where dialogues are read."""
     folder = model_folder(config)
     tokenizer = load_tokenizer(folder)
-    return tokenizer, None if config.basic.stage == "PT" else chat_template(tokenizer)
+    return tokenizer, None if config.stage.reads_text else chat_template(tokenizer)
 
 
 def announce_dense_mask(config: Config, datasets: Iterable[tuple[Dataset, int]]) -> None:
@@ -125,14 +122,6 @@ def head_settings(config: Config) -> dict[str, bool]:
         "sparse_head": config.memory.use_sparse_head_and_loss_fn,
         "dense_mask": config.uses_dense_mask,
     }
-
-
-def preference_settings(config: Config) -> PreferenceSettings:
-    """The preference loss of section 2.3."""
-    from erniekit.training.objectives.preference_losses import PreferenceSettings
-
-    names = [item.name for item in fields(PreferenceSettings)]
-    return PreferenceSettings(**{name: config[name] for name in names})
 
 
 def initial_weights(config: Config) -> Path | None:
@@ -182,7 +171,7 @@ def open_model(
         attention_dropout=config.basic.attention_probs_dropout_prob,
         lora=adapters.settings if adapters else None,
         adapters=adapters.folder if adapters else None,
-        balance=_balance(config),
+        balance=config.moe,
         recompute=_recompute(config),
         quantization=quantization_from(config),
         **model_shard_arguments(config, model_config, mesh or SINGLE_PROCESS_MESH),
@@ -192,18 +181,6 @@ def open_model(
     if model.pipeline_stage.last:
         model.head.parallel_output = config.distributed.tensor_parallel_output
     return model
-
-
-def _balance(config: Config) -> BalanceSettings:
-    from erniekit.model.moe.router import BalanceSettings
-
-    section = config.moe
-    return BalanceSettings(
-        aux_loss_lambda=section.moe_aux_loss_lambda,
-        z_loss_lambda=section.moe_z_loss_lambda,
-        orthogonal_loss_lambda=section.moe_orthogonal_loss_lambda,
-        router_bias_update_rate=section.moe_router_bias_update_rate,
-    )
 
 
 def _recompute(config: Config) -> Recompute | None:

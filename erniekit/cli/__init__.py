@@ -1,6 +1,7 @@
-"""The command line: finds the verb, imports its module and nothing else, and turns errors into exit codes.
+"""The command line: dispatch a verb to its module and turn errors into exit codes.
 
-Each module `erniekit.cli.VERB` has `run(arguments: list[str]) -> int`, which returns the exit code.
+Each module `erniekit.cli.VERB` has `run(arguments: list[str]) -> int`, which returns the exit code. Only the module of
+the chosen verb is imported.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from erniekit.errors import UserError
 from erniekit.log import console_logging
 
 VERBS = {
-    "train": "train a model as a configuration file says",
+    "train": "train a model from a configuration file",
     "dpo": "train a model on pairs of a preferred and a rejected answer",
     "eval": "measure how good a trained model is on held-out data",
-    "validate": "check configuration files and show what they come to, without running anything",
+    "validate": "check configuration files and show the resolved values, without running anything",
     "preview": "show the first samples as the model will see them",
-    "pack": "tokenise and pack training data once, to be replayed by training",
+    "pack": "tokenise and pack training data once, for training runs to replay",
     "chat": "talk to a model",
     "generate": "answer prompts with a model",
-    "export": "write a trained model as a folder that others can load",
-    "split": "cut a model's weights into other shards",
+    "export": "write a trained model to a folder that others can load",
+    "split": "write a model's weights in shards of another size",
     "params": "explain a parameter, or search for one",
     "docs": "write the reference of all parameters",
     "env": "show versions, devices and what works on this machine",
@@ -39,13 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `erniekit VERB ...`.
 
     Returns:
-        0 on success, 1 where a check failed, 2 for what the user can mend, 130 after Ctrl-C,
-        143 after SIGTERM.
+            0 on success, 1 if a check failed, 2 for an error that the user can fix, 130 after Ctrl-C, 141 if standard
+        output was closed, 143 after SIGTERM.
     """
     launcher = attach()
     try:
         return _main(list(sys.argv[1:] if arguments is None else arguments), launcher)
-    except Exception as error:  # a defect
+    except Exception as error:  # a defect of ERNIEKit: keep the traceback
         if launcher is None:
             raise
         launcher.report_error(error)
@@ -56,7 +57,7 @@ def _main(words: list[str], launcher: Launcher | None) -> int:
     verb = _verb(words[0]) if words else "help"
     with standard_streams(
         output_may_fail=verb in ("train", "dpo")
-    ) as output:  # a run outlives the reader of its progress
+    ) as output:  # training goes on when nobody reads its output
         try:
             with raise_on_sigterm(), console_logging():
                 code = _run(verb, words[1:], launcher)
@@ -80,12 +81,12 @@ def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
         if launcher is None:
             print(f"error: {error}", file=sys.stderr)
         else:
-            launcher.report_error(error)  # and it prints, once for all ranks
+            launcher.report_error(error)  # the launcher prints it once for all ranks
         return USAGE
     except Terminated:
         print("terminated", file=sys.stderr)
         return TERMINATED
-    except SystemExit as stop:  # argparse ends --help and wrong words this way
+    except SystemExit as stop:  # argparse exits this way after --help and wrong arguments
         return stop.code if isinstance(stop.code, int) else USAGE if stop.code else SUCCESS
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

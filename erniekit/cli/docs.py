@@ -1,4 +1,4 @@
-"""`erniekit docs [--check]`: the reference pages from the declarations."""
+"""`erniekit docs [--check]`: write the parameter reference from the declarations."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from erniekit.errors import ConfigurationError
 
 
 def run(arguments: list[str]) -> int:
-    """Write the pages, or with --check list those that are out of date and return 1.
+    """Write the pages; with --check, list the pages that are out of date and return 1 if there are any.
 
     Raises:
-        ConfigurationError: a page would replace a file that somebody else wrote, or the folder cannot be written.
+        ConfigurationError: a page would replace a file that this verb did not write, or the folder cannot be written.
     """
     parser = argparse.ArgumentParser(
         prog="erniekit docs",
@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _write(folder: Path, expected: dict[str, str]) -> int:
-    """Bring the folder up to date; returns how many files changed."""
+    """Update the folder and return the number of files that changed."""
     folder.mkdir(parents=True, exist_ok=True)
     changed = _stale(folder, expected)
     user_files = [name for name in changed if _exists(folder / name) and not _is_generated(folder / name)]
@@ -62,7 +62,7 @@ def _write(folder: Path, expected: dict[str, str]) -> int:
 
 
 def _stale(folder: Path, expected: dict[str, str]) -> list[str]:
-    """Files whose content differs, that are missing, or that were generated once and no longer are."""
+    """Return the files whose content differs, that are missing, or that were generated once and no longer are."""
     names = [name for name, text in expected.items() if not _has_content(folder / name, text)]
     names += [path.name for path in folder.glob("*") if path.name not in expected and _is_generated(path)]
     return sorted(names)
@@ -77,7 +77,7 @@ def _exists(path: Path) -> bool:
 
 
 def _is_generated(path: Path) -> bool:
-    """Whether a file begins with the mark of this verb; others in the folder are the user's and left alone."""
+    """Return whether a file begins with the mark of this verb; all other files in the folder belong to the user."""
     from erniekit.config.json_schema import MARK
 
     if not path.is_file():

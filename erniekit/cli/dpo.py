@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from erniekit.cli.ranks import parse_with_overrides
 from erniekit.cli.train import load_config, train, train_parser
+from erniekit.config.stages import STAGES
 from erniekit.errors import ConfigurationError
 
 
@@ -15,9 +16,9 @@ def run(arguments: list[str]) -> int:
     )
     options = parse_with_overrides(parser, arguments)
     config = load_config(options, implied={"stage": "DPO"})
-    if config.basic.stage != "DPO":
+    if config.stage is not STAGES["DPO"]:
         raise ConfigurationError(
-            f"{config.origin('stage')}: `stage`: {config.basic.stage} is not what `erniekit dpo` trains\n"
+            f"{config.origin('stage')}: `stage`: {config.stage.name} is not a stage of `erniekit dpo`\n"
             "  Use `erniekit train`, or write stage: DPO."
         )
     return train("dpo", config, options)

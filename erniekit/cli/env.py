@@ -1,4 +1,4 @@
-"""`erniekit env`: versions, devices, the CPU set-up, and what works on this machine."""
+"""`erniekit env`: show versions, devices, CPU settings and what works on this machine."""
 
 from __future__ import annotations
 
@@ -86,9 +86,11 @@ def _capabilities() -> dict[str, str]:
 
     gpu = has_flashmask_kernel()
     return {
-        "attention": "FlashMask kernel of the GPU" if gpu else "exact CPU equivalent of FlashMask, by documents",
+        "attention": "FlashMask kernel of the GPU"
+        if gpu
+        else "exact CPU equivalent of FlashMask, one document at a time",
         "training precision": "fp32"
         if not gpu
-        else "fp32 with attention in bf16, bf16, fp16 (never run by us on a GPU)",
+        else "fp32 with attention in bf16, bf16, fp16 (not tested by us on a GPU)",
         "bf16, fp16": "with bf16: true or fp16: true" if gpu else "no effect on a CPU: fp32 runs",
     }

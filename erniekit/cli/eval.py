@@ -1,4 +1,4 @@
-"""`erniekit eval CONFIG|FOLDER [name=value ...]`: how good a trained model is on held-out data."""
+"""`erniekit eval CONFIG|FOLDER [name=value ...]`: evaluate a trained model on held-out data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def run(arguments: list[str]) -> int:
         "rewards of pairs, and the answers it gives. Results go to eval_results.json in the run's output_dir.",
         epilog="Example: erniekit eval examples/configs/quickstart/sft.yaml eval_answers=50",
     )
-    parser.add_argument("model", type=Path, help="the configuration of a run, its output_dir, or a checkpoint of it")
+    parser.add_argument(
+        "model", type=Path, help="the configuration of a run, its output_dir, or one of its checkpoints"
+    )
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="name=value", help="parameters that override the run's"
     )

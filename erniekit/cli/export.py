@@ -1,4 +1,4 @@
-"""`erniekit export CONFIG|FOLDER --output DIR`: a trained model as a folder that others can load."""
+"""`erniekit export CONFIG|FOLDER --output DIR`: write a trained model to a folder that others can load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="erniekit export",
-        description="Write a trained model as a folder that others can load, with a card that says what it is. "
+        description="Write a trained model to a folder that others can load, with a model card. "
         "Adapters are merged into their base model.",
         epilog="Example: erniekit export examples/configs/quickstart/sft.yaml --output my-model max_shard_size=2",
     )
@@ -27,7 +27,7 @@ def run(arguments: list[str]) -> int:
         nargs="*",
         default=[],
         metavar="name=value",
-        help="parameters: max_shard_size, overwrite_output_dir, weight_quantize_algo (linear weights in few bits), ...",
+        help="parameters: max_shard_size, overwrite_output_dir, weight_quantize_algo (quantize linear weights), ...",
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write")
     parser.add_argument(
@@ -37,7 +37,9 @@ def run(arguments: list[str]) -> int:
         help="hf: safetensors for transformers and erniekit (default); inference: a program of Paddle's inference "
         "engine; onnx",
     )
-    parser.add_argument("--dtype", choices=DTYPES, help="of hf's weights; default the type that the base is stored in")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="type of the weights with --format hf (default: the type of the base model)"
+    )
     parser.add_argument("--push", metavar="REPO", help="upload the folder to this repository of the Hugging Face Hub")
     options = parse_with_overrides(parser, arguments)
     if options.format != "hf" and options.dtype not in (None, "float32"):
@@ -45,7 +47,7 @@ def run(arguments: list[str]) -> int:
     named = options.model.expanduser()
     pushed = [f"hf_hub_id={options.push}"] if options.push else []
     config = Config.load(named if named.is_file() else None, [*options.overrides, *pushed], verb="export")
-    os.environ.setdefault("GLOG_minloglevel", "2")  # recording a program makes Paddle report steps of its own work
+    os.environ.setdefault("GLOG_minloglevel", "2")  # Paddle logs its own work while it records a program
     import_paddle()
     from erniekit.export.export import export_model
 

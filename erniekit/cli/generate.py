@@ -15,11 +15,11 @@ from erniekit.terminal import escape_control_characters
 
 HELP = {
     "max_new_tokens": "longest answer",
-    "temperature": "0 always takes the most likely token",
+    "temperature": "0 always takes the most likely token (greedy)",
     "top_p": "sample from this much probability",
     "top_k": "sample from this many tokens; 0 is off",
     "repetition_penalty": "1 is off",
-    "max_model_len": "most tokens of prompt and answer together; a longer dialogue forgets its oldest turns",
+    "max_model_len": "maximum tokens of prompt and answer together; a longer dialogue forgets its oldest turns",
 }
 
 
@@ -36,17 +36,22 @@ def run(arguments: list[str]) -> int:
         "--prompts",
         type=Path,
         metavar="FILE",
-        help="a prompt on each line; or .jsonl with records of the formats messages, erniekit or alpaca",
+        help="a prompt on each line; or .jsonl with records in the format messages, erniekit or alpaca",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="where the answers to --prompts go, as JSON lines; default: shown"
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the answers to --prompts to this file, as JSON lines (default: print them)",
     )
     parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
     options = parser.parse_args(arguments)
     if options.raw and options.system:
-        parser.error("--raw continues the text without the chat template, which --system is part of; drop one of them")
+        parser.error(
+            "--raw continues the text without the chat template, and --system needs the template; drop one of them"
+        )
     if options.output and not options.prompts:
-        parser.error("--output keeps the answers to --prompts FILE; with --prompt they are shown")
+        parser.error("--output needs --prompts FILE; answers to --prompt are printed")
     parameters = generation_parameters(options)
     if options.prompts:
         return _answer_file(options, parameters)
@@ -87,7 +92,7 @@ def _answer_file(options: argparse.Namespace, parameters: Config) -> int:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that `generate` and `chat` share; defaults and bounds are those of the schema."""
+    """Add the options that `generate` and `chat` share; defaults and bounds come from the schema."""
     parser.add_argument("model", type=Path, help="a model folder, an output_dir, a checkpoint, or a model of a hub")
     hubs = parser.add_mutually_exclusive_group()
     for hub in HUBS:
@@ -95,7 +100,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{hub.parameter.replace('_', '-')}", action="store_true", help=f"fetch the model from {hub.title}"
         )
     parser.add_argument(
-        "--lora-path", type=Path, metavar="FOLDER", help="adapters for the model, PEFT's or paddlenlp's"
+        "--lora-path", type=Path, metavar="FOLDER", help="adapters for the model, in the format of PEFT or paddlenlp"
     )
     parser.add_argument("--system", default="", help="system text that goes before the dialogue")
     parser.add_argument("--seed", default="42", help="seed of sampling (default 42)")
@@ -108,7 +113,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def generation_parameters(options: argparse.Namespace) -> Config:
-    """The options, checked as the parameters that they are."""
+    """Return the options as validated parameters."""
     names = (*HELP, "seed", "device")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     given |= {hub.parameter: "true" for hub in HUBS if getattr(options, hub.parameter)}
@@ -116,13 +121,13 @@ def generation_parameters(options: argparse.Namespace) -> Config:
 
 
 def model_folder(options: argparse.Namespace, parameters: Config) -> Path:
-    """The folder of MODEL, fetched where a hub is chosen."""
+    """Return the folder of MODEL; download it first if a hub is chosen."""
     hub = chosen_hub(parameters)
     return options.model if hub is None else find_model_folder(str(options.model), hub, parameter="MODEL")
 
 
 def select_device(parameters: Config) -> None:
-    """Import Paddle and make it compute on the chosen device."""
+    """Import Paddle and select the device."""
     import_paddle()
     from erniekit.model.device import use_device
 

@@ -1,4 +1,4 @@
-"""`erniekit help [VERB]`."""
+"""`erniekit help [VERB]`: list the verbs, or show the help of one verb."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from erniekit.cli import VERBS, main
 
 
 def run(arguments: list[str]) -> int:
-    """Show the verbs, or the help of one."""
+    """List the verbs, or show the help of one verb."""
     parser = argparse.ArgumentParser(
         prog="erniekit help", description="Show the verbs of ERNIEKit, or the help of one."
     )
@@ -22,12 +22,12 @@ def run(arguments: list[str]) -> int:
 
 
 def overview() -> str:
-    """The text of `erniekit help`."""
+    """Return the text of `erniekit help`."""
     width = max(map(len, VERBS)) + 2
     lines = [f"  {name:<{width}}{summary}" for name, summary in VERBS.items()]
     return "\n".join(
         [
-            f"erniekit {__version__}: fine-tune large language models as a configuration file says",
+            f"erniekit {__version__}: fine-tune large language models from a configuration file",
             "",
             "usage: erniekit VERB ...",
             "",

@@ -1,4 +1,4 @@
-"""What `erniekit validate` says of a layout: which rank holds what, and the memory each one takes. Needs no Paddle."""
+"""The layout section of `erniekit validate`: which rank holds which shard, and the memory of each. Needs no Paddle."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ if TYPE_CHECKING:
     from erniekit.config import Config
     from erniekit.distributed.topology import Topology
 
-MAX_RANKS_LISTED = 16  # of larger layouts the ranks that differ in their slice of the matrices share a line
+MAX_RANKS_LISTED = 16  # in larger layouts the ranks of one tensor-parallel group share a line
 MAX_TABLE_ROWS = 24
 AXES_SHOWN = ("data", "pipeline", "sharding", "tensor")
 UNITS = {"GB": 10**9, "MB": 10**6}
 
 
 def layout_blocks(config: Config, topology: Topology, plan: LayoutPlan | None) -> list[str]:
-    """Paragraphs about a layout of several ranks.
+    """Return the paragraphs that describe a layout of several ranks.
 
     Args:
-        plan: None where the model's shape is unknown; then what follows from it is left out.
+        plan: None if the model's shape is unknown; then everything that depends on it is left out.
     """
     degrees = " x ".join(f"{axis} {topology.degree(axis)}" for axis in AXES_SHOWN if topology.degree(axis) > 1)
     lines = [f"layout of {topology.world_size} ranks: {degrees or 'one process'}"]
     lines += [f"  {line}" for line in _rank_table(topology)]
     if topology.expert_axis and topology.expert > 1:
-        lines.append(f"  experts are divided between {topology.expert} ranks ({topology.expert_axis})")
+        lines.append(f"  experts are sharded over {topology.expert} ranks ({topology.expert_axis})")
     if topology.pipeline > 1:
         accumulation = config.training.gradient_accumulation_steps
         equal = bubble_fraction(topology, accumulation)
-        bubble, remark = (plan.bubble, f" ({equal:.0%} if all took equally long)") if plan else (equal, "")
-        lines.append(f"  stages wait {bubble:.0%} of a step with gradient_accumulation_steps {accumulation}{remark}")
+        bubble, remark = (plan.bubble, f" ({equal:.0%} if all stages took equally long)") if plan else (equal, "")
+        lines.append(
+            f"  pipeline bubble: {bubble:.0%} of a step with gradient_accumulation_steps {accumulation}{remark}"
+        )
     if plan is None:
         return ["\n".join(lines)]
     traffic = ", ".join(f"{axis} {size / UNITS['GB']:,.3g} GB" for axis, size in plan.max_traffic.items() if size)
@@ -42,7 +44,7 @@ def layout_blocks(config: Config, topology: Topology, plan: LayoutPlan | None) -
 
 
 def memory_table(config: Config, plan: LayoutPlan) -> str:
-    """The estimate of each rank, a line for the ranks of each stage."""
+    """Return a table of the estimated memory per rank, one line per pipeline stage."""
     unit = "GB" if max(stage_memory["total"] for stage_memory in plan.memory) >= UNITS["GB"] else "MB"
     categories = [name for name in plan.memory[0] if any(stage_memory[name] for stage_memory in plan.memory)]
     rows = [["stage", "ranks", "layers", *(name.replace("_", " ") for name in categories)]]
@@ -59,7 +61,7 @@ def memory_table(config: Config, plan: LayoutPlan) -> str:
 
 
 def _rank_table(topology: Topology) -> list[str]:
-    """Which rank holds what."""
+    """Return the lines that say which rank holds which shard."""
     lines = topology.table().splitlines()
     if topology.world_size <= MAX_RANKS_LISTED:
         return lines
@@ -69,16 +71,16 @@ def _rank_table(topology: Topology) -> list[str]:
     rows = [["ranks", *(titles[axis] for axis in shown_axes)]]
     if shown_axes == ["data"]:
         last = topology.world_size - 1
-        return _aligned([*rows, [f"0-{last}", f"parts 0-{last} of {topology.dp_world_size}, one each"]])
+        return _aligned([*rows, [f"0-{last}", f"dp ranks 0-{last} of {topology.dp_world_size}, one each"]])
     for ranks in topology.groups("tensor"):
         coords = topology.coordinates(ranks[0])
         cells = {axis: f"{getattr(coords, axis)} of {topology.degree(axis)}" for axis in shown_axes}
-        cells |= {"data": f"part {topology.dp_rank_of(ranks[0])} of {topology.dp_world_size}"}
-        cells |= {"tensor": f"slices 0-{topology.tensor - 1}, one each"}
+        cells |= {"data": f"dp rank {topology.dp_rank_of(ranks[0])} of {topology.dp_world_size}"}
+        cells |= {"tensor": f"shards 0-{topology.tensor - 1}, one each"}
         rows.append([_ranges(ranks), *(cells[axis] for axis in shown_axes)])
     more = len(rows) - 1 - MAX_TABLE_ROWS
     shown = _aligned(rows[: MAX_TABLE_ROWS + 1])
-    return [*shown, f"... and {more} groups of ranks more, numbered on in the same way"] if more > 0 else shown
+    return [*shown, f"... and {more} more groups of ranks, numbered in the same way"] if more > 0 else shown
 
 
 def _pp_stage(topology: Topology, rank: int) -> int:
@@ -86,7 +88,7 @@ def _pp_stage(topology: Topology, rank: int) -> int:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 8, 9] as "0-2, 8-9"; many ranges as the first and the last one."""
+    """Format [0, 1, 2, 8, 9] as "0-2, 8-9"; of many ranges, show the first two and the last."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and number == ranges[-1][1] + 1:

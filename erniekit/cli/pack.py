@@ -1,4 +1,4 @@
-"""`erniekit pack CONFIG --output DIR`: tokenise and pack the training data once, to be replayed by training."""
+"""`erniekit pack CONFIG --output DIR`: tokenise and pack the training data once, for training runs to replay."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from erniekit.config import Config
 def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="erniekit pack",
-        description="Write the training data of a configuration as a folder of tokens, in the rows and in the order in "
-        "which its first epoch takes them. Training replays the folder with train_dataset_type: packed.",
+        description="Tokenise and pack the training data of a configuration into a folder, in the row order of the "
+        "first epoch. Training replays the folder with train_dataset_type: packed.",
         epilog="Example: erniekit pack examples/configs/quickstart/sft.yaml --output data/sft-packed",
     )
     parser.add_argument("config", type=Path, help="YAML or JSON file of parameters")

@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> int:
 
 
 def explain(parameter: Parameter) -> str:
-    """Everything declared of a parameter."""
+    """Return everything that a parameter's declaration says, as text."""
     rows = attribute_rows(parameter)
     width = max(len(label) for label, _ in rows) + 2
     lines = [f"{parameter.name}   ({section_of(parameter.name).title})", "", *_wrapped(parameter.meaning), ""]
@@ -46,7 +46,7 @@ def explain(parameter: Parameter) -> str:
 
 def _explain_alias(alias: Alias) -> str:
     title = f"{alias.name}   (alias, {section_of(alias.name).title})"
-    return "\n".join([title, "", *_wrapped(f"{alias.meaning} It stands for {alias_target(alias)}.".replace("`", ""))])
+    return "\n".join([title, "", *_wrapped(f"{alias.meaning} It expands to {alias_target(alias)}.".replace("`", ""))])
 
 
 def _overview() -> str:
@@ -58,14 +58,14 @@ def _overview() -> str:
 
 
 def _search(words: list[str]) -> str:
-    """Parameters and aliases with all the words in name or meaning; those with a word in the name come first."""
+    """List parameters and aliases that contain all the words; those with a word in the name come first."""
     declared: list[Parameter | Alias] = [*PARAMETERS.values(), *ALIASES.values()]
     found = [item for item in declared if _contains(item, words)]
     if not found:
         text = " ".join(words)
         raise ConfigurationError(
-            f"no parameter is called `{text}` or speaks of it{did_you_mean(text, (*PARAMETERS, *ALIASES))}\n"
-            "  `erniekit params` lists all"
+            f"no parameter has `{text}` in its name or description{did_you_mean(text, (*PARAMETERS, *ALIASES))}\n"
+            "  `erniekit params` lists them all."
         )
     found.sort(key=lambda item: not any(word in item.name for word in words))
     width = max(len(item.name) for item in found) + 2

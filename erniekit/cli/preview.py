@@ -1,4 +1,4 @@
-"""`erniekit preview CONFIG`: the first samples as the model sees them."""
+"""`erniekit preview CONFIG`: show the first samples as the model sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that a verb runs in: its standard streams, and SIGTERM."""
+"""Set up the process that a verb runs in: standard streams that cannot fail, and SIGTERM as an exception."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ TERMINATED = 128 + signal.SIGTERM
 
 
 class Terminated(SystemExit):
-    """SIGTERM arrived. As a SystemExit it ends a forked child quietly, too."""
+    """Raised by SIGTERM. As a SystemExit it also ends a forked child quietly."""
 
 
 _RAISED_BY = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
 
 
 class Output(io.FileIO):
-    """The bytes of a standard stream. What cannot be written is dropped; the first failure is remembered.
+    """A standard stream of bytes that drops what it cannot write and remembers the first failure.
 
     Attributes:
-        failure: the first error of the system, which tells it from every other OSError.
+        failure: the first OSError, by which the caller recognises it; None if every write succeeded.
     """
 
     def __init__(self, descriptor: int, *, raises: bool) -> None:
@@ -40,26 +40,26 @@ class Output(io.FileIO):
             return super().write(data)
         except OSError as error:
             first, self.failure = self.failure is None, self.failure or error
-            if first and self._raises:  # once: the last flush of the interpreter must not complain again
+            if first and self._raises:  # only once: the interpreter's last flush must not fail again
                 raise
             return memoryview(data).nbytes
 
 
 @contextmanager
 def standard_streams(*, output_may_fail: bool) -> Iterator[Output | None]:
-    """Make standard input, output and error safe to use: none is missing, none fails on a character.
+    """Make standard input, output and error safe to use: all exist, and no character fails to encode.
 
     Args:
-        output_may_fail: go on where standard output cannot be written; otherwise the first failure raises OSError.
+        output_may_fail: continue if standard output cannot be written; otherwise the first failure raises OSError.
 
     Yields:
-        What is under standard output; None where it is no stream of the process, as in a test.
+        The stream beneath standard output; None if a test or a caller has replaced `sys.stdout`.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by whoever started us; also keeps its descriptor from being reused
+        if getattr(sys, name) is None:  # the parent closed it; opening also keeps the descriptor from being reused
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # what is not UTF-8 is refused where it is used
+        sys.stdin.reconfigure(errors="surrogateescape")  # whoever uses the text rejects what is not UTF-8
     stdout, stderr, output = sys.stdout, sys.stderr, None
     original_stdout, original_stderr = sys.__stdout__, sys.__stderr__
     if original_stdout is not None and stdout is original_stdout:
@@ -78,7 +78,7 @@ def standard_streams(*, output_may_fail: bool) -> Iterator[Output | None]:
 def _text(output: Output, like: Any) -> io.TextIOWrapper:
     like.flush()
     return io.TextIOWrapper(
-        output if like.write_through else io.BufferedWriter(output),  # PYTHONUNBUFFERED, as in the logs of ranks
+        output if like.write_through else io.BufferedWriter(output),  # PYTHONUNBUFFERED, as for the logs of ranks
         encoding=like.encoding,
         errors="backslashreplace",
         line_buffering=like.line_buffering,
@@ -88,9 +88,10 @@ def _text(output: Output, like: Any) -> io.TextIOWrapper:
 
 @contextmanager
 def raise_on_sigterm() -> Iterator[None]:
-    """Have SIGTERM raise Terminated, so that files are closed and locks released. A handler of others is kept.
+    """Make SIGTERM raise Terminated, so that files are closed and locks released. Keep a handler that somebody else
+    set.
 
-    What SIGTERM or Ctrl-C raises inside a destructor, Python reports and drops; such a signal comes again.
+    Python reports and drops an exception raised inside a destructor; such a signal is sent again.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -105,7 +106,7 @@ def raise_on_sigterm() -> Iterator[None]:
         if number is None:
             previous_hook(dropped)
         else:
-            threading.Timer(0.02, _thread.interrupt_main, [number]).start()  # when the destructor is over
+            threading.Timer(0.02, _thread.interrupt_main, [number]).start()  # after the destructor has returned
 
     previous_hook = sys.unraisablehook
     signal.signal(signal.SIGTERM, terminate)

@@ -1,4 +1,4 @@
-"""What verbs that run on several ranks have in common: their options, and who starts the ranks."""
+"""Options and command-line parsing shared by the verbs that run on several ranks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from erniekit.config import Config
 
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a launcher."""
+    """Add the options of the launcher."""
     parser.add_argument(
         "--nproc",
         type=_positive,
         metavar="N",
         help="run on N ranks of this machine; default: all visible GPUs, or on a CPU what the layout needs. On several "
-        "machines: the same command on each, with NNODES, MASTER_ADDR and MASTER_PORT set (docs/parallelism.md)",
+        "machines run the same command on each, with NNODES, MASTER_ADDR and MASTER_PORT set (docs/parallelism.md)",
     )
     parser.add_argument(
         "--rank-logs",
@@ -27,10 +27,10 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_on_ranks(config: Config, options: argparse.Namespace, command: tuple[str, ...]) -> int | None:
-    """Start `erniekit WORDS` on several ranks, where it needs them and this process is not one of them.
+    """Launch `erniekit COMMAND` on several ranks if the layout needs them and this process is not a rank itself.
 
     Returns:
-        The exit code of the job; None where this process does the work itself.
+        The exit code of the job; None if this process should do the work itself.
     """
     from erniekit.launch.job import plan_job, run_job
 
@@ -45,11 +45,8 @@ def _positive(word: str) -> int:
     return int(word)
 
 
-# Words of a command line of which some are options, and others parameters written name=value.
-
-
 def parse_with_overrides(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
-    """Parse words in any order; who writes a parameter as an option is told how parameters are written."""
+    """Parse options and `name=value` parameters in any order; say so if a parameter is written as an option."""
     options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(unknown[0], arguments)}")
@@ -57,7 +54,7 @@ def parse_with_overrides(parser: argparse.ArgumentParser, arguments: list[str]) 
 
 
 def at_least_one(text: str) -> int:
-    """The value of an option that counts something."""
+    """Parse an integer of at least 1."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text}")
     return int(text)

@@ -1,4 +1,4 @@
-"""`erniekit split FOLDER --output DIR max_shard_size=GB`: cut a model's weights into other shards."""
+"""`erniekit split FOLDER --output DIR max_shard_size=GB`: write a model's weights in shards of another size."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from erniekit.config import Config
 def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="erniekit split",
-        description="Write a copy of a model folder whose weight files are of another size. Tensors stay as they are, "
-        "byte for byte.",
+        description="Copy a model folder and write its weight files in another size. Tensors are copied byte for byte.",
         epilog="Example: erniekit split models/ERNIE-4.5-21B --output models/ERNIE-4.5-21B-2GB max_shard_size=2",
     )
     parser.add_argument("folder", type=Path, help="a folder with model.safetensors, or shards and their index")

@@ -1,4 +1,4 @@
-"""`erniekit train CONFIG [name=value ...]`: fine-tune a model as a YAML file says."""
+"""`erniekit train CONFIG [name=value ...]`: fine-tune a model from a YAML file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from erniekit.environment import import_paddle
 def run(arguments: list[str]) -> int:
     parser = train_parser(
         "train",
-        "Fine-tune a model as a YAML (or JSON) file says.",
+        "Fine-tune a model from a YAML (or JSON) configuration file.",
         "Example: erniekit train examples/configs/quickstart/sft.yaml max_steps=20 learning_rate=1e-3",
     )
     options = parse_with_overrides(parser, arguments)
@@ -23,7 +23,7 @@ def run(arguments: list[str]) -> int:
 
 
 def train_parser(verb: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """The words of a verb that trains."""
+    """Build the argument parser of a verb that trains."""
     parser = argparse.ArgumentParser(prog=f"erniekit {verb}", description=description, epilog=epilog)
     parser.add_argument("config", type=Path, help="YAML or JSON file of parameters")
     parser.add_argument(
@@ -45,7 +45,7 @@ def train_parser(verb: str, description: str, epilog: str) -> argparse.ArgumentP
 
 
 def load_config(options: argparse.Namespace, implied: Mapping[str, Any] | None = None) -> Config:
-    """The configuration that the words name; with --shrink, of the run in miniature, whose words join `options`."""
+    """Load the configuration. With --shrink, reduce it to a tiny run and add the overrides for that to `options`."""
     config = Config.load(options.config, options.overrides, verb="train", implied=implied)
     if not options.shrink:
         return config
@@ -60,7 +60,7 @@ def load_config(options: argparse.Namespace, implied: Mapping[str, Any] | None =
 
 
 def train(verb: str, config: Config, options: argparse.Namespace) -> int:
-    """Run what the configuration says, here or on several ranks, and give the exit code."""
+    """Run the training that the configuration describes, in this process or on several ranks; return the exit code."""
     if not options.overfit_check:
         code = run_on_ranks(config, options, (verb, str(options.config), *options.overrides))
         if code is not None:

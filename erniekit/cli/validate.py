@@ -1,4 +1,4 @@
-"""`erniekit validate CONFIG...`: every problem of every file, or what the file comes to."""
+"""`erniekit validate CONFIG...`: list every problem of each file, or show its resolved values."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ VALUE_WIDTH = 48
 
 
 def run(arguments: list[str]) -> int:
-    """Check each file and print its resolved configuration, or all its problems; 2 if any file has one."""
+    """Check each file and print its resolved configuration, or all its problems. Return 2 if any file has a problem."""
     parser = argparse.ArgumentParser(
         prog="erniekit validate",
-        description="Check configuration files and show what they come to: values, their origins, and what follows.",
+        description="Check configuration files and show the resolved values, their origins, and derived numbers.",
         epilog="Example: erniekit validate sft.yaml learning_rate=1e-4 --data",
     )
     parser.add_argument(
         "words", nargs="+", metavar="CONFIG | name=value", help="files, and parameters that override them"
     )
-    parser.add_argument("--all", action="store_true", help="show the parameters that keep their defaults, too")
-    parser.add_argument("--data", action="store_true", help="read the data: exact steps and how well it packs")
+    parser.add_argument("--all", action="store_true", help="also show the parameters that keep their defaults")
+    parser.add_argument(
+        "--data", action="store_true", help="read the data: count the steps and report how well it packs"
+    )
     parser.add_argument(
         "--world-size",
         type=at_least_one,
         metavar="N",
-        help="check the layout for a job of N ranks: which rank holds what, and an estimate of the memory of each",
+        help="check the layout for a job of N ranks: which rank holds which shard, and the estimated memory of each",
     )
     parser.add_argument(
         "--verb",
@@ -50,7 +52,7 @@ def run(arguments: list[str]) -> int:
     if not files:
         parser.error("name at least one configuration file")
     if options.world_size and options.verb != "train":
-        parser.error(f"--world-size is for the ranks of a training, and --verb is {options.verb}")
+        parser.error(f"--world-size applies to training, and --verb is {options.verb}; drop one of them")
     codes: list[int] = []
     for file in files:
         if codes:
@@ -74,8 +76,11 @@ def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> i
 
 
 def _check_model(config: Config, world_size: int | None) -> None:
-    """Raise ConfigurationError where the model's positions end before `max_seq_len` does, or the layout does not fit
-    the number of ranks or, as far as it is known, the model."""
+    """Check that the model has enough positions and that the layout fits the ranks and, if it is known, the model.
+
+    Raises:
+        ConfigurationError: the model has fewer positions than `max_seq_len`, or the layout does not fit.
+    """
     model = known_model_config(config)
     if isinstance(model, str):
         topology_from(config, world_size)
@@ -91,11 +96,11 @@ def report(
     *,
     with_defaults: bool = False,
 ) -> str:
-    """The resolved configuration as text: what the user set, what follows from it, derived numbers, messages.
+    """Return the resolved configuration as text: values set, values derived, numbers and messages.
 
     Args:
-        world_size: the number of ranks; None: as few as the layout needs.
-        longest_document: in tokens, where the data has been read.
+        world_size: number of ranks; None: as few as the layout needs.
+        longest_document: in tokens, if the data has been read.
     """
     chosen = [name for name in PARAMETERS if config.is_set(name)]
     derived = [name for name in PARAMETERS if not config.is_set(name) and config.origin(name) != "default"]
@@ -109,7 +114,7 @@ def report(
     if config.verb == "train":
         model, topology = known_model_config(config), topology_from(config, world_size)
         plan = model if isinstance(model, str) else plan_layout(config, model, world_size, longest_document)
-        blocks += _block("comes to", derived_numbers(config, topology.dp_world_size, plan))
+        blocks += _block("derived numbers", derived_numbers(config, topology.dp_world_size, plan))
         if world_size or topology.world_size > 1:
             blocks += layout_blocks(config, topology, None if isinstance(plan, str) else plan)
     lines = [*config.messages, *config.ignored_on_cpu()]
@@ -119,14 +124,14 @@ def report(
 
 
 def derived_numbers(config: Config, dp_world_size: int, plan: LayoutPlan | str) -> list[tuple[str, ...]]:
-    """What follows from the configuration: batch, steps, size of the model, memory.
+    """Return rows with the batch, the steps, the size of the model and its memory.
 
     Args:
-        dp_world_size: how many ranks divide a global batch.
-        plan: or why there is none.
+        dp_world_size: number of data-parallel ranks, which share a global batch.
+        plan: the layout, or the reason why there is none.
     """
     training = config.training
-    per_dp_rank = f" from each of {dp_world_size} parts" if dp_world_size > 1 else ""
+    per_dp_rank = f" on each of {dp_world_size} dp ranks" if dp_world_size > 1 else ""
     if budget := config.acceleration.batch_tokens:
         passes = training.gradient_accumulation_steps
         batch = f"{passes} x samples of similar length, at most {passes * budget:,} tokens with padding"
@@ -154,7 +159,7 @@ def _model_numbers(plan: LayoutPlan | str) -> list[tuple[str, ...]]:
     if isinstance(plan, str):
         return [("parameters", f"unknown: {plan}"), ("memory", "unknown without the model's shape")]
     adapters, memory = plan.work.adapters, plan.max_memory
-    trained = f", {adapter_parameter_count(plan.model.weight_shapes(), adapters):,} trained" if adapters else ""
+    trained = f", {adapter_parameter_count(plan.model, adapters):,} trained" if adapters else ""
     parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.items() if size and name != "total")
     return [
         ("parameters", f"{plan.model.parameter_count():,}{trained}"),
@@ -163,7 +168,7 @@ def _model_numbers(plan: LayoutPlan | str) -> list[tuple[str, ...]]:
 
 
 def _read_data(config: Config, world_size: int | None) -> tuple[str, int | None]:
-    """What reading the data tells, as text, and its longest training sample; it also counts the steps."""
+    """Read the data; return a summary as text, and the length of the longest training sample in tokens."""
     from erniekit.runners.preview import data_summary, longest_sample
 
     return "\n\n" + data_summary(config, topology_from(config, world_size).dp_world_size), longest_sample(config)

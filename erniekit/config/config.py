@@ -25,6 +25,7 @@ from erniekit.config.sections.moe import MoeParameters
 from erniekit.config.sections.precision import PrecisionParameters
 from erniekit.config.sections.sft import SftParameters
 from erniekit.config.sections.training import TrainingParameters
+from erniekit.config.stages import STAGES, Stage
 from erniekit.config.values import format_value
 from erniekit.errors import ConfigurationError
 
@@ -107,6 +108,20 @@ class Config:
     def __getitem__(self, name: str) -> Any:
         """The value of any parameter by name."""
         return getattr(getattr(self, PARAMETERS[name].section), name)
+
+    @property
+    def output_dir(self) -> Path:
+        """The folder of `output_dir`, with `~` as the user's home."""
+        return Path(self.basic.output_dir).expanduser()
+
+    @property
+    def stage(self) -> Stage:
+        """What `stage` reads, reports and refuses."""
+        return STAGES[self.basic.stage]
+
+    def applies(self, name: str) -> bool:
+        """Return whether a parameter has an effect in the stage of this configuration."""
+        return self.basic.stage in PARAMETERS[name].stages
 
     def origin(self, name: str) -> str:
         """Where the value of a parameter comes from."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from erniekit.config.parse import Entry, Problem, SourceLocation
+from erniekit.config.stages import ALL_STAGES, STAGES, Stage
 from erniekit.config.values import BY_ANNOTATION, ValueType, format_value, read_none
 
 Scalar = bool | int | float | str | None
@@ -228,10 +229,15 @@ def shorthand(name: str, meaning: str, expands: Mapping[str, Mapping[str, Any]])
 
 @dataclass(frozen=True)
 class Rule:
-    """A check over several parameters; it runs only when all of `names` could be read."""
+    """A check over several parameters; it runs only in `stages`, and only when all of `names` could be read."""
 
     names: tuple[str, ...]
     check: Callable[[ConfigBuilder], None]
+    stages: tuple[str, ...] = ALL_STAGES
+
+    def applies(self, builder: ConfigBuilder) -> bool:
+        """Return whether the stage has this rule and the parameters that it reads are sound."""
+        return builder["stage"] in self.stages and not builder.broken.intersection(self.names)
 
     @property
     def text(self) -> str:
@@ -239,9 +245,11 @@ class Rule:
         return " ".join((self.check.__doc__ or "").split())
 
 
-def rule(*names: str) -> Callable[[Callable[[ConfigBuilder], None]], Rule]:
-    """Decorator: a function of a `ConfigBuilder` becomes the rule that concerns `names`."""
-    return lambda check: Rule(names, check)
+def rule(*names: str, stages: tuple[str, ...] = ALL_STAGES) -> Callable[[Callable[[ConfigBuilder], None]], Rule]:
+    """Decorate a function of a `ConfigBuilder`, which becomes the rule that concerns `names` in some or all stages."""
+    if stages != ALL_STAGES:
+        names = (*names, "stage")
+    return lambda check: Rule(names, check, stages)
 
 
 @dataclass(frozen=True)
@@ -268,7 +276,7 @@ def section(
     key: str,
     title: str,
     verbs: tuple[str, ...],
-    stages: tuple[str, ...] = ("PT", "SFT", "DPO"),
+    stages: tuple[str, ...] = ALL_STAGES,
     aliases: tuple[Alias, ...] = (),
     rules: tuple[Rule, ...] = (),
 ) -> Section:
@@ -320,6 +328,11 @@ class ConfigBuilder(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    @property
+    def stage(self) -> Stage:
+        """The stage that the configuration trains."""
+        return STAGES[self._values["stage"]]
 
     def location(self, name: str) -> SourceLocation | None:
         """Where the user wrote the parameter; None for a default."""

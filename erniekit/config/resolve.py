@@ -32,7 +32,7 @@ def resolve(layers: Iterable[list[Entry]], verb: str) -> ConfigBuilder:
     _check_required(builder)
     _derive_defaults(builder)
     for rule in RULES:
-        if not builder.broken.intersection(rule.names):
+        if rule.applies(builder):
             rule.check(builder)
     _refuse_excluded(builder)
     for name in entries:

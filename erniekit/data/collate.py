@@ -1,96 +1,34 @@
-"""Packs to the arrays that a model takes."""
+"""Lay samples end to end in the rows of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
+from erniekit.data.batch import Batch, array_spec
 from erniekit.data.templates.ernie import IGNORE_INDEX, Sample
 
 
-@dataclass(frozen=True, slots=True)
-class PairSpans:
-    """Where the answers of a micro-batch of pairs lie.
-
-    Attributes:
-        count: P, the pairs in the order of rows and of their places in them.
-        answers: int32[B, S]; 2 p for a position with a label of the chosen answer of pair p, 2 p + 1 for one of the
-            rejected, -1 elsewhere.
-        score_differences: float32[P], NaN where the records have no scores.
-    """
-
-    count: int
-    answers: np.ndarray
-    score_differences: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One micro-batch of B rows, each a pack of documents, padded to the longest row (S positions).
-
-    Attributes:
-        input_ids: int64[B, S].
-        position_ids: int64[B, S], from 0 in each document; 0 in the padding. In both answers of a pair they go on from
-            its prompt.
-        labels: int64[B, S], already shifted; -100 where nothing is trained.
-        startend_row_indices: int32[B, 1, S, 1], FlashMask's causal form: for each key column the first query row that
-            may not see it, the end of its document. The columns of a pair's chosen answer end where its rejected one
-            begins. The columns of the padding hold its start: nothing sees them, and its rows see nothing.
-        samples: dataset indices of the documents in each row; an empty row holds padding only.
-        token_count: positions without padding.
-        target_count: positions with a label.
-        pairs: None where the samples are documents.
-    """
-
-    input_ids: np.ndarray
-    position_ids: np.ndarray
-    labels: np.ndarray
-    startend_row_indices: np.ndarray
-    samples: tuple[tuple[int, ...], ...]
-    token_count: int
-    target_count: int
-    pairs: PairSpans | None = None
-
-    @property
-    def document_ends(self) -> np.ndarray:
-        """int32[B, S]: the index just after each position's document (of a chosen answer, just after that); in the
-        padding the start of the padding."""
-        return self.startend_row_indices[:, 0, :, 0]
-
-    @property
-    def is_token(self) -> np.ndarray:
-        """bool[B, S]: false in the padding."""
-        return self.document_ends > np.arange(self.input_ids.shape[1])
-
-    def padded(self, rows: int, length: int) -> Batch:
-        """The same with padding up to a shape [rows, length] that is at least its own."""
-        own_rows, own_length = self.input_ids.shape
-        more = (0, rows - own_rows), (0, length - own_length)
-        ends = np.pad(self.document_ends, more)
-        ends[:own_rows, own_length:] = self.document_ends[:, -1:]  # where the padding starts
-        pairs = self.pairs and replace(self.pairs, answers=np.pad(self.pairs.answers, more, constant_values=-1))
-        return replace(
-            self,
-            input_ids=np.pad(self.input_ids, more),
-            position_ids=np.pad(self.position_ids, more),
-            labels=np.pad(self.labels, more, constant_values=IGNORE_INDEX),
-            startend_row_indices=ends[:, None, :, None],
-            samples=(*self.samples, *((),) * (rows - own_rows)),
-            pairs=pairs,
-        )
-
-
 def collate(
-    rows: Sequence[Sequence[Sample]], indices: Sequence[Sequence[int]], pad_id: int, *, pairs: bool = False
+    rows: Sequence[Sequence[Sample]],
+    indices: Sequence[Sequence[int]],
+    pad_id: int,
+    *,
+    pairs: bool = False,
+    arrays: Sequence[str] = (),
 ) -> Batch:
-    """Lay the documents (or pairs) of each row end to end.
+    """Build the batch of some rows of documents (or pairs), padded to the longest row.
 
     Args:
         rows: the samples of each row; a row may be empty, then it is padding.
         indices: their dataset indices, for messages.
-        pairs: whether the samples are pairs; told apart from them, for a batch may hold none.
+        pairs: whether the samples are pairs. It is given, because a batch may hold no sample that shows it.
+        arrays: the names of the further arrays that samples may have (`Sample.arrays`), given for the same reason. The
+            array is padding where a sample does not have it.
+
+    Raises:
+        ValueError: a further array has no specification (`batch.ARRAY_SPECS`), or does not follow it.
     """
     lengths = [[len(sample.input_ids) for sample in row] for row in rows]
     shape = (len(rows), max(1, *(sum(row) for row in lengths)))
@@ -100,6 +38,7 @@ def collate(
     document_ends = np.zeros(shape, np.int32)
     answers = np.full(shape, -1, np.int32)
     score_differences: list[float] = []
+    more = {name: _padding(name, rows, shape) for name in arrays}
     for number, row in enumerate(rows):
         start = 0
         for sample in row:
@@ -108,6 +47,9 @@ def collate(
             labels[number, start:end] = sample.labels
             position_ids[number, start:end] = np.arange(end - start)
             document_ends[number, start:end] = end
+            for name, array in more.items():
+                if name in sample.arrays:
+                    array[number, start:end] = sample.arrays[name]
             if sample.pair is not None:
                 chosen, rejected = start + sample.pair.chosen, start + sample.pair.rejected
                 position_ids[number, rejected:end] -= rejected - chosen
@@ -117,19 +59,27 @@ def collate(
                 score_differences.append(sample.pair.score_difference)
             start = end
         document_ends[number, start:] = start
+    if pairs:
+        more["answers"] = np.where(labels != IGNORE_INDEX, answers, np.int32(-1))
+        more["score_differences"] = np.array(score_differences, np.float32)
     return Batch(
-        input_ids=input_ids,
-        position_ids=position_ids,
-        labels=labels,
-        startend_row_indices=document_ends[:, None, :, None],
+        {
+            "input_ids": input_ids,
+            "position_ids": position_ids,
+            "labels": labels,
+            "startend_row_indices": document_ends[:, None, :, None],
+            **more,
+        },
         samples=tuple(tuple(int(index) for index in row) for row in indices),
         token_count=sum(map(sum, lengths)),
         target_count=int(np.count_nonzero(labels != IGNORE_INDEX)),
-        pairs=PairSpans(
-            count=len(score_differences),
-            answers=np.where(labels != IGNORE_INDEX, answers, -1),
-            score_differences=np.array(score_differences, np.float32),
-        )
-        if pairs
-        else None,
     )
+
+
+def _padding(name: str, rows: Sequence[Sequence[Sample]], shape: tuple[int, int]) -> np.ndarray:
+    """Return padding for an array of values at positions; its other axes are as long as in the samples."""
+    spec = array_spec(name)
+    if not spec.axes.startswith("BS"):
+        raise ValueError(f"batch array {name!r}: its axes are {spec.axes}; samples have values at positions, BS...")
+    others = next((sample.arrays[name].shape[1:] for row in rows for sample in row if name in sample.arrays), None)
+    return spec.full(*shape, *(others or (0,) * (len(spec.axes) - 2)))

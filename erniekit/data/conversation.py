@@ -1,4 +1,4 @@
-"""What a record becomes once it is read, whatever format it was written in."""
+"""The parsed form of a record, whatever format it was written in, and the sources that records come from."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TOOL_ROLES = ("tool", "function")  # results of calls
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One utterance. `trained` marks an assistant turn whose tokens are targets; it is false for users.
+    """One utterance. `trained` marks an assistant turn whose tokens are targets; it is False for users.
 
     Attributes:
-        fields: of a turn that calls tools, or holds a tool's result: what the template sees of it beside its role.
+        fields: what the template sees in addition to the role, for a turn that calls tools or holds a tool's result.
     """
 
     role: str
@@ -30,12 +30,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns that alternate user, assistant, user, ... and the system text ("" where there is none).
+    """Turns that alternate user, assistant, user, ... and the system text ("" if there is none).
 
-    An assistant's turn that calls tools is followed by their results, and those by another of the assistant's.
+    An assistant turn that calls tools is followed by their results, and those by another assistant turn.
 
     Attributes:
-        tools: what the assistant may call, as the template is to see it.
+        tools: the tools that the assistant may call, in the form that the template sees.
     """
 
     turns: tuple[Turn, ...]
@@ -44,7 +44,7 @@ class Conversation:
 
     @property
     def rounds(self) -> int:
-        """The questions of the user, each with all that follows until the next."""
+        """The number of user questions, each counted with everything up to the next question."""
         return sum(turn.role == USER for turn in self.turns)
 
     @property
@@ -52,7 +52,7 @@ class Conversation:
         return bool(self.tools) or any(turn.fields is not None for turn in self.turns)
 
     def drop_oldest_rounds(self, rounds: int) -> Conversation:
-        """The same conversation without its first `exchanges` questions and what follows each."""
+        """Return the conversation without its first `rounds` questions and everything that follows each."""
         starts = [number for number, turn in enumerate(self.turns) if turn.role == USER]
         start = starts[rounds] if rounds < len(starts) else len(self.turns)
         return Conversation(self.turns[start:], self.system, self.tools)
@@ -60,11 +60,11 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """A prompt, which ends with a user turn, and two ways in which the dialogue may go on from there.
+    """A prompt that ends with a user turn, and two continuations of it.
 
     Attributes:
         chosen, rejected: turns that begin and end with the assistant's.
-        score_difference: the score of the chosen answer less that of the rejected one, where the record has scores.
+        score_difference: score of the chosen answer minus that of the rejected one; None if the record has no scores.
     """
 
     prompt: Conversation
@@ -80,16 +80,16 @@ class PlainText:
     text: str
 
 
-# Which files are read, in which format, and in what proportions.
+# The files to read, their formats, and their proportions.
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file of the mixture.
+    """One data file of the mixture.
 
     Attributes:
-        kind: one of records.KINDS.
-        probability: relative to those of the other sources; 0 leaves the source out.
+        kind: one of formats.chat.KINDS.
+        probability: relative to the other sources; 0 leaves the source out.
     """
 
     path: Path
@@ -98,10 +98,10 @@ class Source:
 
 
 def check_probabilities(values: Sequence[str | float]) -> list[float]:
-    """The values as numbers.
+    """Convert probabilities to numbers and check them.
 
     Raises:
-        DataError: text, NaN, infinity, a negative value, nothing but zeros, or a sum that float64 cannot hold.
+        DataError: text, NaN, infinity, a negative value, nothing but zeros, or a sum beyond float64.
     """
     numbers = []
     for value in values:

@@ -1,4 +1,4 @@
-"""The tokenised samples of all sources, read from the cache on disk and built there on first use."""
+"""The tokenised samples of all sources, read from the disk cache and tokenised into it on first use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from erniekit.data.tokenize import MIN_SCORE_DIFFERENCE, RecordCounts, Tokenizat
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError
 
-# What became of the records of each file, as numbers and as the text printed before step 1.
+# The counts of records in each file, and their text in the log before step 1.
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,15 @@ class SourceReport:
 
     Attributes:
         read: records in the file.
-        dropped: records left out because they are longer than max_seq_len, or the next.
-        long_prompts: those among the dropped whose prompt exceeds max_prompt_len even without its older turns.
-        truncated: dialogues, or prompts of pairs, that lost their oldest turns for such a reason.
-        split: plain texts cut into several samples for that reason.
-        samples: what is there to train on.
-        tokens, targets: positions, and those among them with a label.
-        lengths: the 50th and 95th percentile and the maximum of the sample lengths, in tokens.
+        dropped: records left out because they exceed max_seq_len or max_prompt_len.
+        long_prompts: dropped records whose prompt exceeds max_prompt_len even without its older turns.
+        truncated: dialogues, or prompts of pairs, that lost their oldest turns to fit.
+        split: plain texts cut into several samples to fit.
+        samples: number of training samples.
+        tokens, targets: number of positions, and of positions with a label.
+        lengths: 50th percentile, 95th percentile and maximum of the sample lengths, in tokens.
         probability: the source's share of the mixture.
-        unused_fields: what the records have beside the fields of their format.
+        unused_fields: fields of the records that their format does not have.
     """
 
     path: str
@@ -82,7 +82,7 @@ class DatasetReport:
 
 
 def length_percentiles(lengths: np.ndarray) -> tuple[int, int, int]:
-    """The 50th and 95th percentile (nearest rank) and the maximum; zeros where there is no sample."""
+    """Return the 50th and 95th percentile (nearest rank) and the maximum; zeros if there is no sample."""
     if not len(lengths):
         return 0, 0, 0
     middle, high = np.percentile(lengths, (50, 95), method="nearest")
@@ -97,7 +97,7 @@ def _describe(source: SourceReport) -> str:
         for count, what in (
             (source.dropped - source.long_prompts, "dropped (longer than max_seq_len)"),
             (source.long_prompts, "dropped (their last question is longer than max_prompt_len)"),
-            (source.truncated, "shortened by their oldest turns"),
+            (source.truncated, "shortened by dropping their oldest turns"),
             (source.split, "split into several samples"),
         )
         if count
@@ -115,24 +115,24 @@ def _describe(source: SourceReport) -> str:
     return "\n  ".join(lines)
 
 
-# Raised where the same records of a kind become other samples: runs are then not resumed, caches not used.
+# Increase when the same records of a kind give other samples: then runs are not resumed and caches not used.
 SAMPLES_VERSIONS = {"messages": 2}  # 1 for all others
 
 
 class Dataset:
-    """All samples of all sources, numbered through in the order of the sources.
+    """All samples of all sources, numbered in the order of the sources.
 
-    Only offsets are in memory (about 20 bytes a sample); tokens are mapped from disk.
+    Only offsets are in memory (about 20 bytes per sample); tokens are memory-mapped.
 
     Attributes:
-        sources: as given, those of probability 0 included (they hold no samples).
+        sources: as given, including those of probability 0, which have no samples.
         lengths: int32[n], positions of each sample.
         source_of: int16[n], index into `sources`.
-        pad_id: what rows are filled up with.
-        pairs: whether the samples are a prompt with two answers each.
-        packed: the rows, where the samples come from a pre-packed folder.
-        source_arrays: the arrays of each source.
-        report: counts of every source.
+        pad_id: the token id that fills up rows.
+        pairs: whether each sample is a prompt with two answers.
+        packed: the rows, if the samples come from a pre-packed folder; else None.
+        source_arrays: the token arrays of each source.
+        report: the counts of every source.
         fingerprint: changes with the content of any file, the tokenizer, the template, and the probabilities.
     """
 
@@ -165,12 +165,12 @@ class Dataset:
         return [source.probability for source in self.sources]
 
     def sample(self, index: int) -> Sample:
-        """The tokens and labels of a sample: views of the mapped files, not copies."""
+        """Return the tokens and labels of a sample: views of the mapped files, not copies."""
         tokens, offset = self._locate(index)
         return tokens.sample(offset)
 
     def location(self, index: int) -> str:
-        """Where a sample comes from, as "file.jsonl:17"."""
+        """Return the origin of a sample, as "file.jsonl:17"."""
         if self.packed is not None:
             path = self.packed.files[self.packed.file_of[index]]
         else:
@@ -178,7 +178,7 @@ class Dataset:
         return f"{path}:{self.line(index)}"
 
     def line(self, index: int) -> int:
-        """The line on which the record of a sample begins."""
+        """Return the line on which the record of a sample begins."""
         tokens, offset = self._locate(index)
         return int(tokens.lines[offset])
 
@@ -219,21 +219,21 @@ def open_dataset(
     max_prompt_len: int | None = None,
     needs_scores: bool = False,
 ) -> Dataset:
-    """Open the tokenised samples of all sources; what is not in the cache is tokenised now, one block at a time.
+    """Open the tokenised samples of all sources; tokenise what is not in the cache, one block at a time.
 
     Args:
-        template: renders dialogues; may be None where all sources are of kind `text`.
+        template: renders dialogues; may be None if all sources are of kind `text`.
         max_seq_len: the longest sample, in positions.
-        over_length: what happens to longer dialogues: "drop" them, "truncate_turns" (oldest first; a dialogue whose
-            last exchange is still too long is dropped), or "error". Plain texts are split in any case.
-        cache_dir: a source's tokens lie in a folder here that is named by the file's content, its kind, the tokenizer,
+            over_length: what to do with longer dialogues: "drop" them, "truncate_turns" (oldest first; a dialogue whose
+            last round is still too long is dropped), or "error". Plain texts are split in any case.
+            cache_dir: contains a folder for each source's tokens, named by the file's content, its kind, the tokenizer,
             the template, max_seq_len and over_length, and for pairs max_prompt_len.
-        max_prompt_len: the longest prompt of a pair; the oldest turns of a longer one go. None: any that fits.
-        needs_scores: every pair must have scores, the chosen answer's the higher.
+        max_prompt_len: the longest prompt of a pair; a longer one loses its oldest turns. None: no limit.
+        needs_scores: every pair must have scores, and the chosen answer the higher one.
 
     Raises:
-        DataError: any malformed record in any source (the first 20 are shown, all are counted), probabilities that
-            cannot be used, no sample left to train on, or a cache folder that cannot be written.
+            DataError: a record of any source is malformed (the first 20 are shown, all are counted), probabilities
+            cannot be used, no sample is left to train on, or the cache folder cannot be written.
     """
     check_probabilities([source.probability for source in sources])
     settings = TokenizationSettings(tokenizer, template, max_seq_len, over_length, max_prompt_len, needs_scores)
@@ -274,7 +274,7 @@ def open_dataset(
 def open_packed_dataset(
     folder: Path, data_fingerprint: DataFingerprint, *, max_seq_len: int, pad_id: int, needs_scores: bool = False
 ) -> Dataset:
-    """The dataset of a folder that `erniekit pack` wrote.
+    """Open the dataset of a folder that `erniekit pack` wrote.
 
     Args:
         needs_scores: as for `open_dataset`.
@@ -289,18 +289,18 @@ def open_packed_dataset(
         [source], [arrays], pad_id=pad_id, fingerprint=fingerprint, pairs=data_fingerprint.pairs, packed=packed
     )
     if needs_scores:
-        invalid = np.flatnonzero(~(arrays.score_differences >= MIN_SCORE_DIFFERENCE))  # not-a-number where none are
+        invalid = np.flatnonzero(~(arrays.score_differences >= MIN_SCORE_DIFFERENCE))  # NaN for pairs without scores
         if len(invalid):
             raise DataError(
-                f"{folder}: {len(invalid):,} of its {len(arrays.lines):,} pairs have no scores of which the chosen "
+                f"{folder}: {len(invalid):,} of its {len(arrays.lines):,} pairs have no scores in which the chosen "
                 f"answer's is the higher (offset_alpha needs them), first {dataset.location(int(invalid[0]))}\n"
-                "  Mend these records and pack the data anew."
+                "  Fix these records and pack the data again."
             )
     return dataset
 
 
 class _SourceSkippedError(Exception):
-    """A source has problems: its half-built cache is thrown away, and the other sources are still read."""
+    """Raised for a source with problems: its half-built cache is discarded, and the other sources are still read."""
 
 
 def _builder(
@@ -310,7 +310,7 @@ def _builder(
         problems_before = problems.total
         counts, unused, targets = RecordCounts(), UnusedFields(source.kind), 0
         for samples, lines in tokenise(source, settings, counts, unused, problems):
-            if problems.total == problems_before:  # after the first problem the file is read only to find the others
+            if problems.total == problems_before:  # after a problem, only look for further problems
                 writer.append(samples, lines)
                 targets += sum(int(np.count_nonzero(sample.labels != IGNORE_INDEX)) for sample in samples)
         if problems.total > problems_before:
@@ -325,7 +325,7 @@ def _build_metadata(counts: RecordCounts, targets: int, unused: list[UnusedField
 
 
 def _cache_key(source: Source, settings: TokenizationSettings) -> str:
-    """Stands for the source's samples, whatever their place."""
+    """Return a digest that identifies the source's samples, independent of its path."""
     digest = hashlib.blake2b(digest_size=16)
     for path in hub_files(source.path) if is_hub_dataset(source.path) else [source.path]:
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Every held-out sample once, file by file, so that each file has figures of its own."""
+"""Read every held-out sample once, file by file, so that each file has its own metrics."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from erniekit.data.collate import Batch
+from erniekit.data.batch import Batch
 from erniekit.data.dataset import Dataset
 from erniekit.data.sampler import BatchSource, StepPlan, local_batches
 from erniekit.errors import DataError
 
 
 class EvaluationPlan:
-    """The plans of the files, one after another; no row holds samples of two files. A step is one micro-batch.
+    """The plans of all files, one after another; no row has samples of two files. A step is one micro-batch.
 
-    The steps are those of the whole evaluation; `part` gives those of one of the ranks that divide it.
+    Steps are numbered over the whole evaluation; `local_steps` gives those of this rank.
 
     Attributes:
-        dataset: of all files.
-        sources: their names, in order; files without samples (of the lengths asked for) are left out.
+        dataset: the samples of all files.
+        sources: the names of the files, in order; files without samples of the requested lengths are left out.
         dp_rank, dp_world_size: this rank among those that divide the steps.
     """
 
@@ -32,7 +32,7 @@ class EvaluationPlan:
         batch_source: BatchSource = local_batches,
         **options: Any,
     ) -> None:
-        """`through` is that of StepPlan, `options` those that say how samples share rows and batches."""
+        """Take `batch_source` and `options`, how samples share rows and batches, as StepPlan does."""
         self.dataset = dataset
         self._batch_source = batch_source
         self.dp_rank, self.dp_world_size = dp_rank, dp_world_size
@@ -59,10 +59,10 @@ class EvaluationPlan:
         return self._batch_source(lambda: self._plans[source_index].read(step - self._first[source_index]))
 
     def local_steps(self, stop: int) -> Iterator[tuple[int, Batch]]:
-        """This rank's part of the steps below `stop`, each with its number: r, r + data_world, ...
+        """Yield this rank's steps below `stop`, each with its number: r, r + dp_world_size, ...
 
-        Every rank gets equally many, since ranks that share a model go through it together; where there is none left
-        for it, a rank gets the last step's number and a micro-batch of padding.
+        Every rank gets the same number of them, because ranks that share a model run it together. A rank for which
+        there is no step left gets the number of the last step and a micro-batch of padding.
         """
         for first in range(0, stop, self.dp_world_size):
             step = first + self.dp_rank
@@ -72,7 +72,7 @@ class EvaluationPlan:
                 yield stop - 1, self._plans[0].padding()
 
     def source_of(self, step: int) -> str:
-        """The file that a step reads."""
+        """Return the name of the file that a step reads."""
         return self.sources[self._source_index(step)]
 
     def _source_index(self, step: int) -> int:
@@ -80,7 +80,7 @@ class EvaluationPlan:
 
 
 def source_names(paths: Sequence[str]) -> tuple[str, ...]:
-    """The paths; one that is given again has its number."""
+    """Return the paths, with a number where a path is repeated."""
     names: list[str] = []
     for path in paths:
         count = sum(name == path or name.startswith(f"{path} (") for name in names)

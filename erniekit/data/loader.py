@@ -1,4 +1,7 @@
-"""Read ahead of the training loop in threads; the order of steps never depends on them."""
+"""Read ahead of the training loop in threads, and serialise what one rank reads for others.
+
+The order of the steps does not depend on the threads.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from erniekit.data.collate import Batch, PairSpans
+from erniekit.data.batch import Batch
 from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset
 from erniekit.data.packed import PackedIndex
@@ -23,8 +26,8 @@ from erniekit.data.token_cache import TokenArrays
 def prefetch(plan: StepPlan, start: int, workers: int, stop: int | None = None) -> Generator[list[Batch], None, None]:
     """Yield plan.micro_batches(step) for step = start, start + 1, ... (below `stop`), prepared by `workers` threads.
 
-    With 0 workers everything happens in the caller's thread; what `plan.through` does happens there in any case. An
-    exception in a worker is raised here, as it was, when the loop comes to its step.
+    With 0 workers everything runs in the caller's thread; `plan.batch_source` always runs there. An exception in a
+    worker is raised here unchanged when the loop reaches its step.
     """
     steps = iter(count(start) if stop is None else range(start, stop))
     if workers == 0:
@@ -45,51 +48,36 @@ def prefetch(plan: StepPlan, start: int, workers: int, stop: int | None = None) 
                 future.cancel()
 
 
-# What one process reads for others, as a message of JSON and arrays: micro-batches, and the index of a dataset.
+# Serialise what one process reads for others, micro-batches and the index of a dataset, as JSON and arrays.
 #
 # The ranks that divide one copy of a model work on the same micro-batches, so one of them may read for all
-# (`distributed_dataloader`). The others plan the run from the lengths of the samples, and never see a data file.
+# (`distributed_dataloader`). The others plan the run from the lengths of the samples and open no data file.
 
 
 class ArrayMessage(NamedTuple):
-    """`facts` are JSON."""
+    """A message of JSON (`metadata`) and arrays."""
 
     metadata: Any
     arrays: Sequence[np.ndarray]
 
 
 def serialize_batches(batches: Sequence[Batch]) -> ArrayMessage:
-    """The micro-batches of a step."""
-    metadata, arrays = [], list[np.ndarray]()
-    for batch in batches:
-        metadata.append([batch.samples, batch.token_count, batch.target_count, batch.pairs and batch.pairs.count])
-        arrays += [batch.input_ids, batch.position_ids, batch.labels, batch.startend_row_indices]
-        if batch.pairs is not None:
-            arrays += [batch.pairs.answers, batch.pairs.score_differences]
-    return ArrayMessage(metadata, arrays)
+    """Return the micro-batches of a step as a message: the names of each one's arrays, and the arrays."""
+    metadata = [[list(batch.arrays), batch.samples, batch.token_count, batch.target_count] for batch in batches]
+    return ArrayMessage(metadata, [array for batch in batches for array in batch.arrays.values()])
 
 
 def deserialize_batches(message: ArrayMessage) -> list[Batch]:
-    """What was given to `serialize_batches`."""
+    """Return the micro-batches that were given to `serialize_batches`."""
     arrays = iter(message.arrays)
-
-    def batch(samples: list[list[int]], token_count: int, target_count: int, pairs: int | None) -> Batch:
-        return Batch(
-            input_ids=next(arrays),
-            position_ids=next(arrays),
-            labels=next(arrays),
-            startend_row_indices=next(arrays),
-            samples=tuple(map(tuple, samples)),
-            token_count=token_count,
-            target_count=target_count,
-            pairs=None if pairs is None else PairSpans(pairs, next(arrays), next(arrays)),
-        )
-
-    return [batch(*metadata) for metadata in message.metadata]
+    return [
+        Batch({name: next(arrays) for name in names}, tuple(map(tuple, samples)), token_count, target_count)
+        for names, samples, token_count, target_count in message.metadata
+    ]
 
 
 def serialize_index(dataset: Dataset) -> ArrayMessage:
-    """All of a dataset but its tokens."""
+    """Return everything of a dataset except its tokens."""
     packed = dataset.packed
     metadata = {
         "sources": [[str(source.path), source.kind, source.probability] for source in dataset.sources],
@@ -106,7 +94,7 @@ def serialize_index(dataset: Dataset) -> ArrayMessage:
 
 
 def deserialize_index(message: ArrayMessage) -> Dataset:
-    """The dataset that was given to `serialize_index`, with lengths, counts and places, and without tokens."""
+    """Return the dataset that was given to `serialize_index`: lengths, counts and file positions, without tokens."""
     metadata, arrays = message.metadata, iter(message.arrays)
     sources = [Source(Path(path), kind, probability) for path, kind, probability in metadata["sources"]]
     source_arrays = [TokenArrays(_EMPTY, _EMPTY, next(arrays), next(arrays), own) for own in metadata["facts"]]

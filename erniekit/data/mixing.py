@@ -1,4 +1,4 @@
-"""The order of samples in an epoch, over all sources: a function of (seed, epoch) and of the sources' sizes only.
+"""The order of samples in an epoch over all sources, as a function of (seed, epoch) and the sources' sizes only.
 
 First each source gets a number of samples, then the sources are interleaved.
 
@@ -7,11 +7,11 @@ First each source gets a number of samples, then the sources are interleaved.
 | concat | n_k: everything once; probabilities are not used |
 | random | p_k N, rounded so that they add up to N = min(num_samples, sum of n_k), or num_samples with repeat |
 | interleave_under | p_k T with T = min(n_k / p_k): one source is used up, none repeats |
-| interleave_over | p_k T with T = max(n_k / p_k): one source is used up last, the others repeat |
+| interleave_over | p_k T with T = max(n_k / p_k): the last source is used up, the others repeat |
 
-A source of probability 0 takes no part under any strategy. Where a source has to give more samples than it holds, it is
-gone through completely before a sample comes again, each time in a new order. Samples may repeat until an epoch has
-MOST_SAMPLES_REPEATING; a mixture that asks for more is refused before anything of that size is made.
+A source of probability 0 is left out under any strategy. A source that has to give more samples than it contains is
+used completely before a sample repeats, each time in a new order. Samples may repeat until an epoch has
+MAX_OVERSAMPLED_EPOCH; a mixture that needs more is rejected before anything of that size is allocated.
 
 Shuffling permutes samples within each source and the sources among each other; without it, each source keeps its file
 order and the sources are interleaved evenly in proportion.
@@ -28,23 +28,24 @@ import numpy as np
 from erniekit.data.conversation import check_probabilities
 from erniekit.errors import DataError
 
-# The random streams that shape an epoch, one for each purpose.
+# The random streams that shape an epoch.
 
 
 class Purpose(IntEnum):
-    """What is drawn. First in every key, because NumPy pads short keys with zeros: (s, e) and (s, e, 0) are one key."""
+    """What a random stream is for. It comes first in every key, because NumPy pads short keys with zeros: (s, e) and
+    (s, e, 0) are the same key."""
 
     SAMPLE_ORDER = 1
     PACK_ORDER = 2
 
 
 def generator(purpose: Purpose, seed: int, epoch: int, number: int = 0) -> np.random.Generator:
-    """The stream of a purpose in an epoch; `number` tells several streams of one purpose apart."""
+    """Return the random generator of a purpose in an epoch; `number` distinguishes several streams of one purpose."""
     return np.random.default_rng((int(purpose), seed, epoch, number))
 
 
 STRATEGIES = ("random", "concat", "interleave_under", "interleave_over")
-MAX_OVERSAMPLED_EPOCH = 100_000_000  # about 35 bytes of memory each (measured) while they are put in order
+MAX_OVERSAMPLED_EPOCH = 100_000_000  # about 35 bytes of memory each (measured) while they are ordered
 
 
 def epoch_order(
@@ -58,21 +59,21 @@ def epoch_order(
     num_samples: int,
     repeat: bool = False,
 ) -> np.ndarray:
-    """The samples of one epoch in order.
+    """Return the samples of one epoch in order.
 
     Args:
-        source_of: int[n], the source of each sample; the samples of a source stand together and in file order.
+        source_of: int[n], the source of each sample; the samples of a source are contiguous and in file order.
         probabilities: one per source, relative.
         strategy: one of STRATEGIES.
-        num_samples: the most samples an epoch of the strategy "random" has.
-        repeat: give such an epoch exactly that many, repeating samples where the data is smaller.
+        num_samples: maximum number of samples in an epoch of the strategy "random".
+        repeat: give such an epoch exactly that many, repeating samples if the data is smaller.
 
     Returns:
         int64[m], indices into `source_of`.
 
     Raises:
-        DataError: the strategy is unknown, the probabilities cannot be used, or the epoch would have more samples than
-            both the data and MOST_SAMPLES_REPEATING.
+            DataError: the strategy is unknown, the probabilities cannot be used, or the epoch would exceed both the
+            data and MAX_OVERSAMPLED_EPOCH samples.
     """
     if strategy not in STRATEGIES:
         raise DataError(f"mix_strategy {strategy!r}: expected one of {', '.join(STRATEGIES)}")
@@ -104,9 +105,9 @@ def _counts(sizes: np.ndarray, weights: np.ndarray, strategy: str, num_samples: 
         _check_total(strategy, total, int(size.sum()))
         counts[used] = _apportion(normalized_weights, total)
         return counts
-    with np.errstate(divide="ignore", over="ignore"):  # a share next to nothing asks for endlessly many: refused below
+    with np.errstate(divide="ignore", over="ignore"):  # a tiny weight needs endlessly many: rejected below
         totals = size / normalized_weights
-    # rounding before floor and ceil takes out the error of the division: n / p * p is n
+    # Rounding before floor and ceil removes the error of the division: n / p * p is n.
     if strategy == "interleave_under":
         counts[used] = np.minimum(size, np.floor(np.round(normalized_weights * totals.min(), 6)).astype(np.int64))
     else:
@@ -126,14 +127,14 @@ def _check_total(strategy: str, total: float, available: int) -> None:
         else "Raise the smallest train_dataset_prob, or choose another mix_strategy."
     )
     raise DataError(
-        f"mix_strategy {strategy}: an epoch would have {requested} samples, of data that holds {available:,}; "
+        f"mix_strategy {strategy}: an epoch would have {requested} samples, from data with {available:,}; "
         f"samples repeat up "
         f"to {MAX_OVERSAMPLED_EPOCH:,} an epoch\n  {remedy}"
     )
 
 
 def _apportion(normalized_weights: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers in proportion to `share` that add up to `total` (largest remainders get the rest)."""
+    """Return integers in proportion to `normalized_weights` that add up to `total` (largest remainder method)."""
     exact = normalized_weights * total
     counts = np.floor(exact).astype(np.int64)
     rest = total - int(counts.sum())
@@ -151,6 +152,6 @@ def _source_order(size: int, count: int, rng: np.random.Generator | None) -> np.
 
 
 def _interleave_evenly(counts: np.ndarray) -> np.ndarray:
-    """Positions into the sources laid end to end: sample j of a source of m stands at the fraction (j + 1/2) / m."""
+    """Return positions in the concatenated sources; sample j of m of a source is at the fraction (j + 1/2) / m."""
     fractions = np.concatenate([(np.arange(count) + 0.5) / count for count in counts if count] or [np.empty(0)])
     return np.argsort(fractions, kind="stable")

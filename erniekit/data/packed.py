@@ -1,7 +1,7 @@
-"""A pre-packed folder: the samples of an epoch in training order, which of them share a row, and what made them.
+"""A pre-packed folder: the samples of an epoch in training order, their rows, and a fingerprint of the settings.
 
-`erniekit pack` writes it once; training replays it in order. Written aside and renamed, so it is there whole or not at
-all. Arrays are those of the token cache, and two more: the rows, and the file that each sample comes from.
+`erniekit pack` writes it once; training replays it in order. It is written to a temporary folder and renamed, so it is
+complete or absent. It contains the arrays of the token cache, the rows, and the file of each sample.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ BLOCK_SAMPLES = 1000
 
 @dataclass(frozen=True)
 class DataFingerprint:
-    """What a folder's tokens depend on, and a run that replays it has to have as well.
+    """The settings on which a folder's tokens depend, and which a run that replays it must share.
 
     Attributes:
-        tokenizer, template: fingerprints; the template's is None where plain texts are read.
+        tokenizer, template: fingerprints; the template's is None for plain texts.
         pairs: whether the samples are pairs (stage DPO).
     """
 
@@ -45,11 +45,11 @@ class DataFingerprint:
 
 @dataclass(frozen=True, slots=True)
 class PackedIndex:
-    """What a dataset knows of its rows when it was read from a pre-packed folder.
+    """The rows of a dataset that was read from a pre-packed folder.
 
     Attributes:
-        packs: the rows (with batch_tokens the micro-batches) in training order, as dataset indices.
-        batch_tokens: of the micro-batches, where samples were grouped by length instead of packed; else 0.
+        packs: the rows (with batch_tokens: the micro-batches) in training order, as dataset indices.
+        batch_tokens: of the micro-batches, if samples were grouped by length instead of packed; else 0.
         files: the names of the data files.
         file_of: int16[n], the file that each sample was read from.
     """
@@ -63,10 +63,10 @@ class PackedIndex:
 def write_packed(
     target: Path, dataset: Dataset, packs: Packs, data_fingerprint: DataFingerprint, *, batch_tokens: int = 0
 ) -> None:
-    """Write the rows of an epoch, one after another, to the folder `target`.
+    """Write the rows of an epoch in order to the folder `target`.
 
     Raises:
-        DataError: `target` is a file or a folder that holds something, or cannot be written.
+        DataError: `target` is a file or a folder that is not empty, or it cannot be written.
     """
     check_empty_or_new(target)
     temp_dir = target.parent / f".{target.name}.{os.getpid()}"
@@ -86,9 +86,9 @@ def write_packed(
 
 
 def check_empty_or_new(target: Path) -> None:
-    """Raise DataError where `target` is a file, or a folder that is not empty."""
+    """Raise DataError if `target` is a file, or a folder that is not empty."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise DataError(f"--output {target}: is there already\n  Remove it, or name another folder.")
+        raise DataError(f"--output {target}: already exists\n  Remove it, or name another folder.")
 
 
 def _write(folder: Path, dataset: Dataset, packs: Packs, data_fingerprint: DataFingerprint, batch_tokens: int) -> None:
@@ -126,19 +126,19 @@ def _write(folder: Path, dataset: Dataset, packs: Packs, data_fingerprint: DataF
 
 
 def open_packed(folder: Path, data_fingerprint: DataFingerprint, max_seq_len: int) -> tuple[TokenArrays, PackedIndex]:
-    """The samples and rows of a folder.
+    """Open the samples and rows of a folder.
 
     Raises:
-        DataError: it is no complete folder of `erniekit pack`, or was made with another tokenizer, template or stage,
-            or has rows longer than `max_seq_len`.
+            DataError: the folder is not a complete one of `erniekit pack`, was made with another tokenizer, template or
+            stage, or has rows longer than `max_seq_len`.
     """
     metadata = _read_metadata(folder)
     arrays = open_arrays(folder)
     if arrays is None:
-        raise DataError(f"{folder}: files are missing or damaged\n  Write the folder anew with `erniekit pack`.")
+        raise DataError(f"{folder}: files are missing or damaged\n  Write the folder again with `erniekit pack`.")
     rows, file_of = (_checked(folder / name, metadata["crc32"].get(name), kind) for name, kind in _EXTRA.items())
     if not len(rows) or rows[-1] != len(file_of) or len(file_of) != len(arrays.lines):
-        raise DataError(f"{folder}: its files do not fit together\n  Write the folder anew with `erniekit pack`.")
+        raise DataError(f"{folder}: its files do not match each other\n  Write the folder again with `erniekit pack`.")
     _check_data_fingerprint(folder, metadata["maker"], asdict(data_fingerprint))
     packed = PackedIndex(
         Packs(np.arange(len(file_of)), rows), int(metadata["batch_tokens"]), tuple(map(str, metadata["files"])), file_of
@@ -150,7 +150,7 @@ def open_packed(folder: Path, data_fingerprint: DataFingerprint, max_seq_len: in
     if longest > max_seq_len:
         raise DataError(
             f"{folder}: has rows of {longest:,} tokens, more than max_seq_len {max_seq_len:,}\n"
-            f"  Write max_seq_len: {longest} or more, or pack the data anew."
+            f"  Set max_seq_len: {longest} or more, or pack the data again."
         )
     return arrays, packed
 
@@ -165,11 +165,11 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
         version = metadata["packed"]
     except (OSError, ValueError, KeyError, TypeError):
         raise DataError(
-            f"{folder}: is no folder that `erniekit pack` wrote (train_dataset_type is packed)\n"
+            f"{folder}: is not a folder that `erniekit pack` wrote (train_dataset_type is packed)\n"
             "  Write it with `erniekit pack CONFIG --output DIR`, or give the format of the file."
         ) from None
     if version != PACKED_VERSION or not all(key in metadata for key in _KEYS):
-        raise DataError(f"{folder}: was packed by another version of ERNIEKit\n  Pack the data anew.")
+        raise DataError(f"{folder}: was packed by another version of ERNIEKit\n  Pack the data again.")
     return dict(metadata)
 
 
@@ -179,7 +179,7 @@ def _checked(path: Path, checksum: int | None, kind: str) -> np.ndarray:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     if zlib.crc32(data) != checksum:
-        raise DataError(f"{path}: is damaged\n  Write the folder anew with `erniekit pack`.")
+        raise DataError(f"{path}: is damaged\n  Write the folder again with `erniekit pack`.")
     return np.frombuffer(data, kind).astype(np.int64 if kind == "<i8" else np.int16)
 
 
@@ -188,10 +188,10 @@ def _check_data_fingerprint(folder: Path, stored: dict[str, Any], expected: dict
     if not different:
         return
     if "pairs" in different:
-        what = "pairs, which stage DPO reads" if stored.get("pairs") else "no pairs, and the stage is DPO"
-        raise DataError(f"{folder}: holds {what}\n  Change `stage`, or pack the data of this stage.")
+        what = "pairs, which only stage DPO reads" if stored.get("pairs") else "no pairs, which stage DPO needs"
+        raise DataError(f"{folder}: contains {what}\n  Change `stage`, or pack the data of this stage.")
     name = {"tokenizer": "tokenizer", "template": "chat template"}[different[0]]
     raise DataError(
-        f"{folder}: was packed with another {name} than that of model_name_or_path\n"
-        "  Give the model that it was packed for, or pack the data anew with `erniekit pack`."
+        f"{folder}: was packed with another {name} than model_name_or_path has\n"
+        "  Use the model that it was packed for, or pack the data again with `erniekit pack`."
     )

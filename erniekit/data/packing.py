@@ -1,4 +1,4 @@
-"""Which samples share a row: decided by their lengths alone, known before training starts."""
+"""Assign samples to packed rows, or to micro-batches of similar length, by their lengths alone before training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """A list of index arrays, stored as one: pack i holds members[starts[i] : starts[i + 1]].
+    """A list of index arrays, stored as one: pack i is members[starts[i] : starts[i + 1]].
 
     Attributes:
         members: int64[n].
@@ -32,35 +32,35 @@ class Packs:
         return (self[index] for index in range(len(self)))
 
     def select_from(self, items: np.ndarray) -> Packs:
-        """The same packs over other names: members become items[members]."""
+        """Return the same packs of other indices: members become items[members]."""
         return Packs(items[self.members], self.starts)
 
     def reordered(self, order: np.ndarray) -> Packs:
-        """The packs in another order."""
+        """Return the packs in another order."""
         sizes = np.diff(self.starts)[order]
         starts = np.concatenate(([0], np.cumsum(sizes)))
-        # position p of the new members lies as far behind its pack's old start as behind its new one
+        # Position p of the new members is as far after its pack's old start as after its new one.
         shift = np.repeat(self.starts[:-1][order] - starts[:-1], sizes)
         return Packs(self.members[np.arange(len(self.members)) + shift], starts)
 
 
 def concatenate_packs(parts: list[Packs]) -> Packs:
-    """All packs one after another."""
+    """Concatenate lists of packs."""
     sizes = [np.diff(part.starts) for part in parts]
     members = np.concatenate([np.empty(0, np.int64), *(part.members for part in parts)])
     return Packs(members, np.concatenate(([0], np.cumsum(np.concatenate([np.empty(0, np.int64), *sizes])))))
 
 
-SHUFFLED_FILL_UNTIL = 0.25  # of a pack's capacity: room beyond it is filled in the order given
+SHUFFLED_FILL_UNTIL = 0.25  # of a pack's capacity; the room above it is filled in the given order
 
 
 def pack_greedy(lengths: np.ndarray, capacity: int) -> Packs:
-    """The longest sample left opens a pack, the next in order fill three quarters of it, the best fits complete it.
+    """Open each pack with the longest sample left, fill three quarters of it in order, and complete it with best fits.
 
-    The best fit is the longest sample left that still fits, again and again until none does. The order given should be
-    a shuffled one. Best fit *decreasing* alone, without the part in order, fills packs no better, but with samples of
-    one length, hence often of one kind, so that a step learns from a few kinds only: docs/benchmarks.md has both
-    figures. Like every algorithm that closes a pack only when nothing fits, it needs less than twice the optimum.
+    The best fit is the longest sample left that still fits, repeatedly until none does. The given order should be
+    shuffled. Best fit *decreasing* alone, without the part in order, fills packs no better, but with samples of one
+    length, hence often of one kind, so that a step learns from a few kinds only: docs/benchmarks.md has both numbers.
+    Like every algorithm that closes a pack only when nothing fits, it needs less than twice the optimum.
 
     Args:
         lengths: int[n], each from 1 to `capacity`.
@@ -80,21 +80,21 @@ def pack_greedy(lengths: np.ndarray, capacity: int) -> Packs:
 
 
 class _Pool:
-    """The samples that no pack holds yet, to be taken by length or in their order."""
+    """The samples that are in no pack yet, to be taken by length or in order."""
 
     def __init__(self, lengths: np.ndarray) -> None:
         self._length_of: list[int] = lengths.tolist()
         self._taken = bytearray(len(lengths))
-        self._next = 0  # no sample before it is free
+        self._next = 0  # no sample before this index is free
         order = np.argsort(lengths, kind="stable")
         distinct, firsts = np.unique(lengths[order], return_index=True)
         groups = np.split(order, firsts[1:]) if len(order) else []
-        # reversed, so that pop() gives the first of the samples of a length
+        # Reversed, so that pop() returns the first of the samples of a length.
         self._by_length = {int(length): group[::-1].tolist() for length, group in zip(distinct, groups, strict=True)}
         self._length_bits = sum(1 << length for length in self._by_length)  # bit l: some sample may have length l
 
     def take_longest(self, room: int, members: list[int]) -> int:
-        """Append the longest sample of at most `room` to `members`; returns its length, 0 where none fits."""
+        """Append the longest sample of at most `room` to `members`; return its length, 0 if none fits."""
         while fitting := self._length_bits & ((2 << room) - 1):
             length = fitting.bit_length() - 1
             group = self._by_length[length]
@@ -108,7 +108,7 @@ class _Pool:
         return 0
 
     def take_next(self, room: int, members: list[int]) -> int:
-        """Append the first free sample in order; returns its length, 0 where it does not fit or none is left."""
+        """Append the first free sample in order; return its length, 0 if it does not fit or none is left."""
         while self._next < len(self._taken) and self._taken[self._next]:
             self._next += 1
         if self._next == len(self._taken) or self._length_of[self._next] > room:
@@ -119,7 +119,7 @@ class _Pool:
 
 
 def pack_sequential(lengths: np.ndarray, capacity: int) -> Packs:
-    """Next-fit: samples in the given order, a new pack whenever the next sample does not fit."""
+    """Pack samples in the given order and start a new pack whenever the next one does not fit (next-fit)."""
     lengths = _checked(lengths, capacity)
     ends = np.cumsum(lengths)
     starts = [0]
@@ -130,7 +130,7 @@ def pack_sequential(lengths: np.ndarray, capacity: int) -> Packs:
 
 
 def pack_none(lengths: np.ndarray) -> Packs:
-    """One sample a pack."""
+    """Return packs of one sample each."""
     return Packs(np.arange(len(lengths)), np.arange(len(lengths) + 1))
 
 
@@ -140,19 +140,19 @@ def _checked(lengths: np.ndarray, capacity: int) -> np.ndarray:
     return lengths
 
 
-# Micro-batches of samples of similar length, the alternative to packing: padding is bounded by a budget of tokens.
+# Micro-batches of samples of similar length, the alternative to packing: a budget of tokens bounds the padding.
 
 
 def group_by_length(lengths: np.ndarray, budget: int, max_samples: int = 0) -> Packs:
-    """Groups whose number of samples times their longest one is at most `budget`, the shortest group first.
+    """Group samples so that number of samples x longest sample is at most `budget`, the shortest group first.
 
     The longest sample left opens a group, and the next longest join it until another would exceed the budget; so only
-    the group of the shortest may be smaller than it could be. Samples of one length stay in the order given.
+    the group of the shortest may be smaller than possible. Samples of the same length stay in the given order.
 
     Args:
         lengths: int[n], each from 1 to `budget`.
         budget: positions of a group, padding included.
-        max_samples: samples of a group; 0 for no limit.
+        max_samples: maximum samples of a group; 0 for no limit.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     assert not len(lengths) or (lengths.min() >= 1 and lengths.max() <= budget), "lengths must be in 1..budget"

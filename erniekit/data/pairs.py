@@ -1,12 +1,12 @@
-"""A prompt with its two answers as one sample, so that the prompt is read once.
+"""Encode a prompt with its two answers as one sample, so that the model reads the prompt once.
 
 With prompt tokens p[0..n-1], chosen c[0..a-1] and rejected r[0..b-1] a sample is
 
     input_ids  p[0..n-2]  p[n-1] c[0..a-2]  p[n-1] r[0..b-2]
     labels     -100 ..    c[0..a-1]         r[0..b-1]
 
-The prompt's last token stands in both branches, because it has to predict two different tokens. Positions go on from
-the prompt in both (`batches.collate`), and neither branch sees the other.
+The prompt's last token is in both branches, because it predicts two different tokens. In both branches positions
+continue from the prompt (`data.collate`), and neither branch attends to the other.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from erniekit.data.tokenizers.tokenizer import Tokenizer
 
 
 class EncodedAnswer(NamedTuple):
-    """Tokens of an answer, and beside each the target it is, or -100 (turns of the user in it)."""
+    """Tokens of an answer, and for each its target: itself, or -100 in turns of the user."""
 
     tokens: Sequence[int]
     targets: Sequence[int]
 
 
 class RenderedPair(NamedTuple):
-    """Segments of the prompt, up to the header of the answer, and of both answers."""
+    """Text segments of the prompt, up to the header of the answer, and of both answers."""
 
     prompt: list[Segment]
     chosen: list[Segment]
@@ -52,17 +52,17 @@ class RenderedPair(NamedTuple):
 
 
 def render_pair(template: Template, preference: Preference) -> RenderedPair:
-    """The text of a pair, rendered as the two dialogues that it stands for.
+    """Render a pair as its two dialogues.
 
     Raises:
-        TemplateRefusedError: the template refuses one of them, or does not begin both in the same way.
+        TemplateRefusedError: the template rejects one of them, or renders the common prompt in two ways.
     """
     shared = 1 + 2 * sum(turn.role == ASSISTANT for turn in preference.prompt.turns)
     chosen, rejected = (
         template.render(Conversation(preference.prompt.turns + answer, preference.prompt.system))
         for answer in (preference.chosen, preference.rejected)
     )
-    if chosen[:shared] != rejected[:shared]:  # with another time in it, for example
+    if chosen[:shared] != rejected[:shared]:  # for example, because it contains the time
         raise TemplateRefusedError("chat_template: it renders the same prompt in two ways, one before each answer")
     return RenderedPair(chosen[:shared], chosen[shared:], rejected[shared:])
 
@@ -70,10 +70,10 @@ def render_pair(template: Template, preference: Preference) -> RenderedPair:
 def assemble_pair(
     rendered: RenderedPair, encoded: Sequence[Sequence[int]], template: Template, score_difference: float | None
 ) -> tuple[Sample, int]:
-    """The sample of a rendered pair, whose segments are encoded in their order, and the tokens of its prompt.
+    """Build the sample of a rendered pair from its encoded segments; return it and the number of prompt tokens.
 
     Raises:
-        MalformedError: the tokenizer leaves nothing of a part, or makes the same tokens of both answers.
+        MalformedError: the tokenizer drops a prompt or answer completely, or gives both answers the same tokens.
     """
     first, second = len(rendered.prompt), len(rendered.prompt) + len(rendered.chosen)
     prompt = [token for ids in encoded[:first] for token in ids]
@@ -88,14 +88,14 @@ def assemble_pair(
 
 
 def _answer(segments: Sequence[Segment], encoded: Sequence[Sequence[int]], template: Template) -> EncodedAnswer:
-    """An answer up to its last target: what comes after cannot change the loss."""
+    """Return an answer up to its last target: later tokens cannot change the loss."""
     tokens, targets = join_segments(segments, encoded, template)
     end = length_to_last_target(targets)
     return EncodedAnswer(tokens[:end], targets[:end])
 
 
 def encode_pair(template: Template, tokenizer: Tokenizer, preference: Preference) -> Sample:
-    """One pair as a sample, as `template.encode_sample` does it for a dialogue."""
+    """Encode one pair as a sample, as `template.encode_sample` does for a dialogue."""
     pair = render_pair(template, preference)
     encoded = tokenizer.encode_batch([segment.text for segment in pair.segments])
     return assemble_pair(pair, encoded, template, preference.score_difference)[0]
@@ -104,7 +104,7 @@ def encode_pair(template: Template, tokenizer: Tokenizer, preference: Preference
 def join_pair(
     prompt: Sequence[int], chosen: EncodedAnswer, rejected: EncodedAnswer, score_difference: float | None = None
 ) -> Sample:
-    """The sample of a pair of n, a and b tokens; n - 1 + a + b positions."""
+    """Join a pair of n, a and b tokens into a sample of n - 1 + a + b positions."""
     *before, last = prompt
     input_ids = [*before, last, *chosen.tokens[:-1], last, *rejected.tokens[:-1]]
     labels = [IGNORE_INDEX] * len(before) + [*chosen.targets, *rejected.targets]

@@ -1,4 +1,7 @@
-"""Which samples make which optimizer step: a function of (seed, epoch) and lengths, so resuming needs one integer."""
+"""Decide which samples make which optimizer step.
+
+The plan is a function of (seed, epoch) and of the lengths of the samples, so resuming needs one integer, the step.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from erniekit.data.collate import Batch, collate
+from erniekit.data.batch import Batch
+from erniekit.data.collate import collate
 from erniekit.data.dataset import Dataset
 from erniekit.data.mixing import Purpose, epoch_order, generator
 from erniekit.data.packing import Packs, concatenate_packs, group_by_length, pack_greedy, pack_none, pack_sequential
@@ -24,43 +28,40 @@ MAX_COUNTED_EPOCHS = 10_000  # where each has to be packed to know how many step
 
 
 def local_batches(read: Callable[[], list[Batch]]) -> list[Batch]:
-    """What this process reads itself."""
+    """Read in this process."""
     return read()
 
 
 class StepPlan:
-    """The steps of a run, in any order.
+    """The steps of a run; they can be read in any order.
 
     A step takes `batch_size * accumulation * dp_world_size` packs. They are cut into micro-batches of `batch_size`
-    rows,
-    and data rank r takes the micro-batches r, r + data_world, ...; so a step's packs are the same however they are
-    spread over rows, micro-batches and ranks. Steps count from 0 over the whole run. An epoch ends with a step of fewer
-    packs where they do not divide; a rank that would then have fewer micro-batches than the others gets one of padding.
+    rows, and data rank r takes the micro-batches r, r + dp_world_size, ... So a step has the same packs however they
+    are spread over rows, micro-batches and ranks. Steps count from 0 over the whole run. Where the packs do not divide,
+    an epoch ends with a step of fewer packs, and a rank that would have fewer micro-batches than the others gets one of
+    padding.
 
-    An epoch's samples come from mixing.epoch_order. They are packed in windows of at most `window` samples. Packing
-    begins with the long ones, so the packs of a window are then shuffled, or put in the order of their first samples.
+    `mixing.epoch_order` gives the samples of an epoch. They are packed in windows of at most `window` samples. Packing
+    begins with long samples, so afterwards the packs of a window are shuffled, or sorted by their first samples.
 
-    With `batch_tokens`, samples of similar length share a micro-batch, each in a row of its own, and rows x longest row
-    is at most that many. A step then takes `accumulation * dp_world_size` such micro-batches. They are grouped in
-    the same
-    windows and put in order as packs are. Samples shorter than `shortest` or longer than `longest` are left out.
+    Args:
+        batch_tokens: samples of similar length share a micro-batch, each in its own row, and rows x longest row is at
+            most this number. A step then takes `accumulation * dp_world_size` such micro-batches. They are grouped in
+            the same windows and ordered as packs are. 0 groups nothing.
+        shortest, longest: samples that are shorter or longer are left out.
+        sorted_first: the first epoch goes from the shortest sample to the longest: packs are filled in that order, and
+            groups keep it. Later epochs are not affected.
+        packs: every epoch has these packs, in this order.
+        multiple_of: the length of rows is a multiple of it, with padding where samples do not fill them.
+        batch_source: reads the micro-batches for this process, perhaps in another one. It is called with the function
+            that would read them here, in the order in which the loop asks for them.
+        source: only samples of this source of the dataset (see `eval_sampler`).
 
-    With `sorted_first`, the first epoch goes from the shortest sample to the longest: packs are filled in that order,
-    and groups stay in it. Later epochs are as without it.
+    Where samples are both shuffled and packed (or grouped), the number of packs of an epoch depends on its order, so
+    such epochs are packed to be counted. Otherwise all epochs have the same number of packs, and without shuffling the
+    same packs.
 
-    How many packs an epoch has depends on its order where samples are both shuffled and packed (or grouped); such
-    epochs are packed to be counted. Otherwise all epochs have as many, and without shuffling they are one and the same.
-
-    With `packs`, every epoch consists of these, in this order.
-
-    The length of rows is a multiple of `multiple_of`, with padding where samples do not fill them.
-
-    With `through`, another process may read the micro-batches for this one: it is called with what reads them, and
-    gives them, in the order in which they are asked for.
-
-    With `source`, the samples of that one of the dataset's sources alone (see evaluation_plan).
-
-    Changing any of this means raising `erniekit.data.PLAN_VERSION`.
+    Whoever changes any of this must raise `erniekit.data.PLAN_VERSION`.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class StepPlan:
         self._lock = threading.RLock()  # prefetching threads share the plan
 
     def packs(self, epoch: int) -> Packs:
-        """The packs (or groups) of an epoch, as dataset indices. Built on first use; the last two epochs are kept."""
+        """Return the packs (or groups) of an epoch, as dataset indices. Two epochs are cached."""
         key = self._epoch_with_same_packs(epoch)
         with self._lock:
             if key not in self._epochs:
@@ -124,10 +125,10 @@ class StepPlan:
         return self._first_step(epoch + 1) - self._first_step(epoch)
 
     def total_steps(self, max_steps: int, num_train_epochs: int) -> int:
-        """`max_steps` where it is positive, else the steps of the epochs.
+        """Return `max_steps` where it is positive, else the number of steps of the epochs.
 
         Raises:
-            ConfigurationError: more than MOST_EPOCHS_COUNTED epochs would have to be packed to be counted.
+            ConfigurationError: more than MAX_COUNTED_EPOCHS epochs would have to be packed to be counted.
         """
         if max_steps > 0:
             return max_steps
@@ -140,16 +141,16 @@ class StepPlan:
         return self._first_step(num_train_epochs)
 
     def epoch_of(self, step: int) -> float:
-        """How many epochs are done when `step` begins: 1.5 is the middle of the second epoch."""
+        """Return how many epochs are done when `step` begins: 1.5 is the middle of the second epoch."""
         epoch, within = self._locate(step)
         return epoch + (within / self.steps_in_epoch(epoch) if within else 0.0)
 
     def micro_batches(self, step: int) -> list[Batch]:
-        """This rank's micro-batches of a step; every rank gets the same number of them."""
+        """Return this rank's micro-batches of a step; every rank gets the same number of them."""
         return self.batch_source(lambda: self.read(step))
 
     def read(self, step: int) -> list[Batch]:
-        """The same, read by this process."""
+        """Return the same micro-batches, read by this process."""
         epoch, within = self._locate(step)
         packs = self.packs(epoch)
         first = within * self.packs_per_step
@@ -164,18 +165,18 @@ class StepPlan:
         return batches + [self.padding()] * (count - len(batches))
 
     def padding(self) -> Batch:
-        """A micro-batch without samples."""
+        """Return a micro-batch without samples."""
         return self._collate([np.empty(0, np.int64)])
 
     @cached_property
     def excluded_counts(self) -> tuple[int, int]:
-        """The samples of the data that are too short, and those that are too long, to take part."""
+        """The number of samples that are too short to take part, and of those that are too long."""
         lengths = self.dataset.lengths
         too_long = 0 if self._longest is None else int(np.count_nonzero(lengths > self._longest))
         return int(np.count_nonzero(lengths < self._shortest)), too_long
 
     def describe(self, max_steps: int = -1, num_train_epochs: int = 1) -> str:
-        """The packing of the first epoch and the exact number of steps, as printed before step 1."""
+        """Describe the packing of the first epoch and the exact number of steps, for the lines before step 1."""
         packs = self.packs(0)
         lengths = self.dataset.lengths[packs.members]
         tokens = int(lengths.sum())
@@ -206,7 +207,7 @@ class StepPlan:
         )
 
     def _epoch_with_same_packs(self, epoch: int) -> int:
-        """The first epoch that has the same packs."""
+        """Return the first epoch that has the same packs."""
         if self._shuffle:
             return epoch
         return min(epoch, 1) if self._sorted_first else 0
@@ -220,7 +221,7 @@ class StepPlan:
         return batch.padded(count, length + -length % self._multiple_of) if length % self._multiple_of else batch
 
     def _locate(self, step: int) -> tuple[int, int]:
-        """The epoch of a step, and the step's number in it. No epoch is counted that begins at the step or after it."""
+        """Return the epoch of a step, and the step's number in it, without counting the epochs that begin later."""
         assert step >= 0, "steps count from 0"
         if self._equal_epochs:
             return divmod(step, self._first_step(1))
@@ -231,7 +232,7 @@ class StepPlan:
             return epoch, step - self._first_steps[epoch]
 
     def _first_step(self, epoch: int) -> int:
-        """How many steps the epochs before this one have together."""
+        """Return how many steps the epochs before this one have together."""
         with self._lock:  # between looking at the list and adding to it, no other thread may add
             counted = min(epoch, 1) if self._equal_epochs else epoch
             while len(self._first_steps) <= counted:
@@ -240,7 +241,7 @@ class StepPlan:
             return epoch * self._first_steps[counted] if self._equal_epochs else self._first_steps[epoch]
 
     def _count(self, epoch: int) -> int:
-        """The packs of an epoch. Counting far ahead must not push out the epochs that are trained on first."""
+        """Count the packs of an epoch, without evicting from the cache the epochs that are trained on first."""
         if self._epoch_with_same_packs(epoch) in self._epochs or len(self._epochs) < MAX_CACHED_EPOCHS:
             return len(self.packs(epoch))
         return len(self._build(epoch))
@@ -286,7 +287,7 @@ class StepPlan:
         )
 
     def _windows(self, order: np.ndarray) -> list[np.ndarray]:
-        """Parts of equal size, at most `window`: a small rest at the end could not be packed well."""
+        """Split into equal parts of at most `window` samples, because a small rest at the end would be packed badly."""
         return np.array_split(order, math.ceil(len(order) / self._window))
 
     def _window_packs(self, samples: np.ndarray, epoch: int, number: int) -> Packs:

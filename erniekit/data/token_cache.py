@@ -1,7 +1,7 @@
-"""Tokenised samples of one file on disk: raw little-endian arrays, memory-mapped, and a manifest that vouches for them.
+"""Tokenised samples of one file on disk: raw little-endian arrays, memory-mapped, and a manifest with checksums.
 
-A folder is written aside and renamed when it is complete, so it is there whole or not at all. Processes that build the
-same folder at the same time each write their own; the first to rename wins and the others use its work.
+A folder is written under a temporary name and renamed when complete, so it is complete or absent. Processes that build
+the same folder at the same time write one each; the first to rename wins and the others use its folder.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import numpy as np
 from erniekit.data.templates.ernie import PairOffsets, Sample
 from erniekit.errors import DataError
 
-FORMAT_VERSION = 4  # of the files and of the facts
+FORMAT_VERSION = 4  # of the files and the metadata
 MANIFEST = "manifest.json"
 ARRAYS = {
     "input_ids": "<i4", "labels": "<i4", "offsets": "<i8", "lines": "<i4",
     "chosen": "<i4", "rejected": "<i4", "score_differences": "<f4",
 }  # fmt: skip
-ABANDONED_AFTER_S = 3600.0  # a folder aside that nobody has written to for so long belongs to a process that died
+ABANDONED_AFTER_S = 3600.0  # a temporary folder unchanged for so long belongs to a dead process
 Metadata = dict[str, Any]
 _CHECK_BLOCK = 1 << 24
 _RENAME_ATTEMPTS = 5
@@ -37,14 +37,14 @@ _RENAME_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class TokenArrays:
-    """Samples one after another, read from disk as they are touched.
+    """Concatenated samples, read from disk on demand.
 
     Attributes:
         input_ids, labels: int32[tokens], memory-mapped.
         offsets: int64[samples + 1]; sample i is [offsets[i], offsets[i + 1]).
-        lines: int32[samples], where in the file the record of a sample begins.
-        metadata: what the builder noted about the file, as JSON holds it.
-        chosen, rejected, score_differences: of every pair its PairPlace; empty where the samples are documents.
+        lines: int32[samples], the line of the file on which the record of a sample begins.
+        metadata: JSON values that the builder recorded about the file.
+        chosen, rejected, score_differences: the PairOffsets of every pair; empty for documents.
     """
 
     input_ids: np.ndarray
@@ -57,7 +57,7 @@ class TokenArrays:
     score_differences: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
 
     def sample(self, index: int) -> Sample:
-        """The tokens and labels of a sample: views of the mapped files, not copies."""
+        """Return the tokens and labels of a sample: views of the mapped files, not copies."""
         start, end = int(self.offsets[index]), int(self.offsets[index + 1])
         pair = None
         if len(self.chosen):
@@ -66,7 +66,7 @@ class TokenArrays:
 
 
 class TokenWriter:
-    """Appends samples to the arrays of a folder; keeps no sample in memory."""
+    """Append samples to the arrays of a folder, keeping none in memory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -116,14 +116,14 @@ class TokenWriter:
 
 
 def open_or_build(folder: Path, build: Callable[[TokenWriter], Metadata]) -> TokenArrays:
-    """The arrays of `folder`; where it is absent, incomplete or damaged, `build` fills it first.
+    """Open the arrays of `folder`; if it is absent, incomplete or damaged, let `build` fill it first.
 
     Args:
-        folder: the final place, named by everything that its contents depend on.
-        build: appends all samples to the writer it is given and returns the facts to keep.
+        folder: the final path, named by everything that its contents depend on.
+        build: appends all samples to the given writer and returns the metadata to store.
 
     Raises:
-        DataError: the folder cannot be written; and whatever `build` raises, after which nothing is left behind.
+        DataError: the folder cannot be written. Also whatever `build` raises; then no files are left behind.
     """
     arrays = _open_valid(folder)
     if arrays is not None:
@@ -140,7 +140,7 @@ def open_or_build(folder: Path, build: Callable[[TokenWriter], Metadata]) -> Tok
             writer.finish(build(writer))
         finally:
             writer.close()
-        arrays = _open_valid(temp_dir)  # before the rename: mapped files stay valid whatever happens to their names
+        arrays = _open_valid(temp_dir)  # before the rename: mapped files stay valid even if they are renamed or deleted
         if arrays is None:
             raise DataError(f"{temp_dir}: the token cache does not read back as it was written; is the disk sound?")
         _rename_into_place(temp_dir, folder)
@@ -152,12 +152,12 @@ def open_or_build(folder: Path, build: Callable[[TokenWriter], Metadata]) -> Tok
 
 
 def open_arrays(folder: Path) -> TokenArrays | None:
-    """The arrays of a folder that a TokenWriter finished; None where it is absent, incomplete or damaged."""
+    """Open the arrays of a folder that a TokenWriter finished; None if it is absent, incomplete or damaged."""
     return _open_valid(folder)
 
 
 def _rename_into_place(temp_dir: Path, folder: Path) -> None:
-    """Rename `aside` to `folder`; a damaged folder in the way is removed, a valid one (another process's) is kept."""
+    """Rename `temp_dir` to `folder`; remove a damaged folder there, keep a valid one of another process."""
     for _ in range(_RENAME_ATTEMPTS):
         try:
             os.rename(temp_dir, folder)
@@ -173,7 +173,7 @@ def _rename_into_place(temp_dir: Path, folder: Path) -> None:
 
 
 def _open_valid(folder: Path) -> TokenArrays | None:
-    """None unless every file is there with the size and the checksum that the manifest records."""
+    """Return the arrays, or None unless every file has the size and checksum that the manifest records."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest["version"] != FORMAT_VERSION:
@@ -186,11 +186,11 @@ def _open_valid(folder: Path) -> TokenArrays | None:
             arrays[name] = _memory_map(path, dtype) if manifest["bytes"][name] else np.empty(0, dtype)
         return TokenArrays(**arrays, metadata=dict(manifest["facts"]))
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # whatever is wrong with it, it is built anew
+        return None  # rebuild it, whatever is wrong
 
 
 def _memory_map(path: Path, dtype: str) -> np.ndarray:
-    # as a plain array: slicing np.memmap itself costs microseconds more, and there is a slice for every sample
+    # As a plain array: slicing np.memmap costs microseconds more, and there is a slice for every sample.
     return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
 
 
@@ -204,7 +204,7 @@ def _checksum(path: Path) -> int:
 
 def _remove_abandoned(folder: Path) -> None:
     for temp_dir in folder.parent.glob(f".{folder.name}.*"):
-        with contextlib.suppress(FileNotFoundError):  # its builder has just renamed or removed it: it is not abandoned
+        with contextlib.suppress(FileNotFoundError):  # its builder has just renamed or removed it
             touched = max(entry.stat().st_mtime for entry in (temp_dir, *temp_dir.iterdir()))
             if time.time() - touched > ABANDONED_AFTER_S:
                 shutil.rmtree(temp_dir, ignore_errors=True)
@@ -213,5 +213,5 @@ def _remove_abandoned(folder: Path) -> None:
 def _unwritable(folder: Path, error: OSError) -> DataError:
     return DataError(
         f"cannot write the token cache {folder}: {error.strerror or error}. "
-        "Make that folder writable, free some space, or name another folder for the cache"
+        "Make that folder writable, free some space, or choose another cache folder"
     )

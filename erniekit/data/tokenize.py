@@ -1,4 +1,4 @@
-"""Records to samples, a block at a time: rendering, encoding, and the policy for what is too long."""
+"""Turn records into samples, a block at a time: rendering, encoding, and the policy for samples that are too long."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from erniekit.errors import DataError
 
 OVER_LENGTH_POLICIES = ("drop", "truncate_turns", "error")
 BLOCK_RECORDS = 1000
-BLOCK_CHARACTERS = 2_000_000  # while a block is encoded, each of its tokens weighs about a hundred bytes
-MIN_SCORE_DIFFERENCE = 1e-30  # a smaller one is 0 in float32, and its logarithm infinite
+BLOCK_CHARACTERS = 2_000_000  # while a block is encoded, each of its tokens takes about a hundred bytes
+MIN_SCORE_DIFFERENCE = 1e-30  # a smaller difference is 0 in float32, and its logarithm infinite
 
-NumberedRecord = tuple[int, Record]  # with the line in the file
+NumberedRecord = tuple[int, Record]  # with its line in the file
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizationSettings:
-    """Everything beside the file itself that decides its samples; see dataset.open_dataset."""
+    """Everything except the file itself that determines its samples; see dataset.open_dataset."""
 
     tokenizer: Tokenizer
     template: Template | None
@@ -47,7 +47,7 @@ class TokenizationSettings:
             raise DataError(f"over_length {self.over_length!r}: expected one of {', '.join(OVER_LENGTH_POLICIES)}")
 
     def key(self, kind: str) -> tuple:
-        """Stands for everything here that decides the samples of a source of this kind."""
+        """Return everything here that determines the samples of a source of this kind."""
         template = self.template.fingerprint if self.template else None
         pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PREFERENCE_KINDS else ()
         return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *pair_settings
@@ -55,7 +55,7 @@ class TokenizationSettings:
 
 @dataclass(slots=True)
 class RecordCounts:
-    """What became of the records of one source; see report.SourceReport."""
+    """Counts of the records of one source; see dataset.SourceReport."""
 
     read: int = 0
     dropped: int = 0
@@ -75,7 +75,7 @@ def tokenise(
 ) -> Iterator[tuple[list[Sample], list[int]]]:
     """Yield the samples of a source and the lines of their records, a block of records at a time, in file order.
 
-    Malformed records are added to `problems` and yield nothing.
+    Malformed records are added to `problems` and yield no sample.
     """
     for block in _blocks(source, settings.tokenizer, counts, unused, problems, block_records):
         samples: list[Sample] = []
@@ -95,7 +95,7 @@ def _blocks(
     problems: ProblemList,
     block_records: int,
 ) -> Iterator[list[NumberedRecord]]:
-    """Records without control tokens in their texts, in blocks limited by number and by characters."""
+    """Yield records without control tokens in their texts, in blocks limited by number and by characters."""
     block: list[NumberedRecord] = []
     characters = 0
     for item in read_records(source.path, source.kind, unused):
@@ -140,7 +140,7 @@ def _encode_texts(
     counts: RecordCounts,
     problems: ProblemList,
 ) -> Iterator[tuple[int, Sample]]:
-    """Every token is kept: labels are shifted before a long text is cut, so its pieces lose no target."""
+    """Encode plain texts. Every token is a target: labels are shifted before a long text is cut."""
     encoded = settings.tokenizer.encode_batch([record.text for _, record in block if isinstance(record, PlainText)])
     for (line, _), ids in zip(block, encoded, strict=True):
         full_sample = encode_plain_text(ids, settings.tokenizer.eos_id)
@@ -198,7 +198,7 @@ def _encode_preferences(
     for line, record in block:
         assert isinstance(record, Preference)
         if settings.needs_scores and (record.score_difference or 0) < MIN_SCORE_DIFFERENCE:
-            expected = "scores of which the chosen answer's is the higher (offset_alpha needs them)"
+            expected = "scores in which the chosen answer's is the higher (offset_alpha needs them)"
             got = "none" if record.score_difference is None else f"a difference of {record.score_difference:g}"
             problems.add(RecordProblem(str(source.path), line, "score_chosen", expected, got))
             continue
@@ -236,10 +236,11 @@ def _fits(sample: Sample, prompt: int, settings: TokenizationSettings) -> bool:
 def _truncate_prompt(
     record: Preference, sample: Sample, prompt: int, settings: TokenizationSettings
 ) -> tuple[Sample, int]:
-    """The pair, and the tokens of its prompt, with as few of the prompt's oldest exchanges gone as makes it fit.
+    """Drop as few of the prompt's oldest rounds as makes the pair fit; return the pair and its prompt's length in
+    tokens.
 
-    A prompt longer than max_prompt_len loses turns whatever the policy for long samples is, a pair longer than
-    max_seq_len only where that is to truncate. The last question stays, so that a pair may still not fit.
+    A prompt longer than max_prompt_len loses rounds under any over_length policy; a pair longer than max_seq_len only
+    under "truncate_turns". The last question stays, so that a pair may still not fit.
     """
     assert settings.template is not None
     template, tokenizer = settings.template, settings.tokenizer
@@ -254,7 +255,7 @@ def _truncate_prompt(
         encoded = tokenizer.encode_batch([part.text for part in pair.segments])
         return assemble_pair(pair, encoded, template, record.score_difference)
 
-    # the more are gone, the shorter; where nothing fits, this is all that may go
+    # The more rounds are dropped, the shorter the pair; if none fits, this drops all that may go.
     return pair_without(
         bisect_left(range(max_dropped), True, lo=1, key=lambda num_dropped: fits(*pair_without(num_dropped), settings))
     )
@@ -263,7 +264,7 @@ def _truncate_prompt(
 def _too_long_problem(
     source: Source, line: int, sample: Sample, prompt: int, settings: TokenizationSettings
 ) -> RecordProblem:
-    """What is too long about a pair that has lost the turns it may lose."""
+    """Return the problem of a pair that is too long even without the turns it may lose."""
     if not _prompt_fits(prompt, settings):
         expected = f"at most {settings.max_prompt_len:,} tokens (max_prompt_len) in system text and last question"
         return RecordProblem(str(source.path), line, "prompt", expected, f"{prompt:,}")
@@ -279,7 +280,7 @@ def _no_tokens_problem(source: Source, line: int, field: str, expected: str) -> 
 
 
 def _truncate_turns(conversation: Conversation, settings: TokenizationSettings) -> Sample | None:
-    """The sample with as few of the oldest exchanges gone as makes it fit; None if what fits has no target."""
+    """Return the sample without as few of the oldest rounds as makes it fit; None if no round with a target fits."""
     assert settings.template is not None
     template, tokenizer = settings.template, settings.tokenizer
 
@@ -289,7 +290,7 @@ def _truncate_turns(conversation: Conversation, settings: TokenizationSettings) 
     def fits(rounds: int) -> bool:
         return len(sample_without(rounds).input_ids) <= settings.max_seq_len
 
-    # the later the start, the shorter; the whole is known not to fit, and at least one exchange has to stay
+    # The later the start, the shorter; the full dialogue does not fit, and at least one round has to stay.
     rounds = conversation.rounds
     num_dropped = bisect_left(range(rounds), True, lo=1, hi=rounds, key=fits)
     if num_dropped == rounds:

@@ -1,4 +1,4 @@
-"""Tensors that the ranks of a layout hold in parts, brought to the first rank whole, one after another."""
+"""Gather sharded tensors on the first rank, one at a time, and broadcast arrays from the first rank of a group."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import paddle
 import paddle.distributed as dist
 
 from erniekit.distributed.mesh import Mesh
-from erniekit.model.architectures.sharding import placement
+from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.local_tensors import LocalTensors, paddle_dtype, tensor_spec, to_numpy
 from erniekit.model.storage.safetensors import StoredTensor
 
-WRITER_RANK = 0  # the rank that gets them
+WRITER_RANK = 0  # the rank that gathers the tensors
 
 
-def tp_shard_axis(name: str) -> int | None:
-    """The axis along which the ranks of a tensor-parallel group divide a weight, or a state `<weight>/<kind>` of it."""
+def tp_shard_axis(architecture: Architecture, name: str) -> int | None:
+    """Return the axis along which tensor parallelism shards a weight, or an optimizer state `<weight>/<kind>` of it."""
     weight, _, state = name.partition("/")
-    return None if state.endswith("pow_acc") else placement(weight).axis
+    return None if state.endswith("pow_acc") else architecture.placement(weight).axis
 
 
 class GatheredTensors:
-    """`FullTensors` of a layout. Made and read by every rank together.
+    """`FullTensors` of a layout. All ranks create and read it together.
 
-    A tensor is cut as the weight of its name is (`placement`; what follows a "/" names a state of the weight). Of ranks
-    that hold the same values the first one gives them.
+    A tensor is cut as the architecture says of the weight of its name; what follows a "/" names a state of the weight.
+    Of ranks that hold the same values the first one gives them.
     """
 
-    def __init__(self, mesh: Mesh, local: LocalTensors) -> None:
-        self._mesh, self._local = mesh, local
+    def __init__(self, mesh: Mesh, local: LocalTensors, architecture: Architecture) -> None:
+        self._mesh, self._local, self._architecture = mesh, local, architecture
         self._holders: dict[str, list[int]] = {}
-        self._shards: dict[str, StoredTensor] = {}  # what each holder has of it
+        self._shards: dict[str, StoredTensor] = {}  # each rank's shard
         for rank, shards in enumerate(mesh.all_gather_object(dict(local.tensors))):
             for name, (dtype, shape) in shards.items():
                 self._holders.setdefault(name, []).append(rank)
@@ -47,7 +47,8 @@ class GatheredTensors:
         return StoredTensor(dtype, tuple(size * num_shards if axis == at else size for at, size in enumerate(shape)))
 
     def read(self, name: str) -> np.ndarray | None:
-        """The whole tensor, bfloat16 as float32, on the first rank; None on the others. It travels in its own type."""
+        """Return the full tensor, bfloat16 as float32, on the first rank; None on the others. It is sent in its own
+        dtype."""
         sources, rank, shard = self._source_ranks(name), self._mesh.rank, self._shards[name]
         self._wait_for_writer()
         local = self._local.read(name) if name in self._local.tensors else None
@@ -74,11 +75,12 @@ class GatheredTensors:
         return full
 
     def _wait_for_writer(self) -> None:
-        """Until it has done with the tensor before this one: what is sent to it earlier would pile up in its memory."""
+        """Wait until the writer has finished the previous tensor, because tensors sent earlier would pile up in its
+        memory."""
         dist.broadcast(paddle.zeros([1], "int32"), src=WRITER_RANK, group=self._world_group())
 
     def _source_ranks(self, name: str) -> list[int]:
-        """The ranks whose values make up the tensor, in the order of its slices."""
+        """Return the ranks whose shards make up the tensor, in the order of the shards."""
         holders = self._holders[name]
         if self._axis(name) is None:
             return holders[:1]
@@ -86,7 +88,7 @@ class GatheredTensors:
         return [next(rank for rank in holders if coords_of(rank).tensor == shard) for shard in range(self._tp_degree)]
 
     def _axis(self, name: str) -> int | None:
-        return tp_shard_axis(name) if self._tp_degree > 1 else None
+        return tp_shard_axis(self._architecture, name) if self._tp_degree > 1 else None
 
     @property
     def _tp_degree(self) -> int:
@@ -96,13 +98,13 @@ class GatheredTensors:
         return self._mesh.group("data", "pipeline", "sharding", "tensor")
 
 
-# Handing arrays from the first rank of a group to the others: two broadcasts, whatever the number of arrays.
+# Broadcasting arrays from the first rank of a group: two collectives, whatever the number of arrays.
 
-ALIGNMENT = 8  # bytes; arrays made from what arrives begin at a multiple of it
+ALIGNMENT = 8  # bytes; received arrays begin at a multiple of it
 
 
 def broadcast_arrays(metadata: Any, arrays: Sequence[np.ndarray], group: Any) -> tuple[Any, list[np.ndarray]]:
-    """What the first rank of `group` has given, on every rank of it; what the others give counts for nothing.
+    """Return on every rank of `group` the values given by its first rank; those given by the others are ignored.
 
     Args:
         metadata: JSON.

@@ -1,4 +1,4 @@
-"""What an optimizer step needs of the other ranks of a layout (see `training.ranks.Ranks`)."""
+"""The collectives that an optimizer step needs, on the ranks of a layout (see `training.collectives.Ranks`)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from erniekit.distributed.mesh import Mesh
 from erniekit.distributed.replicated import ReplicatedParameterSync
 from erniekit.distributed.sharding.stage import SLICE_PREFIX, ShardingStrategy
 from erniekit.distributed.topology import AXES, BATCH_AXES
-from erniekit.model.architectures.sharding import Placement, placement
+from erniekit.model.architectures.architecture import Architecture
+from erniekit.model.architectures.sharding import Placement
 from erniekit.model.local_tensors import FullTensors, LocalTensors
-from erniekit.training.collectives import ForwardFunction, forward_backward_no_pipelining, forward_only_no_pipelining
+from erniekit.training.collectives import forward_backward_no_pipelining, forward_only_no_pipelining
 from erniekit.training.gradients import fill_missing_gradients, squared_norm
-from erniekit.training.objectives.forward import LossFunction, MicroBatchLoss
+from erniekit.training.objectives.forward import Forward, HeadResult, Loss, MicroBatchLoss
 
 BeginMicroBatch = Callable[[int], None]
 EMBEDDING = "model.embed_tokens.weight"
@@ -34,18 +35,21 @@ class LayoutRanks:
 
     Args:
         parameters: the trained weights of this rank, by name.
-        stage: what divides memory among the ranks of a sharding group, where there is one.
-        pipeline: what runs micro-batches through the stages, where there are several.
-        copies: what keeps copies on the ranks of a tensor-parallel group equal, where that is asked for.
-        sum_in_backward: what sequence parallelism keeps on all ranks is added up in every backward pass, rather than
-            once a step (`use_sp_callback` false).
-        layout: how the run is divided, by parameter; needed where ranks write checkpoints of their own.
+        architecture: the model's, which says how each of its weights is sharded.
+        sharding_strategy: shards optimizer states, gradients or parameters; None without a sharding group.
+        pipeline: runs micro-batches through the pipeline stages; None where there is only one.
+        replicated_sync: keeps replicated parameters equal on the ranks of a tensor-parallel group, where the run asks
+            for it.
+        sum_in_backward: all-reduce the gradients of what sequence parallelism replicates in every backward pass, and
+            not once a step (`use_sp_callback` false).
+        layout: the degrees of parallelism, by parameter; needed where ranks write checkpoints of their own.
     """
 
     def __init__(
         self,
         mesh: Mesh,
         parameters: Mapping[str, Tensor],
+        architecture: Architecture,
         *,
         sharding_strategy: ShardingStrategy | None = None,
         pipeline: DecoderPipeline | None = None,
@@ -59,6 +63,7 @@ class LayoutRanks:
             pipeline,
             replicated_sync,
         )
+        self._architecture = architecture
         self.rank, self.layout = mesh.rank, layout or {"ranks": mesh.topology.world_size}
         self.num_forward_batches = pipeline.num_forward_batches if pipeline else 1
         tied = pipeline is not None and pipeline.embedding_group is not None and EMBEDDING in parameters
@@ -83,10 +88,11 @@ class LayoutRanks:
         return self.mesh.all_gather_object(value)
 
     def full_tensors(self, local: LocalTensors) -> FullTensors:
-        return GatheredTensors(self.mesh, LocalTensors(local.tensors, lambda name: self._full_param(local.read(name))))
+        full_params = LocalTensors(local.tensors, lambda name: self._full_param(local.read(name)))
+        return GatheredTensors(self.mesh, full_params, self._architecture)
 
     def local_shard(self, name: str, full: np.ndarray) -> np.ndarray:
-        return self.mesh.tp.local_shard(full, tp_shard_axis(name))
+        return self.mesh.tp.local_shard(full, tp_shard_axis(self._architecture, name))
 
     def local_shards(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return (
@@ -99,25 +105,21 @@ class LayoutRanks:
         return self._sharding_strategy.gather_params(parameters) if self._sharding_strategy else nullcontext()
 
     def forward_backward(
-        self, model: Any, loss: LossFunction, batches: Sequence[Any], begin_micro_batch: BeginMicroBatch, units: float
+        self, model: Any, loss: Loss, batches: Sequence[Any], begin_micro_batch: BeginMicroBatch, units: float
     ) -> list[MicroBatchLoss]:
-        forward_backward = self._pipeline.forward_backward if self._pipeline else forward_backward_no_pipelining
-        return forward_backward(
-            model,
-            self._sharding_strategy.wrap(loss) if self._sharding_strategy else loss,
-            batches,
-            begin_micro_batch,
-            units,
-        )
+        if self._pipeline:  # only stage 1 of sharding goes with it, which takes a loss as it is
+            return self._pipeline.forward_backward(model, loss, batches, begin_micro_batch, units)
+        function = self._sharding_strategy.wrap(loss) if self._sharding_strategy else loss
+        return forward_backward_no_pipelining(model, function, batches, begin_micro_batch, units)
 
     def forward_only(
-        self, model: Any, forward: ForwardFunction, batches: Sequence[Any]
+        self, model: Any, forward: Forward[HeadResult], batches: Sequence[Any]
     ) -> list[Mapping[str, np.ndarray]]:
         forward_only = self._pipeline.forward_only if self._pipeline else forward_only_no_pipelining
         return forward_only(model, forward, batches)
 
     def reduce_gradients(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Add up what ranks with other samples have of a gradient, and the ranks of a tensor-parallel group."""
+        """All-reduce gradients over the ranks with other samples, and partial ones over the tensor-parallel group."""
         if self._pipeline:  # first, since either stage may divide what it updates in another way
             tied = [tensor for tensor in parameters if tensor.name == self._tied_embedding]
             fill_missing_gradients(tied)
@@ -180,14 +182,14 @@ class LayoutRanks:
     def _placement(self, name: str) -> Placement:
         topology = self.mesh.topology
         if topology.tensor == 1:
-            return Placement(expert=placement(name).expert)
-        weight_placement = placement(name, sequence_parallel=topology.sequence_parallel)
+            return Placement(expert=self._architecture.placement(name).expert)
+        weight_placement = self._architecture.placement(name, sequence_parallel=topology.sequence_parallel)
         if weight_placement.expert is not None and topology.expert_axis == "tensor":
             return replace(weight_placement, partial=False)  # the tokens of all ranks of the group have come to it
         return weight_placement
 
     def _counts_in_norm(self, tensor: Tensor) -> bool:
-        """Whether this rank is the one that counts these values, which several ranks may have."""
+        """Return whether this rank is the one that counts these values, which several ranks may have."""
         weight_placement, first = self._placement_of(tensor), self.mesh.is_first
         divided_by = self.mesh.topology.expert_axis if weight_placement.expert is not None else None
         same_on_tensor = weight_placement.axis is None and divided_by != "tensor"

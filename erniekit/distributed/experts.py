@@ -1,4 +1,4 @@
-"""From a layout to the way in which tokens reach the experts that its ranks divide."""
+"""Choose from a layout how tokens reach experts on other ranks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from erniekit.model.moe.dispatch import (
 
 
 def expert_ranks(mesh: Mesh, *, gather: bool = False, padded: bool = False) -> ExpertParallel:
-    """What layers of experts need to know of the other ranks.
+    """Build the expert parallelism of a layout for the layers of experts.
 
     Args:
-        gather: tokens travel by all-gather, not by all-to-all; neither where every rank has them already.
-        padded: transfers of different sizes are padded to the largest.
+        gather: dispatch by all-gather instead of all-to-all; ignored if every rank already has all tokens.
+        padded: pad transfers of different sizes to the largest.
     """
     topology = mesh.topology
 

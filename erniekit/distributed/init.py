@@ -1,4 +1,4 @@
-"""From a topology to a running rank of it: process groups through fleet, on CPU ranks through the CPU backend."""
+"""Start this process as a rank of a topology: process groups through fleet, on CPU ranks through the CPU backend."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from erniekit.distributed.topology import AXES, BATCH_AXES, MODEL_AXES, Axis, To
 
 
 def init_mesh(topology: Topology, *, timeout: float) -> Mesh:
-    """Join the other ranks; called by each of them, before any weight is loaded.
+    """Join the other ranks. Every rank calls this before it loads any weight.
 
-    The environment says which rank this process is (PADDLE_TRAINER_ID and its kin, set by the launcher).
+    The environment says which rank this process is (PADDLE_TRAINER_ID and related variables, set by the launcher).
 
     Args:
         timeout: seconds that a rank waits for another one.
 
     Raises:
-        RankLostError, RankTimeoutError: another rank has ended, or does not come.
+        RankLostError, RankTimeoutError: another rank has ended, or does not join in time.
     """
     if topology.world_size == 1:
         return SINGLE_PROCESS_MESH
-    if not dist.is_initialized():  # a second run of a process has met the others before
+    if not dist.is_initialized():  # otherwise an earlier run in this process has joined the others
         wait_for_all_ranks(int(os.environ["PADDLE_TRAINER_ID"]), topology.world_size, _address_of_rank_0(), timeout)
     if paddle.get_device() == "cpu":
         from erniekit.distributed import cpu_backend
 
         cpu_backend.apply(timeout)
-    os.environ.setdefault("PADDLE_PG_TIMEOUT", str(round(timeout * 1000)))  # of groups on GPUs, in milliseconds
+    os.environ.setdefault("PADDLE_PG_TIMEOUT", str(round(timeout * 1000)))  # for groups on GPUs, in milliseconds
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {
         "dp_degree": topology.data,
@@ -52,7 +52,7 @@ def init_mesh(topology: Topology, *, timeout: float) -> Mesh:
 
 
 def _address_of_rank_0() -> tuple[str, int]:
-    """Where Paddle's store will be, which looks into the same variables in this order."""
+    """Return the address of Paddle's store, which reads the same variables in this order."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not (host and port):
         named = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
@@ -62,8 +62,7 @@ def _address_of_rank_0() -> tuple[str, int]:
 
 @contextmanager
 def _suppress_fleet_warnings() -> Iterator[None]:
-    """Keep back what fleet says to its developers: which flags Paddle's own code has changed, and which groups this
-    rank is not in."""
+    """Hide fleet's messages for its developers: flags that Paddle changed, and groups without this rank."""
     captured = io.StringIO()
     try:
         with redirect_stderr(captured), warnings.catch_warnings():
@@ -75,7 +74,8 @@ def _suppress_fleet_warnings() -> Iterator[None]:
 
 
 def _groups(topology: Topology) -> dict[tuple[Axis, ...], Any]:
-    """fleet's groups of single axes, the group of all ranks, and the one of the ranks that divide a batch."""
+    """Return fleet's groups of single axes, the group of all ranks, and the groups of the batch and
+    of the model axes."""
     hybrid = fleet.get_hybrid_communicate_group()
     of_axis = {
         "data": hybrid.get_data_parallel_group,
@@ -87,7 +87,7 @@ def _groups(topology: Topology) -> dict[tuple[Axis, ...], Any]:
     groups: dict[tuple[Axis, ...], Any] = {(axis,): of_axis[axis]() for axis in active_axes}
     for axes in (BATCH_AXES, MODEL_AXES):
         if set(axes) < set(active_axes):
-            made = [(ranks, dist.new_group(ranks)) for ranks in topology.groups(*axes)]  # every rank makes all
+            made = [(ranks, dist.new_group(ranks)) for ranks in topology.groups(*axes)]  # a collective call
             groups[axes] = next(group for ranks, group in made if dist.get_rank() in ranks)
     if len(active_axes) > 1:
         groups[active_axes] = dist.get_group(0)

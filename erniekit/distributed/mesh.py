@@ -1,4 +1,4 @@
-"""This process among the ranks of a layout: where it is, and the groups through which it exchanges tensors."""
+"""This rank's position in a layout, and the process groups through which it communicates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Mesh:
     """One rank of a layout.
 
     Attributes:
-        groups: paddle's group of the ranks that differ in some axes only, by these axes; axes of degree 1 left out.
+        groups: paddle's groups by the axes in which their ranks differ; axes of degree 1 are left out.
     """
 
     topology: Topology = field(default_factory=Topology)
@@ -29,33 +29,34 @@ class Mesh:
 
     @property
     def coords(self) -> Coordinates:
-        """This rank's number on each axis."""
+        """This rank's index on each axis."""
         return self.topology.coordinates(self.rank)
 
     @property
     def dp_rank(self) -> int:
-        """Which part of every global batch this rank works on."""
+        """This rank's index among the data-parallel ranks."""
         return self.topology.dp_rank_of(self.rank)
 
     @property
     def tp(self) -> TensorParallel:
-        """This rank's share of every large matrix."""
+        """This rank's tensor parallelism."""
         group = self.group("tensor")
         if group is None:
             return NO_TENSOR_PARALLEL
         return TensorParallel(self.coords.tensor, self.topology.tensor, group, self.topology.sequence_parallel)
 
     def group(self, *axes: Axis) -> Any:
-        """Paddle's group of the ranks that differ from this one in these axes only; None if that is this one alone."""
+        """Return paddle's group of the ranks that differ from this one in these axes only; None if
+        there is no other."""
         active_axes = tuple(axis for axis in AXES if axis in axes and self.topology.degree(axis) > 1)
         return self.groups[active_axes] if active_axes else None
 
     def is_first(self, *axes: Axis) -> bool:
-        """Whether this rank is number 0 on all of these axes (all axes where none is given)."""
+        """Return whether this rank has index 0 on all of these axes (default: all axes)."""
         return all(getattr(self.coords, axis) == 0 for axis in axes or AXES)
 
     def sum(self, values: np.ndarray, *axes: Axis) -> np.ndarray:
-        """The float64 sum of figures over the ranks that differ in these axes; the same on each of them."""
+        """Return the float64 sum of values over the ranks that differ in these axes, on each of them."""
         group = self.group(*axes)
         if group is None:
             return values
@@ -64,8 +65,8 @@ class Mesh:
         return total.numpy()
 
     def maximum(self, values: np.ndarray, *axes: Axis) -> np.ndarray:
-        """The largest of each figure over the ranks that differ in these axes (all axes where none is given); the same
-        on each of them."""
+        """Return the elementwise maximum over the ranks that differ in these axes (default: all
+        axes), on each of them."""
         group = self.group(*(axes or AXES))
         if group is None:
             return values
@@ -74,8 +75,8 @@ class Mesh:
         return largest.numpy()
 
     def all_gather_object(self, value: Any, *axes: Axis) -> list[Any]:
-        """What every rank has given that differs from this one in these axes only (all axes where none is given), in
-        the order of the ranks. Values are JSON."""
+        """Return the JSON values of the ranks that differ in these axes only (default: all axes), in the order of the
+        ranks."""
         group = self.group(*(axes or AXES))
         if group is None:
             return [value]

@@ -1,8 +1,8 @@
-"""Micro-batches through the stages of a pipeline, by fleet's schedulers: 1F1B, or interleaved with more runs a stage.
+"""Run micro-batches through the stages of a pipeline with fleet's schedulers: 1F1B, or interleaved with several model
+chunks a stage.
 
-This module knows no model: `ForwardStep` says what the runs compute. The first tensor of a run has a gradient, which
-flows
-back; what travels beside it (positions, FlashMask's indices) has none.
+This module knows no model: `ForwardStep` says what the chunks compute. The first tensor that a chunk sends on has a
+gradient, which flows back; the others have none.
 """
 
 from __future__ import annotations
@@ -26,41 +26,46 @@ from paddle.distributed.fleet.meta_parallel.pp_utils.p2p_communication import P2
 
 
 class ForwardStep(Protocol):
-    """What one pass of micro-batches computes. `number` counts them from 0."""
+    """What a pipeline computes of some micro-batches. `number` counts these from 0."""
 
     def begin_micro_batch(self, number: int) -> None:
-        """Called before anything of a micro-batch is computed here, forward or backward: other ones lie between."""
+        """Prepare for a micro-batch. Called before each of its forward and backward computations on this stage,
+        because those of other micro-batches come in between."""
         ...
 
     def inputs(self, number: int) -> tuple[Tensor, ...]:
-        """What the first run gets; on the first stage only."""
+        """Return the tensors that the first chunk receives; called on the first stage only."""
         ...
 
-    def forward(self, chunk: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What a run of this stage makes of what it gets: first the one tensor that has a gradient."""
+    def forward(self, chunk: int, number: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return what a chunk of this stage sends on: first the one tensor that has a gradient.
+
+        Args:
+            tensors: what the chunk before has sent on; of the first chunk `inputs`.
+        """
         ...
 
     def loss(self, number: int, tensors: tuple[Tensor, ...]) -> Tensor:
-        """What is minimised of a micro-batch, 0-d, from what the last run gave; on the last stage only.
+        """Return the loss of a micro-batch, 0-d, from what the last chunk has sent on; called on the last stage only.
 
-        Its gradients are added up as they are; they are not averaged.
+        Gradients are added up as they are; they are not averaged.
         """
         ...
 
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """How stages exchange tensors. Nothing of it changes a result.
+    """How stages exchange tensors. No option changes a result.
 
     Attributes:
-        fixed_shape: all micro-batches of a pass have tensors of the same shapes, which are sent once; otherwise each
-            has its own, which are sent with every tensor.
+        fixed_shape: the tensors of all micro-batches of a pass have the same shapes, which are sent once; otherwise
+            shapes are sent with every tensor.
         forget_shapes: send the shapes again in every pass.
-        partial: ranks of a tensor-parallel group, which have the same tensors, send a part each and join them.
-        batched: sends and receives of a moment are handed to the backend as one.
-        overlapped: an interleaved schedule computes while tensors are on their way.
-        unbalanced: an interleaved schedule for numbers of micro-batches that the stages do not divide.
-        timed: fleet measures every phase and prints the times.
+        partial: ranks of a tensor-parallel group, which have the same tensors, send a slice each and all-gather them.
+        batched: give sends and receives that belong together to the backend as one batch.
+        overlapped: use an interleaved schedule that computes while tensors are sent.
+        unbalanced: use an interleaved schedule for numbers of micro-batches that are no multiple of the stages.
+        timed: let fleet measure every phase and print the times.
     """
 
     fixed_shape: bool = True
@@ -73,7 +78,7 @@ class PipelineOptions:
 
     @classmethod
     def from_flags(cls, flags: Collection[str], *, fixed_shape: bool = True) -> PipelineOptions:
-        """What the words of `pipeline_parallel_config` ask for."""
+        """Read the flags of `pipeline_parallel_config`."""
         return cls(
             fixed_shape=fixed_shape and "disable_p2p_cache_shape" not in flags,
             forget_shapes="enable_clear_every_step_cache" in flags,
@@ -86,10 +91,10 @@ class PipelineOptions:
 
 
 class Pipeline:
-    """This rank's stage. `fleet.init` has made the groups.
+    """This rank's stage of a pipeline. `fleet.init` must have made the groups.
 
     Args:
-        num_model_chunks: runs of each stage; run r belongs to stage r % stages.
+        num_model_chunks: the number of chunks of each stage; chunk c belongs to stage c % stages.
     """
 
     def __init__(self, num_model_chunks: int = 1, options: PipelineOptions | None = None) -> None:
@@ -104,26 +109,26 @@ class Pipeline:
 
     @property
     def is_first(self) -> bool:
-        """Whether this stage has the first run."""
+        """Return whether this stage has the first chunk."""
         return self.pp_stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether this stage has the last run."""
+        """Return whether this stage has the last chunk."""
         return self.pp_stage == self.num_stages - 1
 
     def padded_count(self, count: int) -> int:
-        """The smallest number of micro-batches, `count` or more, for which there is a schedule."""
+        """Return the smallest number of micro-batches, `count` or more, for which there is a schedule."""
         if self.num_model_chunks == 1 or count >= 2 * self.num_stages:
             return count
         return self.num_stages if count <= self.num_stages else 2 * self.num_stages
 
     def train(self, forward_step: ForwardStep, count: int, shapes: Hashable = None) -> None:
-        """`count` micro-batches forward and backward; gradients add up in the parameters that `work` uses.
+        """Run `count` micro-batches forward and backward; gradients add up in the parameters that the step uses.
 
         Args:
-            count: a number that is `fitting`, the same on all stages.
-            shapes: anything that changes when shapes of tensors do, the same on all stages.
+            count: a number that `padded_count` returns, the same on all stages.
+            shapes: a value that changes when the shapes of tensors do, the same on all stages.
         """
         engine = self._prepare(forward_step, count, (True, shapes))
         engine.set_virtual_pipeline_rank(0)
@@ -131,7 +136,7 @@ class Pipeline:
         self._forward_step = None
 
     def forward(self, forward_step: ForwardStep, count: int, shapes: Hashable = None) -> None:
-        """The same without gradients, forward only."""
+        """Run `count` micro-batches forward only, without gradients; the arguments are those of `train`."""
         engine = self._prepare(forward_step, count, (False, shapes))
         with paddle.no_grad():
             engine.eval_batch(self._data(forward_step, count), compute_loss=True)
@@ -149,7 +154,7 @@ class Pipeline:
         return engine
 
     def _engine(self, count: int) -> PipelineParallel:
-        """fleet's scheduler for so many micro-batches, as `fleet.distributed_model` chooses it."""
+        """Return fleet's scheduler for `count` micro-batches, as `fleet.distributed_model` chooses it."""
         engine_class = PipelineParallel
         if self.num_model_chunks > 1:
             few = VPPFhenBInBalancedMemory if self._options.unbalanced else PipelineParallelWithInterleaveFthenB
@@ -160,7 +165,7 @@ class Pipeline:
         return self._engines[engine_class]
 
     def _layers(self) -> PipelineLayer:
-        """One layer for each run, so that fleet has nothing left to cut."""
+        """Return one layer for each chunk, so that fleet does not cut the model itself."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that no stages share weights
             return PipelineLayer(
@@ -179,7 +184,7 @@ class Pipeline:
         return self._forward_step
 
     def _data(self, forward_step: ForwardStep, count: int) -> Iterator[tuple[tuple[Tensor, ...] | None, Tensor]]:
-        """What fleet takes one by one: on the first stage inputs, on the last numbers, which stand for labels."""
+        """Yield what fleet takes one by one: inputs on the first stage, and numbers of micro-batches as labels."""
         for number in range(count):
             micro_batch_id = paddle.to_tensor([number])
             yield (*forward_step.inputs(number), micro_batch_id) if self.is_first else None, micro_batch_id
@@ -192,7 +197,7 @@ class Pipeline:
 
 
 class _ModelChunk(nn.Layer):
-    """A run of a stage as fleet calls it. The number of the micro-batch is the last of its tensors."""
+    """A chunk of a stage as fleet calls it. The number of the micro-batch is the last of its tensors."""
 
     def __init__(self, number: int, forward_step: Callable[[], ForwardStep]) -> None:
         super().__init__()
@@ -202,9 +207,9 @@ class _ModelChunk(nn.Layer):
         forward_step, micro_batch_id = self._current_step(), tensors[-1]
         number = int(micro_batch_id.item())
         forward_step.begin_micro_batch(number)
-        first, *others = forward_step.forward(self._number, tensors[:-1])
+        first, *others = forward_step.forward(self._number, number, tensors[:-1])
         if paddle.is_grad_enabled():
-            if first.stop_gradient:  # nothing is trained up to here; fleet passes back a gradient nevertheless
+            if first.stop_gradient:  # nothing is trained up to here, but fleet passes back a gradient
                 first = first.detach()
                 first.stop_gradient = False
             first = _call_before_backward(first, forward_step, number)
@@ -212,7 +217,7 @@ class _ModelChunk(nn.Layer):
 
 
 class _BeforeBackward(PyLayer):
-    """The value unchanged; its backward pass comes first and says whose turn it is."""
+    """Return the value unchanged; in backward, call `begin_micro_batch` before the layers that made the value."""
 
     @staticmethod
     def forward(ctx, value, begin_micro_batch):  # type: ignore[no-untyped-def]

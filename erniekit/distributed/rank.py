@@ -1,6 +1,6 @@
-"""What a rank owes the launcher that started it: it ends with it, says why it failed, and shows where it hangs.
+"""A rank's side of its launcher: end with the launcher, report errors, and dump stacks on request. Needs no Paddle.
 
-No Paddle. A rank that something else started, such as paddle.distributed.launch, owes nothing.
+All of this is inactive in a rank that another program started, such as paddle.distributed.launch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from erniekit.errors import UserError
 LAUNCHER, REPORT = (
     "ERNIEKIT_LAUNCHER",
     "ERNIEKIT_RANK_REPORT",
-)  # variables: its process id, and a file for `FailureReport`
+)  # environment variables: the launcher's process id, and the path of the `FailureReport`
 DUMP_STACKS_SIGNAL = signal.SIGUSR1
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
@@ -28,28 +28,28 @@ FailureKind = Literal["user error", "error", "lost", "silent"]
 
 
 class RankLostError(RuntimeError):
-    """Another rank has ended, so what is waited for will not come: a consequence, not the cause, of a failure."""
+    """Another rank has ended, so its message will not arrive: a consequence of a failure, not its cause."""
 
 
 class RankTimeoutError(RuntimeError):
-    """Another rank has sent nothing for the whole time allowed: it hangs, or is too slow."""
+    """Another rank has sent nothing within the timeout: it hangs, or is too slow."""
 
 
-# by name, because Paddle may wrap what is raised in a backward pass
+# By name, because Paddle may wrap exceptions of a backward pass.
 SECONDARY_FAILURES: dict[str, FailureKind] = {RankLostError.__name__: "lost", RankTimeoutError.__name__: "silent"}
 
 
 def is_rank() -> bool:
-    """Whether this process is one of the ranks of a job, whoever has started it."""
+    """Return whether this process is a rank of a job, whoever started it."""
     return "PADDLE_TRAINER_ID" in os.environ
 
 
 @dataclass(frozen=True)
 class FailureReport:
-    """What ended a rank, in its own words.
+    """The error that ended a rank.
 
     Attributes:
-        kind: "user error": what the user can mend; "lost" and "silent": this rank has only noticed another's failure.
+        kind: "user error": the user can fix it; "lost" and "silent": this rank only noticed another's failure.
         text: the message of a user error, the traceback of any other.
     """
 
@@ -58,17 +58,17 @@ class FailureReport:
 
     @classmethod
     def of(cls, error: BaseException) -> FailureReport:
-        """The report of an exception."""
+        """Build the report of an exception."""
         if isinstance(error, UserError):
             return cls("user error", str(error))
         lines = traceback.format_exception(error)
-        last = lines[-1]  # the exception itself; those that it came from stand above
+        last = lines[-1]  # the exception itself; its causes come first
         kind: FailureKind = next((kind for name, kind in SECONDARY_FAILURES.items() if name in last), "error")
         return cls(kind, "".join(lines).rstrip("\n"))
 
     @classmethod
     def read(cls, path: Path) -> FailureReport | None:
-        """The report that a rank has left; None where it was given no time to."""
+        """Read the report of a rank; None if it was killed before it could write one."""
         try:
             report = cls(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -83,20 +83,20 @@ class FailureReport:
 
 @dataclass(frozen=True)
 class Launcher:
-    """The process that started this rank, as the rank sees it."""
+    """The process that started this rank."""
 
     report: Path
 
     def report_error(self, error: BaseException) -> None:
-        """Leave what ended this rank; the launcher shows what was first, once for all ranks."""
+        """Write the error that ended this rank; the launcher shows the first one, once for all ranks."""
         FailureReport.of(error).write(self.report)
 
 
 def attach() -> Launcher | None:
-    """Bind this process to its launcher, if one of ours has started it; the first thing that a rank does.
+    """Bind this process to its launcher, if `erniekit` launched it. A rank calls this first.
 
-    From now on the kernel ends the process when the launcher is gone, however it went (on Linux), and the signal
-    `DUMP_STACKS_SIGNAL` has it write where its threads are to the file beside the report.
+    From now on the kernel ends the process when the launcher has ended in any way (on Linux), and on the signal
+    `DUMP_STACKS_SIGNAL` the process writes its threads' stacks to a file next to the report.
     """
     launcher, report = os.environ.pop(LAUNCHER, None), os.environ.pop(REPORT, None)  # not for children of this process
     if launcher is None or report is None:
@@ -105,7 +105,7 @@ def attach() -> Launcher | None:
         import ctypes  # costs every command a millisecond and a half
 
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(launcher):  # it was gone before the kernel was told
+    if os.getppid() != int(launcher):  # the launcher had ended before prctl
         os._exit(128 + signal.SIGKILL)
     stacks = stacks_path(Path(report)).open("w", encoding="utf-8")
     faulthandler.register(DUMP_STACKS_SIGNAL, file=stacks, all_threads=True)
@@ -113,5 +113,5 @@ def attach() -> Launcher | None:
 
 
 def stacks_path(report: Path) -> Path:
-    """Where a rank writes its stacks."""
+    """Return the path to which a rank writes its stacks."""
     return report.with_suffix(".stacks")

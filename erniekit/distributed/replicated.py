@@ -1,7 +1,7 @@
-"""What every rank of a tensor-parallel group has a copy of: norms, biases after a sum, factors of adapters.
+"""Keep replicated parameters equal in a tensor-parallel group: norms, biases after a sum, factors of adapters.
 
-The same numbers are computed on all of them, so the copies stay equal. Where kernels add in an order of their own,
-they may drift apart over a long run; with `sync_grad`, `sync_param` and `sync_moment` all ranks take the first one's.
+All ranks compute the same values, so the copies stay equal. If kernels sum in varying order, they may drift apart over
+a long run; `sync_grad`, `sync_param` and `sync_moment` broadcast those of the first rank.
 """
 
 from __future__ import annotations
@@ -12,25 +12,27 @@ import paddle.distributed as dist
 from paddle import Tensor
 from paddle.distributed.communication.group import Group
 
-from erniekit.model.architectures.sharding import placement
+from erniekit.model.architectures.architecture import Architecture
 
 SYNC_FLAGS = frozenset(("sync_grad", "sync_param", "sync_moment"))
 MOMENTS = ("moment1", "moment2")
 
 
 class ReplicatedParameterSync:
-    """Keeps copies equal.
+    """Keeps the copies of replicated parameters equal.
 
     Args:
+        architecture: the model's, which says what every rank has a copy of.
         parameters: the trained weights, by name.
-        updated: what this rank updates of them, where ranks of a sharding group divide that.
-        state: (a kind of state, a tensor of `updated`) -> what AdamW remembers of it.
+        updated: the part of them that this rank updates, if a sharding group shards the optimizer.
+        state: (a kind of state, a tensor of `updated`) -> its AdamW state.
         group: the tensor-parallel group.
         flags: of `tensor_parallel_config`.
     """
 
     def __init__(
         self,
+        architecture: Architecture,
         parameters: Mapping[str, Tensor],
         state: Callable[[str, Tensor], Tensor],
         group: Group,
@@ -38,18 +40,18 @@ class ReplicatedParameterSync:
         updated: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._parameters, self._updated = (
-            _replicated(parameters),
-            _replicated(parameters if updated is None else updated),
+            _replicated(architecture, parameters),
+            _replicated(architecture, parameters if updated is None else updated),
         )
         self._state, self._group, self._flags = state, group, flags
 
     def before_update(self) -> None:
-        """Equal gradients."""
+        """Broadcast gradients."""
         if "sync_grad" in self._flags:
             self._broadcast(tensor.grad for tensor in self._updated)
 
     def after_update(self) -> None:
-        """Equal parameters and moments."""
+        """Broadcast parameters and moments."""
         if "sync_param" in self._flags:
             self._broadcast(self._parameters)
         if "sync_moment" in self._flags:
@@ -60,9 +62,9 @@ class ReplicatedParameterSync:
             dist.broadcast(tensor, src=self._group.ranks[0], group=self._group)
 
 
-def _replicated(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    """Those of weights that every rank of a tensor-parallel group has whole."""
-    placements = {name: placement(name) for name in tensors}
+def _replicated(architecture: Architecture, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the weights that every rank of a tensor-parallel group has in full."""
+    placements = {name: architecture.placement(name) for name in tensors}
     return [
         tensors[name]
         for name, weight_placement in placements.items()

@@ -1,7 +1,7 @@
-"""Every rank says that it is there, before Paddle waits for all of them: a rank that does not come is then named.
+"""Wait until every rank has started, before Paddle does, so that a missing rank is named. Needs no Paddle.
 
-Cause: Paddle's store waits for its server without end and for its clients 15 minutes, whatever timeout is declared, and
-cannot be interrupted meanwhile. No Paddle here.
+Cause: Paddle's store waits for its server without limit and for its clients 15 minutes, whatever timeout is declared,
+and cannot be interrupted meanwhile.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from erniekit.distributed.rank import RankLostError, RankTimeoutError
 RANK = struct.Struct("<q")
 GO = b"go"
 RETRY_INTERVAL = 0.05  # seconds until a rank tries again to reach rank 0
-EXTRA_TIMEOUT = 2.0  # seconds that others wait longer than rank 0, which alone can name who is missing
+EXTRA_TIMEOUT = 2.0  # seconds that others wait longer than rank 0, which can name the missing ranks
 
 
 def wait_for_all_ranks(rank: int, world_size: int, address: tuple[str, int], timeout: float) -> None:
-    """Return when all ranks have called.
+    """Wait until all ranks have joined.
 
     Args:
-        address: host and port of rank 0, where nothing listens afterwards.
+        address: host and port of rank 0; the port is free again afterwards.
         timeout: seconds to wait.
 
     Raises:
-        RankTimeoutError: a rank has not come in time.
+        RankTimeoutError: a rank did not join in time.
         RankLostError: rank 0 has ended.
     """
     deadline = time.monotonic() + timeout
@@ -46,13 +46,13 @@ def _wait_for_all(world_size: int, address: tuple[str, int], timeout: float, dea
                     connection, _ = server.accept()
                 except TimeoutError:
                     missing = sorted(set(range(1, world_size)) - connected.keys())
-                    raise RankTimeoutError(f"rank 0: ranks {missing} have not come within {timeout:g} s") from None
+                    raise RankTimeoutError(f"rank 0: ranks {missing} did not join within {timeout:g} s") from None
                 peer_rank = _peer_rank(connection, world_size)
                 if peer_rank is None:
-                    connection.close()  # a stranger
+                    connection.close()  # an unknown peer
                 else:
                     connected[peer_rank] = connection
-        for connection in connected.values():  # nothing listens any more, so that they find the store and not this
+        for connection in connected.values():  # the port is free now, so they will find the store
             connection.sendall(GO)
     finally:
         for connection in connected.values():
@@ -67,25 +67,25 @@ def _wait_for_go(rank: int, address: tuple[str, int], timeout: float, deadline: 
         except OSError:
             if time.monotonic() > deadline:
                 raise RankTimeoutError(
-                    f"rank {rank}: rank 0 has not come to {address[0]}:{address[1]} within {timeout:g} s"
+                    f"rank {rank}: rank 0 did not open {address[0]}:{address[1]} within {timeout:g} s"
                 ) from None
             time.sleep(RETRY_INTERVAL)
     with connection:
         try:
             connection.sendall(RANK.pack(rank))
-            connection.settimeout(timeout + EXTRA_TIMEOUT)  # from now on: rank 0 had begun to wait before
+            connection.settimeout(timeout + EXTRA_TIMEOUT)  # rank 0 began to wait earlier
             answer = connection.recv(len(GO))
         except TimeoutError:
-            raise RankTimeoutError(f"rank {rank}: not all ranks have come within {timeout:g} s") from None
+            raise RankTimeoutError(f"rank {rank}: not all ranks joined within {timeout:g} s") from None
         except OSError:
             answer = b""
         if answer != GO:
-            raise RankLostError(f"rank {rank}: rank 0 has ended before all ranks had come")
+            raise RankLostError(f"rank {rank}: rank 0 has ended before all ranks had joined")
 
 
 def _peer_rank(connection: socket.socket, world_size: int) -> int | None:
-    """The rank that calls, or None for a stranger."""
-    connection.settimeout(10)  # a rank says its number at once
+    """Return the rank that opened a connection, or None for an unknown peer."""
+    connection.settimeout(10)  # a rank sends its number at once
     try:
         data = connection.recv(RANK.size, socket.MSG_WAITALL)
     except OSError:

@@ -1,6 +1,6 @@
-"""Which layers each stage of a pipeline has. Needs neither Paddle nor NumPy.
+"""Which layers and weights each pipeline stage has, and the pipeline's bubble. Needs no Paddle or NumPy.
 
-The stack is cut as fleet's `SegmentLayers` cuts it; where stages have several runs, which fleet cuts by layers only, in
+The stack is cut like fleet's `SegmentLayers` does; with several chunks per stage, which fleet only cuts by layers, in
 the same ways. Its items are the embedding, the decoder layers, the empty layers of `add_tail_layers`, the final norm
 and the head; so item i + 1 is layer i.
 """
@@ -8,14 +8,14 @@ and the head; so item i + 1 is layer i.
 from __future__ import annotations
 
 import math
-import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from erniekit.distributed.topology import SMALLEST_INTERLEAVED_PIPELINE, Topology
 from erniekit.errors import ConfigurationError
-from erniekit.model.architectures.sharding import placement
-from erniekit.model.architectures.weights import Shapes
+from erniekit.model.architectures.architecture import Architecture
+from erniekit.model.architectures.plain_decoder import EMBEDDING, Shapes
+from erniekit.model.architectures.sharding import Placement
 
 if TYPE_CHECKING:
     from erniekit.model.architectures.model_config import ModelConfig
@@ -29,29 +29,29 @@ BEFORE, AFTER = 1, 2  # items around the layers: the embedding; the final norm a
 def layer_chunks(
     layers: int, topology: Topology, *, method: str | tuple[int, ...] = BY_LAYER + DECODER_LAYER, tail: int = 0
 ) -> list[range]:
-    """The decoder layers of each run of the pipeline, in their order; run r belongs to stage r % pipeline.
+    """Return the decoder layers of each model chunk, in order; chunk c belongs to stage c % pipeline.
 
-    The first run has the embedding as well, and the last one the final norm and the head. A run may have no layers.
+    The first chunk also has the embedding, and the last one the final norm and the head. A chunk may have no layers.
 
     Args:
-        layers: how many decoder layers the model has.
-        method: `pp_seg_method`: "uniform", "layer:NAME" or the first item of each run.
+        layers: number of decoder layers of the model.
+        method: `pp_seg_method`: "uniform", "layer:NAME" or the first item of each chunk.
         tail: `add_tail_layers`.
 
     Raises:
-        ConfigurationError: the stack cannot be cut so.
+        ConfigurationError: the stack cannot be cut this way.
     """
     bounds = _bounds(layers, topology, method, tail)
     return [range(min(max(first - BEFORE, 0), layers), min(end - BEFORE, layers)) for first, end in pairwise(bounds)]
 
 
 def stage_layers(chunks: list[range], pp_stage: int, pipeline: int) -> list[int]:
-    """The numbers of the layers of a stage, over all its runs."""
+    """Return the indices of the layers of a stage, over all its chunks."""
     return [layer for chunk in chunks[pp_stage::pipeline] for layer in chunk]
 
 
 def _bounds(layers: int, topology: Topology, method: str | tuple[int, ...], tail: int) -> list[int]:
-    """The first item of each run, and the number of items."""
+    """Return the first item of each chunk, and the number of items."""
     items, chunks = BEFORE + layers + tail + AFTER, topology.pipeline * topology.virtual_pipeline
     if chunks == 1:
         return [0, items]
@@ -70,13 +70,11 @@ def _bounds(layers: int, topology: Topology, method: str | tuple[int, ...], tail
 
 
 def _by_layer(layers: int, topology: Topology, name: str, tail: int, items: int) -> list[int]:
-    """Equal numbers of layers, empty ones included; what lies between stays with the layer before it."""
+    """Cut into equal numbers of layers, including empty ones; other items stay with the layer before them."""
     chunks = topology.pipeline * topology.virtual_pipeline
-    if not any(
-        word.strip().endswith(DECODER_LAYER) for word in name.split("|")
-    ):  # a family's prefix may stand before it
+    if not any(word.strip().endswith(DECODER_LAYER) for word in name.split("|")):  # a family's prefix may precede it
         raise ConfigurationError(
-            f"pp_seg_method {BY_LAYER}{name}: no layer is called so\n  Write {BY_LAYER}{DECODER_LAYER}."
+            f"pp_seg_method {BY_LAYER}{name}: there is no such layer\n  Write {BY_LAYER}{DECODER_LAYER}."
         )
     counted = range(BEFORE, BEFORE + layers + tail)
     if len(counted) % chunks:
@@ -86,7 +84,7 @@ def _by_layer(layers: int, topology: Topology, name: str, tail: int, items: int)
 
 
 def _uniform(items: int, chunks: int) -> list[int]:
-    """As equal numbers of items as there can be, the longer stages last."""
+    """Cut into numbers of items as equal as possible, the longer stages last."""
     if items < AFTER * chunks:
         raise ConfigurationError(f"pp_seg_method uniform: {items} items are too few for {chunks} stages")
     size, longer = divmod(items, chunks)
@@ -102,11 +100,11 @@ def _not_divisible(layers: int, topology: Topology, tail: int) -> str:
     empty = f" and {tail} empty ones" if tail else ""
     lines = [
         f"{layers} layers{empty} cannot be divided equally: pipeline_parallel_degree {topology.pipeline}{virtual} = "
-        f"{chunks} runs of layers"
+        f"{chunks} model chunks"
     ]
     instead = []
     missing = -layers % chunks
-    if missing < (layers + missing) // chunks:  # so that no run holds empty layers only
+    if missing < (layers + missing) // chunks:  # so that no chunk has only empty layers
         instead.append(f"add_tail_layers: {missing}")
     interleaved = topology.virtual_pipeline > 1
     degrees = range(SMALLEST_INTERLEAVED_PIPELINE if interleaved else 1, layers + 1)
@@ -115,7 +113,7 @@ def _not_divisible(layers: int, topology: Topology, tail: int) -> str:
         instead.append(f"{'one of ' if len(fitting) > 1 else ''}pipeline_parallel_degree: {', '.join(fitting)}")
     if interleaved and (layers + tail) % topology.pipeline == 0:
         instead.append("virtual_pp_degree: 1")
-    instead.append(f"a list of the first item of each {'run' if interleaved else 'stage'} as pp_seg_method")
+    instead.append(f"a list of the first item of each {'chunk' if interleaved else 'stage'} as pp_seg_method")
     return "\n".join([*lines, "  write " + "\n  or ".join(instead)])
 
 
@@ -123,56 +121,54 @@ def _shown(method: str | tuple[int, ...]) -> str:
     return method if isinstance(method, str) else f"[{', '.join(map(str, method))}]"
 
 
-# What follows from the order in which a pipeline's stages work: waiting, and micro-batches held at the same time.
-#
-# 1F1B: Narayanan et al., 2021, arXiv:2104.04473, section 2.2. Needs neither Paddle nor NumPy.
+# Consequences of the order in which stages work: the bubble, and the micro-batches in flight. 1F1B: Narayanan et al.,
+# 2021, arXiv:2104.04473, section 2.2.
 
 
 def bubble_fraction(topology: Topology, micro_batches: int) -> float:
-    """The share of a step in which a stage waits, (p - 1) / (m v + p - 1), if every run of layers takes equally long.
+    """Return the fraction of a step in which a stage waits, (p - 1) / (m v + p - 1), if every chunk takes equally long.
 
-    p stages, v runs of layers for each, m micro-batches for each step.
+    p stages, v model chunks per stage, m micro-batches per step.
     """
     waiting = topology.pipeline - 1
     return waiting / (micro_batches * topology.virtual_pipeline + waiting)
 
 
 def chunks_in_flight(topology: Topology, pp_stage: int, micro_batches: int) -> int:
-    """How often a stage has gone forward through one of its runs of layers and not yet back, at most.
+    """Return the maximum number of passes through a stage's chunks that are between forward and backward.
 
-    Without interleaving a run is all of the stage's layers, so this is a number of micro-batches.
+    Without interleaving a chunk is all of the stage's layers, so this is a number of micro-batches.
     """
     num_stages, chunks = topology.pipeline, topology.virtual_pipeline
     stages_after = num_stages - pp_stage - 1
     if chunks == 1:
         return min(micro_batches, stages_after + 1)
-    if micro_batches <= num_stages:  # fleet then goes forward through everything first
+    if micro_batches <= num_stages:  # fleet then runs all forward passes first
         return num_stages * chunks
     return min(max(micro_batches, 2 * num_stages) * chunks, 2 * stages_after + (chunks - 1) * num_stages + 1)
 
 
-# Which weights a rank holds, and how many values of each. Needs neither Paddle nor NumPy.
-
-EMBEDDING = "model.embed_tokens.weight"
-LAYER = re.compile(r"model\.layers\.(\d+)\.")
+# Which weights a rank has, and how many values.
 
 
 def shapes_on_pp_stage(
     shapes: Shapes, model: ModelConfig, topology: Topology, chunks: list[range], pp_stage: int
 ) -> Shapes:
-    """Those of a model's weights, or of its adapters, that belong to one pipeline stage; tied embeddings lie on the
-    first and on the last one.
+    """Those of a model's weights, or of its adapters, that belong to one pipeline stage; towers lie on the first
+    one, tied embeddings on the first and on the last one.
 
     Args:
-        chunks: the layers of each run of the pipeline, see `stages.layer_runs`.
+        chunks: the layers of each model chunk, see `layer_chunks`.
     """
     layers = set(stage_layers(chunks, pp_stage, topology.pipeline))
     first, last = pp_stage == 0, pp_stage == topology.pipeline - 1
 
     def is_here(name: str) -> bool:
-        layer = LAYER.match(name)
-        if layer:
-            return int(layer[1]) in layers
+        weight = model.architecture.weight_info(name)
+        if weight.layer is not None:
+            return weight.layer in layers
+        if weight.in_tower:
+            return first
         if name == EMBEDDING:
             return first or (last and model.tie_word_embeddings)
         return last
@@ -180,13 +176,15 @@ def shapes_on_pp_stage(
     return {name: shape for name, shape in shapes.items() if is_here(name)}
 
 
-def numel_on_rank(shapes: Shapes, topology: Topology) -> int:
-    """How many values of these weights (or adapters) one rank holds; every rank of a stage holds as many."""
-    return sum(math.prod(shape) // _num_shards(name, topology) for name, shape in shapes.items())
+def numel_on_rank(shapes: Shapes, architecture: Architecture, topology: Topology) -> int:
+    """Return the number of values of these weights (or adapters) on one rank; it is the same on
+    every rank of a stage."""
+    return sum(
+        math.prod(shape) // _num_shards(architecture.placement(name), topology) for name, shape in shapes.items()
+    )
 
 
-def _num_shards(name: str, topology: Topology) -> int:
-    weight_placement = placement(name)
+def _num_shards(weight_placement: Placement, topology: Topology) -> int:
     if weight_placement.expert is not None:
         return topology.expert
     return topology.tensor if weight_placement.axis is not None else 1

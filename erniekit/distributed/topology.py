@@ -1,6 +1,6 @@
-"""Degrees <-> ranks <-> groups: the one place where the degrees of a layout meet the number of ranks.
+"""Convert between parallel degrees, ranks and groups: the one place where degrees meet the number of ranks.
 
-Ranks are numbered as `paddle.distributed.fleet` numbers them: data parallelism varies slowest, then pipeline stages,
+Ranks are numbered like `paddle.distributed.fleet` does: data parallelism varies slowest, then pipeline stages,
 sharding, and tensor parallelism fastest, so the ranks of a tensor-parallel group are neighbours on one machine.
 (fleet's fifth axis, `sep`, lies between sharding and tensor and is always 1 here.)
 """
@@ -26,7 +26,7 @@ PARAMETER = {
     "tensor": "tensor_parallel_degree",
     "pipeline": "pipeline_parallel_degree",
     "sharding": "sharding_parallel_degree",
-    "data": "the data-parallel degree",  # derived, so no parameter of that name
+    "data": "the data-parallel degree",  # derived, so it has no parameter
     "virtual_pipeline": "virtual_pp_degree",
 }
 SMALLEST_INTERLEAVED_PIPELINE = 3  # fleet asserts more than two stages
@@ -34,7 +34,7 @@ SMALLEST_INTERLEAVED_PIPELINE = 3  # fleet asserts more than two stages
 
 @dataclass(frozen=True)
 class Coordinates:
-    """A rank's place on each axis, counted from 0."""
+    """A rank's index on each axis, from 0."""
 
     data: int
     pipeline: int
@@ -44,16 +44,16 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class Topology:
-    """How a model and its batches are divided. `data x pipeline x sharding x tensor` is the number of ranks.
+    """The layout of a run. `data x pipeline x sharding x tensor` is the number of ranks.
 
     Attributes:
-        tensor: slices of every large matrix.
-        pipeline: consecutive stages of the stack of layers.
-        sharding: ranks that divide optimizer states (and gradients, parameters); each works on its own data.
-        data: whole copies of all of that; each works on its own data.
-        expert_axis: the axis along whose ranks experts are divided; None: every rank holds all experts.
-        sequence_parallel: activations between matrices are divided along the sequence in a tensor-parallel group.
-        virtual_pipeline: runs of layers for each stage (interleaved pipeline).
+        tensor: tensor-parallel degree: shards of every large matrix.
+        pipeline: pipeline-parallel degree: consecutive stages of the stack of layers.
+        sharding: ranks that shard optimizer states (and gradients, parameters); each processes its own data.
+        data: replicas of all of that; each processes its own data.
+        expert_axis: the axis whose ranks shard the experts; None: every rank has all experts.
+        sequence_parallel: a tensor-parallel group shards activations between blocks along the sequence.
+        virtual_pipeline: model chunks per stage (interleaved pipeline).
     """
 
     tensor: int = 1
@@ -72,7 +72,7 @@ class Topology:
                 )
         if self.sequence_parallel and self.tensor == 1:
             raise ConfigurationError(
-                "sequence_parallel divides the sequence between the ranks of a tensor-parallel group, and "
+                "sequence_parallel shards the sequence over the ranks of a tensor-parallel group, and "
                 "tensor_parallel_degree is 1; write sequence_parallel: false, or tensor_parallel_degree: 2 or more"
             )
         if self.virtual_pipeline > 1 and self.pipeline < SMALLEST_INTERLEAVED_PIPELINE:
@@ -94,10 +94,11 @@ class Topology:
         sequence_parallel: bool = False,
         virtual_pipeline: int = 1,
     ) -> Topology:
-        """The topology of `world_size` ranks; the data-parallel degree is what the other degrees leave.
+        """Build the topology of `world_size` ranks; the data-parallel degree is what the other degrees leave.
 
         Raises:
-            ConfigurationError: the degrees do not divide the number of ranks, or contradict each other.
+                ConfigurationError: the product of the degrees does not divide the number of ranks, or they contradict
+                each other.
         """
         return cls(
             tensor=tensor,
@@ -109,10 +110,10 @@ class Topology:
         ).on(world_size)
 
     def on(self, world_size: int) -> Topology:
-        """The same degrees on so many ranks; the data-parallel degree is what the other degrees leave.
+        """Return the same degrees on this many ranks; the data-parallel degree is what the other degrees leave.
 
         Raises:
-            ConfigurationError: the degrees do not divide the number of ranks.
+            ConfigurationError: the product of the degrees does not divide the number of ranks.
         """
         if world_size < 1:
             raise ConfigurationError(f"the number of ranks is {world_size}: at least one rank must run")
@@ -128,12 +129,12 @@ class Topology:
 
     @property
     def dp_world_size(self) -> int:
-        """The number of parts of a global batch: ranks that differ in data or sharding read different samples."""
+        """The number of data-parallel ranks: ranks that differ in data or sharding read different samples."""
         return self.data * self.sharding
 
     @property
     def expert(self) -> int:
-        """The number of ranks that divide the experts between them."""
+        """The number of ranks that shard the experts."""
         return 1 if self.expert_axis is None else self.degree(self.expert_axis)
 
     def degree(self, axis: str) -> int:
@@ -141,7 +142,7 @@ class Topology:
         return int(getattr(self, axis))
 
     def coordinates(self, rank: int) -> Coordinates:
-        """The place of a rank on each axis."""
+        """Return the index of a rank on each axis. Raises ConfigurationError for a rank that does not exist."""
         if not 0 <= rank < self.world_size:
             raise ConfigurationError(f"rank {rank} does not exist: the layout has ranks 0 to {self.world_size - 1}")
         coords = {}
@@ -150,21 +151,22 @@ class Topology:
         return Coordinates(**coords)
 
     def rank(self, coords: Coordinates) -> int:
-        """The rank at a place; the inverse of `coordinates`."""
+        """Return the rank at some coordinates; the inverse of `coordinates`."""
         rank = 0
         for axis in AXES:
             rank = rank * self.degree(axis) + getattr(coords, axis)
         return rank
 
     def dp_rank_of(self, rank: int) -> int:
-        """Which part of every global batch a rank works on, 0 to `readers` - 1."""
+        """Return a rank's index among the data-parallel ranks, 0 to `dp_world_size` - 1."""
         coords = self.coordinates(rank)
         return coords.data * self.sharding + coords.sharding
 
     def groups(self, *axes: Axis) -> list[list[int]]:
-        """The ranks that differ in the given axes only: a partition of all ranks, each group ascending.
+        """Return the groups of ranks that differ in the given axes only: a partition of all ranks, each group
+        ascending.
 
-        `groups("tensor")` are the tensor-parallel groups, `groups("data", "sharding")` those that divide a batch.
+        `groups("tensor")` are the tensor-parallel groups, `groups("data", "sharding")` those that share a batch.
         """
         fixed = [axis for axis in AXES if axis not in axes]
         varied = [axis for axis in AXES if axis in axes]
@@ -177,26 +179,26 @@ class Topology:
         ]
 
     def group_of(self, rank: int, *axes: Axis) -> list[int]:
-        """The group of `groups(*axes)` that a rank belongs to."""
-        self.coordinates(rank)  # an unknown rank is refused
+        """Return the group of `groups(*axes)` that contains a rank."""
+        self.coordinates(rank)  # raises for an unknown rank
         return next(group for group in self.groups(*axes) if rank in group)
 
     def table(self) -> str:
-        """Which rank holds what, a line for each rank; axes of degree 1 are left out."""
+        """Return a table with a line for each rank that says what it holds; axes of degree 1 are left out."""
         columns: list[tuple[str, list[str]]] = [("rank", [str(rank) for rank in range(self.world_size)])]
         all_coords = [self.coordinates(rank) for rank in range(self.world_size)]
         if self.dp_world_size > 1:
-            parts = [f"part {self.dp_rank_of(rank)} of {self.dp_world_size}" for rank in range(self.world_size)]
+            parts = [f"dp rank {self.dp_rank_of(rank)} of {self.dp_world_size}" for rank in range(self.world_size)]
             columns.append(("batch", parts))
         if self.pipeline > 1:
             columns.append(("layers", [self._layers(coords.pipeline) for coords in all_coords]))
         if self.tensor > 1:
-            columns.append(("matrices", [f"slice {coords.tensor} of {self.tensor}" for coords in all_coords]))
+            columns.append(("matrices", [f"shard {coords.tensor} of {self.tensor}" for coords in all_coords]))
         if self.sharding > 1:
             columns.append(("optimizer", [f"shard {coords.sharding} of {self.sharding}" for coords in all_coords]))
         if self.expert_axis is not None and self.expert > 1:
             axis = self.expert_axis
-            columns.append(("experts", [f"part {getattr(coords, axis)} of {self.expert}" for coords in all_coords]))
+            columns.append(("experts", [f"shard {getattr(coords, axis)} of {self.expert}" for coords in all_coords]))
         if len(columns) == 1:
             columns.append(("holds", ["everything"] * self.world_size))
         widths = [max(len(title), *map(len, cells)) for title, cells in columns]
@@ -207,11 +209,11 @@ class Topology:
     def _layers(self, pp_stage: int) -> str:
         chunks = " + ".join(str(pp_stage + chunk * self.pipeline) for chunk in range(self.virtual_pipeline))
         total = self.pipeline * self.virtual_pipeline
-        return f"run {chunks} of {total}" if self.virtual_pipeline > 1 else f"stage {pp_stage} of {total}"
+        return f"chunk {chunks} of {total}" if self.virtual_pipeline > 1 else f"stage {pp_stage} of {total}"
 
 
 def _does_not_divide(world_size: int, without_dp: Topology) -> str:
-    """What to say when the product of the degrees is not a divisor of the number of ranks: factors, product, remedy."""
+    """Return the error for a product of degrees that does not divide the number of ranks: factors, product, remedy."""
     factors = " x ".join(f"{PARAMETER[axis]} {without_dp.degree(axis)}" for axis in ("pipeline", "sharding", "tensor"))
     lines = [
         f"{world_size} ranks cannot be divided by the layout: {factors} = {without_dp.world_size}, "
@@ -228,29 +230,30 @@ def _does_not_divide(world_size: int, without_dp: Topology) -> str:
     return "\n".join(lines)
 
 
-# From the parameters of a run to its topology. Needs neither Paddle nor NumPy.
+# The topology of a run's parameters.
 
 EXPERT_AXES: dict[str, ExpertAxis | None] = {"dummy": None, "mp": "tensor", "data": "data"}  # by moe_group
 DEGREES = ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree", "virtual_pp_degree")
 
 
 def topology_from(config: Config, world_size: int | None = None) -> Topology:
-    """The layout that a configuration asks for on `world_size` ranks; data parallelism takes what the degrees leave.
+    """Return the layout that a configuration asks for on `world_size` ranks; data parallelism takes what the degrees
+    leave.
 
     Args:
         world_size: the number of ranks; None: as few as the degrees need.
 
     Raises:
-        ConfigurationError: the degrees contradict each other or do not divide the number of ranks. The message ends
+            ConfigurationError: the degrees contradict each other or do not divide the number of ranks. The message ends
             with where each degree was written.
     """
     section = config.distributed
     try:
         if section.sharding == "none" and section.sharding_parallel_degree > 1:
             raise ConfigurationError(
-                f"sharding_parallel_degree is {section.sharding_parallel_degree}, and sharding does not say what its "
-                "ranks divide between them\n  write sharding: stage1 (optimizer states), stage2 (gradients, too) or "
-                "stage3 (parameters, too); or sharding_parallel_degree: 1 for plain data parallelism"
+                f"sharding_parallel_degree is {section.sharding_parallel_degree}, and sharding does not say what these "
+                "ranks shard\n  write sharding: stage1 (optimizer states), stage2 (also gradients) or "
+                "stage3 (also parameters); or sharding_parallel_degree: 1 for plain data parallelism"
             )
         least = Topology(
             tensor=section.tensor_parallel_degree,
@@ -266,7 +269,7 @@ def topology_from(config: Config, world_size: int | None = None) -> Topology:
 
 
 def _origins(config: Config) -> str:
-    """Where the degrees were written, as a last line; nothing where none was."""
+    """Return a last line that says where the degrees were written; "" if nowhere."""
     names = [name for name in DEGREES if config.is_set(name)]
     written = ", ".join(f"{name} {config[name]} ({config.origin(name)})" for name in names)
     return f"\n  written: {written}" if written else ""

@@ -1,1 +1,1 @@
-"""Write a trained model for others: Hugging Face files, quantised files, Paddle programs, ONNX."""
+"""Write a trained model for others to load: Hugging Face files, quantized files, Paddle programs, ONNX."""

@@ -1,7 +1,7 @@
-"""Exporting a trained model as a folder that others load: Hugging Face's files, or a saved program.
+"""Export a trained model to a folder that others load: Hugging Face files or a saved program.
 
-Weights stream from the trained files to the new ones, so that a tensor at a time is in memory. What was written is
-loaded back and compared with the trained model on a few prompts, before the folder gets its name.
+Weights stream from the trained files to the new ones, so that only one tensor at a time is in memory. The result is
+loaded back and compared with the trained model on a few prompts before the folder gets its name.
 """
 
 from __future__ import annotations
@@ -58,31 +58,31 @@ _USE = {
     ONNX: USE_PROGRAM.replace("OPENING", "from erniekit.export.onnx import open_onnx as open_it"),
 }
 
-Facts = Mapping[str, str]  # of the files written, for the card
+Facts = Mapping[str, str]  # about the files written, for the model card
 
 
 def export_model(
     named: Path, target: Path, config: Config, *, form: str = HUGGING_FACE, dtype: str | None = None
 ) -> None:
-    """Write the trained model that `named` means to the folder `target`; adapters are merged into their base.
+    """Export the trained model that `named` refers to into the folder `target`; merge adapters into their base model.
 
     Args:
         named: a configuration file of a run, its `output_dir`, or a checkpoint; full weights or adapters.
-        form: "hf" for what `transformers` and this project load, "inference" for a program of Paddle's inference
+            form: "hf" for what `transformers` and this project load, "inference" for a program of Paddle's inference
             engine, "onnx" for ONNX.
-        dtype: "float32", "bfloat16" or "float16"; None for the type that the base model is stored in. Programs
+            dtype: "float32", "bfloat16" or "float16"; None for the type that the base model is stored in. Programs
             compute in float32.
 
     Raises:
-        UserError: there is no complete model, the target is not empty, a file is damaged, the disk is full, or what
-            was written computes something else than the trained model.
+            UserError: there is no complete model, the target is not empty, a file is damaged, the disk is full, or the
+            exported model does not compute the same logits as the trained model.
     """
     for line in config.messages:
         logger.info(line)
     repository = config.checkpoint.hf_hub_id
     model = find_trained_model(named, config)
     sources = [folder for folder in (model.folder, model.base) if folder]
-    # a configuration says it of its own output_dir, not of this folder
+    # In a configuration file the parameter is about the run's output_dir, not about this folder.
     asked = config.origin("overwrite_output_dir") == "command line"
     check_target(target, sources, overwrite=asked and config.basic.overwrite_output_dir)
     if target.is_dir() and any(target.iterdir()):
@@ -121,14 +121,14 @@ def export_model(
 
 
 def open_trained_decoder(model: TrainedModel, model_config: ModelConfig, fp8_settings: Fp8 | None = None) -> Decoder:
-    """The trained model in memory, with its adapters beside the weights.
+    """Load the trained model into memory, with its adapters on top of the base weights.
 
     Args:
-        fp8_settings: the 8-bit floats through which it computes; None: as it is, and beside packed weights as they
-        were.
+            fp8_settings: compute through these 8-bit floats; None: compute as the model is stored, for adapters on top
+            of weights quantized as in training.
 
     Raises:
-        ModelFileError: the adapters belong to another base.
+        ModelFileError: the adapters belong to another base model.
     """
     base = base_of_adapters(model.parameters) if model.is_adapter else None
     decoder = build_model(model_config, model.model_folder, quantization=fp8_settings or base)
@@ -136,8 +136,8 @@ def open_trained_decoder(model: TrainedModel, model_config: ModelConfig, fp8_set
         decoder.activation_scales.restore(read_averages(model.folder))
     if model.is_adapter and not load_adapters(decoder, model.folder):
         raise ModelFileError(
-            f"{model.folder}: these adapters were trained beside other weights than those in {model.model_folder}.\n"
-            "  Write the folder of their own base model as base_model_name_or_path into "
+            f"{model.folder}: these adapters were trained on top of other weights than those in {model.model_folder}.\n"
+            "  Set the folder of their base model as base_model_name_or_path into "
             f"{model.folder / ADAPTER_CONFIG_FILE}."
         )
     return decoder
@@ -148,9 +148,11 @@ def _write_hugging_face(
 ) -> Facts:
     weights = open_trained_weights(model)
     reference, reference_dtypes = reference_types(model, weights.config)
-    form = weight_format_from(config, model)
-    quantized_weights = linear_weight_shapes(weights.shapes) if form else {}
-    types = stored_types([name for name in weights.shapes if name not in quantized_weights], reference_dtypes, dtype)
+    architecture = weights.config.architecture
+    form = weight_format_from(config, model, architecture)
+    quantized_weights = linear_weight_shapes(weights.config) if form else {}
+    floats = [name for name in weights.shapes if name not in quantized_weights]
+    types = stored_types(architecture, floats, reference_dtypes, dtype)
     counts = Counter(TYPE_NAMES[stored] for stored in types.values())
     usual = counts.most_common(1)[0][0]
     reason = "as asked for" if dtype else f"as {reference} is stored; --dtype chooses another"
@@ -165,28 +167,28 @@ def _write_hugging_face(
     quantized = {CONFIG_KEY: form.config(quantized_weights)} if form else {}
     _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), "torch_dtype": usual, **quantized})
     if isinstance(form, Float8Format):
-        write_averages(folder, form.averages)  # for evaluation and training through FP8; others read `input_scale`
+        write_averages(folder, form.averages)  # read by FP8 runs; others read `input_scale`
     _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, weights.config))
     difference = measure(folder)
-    logger.info(f"logits beside the trained model's: {difference}")
+    logger.info(f"logits compared with the trained model's: {difference}")
     return {
         **_shape_facts(weights.config),
         "stored as": ", ".join(f"{name} ({count:,} tensors)" for name, count in counts.most_common()),
         **({"linear weights": str(form)} if form else {}),
-        "logits beside the trained model's": difference,
+        "logits compared with the trained model's": difference,
     }
 
 
 def _logit_comparison(
     model: TrainedModel, model_config: ModelConfig, tokenizer: Tokenizer, fp8_settings: Fp8 | None
 ) -> Callable[[Path], str]:
-    """Compute the trained model's logits; the result says how far those of an exported folder are from them.
+    """Compute the trained model's logits; return a function that compares an exported folder with them.
 
     Args:
-        fp8_settings: the 8-bit floats through which both compute, with the scales that training has measured.
+        fp8_settings: 8-bit floats through which both models compute, with the scales measured in training.
 
     Raises:
-        ModelFileError: the adapters belong to another base.
+        ModelFileError: the adapters belong to another base model.
     """
     if not fits_in_memory(model_config):
         size = 4e-9 * model_config.parameter_count()
@@ -226,12 +228,12 @@ def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form
         )
     write_files = write_onnx if form == ONNX else write_program
     difference = write_files(decoder, folder, prompts, expected)
-    logger.info(f"logits beside the trained model's: {difference}")
+    logger.info(f"logits compared with the trained model's: {difference}")
     _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, model_config))
     return {
         **_shape_facts(model_config),
         "form": "ONNX" if form == ONNX else "Paddle inference program",
-        "logits beside the trained model's": str(difference),
+        "logits compared with the trained model's": str(difference),
     }
 
 

@@ -1,4 +1,4 @@
-"""How far an exported model is from the trained one: the largest difference of their logits, both read from files."""
+"""Measure how far an exported model is from the trained one: the largest difference of their logits."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PROMPTS = (
     "计算 12 加 30 等于多少？",
     "def fibonacci(n):",
 )
-MEMORY_FACTOR = 1.3  # what computing takes beside the weights, as a factor
+MEMORY_FACTOR = 1.3  # memory that a forward pass needs, relative to the weights
 
 
 @dataclass(frozen=True)
 class LogitDifference:
-    """Of two models on the same prompts. Logits are natural, before any temperature."""
+    """The difference of two models on the same prompts. Logits are unscaled (temperature 1)."""
 
     largest: float
     largest_logit: float
@@ -40,7 +40,7 @@ class LogitDifference:
 
 
 def compare(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> LogitDifference:
-    """Two models' logits of the same prompts, each [tokens, V]."""
+    """Compare two models' logits of the same prompts, each float32 [tokens, V]."""
     pairs = list(zip(expected, found, strict=True))
     return LogitDifference(
         largest=max(float(np.abs(ours - theirs).max()) for ours, theirs in pairs),
@@ -51,20 +51,20 @@ def compare(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> Logi
 
 
 def fits_in_memory(config: ModelConfig) -> bool:
-    """Whether a model of this shape can be loaded as float32 now."""
+    """Return whether a model of this shape fits into the available memory as float32."""
     available = available_memory()
     return available is None or 4 * config.parameter_count() * MEMORY_FACTOR < available
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids behind the beginning-of-text token, where the model has one."""
+    """Return the token ids of a text, with the beginning-of-text token first if the model has one."""
     start = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     return [*start, *tokenizer.encode(text)]
 
 
 @paddle.no_grad()
 def prompt_logits(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """The logits after every token of each prompt, float32 [tokens, V]."""
+    """Return the logits after every token of each prompt, float32 [tokens, V]."""
     decoder.eval()
     logits = []
     for prompt in prompts:

@@ -1,4 +1,4 @@
-"""The README.md of an exported model: what it is, what it was made from, how, and how well. Needs no Paddle."""
+"""Write the README.md of an exported model: its base, data, parameters and results. Needs no Paddle."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ B rows, S new tokens behind P cached ones (P may be 0), V the vocabulary, K key 
 | input | type | shape | |
 |---|---|---|---|
 | `input_ids` | int64 | [B, S] | the new tokens |
-| `position_ids` | int64 | [B, S] | their places in the text, from 0 |
+| `position_ids` | int64 | [B, S] | their positions in the text, from 0 |
 | `attention_mask` | int64 | [B, P + S] | 1 for tokens, 0 for padding; cached ones first |
-| `last_positions` | int64 | [B] | which of the S tokens each row's logits are wanted for |
-| `past_key_<layer>`, `past_value_<layer>` | float32 | [B, K, P, D] | what the previous call gave |
+| `last_positions` | int64 | [B] | the token of each row, of S, whose logits are returned |
+| `past_key_<layer>`, `past_value_<layer>` | float32 | [B, K, P, D] | key and value returned by the previous call |
 
 Outputs: logits [B, V], then key and value of every layer [B, K, P + S, D], the past of the next call. In Python:
 
@@ -61,18 +61,18 @@ def model_card(
     facts: Mapping[str, str],
     use: str,
 ) -> str:
-    """The text of the card; its YAML front matter is what the Hugging Face Hub reads.
+    """Return the text of the card; its YAML front matter is for the Hugging Face Hub.
 
     Args:
-        base: path or hub id of the model that was trained; "" where that is unknown.
-        base_folder: where its own card may be, whose licence holds for what was made from it.
-        parameters: of the run.
-        results: its figures.
-        facts: of the files, such as their type and how far their logits are from the trained model's.
-        use: how the files are used; Markdown.
+        base: path or hub id of the model that was trained; "" if it is unknown.
+        base_folder: folder that may contain the base model's card, whose licence also applies to the new model.
+        parameters: the run's parameters.
+        results: the run's metrics.
+        facts: about the files, such as their type and how far their logits are from the trained model's.
+        use: how to use the files; Markdown.
     """
     licence = _licence(base_folder)
-    from_hub = parameters.get("from_hf_hub") or (is_adapter_merged and not parameters)  # PEFT's folders hold ids
+    from_hub = parameters.get("from_hf_hub") or (is_adapter_merged and not parameters)  # PEFT's folders contain hub ids
     front: dict[str, Any] = {
         **licence,
         **({"base_model": base} if from_hub and _is_hub_id(base) else {}),
@@ -89,7 +89,7 @@ def model_card(
         f"Trained {how} from {start}{made_from}, and exported with ERNIEKit {__version__}.",
     ]
     if licence["license"] == "unknown":
-        blocks.append("The base model's folder names no licence. Write the one that holds for it into the lines above.")
+        blocks.append("The base model's folder names no licence. Add its licence to the lines above.")
     blocks += _section("Use", use)
     blocks += _section("Files", _table(facts))
     blocks += _section("Data", _data(parameters))
@@ -102,14 +102,14 @@ def model_card(
 
 
 def _licence(base_folder: Path | None) -> dict[str, str]:
-    """The licence fields of the base model's card."""
+    """Return the licence fields of the base model's card."""
     found = _front_matter(base_folder / MODEL_CARD_FILE) if base_folder else {}
     fields = {key: str(found[key]) for key in _LICENCE_KEYS if found.get(key)}
     return {"license": "unknown", **fields}
 
 
 def _front_matter(path: Path) -> Mapping[str, Any]:
-    """What stands between the first two `---` lines of a card; empty where that cannot be read."""
+    """Return the YAML between the first two `---` lines of a card; empty if it cannot be read."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         end = lines.index("---", 1) if lines[:1] == ["---"] else 0

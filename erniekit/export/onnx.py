@@ -1,4 +1,4 @@
-"""A trained model as ONNX, through paddle2onnx, checked with onnxruntime. Both are optional packages."""
+"""Export a trained model as ONNX with paddle2onnx and check it with onnxruntime. Both packages are optional."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from erniekit.model.decoder import Decoder
 
 ONNX_FILE = "model.onnx"
 OPSET = 17
-MAX_BYTES = 2 * 10**9  # protobuf, which holds the whole model, ends at 2 GiB
+MAX_BYTES = 2 * 10**9  # protobuf limits a file to 2 GiB
 PACKAGES = ("paddle2onnx", "onnxruntime")
 
 
 def check_onnx_packages() -> None:
-    """Raise ConfigurationError where a package is missing that exporting to ONNX needs."""
+    """Raise ConfigurationError if a package that ONNX export needs is missing."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(
             f"--format onnx: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed.\n"
-            "  Install what it needs: pip install 'erniekit[onnx]'"
+            "  Install the packages: pip install 'erniekit[onnx]'"
         )
 
 
 def write_onnx(
     decoder: Decoder, folder: Path, prompts: Sequence[Sequence[int]], expected: Sequence[np.ndarray]
 ) -> LogitDifference:
-    """Write `model.onnx`, with the inputs and outputs of `model.static_inference`, and run it.
+    """Write `model.onnx`, with the inputs and outputs of `export.static_program`, and run it.
 
     Args:
-        expected: the trained model's logits after every token of each prompt.
+        expected: the trained model's logits after every token of each prompt, each float32 [tokens, V].
 
     Raises:
-        ModelFileError: the model is too large for an ONNX file, or the file computes something else.
+        ModelFileError: the model is too large for an ONNX file, or the file computes other logits.
     """
     if 4 * decoder.config.parameter_count() > MAX_BYTES:
         raise ModelFileError(
             f"--format onnx: {4e-9 * decoder.config.parameter_count():.3g} GB of float32 weights do not fit into one "
-            "ONNX file, which ends at 2 GB.\n  Use --format inference."
+            "ONNX file, whose limit is 2 GB.\n  Use --format inference."
         )
     os.environ["POLYGRAPHY_AUTOINSTALL_DEPS"] = "0"  # paddle2onnx would install packages while it runs
     import paddle2onnx
@@ -62,7 +62,7 @@ def write_onnx(
     description = ProgramDescription.of(decoder.config)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         save_program(decoder, Path(name))
-        open_program(Path(name))  # refuses what a full disk has cut off
+        open_program(Path(name))  # raises if a full disk has cut the files off
         program, parameters = Path(name, PROGRAM_FILE), Path(name, PARAMETERS_FILE)
         paddle2onnx.export(str(program), str(parameters), str(folder / ONNX_FILE), opset_version=OPSET, verbose=False)
     if not (folder / ONNX_FILE).is_file():
@@ -72,7 +72,11 @@ def write_onnx(
 
 
 def open_onnx(folder: Path) -> Step:
-    """An exported ONNX model, ready to be called, on the CPU."""
+    """Open an exported ONNX model on the CPU.
+
+    Raises:
+        ModelFileError: the file is damaged.
+    """
     import onnxruntime
     from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidProtobuf
 

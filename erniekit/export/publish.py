@@ -1,7 +1,4 @@
-"""Putting a finished model folder where the user wants it: nothing is lost, and it is complete or not there.
-
-Needs no Paddle.
-"""
+"""Write a model folder completely or not at all, and never overwrite other files unasked. Needs no Paddle."""
 
 from __future__ import annotations
 
@@ -21,17 +18,17 @@ from erniekit.training.checkpoint.atomic_folder import (
 
 
 def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool) -> None:
-    """Raise ConfigurationError where writing `target` would touch what is read, or something that is there already.
+    """Raise ConfigurationError if writing `target` would change a folder that is read or overwrite existing files.
 
     Args:
-        sources: the folders that are read while `target` is written.
-        overwrite: allow a folder that is not empty; its files with the names that are written are replaced.
+        sources: folders that are read while `target` is written.
+        overwrite: allow a folder that is not empty; files with the same names are replaced.
     """
     for source in sources:
         if target.resolve() in (source.resolve(), *source.resolve().parents):
             raise ConfigurationError(
-                f"--output {target}: this is {'the' if target.samefile(source) else 'around the'} folder that is read"
-                f" ({source}), which writing would change.\n  Name another folder."
+                f"--output {target}: this is {'the' if target.samefile(source) else 'around the'} folder that "
+                f"this command reads ({source}) and must not change.\n  Name another folder."
             )
     if target.exists() and not target.is_dir():
         raise ConfigurationError(f"--output {target}: is a file; name a folder")
@@ -39,23 +36,23 @@ def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool) -> N
     if held and not overwrite:
         shown = ", ".join(held[:3]) + (", ..." if len(held) > 3 else "")
         raise ConfigurationError(
-            f"--output {target}: the folder is not empty ({shown}), and nothing is overwritten unasked.\n"
+            f"--output {target}: the folder is not empty ({shown}), and export never overwrites files unasked.\n"
             "  Name another folder, or add overwrite_output_dir=true to this command."
         )
 
 
 def publish(target: Path, write: Callable[[Path], None]) -> None:
-    """Create the folder `target` with what `write(folder)` puts into it, and a manifest; all or nothing.
+    """Create the folder `target` from what `write(folder)` puts into it, with a manifest; all or nothing.
 
-    In a folder that is not empty a model that is there is replaced, and files of other names stay.
+    If the folder is not empty, a model in it is replaced, and files with other names stay.
 
     Raises:
-        CheckpointError: the disk is full or cannot be written; what was there is as it was.
+        CheckpointError: the disk is full or cannot be written; `target` is unchanged.
     """
     occupied = target.is_dir() and any(target.iterdir())
 
     def write_or_clear(temp_path: Path) -> None:
-        with ExitStack() as undo:  # after a refusal or a signal: half of a folder is of no use to anybody
+        with ExitStack() as undo:  # after an error or a signal, half a folder is useless
             undo.callback(shutil.rmtree, temp_path, ignore_errors=True)
             write(temp_path)
             undo.pop_all()
@@ -69,8 +66,8 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise ModelFileError or ConfigurationError where `folder` is no folder, or was left half-written."""
+    """Raise ModelFileError or ConfigurationError if `folder` does not exist, is a file, or was left half-written."""
     if not folder.is_dir():
-        what = "is a file, and a model folder is needed" if folder.exists() else "there is no such folder"
+        what = "is a file; name a model folder" if folder.exists() else "there is no such folder"
         raise ConfigurationError(f"{folder}: {what}")
     refuse_half_written(folder)

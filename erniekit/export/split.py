@@ -1,4 +1,4 @@
-"""Cutting the weights of a model folder into other shards. Needs no Paddle."""
+"""Write the weights of a model folder in shards of another size. Needs no Paddle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from erniekit.training.checkpoint.atomic_folder import refuse_damaged
 
 logger = logging.getLogger(__name__)
 
-# The weights, which are written anew, and what belongs to a run rather than to its model.
+# The weights, which are written again, and files that belong to a run and not to its model.
 NOT_COPIED = (
     WEIGHTS_FILE, INDEX_FILE, SHARD_FILES, MANIFEST, PUBLISHING,
     "checkpoint-*", ".erniekit.lock", ".writing-*", ".deleting-*",
@@ -23,13 +23,13 @@ NOT_COPIED = (
 
 
 def split_model(source: Path, target: Path, max_shard_bytes: int, *, overwrite: bool = False) -> None:
-    """Write a copy of the model folder `source` whose weight files have at most `max_shard_bytes` each.
+    """Write a copy of the model folder `source` with at most `max_shard_bytes` in each weight file.
 
     Tensors of any type are copied byte for byte, a few MB at a time; so are all other files of the folder. A tensor
-    that is larger than a shard may be gets one of its own.
+    larger than the limit gets a shard for itself.
 
     Raises:
-        ConfigurationError: `source` is no folder, or `target` holds something or lies around or inside `source`.
+        ConfigurationError: `source` is not a folder, or `target` is not empty or contains or lies inside `source`.
         ModelFileError: the weights are missing or damaged.
         CheckpointError: the disk is full or cannot be written.
     """
@@ -37,7 +37,7 @@ def split_model(source: Path, target: Path, max_shard_bytes: int, *, overwrite: 
     check_target(target, [source], overwrite=overwrite)
     if source.resolve() in target.resolve().parents:
         raise ConfigurationError(
-            f"--output {target}: lies inside {source}, whose files are copied; name a folder beside it"
+            f"--output {target}: lies inside {source}, whose files are copied; name a folder outside it"
         )
     refuse_damaged(source)
     files = open_weight_files(source)
@@ -64,7 +64,7 @@ def split_model(source: Path, target: Path, max_shard_bytes: int, *, overwrite: 
 
 
 def _index_metadata(folder: Path) -> dict[str, Any]:
-    """What the index of `folder` says beside the size; empty where there is none."""
+    """Return the metadata of the shard index of `folder` except the size; empty if there is no index."""
     if not (folder / INDEX_FILE).is_file():
         return {}
     return read_shard_index(folder / INDEX_FILE)[1]

@@ -1,15 +1,16 @@
-"""A decoder as a saved program with a key-value cache: Paddle's static inference model, also the source of ONNX.
+"""Save a decoder as a static program with a key-value cache, run it, and check it against the trained model.
 
-One program serves prefill and decoding. It takes S new tokens per row behind P cached ones, any B, S and P (also 0):
+The program runs on Paddle's inference engine and is also the source of ONNX. It serves both prefill and decoding. It
+takes S new tokens per row behind P cached ones, for any B, S and P (also 0):
 
     input_ids       int64 [B, S]         the new tokens
-    position_ids    int64 [B, S]         their places in the text, from 0
+    position_ids    int64 [B, S]         their positions in the text, from 0
     attention_mask  int64 [B, P + S]     1 for tokens, 0 for padding, cached ones first
-    last_positions  int64 [B]            which of the S new tokens each row's logits are wanted for
+    last_positions  int64 [B]            the token of each row, of S, whose logits are returned
     past_key_<layer>, past_value_<layer> float32 [B, K, P, D]
 
-and gives logits [B, V], then key and value of every layer [B, K, P + S, D], the past of the next call. Padding may
-stand anywhere as long as the mask says so; a new token sees the tokens before it that are no padding.
+It returns logits [B, V], then key and value of every layer [B, K, P + S, D], the past of the next call. Padding may be
+anywhere as long as the mask marks it; a new token attends to all earlier tokens that are not padding.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Step = Callable[[Arrays], list[np.ndarray]]  # the program's inputs -> its outpu
 
 @dataclass(frozen=True)
 class ProgramDescription:
-    """What a caller of the program must know beside the order of inputs and outputs."""
+    """The facts about a saved program that its caller needs in addition to the order of inputs and outputs."""
 
     num_hidden_layers: int
     num_key_value_heads: int
@@ -56,7 +57,7 @@ class ProgramDescription:
 
     @classmethod
     def read(cls, folder: Path) -> ProgramDescription:
-        """Raises ModelFileError where `folder` holds no saved program."""
+        """Read the description in `folder`. Raises ModelFileError if there is none or it is malformed."""
         path = folder / DESCRIPTION_FILE
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
@@ -78,10 +79,13 @@ class ProgramDescription:
 
 
 class StaticKeyValueCache:
-    """Attention of new tokens to cached ones and to each other; stands in for an attention plan in a program."""
+    """Attention of new tokens to cached ones and to each other; replaces an `AttentionPlan` in a program."""
 
     def __init__(self, mask: paddle.Tensor, past: Sequence[paddle.Tensor]) -> None:
-        """`mask`: additive, [B, 1, 1, S, P + S]; `past`: key and value of every layer, [B, K, P, D]."""
+        """Args:
+        mask: additive, [B, 1, 1, S, P + S].
+        past: key and value of every layer, [B, K, P, D] each.
+        """
         self._mask, self._past = mask, past
         self.present: list[paddle.Tensor] = []
 
@@ -94,7 +98,9 @@ class StaticKeyValueCache:
         layer: int,
         dropout: float,
         key: Sequence[int],
+        window: int | None = None,
     ) -> paddle.Tensor:
+        assert window is None, "save_program refuses windows"
         assert dropout == 0.0, "programs are saved in evaluation mode"
         k, v = (
             paddle.concat([past, new.transpose([0, 2, 1, 3])], axis=2)
@@ -110,7 +116,7 @@ class StaticKeyValueCache:
 
 
 class Program(nn.Layer):
-    """What is recorded."""
+    """The layer that is recorded as a program; inputs and outputs are those of the module docstring."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -129,7 +135,8 @@ class Program(nn.Layer):
 
 
 def save_program(decoder: Decoder, folder: Path) -> None:
-    """Write `model.json` and `model.pdiparams`, and what a caller must know into `inference_config.json`."""
+    """Write `model.json`, `model.pdiparams`, and `inference_config.json` with what a caller must know."""
+    _refuse_windows(decoder.config)
     decoder.eval()
     description = ProgramDescription.of(decoder.config)
     names = description.input_names()
@@ -137,23 +144,32 @@ def save_program(decoder: Decoder, folder: Path) -> None:
     shape = [None, description.num_key_value_heads, None, description.head_dim]
     past = [InputSpec(shape, "float32", name) for name in names[len(TOKEN_INPUTS) :]]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # in-place operations are none in a program, which is no news
+        warnings.simplefilter("ignore")  # the warning about in-place operations does not apply to a program
         recorded = paddle.jit.to_static(Program(decoder), input_spec=[*tokens, past], full_graph=True)
         paddle.jit.save(recorded, str(folder / PROGRAM_FILE.removesuffix(".json")))
     description.write(folder)
 
 
+def _refuse_windows(config: ModelConfig) -> None:
+    windows = {config.architecture.layer_attention(config, layer).window for layer in range(config.num_hidden_layers)}
+    for window in windows - {None}:
+        raise ModelFileError(
+            f"{config.model_type}: layers attend to the last {window:,} positions only (sliding_window), which a saved "
+            "program cannot compute yet.\n  Export the model as Hugging Face files instead."
+        )
+
+
 def open_program(folder: Path) -> Step:
-    """A saved program, ready to be called, through Paddle's own inference engine.
+    """Open a saved program in Paddle's inference engine.
 
     Raises:
-        ModelFileError: `folder` holds no saved program, or half of one.
+        ModelFileError: `folder` has no saved program, or only half of one.
     """
     from paddle import inference
 
     program, parameters = folder / PROGRAM_FILE, folder / PARAMETERS_FILE
     if not program.is_file() or not parameters.is_file():
-        raise ModelFileError(f"{folder}: {PROGRAM_FILE} and {PARAMETERS_FILE} are not both there")
+        raise ModelFileError(f"{folder}: {PROGRAM_FILE} or {PARAMETERS_FILE} is missing; export the model again")
     names = ProgramDescription.read(folder).input_names()
     settings = inference.Config(str(program), str(parameters))
     settings.disable_glog_info()
@@ -175,7 +191,7 @@ def open_program(folder: Path) -> Step:
 
 
 def prefill(step: Step, description: ProgramDescription, prompts: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Feed prompts of any lengths at once; the logits after each one's last token, and the past."""
+    """Run the program on prompts of any lengths; return the logits after each prompt's last token, then the past."""
     lengths = np.array([len(prompt) for prompt in prompts])
     ids = np.zeros((len(prompts), lengths.max()), np.int64)
     for row, prompt in enumerate(prompts):
@@ -192,7 +208,7 @@ def generate_greedily(
     max_new_tokens: int,
     stop_token_ids: Sequence[int] = (),
 ) -> list[list[int]]:
-    """The most likely continuation of every prompt, without the stop token that ended it; how a program is used."""
+    """Return the most likely continuation of every prompt, without its stop token. Shows how to use a program."""
     lengths = np.array([len(prompt) for prompt in prompts])
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
     zeros, ones = np.zeros(len(prompts), np.int64), np.ones((len(prompts), 1), np.int64)
@@ -211,8 +227,6 @@ def generate_greedily(
     return answers
 
 
-# A trained model as a program of Paddle's inference engine, checked against the model that it was made from.
-
 TOLERANCE = 1e-3  # of the largest logit; a program that rounds differently stays far below
 
 
@@ -222,10 +236,10 @@ def write_program(
     """Save the program and run it from its files.
 
     Args:
-        expected: the trained model's logits after every token of each prompt.
+        expected: the trained model's logits after every token of each prompt, each float32 [tokens, V].
 
     Raises:
-        ModelFileError: the program computes something else.
+        ModelFileError: the program computes other logits.
     """
     save_program(decoder, folder)
     return check_program(open_program(folder), ProgramDescription.read(folder), prompts, expected)
@@ -234,7 +248,8 @@ def write_program(
 def check_program(
     step: Step, description: ProgramDescription, prompts: Sequence[Sequence[int]], expected: Sequence[np.ndarray]
 ) -> LogitDifference:
-    """Compare a program's logits with those of the trained model: a batch of prompts, and a prompt token by token.
+    """Compare a program's logits with the trained model's, for a batch of prompts and for one prompt fed token by
+    token.
 
     Raises:
         ModelFileError: they differ by more than rounding explains.
@@ -246,14 +261,14 @@ def check_program(
     difference = compare([theirs for theirs, _ in pairs], [ours for _, ours in pairs])
     if difference.largest > TOLERANCE * max(1.0, difference.largest_logit) or not np.isfinite(difference.largest):
         raise ModelFileError(
-            f"the saved program does not compute what the model computes: {difference}.\n"
+            f"the saved program computes other logits than the model: {difference}.\n"
             "  Nothing was exported. This is a defect of the exporter or of the engine; please report it."
         )
     return difference
 
 
 def _token_by_token(step: Step, description: ProgramDescription, prompt: Sequence[int]) -> Iterator[np.ndarray]:
-    """The logits [1, V] after each token of a prompt, fed one at a time."""
+    """Yield the logits [1, V] after each token of a prompt, fed one token at a time."""
     past = description.empty_past(1)
     zero = np.zeros(1, np.int64)
     for position, token in enumerate(prompt):

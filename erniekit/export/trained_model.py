@@ -1,4 +1,4 @@
-"""What the user names when a trained model is wanted: a configuration of a run, its output_dir, or a checkpoint."""
+"""Find the trained model that the user names by a run's configuration, its output_dir, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _MODEL_SOURCE_PARAMETERS = ("model_name_or_path", "from_hf_hub", "from_aistudio"
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A complete model on disk, or adapters together with the base they belong to.
+    """A complete model on disk, or adapters together with the base model they belong to.
 
     Attributes:
-        folder: holds the weights, or the adapters.
-        is_adapter: which of the two.
-        base: the folder of the model that was trained; None where it is unknown, or no longer there.
-        base_name: what the run or the adapters call it: a path or a hub's id; "" where that is unknown.
-        parameters: of the run that made it, by name; empty where that is unknown.
-        results: figures of that run, by name.
+        folder: contains the weights or the adapters.
+        is_adapter: whether the folder contains adapters.
+        base: folder of the model that was trained; None if it is unknown or no longer there.
+        base_name: path or hub id of that model, as the run or the adapters record it; "" if it is unknown.
+        parameters: the run's parameters by name; empty if they are unknown.
+        results: the run's metrics by name.
     """
 
     folder: Path
@@ -48,29 +48,29 @@ class TrainedModel:
 
     @property
     def model_folder(self) -> Path:
-        """Where `config.json` and whole weights are."""
+        """The folder with `config.json` and the full weights."""
         if not self.is_adapter:
             return self.folder
         assert self.base is not None, "find_trained_model has found it"
         return self.base
 
     def file(self, name: str) -> Path | None:
-        """The first of the trained folder and its base that has this file."""
+        """Return the path of a file in the trained folder, else in the base folder; None if neither has it."""
         folders = [self.folder, self.base] if self.base else [self.folder]
         return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
 def find_trained_model(named: Path, config: Config) -> TrainedModel:
-    """The model behind a configuration file (`config` is what it says) or a folder.
+    """Find the model of a run's configuration file (`config` is its content) or of a folder.
 
     Raises:
         ConfigurationError: the run has not been trained, or there is no such file or folder.
-        ModelFileError, CheckpointError: the folder holds no complete model, or the base of adapters is not here.
+        ModelFileError, CheckpointError: the folder has no complete model, or the base model of adapters is missing.
     """
     if named.is_file():
         if not config.basic.output_dir:
-            raise ConfigurationError(f"{named}: `output_dir` is missing, so it does not say where the trained model is")
-        folder = Path(config.basic.output_dir).expanduser()
+            raise ConfigurationError(f"{named}: `output_dir` is missing, so the trained model cannot be found; set it")
+        folder = config.output_dir
     elif named.is_dir():
         folder = named
     else:
@@ -85,7 +85,7 @@ def find_trained_model(named: Path, config: Config) -> TrainedModel:
 
 
 def _local_base_folder(parameters: Mapping[str, Any]) -> Path | None:
-    """The folder of the model that a run started from; nothing is fetched for it."""
+    """Return the folder of the model that a run started from; nothing is downloaded for it."""
     known = {name: parameters[name] for name in _MODEL_SOURCE_PARAMETERS if parameters.get(name)}
     if "model_name_or_path" not in known:
         return None
@@ -104,23 +104,23 @@ def _check_complete(folder: Path, named: Path) -> None:
         if checkpoints:
             refuse_sharded_checkpoint(checkpoints[-1])
             raise CheckpointError(
-                f"{folder}: the run has not finished, so it holds no final model.\n"
+                f"{folder}: the run has not finished, so it has no final model.\n"
                 f"  Name its newest checkpoint, {checkpoints[-1]}, or let the run finish."
             )
         if named.is_file():
             raise ConfigurationError(
-                f"{named}: this run has not been trained: {folder} holds no model.\n"
+                f"{named}: this run has not been trained: {folder} contains no model.\n"
                 f"  Train it first: erniekit train {named}"
             )
-        raise ModelFileError(f"{folder}: neither {CONFIG_FILE} nor {ADAPTER_CONFIG_FILE}: this is no model folder")
+        raise ModelFileError(f"{folder}: neither {CONFIG_FILE} nor {ADAPTER_CONFIG_FILE}: this is not a model folder")
     manifest = problems(folder, hashes=True)
     damaged = [line for line in manifest if ".safetensors" in line]
     if damaged:
-        raise CheckpointError(f"{folder}: the weights are not those that were written: {'; '.join(damaged[:5])}")
+        raise CheckpointError(f"{folder}: the weights have changed since they were written: {'; '.join(damaged[:5])}")
 
 
 def run_parameters(folder: Path) -> Mapping[str, Any]:
-    """The parameters of the run that left this folder; empty where they are unknown. Raises ModelFileError."""
+    """Return the parameters of the run that wrote this folder; empty if they are unknown. Raises ModelFileError."""
     path = folder / PARAMETERS_FILE
     if not path.is_file():
         return {}
@@ -132,7 +132,7 @@ def run_parameters(folder: Path) -> Mapping[str, Any]:
 
 
 def _results(folder: Path) -> Mapping[str, Any]:
-    """Of a finished run its result files; of a checkpoint where the run stood."""
+    """Return the metrics of a finished run, or the step and epoch of a checkpoint."""
     results: dict[str, Any] = {}
     state = folder / STATE_FILE
     if state.is_file():

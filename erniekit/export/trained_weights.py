@@ -1,4 +1,4 @@
-"""The weights of a trained model as a stream of tensors, adapters merged, and the types they are written in."""
+"""Stream the weights of a trained model, with adapters merged, and write them in the types asked for."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from erniekit.build.quantization import base_of_adapters
 from erniekit.errors import ModelFileError
 from erniekit.export.quantized import WeightFormat, linear_weight_shapes, stored_tensor_specs
 from erniekit.export.trained_model import TrainedModel
+from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.lora.config import linear_shapes
 from erniekit.model.lora.peft_files import read_adapters
 from erniekit.model.quantization.codes import dequantize, quantize
 from erniekit.model.quantization.settings import WeightOnly
@@ -24,7 +24,7 @@ from erniekit.model.storage.precision import STORED_TYPES, to_stored
 from erniekit.model.storage.shards import weight_files, write_weight_files
 
 TYPE_NAMES = {stored: name for name, stored in STORED_TYPES.items()}
-_CHUNK_SIZE = 1 << 20  # values that are rounded at once
+_CHUNK_SIZE = 1 << 20  # values that are rounded at a time
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class TrainedWeights:
 
     Attributes:
         config: the model's shape.
-        shapes: every tensor's Hugging Face name and shape.
-        read: yields every tensor in that order; float32 where anything was computed, linears as [out, in].
+        shapes: Hugging Face name and shape of every tensor.
+        read: yields every tensor in that order; float32 if it was computed, linear weights as [out, in].
     """
 
     config: ModelConfig
@@ -43,44 +43,49 @@ class TrainedWeights:
 
 
 def open_trained_weights(model: TrainedModel) -> TrainedWeights:
-    """The weights of a trained model, adapters merged onto what their base was for them; only headers are read yet.
+    """Open the weights of a trained model; read only headers. Adapters are merged onto the base weights that they saw
+    in training, which includes the error of quantization.
 
     Raises:
-        ModelFileError: files are missing or damaged, or do not fit `config.json`.
+        ModelFileError: files are missing or damaged, or do not match `config.json`.
     """
     config = ModelConfig.from_folder(model.model_folder)
     shapes, stored = config.weight_shapes(), open_weights(config, model.model_folder)
     if not model.is_adapter:
         return TrainedWeights(config, shapes, lambda: ((name, stored.read(name)) for name in shapes))
-    merge, base = read_adapters(model.folder, shapes).merge, base_of_adapters(model.parameters)
+    merge, base = read_adapters(model.folder, config).merge, base_of_adapters(model.parameters)
 
     def read(name: str) -> np.ndarray:
         values = stored.read(name)
-        return merge(name, values if base is None else _dequantized_base(base, name, values))
+        return merge(name, values if base is None else _dequantized_base(base, config.architecture, name, values))
 
     return TrainedWeights(config, shapes, lambda: ((name, read(name)) for name in shapes))
 
 
-def _dequantized_base(settings: WeightOnly, name: str, values: np.ndarray) -> np.ndarray:
-    """What a weight of this Hugging Face name has been for adapters beside it; other weights as they are."""
-    path = name.removesuffix(".weight")
-    if values.ndim != 2 or path not in linear_shapes({name: values.shape}):
+def _dequantized_base(settings: WeightOnly, architecture: Architecture, name: str, values: np.ndarray) -> np.ndarray:
+    """Return a weight, by its Hugging Face name, as the adapters saw it in training; other tensors unchanged."""
+    if not architecture.is_linear(name):
         return values
-    form = settings.form(path)
+    form = settings.form(name.removesuffix(".weight"), architecture)
     return dequantize(quantize(values, form, name), form)
 
 
-def stored_types(names: Sequence[str], reference: Mapping[str, str], dtype: str | None) -> dict[str, str]:
+def stored_types(
+    architecture: Architecture, names: Sequence[str], reference: Mapping[str, str], dtype: str | None
+) -> dict[str, str]:
     """The type each tensor is written in, as safetensors names it.
 
+    Routers decide by small differences between their scores, so they stay float32, as `transformers` keeps them.
+
     Args:
-        reference: the types in which the base model stores its tensors.
-        dtype: what the user asks for; None: each tensor as its base has it, new ones as most of the base.
+        reference: types in which the base model stores its tensors.
+        dtype: the type the user asks for; None: as in the base model, new tensors in the base's most frequent type.
     """
     known = {name: stored for name, stored in reference.items() if stored in TYPE_NAMES}
     most = Counter(known.values()).most_common(1)
     usual = STORED_TYPES[dtype] if dtype else most[0][0] if most else "F32"
-    return {name: "F32" if _is_router(name) else usual if dtype else known.get(name, usual) for name in names}
+    routers = {name for name in names if architecture.weight_info(name).rule.kind == "router"}
+    return {name: "F32" if name in routers else usual if dtype else known.get(name, usual) for name in names}
 
 
 def write_weights(
@@ -90,12 +95,12 @@ def write_weights(
     max_shard_bytes: int,
     form: WeightFormat | None = None,
 ) -> list[Path]:
-    """Round every tensor once to its type and write it; a tensor at a time is in memory.
+    """Round every tensor once to its type and write it; only one tensor at a time is in memory.
 
     Args:
-        form: of linear weights; None: theirs is among the types.
+        form: format of the linear weights; None: their types are among `types`.
     """
-    linears = linear_weight_shapes(weights.shapes) if form else {}
+    linears = linear_weight_shapes(weights.config) if form else {}
 
     def contents() -> Iterator[tuple[str, Iterable[Any]]]:
         for name, values in weights.read():
@@ -105,29 +110,25 @@ def write_weights(
             else:
                 yield name, _rounded(name, values, types[name])
 
-    tensors = stored_tensor_specs(weights.shapes, types, form)
+    tensors = stored_tensor_specs(weights.config, types, form)
     return write_weight_files(folder, tensors, contents(), max_shard_bytes, {"format": "pt"})
 
 
 def _rounded(name: str, values: np.ndarray, stored: str) -> Iterator[memoryview]:
-    """A tensor's bytes, piece by piece, for rounding takes room beside the values."""
+    """Yield a tensor's bytes in chunks, because rounding needs additional memory."""
     flat = values.reshape(-1)
     for start in range(0, flat.size, _CHUNK_SIZE):
         yield to_stored(name, flat[start : start + _CHUNK_SIZE], stored).data
 
 
-def _is_router(name: str) -> bool:
-    """Routers decide by small differences between their scores, so `transformers` keeps them in float32, too."""
-    return not {"gate", "moe_statics"}.isdisjoint(name.split("."))
-
-
 def reference_types(model: TrainedModel, config: ModelConfig) -> tuple[Path, dict[str, str]]:
-    """The base and the types in which it stores its weights, or, where it has none, the same of the trained model."""
+    """Return the base model's folder and the types in which it stores its weights; without a base,
+    the trained model's."""
     if model.base is not None and any(weight_files(model.base)):
         try:
             stored = open_weights(config, model.base)
             return model.base, {name: stored.dtype(name) for name in config.weight_shapes()}
-        except ModelFileError:  # the folder has changed since; a model that was trained in full does not need it
+        except ModelFileError:  # the base folder has changed; a model trained in full does not need it
             if model.is_adapter:
                 raise
     stored = open_weights(config, model.folder)

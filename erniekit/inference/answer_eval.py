@@ -1,4 +1,4 @@
-"""Answering held-out dialogues: how close the model comes to the expected answers, and samples to read."""
+"""Answer held-out dialogues in evaluation, score the answers, and write samples to read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_BATCH_SIZE = 16  # bounds the memory of keys and values
 
 @dataclass(frozen=True)
 class EvalPrompt:
-    """A held-out dialogue up to the answer that is compared."""
+    """A held-out dialogue up to the answer that is scored."""
 
     location: str  # file:line
     dialogue: Conversation
@@ -36,21 +36,22 @@ class EvalPrompt:
 
 
 class GeneratedAnswer(NamedTuple):
-    """What the model says, and whether it was going to say more."""
+    """The model's answer, and whether it was cut off."""
 
     text: str
     cut: bool
 
 
 class GenerationEvaluator:
-    """Answers the same dialogues whenever it is called.
+    """Answers the same dialogues at every evaluation.
 
-    Greedy, so that answers do not depend on the batch. An answer that does not end by itself is cut after twice the
-    tokens of the expected one, and 16 more. More would only lower its scores, so how many were cut is told.
+    Decoding is greedy, so that answers do not depend on the batch. An answer that does not end by itself is cut after
+    twice the tokens of the expected answer plus 16. A longer one would only score lower, so the number of cut answers
+    is reported.
 
     Args:
         sources: files of dialogues or pairs.
-        count: how many dialogues of each file, spread over it; -1: all.
+        count: number of dialogues per file, spread over it; -1: all.
         samples: the file to write.
 
     Raises:
@@ -60,14 +61,15 @@ class GenerationEvaluator:
     def __init__(
         self, sources: Sequence[Source], tokenizer: Tokenizer, template: Template, count: int, samples: Path
     ) -> None:
-        AnswerScores()  # a missing library is told before the first evaluation
+        AnswerScores()  # reports a missing library before the first evaluation
         asked = [source for source in sources if source.probability > 0]
         self._sources = dict(zip(source_names([str(source.path) for source in asked]), asked, strict=True))
         self._tokenizer, self._template, self._count = tokenizer, template, count
         self._path = samples
 
     def __call__(self, decoder: Decoder) -> ExtraMetrics:
-        """Answer, and write every dialogue with its answer and scores to `samples`, one JSON object a line."""
+        """Answer every dialogue, write it with its answer and scores to `samples` as JSON lines, and return the
+        metrics."""
         scores: dict[str, AnswerScores] = {}
         cut = skipped = 0
         with eval_mode(decoder), open(self._path, "w", encoding="utf-8") as file:
@@ -87,11 +89,11 @@ class GenerationEvaluator:
         if cut:
             metrics["answers_cut"] = float(cut)
         if skipped:
-            metrics["answers_skipped"] = float(skipped)  # no room for an answer behind the prompt
+            metrics["answers_skipped"] = float(skipped)  # the prompt leaves no room for an answer
         return ExtraMetrics(metrics, {name: part.metrics() for name, part in scores.items()})
 
     def _prompt(self, decoder: Decoder, eval_prompt: EvalPrompt) -> list[int]:
-        """Token ids; none where they leave no room for an answer."""
+        """Return the token ids of a prompt; empty if they leave no room for an answer."""
         tokens = encode_prompt(self._template, self._tokenizer, eval_prompt.dialogue)
         return tokens if len(tokens) < length_limit(decoder, None) else []
 
@@ -100,7 +102,7 @@ class GenerationEvaluator:
             return []
         limits = [2 * len(self._tokenizer.encode(eval_prompt.expected)) + 16 for eval_prompt, _ in asked]
         sampling = Sampling(
-            max_new_tokens=max(limits) + 1,  # one more tells an answer that is cut from one that ends just there
+            max_new_tokens=max(limits) + 1,  # one more, to tell a cut answer from one that ends there
             temperature=0.0,
             stop_token_ids=tuple(self._template.stop_token_ids),
         )
@@ -112,13 +114,13 @@ class GenerationEvaluator:
 
 
 def read_samples(output_dir: Path, count: int) -> list[dict[str, Any]]:
-    """The first samples of the last evaluation."""
+    """Return the first samples of the last evaluation."""
     with open(output_dir / SAMPLES_FILE, encoding="utf-8") as file:
         return [json.loads(line) for line in islice(file, count)]
 
 
 def _select_eval_prompts(source: Source, count: int) -> Iterator[EvalPrompt]:
-    """`count` dialogues, evenly spread over the file."""
+    """Yield `count` dialogues, evenly spread over the file."""
     if count < 0:
         yield from _read_eval_prompts(source)
         return
@@ -138,7 +140,7 @@ def _read_eval_prompts(source: Source) -> Iterator[EvalPrompt]:
 
 
 def _eval_prompt_from(location: str, record: Record) -> EvalPrompt | None:
-    """The last trained answer of a dialogue, or the chosen answer of a pair; plain text asks nothing."""
+    """Return the last trained answer of a dialogue or the chosen answer of a pair as a prompt; None for plain text."""
     if isinstance(record, Preference):
         return EvalPrompt(location, record.prompt, record.chosen[0].content)
     if not isinstance(record, Conversation):

@@ -1,4 +1,4 @@
-"""How close generated answers come to the expected ones: exact match, ROUGE and BLEU, as running sums."""
+"""Score generated answers against expected ones: exact match, ROUGE and BLEU, as running sums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from erniekit.errors import ConfigurationError
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 BLEU_ORDER = 4
-# Ideographs (with extensions and compatibility forms), kana and bopomofo: written without spaces between words.
+# Ideographs (with extensions and compatibility forms), kana and bopomofo, which have no spaces between words.
 _WITHOUT_SPACES = (
     "\u3005-\u3007\u3041-\u30ff\u3105-\u312f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
@@ -23,9 +23,9 @@ _TOKEN = re.compile(f"[{_WITHOUT_SPACES}]|[^\\W_{_WITHOUT_SPACES}]+")
 
 @dataclass
 class BleuCounts:
-    """What corpus BLEU is computed from; sums over answers."""
+    """The counts from which corpus BLEU is computed, summed over answers."""
 
-    matches: list[int] = field(default_factory=lambda: [0] * BLEU_ORDER)  # n-grams of the answers that are expected
+    matches: list[int] = field(default_factory=lambda: [0] * BLEU_ORDER)  # n-grams of the answers also expected
     ngrams: list[int] = field(default_factory=lambda: [0] * BLEU_ORDER)  # n-grams of the answers
     answer_tokens: int = 0
     expected_tokens: int = 0
@@ -38,15 +38,15 @@ class BleuCounts:
 
 
 class AnswerScores:
-    """Scores of any number of answers in the memory of one.
+    """Running scores over any number of answers, in constant memory.
 
-    - `exact_match`: the share of answers that equal the expected text, white space at both ends aside.
+    - `exact_match`: the share of answers that equal the expected text after stripping white space at both ends.
     - `rouge1`, `rouge2`, `rougeL`: the mean F-measure (Lin, 2004) over answers, from 0 to 1, by `rouge-score`. Tokens
-      are lower-case words and numbers as there, and single characters where a script has no spaces between words.
-    - `bleu`: corpus BLEU (Papineni et al., 2002) from 0 to 100, by `sacrebleu` with its tokenizer `zh`, which gives
-      ASCII text the tokens of its default `13a`, and splits ideographs. Two differences: entities such as `&amp;`, and
-      a period or comma between a digit and the end of the text, which `zh` leaves with the digit ("42."). Where no
-      answer is 4 tokens long, it goes up to the longest n-gram there is.
+      are lower-case words and numbers as in that library, and single characters in scripts without spaces.
+    - `bleu`: corpus BLEU (Papineni et al., 2002) from 0 to 100, by `sacrebleu` with its tokenizer `zh`, which tokenizes
+      ASCII text like its default `13a`, and splits ideographs. Two differences: entities such as `&amp;`, and a period
+      or comma between a digit and the end of the text, which `zh` leaves with the digit ("42."). If no answer has 4
+      tokens, the longest existing n-gram is used.
 
     Raises:
         ConfigurationError: a library is not installed.
@@ -60,10 +60,10 @@ class AnswerScores:
         self._bleu = _library("sacrebleu.metrics").BLEU(tokenize="zh", effective_order=True, max_ngram_order=BLEU_ORDER)
 
     def add(self, expected: str, answer: str) -> dict[str, float]:
-        """Take an answer into account.
+        """Add an answer to the sums.
 
         Returns:
-            The scores of this answer alone, under the names of `figures`.
+            The scores of this answer alone, under the names of `metrics`.
         """
         scores = {"exact_match": float(answer.strip() == expected.strip())}
         scores |= {name: score.fmeasure for name, score in self._rouge.score(expected, answer).items()}
@@ -76,7 +76,7 @@ class AnswerScores:
         return scores | {"bleu": bleu.score}
 
     def merge(self, other: AnswerScores) -> None:
-        """Take all answers of `other` into account, as if each had been added here."""
+        """Add all answers of `other`, as if each had been added here."""
         self.count += other.count
         for name, value in other._sums.items():
             self._sums[name] += value
@@ -84,7 +84,7 @@ class AnswerScores:
         self._counts.add(counts.matches, counts.ngrams, counts.answer_tokens, counts.expected_tokens)
 
     def metrics(self) -> dict[str, float]:
-        """The scores over all answers; empty where there is none."""
+        """Return the scores over all answers; empty if there is none."""
         if not self.count:
             return {}
         counts = self._counts
@@ -100,7 +100,7 @@ class AnswerScores:
 
 
 def merge_scores(parts: Mapping[str, AnswerScores]) -> AnswerScores:
-    """The scores over the answers of all sources."""
+    """Return the scores over the answers of all sources."""
     merged = AnswerScores()
     for part in parts.values():
         merged.merge(part)
@@ -108,7 +108,7 @@ def merge_scores(parts: Mapping[str, AnswerScores]) -> AnswerScores:
 
 
 def words_and_characters(text: str) -> list[str]:
-    """Lower-case words and numbers; in scripts without spaces between words, single characters.
+    """Split a text into lower-case words and numbers, and into single characters in scripts without spaces.
 
     On ASCII text these are the tokens of `rouge-score`, whose own tokenizer drops every other character.
     """
@@ -116,14 +116,14 @@ def words_and_characters(text: str) -> list[str]:
 
 
 class _WordsAndCharacters:
-    """The form in which `rouge-score` takes a tokenizer."""
+    """A tokenizer with the interface that `rouge-score` expects."""
 
     def tokenize(self, text: str) -> list[str]:
         return words_and_characters(text)
 
 
 def _clear_tokenizer_caches(tokenizer: Any) -> None:
-    """Empty sacrebleu's caches, which hold the last 65,536 texts of each of its tokenizers."""
+    """Empty sacrebleu's caches, which keep the last 65,536 texts of each of its tokenizers."""
     for part in (tokenizer, *vars(tokenizer).values()):
         clear = getattr(vars(type(part)).get("__call__"), "cache_clear", None)
         if clear is not None:

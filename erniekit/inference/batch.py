@@ -1,4 +1,4 @@
-"""Answering a file of prompts: in batches of similar length, in the order of the file, one JSON object a line."""
+"""Answer a file of prompts: in batches of similar length, in the order of the file, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from erniekit.inference.sampling import Sampling
 
 logger = logging.getLogger(__name__)
 
-_ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}  # JSON itself escapes those below
-WINDOW = 16 * MAX_BATCH_SIZE  # prompts that are sorted by length together, and written together
+_ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}  # json.dumps escapes those below
+WINDOW = 16 * MAX_BATCH_SIZE  # prompts that are sorted by length and written together
 
 
 def encode_prompts(
     model: ChatModel, prompts: Sequence[Prompt], path: Path, sampling: Sampling, *, system: str = "", raw: bool = False
 ) -> list[list[int]]:
-    """Token ids of every prompt; all that cannot be answered are told before the first one is.
+    """Return the token ids of every prompt; report all prompts that cannot be answered before the first answer.
 
     Args:
-        system: for dialogues that bring no system text of their own.
+        system: system text for dialogues without one.
         raw: continue the last message as it is, without the chat template.
 
     Raises:
-        DataError: lines whose prompts are too long, or hold control tokens.
+        DataError: prompts are too long or contain control tokens; lists their lines.
     """
     encoded, problems = [], []
     for prompt in prompts:
         try:
             dialogue = prompt.conversation
             if raw and (len(dialogue.turns) > 1 or dialogue.system):
-                raise DataError("a dialogue, and --raw continues one text; drop --raw")
+                raise DataError("the record is a dialogue, and --raw continues a single text; drop --raw")
             if raw:
                 tokens = model.encode_text(prompt.text)
             else:
@@ -56,7 +56,7 @@ def encode_prompts(
 def answer_records(
     model: ChatModel, prompts: Sequence[Prompt], encoded: Sequence[Sequence[int]], sampling: Sampling
 ) -> Iterator[dict[str, Any]]:
-    """A record for each prompt, in order: `prompt`, `answer`, and where there are any `messages` and `reference`."""
+    """Yield a record for each prompt, in order: `prompt`, `answer`, and `messages` and `reference` if there are any."""
     for start in range(0, len(prompts), WINDOW):
         window = range(start, min(start + WINDOW, len(prompts)))
 
@@ -69,7 +69,7 @@ def answer_records(
 
 
 def write_records(records: Iterator[dict[str, Any]], output: Path) -> None:
-    """Write one JSON object a line; the file gets its name when it is complete.
+    """Write one JSON object per line; the file gets its name when it is complete.
 
     Raises:
         DataError: it cannot be written.
@@ -83,20 +83,20 @@ def write_records(records: Iterator[dict[str, Any]], output: Path) -> None:
     except OSError as error:
         raise DataError(f"--output {output}: cannot be written: {error.strerror or error}") from None
     finally:
-        temp_path.unlink(missing_ok=True)  # what a refusal or a signal has left; a complete file has its name by now
+        temp_path.unlink(missing_ok=True)  # left by an error or a signal; a complete file has been renamed by now
 
 
 def write_record(record: dict[str, Any], file: TextIO) -> None:
-    """One JSON object and a line end; control characters are escaped, for the stream may be a terminal."""
+    """Write a record as one line of JSON; control characters are escaped because the stream may be a terminal."""
     file.write(json.dumps(record, ensure_ascii=False).translate(_ESCAPED) + "\n")
 
 
 def check_output(output: Path) -> None:
-    """Raise DataError where `output` exists, or its folder does not."""
+    """Raise DataError if `output` exists or its folder does not."""
     if output.exists():
-        raise DataError(f"--output {output}: is there already, and nothing is overwritten; name another file")
+        raise DataError(f"--output {output}: already exists and is never overwritten; name another file")
     if not output.parent.is_dir():
-        raise DataError(f"--output {output}: there is no folder {output.parent}")
+        raise DataError(f"--output {output}: there is no folder {output.parent}; create it, or name another file")
 
 
 def _record(prompt: Prompt, answer: str) -> dict[str, Any]:

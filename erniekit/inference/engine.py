@@ -1,4 +1,4 @@
-"""Answering: a model folder with its tokenizer and chat template, for `generate`, `chat` and scoring."""
+"""A model with its tokenizer and chat template that answers prompts, for `generate`, `chat` and scoring."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from erniekit.model.decoder import Decoder
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, is_adapter_folder
 from erniekit.model.storage.model_folder import refuse_sharded_checkpoint
 
-MAX_BATCH_SIZE = 64  # prompts that are answered together: bounds the memory of keys and values
+MAX_BATCH_SIZE = 64  # prompts answered together: bounds the memory of the key-value cache
 
 
 def sampling_from(parameters: GenerationParameters, seed: int) -> Sampling:
-    """How the next token is chosen, from the parameters of section 3.1."""
+    """Return the sampling settings of the generation parameters."""
     return Sampling(
         max_new_tokens=parameters.max_new_tokens,
         temperature=parameters.temperature,
@@ -41,7 +41,7 @@ def sampling_from(parameters: GenerationParameters, seed: int) -> Sampling:
 
 @dataclass(frozen=True)
 class ChatModel:
-    """A decoder that can be asked."""
+    """A decoder with its tokenizer and chat template."""
 
     decoder: Decoder
     tokenizer: Tokenizer
@@ -51,7 +51,7 @@ class ChatModel:
     def load(
         cls, folder: Path, *, adapters: Path | None = None, random_weights: bool = False, seed: int = 42
     ) -> ChatModel:
-        """Open a model folder, an `output_dir` or a checkpoint; of adapters, together with the model they belong to.
+        """Load a model folder, an `output_dir` or a checkpoint; a folder of adapters together with its base model.
 
         Args:
             adapters: a folder of adapters for the model in `folder`.
@@ -61,12 +61,12 @@ class ChatModel:
         """
         if folder.is_file():
             raise ModelFileError(
-                f"{folder}: is a file, and this verb takes a model folder, such as the output_dir of a run.\n"
+                f"{folder}: is a file; name a model folder instead, such as the output_dir of a run.\n"
                 "  For example: erniekit chat output/quickstart/sft"
             )
         if not folder.is_dir():
             raise ModelFileError(
-                f"{folder}: there is no such folder; name a model folder, an output_dir or a checkpoint, or a model of "
+                f"{folder}: there is no such folder; name a model folder, an output_dir, a checkpoint, or a model of "
                 "a hub with --from-hf-hub, --from-aistudio or --from-modelscope"
             )
         if adapters is None and is_adapter_folder(folder):
@@ -77,7 +77,7 @@ class ChatModel:
             hint = f" Its newest checkpoint is {checkpoints[-1]}." if checkpoints else ""
             raise ModelFileError(f"{folder}: there is no config.json, so this is not a model folder.{hint}")
         if adapters is not None and not is_adapter_folder(adapters):
-            raise ModelFileError(f"{adapters}: there are no adapters (no {ADAPTER_CONFIG_FILE}) in it")
+            raise ModelFileError(f"{adapters}: contains no adapters (no {ADAPTER_CONFIG_FILE})")
         has_tokenizer = adapters is not None and any((adapters / name).is_file() for name in TOKENIZER_FILES)
         tokenizer = load_tokenizer(adapters if adapters and has_tokenizer else folder)
         weights = None if random_weights else folder
@@ -86,13 +86,14 @@ class ChatModel:
         return cls(decoder, tokenizer, chat_template(tokenizer))
 
     def answer(self, prompts: Sequence[str], sampling: Sampling, *, system: str = "", raw: bool = False) -> list[str]:
-        """One answer for each prompt; what is sampled for one depends on its place in the list, not on the others.
+        """Return one answer for each prompt; sampling depends on a prompt's index in the list, not on the other
+        prompts.
 
         Args:
             raw: continue the texts as they are, without the chat template.
 
         Raises:
-            UserError: a prompt is empty, too long, no UTF-8, or contains a control token of the model.
+            UserError: a prompt is empty, too long, not UTF-8, or contains a control token of the model.
         """
         encoded = [
             self.encode_text(prompt) if raw else self.encode(Conversation((Turn(USER, prompt),), system))
@@ -107,11 +108,11 @@ class ChatModel:
         streams: Sequence[int],
         report: Callable[[int], None] = lambda done: None,
     ) -> list[str]:
-        """One answer for each prompt of token ids, computed in batches of similar length.
+        """Return one answer for each prompt of token ids, computed in batches of similar length.
 
         Args:
             streams: the number of each prompt's stream of random draws.
-            report: called after every batch with how many prompts are answered.
+            report: called after every batch with the number of prompts answered.
 
         Raises:
             UserError: a prompt is empty or too long.
@@ -130,20 +131,20 @@ class ChatModel:
         return answers
 
     def encode_text(self, text: str) -> list[int]:
-        """The token ids of a text as it is. Raises DataError where it is no UTF-8 or contains a control token."""
+        """Return the token ids of a text as it is. Raises DataError if it is not UTF-8 or contains a control token."""
         return self.tokenizer.encode(self._validated(text))
 
     def encode(self, conversation: Conversation) -> list[int]:
-        """The token ids of a dialogue up to and with the header of the answer to come."""
+        """Return the token ids of a dialogue, ending with the header of the next answer."""
         for text in (conversation.system, *(turn.content for turn in conversation.turns)):
             self._validated(text)
         return encode_prompt(self.template, self.tokenizer, conversation)
 
     def stream(self, tokens: Sequence[int], sampling: Sampling, number: int = 0) -> Iterator[str]:
-        """The answer to encoded tokens, in pieces of text as soon as each is complete.
+        """Yield the answer to encoded tokens in pieces of text, each as soon as it is complete.
 
         Args:
-            number: of the stream of random draws (see `model.generation.stream`).
+            number: of the stream of random draws (see `inference.generation.stream`).
         """
         ids: list[int] = []
         shown = ""
@@ -170,17 +171,17 @@ class ChatModel:
         token = self.tokenizer.find_control_token(text)
         if token is not None:
             raise DataError(
-                f"the text contains {token}, which steers the model and may not stand in a message; remove it"
+                f"the text contains {token}, a control token of the model, which a message must not contain; remove it"
             )
         return text
 
 
 @dataclass
 class Dialogue:
-    """A conversation that goes on; forgets its oldest exchanges when it grows too long.
+    """A conversation that continues, and forgets its oldest rounds when it grows too long.
 
     Attributes:
-        replies: how many were begun; each draws from a random stream of its own.
+        replies: number of replies begun; each draws from its own random stream.
     """
 
     model: ChatModel
@@ -193,7 +194,7 @@ class Dialogue:
         return cls(model, length_limit(model.decoder, max_model_len), Conversation((), system))
 
     def reply(self, message: str, sampling: Sampling) -> Iterator[str]:
-        """The answer to the user's next message, in pieces. It becomes part of the dialogue once it is complete.
+        """Yield the answer to the user's next message in pieces. It becomes part of the dialogue once it is complete.
 
         Raises:
             DataError: the message alone leaves no room for an answer.
@@ -204,7 +205,9 @@ class Dialogue:
             asked = asked.drop_oldest_rounds(1)
             tokens = self.model.encode(asked)
         if len(tokens) >= self.max_model_len:
-            raise DataError(f"the message has {len(tokens):,} tokens and max_model_len is {self.max_model_len:,}")
+            raise DataError(
+                f"the message has {len(tokens):,} tokens and max_model_len is {self.max_model_len:,}; shorten it"
+            )
         number, pieces = self.replies, []
         self.replies += 1
         for piece in self.model.stream(tokens, replace(sampling, max_length=self.max_model_len), number):

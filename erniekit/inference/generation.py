@@ -1,4 +1,4 @@
-"""Generating text token by token, with a key-value cache, for one prompt or a batch of prompts."""
+"""Generate text token by token with a key-value cache, for one prompt or a batch of prompts."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import paddle.nn.functional as F
 
 from erniekit.errors import UserError
 from erniekit.inference.sampling import Sampling, random_stream, sample_token
-from erniekit.model.attention import MASKED, AttentionPlan, attention
+from erniekit.model.attention import MASKED, AttentionPlan
 from erniekit.model.decoder import Decoder
 
 
 def generate(
     decoder: Decoder, prompts: Sequence[Sequence[int]], sampling: Sampling, streams: Sequence[int] | None = None
 ) -> list[list[int]]:
-    """Answer every prompt; the token ids of the answers, without the stop token that ended them.
+    """Return the token ids of the answer to every prompt, without the stop token.
 
-    Prompts may differ in length; each gets the answer that `stream` gives it alone with the same number.
+    Prompts may differ in length; each gets the answer that `stream` gives for it alone with the same number.
 
     Args:
-        streams: the number of each prompt's stream of random draws; default its place in `prompts`.
+        streams: the number of each prompt's stream of random draws; default: its index in `prompts`.
 
     Raises:
         UserError: a prompt is empty, or leaves no room for an answer (see `length_limit`).
@@ -50,7 +50,7 @@ def stream(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, number: 
 
 
 def length_limit(decoder: Decoder, max_length: int | None) -> int:
-    """How many tokens prompt and answer may have together: `max_length`, if the model itself allows as many."""
+    """Return the maximum tokens of prompt and answer together: `max_length`, but not more than the model allows."""
     own_limit = decoder.config.max_position_embeddings
     return own_limit if max_length is None else min(max_length, own_limit)
 
@@ -69,7 +69,7 @@ def check_prompt(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, nu
 def _token_steps(
     decoder: Decoder, prompts: Sequence[Sequence[int]], sampling: Sampling, streams: Sequence[int]
 ) -> Iterator[list[int | None]]:
-    """Per step one token id for each prompt, None for those that have ended."""
+    """Yield per step one token id for each prompt, None for those that have ended."""
     if not prompts:
         return
     for number, prompt in enumerate(prompts, start=1):
@@ -95,7 +95,7 @@ def _token_steps(
 
 
 class KeyValueCache:
-    """Keys and values of the tokens so far, per layer [B, K, slots, D]; stands in for an attention plan.
+    """Keys and values of the tokens so far, per layer [B, K, slots, D]; replaces an `AttentionPlan`.
 
     The prompts fill the first slots, padded on the right to the longest; each later token takes one more slot in every
     row. Padding is never attended to.
@@ -105,22 +105,39 @@ class KeyValueCache:
         self.prompt_lengths = np.asarray(prompt_lengths)
         self.new_tokens = 0
         longest = int(self.prompt_lengths.max())
-        # One document per row. The padded tail's columns hold its start, so that its rows see nothing at all.
+        # One document per row. The columns of the padded tail have its start as their end, so no row attends to them.
         ends = np.broadcast_to(self.prompt_lengths[:, None], (len(prompt_lengths), longest))
         self._prompt_plan = AttentionPlan.build(ends[:, None, :, None])
         self._padding = np.arange(longest) >= self.prompt_lengths[:, None]
         self._mask: paddle.Tensor | None = None
+        self._windowed_masks: dict[int, paddle.Tensor] = {}  # of the newest tokens, by window
         self._keys: dict[int, paddle.Tensor] = {}
         self._values: dict[int, paddle.Tensor] = {}
 
     def extend(self) -> paddle.Tensor:
-        """Make room for one more token per row; returns the tokens' position ids [B, 1]."""
+        """Add a slot for one more token per row; return the tokens' position ids [B, 1]."""
         positions = self.prompt_lengths + self.new_tokens
         self.new_tokens += 1
+        self._windowed_masks.clear()
         if self._padding.any():
             masked = np.pad(self._padding, ((0, 0), (0, self.new_tokens)))
             self._mask = paddle.to_tensor(np.where(masked, np.float32(MASKED), np.float32(0))[:, None, None])
         return paddle.to_tensor(positions[:, None])
+
+    def _windowed_mask(self, window: int) -> paddle.Tensor:
+        """The mask [B, 1, 1, slots] of padding and of what lies before the last `window` positions of each row."""
+        if window in self._windowed_masks:
+            return self._windowed_masks[window]
+        longest = self._padding.shape[1]
+        queries = self.prompt_lengths[:, None] + self.new_tokens - 1
+        new_positions = self.prompt_lengths[:, None] + np.arange(self.new_tokens)
+        prompt_positions = np.broadcast_to(np.arange(longest), self._padding.shape)
+        positions = np.concatenate([prompt_positions, new_positions], axis=1)
+        masked = np.pad(self._padding, ((0, 0), (0, self.new_tokens))) | (queries - positions >= window)
+        self._windowed_masks[window] = paddle.to_tensor(
+            np.where(masked, np.float32(MASKED), np.float32(0))[:, None, None]
+        )
+        return self._windowed_masks[window]
 
     def attend(
         self,
@@ -131,27 +148,29 @@ class KeyValueCache:
         layer: int,
         dropout: float,
         key: Sequence[int],
+        window: int | None = None,
     ) -> paddle.Tensor:
-        """Attention of the prompts among themselves, or of one new token per row to everything before it."""
+        """Compute attention within the prompts, or of one new token per row to everything before it."""
         assert dropout == 0.0, "text is generated in evaluation mode"
         k_BKSD, v_BKSD = k_BSKD.transpose([0, 2, 1, 3]), v_BSKD.transpose([0, 2, 1, 3])
         if self.new_tokens == 0:
             self._keys[layer], self._values[layer] = k_BKSD, v_BKSD
-            return attention(q_BSHD, k_BSKD, v_BSKD, self._prompt_plan)
+            return self._prompt_plan.attend(q_BSHD, k_BSKD, v_BSKD, window=window)
         keys = self._keys[layer] = paddle.concat([self._keys[layer], k_BKSD], axis=2)
         values = self._values[layer] = paddle.concat([self._values[layer], v_BKSD], axis=2)
         batch, _, heads, head_dim = q_BSHD.shape
         # The query heads that share a key head become rows of one product.
         q = (q_BSHD * head_dim**-0.5).reshape([batch, keys.shape[1], -1, head_dim])
         scores = paddle.matmul(q, keys, transpose_y=True)
-        if self._mask is not None:
-            scores = scores + self._mask
+        mask = self._mask if window is None else self._windowed_mask(window)
+        if mask is not None:
+            scores = scores + mask
         return paddle.matmul(F.softmax(scores), values).reshape([batch, 1, heads, head_dim])
 
 
 @paddle.no_grad()
 def _prompt_logits(decoder: Decoder, prompts: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray:
-    """Fill the cache with the prompts; the logits after each prompt's last token [B, V]."""
+    """Fill the cache with the prompts; return the logits after each prompt's last token [B, V]."""
     longest = max(map(len, prompts))
     ids = np.zeros((len(prompts), longest), np.int64)
     for row, prompt in enumerate(prompts):
@@ -166,7 +185,7 @@ def _prompt_logits(decoder: Decoder, prompts: Sequence[Sequence[int]], cache: Ke
 
 @paddle.no_grad()
 def _next_logits(decoder: Decoder, seen: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray:
-    """Feed every row's newest token; the logits of the token after it [B, V]."""
+    """Feed every row's newest token; return the logits of the token after it [B, V]."""
     positions = cache.extend()
     newest = paddle.to_tensor(np.array([[tokens[-1]] for tokens in seen], np.int64))
     rows = _evaluate(decoder, newest, positions, cache)[:, 0]
@@ -175,7 +194,7 @@ def _next_logits(decoder: Decoder, seen: Sequence[Sequence[int]], cache: KeyValu
 
 
 def _evaluate(decoder: Decoder, ids: paddle.Tensor, positions: paddle.Tensor, cache: KeyValueCache) -> paddle.Tensor:
-    """One forward pass without dropout, whatever mode the decoder is in; on every rank the states of all tokens."""
+    """Run one forward pass without dropout; return the hidden states of all tokens on every rank."""
     training = decoder.training
     decoder.eval()
     try:

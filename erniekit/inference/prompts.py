@@ -1,4 +1,4 @@
-"""Prompts from a file: a text with one prompt a line, or records of dialogues whose last answer is wanted."""
+"""Read prompts from a file: one prompt per line, or records of dialogues that lack their last answer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FORMAT_BY_FIELD = {
     "messages": "messages",
     "src": "erniekit",
     "instruction": "alpaca",
-}  # the field that tells the format
+}  # the field by which a format is recognised
 _MAX_SHOWN_PROBLEMS = 20
-_PLACEHOLDER_ANSWER = "-"  # stands in for the answer that is wanted while a record is read; dropped afterwards
+_PLACEHOLDER_ANSWER = "-"  # replaces the missing answer while a record is parsed; dropped afterwards
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Prompt:
 
     Attributes:
         line: in the file, from 1.
-        conversation: what the model is asked.
-        reference: the answer that the record holds; None where it holds none.
+        conversation: the dialogue that the model answers.
+        reference: the answer in the record; None if it has none.
     """
 
     line: int
@@ -43,13 +43,13 @@ class Prompt:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """All prompts of a file, in its order.
+    """Return all prompts of a file, in order.
 
-    A `.jsonl` or `.json` file holds records of the formats `messages`, `erniekit` and `alpaca`; their last answer may
-    be missing, and is not shown to the model. Any other file holds a prompt on each line that is not blank.
+    A `.jsonl` or `.json` file contains records of the formats `messages`, `erniekit` and `alpaca`; their last answer
+    may be missing and is not shown to the model. Any other file contains a prompt on each line that is not blank.
 
     Raises:
-        DataError: the file cannot be read, holds no prompt, or some of it is malformed (every line is listed).
+        DataError: the file cannot be read, has no prompt, or is malformed (every bad line is listed).
     """
     items = list(_records(path) if path.suffix.lower() in JSON_SUFFIXES else _lines(path))
     problems = [str(item) for item in items if isinstance(item, RecordProblem)]
@@ -59,7 +59,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         raise DataError("\n".join([*problems[:_MAX_SHOWN_PROBLEMS], *more]))
     prompts = [item for item in items if isinstance(item, Prompt)]
     if not prompts:
-        raise DataError(f"{path}: holds no prompt")
+        raise DataError(f"{path}: contains no prompt")
     return prompts
 
 
@@ -102,7 +102,7 @@ def _prompt(line: int, value: object) -> Prompt:
 
 
 def _completed_messages(record: dict) -> tuple[dict, bool]:
-    """A record that the parser takes: with a last answer, and without labels, which are for training."""
+    """Complete a record for the parser: add a last answer and drop labels, which are for training."""
     messages = record["messages"]
     if not isinstance(messages, list):
         return record, True

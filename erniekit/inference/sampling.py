@@ -1,4 +1,4 @@
-"""From logits to the next token. NumPy only, so that a seed gives the same text on every device."""
+"""Sample the next token from logits. NumPy only, so that a seed gives the same text on every device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next tokens are chosen, and when to stop.
+    """Settings of sampling, and when to stop.
 
-    The steps follow each other in this order: repetition penalty, temperature, top-k, top-p.
+    They apply in this order: repetition penalty, temperature, top-k, top-p.
     """
 
     max_new_tokens: int = 256
@@ -26,12 +26,12 @@ class Sampling:
 
 
 def random_stream(sampling: Sampling, number: int) -> np.random.Generator:
-    """One answer's source of randomness; answers of different numbers draw independently."""
+    """Return the random generator of one answer; answers with different numbers draw independently."""
     return np.random.default_rng([sampling.seed, number])
 
 
 def sample_token(logits_V: np.ndarray, seen: Sequence[int], sampling: Sampling, generator: np.random.Generator) -> int:
-    """The next token id for one row, given the tokens of its prompt and answer so far."""
+    """Return the next token id for one row of logits [V], given the tokens of its prompt and answer so far."""
     logits = penalise(logits_V, seen, sampling.repetition_penalty)
     if sampling.temperature == 0.0:
         return int(logits.argmax())
@@ -40,7 +40,7 @@ def sample_token(logits_V: np.ndarray, seen: Sequence[int], sampling: Sampling, 
 
 
 def penalise(logits_V: np.ndarray, seen: Sequence[int], penalty: float) -> np.ndarray:
-    """Logits, float64, of which those of the tokens in `seen` are made less likely (each once) by a penalty above 1."""
+    """Return float64 logits [V] in which a penalty above 1 makes each token of `seen` less likely, once."""
     logits = logits_V.astype(np.float64)
     if penalty != 1.0 and len(seen):
         ids = np.unique(np.asarray(seen))
@@ -49,7 +49,7 @@ def penalise(logits_V: np.ndarray, seen: Sequence[int], penalty: float) -> np.nd
 
 
 def token_probabilities(logits_V: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Probabilities after temperature, top-k and top-p; float64 [V], summing to 1."""
+    """Return probabilities after temperature, top-k and top-p; float64 [V], summing to 1."""
     likely_first = np.argsort(-logits_V, kind="stable")
     scaled = (logits_V[likely_first] - logits_V[likely_first[0]]) / sampling.temperature
     if sampling.top_k:

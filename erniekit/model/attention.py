@@ -1,7 +1,7 @@
 """Attention over documents: FlashMask on a GPU, an exact equivalent on a CPU, a dense mask on request.
 
-The layout is Paddle's: queries [B, S, H, D], keys and values [B, S, K, D] with K dividing H (grouped-query
-attention: query head h reads key head h // (H / K)). A query that sees no key yields exact zeros and no gradient.
+The layout is Paddle's: queries [B, S, H, D], keys and values [B, S, K, D], where K divides H (grouped-query attention:
+query head h reads key head h // (H / K)). A query that sees no key yields exact zeros and no gradient.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from erniekit.model.norm import expand_like
 from erniekit.model.randomness import MaskStream
 from erniekit.model.threads import parallel_map
 
-MASKED = -1e30  # far below any score and still finite: a softmax over masked entries alone gives no NaN
-SOFTMAX_FLOOR = 2e-28  # above e^-64, to which Paddle's softmax on a CPU raises smaller probabilities, masked ones too
-MAX_SAVED_SCORES = 4 << 20  # attention probabilities kept for backward, numbers per layer; more are computed again
+MASKED = -1e30  # far below any score but finite: a softmax over masked entries only does not give NaN
+SOFTMAX_FLOOR = 2e-28  # above e^-64, to which Paddle's CPU softmax raises smaller probabilities, also of masked entries
+MAX_SAVED_SCORES = 4 << 20  # probabilities kept for backward, numbers per layer; above this they are recomputed
 
 
 def dense_mask_bytes(batch: int, length: int, mask_heads: int = 1) -> int:
-    """The size in bytes of the float32 mask that `AttentionPlan.build(..., dense=True)` allocates."""
+    """Return the size in bytes of the float32 mask that `AttentionPlan.build(..., dense=True)` allocates."""
     return 4 * batch * mask_heads * length * length
 
 
 class AttentionPlan:
-    """What one batch's attention has to compute; built once and shared by all layers.
+    """The attention of one batch; built once and shared by all layers.
 
     Exactly one of the three forms is present: `indices` (FlashMask's kernel), `blocks` (the CPU's), `mask` (dense).
     """
@@ -46,16 +46,21 @@ class AttentionPlan:
         blocks: BlockPlan | None = None,
         mask: paddle.Tensor | None = None,
         live_rows: paddle.Tensor | None = None,
+        startend_row_indices: np.ndarray | None = None,
     ) -> None:
         self.causal, self.indices, self.blocks, self.mask, self.live_rows = causal, indices, blocks, mask, live_rows
+        self._startend_row_indices = startend_row_indices  # what was planned, for plans with a window
+        self._windowed: dict[int, AttentionPlan] = {}
         self._block_masks: dict[tuple[int, int], list[_BlockMask]] = {}
         self._rows_of_heads: dict[tuple[int, int], list[paddle.Tensor]] = {}
 
     @classmethod
     def build(cls, startend_row_indices: np.ndarray, causal: bool = True, dense: bool = False) -> AttentionPlan:
-        """Plan the attention that FlashMask's int32 [B, Hm, S, n] describes (see `attention_plan`).
+        """Plan the attention that FlashMask's indices describe (see `attention_plan`).
 
-        dense: allocate a mask of `dense_mask_bytes(B, S, Hm)` instead and attend over the whole square.
+        Args:
+            startend_row_indices: int32 [B, Hm, S, n].
+            dense: allocate a mask of `dense_mask_bytes(B, S, Hm)` and attend over the full square.
         """
         indices = np.asarray(startend_row_indices, np.int32)
         widths = (1, 2) if causal else (2, 4)
@@ -69,10 +74,25 @@ class AttentionPlan:
             masked = np.stack([masked_region(row, causal, whole, whole) for row in indices])
             dead = masked.all(-1, keepdims=True)
             mask = paddle.to_tensor(np.where(masked, np.float32(MASKED), np.float32(0)))
-            return cls(causal=causal, mask=mask, live_rows=paddle.to_tensor(~dead) if dead.any() else None)
+            live_rows = paddle.to_tensor(~dead) if dead.any() else None
+            return cls(causal=causal, mask=mask, live_rows=live_rows, startend_row_indices=indices)
         if has_flashmask_kernel():
-            return cls(causal=causal, indices=paddle.to_tensor(indices))
-        return cls(causal=causal, blocks=plan_blocks(indices, causal))
+            return cls(causal=causal, indices=paddle.to_tensor(indices), startend_row_indices=indices)
+        return cls(causal=causal, blocks=plan_blocks(indices, causal), startend_row_indices=indices)
+
+    def windowed(self, window: int) -> AttentionPlan:
+        """Return the plan in which a query sees only the last `window` positions, its own included.
+
+        It is made once for each window, and is this plan itself where no document is longer than the window.
+        """
+        if window not in self._windowed:
+            indices = self._startend_row_indices
+            assert indices is not None and self.causal and indices.shape[-1] == 1, "windows are of causal documents"
+            columns = np.arange(indices.shape[2], dtype=np.int32)[None, None, :, None]
+            narrowed = np.minimum(indices, columns + np.int32(window))
+            unchanged = bool((narrowed == indices).all())
+            self._windowed[window] = self if unchanged else AttentionPlan.build(narrowed, dense=self.mask is not None)
+        return self._windowed[window]
 
     def attend(
         self,
@@ -83,13 +103,15 @@ class AttentionPlan:
         layer: int = 0,
         dropout: float = 0.0,
         key: Sequence[int] = (0,),
+        window: int | None = None,
     ) -> paddle.Tensor:
-        """What a decoder layer calls; a key-value cache offers the same method (`layer` matters only there)."""
+        """Run attention for a decoder layer; a key-value cache has the same method (only there `layer` matters)."""
         del layer
-        return attention(q_BSHD, k_BSKD, v_BSKD, self, dropout=dropout, key=key)
+        plan = self if window is None else self.windowed(window)
+        return attention(q_BSHD, k_BSKD, v_BSKD, plan, dropout=dropout, key=key)
 
     def block_masks(self, query_heads: int, key_heads: int) -> list[_BlockMask]:
-        """The additive mask of every block, in the order of `blocks`, for these numbers of heads."""
+        """Return the additive mask of every block, in the order of `blocks`, for these numbers of heads."""
         assert self.blocks is not None
         heads = (query_heads, key_heads)
         if heads not in self._block_masks:
@@ -101,7 +123,7 @@ class AttentionPlan:
         return self._block_masks[heads]
 
     def rows_of_heads(self, tokens: int, key_heads: int) -> list[paddle.Tensor]:
-        """For every key head the numbers of its rows, int64 [T], among rows (token, key head)."""
+        """Return for every key head the indices of its rows, int64 [T], among rows ordered (token, key head)."""
         if (tokens, key_heads) not in self._rows_of_heads:
             numbers = np.arange(tokens * key_heads).reshape(tokens, key_heads)
             self._rows_of_heads[tokens, key_heads] = [paddle.to_tensor(rows) for rows in numbers.T]
@@ -116,7 +138,7 @@ def attention(
     dropout: float = 0.0,
     key: Sequence[int] = (0,),
 ) -> paddle.Tensor:
-    """softmax(q k^T / sqrt(D) + mask) v -> [B, S, H, D].
+    """Return softmax(q k^T / sqrt(D) + mask) v, [B, S, H, D].
 
     Args:
         dropout: probability with which attention probabilities are dropped.
@@ -130,7 +152,7 @@ def attention(
 
 
 def _flashmask(q, k, v, plan, dropout, key):  # type: ignore[no-untyped-def]
-    """Paddle's kernel; it takes bfloat16 or float16, so float32 models are rounded around the call."""
+    """Call Paddle's kernel. It takes bfloat16 or float16, so float32 tensors are rounded around the call."""
     dtype = q.dtype
     if dtype == paddle.float32:
         q, k, v = (x.astype("bfloat16") for x in (q, k, v))
@@ -158,7 +180,7 @@ def _dense_attention(q, k, v, plan, dropout, key):  # type: ignore[no-untyped-de
 
 
 def _by_key_head(mask: paddle.Tensor, heads: int, key_heads: int) -> paddle.Tensor:
-    """A mask [B, Hm, ...] as [B, 1 or K, 1 or G, ...]."""
+    """Reshape a mask [B, Hm, ...] to [B, 1 or K, 1 or G, ...]."""
     mask_heads, rest = mask.shape[1], mask.shape[2:]
     if mask_heads == heads:
         return mask.reshape([mask.shape[0], key_heads, heads // key_heads, *rest])
@@ -166,27 +188,31 @@ def _by_key_head(mask: paddle.Tensor, heads: int, key_heads: int) -> paddle.Tens
 
 
 def _exact_softmax_(scores: paddle.Tensor) -> paddle.Tensor:
-    """Softmax in place, with true zeros where Paddle's kernel leaves its floor (see SOFTMAX_FLOOR)."""
+    """Compute a softmax in place, with true zeros where Paddle's kernel leaves its floor (see SOFTMAX_FLOOR)."""
     return F.relu_(F.softmax_(scores).scale_(1.0, bias=-SOFTMAX_FLOOR))
 
 
 class _BlockMask(NamedTuple):
-    """One block's additive mask [queries * G, keys], or with a leading axis K where key heads differ, and, if some
-    queries are dead, their 0 / 1 rows [1 or K, queries * G, 1]. Of a causal block the mask covers the last tile of
-    keys, which are those of its queries."""
+    """The masks of one block.
+
+    Attributes:
+            additive: [queries * G, keys], or with a leading axis K if key heads differ; of a causal block only the last
+            tile of keys, which are those of its queries.
+        live_rows: 0 / 1 rows [1 or K, queries * G, 1] if some queries see no key; else None.
+    """
 
     additive: paddle.Tensor | None
     live_rows: paddle.Tensor | None
 
     def mask_(self, scores: paddle.Tensor, head: int) -> paddle.Tensor:
-        """Add the mask of a key head to its scores."""
+        """Add the mask of a key head to its scores, in place."""
         if self.additive is None:
             return scores
         additive = self.additive[head] if self.additive.ndim == 3 else self.additive
         return scores.add_(additive.astype(scores.dtype))
 
     def clear_dead_(self, probabilities: paddle.Tensor, head: int) -> paddle.Tensor:
-        """Zeros where a query sees nothing."""
+        """Set the probabilities of queries that see no key to zero, in place."""
         if self.live_rows is None:
             return probabilities
         live = self.live_rows[head if self.live_rows.shape[0] > 1 else 0]
@@ -215,13 +241,13 @@ def _block_mask(block: AttentionBlock, queries: int, keys: int, query_heads: int
 
 @lru_cache(maxsize=64)
 def _causal_mask(tokens: int, group: int) -> paddle.Tensor:
-    """[tokens * group, tokens] of a tile against itself."""
+    """Return the additive causal mask [tokens * group, tokens] of a tile against itself."""
     row = np.repeat(np.arange(tokens), group)[:, None]
     return paddle.to_tensor(np.where(np.arange(tokens) > row, np.float32(MASKED), np.float32(0)))
 
 
 class _BlockAttention(PyLayer):
-    """Attention block by block, with its own backward pass; key heads are computed side by side.
+    """Attention block by block with a manual backward pass; key heads are computed concurrently.
 
     For each key head its queries are [T * G, D] and its keys [T, D] (T = B * S tokens, G = H / K), so that every tile
     of tokens is a range of rows, and a group of query heads shares one product with its key head.
@@ -238,7 +264,7 @@ class _BlockAttention(PyLayer):
         results = parallel_map(lambda head: kernel.forward(head, q, k, v, keep), range(kernel.key_heads))
         out = kernel.merge_heads([out for out, _ in results], q.shape)
         kept = [probabilities for _, of_head in results for probabilities in of_head]
-        ctx.save_for_backward(q, k, v, out, *kept)  # all of them there, where recomputation can take them away
+        ctx.save_for_backward(q, k, v, out, *kept)  # saved through Paddle, so that recomputation can drop them
         ctx.kernel = kernel
         return out
 
@@ -261,14 +287,14 @@ class _BlockAttention(PyLayer):
 
 
 class _BlockRows(NamedTuple):
-    """Where a block lies in the rows of a key head."""
+    """The rows of a block's queries and keys among the rows of a key head."""
 
     queries: slice
     keys: slice
 
 
 class _BlockKernel:
-    """The blocks of a plan for given numbers of heads, and what they compute of one key head."""
+    """Forward and backward pass of one key head over the blocks of a plan."""
 
     def __init__(
         self, plan: AttentionPlan, q_BSHD: paddle.Tensor, key_heads: int, dropout: float, key: Sequence[int]
@@ -289,7 +315,7 @@ class _BlockKernel:
         return self.key_heads * self.group * self.blocks.score_count()
 
     def forward(self, head, q, k, v, keep):  # type: ignore[no-untyped-def]
-        """The output of a key head [T, G * D], and the probabilities of its blocks if they are to be kept."""
+        """Return the output of a key head [T, G * D], and the probabilities of its blocks if `keep` is set."""
         q, k, v = self._queries(q, head), self._scaled_keys(k, head), self._of_head(v, head)
         stream = self._stream(head)
         out, kept = self._empty_tiles(), []
@@ -303,7 +329,7 @@ class _BlockKernel:
         return self._concat_tiles(out, q.dtype), kept
 
     def backward(self, head, q, k, v, grad_out, row_sums, kept):  # type: ignore[no-untyped-def]
-        """The gradients of the queries [T, G * D], keys and values [T, D] of a key head."""
+        """Return the gradients of the queries [T, G * D], keys and values [T, D] of a key head."""
         q, k, v = self._queries(q, head), self._scaled_keys(k, head), self._of_head(v, head)
         grad_out, row_sums = self._queries(grad_out, head), self._of_head(row_sums, head).reshape([-1, 1])
         stream = self._stream(head)
@@ -324,12 +350,12 @@ class _BlockKernel:
         return self._concat_tiles(dq, q.dtype), dk.scale_(self.head_dim**-0.5), dv
 
     def row_sums(self, a_BSHD: paddle.Tensor, b_BSHD: paddle.Tensor) -> paddle.Tensor:
-        """sum over D of a * b -> [T, H]."""
+        """Return the sum over D of a * b, [T, H]."""
         ones = paddle.ones([self.head_dim, 1], dtype=a_BSHD.dtype)
         return paddle.matmul((a_BSHD * b_BSHD).reshape([-1, self.head_dim]), ones).reshape([self.tokens, -1])
 
     def merge_heads(self, heads: Sequence[paddle.Tensor], shape: Sequence[int]) -> paddle.Tensor:
-        """[T, ...] of every key head -> [B, S, N, D]."""
+        """Concatenate [T, ...] of every key head into [B, S, N, D]."""
         return (heads[0] if len(heads) == 1 else paddle.concat(list(heads), axis=1)).reshape(shape)
 
     def _blocks(self) -> Iterator[tuple[AttentionBlock, _BlockMask, _BlockRows]]:
@@ -339,7 +365,7 @@ class _BlockKernel:
             yield block, mask, _BlockRows(slice(start * self.group, stop * self.group), keys)
 
     def _of_head(self, x: paddle.Tensor, head: int) -> paddle.Tensor:
-        """[B, S, K * r, D], or anything of as many values in that order -> [T, r * D] of one key head."""
+        """Select one key head, [T, r * D], of x [B, S, K * r, D] or of any shape with the same order of values."""
         rows = x.reshape([self.tokens * self.key_heads, -1])
         return rows if self.key_heads == 1 else paddle.gather(rows, self.rows_of_heads[head])
 
@@ -347,14 +373,14 @@ class _BlockKernel:
         return self._of_head(x, head).reshape([-1, self.head_dim])
 
     def _scaled_keys(self, k: paddle.Tensor, head: int) -> paddle.Tensor:
-        """Divided by sqrt(D): there are fewer keys than queries."""
+        """Return keys divided by sqrt(D); scaling them is cheaper than scaling the queries, which are more."""
         return self._of_head(k, head) * self.head_dim**-0.5
 
     def _stream(self, head: int) -> MaskStream | None:
         return MaskStream((*self.key, head), self.dropout) if self.dropout else None
 
     def _probabilities(self, q, k, block, mask, head):  # type: ignore[no-untyped-def]
-        """softmax of one block's scores, [queries * G, keys]; exact zeros in rows that see nothing."""
+        """Return the softmax of one block's scores, [queries * G, keys]; exact zeros in rows that see no key."""
         own = self.lengths[block.query_tile]
         if block.causal and len(k) > own:
             seen = paddle.matmul(q, k[:-own], transpose_y=True)
@@ -367,7 +393,7 @@ class _BlockKernel:
         return [None] * len(self.lengths)
 
     def _concat_tiles(self, tiles: list[paddle.Tensor | None], dtype: paddle.dtype) -> paddle.Tensor:
-        """Tiles of queries -> [T, G * D]; zeros where there was no block."""
+        """Concatenate tiles of queries to [T, G * D], with zeros for tiles without a block."""
         present = [
             paddle.zeros([length * self.group, self.head_dim], dtype) if tile is None else tile
             for tile, length in zip(tiles, self.lengths, strict=True)

@@ -1,8 +1,8 @@
-"""Which queries see which keys: from FlashMask's indices to small blocks of work. NumPy only.
+"""Turn FlashMask's indices into a plan of small attention blocks. NumPy only.
 
-FlashMask (Wang et al., 2024, arXiv:2410.01359) describes a mask by columns. `startend_row_indices` is int32
-[B, Hm, S, n] with Hm = 1, the number of key heads, or the number of query heads. It lists, for each key column,
-the query rows that may NOT see it:
+FlashMask (Wang et al., 2024, arXiv:2410.01359) describes a mask by columns. `startend_row_indices` is int32 [B, Hm, S,
+n] with Hm = 1, the number of key heads, or the number of query heads. It lists, for each key column, the query rows
+that may NOT see it:
 
 | causal | n | masked rows |
 |---|---|---|
@@ -12,8 +12,8 @@ the query rows that may NOT see it:
 | no  | 4: lower start, lower end, upper start, upper end | the rows of the two half-open ranges |
 
 The S x S square of each batch row is cut at borders that no attention crosses (the borders of documents), and long
-documents into tiles of queries, each with the range of tiles its keys lie in. So the cost follows the sum of squared
-document lengths, and for windowed masks the width of the window.
+documents into tiles of queries, each with the range of tiles that contain its keys. So the cost follows the sum of
+squared document lengths, and for windowed masks the width of the window.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from itertools import pairwise
 
 import numpy as np
 
-TILE = 256  # queries per block: longer tiles waste more of the causal triangle, shorter ones more calls
+TILE = 256  # queries per block: longer tiles waste more of the causal triangle, shorter ones need more calls
 MERGE_BELOW = 128  # neighbouring documents shorter than this share a block with a local mask
 
 
@@ -32,8 +32,10 @@ MERGE_BELOW = 128  # neighbouring documents shorter than this share a block with
 class AttentionBlock:
     """The queries of one tile and the keys of tiles [first_key_tile, end_key_tile) of the same batch row.
 
-    `masked` is bool [Hm, queries, keys], or None. `causal` means: the queries are the last tile of the key range and
-    nothing but the causal triangle is masked. `has_dead_rows`: some query sees no key at all.
+    Attributes:
+        masked: bool [Hm, queries, keys], or None.
+        causal: the queries are the last tile of the key range, and only the causal triangle is masked.
+        has_dead_rows: some query sees no key.
     """
 
     query_tile: int
@@ -50,9 +52,9 @@ class AttentionBlock:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Tiles that partition the B * S flattened tokens (`tile_lengths`), and the blocks of visible work among them.
+    """Tiles that partition the B * S flattened tokens (`tile_lengths`), and the blocks that attention computes.
 
-    At most one block per query tile; a tile without a block holds queries that see nothing.
+    There is at most one block per query tile; the queries of a tile without a block see no key.
     """
 
     tile_lengths: tuple[int, ...]
@@ -62,7 +64,7 @@ class BlockPlan:
         return sum(self.tile_lengths[block.key_tiles])
 
     def score_count(self) -> int:
-        """How many query-key products are computed per head."""
+        """Return the number of query-key products per head."""
         return sum(self.tile_lengths[block.query_tile] * self.key_count(block) for block in self.blocks)
 
 
@@ -80,7 +82,7 @@ def plan_blocks(indices: np.ndarray, causal: bool, *, tile: int = TILE, merge_be
 
 
 def masked_region(indices: np.ndarray, causal: bool, rows: slice, columns: slice) -> np.ndarray:
-    """Where attention is forbidden: bool [Hm, rows, columns], from the indices [Hm, S, n] of one batch row."""
+    """Return where attention is masked, bool [Hm, rows, columns], from the indices [Hm, S, n] of one batch row."""
     row = np.arange(rows.start, rows.stop, dtype=np.int32)[:, None]
     bounds = [indices[:, None, columns, i] for i in range(indices.shape[-1])]
     if causal:
@@ -93,9 +95,9 @@ def masked_region(indices: np.ndarray, causal: bool, rows: slice, columns: slice
 
 
 def _visible_range(indices: np.ndarray, causal: bool) -> tuple[np.ndarray, np.ndarray]:
-    """First and last row that may see each column under any head [S]; last < first where no row does.
+    """Return the first and last row that may see each column under any head, int [S] each; last < first if no row does.
 
-    The range may hold masked rows in between; it never leaves out a visible one.
+    The range may contain masked rows; it contains every visible one.
     """
     length = indices.shape[1]
     column = np.arange(length)
@@ -109,7 +111,7 @@ def _visible_range(indices: np.ndarray, causal: bool) -> tuple[np.ndarray, np.nd
         lower_start, lower_end, upper_start, upper_end = (indices[..., i] for i in range(4))
         first = np.where(upper_start > 0, 0, upper_end)
         last = np.where(lower_end < length, length, lower_start) - 1
-        # A range that is empty masks nothing.
+        # An empty range masks nothing.
         first = np.where(upper_end <= upper_start, 0, first)
         last = np.where(lower_end <= lower_start, length - 1, last)
     first, last = np.maximum(first, 0), np.minimum(last, length - 1)
@@ -122,7 +124,7 @@ def _segments(first: np.ndarray, last: np.ndarray, merge_below: int) -> Iterator
     length = len(first)
     column = np.arange(length)
     dead = last < 0
-    # A border before position p is free when no earlier column is seen from p or later, and no later one from before p.
+    # A border before position p is free if no row from p on sees an earlier column, and no row before p a later one.
     reach_down = np.maximum.accumulate(np.maximum(last, -1))
     reach_up = np.minimum.accumulate(first[::-1])[::-1]
     free = np.zeros(length + 1, bool)
@@ -146,7 +148,7 @@ def _tile_borders(start: int, stop: int, tile: int) -> list[int]:
 def _segment_blocks(
     indices: np.ndarray, causal: bool, borders: list[int], first_tile: int, first: np.ndarray, last: np.ndarray
 ) -> Iterator[AttentionBlock]:
-    """The blocks of one segment, whose tiles lie between `borders` and are numbered from `first_tile`."""
+    """Yield the blocks of one segment, whose tiles lie between `borders` and are numbered from `first_tile`."""
     start, stop = borders[0], borders[-1]
     if causal and indices.shape[-1] == 1 and (indices[:, start:stop, 0] >= stop).all():  # one document
         for number in range(len(borders) - 1):

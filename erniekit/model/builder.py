@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import paddle
 
+from erniekit.config.sections.moe import MoeParameters
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.architectures.sharding import placement
 from erniekit.model.decoder import Decoder, PipelineStage
 from erniekit.model.device import keep_freed_memory
 from erniekit.model.linear import initial_weight
@@ -18,14 +18,13 @@ from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.fingerprint import AllGatherObject, single_process_all_gather
 from erniekit.model.lora.lora import add_adapters, describe_adapters, load_adapters
 from erniekit.model.moe.dispatch import NO_EXPERT_PARALLEL, ExpertParallel
-from erniekit.model.moe.router import BalanceSettings
 from erniekit.model.quantization.fp8 import AllReduceMax, compute_in_fp8, read_averages, single_process_all_reduce_max
 from erniekit.model.quantization.packed import pack_linears
 from erniekit.model.quantization.settings import Fp8, Quantization, WeightOnly
 from erniekit.model.recompute import Recompute
 from erniekit.model.storage.layouts import open_weights
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
-from erniekit.model.weights import is_transposed, load_weights, named_linears, named_weights, packed_weights
+from erniekit.model.weights import load_weights, named_linears, named_weights, packed_weights
 
 logger = logging.getLogger(__name__)
 
@@ -33,15 +32,16 @@ logger = logging.getLogger(__name__)
 
 
 def initialize_weights(decoder: Decoder, seed: int) -> None:
-    """Matrices normal(0, initializer_range), norm weights 1, biases 0."""
-    shapes = decoder.config.weight_shapes()
+    """Matrices normal(0, initializer_range), norm weights what the architecture says (1), biases 0."""
+    shapes, architecture = decoder.config.weight_shapes(), decoder.config.architecture
     for name, parameter in named_weights(decoder).items():
         values = initial_weight(name, shapes[name], decoder.config, seed)
-        values = values.T if is_transposed(name) else values
-        own = decoder.tp.local_shard(values, placement(name).axis)
+        values = values.T if architecture.is_linear(name) else values
+        own = decoder.tp.local_shard(values, architecture.placement(name).axis)
         parameter.set_value(paddle.to_tensor(np.ascontiguousarray(own)).astype(parameter.dtype))
     for name, weight in packed_weights(decoder).items():
-        weight.fill(name, initial_weight(name, shapes[name], decoder.config, seed), decoder.tp)
+        values = initial_weight(name, shapes[name], decoder.config, seed)
+        weight.fill(name, values, decoder.tp, architecture.placement(name).axis)
 
 
 def build_model(
@@ -55,7 +55,7 @@ def build_model(
     attention_dropout: float = 0.0,
     lora: LoraSettings | None = None,
     adapters: Path | str | None = None,
-    balance: BalanceSettings | None = None,
+    balance: MoeParameters | None = None,
     recompute: Recompute | None = None,
     quantization: Quantization | None = None,
     tp: TensorParallel = NO_TENSOR_PARALLEL,
@@ -110,7 +110,7 @@ def build_model(
             pipeline_stage=pipeline_stage,
         )
     if isinstance(quantization, WeightOnly):
-        pack_linears(named_linears(decoder), quantization)
+        pack_linears(named_linears(decoder), quantization, model_config.architecture)
         for parameter in decoder.parameters():
             parameter.initialize()
     logger.log(log_level, f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")

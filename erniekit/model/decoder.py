@@ -6,21 +6,21 @@ Hugging Face's; `Decoder.named_blocks` gives each stage's prefix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
+from erniekit.config.sections.moe import MoeParameters
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.architectures.rope_scaling import rotary_frequencies
-from erniekit.model.decoder_layer import AttentionBackend, BatchContext, DecoderLayer
+from erniekit.model.decoder_layer import AttentionBackend, BatchContext, DecoderLayer, Rotation
 from erniekit.model.linear import ZEROS
 from erniekit.model.moe.dispatch import NO_EXPERT_PARALLEL, ExpertParallel
 from erniekit.model.moe.experts import MoE
-from erniekit.model.moe.router import BalanceSettings, ExpertBalance
+from erniekit.model.moe.router import NO_BALANCE_LOSSES, ExpertBalance
 from erniekit.model.mtp import MultiTokenPrediction
 from erniekit.model.norm import RMSNorm
 from erniekit.model.randomness import Randomness
@@ -85,6 +85,22 @@ class Head(nn.Layer):
         return self.tp.gather_from_tp(logits)
 
 
+class DecoderModules(NamedTuple):
+    """The classes that a decoder is made of (`Architecture.modules`).
+
+    One that an architecture puts in the place of a plain class takes the same arguments, and the methods and attributes
+    of the plain class are called on it: `Embedding`, `DecoderLayer`, `RMSNorm`, `Head`.
+    """
+
+    embedding: type[nn.Layer]
+    layer: type[nn.Layer]
+    norm: type[nn.Layer]  # the last one, before the head
+    head: type[nn.Layer]
+
+
+PLAIN_MODULES = DecoderModules(Embedding, DecoderLayer, RMSNorm, Head)
+
+
 def last_stage_needs_embedding(config: ModelConfig) -> bool:
     """Whether what comes after the layers uses the embedding, too."""
     return config.tie_word_embeddings or config.num_nextn_predict_layers > 0
@@ -120,7 +136,10 @@ class Decoder(nn.Layer):
 
     Attributes:
         part: what it has of the stack; attributes of stages that it does not have must not be asked for.
+        input_names: the arrays of a batch that `embed` reads.
     """
+
+    input_names: tuple[str, ...] = ("input_ids",)
 
     def __init__(
         self,
@@ -131,7 +150,7 @@ class Decoder(nn.Layer):
         dp_world_size: int = 1,
         hidden_dropout: float = 0.0,
         attention_dropout: float = 0.0,
-        balance: BalanceSettings | None = None,
+        balance: MoeParameters | None = None,
         tp: TensorParallel = NO_TENSOR_PARALLEL,
         expert_parallel: ExpertParallel = NO_EXPERT_PARALLEL,
         pipeline_stage: PipelineStage | None = None,
@@ -142,14 +161,15 @@ class Decoder(nn.Layer):
             (range(config.num_hidden_layers),), first=True, last=True
         )
         self.randomness = Randomness(seed, dp_rank, dp_world_size)
-        self.balance = ExpertBalance(balance or BalanceSettings(), expert_parallel.all_reduce_loads)
-        self.frequencies = rotary_frequencies(config)
+        self.balance = ExpertBalance(balance or NO_BALANCE_LOSSES, expert_parallel.all_reduce_loads)
+        architecture, modules = config.architecture, config.architecture.modules()
+        self.rope_tables = architecture.rope_tables(config)
         self.recompute: Recompute | None = None
         self.adapters: Any = None  # the kind of adapters beside its weights (adapters.lora.Kind), if it has any
         self.activation_scales: Any = None  # of its FP8 products (quantization.fp8.ActivationScales), if it has any
 
         def decoder_layer(number: int, moe: bool) -> DecoderLayer:
-            return DecoderLayer(
+            return modules.layer(
                 config,
                 number,
                 self.randomness,
@@ -162,8 +182,10 @@ class Decoder(nn.Layer):
             )
 
         predictions = config.num_nextn_predict_layers if pipeline_stage.last else 0
+        towers = architecture.towers if pipeline_stage.first else ()
+        self.towers = nn.LayerList(tower.build(config, tp) for tower in towers)
         if pipeline_stage.first or (pipeline_stage.last and last_stage_needs_embedding(config)):
-            self.embedding = Embedding(config, tp)
+            self.embedding = modules.embedding(config, tp)
         self.model_chunks = nn.LayerList(
             nn.LayerList(decoder_layer(number, config.is_moe_layer(number)) for number in chunk)
             for chunk in pipeline_stage.model_chunks
@@ -174,8 +196,8 @@ class Decoder(nn.Layer):
             for depth in range(predictions)
         )
         if pipeline_stage.last:
-            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-            self.head = Head(config, self.embedding if config.tie_word_embeddings else None, tp)
+            self.norm = modules.norm(config.hidden_size, config.rms_norm_eps)
+            self.head = modules.head(config, self.embedding if config.tie_word_embeddings else None, tp)
 
     @property
     def layers(self) -> list[DecoderLayer]:
@@ -184,6 +206,8 @@ class Decoder(nn.Layer):
 
     def named_blocks(self) -> Iterator[tuple[str, nn.Layer]]:
         """Every stage that is here with the prefix of its Hugging Face weight names."""
+        for tower, layer in zip(self.config.architecture.towers, self.towers, strict=False):
+            yield tower.prefix, layer
         if hasattr(self, "embedding"):
             yield "model.embed_tokens.", self.embedding
         for layer in self.layers:
@@ -219,56 +243,74 @@ class Decoder(nn.Layer):
         position_ids_BS: paddle.Tensor,
         plan: AttentionBackend,
         is_token_BS: paddle.Tensor | None = None,
+        **inputs: paddle.Tensor,
     ) -> paddle.Tensor:
-        """Hidden states [B, S, H] after the final norm; `head.token_loss` or `decoder.head` goes on from there.
+        """Return hidden states [B, S, H] after the final norm, for `head.token_loss` or `decoder.head`.
 
         Args:
             input_ids_BS: int64 token ids.
             position_ids_BS: int64 positions, restarting at 0 in every document.
             plan: an `AttentionPlan` of the batch, or a `generation.KeyValueCache`.
             is_token_BS: 1.0 for tokens and 0.0 for padding, for the losses of routers; None: there is no padding.
+            inputs: the other arrays that `embed` reads, by name.
         """
         context = self.context(position_ids_BS, plan, is_token_BS)
-        return self.norm(self.forward_layers(self.embedding(input_ids_BS), context))
+        return self.norm(self.forward_layers(self.embed({"input_ids": input_ids_BS, **inputs}), context))
+
+    def embed(self, inputs: Mapping[str, paddle.Tensor]) -> paddle.Tensor:
+        """Return the hidden states [B, S, H] that enter the first layer.
+
+        Nothing else calls the embedding layer, so this is the place where a tower puts its states at positions of the
+        text. Stages of a pipeline that have no embedding must not call it.
+
+        Args:
+            inputs: arrays of a batch by name: those of `input_names` that the batch has; `input_ids` int64 [B, S].
+        """
+        return self.embedding(inputs["input_ids"])
 
     def context(
         self, position_ids_BS: paddle.Tensor, plan: AttentionBackend, is_token_BS: paddle.Tensor | None = None
     ) -> BatchContext:
         """What all layers share while they compute a batch; arguments as of `forward`."""
-        query_rotation, key_rotation = (
-            rotary_tables(
-                position_ids_BS,
-                self.tp.local_size(heads),
-                self.frequencies,
-                interleaved=self.config.family.rotary_interleaved,
+        heads = (self.config.num_attention_heads, self.config.num_key_value_heads)
+        interleaved = self.config.architecture.rotary_interleaved
+        rotations = tuple(
+            Rotation(
+                *(
+                    rotary_tables(position_ids_BS, self.tp.local_size(count), frequencies, interleaved=interleaved)
+                    for count in heads
+                )
             )
-            for heads in (self.config.num_attention_heads, self.config.num_key_value_heads)
+            for frequencies in self.rope_tables
         )
         if is_token_BS is not None:
             is_token_BS = self.tp.local_tokens(is_token_BS)
-        return BatchContext(query_rotation, key_rotation, plan, position_ids_BS.shape, is_token_BS)
+        return BatchContext(rotations, plan, position_ids_BS.shape, is_token_BS)
 
     def forward_layers(self, hidden_BSH: paddle.Tensor, context: BatchContext, chunk: int = 0) -> paddle.Tensor:
-        """Hidden states after the decoder layers of a run."""
+        """Return the hidden states after the decoder layers of a model chunk."""
         for layer in self.model_chunks[chunk]:
             hidden_BSH = self._forward_layer(layer, hidden_BSH, context)
         return hidden_BSH
 
     def forward_mtp(
-        self, hidden_BSH: paddle.Tensor, context: BatchContext, shifted_ids: Sequence[paddle.Tensor]
+        self,
+        hidden_BSH: paddle.Tensor,
+        context: BatchContext,
+        shifted_inputs: Sequence[Mapping[str, paddle.Tensor]],
     ) -> list[paddle.Tensor]:
-        """What multi-token prediction, depth after depth, makes of hidden states that have passed all layers.
+        """Run multi-token prediction, depth after depth, on hidden states that have passed all layers.
 
         Args:
-            shifted_ids: for depth d from 1 the ids [B, S] of the tokens d places further on (`mtp.ahead`). The states
-                of depth d at position i predict the token d + 1 places after it.
+            shifted_inputs: for depth d from 1 what `embed` reads, of the tokens d positions later
+                (`mtp.shift_within_documents`). The states of depth d at position i predict the token at i + d + 1.
 
         Returns:
-            [B, S, H] for each depth, before the final norm, as `hidden_BSH` is.
+            Hidden states [B, S, H] of each depth, before the final norm, as `hidden_BSH` is.
         """
         states = [hidden_BSH]
-        for prediction, ids_BS in zip(self.mtp, shifted_ids, strict=True):
-            joined_BSH = prediction.combine_inputs(self.embedding(ids_BS), states[-1])
+        for prediction, inputs in zip(self.mtp, shifted_inputs, strict=True):
+            joined_BSH = prediction.combine_inputs(self.embed(inputs), states[-1])
             states.append(self._forward_layer(prediction.block, joined_BSH, context))
         return states[1:]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import paddle
 from paddle import nn
@@ -36,7 +36,14 @@ class AttentionBackend(Protocol):
         layer: int,
         dropout: float,
         key: Sequence[int],
-    ) -> paddle.Tensor: ...
+        window: int | None = None,
+    ) -> paddle.Tensor:
+        """Attend from each query to the keys before it; with `window` to the last `window` positions, its own included.
+
+        Returns:
+            [B, S, H, D].
+        """
+        ...
 
 
 def call_directly(function: Callable[..., paddle.Tensor], *arguments: Any) -> paddle.Tensor:
@@ -44,18 +51,25 @@ def call_directly(function: Callable[..., paddle.Tensor], *arguments: Any) -> pa
     return function(*arguments)
 
 
+class Rotation(NamedTuple):
+    """What turns queries and keys: one rope table at the positions of a batch."""
+
+    queries: RotaryTables
+    keys: RotaryTables
+
+
 @dataclass(frozen=True)
 class BatchContext:
     """What all layers share while they compute one batch.
 
     Attributes:
+        rotations: one for each of the architecture's `rope_tables`.
         run_attention, run_core_attention: how a layer calls its attention block, and in it the attention product;
         recomputation
             puts its own in their place (`recompute.Recompute`).
     """
 
-    query_rotation: RotaryTables
-    key_rotation: RotaryTables
+    rotations: Sequence[Rotation]
     plan: AttentionBackend
     shape: Sequence[int]  # B, S of all tokens; hidden states may be of this rank's part of them
     is_token: paddle.Tensor | None  # [B, S], 1.0 for tokens, 0.0 for padding; None: there is no padding
@@ -72,6 +86,7 @@ class SelfAttention(nn.Layer):
     def __init__(self, config: ModelConfig, layer: int, tp: TensorParallel = NO_TENSOR_PARALLEL) -> None:
         super().__init__()
         self.layer, self.head_dim, self.tp = layer, config.head_dim, tp
+        self.window, self.rope = config.architecture.layer_attention(config, layer)
 
         def linear(name: str, inputs: int, outputs: int, shard_along: Literal["inputs", "outputs"]) -> Linear:
             return Linear(inputs, outputs, config.has_bias(name), tp=tp, shard_along=shard_along)
@@ -81,7 +96,7 @@ class SelfAttention(nn.Layer):
         self.k_proj = linear("k_proj", config.hidden_size, keys, "outputs")
         self.v_proj = linear("v_proj", config.hidden_size, keys, "outputs")
         self.o_proj = linear("o_proj", queries, config.hidden_size, "inputs")
-        qk_norm = config.family.qk_norm
+        qk_norm = config.architecture.qk_norm
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
 
@@ -93,12 +108,12 @@ class SelfAttention(nn.Layer):
         q, k = self.q_proj(x_BSH).reshape(by_token), self.k_proj(x_BSH).reshape(by_token)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q = apply_rotary(q, context.query_rotation).reshape(heads)
-        k = apply_rotary(k, context.key_rotation).reshape(heads)
+        rotation = context.rotations[self.rope]
+        q, k = apply_rotary(q, rotation.queries).reshape(heads), apply_rotary(k, rotation.keys).reshape(heads)
         v = self.v_proj(x_BSH).reshape(heads)
 
         def core(q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
-            return context.plan.attend(q, k, v, layer=self.layer, dropout=dropout, key=key)
+            return context.plan.attend(q, k, v, layer=self.layer, dropout=dropout, key=key, window=self.window)
 
         out = context.run_core_attention(core, q, k, v)
         return self.o_proj(out.reshape([batch, length, -1]))

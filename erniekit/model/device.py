@@ -1,4 +1,4 @@
-"""Which device Paddle computes on, and what it can do."""
+"""Select the device, query its capabilities, and tune the host's memory allocator."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import paddle
 
 from erniekit.errors import ConfigurationError
 
-GIVEN_GPU = "FLAGS_selected_gpus"  # the variable by which launchers give every rank its own
+GIVEN_GPU = "FLAGS_selected_gpus"  # launchers set this variable to each rank's GPU
 
 
 def use_device(wanted: str) -> str:
-    """Select "auto" (a GPU where there is one), "cpu", "gpu" or "gpu:<n>".
+    """Select "auto" (a GPU if there is one), "cpu", "gpu" or "gpu:<n>".
 
-    One of several ranks has the GPU that its launcher has given it.
+    A rank of a launched job uses the GPU that the launcher assigned to it.
 
     Returns:
         "cpu" or "gpu:<n>".
@@ -32,30 +32,30 @@ def use_device(wanted: str) -> str:
         wanted = f"gpu:{os.environ.get(GIVEN_GPU, '0').partition(',')[0]}"
     if wanted.startswith("gpu:") and int(wanted.removeprefix("gpu:")) >= gpus:
         build = "" if paddle.is_compiled_with_cuda() else "; this is a CPU build of Paddle (see README.md, 'On a GPU')"
-        raise ConfigurationError(f"device: {wanted}: this machine has {gpus} GPUs{build}. Write device: cpu or auto")
+        raise ConfigurationError(f"device: {wanted}: this machine has {gpus} GPUs{build}. Set device: cpu or auto")
     paddle.device.set_device(wanted)
     return wanted
 
 
 def has_flashmask_kernel() -> bool:
-    """Whether the current device runs Paddle's `flashmask_attention` (NVIDIA, compute capability 8.0 or newer)."""
+    """Return whether the device runs Paddle's `flashmask_attention` (NVIDIA, compute capability 8.0 or newer)."""
     if not paddle.is_compiled_with_cuda() or not paddle.get_device().startswith("gpu"):
         return False
     return paddle.device.cuda.get_device_capability()[0] >= 8
 
 
 def has_fp8_products() -> bool:
-    """Whether the current device, and this build of Paddle, multiply 8-bit floats.
+    """Return whether the device and this build of Paddle multiply 8-bit floats.
 
-    That is NVIDIA's from compute capability 8.9 on, with CUDA 12.1 or newer.
+    That needs an NVIDIA GPU of compute capability 8.9 or newer, and CUDA 12.1 or newer.
     """
     if not paddle.is_compiled_with_cuda() or not paddle.get_device().startswith("gpu"):
         return False
-    cuda = [int(number) for number in re.findall(r"\d+", paddle.version.cuda())]  # "False" of other makers
+    cuda = [int(number) for number in re.findall(r"\d+", paddle.version.cuda())]  # "False" for other vendors
     return cuda >= [12, 1] and paddle.device.cuda.get_device_capability() >= (8, 9)
 
 
-# How the C library treats freed memory, which on a CPU is where tensors live.
+# How the C library treats freed memory; on a CPU it holds the tensors.
 
 # glibc's <malloc.h>
 _M_TRIM_THRESHOLD = -1
@@ -67,12 +67,12 @@ _GROWTH_BYTES = 64 << 20
 
 
 def keep_freed_memory() -> bool:
-    """Make the process keep freed memory for its next tensors; returns whether the C library can (glibc).
+    """Make the process keep freed memory for its next tensors; return whether the C library supports it (glibc).
 
     By default glibc asks the kernel for every block above 32 MB and returns it when it is freed, and the kernel clears
-    each page again. Training frees and takes the same large blocks at every step: with ERNIE-4.5-0.3B's shapes this
-    spends 15 to 30% of the step. Peak memory grows by a tenth to a fifth, through gaps between blocks. All threads
-    (`threads.py`) take memory from one place: what is kept free for one would be kept from the others.
+    each page again. Training frees and allocates the same large blocks at every step: with ERNIE-4.5-0.3B's shapes this
+    takes 15 to 30% of the step. Peak memory grows by a tenth to a fifth, through gaps between blocks. All threads
+    (`threads.py`) share one arena, because memory kept free in one arena is not available to the others.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

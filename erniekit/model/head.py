@@ -1,6 +1,6 @@
-"""From hidden states to the loss: summed cross entropy over target tokens, or the log-probability of each of them.
+"""The loss head: summed cross entropy over target tokens, or the log-probability of each of them.
 
-Under tensor parallelism every rank has its slice of the vocabulary, and the logits are never whole: ranks exchange a
+Under tensor parallelism every rank has its shard of the vocabulary, and the full logits never exist: ranks exchange a
 few numbers for each token.
 """
 
@@ -19,11 +19,11 @@ from erniekit.model.norm import expand_like
 from erniekit.model.tensor_parallel import TensorParallel
 
 IGNORE_INDEX = -100
-CHUNK_LOGITS = 4 << 20  # logits the fused head holds at once, numbers (16 MiB); more for very large vocabularies
+CHUNK_LOGITS = 4 << 20  # logits of a chunk of the fused head, numbers (16 MiB); more for very large vocabularies
 
 
 class TokenLoss(NamedTuple):
-    """0-d tensors. Divide `loss_sum` by the target tokens of the whole optimizer step, once."""
+    """0-d tensors. Divide `loss_sum` once by the number of target tokens of the full optimizer step."""
 
     loss_sum: paddle.Tensor  # natural log; carries the gradient
     target_count: paddle.Tensor  # int64
@@ -31,7 +31,7 @@ class TokenLoss(NamedTuple):
 
 
 class TokenLogProbabilities(NamedTuple):
-    """Of the T positions that have a label, in their order."""
+    """Log-probabilities of the T positions that have a label, in order."""
 
     values: paddle.Tensor  # fp32 [T], natural logarithm; carries the gradient
     positions: paddle.Tensor  # int64 [T], into the B * S positions of the batch
@@ -46,13 +46,14 @@ def token_loss(
     fused: bool = False,
     sparse: bool = False,
 ) -> TokenLoss:
-    """Sum of -log softmax(hidden W^T)[label] over the positions whose label is not -100.
+    """Sum -log softmax(hidden W^T)[label] over the positions whose label is not -100.
 
     Args:
-        labels_BS: int64, already shifted: position i holds the token it should predict.
-        fused: compute head, loss and gradient chunk by chunk, so that the logits never exist whole.
-            Positions without a label are left out of the chunks.
-        sparse: leave positions without a label out before the head.
+        hidden_BSH: the last hidden states.
+        labels_BS: int64, already shifted: position i has the token it should predict.
+            fused: compute head, loss and gradient chunk by chunk, so that the full logits never exist; positions
+            without a label are left out.
+        sparse: leave out positions without a label before the head.
     """
     hidden = _rows(decoder, hidden_BSH)
     labels = labels_BS.reshape([-1])
@@ -83,13 +84,14 @@ def token_log_probabilities(
     fused: bool = False,
     sparse: bool = False,
 ) -> TokenLogProbabilities:
-    """log softmax(hidden W^T)[label] of every position whose label is not -100.
+    """Compute log softmax(hidden W^T)[label] of every position whose label is not -100.
 
     Args:
-        labels_BS: int64, already shifted: position i holds the token it should predict.
-        fused: chunk by chunk, so that the logits never exist whole; they are computed again in the backward pass,
-            which knows only then how much each token counts.
-        sparse: leave positions without a label out before the head.
+        hidden_BSH: the last hidden states.
+        labels_BS: int64, already shifted: position i has the token it should predict.
+            fused: compute chunk by chunk, so that the full logits never exist; they are recomputed in the backward
+            pass, because only then the gradient of each token is known.
+        sparse: leave out positions without a label before the head.
     """
     hidden, head = _rows(decoder, hidden_BSH), decoder.head
     labels = labels_BS.reshape([-1])
@@ -115,25 +117,28 @@ def token_log_probabilities(
 
 
 def _rows(decoder: Decoder, hidden_BSH: paddle.Tensor) -> paddle.Tensor:
-    """The hidden states of all tokens, [B * S, H], on their way into the head."""
+    """Return the hidden states of all tokens, [B * S, H], as input of the head."""
     return decoder.head.tp.copy_to_tp(hidden_BSH).reshape([-1, hidden_BSH.shape[-1]])
 
 
 def _empty_logits(head: Head, hidden: paddle.Tensor) -> paddle.Tensor:
-    """Where no position has a label: fp32 [0], still a function of all weights, for ranks that exchange the gradient of
-    each weight as it is made must all make it."""
+    """Return an empty loss, fp32 [0], for a batch without labels; it still depends on all weights.
+
+    Ranks that communicate during backward must all compute every gradient.
+    """
     return head(hidden[:1], lambda rows: head.logits_for_loss(rows)[0]).flatten()[:0]
 
 
 def chunk_rows(vocabulary: int, hidden: int) -> int:
-    """Rows the fused head takes at once. Not fewer than H / 4, because each chunk adds to the whole gradient of W."""
+    """Return the rows per chunk of the fused head, at least H / 4, because each chunk adds to the
+    full gradient of W."""
     return max(1, CHUNK_LOGITS // vocabulary, hidden // 4)
 
 
 class _CrossEntropy(PyLayer):
-    """Summed cross entropy of whole logits [T, V]; the gradient is P - E in rows with a label, else 0.
+    """Summed cross entropy of logits [T, V]; the gradient is P - E in rows with a label, else 0.
 
-    Paddle's own `cross_entropy` on a CPU never gives a token more than 64: it raises log-probabilities below -64.
+    Paddle's `cross_entropy` on a CPU limits a token's loss to 64: it raises log-probabilities below -64.
     """
 
     @staticmethod
@@ -156,10 +161,10 @@ class _CrossEntropy(PyLayer):
 
 
 class _FusedHeadLoss(PyLayer):
-    """Loss and gradient of a chunk of rows in one go; only the gradients of hidden and W are kept.
+    """Loss and gradient of a chunk of rows at once; only the gradients of hidden and W are kept.
 
-    With P = softmax(hidden W^T) and E the one-hot labels, the gradients of the summed loss are
-    dhidden = (P - E) W = P W - W[labels] and dW = (P - E)^T hidden, so E is never formed.
+    With P = softmax(hidden W^T) and E the one-hot labels, the gradients of the summed loss are dhidden = (P - E) W = P
+    W - W[labels] and dW = (P - E)^T hidden, so E is never formed.
     """
 
     @staticmethod
@@ -199,7 +204,7 @@ class _FusedHeadLoss(PyLayer):
 
 
 class _LogProbabilities(PyLayer):
-    """Log-probabilities of the targets from whole logits [T, V]; the gradient of row t is g[t] (E - P)."""
+    """Log-probabilities of the targets from logits [T, V]; the gradient of row t is g[t] (E - P)."""
 
     @staticmethod
     def forward(ctx, logits, targets, tp):  # type: ignore[no-untyped-def]
@@ -216,10 +221,10 @@ class _LogProbabilities(PyLayer):
 
 
 class _FusedLogProbabilities(PyLayer):
-    """The same from hidden [T, H] and W [V, H], a chunk of rows at a time, twice.
+    """Log-probabilities from hidden [T, H] and W [V, H], a chunk of rows at a time, recomputed in backward.
 
-    With g the gradients of the rows and E the one-hot targets, dhidden = g (E - P) W = g W[targets] - (g P) W and
-    dW = (g (E - P))^T hidden, so E is never formed.
+    With g the gradients of the rows and E the one-hot targets, dhidden = g (E - P) W = g W[targets] - (g P) W and dW =
+    (g (E - P))^T hidden, so E is never formed.
     """
 
     @staticmethod
@@ -272,9 +277,9 @@ def _row_losses(
     softmax: Callable[[paddle.Tensor], paddle.Tensor],
     tp: TensorParallel,
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Per row -log softmax(logits)[target], whether the target's logit is the largest, and the softmax itself.
+    """Return per row -log softmax(logits)[target], whether the target's logit is the largest, and the softmax.
 
-    `softmax` may work in place. The loss is peak - logit - log P[peak], which stays exact for any logits: the largest
+    `softmax` may work in place. The loss is peak - logit - log P[peak], which is exact for any logits: the largest
     probability is at least 1 / V, so its logarithm is safe.
     """
     if tp.size > 1:
@@ -288,7 +293,8 @@ def _row_losses(
 def _vocab_parallel_row_losses(
     logits_TV: paddle.Tensor, targets_T: paddle.Tensor, tp: TensorParallel
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """`_row_losses` from this rank's columns of the logits; the first of several largest ones counts, as in argmax."""
+    """Compute `_row_losses` from this rank's columns of the logits; among equal largest logits the first counts, as in
+    argmax."""
     width = logits_TV.shape[1]
     columns_T, is_local_T = _local_columns(targets_T, width, tp)
     at_target_T = tp.sum(_zero_nonlocal(_pick(logits_TV, columns_T), is_local_T))
@@ -303,7 +309,7 @@ def _vocab_parallel_row_losses(
 def _vocab_parallel_softmax(
     logits_TV: paddle.Tensor, tp: TensorParallel
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """This rank's columns of the softmax; of each row the largest logit m, and the sum of exp(logit - m)."""
+    """Return this rank's columns of the softmax, and per row the largest logit m and the sum of exp(logit - m)."""
     peak_T = tp.maximum(logits_TV.max(-1))
     powers_TV = paddle.exp(logits_TV - peak_T.unsqueeze(1))
     total_T = tp.sum(powers_TV.sum(-1))
@@ -313,7 +319,7 @@ def _vocab_parallel_softmax(
 def _local_columns(
     targets_T: paddle.Tensor, width: int, tp: TensorParallel
 ) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-    """The targets as columns of this rank's slice of the vocabulary, and which of them lie in it (None: all)."""
+    """Return the targets as columns of this rank's vocabulary shard, and which of them are in it (None: all)."""
     if tp.size == 1:
         return targets_T, None
     columns_T = targets_T - tp.rank * width
@@ -322,7 +328,7 @@ def _local_columns(
 
 
 def _zero_nonlocal(values: paddle.Tensor, is_local_T: paddle.Tensor | None) -> paddle.Tensor:
-    """`values` of rows that are here, 0 in the others."""
+    """Return `values` with the rows set to 0 whose targets are on other ranks."""
     if is_local_T is None:
         return values
     shape = [is_local_T.shape[0], *[1] * (values.ndim - 1)]
@@ -332,7 +338,7 @@ def _zero_nonlocal(values: paddle.Tensor, is_local_T: paddle.Tensor | None) -> p
 def _add_at_targets(
     rows_TV: paddle.Tensor, targets_T: paddle.Tensor, values_T: paddle.Tensor, tp: TensorParallel
 ) -> paddle.Tensor:
-    """rows[t, targets[t]] += values[t], in place, for the targets in this rank's slice."""
+    """Compute rows[t, targets[t]] += values[t] in place, for the targets in this rank's shard."""
     columns_T, is_local_T = _local_columns(targets_T, rows_TV.shape[1], tp)
     flat = rows_TV.reshape([-1])
     flat.index_add_(_flat_positions(columns_T, rows_TV.shape[1]), 0, _zero_nonlocal(values_T, is_local_T))
@@ -340,7 +346,7 @@ def _add_at_targets(
 
 
 def _pick(rows_TV: paddle.Tensor, columns_T: paddle.Tensor) -> paddle.Tensor:
-    """rows[t, columns[t]] for every t."""
+    """Return rows[t, columns[t]] for every t."""
     return paddle.gather(rows_TV.reshape([-1]), _flat_positions(columns_T, rows_TV.shape[1]))
 
 

@@ -1,6 +1,7 @@
-"""Paddle's fused GPU kernels in the place of our own functions, where the user asks for them (`fuse_...`).
+"""Use Paddle's fused GPU kernels instead of our functions if the user asks for them (`fuse_...`).
 
-The choice is one of the process, as the device is. On a CPU Paddle has none of them: our functions run.
+The choice is global to the process, like the device. Paddle has none of these kernels on a CPU; there our functions
+run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import paddle.nn.functional as F
 
 @dataclass(frozen=True)
 class FusedKernels:
-    """Which of them run."""
+    """The fused kernels to use."""
 
     rope: bool = False
     linear: bool = False
@@ -29,46 +30,47 @@ _chosen = FusedKernels()
 
 
 def use_fused_kernels(wanted: FusedKernels) -> FusedKernels:
-    """Compute with these from now on; returns those that the current device has."""
+    """Use these kernels from now on; return those that the current device has."""
     global _chosen
     _chosen = wanted if paddle.get_device().startswith("gpu") else FusedKernels()
     return _chosen
 
 
 def fused_kernels() -> FusedKernels:
-    """What was chosen last."""
+    """Return the kernels in use."""
     return _chosen
 
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
-    """x W + b. Without a bias there is nothing to fuse."""
+    """Compute x W + b. Without a bias there is nothing to fuse."""
     if _chosen.linear and bias is not None:
         return fused_functions.fused_linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
 def fused_rms_norm(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float) -> paddle.Tensor:
-    """`norm.rms_norm` of x [..., H]."""
+    """Compute `norm.rms_norm` of x [..., H] with the fused kernel."""
     return fused_functions.fused_rms_norm_ext(x, weight, epsilon)[0]
 
 
 def fused_swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
-    """`activation.swiglu`."""
+    """Compute `mlp.swiglu` with the fused kernel."""
     return F.swiglu(gate, up)
 
 
 def fused_rotary(
     x_TND: paddle.Tensor, cos_TD: paddle.Tensor, sin_TD: paddle.Tensor, interleaved: bool
 ) -> paddle.Tensor:
-    """`rotary.rotate`, with the angles of each token in the place of a position: all tokens are one row.
+    """Compute `rope.apply_rotary` with the fused kernel; all tokens form one row, and the tables give each token's
+    angles.
 
-    In float32 whatever the model's precision, as `rotary` has it.
+    The computation is in float32 whatever the model's precision, as in `rope`.
     """
     tokens, _, size = x_TND.shape
     rotated, _, _ = fused_functions.fused_rotary_position_embedding(
         x_TND.astype("float32").unsqueeze(0),
         sin=sin_TD.reshape([1, tokens, 1, size]),
         cos=cos_TD.reshape([1, tokens, 1, size]),
-        use_neox_rotary_style=interleaved,  # Paddle's word for pairs of neighbours
+        use_neox_rotary_style=interleaved,  # Paddle's name for pairs of neighbours
     )
     return rotated.squeeze(0).astype(x_TND.dtype)

@@ -1,9 +1,9 @@
-"""The linear layer of every projection: x W + b, with room for a low-rank adapter beside the weight."""
+"""The linear layer of every projection, x W + b, with slots for an adapter and a custom product,
+and initial weights."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -14,36 +14,36 @@ from erniekit.model import kernels
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
-ZEROS = nn.initializer.Constant(0.0)  # weights are always set by the builder; drawing random ones here is wasted
+ZEROS = nn.initializer.Constant(0.0)  # the builder always sets the weights; drawing random ones here would be wasted
 
 
 class Adapter(Protocol):
-    """What may sit beside the weight of a `Linear`."""
+    """An adapter on top of the weight of a `Linear`; returns the new output."""
 
     def __call__(self, x: paddle.Tensor, output: paddle.Tensor, linear: Linear) -> paddle.Tensor: ...
 
 
 class Product(Protocol):
-    """How a `Linear` computes x W where it is no plain product: with a weight in few bits, or through FP8."""
+    """Computes x W of a `Linear` in another way: with a quantized weight, or through FP8."""
 
     def __call__(self, x: paddle.Tensor, linear: Linear) -> paddle.Tensor: ...
 
     def dense(self) -> paddle.Tensor:
-        """The weight [out, in] that is computed with, made now; asked where the layer has none of its own."""
+        """Return a new dense copy [out, in] of the weight; called only if the layer has no weight parameter."""
         ...
 
 
 class Linear(nn.Layer):
-    """x [..., in] -> x W + b [..., out], W [in, out]. With an adapter, what the adapter makes of that.
+    """x [..., in] -> x W + b [..., out] with W [in, out], then modified by the adapter if there is one.
 
-    Parameters are named `weight` and `bias`; those of an adapter begin with `adapter.`. Where `product` keeps the
-    weight in few bits, `weight` is None.
+    Parameters are named `weight` and `bias`; those of an adapter begin with `adapter.`. If `product` holds a quantized
+    weight, `weight` is None.
 
     Args:
-        tp: the ranks that divide it.
-        shard_along: which axis they divide. With "outputs" x must have entered the block and the output is this
-        rank's slice;
-            with "inputs" x is this rank's slice and the output has left the block.
+        tp: the tensor-parallel group that shards the weight.
+            shard_along: the sharded axis. With "outputs" (column parallel) x comes from `copy_to_tp` and the output is
+            this rank's shard; with "inputs" (row parallel) x is this rank's shard and the output is summed by
+            `reduce_from_tp`.
     """
 
     def __init__(
@@ -59,23 +59,23 @@ class Linear(nn.Layer):
         self.tp = tp
         self.is_row_parallel = (
             tp.size > 1 and shard_along == "inputs"
-        )  # over the ranks; the bias is added once, after it
+        )  # the output is summed over the ranks, and the bias is added once, after the sum
         if shard_along == "inputs":
             inputs = tp.local_size(inputs)
         elif shard_along == "outputs":
             outputs = tp.local_size(outputs)
         self.weight: Any = self.create_parameter([inputs, outputs], default_initializer=ZEROS)
         self.bias = self.create_parameter([outputs], default_initializer=ZEROS, is_bias=True) if bias else None
-        self.product: Any = None  # a layer that is a `Product`; None: plain
+        self.product: Any = None  # a `Product`; None: a plain product
         self.adapter: nn.Layer | None = None
 
     @property
     def dense_weight(self) -> paddle.Tensor:
-        """W [in, out]: the parameter, or, where it is kept in few bits, a copy that is made now."""
+        """W [in, out]: the parameter, or a new dense copy of a quantized weight."""
         return self.product.dense().t() if self.weight is None else self.weight
 
     def set_dense_weight(self, values: paddle.Tensor) -> None:
-        """Compute with this W [in, out] from now on."""
+        """Replace the weight by this W [in, out]."""
         if self.weight is None:
             self.product = None
             self.weight = self.create_parameter(values.shape, dtype=values.dtype, default_initializer=ZEROS)
@@ -97,18 +97,16 @@ class Linear(nn.Layer):
         return output
 
 
-# Random weights, each seeded by the run's seed and its own name, so that no order of construction matters. Needs no
-# Paddle.
-
-_NORM = re.compile(r"norm(\.\d+)?\.weight$")
+# Random initial weights. Each is seeded by the run's seed and its name, so the order of construction does not matter.
 
 
 def initial_weight(name: str, shape: tuple[int, ...], config: ModelConfig, seed: int) -> np.ndarray:
-    """The initial value of the weight with this Hugging Face name and shape, float32."""
-    if _NORM.search(name):
-        return np.ones(shape, np.float32)
+    """Return the initial value of the weight with this Hugging Face name and shape, float32."""
     if name.endswith("bias"):  # a router's correction bias, too
         return np.zeros(shape, np.float32)
+    constant = config.architecture.weight_info(name).rule.initial
+    if constant is not None:
+        return np.full(shape, constant, np.float32)
     digest = hashlib.sha256(name.encode()).digest()
     generator = np.random.Generator(np.random.PCG64([seed, int.from_bytes(digest[:8], "little")]))
     values = generator.standard_normal(shape, np.float32)

@@ -1,4 +1,4 @@
-"""Tensors as files have them: whole, one after another, wherever their values are."""
+"""Local and full tensors: one interface for files to read tensors that one process holds or that ranks shard."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paddle import Tensor
 
 from erniekit.model.storage.safetensors import StoredTensor
 
-_FORMAT = {  # Paddle's types and the names that files have for them
+_FORMAT = {  # Paddle's dtypes and their names in files
     paddle.float64: "F64",
     paddle.float32: "F32",
     paddle.float16: "F16",
@@ -27,11 +27,11 @@ _PADDLE = {name: dtype for dtype, name in _FORMAT.items()}
 
 
 class LocalTensors(NamedTuple):
-    """What one rank holds of some tensors, perhaps slices of them.
+    """The tensors of one rank, perhaps shards.
 
     Attributes:
-        tensors: by name, type and shape of what `read` gives.
-        read: one of them. Ranks that hold the same name call it together.
+        tensors: by name, dtype and shape of the tensor that `read` returns.
+        read: returns one of them. Ranks that have the same name call it together.
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -39,12 +39,12 @@ class LocalTensors(NamedTuple):
 
 
 def local_tensors(tensors: Mapping[str, Tensor]) -> LocalTensors:
-    """Tensors of this process."""
+    """Wrap the tensors of this process."""
     return LocalTensors({name: tensor_spec(tensor) for name, tensor in tensors.items()}, tensors.__getitem__)
 
 
 class FullTensors(Protocol):
-    """The tensors of all ranks under their names; every rank reads all of them, in the order of `names`.
+    """The full tensors of all ranks by name; every rank reads all of them, in the order of `names`.
 
     Attributes:
         names: the same on every rank.
@@ -54,17 +54,17 @@ class FullTensors(Protocol):
     def names(self) -> Sequence[str]: ...
 
     def stored(self, name: str) -> StoredTensor:
-        """Type and shape of a whole tensor."""
+        """Return dtype and shape of a full tensor."""
         ...
 
     def read(self, name: str) -> np.ndarray | None:
-        """The whole tensor, bfloat16 as float32, on the rank that writes; None on the others, which give what they hold
-        of it."""
+        """Return the full tensor, bfloat16 as float32, on the rank that writes; None on the others, which send their
+        shards."""
         ...
 
 
 class SingleProcessTensors:
-    """`FullTensors` of one process, which holds all."""
+    """`FullTensors` of a single process, which has all tensors."""
 
     def __init__(self, own: LocalTensors) -> None:
         self._own = own
@@ -78,15 +78,15 @@ class SingleProcessTensors:
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
-    """The values as NumPy holds them: bfloat16, which it does not know, as float32, which loses nothing."""
+    """Convert to NumPy; bfloat16, which NumPy lacks, becomes float32 without loss."""
     return (tensor.astype("float32") if tensor.dtype == paddle.bfloat16 else tensor).numpy()
 
 
 def tensor_spec(tensor: Tensor) -> StoredTensor:
-    """How a file has a tensor's values without loss."""
+    """Return the dtype and shape with which a file stores a tensor without loss."""
     return StoredTensor(_FORMAT[tensor.dtype], tuple(tensor.shape))
 
 
 def paddle_dtype(name: str) -> paddle.dtype:
-    """Paddle's type for a file's name of a type, such as "BF16"."""
+    """Return Paddle's dtype for a file's dtype name, such as "BF16"."""
     return _PADDLE[name]

@@ -1,7 +1,7 @@
-"""Computing in 16 bits through Paddle's AMP, on a GPU. A CPU has no such arithmetic in Paddle: float32 runs there.
+"""Train in 16 bits through Paddle's AMP, on a GPU. Paddle has no 16-bit arithmetic on a CPU: float32 runs there.
 
-What gains from 16 bits is between embedding and head: the products of the decoder layers, and attention. Norms, rotary
-angles, routers, the head and the loss stay in float32 at both levels.
+Only the layers between embedding and head gain from 16 bits: the products of the decoder layers, and attention. Norms,
+rotary angles, routers, the head and the loss stay in float32 at both levels.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ KEEP_IN_FLOAT32 = [
     Gate,
     GateStatistics,
     PackedWeight,
-]  # at every level; of the last, its scales
+]  # at every level; of PackedWeight, its scales
 
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """How a GPU computes; see `docs/parameters/precision.md`.
+    """Mixed precision on a GPU; see `docs/parameters/precision.md`.
 
     Attributes:
-        level: "O1": weights in float32, operators cast what they are given; "O2": weights in 16 bits, of which the
-            optimizer has float32 copies.
+            level: "O1": weights in float32, operators cast their inputs; "O2": weights in 16 bits, of which the
+            optimizer has float32 master copies.
         white_list, black_list: further operators that compute in 16 bits, or in float32.
         master_grad: gradients of 16-bit weights in float32.
     """
@@ -54,25 +54,31 @@ class MixedPrecision:
         return f"{self.dtype}, level {self.level}: weights in {weights}{gradients}; norms, head and loss in float32"
 
     def apply_to(self, decoder: Decoder) -> None:
-        """Make the decoder compute so in training and evaluation; before it has an optimizer.
+        """Make the decoder use this precision in training and evaluation. Call it before creating the optimizer.
 
         Raises:
-            ConfigurationError: the device has no arithmetic in this type.
+            ConfigurationError: the device does not support this dtype.
         """
         check_device(self.dtype)
+        modules = decoder.config.architecture.modules()
+        outer = (modules.embedding, modules.norm, modules.head, RMSNorm)  # of multi-token prediction
         if self.level == "O2":
             paddle.amp.decorate(
-                decoder, level="O2", dtype=self.dtype, master_grad=self.master_grad, excluded_layers=KEEP_IN_FLOAT32
+                decoder,
+                level="O2",
+                dtype=self.dtype,
+                master_grad=self.master_grad,
+                excluded_layers=[*dict.fromkeys((*KEEP_IN_FLOAT32, *outer))],
             )
         for _, block in decoder.named_blocks():
-            if not isinstance(block, (Embedding, Head, RMSNorm)):
+            if not isinstance(block, outer):
                 block.forward = self._with_autocast(block.forward)
         for layer in decoder.sublayers():
             if isinstance(layer, Gate):
                 layer.forward = _without_autocast(layer.forward)  # type: ignore[method-assign]
 
     def context(self) -> AbstractContextManager[Any]:
-        """Inside, Paddle casts the operands of operators."""
+        """Return the context in which Paddle casts the inputs of operators."""
         return paddle.amp.auto_cast(
             custom_white_list=list(self.white_list),
             custom_black_list=list(self.black_list),
@@ -90,17 +96,17 @@ class MixedPrecision:
 
 
 def check_device(dtype: str) -> None:
-    """Raise ConfigurationError where the current device cannot compute in this type."""
+    """Raise ConfigurationError if the current device cannot compute in this dtype."""
     supported = paddle.amp.is_bfloat16_supported if dtype == "bfloat16" else paddle.amp.is_float16_supported
     if not paddle.get_device().startswith("gpu") or not supported():
         name, other = ("bf16", "fp16: true, or ") if dtype == "bfloat16" else ("fp16", "")
         raise ConfigurationError(
-            f"{name}: true: {paddle.get_device()} does not compute in {dtype}.\n  Write {other}{name}: false."
+            f"{name}: true: {paddle.get_device()} does not compute in {dtype}.\n  Set {other}{name}: false."
         )
 
 
 def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with operands as they are, of floating point in float32."""
+    """Wrap `function` to run without autocast, with its first argument in float32."""
 
     @functools.wraps(function)
     def wrapped(x: paddle.Tensor, *arguments: Any) -> Any:

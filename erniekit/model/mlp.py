@@ -15,18 +15,16 @@ from erniekit.model.kernels import fused_kernels, fused_swiglu
 from erniekit.model.linear import Linear
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
-# SwiGLU (Shazeer, 2020, arXiv:2002.05202) as one autograd node.
-
 
 def swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
-    """silu(gate) * up, elementwise, for two tensors of one shape."""
+    """Compute silu(gate) * up, elementwise, for two tensors of the same shape, as one autograd node."""
     return fused_swiglu(gate, up) if fused_kernels().swiglu else apply(_SwiGLU, gate, up)
 
 
 class _SwiGLU(PyLayer):
     """With s = sigmoid(gate): d up = g s gate,  d gate = g up s (1 + gate (1 - s)).
 
-    The sigmoid is computed again in backward rather than kept: it is cheap beside the products around it.
+    The sigmoid is recomputed in backward and not kept: it is cheap compared with the matrix products around it.
     """
 
     @staticmethod
@@ -47,7 +45,7 @@ class _SwiGLU(PyLayer):
 
 
 class MLP(nn.Layer):
-    """down(silu(gate x) * up x), with `inner_size` channels in between, which the ranks of `tensor` divide."""
+    """down(silu(gate x) * up x) with `inner_size` channels, which the ranks of `tp` shard."""
 
     def __init__(self, config: ModelConfig, inner_size: int, tp: TensorParallel = NO_TENSOR_PARALLEL) -> None:
         super().__init__()

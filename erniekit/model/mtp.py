@@ -1,8 +1,7 @@
-"""Multi-token prediction: further layers that predict the tokens after the next (DeepSeek-V3, 2024, arXiv:2412.19437,
-section 2.2), as ERNIE-4.5 has them.
+"""Multi-token prediction: extra layers that predict the tokens after the next one, as in ERNIE-4.5.
 
-Depth d from 1 reads, at position i, the state of depth d - 1 there and the embedding of token i + d, and predicts token
-i + d + 1. Embedding, final norm and head are the model's own.
+DeepSeek-V3, 2024, arXiv:2412.19437, section 2.2. Depth d from 1 reads, at position i, the state of depth d - 1 and the
+embedding of token i + d, and predicts token i + d + 1. Embedding, final norm and head are the model's.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from erniekit.model.norm import RMSNorm
 
 
 class MultiTokenPrediction(nn.Layer):
-    """One depth: what joins state and embedding, and the decoder layer that goes on from there."""
+    """One depth: the projection that combines state and embedding, and a decoder layer."""
 
     def __init__(self, config: ModelConfig, block: DecoderLayer) -> None:
         super().__init__()
@@ -28,15 +27,18 @@ class MultiTokenPrediction(nn.Layer):
         self.linear_proj = Linear(2 * hidden, hidden)
 
     def combine_inputs(self, embedding_BSH: paddle.Tensor, hidden_BSH: paddle.Tensor) -> paddle.Tensor:
-        """[norm(embedding); norm(hidden)] W: the input [B, S, H] of `block`. Hidden states before the final norm."""
+        """Return [norm(embedding); norm(hidden)] W, the input [B, S, H] of `block`; `hidden_BSH` is before the final
+        norm."""
         both = paddle.concat([self.emb_norm(embedding_BSH), self.hidden_norm(hidden_BSH)], axis=-1)
         return self.linear_proj(both)
 
 
 def shift_within_documents(values_BS: np.ndarray, document_ends_BS: np.ndarray, offset: int, fill: int) -> np.ndarray:
-    """Each position's value `places` further on in the same document, `fill` where the document has ended.
+    """Return for each position the value `offset` positions ahead in the same document, or `fill` beyond its end.
 
-    document_ends_BS: for each position the index in its row just after its document (for padding, at most its own).
+    Args:
+            document_ends_BS: for each position the index in its row just after its document; for padding, at most the
+            position itself.
     """
     positions = np.arange(values_BS.shape[1])
     shifted = np.full_like(values_BS, fill)

@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467) as one autograd node."""
+"""RMSNorm (Zhang and Sennrich, 2019, arXiv:1910.07467) as one autograd node, and a fast broadcast."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from paddle.autograd import PyLayer
 from erniekit.model.autograd import apply, disable_autocast
 from erniekit.model.kernels import fused_kernels, fused_rms_norm
 
-# Rows and columns that meet a matrix.
-
 
 def expand_like(x: paddle.Tensor, like: paddle.Tensor) -> paddle.Tensor:
-    """x repeated to the shape of `like`, for a product, sum or difference with it.
+    """Expand x to the shape of `like`, before an elementwise operation with it.
 
-    On a CPU Paddle's operations that broadcast take 3 to 7 times as long as those of two tensors of one shape, the
-    copy included. The result is the same, bit for bit.
+    On a CPU Paddle's broadcasting operations take 3 to 7 times as long as those of two tensors of the same shape,
+    including the copy. The result is the same, bit for bit.
     """
     return x.expand_as(like)
 
@@ -34,9 +32,9 @@ class RMSNorm(nn.Layer):
 
 
 def rms_norm(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float) -> paddle.Tensor:
-    """RMSNorm of x [..., H] with weight [H]; the gradient keeps x and one number per row."""
+    """Compute RMSNorm of x [..., H] with weight [H]; backward keeps x and one number per row."""
     if x.dtype != weight.dtype:
-        x = x.astype(weight.dtype)  # 16-bit states; weights of norms are float32
+        x = x.astype(weight.dtype)  # 16-bit states; norm weights are float32
     if fused_kernels().rms_norm:
         with disable_autocast():
             return fused_rms_norm(x, weight, epsilon)
@@ -53,10 +51,10 @@ class _RMSNormFunction(PyLayer):
     @staticmethod
     def forward(ctx, x, weight, epsilon):  # type: ignore[no-untyped-def]
         rows = x.reshape([-1, x.shape[-1]])
-        # A tensor: Paddle's optimisation of saved programs takes adding a number below 1e-5 for adding nothing.
+        # A tensor, because Paddle's optimisation of saved programs drops the addition of a number below 1e-5.
         inverse_rms = paddle.rsqrt(_row_mean(rows * rows) + paddle.full([1], epsilon, rows.dtype))
         ctx.save_for_backward(rows, weight, inverse_rms)
-        ctx.trains_weight = not weight.stop_gradient  # what comes back under recomputation no longer tells
+        ctx.trains_weight = not weight.stop_gradient  # a tensor restored by recomputation has lost the flag
         return (rows * expand_like(inverse_rms, rows)).multiply_(expand_like(weight, rows)).reshape(x.shape)
 
     @staticmethod

@@ -1,8 +1,8 @@
-"""Dropout masks that depend on nothing but their place in the run.
+"""Dropout masks that depend only on their position in the run.
 
-Every draw is seeded from (seed, step, micro-batch, layer, site); micro-batches are counted over all ranks that read
-different data, so that ranks which divide a step draw what one process draws. Nothing needs to be stored to resume a
-run, a recomputed layer draws the same mask again, and results do not depend on what ran before.
+Every draw is seeded from (seed, step, micro-batch, layer, site). Micro-batches are numbered over all data-parallel
+ranks, so that several ranks draw the same as one process. Nothing needs to be stored to resume a run, a recomputed
+layer draws the same mask again, and results do not depend on earlier steps.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class Site(IntEnum):
     ATTENTION_PROBABILITIES = 0
     ATTENTION_OUTPUT = 1
     MLP_OUTPUT = 2
-    ADAPTER_INPUT = 3  # the layer of its key is a hash of the linear layer's path
+    ADAPTER_INPUT = 3  # the key's layer is then a hash of the linear layer's path
 
 
 class Randomness:
-    """The place in the run; the training loop moves it on with `set` before every micro-batch.
+    """The position in the run; the training loop calls `set` before every micro-batch.
 
-    `dropout_scale` multiplies every dropout probability (the loop's warm-up). The place must not change between the
-    forward and the backward pass of a micro-batch, because masks are drawn again there.
+    `dropout_scale` multiplies every dropout probability (warm-up). The position must not change between the forward and
+    the backward pass of a micro-batch, because recomputation draws masks again.
 
     Args:
-        dp_rank, dp_world_size: this rank among those that take the micro-batches of a step in turn.
+        dp_rank, dp_world_size: this rank among the data-parallel ranks that take the micro-batches of a step in turn.
     """
 
     def __init__(self, seed: int, dp_rank: int = 0, dp_world_size: int = 1) -> None:
@@ -42,13 +42,17 @@ class Randomness:
         self.micro_batch = micro_batch * self._dp_world_size + self._dp_rank
 
     def key(self, layer: int, site: Site, shard: int = 0) -> tuple[int, ...]:
-        """`part`: which part of the values this rank holds, where a tensor-parallel group divides them."""
-        entropy = (self.seed, self.step, self.micro_batch, layer, int(site), 0)  # the last was once a rank
+        """Return the key of a mask.
+
+        Args:
+            shard: index of this rank's shard of the values, if a tensor-parallel group shards them.
+        """
+        entropy = (self.seed, self.step, self.micro_batch, layer, int(site), 0)  # 0 was once a rank
         return (*entropy, shard) if shard else entropy
 
 
 class MaskStream:
-    """Successive dropout masks of one site. Two streams with one key give the same masks in the same order."""
+    """Successive dropout masks of one site. Two streams with the same key give the same masks in the same order."""
 
     def __init__(self, key: Sequence[int], probability: float) -> None:
         self._bits = np.random.SFC64(np.random.SeedSequence(list(key)))
@@ -57,7 +61,7 @@ class MaskStream:
         self._scale = np.float32(65536 / (65536 - self._dropped))
 
     def next(self, shape: Sequence[int], dtype: paddle.dtype = paddle.float32) -> paddle.Tensor:
-        """A mask of 0 (dropped) and 1 / (1 - p) (kept), of the given shape."""
+        """Return a mask of the given shape, 0 (dropped) or 1 / (1 - p) (kept)."""
         size = int(np.prod(shape))
         words = self._bits.random_raw((size + 3) // 4).view(np.uint16)[:size]
         kept = (words >= self._dropped).reshape(shape)
@@ -65,11 +69,11 @@ class MaskStream:
 
 
 def dropout(x: paddle.Tensor, probability: float, key: Sequence[int]) -> paddle.Tensor:
-    """x with entries dropped with the given probability and the others scaled by 1 / (1 - p)."""
+    """Drop entries of x with the given probability and scale the others by 1 / (1 - p)."""
     if probability == 0.0:
         return x
     if paddle.is_compiled_with_cuda() and x.place.is_gpu_place():
-        # Drawing on the host would cost a transfer per site, so the device's generator is seeded for this one draw.
+        # Drawing on the host would cost a transfer per site, so the device's generator is seeded for each draw.
         paddle.seed(int(np.random.SeedSequence(list(key)).generate_state(1)[0]))
         return paddle.nn.functional.dropout(x, p=probability, training=True)
     return x * MaskStream(key, probability).next(x.shape, x.dtype)

@@ -1,8 +1,7 @@
-"""Recomputation: a layer, or a part of it, keeps its input and computes the rest again in backward (Chen et al., 2016,
-1604.06174).
+"""Recomputation: a layer, or a part of it, keeps only its input and computes the rest again in backward.
 
-Losses and gradients are the same to the bit: the same operations run on the same values, and every dropout mask is
-drawn from its place in the run (`randomness.py`), so that the second pass draws what the first one drew.
+Chen et al., 2016, arXiv:1604.06174. Losses and gradients are the same to the bit: the same operations run on the same
+values, and every dropout mask is seeded by its position in the run (`randomness.py`).
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recompute:
-    """Which layers, or which parts of them, are computed again, and by which of Paddle's two mechanisms.
+    """Which layers, or which parts of them, are recomputed, and by which of Paddle's two mechanisms.
 
     `use_reentrant` runs the part inside a PyLayer and calls autograd again from its backward; otherwise hooks on saved
-    tensors bring the values back.
+    tensors restore the values.
 
     Attributes:
         first_layer: layers before this one keep their activations (`no_recompute_layers`).
-        granularity: "full": the layer; "full_attn": its attention block with the norm before it; "core_attn": the
-            attention product, so that queries, keys and values are kept.
+            granularity: "full": the layer; "full_attn": its attention block with the norm before it; "core_attn": only
+            the attention product, so that queries, keys and values are kept.
     """
 
     use_reentrant: bool = False
@@ -40,7 +39,7 @@ class Recompute:
         return f"{part[self.granularity]} of each, by {'PyLayer' if self.use_reentrant else 'hooks'}"
 
     def __call__(self, layer: DecoderLayer, x_BSH: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
-        """`layer(x_BSH, context)`; in training, for layers from `first_layer` on, without keeping what is inside."""
+        """Run `layer(x_BSH, context)`; in training, from `first_layer` on, without keeping activations."""
         if not layer.training or not paddle.is_grad_enabled() or layer.layer < self.first_layer:
             return layer(x_BSH, context)
         if self.granularity == "full_attn":
@@ -51,8 +50,8 @@ class Recompute:
 
     def _recompute(self, function: Callable[..., paddle.Tensor], x: paddle.Tensor, *others: Any) -> paddle.Tensor:
         if x.stop_gradient:
-            # The PyLayer gives no gradient to the parameters inside (adapters) unless its input asks for one; the hooks
-            # do, and yet warn that there was nothing to compute again.
+            # The PyLayer gives no gradient to the parameters inside (adapters) unless its input requires one; the hooks
+            # do, but warn that there was nothing to recompute.
             x = x.detach()
             x.stop_gradient = False
         # Paddle's own random state needs no care: nothing here draws from it without seeding it first.
@@ -62,5 +61,5 @@ class Recompute:
         self, function: Callable[..., paddle.Tensor], *inputs: paddle.Tensor
     ) -> paddle.Tensor:
         if all(x.stop_gradient for x in inputs):
-            return function(*inputs)  # frozen before this: there are no parameters inside that could want a gradient
+            return function(*inputs)  # everything before is frozen, and there are no parameters inside
         return recompute(function, *inputs, use_reentrant=self.use_reentrant, preserve_rng_state=False)

@@ -1,8 +1,8 @@
 """Rotary position embeddings (Su et al., 2021, arXiv:2104.09864) in both published forms.
 
-The two channels of a pair are turned by the angle position * frequency (see `rope_scaling`). ERNIE-4.5 pairs channels
-2i and 2i + 1 of a head (interleaved); Llama and Qwen pair i and i + D / 2.
-Angles, cosines and sines are float32 whatever the model's precision, as in the published models.
+The two channels of a pair are rotated by the angle position * frequency (see `rope_scaling`). ERNIE-4.5 pairs channels
+2i and 2i + 1 of a head (interleaved); Llama and Qwen pair i and i + D / 2. Angles, cosines and sines are float32
+whatever the model's precision, as in the published models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from erniekit.model.kernels import fused_kernels, fused_rotary
 
 
 class RotaryTables(NamedTuple):
-    """Cosines and sines, float32 [T, N, D], both members of a pair holding the pair's value.
+    """Cosines and sines, float32 [T, N, D]; both channels of a pair have the same value.
 
     They are repeated for each of the N heads, because Paddle's broadcasting product is 30 times slower on a CPU.
     """
@@ -33,12 +33,12 @@ class RotaryTables(NamedTuple):
 def rotary_tables(
     position_ids: paddle.Tensor, heads: int, frequencies: Frequencies, *, interleaved: bool
 ) -> RotaryTables:
-    """The tables of T = position_ids.size tokens and N = `heads` heads; computed once per batch."""
-    # Repeated before they meet the positions: ONNX has no operation for it.
+    """Compute the tables of T = position_ids.size tokens and N = `heads` heads, once per batch."""
+    # Repeated before the product with the positions: ONNX has no operation for it.
     per_pair = np.array(frequencies.per_pair, np.float32)
     per_channel = np.repeat(per_pair, 2) if interleaved else np.tile(per_pair, 2)
     angles = position_ids.reshape([-1, 1, 1]).astype("float32") * paddle.to_tensor(per_channel)
-    angles = paddle.tile(angles, [1, heads, 1])  # not later: in saved programs oneDNN's sine read what the cosine wrote
+    angles = paddle.tile(angles, [1, heads, 1])  # before cos: oneDNN's sine read its output in saved programs
     cos, sin = paddle.cos(angles), paddle.sin(angles)
     if frequencies.magnitude != 1.0:
         cos, sin = cos * frequencies.magnitude, sin * frequencies.magnitude
@@ -46,7 +46,7 @@ def rotary_tables(
 
 
 def apply_rotary(x_TND: paddle.Tensor, tables: RotaryTables) -> paddle.Tensor:
-    """Turn the pairs of every head."""
+    """Rotate the pairs of every head of x [T, N, D]."""
     if fused_kernels().rope:
         with disable_autocast():
             return fused_rotary(x_TND, tables.cos[:, 0], tables.sin[:, 0], tables.interleaved)
@@ -54,7 +54,7 @@ def apply_rotary(x_TND: paddle.Tensor, tables: RotaryTables) -> paddle.Tensor:
 
 
 class _ApplyRotary(PyLayer):
-    """y = x cos + (x R) sin with R the quarter turn of every pair; dx = g cos + (g sin) R^T.
+    """y = x cos + (x R) sin, where R rotates every pair by a quarter turn; dx = g cos + (g sin) R^T.
 
     The quarter turn is a product with a D x D matrix of 0 and +-1: exact, and far faster than strided copies.
     """
@@ -82,7 +82,7 @@ def _as(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
 
 
 def _rotate_half_matrix(size: int, interleaved: bool, dtype: paddle.dtype) -> paddle.Tensor:
-    """R [D, D] with (x R)[a] = -x[b] and (x R)[b] = x[a] for every pair (a, b); kept outside of programs."""
+    """Return R [D, D] with (x R)[a] = -x[b] and (x R)[b] = x[a] for every pair (a, b); cached in eager mode only."""
     if paddle.in_dynamic_mode():
         return _cached_rotate_half_matrix(size, interleaved, dtype)
     return _make_rotate_half_matrix(size, interleaved, dtype)
@@ -100,5 +100,5 @@ def _make_rotate_half_matrix(size: int, interleaved: bool, dtype: paddle.dtype) 
     matrix[second, first] = -1.0
     matrix[first, second] = 1.0
     turn = paddle.to_tensor(matrix)
-    # in two steps: paddlenlp exchanges `to_tensor`, and on what follows its call, saving a program waits for itself
+    # In two steps: paddlenlp patches `to_tensor`, and saving a program never ends if a call is chained to it.
     return turn.astype(dtype)

@@ -1,12 +1,13 @@
-"""This rank's share of every large matrix, and what the ranks of a tensor-parallel group exchange (Megatron-LM:
-Shoeybi et al., 2019, arXiv:1909.08053; with the sequence divided: Korthikanti et al., 2022, arXiv:2205.05198).
+"""Tensor parallelism: this rank's shard of every large matrix, and the collectives of a tensor-parallel group.
 
-A block of the model is entered before the matrices whose outputs are cut, and left after those whose inputs are cut:
+Megatron-LM: Shoeybi et al., 2019, arXiv:1909.08053; with sequence parallelism: Korthikanti et al., 2022,
+arXiv:2205.05198. A block of the model runs `copy_to_tp` before the column-parallel matrices, whose outputs are sharded,
+and `reduce_from_tp` after the row-parallel ones, whose inputs are sharded:
 
-    y = leave(row_cut(f(column_cut(enter(x)))))
+    y = reduce_from_tp(row_parallel(f(column_parallel(copy_to_tp(x)))))
 
-Outside, every rank has the same hidden states; with the sequence divided, each has those of its own T / n tokens, as
-[1, T / n, H]. Inside, every rank has all tokens and its slice of the channels or heads.
+Outside of a block, every rank has the same hidden states; with sequence parallelism, each has those of its T / n
+tokens, as [1, T / n, H]. Inside, every rank has all tokens and its shard of the channels or heads.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ class _SequenceParallelSwitch:
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """One rank of a tensor-parallel group; `NO_TENSOR_PARALLEL` is the group of one, whose every method returns what
-    it is given.
+    """One rank of a tensor-parallel group; `NO_TENSOR_PARALLEL` is the group of one, whose methods return their input.
 
-    The exchanges are fleet's, each with its gradient; those of tokens use fleet's own tensor-parallel group.
+    The collectives are fleet's, each with its gradient; those of sequence parallelism use fleet's tensor-parallel
+    group.
 
     Attributes:
-        rank, size: this rank's number in the group, and how many there are.
+        rank, size: this rank's index in the group, and the size of the group.
         group: fleet's tensor-parallel group.
-        sequence_parallel: whether hidden states are divided along the sequence outside of blocks.
-        skip_c_identity: what enters and leaves a block is not copied (`enable_mp_skip_c_identity`).
+        sequence_parallel: whether hidden states outside of blocks are sharded along the sequence.
+        skip_c_identity: do not copy the inputs and outputs of a block (`enable_mp_skip_c_identity`).
     """
 
     rank: int = 0
@@ -52,13 +53,13 @@ class TensorParallel:
 
     @property
     def sequence_parallel_active(self) -> bool:
-        """Whether hidden states outside of blocks are of this rank's tokens, at this moment."""
+        """Whether hidden states outside of blocks are currently sharded along the sequence."""
         return self.size > 1 and self.sequence_parallel and not self._sequence_switch.off
 
     @contextmanager
     def no_sequence_parallel(self) -> Iterator[None]:
-        """Inside, every rank has the hidden states of all tokens, as without sequence parallelism: answers are written
-        one token at a time. Holds for every layer that was given this slice, or one made from it by `replace`."""
+        """Inside, every rank has the hidden states of all tokens, as generation of one token at a time needs. It
+        affects every layer that got this object, or one made from it by `replace`."""
         self._sequence_switch.off = True
         try:
             yield
@@ -66,19 +67,19 @@ class TensorParallel:
             self._sequence_switch.off = False
 
     def local_size(self, length: int) -> int:
-        """The length of a slice of an axis; the axis can be divided, which the runner has checked."""
+        """Return the length of a shard of an axis; the runner has checked that the axis can be sharded evenly."""
         assert length % self.size == 0
         return length // self.size
 
     def local_shard(self, values: np.ndarray, axis: int | None) -> np.ndarray:
-        """This rank's slice of an array along an axis; all of it where the axis is None."""
+        """Return this rank's shard of an array along an axis; the full array if the axis is None."""
         if axis is None or self.size == 1:
             return values
         width = self.local_size(values.shape[axis])
         return values.take(range(self.rank * width, (self.rank + 1) * width), axis)
 
     def all_gather(self, values: Tensor, axis: int | None) -> np.ndarray:
-        """What the ranks' slices along an axis make up."""
+        """Concatenate the ranks' shards along an axis."""
         if axis is None or self.size == 1:
             return values.numpy()
         slices: list[Tensor] = []
@@ -86,7 +87,8 @@ class TensorParallel:
         return np.concatenate([part.numpy() for part in slices], axis)
 
     def copy_to_tp(self, x: Tensor) -> Tensor:
-        """Hidden states for a block: [..., H] as it is, or of all tokens, [1, T, H]; gradients of all ranks add up."""
+        """Prepare hidden states for a block: [..., H] unchanged, or all tokens, [1, T, H]; gradients of all ranks are
+        summed."""
         if self.size == 1:
             return x
         if not self.sequence_parallel_active:
@@ -94,7 +96,7 @@ class TensorParallel:
         return AllGatherOp.apply(_rows(x)).unsqueeze(0)
 
     def reduce_from_tp(self, x: Tensor) -> Tensor:
-        """The sum of what the ranks' slices of a block gave: on every rank [..., H], or its tokens' [1, T / n, H]."""
+        """Sum a block's outputs over the ranks: [..., H] on every rank, or its tokens' [1, T / n, H]."""
         if self.size == 1:
             return x
         if not self.sequence_parallel_active:
@@ -102,11 +104,11 @@ class TensorParallel:
         return ReduceScatterOp.apply(_rows(x)).unsqueeze(0)
 
     def gather_from_tp(self, x: Tensor) -> Tensor:
-        """All ranks' slices of the last axis together; the gradient is this rank's slice."""
+        """Concatenate all ranks' shards of the last axis; the gradient is this rank's shard."""
         return x if self.size == 1 else mp_ops._c_concat(x, group=self.group)
 
     def local_tokens(self, x_BS: Tensor) -> Tensor:
-        """What belongs to the tokens that this rank has outside of blocks, [1, T / n]; x as it is where it has all."""
+        """Return the values [1, T / n] of the tokens that this rank has outside of blocks; x itself if it has all."""
         if not self.sequence_parallel_active:
             return x_BS
         flat = x_BS.reshape([1, -1])
@@ -114,15 +116,15 @@ class TensorParallel:
         return flat[:, self.rank * width : (self.rank + 1) * width]
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum over the group, without a gradient of its own."""
+        """Sum over the group, without a gradient."""
         return self._reduced(x, dist.ReduceOp.SUM)
 
     def maximum(self, x: Tensor) -> Tensor:
-        """The maximum over the group, without a gradient of its own."""
+        """Take the maximum over the group, without a gradient."""
         return self._reduced(x, dist.ReduceOp.MAX)
 
     def minimum(self, x: Tensor) -> Tensor:
-        """The minimum over the group, without a gradient of its own."""
+        """Take the minimum over the group, without a gradient."""
         return self._reduced(x, dist.ReduceOp.MIN)
 
     def _reduced(self, x: Tensor, op: Any) -> Tensor:

@@ -1,6 +1,6 @@
-"""Threads of our own on a CPU: there Paddle computes products with all threads (MKL's), and everything else with one.
+"""Run kernels in several Python threads on a CPU, where Paddle uses all threads (MKL's) for matrix products only.
 
-Paddle lets go of Python's lock while a kernel runs, so kernels that Python threads start run side by side.
+Paddle releases Python's lock while a kernel runs, so kernels started by several Python threads run concurrently.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ Result = TypeVar("Result")
 
 
 def parallel_map(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """[function(item) for item in items]; on a CPU in threads, each of which takes the next item when it is free.
+    """Return [function(item) for item in items]; on a CPU in threads, each of which takes the next item when it is
+    free.
 
-    Products in `function` divide MKL's threads between them. It computes without gradients, as the body of a PyLayer
-    does anyway, and the result for an item does not depend on which thread takes it.
+    Matrix products in `function` share MKL's threads. It runs without gradients, as the body of a PyLayer does anyway,
+    and the result for an item does not depend on the thread that takes it.
     """
     count = min(_threads(), len(items))
     if count < 2:
         return [function(item) for item in items]
-    set_product_threads = _mkl().MKL_Set_Num_Threads_Local  # of the thread that calls it; 0: as many as the process has
+    set_product_threads = _mkl().MKL_Set_Num_Threads_Local  # for the calling thread; 0: as many as the process has
     own_products = _threads() // count
     waiting = deque(enumerate(items))
     results: dict[int, Result] = {}
@@ -59,7 +60,7 @@ def _take(waiting: deque[Item]) -> Item | None:
 
 
 def _threads() -> int:
-    """One on a GPU, and while a program is recorded."""
+    """Return the number of threads: one on a GPU, and while a program is recorded."""
     if not paddle.in_dynamic_mode() or paddle.get_device() != "cpu":
         return 1
     return _mkl_threads()
@@ -67,7 +68,7 @@ def _threads() -> int:
 
 @lru_cache(maxsize=1)
 def _mkl() -> Any:
-    """The MKL that Paddle has loaded; None in a build without it."""
+    """Return the MKL library that Paddle has loaded; None in a build without it."""
     path = Path(paddle.__file__).parent / "libs" / "libmklml_intel.so"
     return ctypes.CDLL(str(path)) if path.is_file() else None
 
@@ -83,5 +84,5 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _without_gradients() -> None:
-    """Whether operations are recorded is a matter of each thread."""
+    """Disable gradients in this thread; Paddle's setting is per thread."""
     paddle.base.framework._dygraph_tracer()._has_grad = False

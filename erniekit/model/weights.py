@@ -6,7 +6,6 @@ Hugging Face stores linear weights as [out, in], Paddle computes with [in, out];
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,7 +14,6 @@ import numpy as np
 import paddle
 
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
-from erniekit.model.architectures.sharding import placement
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import Linear
 from erniekit.model.local_tensors import FullTensors, SingleProcessTensors, local_tensors
@@ -28,7 +26,6 @@ from erniekit.model.tensor_parallel import TensorParallel
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_SHARD_BYTES = 5 * 10**9
 _CHUNK_BYTES = 4 << 20
-_TRANSPOSED = re.compile(r"_proj(\.\d+)?\.weight$")  # of every `Linear`
 
 
 def named_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
@@ -60,11 +57,6 @@ def packed_weights(decoder: Decoder) -> dict[str, PackedWeight]:
     return {name: weight for name, weight in packed.items() if weight is not None}
 
 
-def is_transposed(name: str) -> bool:
-    """Whether the decoder keeps this weight as the transpose of Hugging Face's."""
-    return _TRANSPOSED.search(name) is not None
-
-
 @paddle.no_grad()
 def load_weights(decoder: Decoder, source: Path | str | StoredWeights) -> str:
     """Fill the decoder from a folder's safetensors files, a few MB at a time; returns in words which layout they have.
@@ -76,13 +68,15 @@ def load_weights(decoder: Decoder, source: Path | str | StoredWeights) -> str:
             tensors are missing, unknown or of another shape (all listed).
     """
     stored = source if isinstance(source, StoredWeights) else open_weights(decoder.config, source)
+    architecture = decoder.config.architecture
     for name, parameter in named_weights(decoder).items():
-        transposed = stored.is_transposed(name) != is_transposed(name)
-        for rows, values in _local_blocks(stored, name, decoder.tp, transposed):
+        transposed = stored.is_transposed(name) != architecture.is_linear(name)
+        axis = architecture.placement(name).axis if decoder.tp.size > 1 else None
+        for rows, values in _local_blocks(stored, name, decoder.tp, axis, transposed):
             block = paddle.to_tensor(np.ascontiguousarray(values.T if transposed else values)).astype(parameter.dtype)
             parameter[(slice(None), rows) if transposed else rows] = block
     for name, weight in packed_weights(decoder).items():
-        weight.fill(name, stored.read(name), decoder.tp)
+        weight.fill(name, stored.read(name), decoder.tp, architecture.placement(name).axis)
     return str(stored.layout)
 
 
@@ -96,16 +90,19 @@ def weight_reader(config: ModelConfig, folder: Path | str) -> Callable[[str], np
 
     def read(name: str) -> np.ndarray:
         values = stored.read(name)
-        return np.ascontiguousarray(values.T if is_transposed(name) else values, np.float32)
+        return np.ascontiguousarray(values.T if config.architecture.is_linear(name) else values, np.float32)
 
     return read
 
 
 def _local_blocks(
-    stored: StoredWeights, name: str, tp: TensorParallel, transposed: bool
+    stored: StoredWeights, name: str, tp: TensorParallel, axis: int | None, transposed: bool
 ) -> Iterator[tuple[slice, np.ndarray]]:
-    """The blocks of this rank's slice of a weight, as the file has them; row numbers count within the slice."""
-    axis = placement(name).axis if tp.size > 1 else None
+    """The blocks of this rank's slice of a weight, as the file has them; row numbers count within the slice.
+
+    Args:
+        axis: of the decoder's weight, that the ranks divide; None: each has all of it.
+    """
     if axis is None:
         yield from stored.row_blocks(name)
         return
@@ -139,7 +136,7 @@ def save_weights(
         whole: the weights of all ranks; default: those of this decoder.
     """
     full_tensors = full_tensors or SingleProcessTensors(local_tensors(named_weights(decoder)))
-    shapes = decoder.config.weight_shapes()
+    shapes, is_linear = decoder.config.weight_shapes(), decoder.config.architecture.is_linear
     if folder is None:
         for name in shapes:
             full_tensors.read(name)
@@ -148,7 +145,7 @@ def save_weights(
     folder.mkdir(parents=True, exist_ok=True)
     dtype = "F64" if paddle.float64 in {weight.dtype for weight in decoder.parameters()} else "F32"
     tensors = {name: StoredTensor(dtype, shape) for name, shape in shapes.items()}
-    contents = ((name, _stored(name, full_tensors.read(name), dtype)) for name in tensors)
+    contents = ((name, _stored(full_tensors.read(name), dtype, is_linear(name))) for name in tensors)
     return write_weight_files(folder, tensors, contents, max_shard_bytes, {"format": "pt"})
 
 
@@ -184,10 +181,10 @@ def save_companion_files(decoder: Decoder, folder: Path, tokenizer_files: Iterab
     return written
 
 
-def _stored(name: str, weight: np.ndarray | None, dtype: str) -> Iterator[memoryview]:
+def _stored(weight: np.ndarray | None, dtype: str, transposed: bool) -> Iterator[memoryview]:
     """A weight's bytes, a few MB at a time."""
     assert weight is not None  # this rank writes
-    values = weight.T if is_transposed(name) else weight
+    values = weight.T if transposed else weight
     rows = max(1, _CHUNK_BYTES // max(1, values[:1].nbytes))
     for start in range(0, len(values), rows):
         block = values[start : start + rows].astype(np.float64 if dtype == "F64" else np.float32, copy=False)

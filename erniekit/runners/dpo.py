@@ -21,14 +21,13 @@ from erniekit.build.model import (
     head_settings,
     initial_weights,
     open_model,
-    preference_settings,
     read_model_config,
 )
 from erniekit.build.quantization import quantization_from
 from erniekit.build.step_count import cache_folder
 from erniekit.config import Config
 from erniekit.config.sections.dpo import reference_mode
-from erniekit.data.collate import Batch
+from erniekit.data.batch import Batch
 from erniekit.data.dataset import Dataset
 from erniekit.data.eval_sampler import EvaluationPlan
 from erniekit.data.sampler import StepPlan
@@ -243,7 +242,7 @@ def objective_of_pair(config: Config, model: Decoder, batch: Batch) -> Objective
 
 
 def _preference_objective(config: Config, reference: Reference | None) -> Objective:
-    return preference(preference_settings(config), reference, **head_settings(config))
+    return preference(config.dpo, reference, **head_settings(config))
 
 
 def open_reference_model(config: Config, mesh: Mesh = SINGLE_PROCESS_MESH) -> Decoder:

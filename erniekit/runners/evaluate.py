@@ -66,7 +66,7 @@ def run_evaluation(config: Config) -> EvaluationResult:
     weights, adapters = initial_weights(config), adapter_plan(config, model_config)
     if weights is not None:
         refuse_damaged(weights)
-    output_dir = Path(config.basic.output_dir).expanduser()
+    output_dir = config.output_dir
     topology, rank = topology_and_rank(config, model_config)
     # first: an evaluation whose figures cannot be kept is in vain
     with locked(output_dir) if rank == 0 else nullcontext():
@@ -213,7 +213,7 @@ def evaluation_config(named: Path, overrides: Sequence[str]) -> Config:
     start = config.checkpoint.init_from_checkpoint or own_weights
     words += [f"model_name_or_path={trained.folder}", "lora=false", "lora_path=", "continue_training=true"]
     words += [*_NO_HUB, "init_from_checkpoint="]
-    if config.basic.stage == "DPO" and not config.dpo.ref_model_name_or_path and start:
+    if config.stage.needs_reference and not config.dpo.ref_model_name_or_path and start:
         words.append(f"ref_model_name_or_path={start}")
     return _load(file, words)
 
@@ -221,8 +221,7 @@ def evaluation_config(named: Path, overrides: Sequence[str]) -> Config:
 def _own_defaults(config: Config) -> list[str]:
     """Words for what `config`, as a training has left it, does not say otherwise."""
     names = [name for name, (trainings, _) in _DEFAULTS.items() if config[name] == trainings]
-    if config.basic.stage == "PT":
-        names = [name for name in names if name != "eval_answers"]  # there are no dialogues
+    names = [name for name in names if config.applies(name)]  # plain text has no dialogues to answer
     return [f"{name}={_DEFAULTS[name][1]}" for name in names]
 
 

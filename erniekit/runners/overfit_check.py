@@ -9,7 +9,8 @@ from erniekit.build.adapters import adapter_plan
 from erniekit.build.data import sample_limits, training_dataset, training_sources
 from erniekit.build.model import begin_training, initial_weights, objective_from, open_model
 from erniekit.config import Config
-from erniekit.data.collate import Batch, collate
+from erniekit.data.batch import Batch
+from erniekit.data.collate import collate
 from erniekit.data.formats.problems import ProblemList, UnusedFields
 from erniekit.data.templates.ernie import Sample, Template
 from erniekit.data.tokenize import RecordCounts, TokenizationSettings, tokenise
@@ -19,7 +20,6 @@ from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_trainable_parameters
 from erniekit.training.objectives.objective import Objective
 from erniekit.training.optim.adamw import build_optimizer, trainable_parameters
-from erniekit.training.settings import optimizer_settings_from
 from erniekit.training.step import NotFiniteError, train_step
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,8 @@ def overfit_check(config: Config) -> bool:
     model = open_model(config, weights, adapters=adapter_plan(config, model_config))
     model.train()
     parameters = named_trainable_parameters(model)
-    optimizer = build_optimizer(parameters, optimizer_settings_from(config, model_config.num_hidden_layers))
+    layers, scale = model_config.num_hidden_layers, config.lora.lora_plus_scale
+    optimizer = build_optimizer(parameters, config.training, num_layers=layers, lora_plus_scale=scale)
     trained = list(trainable_parameters(parameters).values())
     batch = collate([[sample]], [[0]], tokenizer.pad_id, pairs=sample.pair is not None)
     objective = _objective(config, model, batch)
@@ -107,7 +108,7 @@ def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None
         DataError: a record before it is malformed, or none fits.
     """
     limits = f"max_seq_len {config.training.max_seq_len:,}"
-    if config.basic.stage == "DPO":
+    if config.applies("max_prompt_len"):
         limits += f" or max_prompt_len {config.dpo.max_prompt_len:,}"
     settings = TokenizationSettings(tokenizer, template, **sample_limits(config))
     if "packed" in config.training.train_dataset_type:

@@ -15,7 +15,7 @@ from erniekit.build.data import (
 )
 from erniekit.build.model import open_tokenizer
 from erniekit.config import Config
-from erniekit.data.collate import Batch
+from erniekit.data.batch import Batch
 from erniekit.data.dataset import Dataset
 from erniekit.data.templates.ernie import IGNORE_INDEX
 from erniekit.data.tokenizers.tokenizer import Tokenizer

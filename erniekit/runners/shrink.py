@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 MAX_RANKS, MAX_DEGREE = 4, 2
 STEPS = 2
 LAYERS = 4
-DATA = {  # of each stage: files to train and to evaluate on, and their type
-    "PT": ("text-train", "text-train", "text"),
-    "SFT": ("sft-train", "sft-eval", "erniekit"),
-    "DPO": ("preference-train", "preference-eval", "erniekit"),
+DATA = {  # of each kind of records: files to train and to evaluate on, and their type
+    "text": ("text-train", "text-train", "text"),
+    "dialogues": ("sft-train", "sft-eval", "erniekit"),
+    "pairs": ("preference-train", "preference-eval", "erniekit"),
 }
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 EXAMPLES = Path(erniekit.__file__).parents[1] / "examples"
@@ -164,7 +164,7 @@ def _tiny_model(config: Config, model: ModelConfig, vocabulary: int) -> ModelCon
 
 def _shipped_inputs(config: Config) -> dict[str, Any]:
     """The written model and shipped data in place of the user's."""
-    train, held_out, kind = DATA[config.basic.stage]
+    train, held_out, kind = DATA[config.stage.records]
     evaluated = {
         "eval_dataset_path": [_data_file(held_out)],
         "eval_dataset_type": [kind],
@@ -197,9 +197,9 @@ def _data_file(name: str) -> str:
 def _short_run(config: Config) -> dict[str, Any]:
     """Two steps of short rows; what is due every so many steps is due after each. What has no effect stays."""
     training = config.training
-    length = 256 if config.basic.stage == "DPO" else 128
+    length = 256 if config.stage.reads_pairs else 128
     further: dict[str, Any] = {}
-    if config.basic.stage == "DPO":
+    if config.applies("max_prompt_len"):
         further["max_prompt_len"] = min(config.dpo.max_prompt_len, length // 2)
     if config.lora.lora:
         further["lora_rank"] = min(config.lora.lora_rank, 4)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,10 @@ from erniekit.training.checkpoint.resume import RunIdentity, Start, open_output_
 from erniekit.training.checkpoint.sharded import WEIGHTS, check_same_layout, local_shard_of, sharded_kinds
 from erniekit.training.collectives import Ranks
 from erniekit.training.control import NO_COMMANDS, Commands
+from erniekit.training.evaluation import evaluate
 from erniekit.training.objectives.objective import Objective
 from erniekit.training.optim.adamw import describe_decay
-from erniekit.training.settings import schedule_from, settings_from
+from erniekit.training.optim.schedules import check_schedule_fits
 from erniekit.training.trainer import Trainer, TrainResult
 
 logger = logging.getLogger(__name__)
@@ -85,7 +87,7 @@ def run_training(config: Config) -> TrainResult:
     """
     model_config, tokenizer, template = begin_training(config)
     generation = _generation_settings(model_folder(config))
-    output_dir = Path(config.basic.output_dir).expanduser()
+    output_dir = config.output_dir
     topology, rank = topology_and_rank(config, model_config)
     for line in expert_parallel_warnings(config, model_config, topology):
         logger.info(line)
@@ -104,10 +106,10 @@ def run_training(config: Config) -> TrainResult:
         logger.info(str(dataset.report))
         logger.info(plan.describe(config.training.max_steps, config.training.num_train_epochs))
         total_steps = count_steps(config, plan, note=rank == 0)
-        schedule = schedule_from(config, total_steps)
-        if config.training.max_steps < 0 and schedule.kind != "constant" and total_steps <= schedule.warmup_steps:
-            # with max_steps it is one of config.messages
-            logger.info(peak_lr_not_reached(schedule.warmup_steps, total_steps))
+        check_schedule_fits(config.training, total_steps)
+        warmup_steps, warms_up = config.training.warmup_steps, config.training.lr_scheduler_type != "constant"
+        if config.training.max_steps < 0 and warms_up and total_steps <= warmup_steps:
+            logger.info(peak_lr_not_reached(warmup_steps, total_steps))  # with max_steps it is one of config.messages
         workers = config.acceleration.dataloader_num_workers if reads else 0
         batches = [(dataset, config.training.per_device_train_batch_size)]
         if held_out is not None:
@@ -150,18 +152,26 @@ def run_training(config: Config) -> TrainResult:
         objective, evaluation_objective = _objectives(
             config, model, (plan, total_steps), held_out_plan, start.checkpoint, ranks, mesh
         )
+        run_evaluation = None
+        if held_out is not None and held_out_plan is not None:
+            run_evaluation = partial(
+                evaluate,
+                model,
+                held_out_plan,
+                evaluation_objective,
+                max_batches=config.evaluation.max_evaluate_steps,
+                describe_sample=held_out.location,
+                extra_metrics=build_generation_evaluator(config, tokenizer, template, output_dir, mesh),
+                ranks=ranks,
+            )
         trainer = Trainer(
             model=model,
             parameters=parameters,
             optimizer=optimizer,
-            schedule=schedule,
             plan=plan,
             objective=objective,
-            evaluation_objective=evaluation_objective,
-            extra_metrics=None
-            if held_out is None
-            else build_generation_evaluator(config, tokenizer, template, output_dir, mesh),
-            settings=settings_from(config, total_steps),
+            config=config,
+            total_steps=total_steps,
             identity=RunIdentity(
                 seed=config.training.seed,
                 data_fingerprint=dataset.fingerprint,
@@ -174,15 +184,14 @@ def run_training(config: Config) -> TrainResult:
             write_model=write_model,
             write_checkpoint_model=write_master_weights if master_weights.stored == "as weights" else None,
             master_weights=master_weights,
-            evaluation_plan=held_out_plan,
-            callbacks=_callbacks(config, output_dir) if ranks.is_main_process else (),
+            run_evaluation=run_evaluation,
+            callbacks=default_callbacks(config.basic) if ranks.is_main_process else (),
             commands=Commands.for_run(output_dir) if ranks.is_main_process else NO_COMMANDS,
             ranks=ranks,
             shards=shards,
             initial_loss_scale=initial_loss_scale(config),
             read_steps=lambda first, stop: prefetch(plan, first, workers, stop),
             describe_sample=dataset.location,
-            describe_evaluation_sample=str if held_out is None else held_out.location,
         )
         return trainer.fit(start)
 
@@ -266,12 +275,3 @@ def _output_folder(config: Config, output_dir: Path, rank: int) -> Iterator[Star
         weights_from=initial_adapters(config) or initial_weights(config),
     ) as start:
         yield start
-
-
-def _callbacks(config: Config, output_dir: Path) -> Sequence[object]:
-    return default_callbacks(
-        output_dir,
-        logging_dir=Path(config.basic.logging_dir).expanduser(),
-        report_to=config.basic.report_to,
-        disable_tqdm=config.basic.disable_tqdm,
-    )

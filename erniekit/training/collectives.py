@@ -1,4 +1,4 @@
-"""What an optimizer step asks of the other ranks of the run, so that one step serves every layout."""
+"""The collectives that an optimizer step needs, as a protocol, so that one step serves every layout."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from paddle import Tensor
 
 from erniekit.model.local_tensors import FullTensors, LocalTensors, SingleProcessTensors
 from erniekit.training.gradients import fill_missing_gradients, global_norm
-from erniekit.training.objectives.forward import LossFunction, MicroBatchLoss
-
-ForwardFunction = Callable[[Any, Any], Mapping[str, Tensor]]  # (model, batch); for a decoder a `DecoderPass`
+from erniekit.training.objectives.forward import Forward, HeadResult, Loss, LossFunction, MicroBatchLoss
 
 
 class Ranks(Protocol):
-    """The ranks among which a run is divided, as one of them sees them: `SINGLE_PROCESS` here, all others in
-    `parallel/`.
+    """The ranks of a run, as one of them sees them: `SINGLE_PROCESS` here, or `distributed.collectives.LayoutRanks`.
 
     Attributes:
         is_main_process: whether this is the rank that writes and prints for all.
-        num_forward_batches: how many batches `measure` is best given at a time.
-        rank: the number of this one.
-        layout: how the run is divided, by parameter; runs with the same layout have the same on each rank.
+        num_forward_batches: how many batches `forward_only` should get at a time.
+        rank: the number of this rank.
+        layout: the degrees of parallelism, by parameter. In runs with the same layout each rank has the same shards.
     """
 
     @property
@@ -39,65 +36,66 @@ class Ranks(Protocol):
     def layout(self) -> Mapping[str, Any]: ...
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """The float64 sum of figures over the ranks that work on different data; the same on every rank."""
+        """Return the float64 sum of numbers over the ranks that work on different data; the same on every rank."""
         ...
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """What every rank has given, in the order of the ranks. Values are JSON."""
+        """Return the values of all ranks, in the order of the ranks. Values are JSON."""
         ...
 
     def full_tensors(self, local: LocalTensors) -> FullTensors:
-        """The tensors that the ranks hold, for the first rank to write; called by every rank."""
+        """Return the full tensors, for the first rank to write; every rank must call it."""
         ...
 
     def local_shard(self, name: str, full: np.ndarray) -> np.ndarray:
-        """What this rank holds of a weight, or of `<weight>/<state>`."""
+        """Return this rank's shard of a weight, or of `<weight>/<state>`."""
         ...
 
     def local_shards(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What this rank has of weights between steps: where ranks divide them, its part as it lies in memory."""
+        """Return what this rank keeps of weights between steps: the weights, or their shards as they are in memory."""
         ...
 
     def gather_params(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
-        """Inside, these parameters have all values, to be read or set, also where ranks divide them between steps; all
-        that have a part of them enter together."""
+        """Gather these parameters, so that they can be read or set inside the context, also where ranks have shards of
+        them between steps; all ranks that have shards of them must enter together."""
         ...
 
     def forward_backward(
         self,
         model: Any,
-        loss: LossFunction,
+        loss: Loss,
         batches: Sequence[Any],
         begin_micro_batch: Callable[[int], None],
         units: float,
     ) -> list[MicroBatchLoss]:
-        """Forward and backward of this rank's micro-batches; gradients of `loss_sum / units` add up in the parameters.
+        """Run this rank's micro-batches forward and backward; gradients of `loss_sum / units` add up in the parameters.
 
         Args:
             begin_micro_batch: called with the number of a micro-batch before its forward pass.
-            units: what the summed loss is divided by, of the whole step.
+            units: the units of the whole step, by which the summed loss is divided.
 
         Returns:
-            What each micro-batch gave, detached.
+            The loss of each micro-batch, detached.
         """
         ...
 
     def forward_only(
-        self, model: Any, forward: ForwardFunction, batches: Sequence[Any]
+        self, model: Any, forward: Forward[HeadResult], batches: Sequence[Any]
     ) -> list[Mapping[str, np.ndarray]]:
-        """What a forward pass without gradients gives of each batch; ranks that share the model have the same."""
+        """Run batches forward without gradients and return the named tensors of each; ranks that share the model have
+        the same."""
         ...
 
     def reduce_gradients(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
         """Make every gradient the sum over all ranks that hold a part of it; called once, after the micro-batches.
 
         Returns:
-            What this rank updates, each with its gradient, perhaps zeros: the parameters, or its shares of them.
+            What this rank updates, each with its gradient, perhaps zeros: the parameters, or its shards of them.
         """
         ...
 
     def global_norm(self, updated: Sequence[Tensor]) -> Tensor:
-        """The norm of the gradients of the whole model, 0-d, every value counted once; the same on every rank.
+        """Return the norm of the gradients of the whole model, 0-d; the same on every rank.
 
         Args:
             updated: what `reduce_gradients` has returned.
@@ -105,18 +103,18 @@ class Ranks(Protocol):
         ...
 
     def all_finite(self, parameters: Sequence[Tensor]) -> bool:
-        """Whether every gradient is finite that this rank's micro-batches gave, also on the ranks that share them."""
+        """Return whether every gradient of this rank's micro-batches is finite, on all ranks that share them."""
         ...
 
     def after_update(self) -> None:
-        """What ranks do together once each has made its update."""
+        """Run the collectives that follow the update of all ranks."""
         ...
 
 
 def forward_backward_no_pipelining(
     model: Any, loss: LossFunction, batches: Sequence[Any], begin_micro_batch: Callable[[int], None], units: float
 ) -> list[MicroBatchLoss]:
-    """One micro-batch after another, forward and backward; see `Ranks.run`."""
+    """Run one micro-batch after another, forward and backward; see `Ranks.forward_backward`."""
     results = []
     for index, batch in enumerate(batches):
         begin_micro_batch(index)
@@ -131,15 +129,16 @@ def forward_backward_no_pipelining(
 
 
 def forward_only_no_pipelining(
-    model: Any, forward: ForwardFunction, batches: Sequence[Any]
+    model: Any, forward: Forward[HeadResult], batches: Sequence[Any]
 ) -> list[Mapping[str, np.ndarray]]:
-    """One batch after another; see `Ranks.measure`."""
+    """Run one batch after another; see `Ranks.forward_only`."""
     with paddle.no_grad():
-        return [{name: value.numpy() for name, value in forward(model, batch).items()} for batch in batches]
+        results = (forward(model, batch) for batch in batches)
+        return [{name: value.numpy() for name, value in result.named_tensors().items()} for result in results]
 
 
 class SingleProcess:
-    """One process: everything is here already."""
+    """The ranks of a run in one process: every collective returns its own input."""
 
     is_main_process = True
     num_forward_batches = 1
@@ -178,7 +177,7 @@ class SingleProcess:
         return global_norm(updated)
 
     def after_update(self) -> None:
-        """Nobody else is there."""
+        """Do nothing: there is no other rank."""
 
 
 SINGLE_PROCESS: Ranks = SingleProcess()

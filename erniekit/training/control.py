@@ -1,14 +1,14 @@
-"""What a user tells a run while it trains: lines typed at its terminal, or written to `output_dir/control`.
+"""Commands of the user to a running training, and stop signals: lines on its terminal or in `output_dir/control`.
 
     save          save a checkpoint now
     quit          save a checkpoint and stop
     eval          evaluate now
-    status        say where the run stands
+    status        report the run's progress
     lr 1e-4       use this learning rate from the next step on, whatever the schedule says
     lr schedule   go back to the schedule
 
-The file is read and removed between two steps. Who still has it open may write on, until there is another one; a line
-without an end waits for the rest of it until the next look. The first rank of a run reads; all ranks obey at the same
+The file is read and removed between two steps. A process that still has it open may continue to write until there is a
+new file; a line without an end waits for its rest until the next look. The first rank reads; all ranks obey at the same
 step.
 """
 
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 COMMANDS = ("save", "quit", "eval", "status", "lr")
 CONTROL_FILE = "control"
-_MAX_BYTES = 4096  # bytes of a file that are read at once; nobody has so much to say
+_MAX_BYTES = 4096  # bytes of a file that are read at once; longer input is not meant for us
 
 
 class Command(NamedTuple):
-    """A word of `COMMANDS`; of `lr` the learning rate, None for the schedule's."""
+    """One of `COMMANDS`; for `lr` also the learning rate, None for the schedule's."""
 
     name: str
     value: float | None = None
 
 
 def parse(line: str) -> Command:
-    """The command that a line holds; words may be written in capitals.
+    """Parse a line; upper and lower case are the same.
 
     Raises:
-        ValueError: none, with what there is.
+        ValueError: the line is not a command; the message lists the commands.
     """
     word, *rest = line.casefold().split() or [""]
     if word == "lr" and rest == ["schedule"]:
@@ -62,27 +62,29 @@ def parse(line: str) -> Command:
     if word in COMMANDS and word != "lr" and not rest:
         return Command(word)
     shown = line.strip() if len(line) <= 80 else f"{line.strip()[:80]} ..."
-    raise ValueError(f"{shown!r} is no command; there are save, quit, eval, status, lr 1e-4 and lr schedule")
+    raise ValueError(f"{shown!r} is not a command; the commands are save, quit, eval, status, lr 1e-4 and lr schedule")
 
 
 class Commands:
-    """Lines for a run, in the order in which they came.
+    """Lines for a run, in the order of their arrival.
 
     Args:
-        folder: the output folder; None: nothing is read from there.
-        terminal: a file descriptor to read typed lines from; None: nothing is read from there.
+        folder: the output folder; None: read no file.
+        terminal: a file descriptor from which typed lines are read; None: read no terminal.
     """
 
     def __init__(self, folder: Path | None, terminal: int | None = None) -> None:
         self._file = None if folder is None else folder / CONTROL_FILE
         self._taken: IO[bytes] | None = None  # the last file, which its writer may still have open
-        self._partial = b""  # of its last line
+        self._partial = b""  # the last line, without its end
         self._terminal, self._typed = terminal, b""
 
     @classmethod
     def for_run(cls, folder: Path) -> Commands:
-        """Those of a run in this folder, and at the terminal that it has, if any. What was written to the file before
-        the run began is for another one, and is forgotten."""
+        """Return the commands for a run in this folder, also from its terminal if it has one.
+
+        Commands that were written to the file before the run began are discarded.
+        """
         commands = cls(folder, _own_terminal())
         commands._take()
         commands._close()
@@ -90,16 +92,18 @@ class Commands:
 
     @classmethod
     def typed(cls) -> Commands:
-        """Those that are typed at the terminal of this process, if it has one."""
+        """Return the commands typed at the terminal of this process, if it has one."""
         return cls(None, _own_terminal())
 
     def lines(self) -> list[str]:
-        """What has come since the last call; never waits."""
+        """Return the lines since the last call; never wait."""
         return [line for line in (*self._typed_lines(), *self._written()) if line.strip()]
 
     def _written(self) -> list[str]:
-        """What was added to the last file since it was read, and what a new one holds; of either its whole lines, and
-        the rest of it where nothing has been added since the last look."""
+        """Return the complete lines added to the last file, and those of a new one.
+
+        A line without an end is returned once nothing has been added since the last look.
+        """
         added = self._read()
         *lines, rest = (self._partial + added).split(b"\n")
         if taken := self._take():
@@ -112,30 +116,30 @@ class Commands:
         return [line.decode("utf-8-sig", errors="replace") for line in lines]
 
     def _take(self) -> bytes:
-        """What a new file holds, which no longer lies in the folder then."""
+        """Return the content of a new file, after removing it from the folder."""
         if self._file is None:
             return b""
         taken = self._file.with_name(f"{CONTROL_FILE}.taken")
         try:
             if not self._file.stat().st_size:
-                return b""  # made, and not yet written
-            self._file.rename(taken)  # what is written to the folder from now on is another file
+                return b""  # created, but not written yet
+            self._file.rename(taken)  # later writes to the folder create another file
             self._close()
             try:
                 self._taken = taken.open("rb")
             finally:
                 taken.unlink()
-        except OSError:  # not there, or not readable to us
+        except OSError:  # missing, or not readable
             return b""
         return self._read()
 
     def _read(self) -> bytes:
-        """What the file that was taken holds beyond what was read."""
+        """Return what was added to the taken file since it was read."""
         if self._taken is None:
             return b""
         size = os.fstat(self._taken.fileno()).st_size
         if size < self._taken.tell():
-            self._taken.seek(0)  # its writer began anew
+            self._taken.seek(0)  # its writer has truncated it
         more = size - self._taken.tell() - _MAX_BYTES
         read = self._taken.read(_MAX_BYTES)
         if more <= 0:
@@ -156,7 +160,7 @@ class Commands:
         ):
             try:
                 read = os.read(self._terminal, 4096)
-            except OSError:  # of a terminal that hung up
+            except OSError:  # the terminal hung up
                 read = b""
             if not read:
                 self._terminal = None  # closed
@@ -169,14 +173,14 @@ NO_COMMANDS = Commands(None)
 
 
 def forward_commands(lines: list[str], folder: Path) -> str:
-    """Give lines to the run in this folder: what a process does whose ranks have no terminal.
+    """Append lines to the control file of a run whose ranks have no terminal.
 
     Returns:
-        Why nobody will hear them; empty where somebody will.
+        Why the run will not receive them; "" if it will.
     """
     said = ", ".join(line.strip() for line in lines)
     if lines and not folder.is_dir():
-        return f"{said}: the run has not begun; type it again then"
+        return f"{said}: the run has not begun; type it again later"
     if lines:
         try:
             with (folder / CONTROL_FILE).open("a", encoding="utf-8") as file:
@@ -191,17 +195,22 @@ def _own_terminal() -> int | None:
 
 
 def _in_foreground(terminal: int) -> bool:
-    """Whether this process is in the foreground: the system stops one in the background that reads."""
+    """Return whether this process is in the foreground: the system stops a background process that reads."""
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:  # no terminal: a pipe may always be read
+    except OSError:  # no terminal: a pipe can always be read
         return True
 
 
 def status_line(
     state: TrainerState, total_steps: int, learning_rate: float, saved_step: int, writing: bool = False
 ) -> str:
-    """What `status` tells; `saved_step` is -1 where nothing is saved, and may still be being written."""
+    """Return the answer to `status`.
+
+    Args:
+        saved_step: -1 if nothing is saved.
+        writing: the checkpoint of `saved_step` is still being written.
+    """
     totals = state.whole_run
     loss = f", mean loss {totals.loss:.4f}" if totals.units else ""
     saved = (
@@ -213,36 +222,35 @@ def status_line(
     )
 
 
-# Ctrl-C and SIGTERM: the first asks for an orderly stop after the current step, the second stops at once.
-#
-# The handler only notes the signal. It may interrupt a print, and printing again from there is an error; the loop
-# tells.
+# Stop signals. Ctrl-C and SIGTERM: the first asks for an orderly stop after the current step, the second stops at once.
+# The handler only records the signal, because it may interrupt a print, and printing again from there is an error; the
+# training loop reports it.
 
 
 class ForcedStopError(SystemExit):
-    """A second signal arrived; `code` is what a shell expects of a program that it ended."""
+    """A second signal arrived; `code` is the exit code that a shell expects of a process ended by a signal."""
 
 
 class StopRequest:
-    """Which signal, if any, asked the run to stop, and which one to stop at once."""
+    """The signal that asked the run to stop, if any, and the second one, which stops it at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
         self.second_signal: int | None = None
 
     def check(self) -> None:
-        """Raise StoppedAtOnceError once a second signal has arrived."""
+        """Raise ForcedStopError if a second signal has arrived."""
         if self.second_signal is not None:
             raise ForcedStopError(128 + self.second_signal)
 
 
 @contextmanager
 def stop_signals() -> Iterator[StopRequest]:
-    """Catch SIGINT and SIGTERM while the body runs. Outside the main thread, which has no signals, do nothing.
+    """Catch SIGINT and SIGTERM while the body runs. Outside the main thread, which gets no signals, do nothing.
 
     Raises:
-        ForcedStopError: a second signal arrived. Whatever else the body raises after that follows from it: Paddle
-            makes an OSError of what is raised in a backward pass, and other ranks may be gone.
+            ForcedStopError: a second signal arrived. It replaces later errors of the body, which are consequences:
+            Paddle turns an exception in a backward pass into an OSError, and other ranks may have ended.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""Which evaluation was the best so far, and whether it is time to stop."""
+"""Track the best evaluation so far, and decide when to stop early."""
 
 from __future__ import annotations
 
@@ -7,30 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from erniekit.config.sections.evaluation import EvaluationParameters
 from erniekit.errors import TrainingError
-
-
-@dataclass(frozen=True)
-class BestSettings:
-    """Names are parameter names, `patience` and `threshold` without `early_stopping_`; see docs/parameters."""
-
-    metric_for_best_model: str = "eval_loss"
-    greater_is_better: bool = False
-    patience: int = 0  # evaluations without progress after which training stops; 0: never
-    threshold: float = 0.0
-    load_best_model_at_end: bool = False
 
 
 @dataclass
 class BestSoFar:
-    """Part of the trainer's state, so that a resumed run judges as the uninterrupted one.
+    """Part of the trainer's state, so that a resumed run decides like an uninterrupted one.
 
     Attributes:
         step: of the best evaluation.
-        value: of its metric.
-        without_progress: evaluations since the metric last improved by more than the threshold.
-        metric: what the value is of.
-        greater: whether a greater value is a better one.
+        value: its metric.
+        without_progress: number of evaluations since the metric last improved by more than the threshold.
+        metric: name of the metric.
+        greater: whether a greater value is better.
     """
 
     step: int | None = None
@@ -39,54 +29,54 @@ class BestSoFar:
     metric: str = "eval_loss"
     greater: bool = False
 
-    def is_comparable(self, settings: BestSettings) -> bool:
-        """Whether its value can be compared with those that the settings ask for."""
-        return (self.metric, self.greater) == (settings.metric_for_best_model, settings.greater_is_better)
+    def is_comparable(self, section: EvaluationParameters) -> bool:
+        """Whether its value can be compared with those that the section asks for."""
+        return (self.metric, self.greater) == (section.metric_for_best_model, section.greater_is_better)
 
     def record(self) -> dict[str, Any]:
-        """The figures under the names they have in `train_results.json`; none before the first evaluation."""
+        """Return the values under their names in `train_results.json`; empty before the first evaluation."""
         return {} if self.step is None else {"best_step": self.step, f"best_{self.metric}": self.value}
 
 
-def update_best(best: BestSoFar, record: Mapping[str, Any], step: int, settings: BestSettings) -> bool:
+def update_best(best: BestSoFar, record: Mapping[str, Any], step: int, section: EvaluationParameters) -> bool:
     """Take an evaluation into account.
 
-    What was best by another metric, before a run was resumed, is forgotten.
+    A best value of another metric, from before a run was resumed, is discarded.
 
     Args:
-        record: figures by name.
+        record: metrics by name.
 
     Returns:
-        Whether it is the best so far. Not a number never is.
+        Whether it is the best so far; NaN never is.
 
     Raises:
-        TrainingError: the record has no such figure.
+        TrainingError: the record lacks the metric.
     """
-    name = settings.metric_for_best_model
+    name = section.metric_for_best_model
     if name not in record:
         raise TrainingError(
-            f"metric_for_best_model: {name} is no figure of this evaluation; it has {', '.join(record)}"
+            f"metric_for_best_model: {name} is not a metric of this evaluation; it has {', '.join(record)}"
         )
     value = float(record[name])
-    if not best.is_comparable(settings):
+    if not best.is_comparable(section):
         best.step, best.value, best.without_progress = None, None, 0
-        best.metric, best.greater = name, settings.greater_is_better
+        best.metric, best.greater = name, section.greater_is_better
     sign = 1.0 if best.greater else -1.0
     gain = sign * (value - (-sign * math.inf if best.value is None else best.value))  # NaN where the value is
-    best.without_progress = 0 if gain > settings.threshold else best.without_progress + 1
+    best.without_progress = 0 if gain > section.early_stopping_threshold else best.without_progress + 1
     if not gain > 0:  # neither where it is NaN
         return False
     best.step, best.value = step, value
     return True
 
 
-def out_of_patience(best: BestSoFar, settings: BestSettings) -> bool:
+def out_of_patience(best: BestSoFar, section: EvaluationParameters) -> bool:
     """Whether training should stop."""
-    return best.is_comparable(settings) and 0 < settings.patience <= best.without_progress
+    return best.is_comparable(section) and 0 < section.early_stopping_patience <= best.without_progress
 
 
-def stop_reason(best: BestSoFar, settings: BestSettings) -> str:
+def stop_reason(best: BestSoFar, section: EvaluationParameters) -> str:
     """The line for a run that is out of patience."""
-    by = f" by more than {settings.threshold:g}" if settings.threshold else ""
+    by = f" by more than {section.early_stopping_threshold:g}" if section.early_stopping_threshold else ""
     found = "" if best.value is None else f"; its best is {best.value:.4g}, at step {best.step}"
     return f"stopping early: {best.metric} has not improved{by} in {best.without_progress} evaluations{found}"

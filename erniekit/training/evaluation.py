@@ -16,7 +16,6 @@ from paddle.nn import Layer
 from erniekit.errors import TrainingError
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.metrics import Totals
-from erniekit.training.objectives.forward import metrics_of
 from erniekit.training.objectives.objective import Objective
 from erniekit.training.objectives.reference import eval_mode
 
@@ -141,11 +140,11 @@ def _evaluate_batches(
     totals_by_source = {source: Totals() for source in sources}
     not_finite = None
     names: Sequence[str] = ()
-    forward = metrics_of(objective.loss_for(model, (batch for _, batch in plan.local_steps(read)), ranks))
+    loss = objective.loss_for(model, (batch for _, batch in plan.local_steps(read)), ranks)
     steps = iter(plan.local_steps(read))
     while some := list(islice(steps, ranks.num_forward_batches)):
         before = time.perf_counter()
-        found = ranks.forward_only(model, forward, [batch for _, batch in some])
+        found = ranks.forward_only(model, loss, [batch for _, batch in some])
         seconds = (time.perf_counter() - before) / len(some)
         for (step, batch), metrics in zip(some, found, strict=True):
             sums = {name: float(value) for name, value in metrics.items()}

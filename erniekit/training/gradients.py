@@ -1,4 +1,4 @@
-"""The global gradient norm and clipping by it, kept apart so that the norm is computed once and can be logged."""
+"""Global gradient norm and clipping, separate so that the norm is computed once and can be logged; the loss scale."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from paddle import Tensor, _C_ops
 
 
 def fill_missing_gradients(parameters: Iterable[Tensor]) -> None:
-    """Give every parameter that the step did not reach a zero gradient.
+    """Give a zero gradient to every parameter without one.
 
-    Whether a gradient is absent or zero would otherwise depend on how the step was laid out (a kept buffer, a rank that
-    did not use an expert), and AdamW updates the one case and skips the other.
+    Otherwise it would depend on the layout whether a gradient is absent or zero (a kept buffer, a rank that did not use
+    an expert), and AdamW updates in one case and skips the other.
     """
     for parameter in parameters:
         if parameter.grad is None:
@@ -22,22 +22,22 @@ def fill_missing_gradients(parameters: Iterable[Tensor]) -> None:
 
 @paddle.no_grad()
 def global_norm(parameters: Iterable[Tensor]) -> Tensor:
-    """The Euclidean norm of all gradients taken as one vector, a 0-d tensor (fp64 of fp64 gradients, else fp32)."""
+    """Return the Euclidean norm of all gradients as one vector, a 0-d tensor (fp64 for fp64 gradients, else fp32)."""
     return paddle.stack([squared_norm(p.grad) for p in parameters if p.grad is not None]).sum().sqrt()
 
 
 def squared_norm(gradient: Tensor) -> Tensor:
-    """The sum of squares, 0-d, in fp32 or, of fp64, in fp64.
+    """Return the sum of squares, 0-d, in fp64 for fp64 and otherwise in fp32.
 
-    Uses the kernel behind Paddle's own ClipGradByGlobalNorm: `paddle.linalg.norm` adds fp32 squares one after the other
-    on a CPU and is 3.5% too small for a tensor of 30 million elements (and 30 times slower).
+    Uses the kernel of Paddle's ClipGradByGlobalNorm: `paddle.linalg.norm` adds fp32 squares one after the other on a
+    CPU and is 3.5% too small for a tensor of 30 million elements (and 30 times slower).
     """
     wide = gradient if gradient.dtype == paddle.float64 else gradient.astype("float32")
     return _C_ops.squared_l2_norm(wide).reshape([])
 
 
 def clip_by_norm(parameters: Iterable[Tensor], norm: float, max_norm: float) -> None:
-    """Scale all gradients in place so that their global norm, known to be `norm`, is at most `max_norm` (0: off)."""
+    """Scale all gradients in place so that their global norm, given as `norm`, is at most `max_norm` (0: off)."""
     if 0 < max_norm < norm:
         scale_gradients(parameters, max_norm / norm)
 
@@ -52,12 +52,12 @@ def scale_gradients(parameters: Iterable[Tensor], factor: float) -> None:
             parameter.grad.scale_(factor)
 
 
-# The dynamic loss scale of float16: gradients are made of `scale x loss`, so that small ones do not vanish.
+# The dynamic loss scale of float16: backward runs on `scale x loss`, so that small gradients do not vanish.
 #
-# The smallest number of float16 is 6e-8; most gradients lie below it. A scale of 2^k moves them up by k binary places
+# The smallest number of float16 is 6e-8; most gradients are below it. A scale of 2^k moves them up by k binary places
 # (Micikevicius et al., 2018, arXiv:1710.03740). When a gradient overflows, the step is skipped and the scale halved;
-# after `growth_interval` steps without an overflow it is doubled. Scales are powers of two where the first one is, so
-# that scaling and its reversal are exact.
+# after `growth_interval` steps without an overflow it is doubled. Scales are powers of two if the first one is, so that
+# scaling and its reversal are exact.
 
 MAX_SCALE = 2.0**24
 
@@ -67,9 +67,9 @@ class LossScale:
     """The state of the scale; part of every checkpoint.
 
     Attributes:
-        scale: what the loss of the next step is multiplied by.
-        finite_steps: without an overflow, since the scale last changed.
-        floor: a scale that overflows is not made smaller than this.
+        scale: factor on the loss of the next step.
+        finite_steps: steps without an overflow since the scale last changed.
+        floor: an overflow does not reduce the scale below this.
         growth_interval: finite steps after which the scale is doubled.
     """
 
@@ -79,13 +79,13 @@ class LossScale:
     growth_interval: int = 2000
 
     def succeed(self) -> None:
-        """After a step whose gradients were finite."""
+        """Update after a step with finite gradients."""
         self.finite_steps += 1
         if self.finite_steps >= self.growth_interval:
             self.scale, self.finite_steps = min(2 * self.scale, max(MAX_SCALE, self.scale)), 0
 
     def back_off(self) -> bool:
-        """After a step whose gradients overflowed; whether there is a smaller scale to go on with."""
+        """Reduce the scale after an overflow; return False if it cannot be reduced further."""
         if self.scale <= self.floor:
             return False
         self.scale, self.finite_steps = max(self.scale / 2, self.floor), 0

@@ -1,4 +1,5 @@
-"""Running sums of what training and evaluation report. Sums only: nothing grows with the number of batches."""
+"""Running sums of the metrics of training and evaluation. Sums only: memory does not grow with the
+number of batches."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Totals:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The further figures of the objective, per unit."""
+        """The objective's other metrics, per unit."""
         return {name: value / self.units if self.units else 0.0 for name, value in self.sums.items()}
 
     @property

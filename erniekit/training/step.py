@@ -15,7 +15,8 @@ from paddle.optimizer import Optimizer
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.gradients import LossScale, clip_by_norm, scale_gradients
 from erniekit.training.metrics import Totals
-from erniekit.training.objectives.objective import LossFunction, MicroBatchLoss, Objective
+from erniekit.training.objectives.forward import Loss, MicroBatchLoss
+from erniekit.training.objectives.objective import Objective
 
 
 class StepResult(NamedTuple):
@@ -137,7 +138,7 @@ def _to_host(results: Sequence[MicroBatchLoss], norm: Tensor) -> tuple[np.ndarra
 
 def _not_finite_gradients(
     model: Layer,
-    loss: LossFunction,
+    loss: Loss,
     batches: Sequence[Any],
     begin_micro_batch: Callable[[int], None],
     parameters: Sequence[Tensor],

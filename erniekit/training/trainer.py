@@ -17,8 +17,10 @@ from typing import Any
 from paddle import Tensor
 from paddle.nn import Layer
 
+from erniekit.config import Config
+from erniekit.config.sections.checkpoint import moment_quantization, saves_asynchronously
 from erniekit.errors import CheckpointError, TrainingError
-from erniekit.training.callbacks import notify
+from erniekit.training.callbacks import Callback, CallbackList, TrainingRun
 from erniekit.training.checkpoint.async_save import SYNC_SAVER, AsyncSaver, Saver, SyncSaver
 from erniekit.training.checkpoint.atomic_folder import checkpoint_name, newest_complete, problems, publish_files
 from erniekit.training.checkpoint.master_weights import SEPARATE_MASTER_WEIGHTS, MasterWeightPolicy, has_master_weights
@@ -55,13 +57,12 @@ from erniekit.training.control import (
     stop_signals,
 )
 from erniekit.training.early_stopping import BestSoFar, out_of_patience, stop_reason, update_best
-from erniekit.training.evaluation import EvaluationPlan, EvaluationResult, ExtraMetrics, Plan, evaluate
+from erniekit.training.evaluation import EvaluationResult, Plan
 from erniekit.training.gradients import LossScale
 from erniekit.training.metrics import Totals
 from erniekit.training.objectives.objective import Objective
 from erniekit.training.optim.adamw import trainable_parameters
-from erniekit.training.optim.schedules import Schedule, dropout_scale, learning_rate
-from erniekit.training.settings import TrainingSettings, is_due
+from erniekit.training.optim.schedules import dropout_scale, learning_rate
 from erniekit.training.step import NotFiniteError, StepResult, train_step
 
 logger = logging.getLogger(__name__)
@@ -167,6 +168,16 @@ def result_of(state: TrainerState, evaluation: EvaluationResult | None, stopped_
     )
 
 
+def is_due(strategy: str, every: int, finished_steps: int, *, epoch_ended: bool, last: bool) -> bool:
+    """Return whether something with this strategy (steps, epoch, no) happens after `finished_steps` updates.
+
+    After the `last` update everything that happens at all happens once more, so that the end of a run is covered.
+    """
+    if strategy == "no":
+        return False
+    return last or (epoch_ended if strategy == "epoch" else every > 0 and finished_steps % every == 0)
+
+
 # (first step, step to stop before) -> the micro-batches of each step; closed when the run ends early.
 ReadSteps = Callable[[int, int], Generator[Sequence[Any], None, None]]
 
@@ -178,10 +189,10 @@ class Trainer:
     model: Layer  # offers .begin_micro_batch(step=, micro_batch=, dropout_scale=, share=) and .end_step(skipped=)
     parameters: Mapping[str, Tensor]  # by Hugging Face name
     optimizer: Any  # AdamW, or what divides its state among ranks
-    schedule: Schedule
     plan: Plan
     objective: Objective
-    settings: TrainingSettings
+    config: Config
+    total_steps: int
     identity: RunIdentity
     resolved_config: Mapping[str, Any]
     write_model: Callable[[Path | None], None]  # puts model and tokenizer files into a folder; None: only gives
@@ -189,16 +200,13 @@ class Trainer:
     master_weights: MasterWeightPolicy = (
         SEPARATE_MASTER_WEIGHTS  # how checkpoints have the float32 copies of 16-bit weights
     )
-    evaluation_plan: EvaluationPlan | None = None
-    evaluation_objective: Objective | None = None  # default: `objective`
-    extra_metrics: Callable[[Any], ExtraMetrics] | None = None  # of an evaluation, from the model
+    run_evaluation: Callable[[], EvaluationResult] | None = None  # on held-out data, where there is any
     shards: CheckpointShards = NO_SHARDS  # what every rank writes of its own
-    callbacks: Sequence[object] = ()
+    callbacks: Sequence[Callback] = ()
     commands: Commands = NO_COMMANDS  # asked on the first rank
     initial_loss_scale: float | None = None  # of a float16 run
     read_steps: ReadSteps | None = None  # default: plan.micro_batches, when its step comes
     describe_sample: Callable[[int], str] = str  # index in the training data -> "file.jsonl:17"
-    describe_evaluation_sample: Callable[[int], str] = str
     ranks: Ranks = SINGLE_PROCESS
     state: TrainerState = field(default_factory=TrainerState, init=False)
     last_evaluation: EvaluationResult | None = field(default=None, init=False)
@@ -207,6 +215,9 @@ class Trainer:
     _saved_learning_rate: float | None = field(default=None, init=False)  # what a user had chosen then
     _stopped_by: int | None = field(default=None, init=False)
     _quit_requested: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._notify = CallbackList(self.callbacks)
 
     def fit(self, start: Start) -> TrainResult:
         """Train to the last step and save the final model into `output_dir`.
@@ -221,7 +232,7 @@ class Trainer:
         try:
             self._begin(start)
             with stop_signals() as request, self._saver:
-                notify(self.callbacks, "on_train_begin", self.state.step, self.settings.total_steps)
+                self._notify.on_train_begin(self._run_info())
                 self.model.train()
                 self._run_steps(request)
                 finished = self._is_finished()
@@ -231,32 +242,27 @@ class Trainer:
                     self._save_on_stop()
             result = result_of(self.state, self.last_evaluation, None if finished else self._stopped_by)
             if finished:
-                notify(self.callbacks, "on_train_end", result)
+                self._notify.on_train_end(result)
             return result
         except ForcedStopError:
-            newest, _ = newest_complete(self.settings.output_dir)
+            newest, _ = newest_complete(self.config.output_dir)
             left = "no checkpoint was saved" if newest is None else f"the newest checkpoint is {newest}"
             logger.info(f"a second signal: stopped at once; {left}")
             raise
         finally:
-            notify(self.callbacks, "close")
+            self._notify.close()
 
     def evaluate(self) -> EvaluationResult:
         """Evaluate now, report it, and leave training as it was."""
-        assert self.evaluation_plan is not None
-        result = evaluate(
-            self.model,
-            self.evaluation_plan,
-            self.evaluation_objective or self.objective,
-            max_batches=self.settings.max_evaluate_steps,
-            describe_sample=self.describe_evaluation_sample,
-            extra_metrics=self.extra_metrics,
-            ranks=self.ranks,
-        )
-        self.last_evaluation = result
+        assert self.run_evaluation is not None
+        self.last_evaluation = result = self.run_evaluation()
         progress = {"step": self.state.step, "epoch": round(self.state.epoch, 4)}
-        notify(self.callbacks, "on_evaluate", progress | result.results())
+        self._notify.on_evaluate(progress | result.results())
         return result
+
+    def _run_info(self) -> TrainingRun:
+        folder = self.config.output_dir
+        return TrainingRun(folder.resolve().name, folder, self.resolved_config, self.state.step, self.total_steps)
 
     def _begin(self, start: Start) -> None:
         if self.initial_loss_scale is not None:
@@ -269,12 +275,12 @@ class Trainer:
             fresh, self.state = self.state, load_state(start.checkpoint)
             if self.initial_loss_scale is None or self.state.loss_scale is None:
                 self.state.loss_scale = fresh.loss_scale
-            same_folder = start.checkpoint.resolve().parent == self.settings.output_dir.resolve()
+            same_folder = start.checkpoint.resolve().parent == self.config.output_dir.resolve()
             self._saved_step, self._saved_learning_rate = (
                 self.state.step if same_folder else -1,
                 self.state.learning_rate,
             )
-            if self.settings.ignore_load_lr_and_optim:
+            if self.config.checkpoint.ignore_load_lr_and_optim:
                 logger.info("ignore_load_lr_and_optim: AdamW starts with fresh moments, which is not bit-exact")
             else:
                 stored = load_optimizer(
@@ -283,25 +289,26 @@ class Trainer:
                 if stored is not None:
                     logger.warning(f"resuming is not bit-exact: {start.checkpoint} holds {stored}")
             if self._is_finished():
-                where = f"at step {self.state.step} of {self.settings.total_steps}"
+                where = f"at step {self.state.step} of {self.total_steps}"
                 early = ", where it stopped early" if self._stops_early() else ""
                 logger.info(f"the checkpoint is {where}{early}: nothing to train")
-        moment_format = FORMATS.get(self.settings.ckpt_quant_stage)
-        if moment_format is not None and not self.settings.ignore_save_lr_and_optim:
+        section = self.config.checkpoint
+        moment_format = FORMATS.get(moment_quantization(section))
+        if moment_format is not None and not section.ignore_save_lr_and_optim:
             logger.info(f"checkpoints hold {moment_format}: resuming from them is not bit-exact")
-        if self.shards.kinds and self.settings.save_strategy != "no":
-            check_shared_filesystem(self.settings.output_dir, self.ranks)
+        if self.shards.kinds and section.save_strategy != "no":
+            check_shared_filesystem(self.config.output_dir, self.ranks)
         if self.master_weights.stored != "beside":
             self._report_unused_option()
         single_node = len(set(self.ranks.all_gather_object(socket.gethostname()))) == 1
         if self.ranks.is_main_process:
-            limit, saved = self.settings.save_total_limit, partial(notify, self.callbacks, "on_save")
+            limit, saved = section.save_total_limit, self._notify.on_save
             self._saver = SyncSaver(limit, saved)
-            if self.settings.async_save:
+            if saves_asynchronously(section):
                 seen_by_all = single_node or not self.shards.kinds
                 self._saver = AsyncSaver(limit, saved, shared_memory=seen_by_all)
-            remove_superseded(self.settings.output_dir, start)
-            write_config(self.settings.output_dir, self.resolved_config)
+            remove_superseded(self.config.output_dir, start)
+            write_config(self.config.output_dir, self.resolved_config)
 
     def _report_unused_option(self) -> None:
         if not any(self.ranks.all_gather_object(has_master_weights(self.optimizer, self.parameters))):
@@ -309,7 +316,7 @@ class Trainer:
             logger.info(f"{word} has no effect here: the weights are float32, without master weights")
 
     def _run_steps(self, request: StopRequest) -> None:
-        first, stop = self.state.step, self.settings.total_steps
+        first, stop = self.state.step, self.total_steps
         read_steps = self.read_steps or (
             lambda first, stop: (self.plan.micro_batches(step) for step in range(first, stop))
         )
@@ -345,7 +352,7 @@ class Trainer:
             logger.info(f"save: {'writing' if self._saver.writing else 'saved'} {checkpoint_name(step)}")
         elif command.name == "quit":
             self._quit_requested = True
-        elif command.name == "eval" and self.evaluation_plan is None:
+        elif command.name == "eval" and self.run_evaluation is None:
             logger.info("eval: this run has no held-out data; it needs do_eval: true and eval_dataset_path")
         elif command.name == "eval":
             self.evaluate()
@@ -355,12 +362,12 @@ class Trainer:
             logger.info(f"lr: step {step + 1} has a learning rate of {self._learning_rate():g}, {origin}")
         else:
             saved, writing = self._saved_step, bool(self._saver.writing)
-            logger.info(status_line(self.state, self.settings.total_steps, self._learning_rate(), saved, writing))
+            logger.info(status_line(self.state, self.total_steps, self._learning_rate(), saved, writing))
 
     def _learning_rate(self) -> float:
         """Of the next step."""
         chosen = self.state.learning_rate
-        return learning_rate(self.state.step, self.schedule) if chosen is None else chosen
+        return learning_rate(self.state.step, self.config.training, self.total_steps) if chosen is None else chosen
 
     def _step(self, batches: Sequence[Any]) -> StepResult:
         step, tried = self.state.step, self.state.loss_scale.scale if self.state.loss_scale else 1.0
@@ -373,9 +380,9 @@ class Trainer:
                 batches,
                 step=step,
                 learning_rate=self._learning_rate(),
-                dropout_scale=dropout_scale(step, self.settings.dropout_warmup_steps),
-                max_grad_norm=self.settings.max_grad_norm,
-                release_grads=self.settings.release_grads,
+                dropout_scale=dropout_scale(step, self.config.basic.dropout_warmup_steps),
+                max_grad_norm=self.config.training.max_grad_norm,
+                release_grads=self.config.memory.release_grads,
                 loss_scale=self.state.loss_scale,
                 ranks=self.ranks,
             )
@@ -389,7 +396,7 @@ class Trainer:
         return result
 
     def _finish_step(self, result: StepResult) -> None:
-        settings, state = self.settings, self.state
+        config, state = self.config, self.state
         state.step += 1
         earlier_epoch, state.epoch = state.epoch, self.plan.epoch_of(state.step)
         state.since_log.add(result.totals)
@@ -401,16 +408,17 @@ class Trainer:
 
         if result.updated:
             self.objective.after_update(state.step)
-            notify(self.callbacks, "on_step", self._record(result.totals, result))
-        if happens(settings.logging_strategy, settings.logging_steps) and state.since_log.units:
-            notify(self.callbacks, "on_log", self._record(state.since_log, result))
+            self._notify.on_step(self._record(result.totals, result))
+        if happens(config.basic.logging_strategy, config.basic.logging_steps) and state.since_log.units:
+            self._notify.on_log(self._record(state.since_log, result))
             state.since_log = Totals()
-        is_best = False
-        if self.evaluation_plan is not None and happens(settings.evaluation_strategy, settings.eval_steps):
-            is_best = update_best(state.best, self.evaluate().record(), state.step, settings.best)
+        is_best, judged = False, config.evaluation
+        if self.run_evaluation is not None and happens(judged.evaluation_strategy, judged.eval_steps):
+            is_best = update_best(state.best, self.evaluate().record(), state.step, judged)
             if self._stops_early():
-                logger.info(stop_reason(state.best, settings.best))
-        if happens(settings.save_strategy, settings.save_steps) or (is_best and settings.best.load_best_model_at_end):
+                logger.info(stop_reason(state.best, judged))
+        saves = happens(config.checkpoint.save_strategy, config.checkpoint.save_steps)
+        if saves or (is_best and judged.load_best_model_at_end):
             self._save()
 
     def _record(self, totals: Totals, latest: StepResult) -> dict[str, Any]:
@@ -425,32 +433,32 @@ class Trainer:
         }
 
     def _is_finished(self) -> bool:
-        return self.state.step >= self.settings.total_steps or self._stops_early()
+        return self.state.step >= self.total_steps or self._stops_early()
 
     def _stops_early(self) -> bool:
-        return out_of_patience(self.state.best, self.settings.best)
+        return out_of_patience(self.state.best, self.config.evaluation)
 
     def _best_folder(self) -> Path | None:
         """The checkpoint of the best evaluation, where it was saved."""
         step = self.state.best.step
-        folder = None if step is None else self.settings.output_dir / checkpoint_name(step)
+        folder = None if step is None else self.config.output_dir / checkpoint_name(step)
         complete = folder is not None and not problems(folder, hashes=False)
         return folder if self.ranks.all_gather_object(complete)[0] else None  # others may not see the first rank's disk
 
     def _save(self) -> None:
-        settings, state = self.settings, self.state
+        section, state = self.config.checkpoint, self.state
         self._saver.wait()
         best = self._best_folder()
         save_checkpoint(
-            settings.output_dir,
+            self.config.output_dir,
             state,
             identity=self.identity,
             resolved_config=self.resolved_config,
             write_model=self.write_checkpoint_model or self.write_model,
-            optimizer=None if settings.ignore_save_lr_and_optim else self.optimizer,
+            optimizer=None if section.ignore_save_lr_and_optim else self.optimizer,
             parameters=self.parameters,
             extra_state=self.objective.extra_state(),
-            moments=FORMATS.get(settings.ckpt_quant_stage),
+            moments=FORMATS.get(moment_quantization(section)),
             ranks=self.ranks,
             shards=self.shards,
             master_weights=self.master_weights,
@@ -464,12 +472,12 @@ class Trainer:
         self._saver.wait()
         write, which = self.write_model, ""
         best, folder = self.state.best, self._best_folder()
-        if self.settings.best.load_best_model_at_end and best.step is not None and best.step != self.state.step:
+        if self.config.evaluation.load_best_model_at_end and best.step is not None and best.step != self.state.step:
             shown = f"{checkpoint_name(best.step)}, where {best.metric} was best,"
             is_sharded = self.ranks.is_main_process and folder is not None and WEIGHTS in sharded_kinds(folder)
             is_sharded = self.ranks.all_gather_object(is_sharded)[0]  # others need not see the folder where it is whole
             if folder is None:
-                logger.info(f"{shown} is not in {self.settings.output_dir}: the last model is saved")
+                logger.info(f"{shown} is not in {self.config.output_dir}: the last model is saved")
             elif is_sharded and not has_same_layout(folder, self.ranks):
                 logger.info(f"{shown} was written by the ranks of another layout: the last model is saved")
             else:
@@ -481,13 +489,13 @@ class Trainer:
                     write = partial(copy_model_files, folder)
                 which = f" of step {best.step}, where {best.metric} was best ({best.value:.4g}),"
         if self.ranks.is_main_process:
-            publish_files(self.settings.output_dir, write)
+            publish_files(self.config.output_dir, write)
         elif write is self.write_model:
             write(None)
-        logger.info(f"saved the model{which} to {self.settings.output_dir}")
+        logger.info(f"saved the model{which} to {self.config.output_dir}")
 
     def _save_on_stop(self) -> None:
-        if self.settings.save_strategy == "no" and not self._quit_requested:
+        if self.config.checkpoint.save_strategy == "no" and not self._quit_requested:
             logger.info(f"stopped after step {self.state.step}; nothing was saved, because save_strategy is no")
             return
         if self._saved_step != self.state.step:
@@ -506,5 +514,5 @@ class Trainer:
             unsaved = ""
         except CheckpointError as failed:
             unsaved = str(failed)
-        newest, _ = newest_complete(self.settings.output_dir)
+        newest, _ = newest_complete(self.config.output_dir)
         return not_finite(self.state, error, self.ranks.all_gather_object(own), newest, unsaved)

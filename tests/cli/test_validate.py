@@ -202,9 +202,10 @@ def test_a_layout_for_a_cluster_that_is_not_here(
     assert _layout(tmp_path, monkeypatch, "--world-size", "8", *words) == 0
     text = capsys.readouterr().out
     assert "6 packs of up to" in text  # two parts of three
-    assert "layout of 8 ranks: data 2 x pipeline 2 x tensor 2\n  rank  batch        layers        matrices" in text
-    assert "  3     part 0 of 2  stage 1 of 2  slice 1 of 2  part 1 of 2" in text
-    assert re.search(r"stages wait [23]\d% of a step .* \(25% if all took equally long\)", text)  # the head is on one
+    assert "layout of 8 ranks: data 2 x pipeline 2 x tensor 2\n  rank  batch           layers        matrices" in text
+    assert "  3     dp rank 0 of 2  stage 1 of 2  shard 1 of 2  shard 1 of 2" in text
+    # the head is on one stage
+    assert re.search(r"pipeline bubble: [23]\d% of a step .* \(25% if all stages took equally long\)", text)
     assert re.search(
         r"sends in a step, computed: tensor [\d.]+ GB, experts [\d.]+ GB, pipeline .* data [\d.]+ GB", text
     )
@@ -223,20 +224,19 @@ def test_large_layouts_show_groups_of_ranks(
 ) -> None:
     assert _layout(tmp_path, monkeypatch, "--world-size", "112", "tensor_parallel_degree=4") == 0
     text = capsys.readouterr().out
-    assert "4-7 part 1 of 28 slices 0-3, one each" in " ".join(text.split())
-    assert "... and 4 groups of ranks more" in text
+    assert "4-7 dp rank 1 of 28 shards 0-3, one each" in " ".join(text.split())
+    assert "... and 4 more groups of ranks" in text
     assert _layout(tmp_path, monkeypatch, "--world-size", "96") == 0
-    assert (
-        "layout of 96 ranks: data 96\n  ranks  batch\n  0-95   parts 0-95 of 96, one each\n" in capsys.readouterr().out
-    )
+    text = capsys.readouterr().out
+    assert "layout of 96 ranks: data 96\n  ranks  batch\n  0-95   dp ranks 0-95 of 96, one each\n" in text
 
 
 def test_a_layout_is_shown_before_the_model_is_known() -> None:
     values = {"model_name_or_path": "absent", "output_dir": "o", "train_dataset_path": "t"}
     values |= {"pipeline_parallel_degree": 2, "gradient_accumulation_steps": 3}
     text = report(Config.from_mapping(values), 4)
-    assert "layout of 4 ranks: data 2 x pipeline 2\n  rank  batch        layers\n" in text
-    assert "stages wait 25% of a step with gradient_accumulation_steps 3" in text
+    assert "layout of 4 ranks: data 2 x pipeline 2\n  rank  batch           layers\n" in text
+    assert "pipeline bubble: 25% of a step with gradient_accumulation_steps 3" in text
     assert "memory of each rank" not in text
 
 
@@ -270,7 +270,7 @@ def test_a_layout_that_does_not_fit_the_model_or_the_ranks_is_refused(
     assert _layout(tmp_path, monkeypatch, "--world-size", "none") == 2
     assert "expected an integer of at least 1" in capsys.readouterr().err
     assert _layout(tmp_path, monkeypatch, "--world-size", "2", "--verb", "preview") == 2
-    assert "for the ranks of a training" in capsys.readouterr().err
+    assert "--world-size applies to training" in capsys.readouterr().err
 
 
 def test_ranks_that_divide_the_data_make_fewer_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from erniekit.config.json_schema import exact_schema, structural_problems, value
 from erniekit.config.parameter import CPU_AND_GPU, GPU_ONLY, NOT_IMPLEMENTED, Alias, Parameter, Rule, Section
 from erniekit.config.reference_docs import example_line
 from erniekit.config.registry import ALIASES, PARAMETERS, RULES, SECTIONS
+from erniekit.config.stages import STAGES
 from tests.config.samples import another_value, fulfil, load
 
 VERBS = {"train", "eval", "preview", "chat", "generate", "export", "split", "server"}
@@ -46,7 +47,7 @@ def test_parameter_is_fully_declared(parameter: Parameter) -> None:
     assert len(parameter.meaning) > 25
     assert parameter.meaning.endswith(".")
     assert parameter.verbs and set(parameter.verbs) <= VERBS
-    assert parameter.stages and set(parameter.stages) <= {"PT", "SFT", "DPO"}
+    assert parameter.stages and set(parameter.stages) <= set(STAGES)
     assert set(parameter.required_for) <= set(parameter.verbs)
     assert {need.name for need in parameter.needs} <= set(PARAMETERS)
     assert set(parameter.excludes) <= set(PARAMETERS)

@@ -108,7 +108,7 @@ TOO_MANY = {
         "interleave_over",
         [1, 1e-9],
         1,
-        r"70,000,000,070 samples, of data that holds 120.*\n.*train_dataset_prob",
+        r"70,000,000,070 samples, from data with 120.*\n.*train_dataset_prob",
     ),
     "over-tiny": ("interleave_over", [0.5, 1e-300], 1, r"3\.50e\+301 samples.*\n.*train_dataset_prob"),
     "over-endless": ("interleave_over", [1e300, 5e-324], 1, r"Infinity samples.*\n.*train_dataset_prob"),

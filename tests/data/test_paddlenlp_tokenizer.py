@@ -49,11 +49,11 @@ def test_unknown_classes_and_broken_files_are_told(tmp_path):
         load_tokenizer(folder)
     folder = write_byte_pairs(tmp_path / "b", "Qwen2Tokenizer")
     (folder / "vocab.json").write_text("[")
-    with pytest.raises(ModelFileError, match="paddlenlp's Qwen2Tokenizer cannot be made of these files"):
+    with pytest.raises(ModelFileError, match="paddlenlp's Qwen2Tokenizer cannot load these files"):
         load_tokenizer(folder)
     (folder / "vocab.json").write_text("{}")
     (folder / "merges.txt").unlink()
-    with pytest.raises(ModelFileError, match="paddlenlp's Qwen2Tokenizer cannot be made of these files"):
+    with pytest.raises(ModelFileError, match="paddlenlp's Qwen2Tokenizer cannot load these files"):
         load_tokenizer(folder)
 
 

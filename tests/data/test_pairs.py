@@ -221,7 +221,7 @@ def test_long_prompts_lose_their_oldest_turns(open_pairs):
     prompt = whole.sample(0).pair.chosen + 1
     shorter = open_pairs([LONG], max_prompt_len=prompt - 1)
     assert shorter.report.sources[0].truncated == 1 and shorter.report.sources[0].dropped == 0
-    assert "shortened by their oldest turns" in str(shorter.report)
+    assert "shortened by dropping their oldest turns" in str(shorter.report)
     removed = len(whole.sample(0).input_ids) - len(shorter.sample(0).input_ids)
     assert 0 < removed < prompt
     kept = shorter.sample(0).pair.chosen + 1

@@ -380,7 +380,7 @@ def test_the_first_20_problems_are_shown_and_all_are_counted():
     assert lines[0] == "a.jsonl:1: tgt: expected a string, got 3"
     assert lines[19] == "a.jsonl:20: tgt: expected a string, got 3"
     assert lines[20] == "... and 11 more"
-    assert lines[21] == "31 problems (a.jsonl: 30, b.jsonl: 1). Mend or remove these records."
+    assert lines[21] == "31 problems (a.jsonl: 30, b.jsonl: 1). Fix or remove these records."
 
 
 def test_no_problem_raises_nothing():

@@ -108,7 +108,7 @@ def test_errors_name_the_file(tokenizer_folder, tmp_path):
     config.write_text("{}")
     assert failure(broken) == f"{config}: eos_token is missing; a model without it cannot stop"
     config.write_text('{"eos_token": "<end>"}')
-    assert failure(broken) == f"{config}: eos_token is '<end>', which tokenizer.json does not hold"
+    assert failure(broken) == f"{config}: eos_token is '<end>', which is missing from tokenizer.json"
     config.write_text('{"eos_token": "</s>", "chat_template": 3}')
     assert failure(broken).startswith(f"{config}: chat_template: expected a string, or a list")
 

@@ -8,7 +8,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from erniekit.data.collate import Batch, collate
+from erniekit.data.batch import Batch
+from erniekit.data.collate import collate
 from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
 from erniekit.data.loader import (
     ArrayMessage,
@@ -32,11 +33,11 @@ def sent(message: ArrayMessage) -> ArrayMessage:
 def assert_same(own, other) -> None:
     for field in fields(own):
         a, b = getattr(own, field.name), getattr(other, field.name)
-        if isinstance(a, np.ndarray):
-            assert a.dtype == b.dtype
-            np.testing.assert_array_equal(a, b)
-        elif a is not None and field.name == "pairs":
-            assert_same(a, b)
+        if field.name == "arrays":
+            assert list(a) == list(b)
+            for name, array in a.items():
+                assert array.dtype == b[name].dtype
+                np.testing.assert_array_equal(array, b[name], err_msg=name)
         else:
             assert a == b and type(a) is type(b)
 

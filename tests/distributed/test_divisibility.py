@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import pytest
 
 from erniekit.distributed.planning.divisibility import check_divisible
@@ -9,6 +12,7 @@ from erniekit.distributed.topology import Topology
 from erniekit.errors import ConfigurationError
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.published import published_model
+from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.quantization.settings import Fp8
 from tests.model.tiny import tiny_config
 
@@ -39,7 +43,7 @@ def test_published_models_on_their_usual_layouts() -> None:
 def test_fewer_key_heads_than_ranks_are_refused_with_the_reason() -> None:
     text = _refusal(_published("0.3B"), Topology(tensor=4))
     assert "tensor_parallel_degree 4 does not divide num_key_value_heads 2 of the model" in text
-    assert "Key heads are not copied" in text and text.endswith("write tensor_parallel_degree: 1 or 2")
+    assert "Key heads are not replicated" in text and text.endswith("write tensor_parallel_degree: 1 or 2")
     check_divisible(_published("0.3B"), Topology(tensor=2), max_seq_len=8192)
 
 
@@ -57,7 +61,7 @@ def test_fewer_key_heads_than_ranks_are_refused_with_the_reason() -> None:
 def test_sizes_that_have_no_half(shape: dict, words: str) -> None:
     text = _refusal(tiny_config(**{"vocab_size": 100, **shape}), Topology(tensor=2))
     assert f"tensor_parallel_degree 2 does not divide {words} of the model" in text
-    assert "Key heads are not copied" not in text or shape.get("num_key_value_heads", 2) < 2
+    assert "Key heads are not replicated" not in text or shape.get("num_key_value_heads", 2) < 2
 
 
 def test_experts_are_divided_as_wholes() -> None:
@@ -71,7 +75,7 @@ def test_experts_are_divided_as_wholes() -> None:
     model = tiny_config(**moe, moe_num_shared_experts=2, intermediate_size=33, moe_layer_start_index=0)
     check_divisible(model, Topology(tensor=2, expert_axis="tensor"), max_seq_len=64)  # 33 is no cut matrix's side
     text = _refusal(model, Topology(data=4, expert_axis="data"))
-    assert "moe_num_experts 6 cannot be divided between 4 ranks (the data-parallel degree)" in text
+    assert "moe_num_experts 6 cannot be sharded over 4 ranks (the data-parallel degree)" in text
     assert text.endswith("a degree of 1, 2, 3, 6")
 
 
@@ -87,8 +91,45 @@ def test_blocks_of_a_rotation_are_not_divided() -> None:
     model, fp8 = _published("0.3B"), Fp8(hadamard_block=1024)
     check_divisible(model, Topology(), max_seq_len=8192, quantization=fp8)
     message = _refusal(model, Topology(tensor=2), quantization=Fp8(hadamard_block=2048))
-    assert "blocks of 2048 do not divide the inputs that a rank has of q_proj (1,024 inputs)" in message
+    assert "blocks of 2048 do not divide this rank's inputs of q_proj (1,024 inputs)" in message
     assert "o_proj (1,024 inputs)" in message and "down_proj (1,536 inputs)" in message
-    assert "write hadamard_block_size: 512, or apply_hadamard: false" in message
+    assert "set hadamard_block_size: 512, or apply_hadamard: false" in message
     check_divisible(model, Topology(tensor=2), max_seq_len=8192, quantization=Fp8(hadamard_block=512))
     check_divisible(model, Topology(tensor=2), max_seq_len=8192, quantization=Fp8(hadamard_block=0))
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("degree", [2, 3, 4])
+def test_what_is_not_refused_can_be_cut(model_type: str, degree: int) -> None:
+    """A degree is refused, or it divides every axis that the architecture cuts."""
+    accepted = 0
+    for heads, key_heads, inner, vocabulary in itertools.product((4, 6, 12), (2, 3, 4), (24, 18), (24, 53)):
+        if heads % key_heads:
+            continue
+        model = tiny_config(
+            model_type=model_type,
+            num_attention_heads=heads,
+            num_key_value_heads=key_heads,
+            head_dim=4,
+            intermediate_size=inner,
+            vocab_size=vocabulary,
+            tie_word_embeddings=False,
+        )
+        try:
+            check_divisible(model, Topology(tensor=degree), max_seq_len=24)
+        except ConfigurationError:
+            continue
+        accepted += 1
+        for name, shape in model.weight_shapes().items():
+            weight = model.architecture.weight_info(name)
+            axis = weight.placement().axis
+            if axis is not None:
+                assert (shape[::-1] if weight.is_linear else shape)[axis] % degree == 0, name
+    assert accepted
+
+
+def test_an_axis_that_no_size_stands_for_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgetful = replace(ARCHITECTURES["llama"], model_type="forgetful", tensor_parallel_sizes=lambda config: {})
+    monkeypatch.setitem(ARCHITECTURES, "forgetful", forgetful)
+    text = _refusal(tiny_config(model_type="forgetful"), Topology(tensor=2))
+    assert "tensor_parallel_degree 2 does not divide these weights of forgetful: model.embed_tokens.weight" in text

@@ -14,9 +14,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor": {"degrees": {"tensor": 2}},
     "pipeline": {"degrees": {"pipeline": 2}},
     "data": {"degrees": {}},
-    "sharding 1": {"degrees": {"sharding": 2}, "stage": "stage1"},
-    "sharding 2": {"degrees": {"sharding": 2}, "stage": "stage2"},
-    "sharding 3": {"degrees": {"sharding": 2}, "stage": "stage3"},
+    "sharding 1": {"degrees": {"sharding": 2}, "sharding_level": "stage1"},
+    "sharding 2": {"degrees": {"sharding": 2}, "sharding_level": "stage2"},
+    "sharding 3": {"degrees": {"sharding": 2}, "sharding_level": "stage3"},
 }
 SOME = ("tensor", "sharding 1")
 

@@ -65,7 +65,7 @@ EXPERTS = {
     "moe_layer_end_index": -1,
     "moe_layer_interval": 1,
 }
-BALANCE = {"aux_loss_lambda": 0.01, "z_loss_lambda": 0.001, "router_bias_update_rate": 0.001}
+BALANCE = {"moe_aux_loss_lambda": 0.01, "moe_z_loss_lambda": 0.001, "moe_router_bias_update_rate": 0.001}
 TWO, FOUR_BY_TWO = {"pipeline": 2}, {"pipeline": 4, "virtual_pipeline": 2}
 LORA = {"rank": 2, "alpha": 4.0}
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {

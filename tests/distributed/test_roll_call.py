@@ -30,7 +30,7 @@ def test_all_go_on_when_all_have_come_and_the_port_is_free_again() -> None:
 def test_those_who_do_not_come_are_named() -> None:
     futures, _ = call([0, 2], 4, timeout=0.5)
     error = futures[0].exception()
-    assert isinstance(error, RankTimeoutError) and "ranks [1, 3] have not come within 0.5 s" in str(error)
+    assert isinstance(error, RankTimeoutError) and "ranks [1, 3] did not join within 0.5 s" in str(error)
     assert isinstance(futures[1].exception(), RankLostError)  # of rank 0, which has named them
 
 
@@ -46,19 +46,22 @@ def test_rank_0_names_the_missing_however_late_it_came() -> None:
         first, other = pool.submit(late), pool.submit(wait_for_all_ranks, 2, 3, ("127.0.0.1", port), 0.6)
         time.sleep(0.3)  # the other's own time would be over before that of rank 0
         come.set()
-    assert isinstance(first.exception(), RankTimeoutError) and "ranks [1] have not come" in str(first.exception())
+    assert isinstance(first.exception(), RankTimeoutError) and "ranks [1] did not join" in str(first.exception())
     assert isinstance(other.exception(), RankLostError)
 
 
 def test_a_rank_0_that_hangs_later_is_noticed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RankTimeoutError, match="not all ranks have"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(RankTimeoutError, match="not all ranks joined"),
+    ):
         wait_for_all_ranks(1, 2, silent.getsockname(), 0.1)
 
 
 def test_rank_0_that_does_not_come_is_named() -> None:
     (future,), port = call([1], 2, timeout=0.3)
     error = future.exception()
-    assert isinstance(error, RankTimeoutError) and f"rank 0 has not come to 127.0.0.1:{port}" in str(error)
+    assert isinstance(error, RankTimeoutError) and f"rank 0 did not open 127.0.0.1:{port}" in str(error)
 
 
 def test_a_stranger_does_not_count() -> None:

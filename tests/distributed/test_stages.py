@@ -87,11 +87,16 @@ def test_names_of_classes_may_have_prefixes() -> None:
 @pytest.mark.parametrize(
     ("layers", "topology", "how", "words"),
     [
-        (54, Topology(pipeline=4), {}, "54 layers cannot be divided equally: pipeline_parallel_degree 4 = 4 runs"),
+        (
+            54,
+            Topology(pipeline=4),
+            {},
+            "54 layers cannot be divided equally: pipeline_parallel_degree 4 = 4 model chunks",
+        ),
         (54, Topology(pipeline=4), {}, "add_tail_layers: 2"),
         (54, Topology(pipeline=4), {}, "pipeline_parallel_degree: 1, 2, 3, 6, 9, 18, 27, 54"),
         (7, Topology(pipeline=3, virtual_pipeline=2), {"tail": 1}, "7 layers and 1 empty ones .*virtual_pp_degree 2"),
-        (4, Topology(pipeline=2), {"method": "layer:Linear"}, "no layer is called so"),
+        (4, Topology(pipeline=2), {"method": "layer:Linear"}, "there is no such layer"),
         (54, Topology(pipeline=2), {"method": (0, 29, 55)}, "The list ends at 57"),
         (54, Topology(pipeline=2), {"method": (0, 56)}, "norm and head stay together"),
         (1, Topology(pipeline=4), {"method": "uniform"}, "4 items are too few for 4 stages"),
@@ -116,7 +121,7 @@ def test_the_advice_of_the_interleaving_error_is_itself_accepted() -> None:
         layer_chunks(4, Topology(pipeline=4, virtual_pipeline=2))
     assert str(raised.value).splitlines()[1:] == [
         "  write virtual_pp_degree: 1",
-        "  or a list of the first item of each run as pp_seg_method",
+        "  or a list of the first item of each chunk as pp_seg_method",
     ]
     with pytest.raises(ConfigurationError, match="write add_tail_layers: 2\n  or pipeline_parallel_degree: 11\n"):
         layer_chunks(22, Topology(pipeline=4, virtual_pipeline=2))

@@ -131,12 +131,12 @@ def test_the_expert_degree_is_that_of_the_axis_it_follows() -> None:
 def test_the_table_says_what_each_rank_holds() -> None:
     topology = Topology.from_degrees(8, tensor=2, pipeline=2, expert_axis="tensor")
     assert topology.table().splitlines()[:4] == [
-        "rank  batch        layers        matrices      experts",
-        "0     part 0 of 2  stage 0 of 2  slice 0 of 2  part 0 of 2",
-        "1     part 0 of 2  stage 0 of 2  slice 1 of 2  part 1 of 2",
-        "2     part 0 of 2  stage 1 of 2  slice 0 of 2  part 0 of 2",
+        "rank  batch           layers        matrices      experts",
+        "0     dp rank 0 of 2  stage 0 of 2  shard 0 of 2  shard 0 of 2",
+        "1     dp rank 0 of 2  stage 0 of 2  shard 1 of 2  shard 1 of 2",
+        "2     dp rank 0 of 2  stage 1 of 2  shard 0 of 2  shard 0 of 2",
     ]
     assert len(topology.table().splitlines()) == 9
     interleaved = Topology(pipeline=4, virtual_pipeline=2, sharding=2).table().splitlines()
-    assert interleaved[3] == "2     part 0 of 2  run 1 + 5 of 8  shard 0 of 2"
+    assert interleaved[3] == "2     dp rank 0 of 2  chunk 1 + 5 of 8  shard 0 of 2"
     assert Topology().table().splitlines() == ["rank  holds", "0     everything"]

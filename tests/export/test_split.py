@@ -113,7 +113,7 @@ def test_the_verb(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "`learning_rate`" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("where", "what"), [(".", "that is read"), ("..", "around"), ("inside/deeper", "inside")])
+@pytest.mark.parametrize(("where", "what"), [(".", "command reads"), ("..", "around"), ("inside/deeper", "inside")])
 def test_a_folder_that_is_read_is_not_written(source: Path, where: str, what: str) -> None:
     before = sorted(source.rglob("*"))
     with pytest.raises(UserError, match=what):

@@ -50,7 +50,7 @@ def test_answers_are_those_of_the_prompts_given_as_words(
     shown = capsys.readouterr()
     assert "answered 4 of 11 prompts" in shown.err and "answered 11 of 11 prompts" in shown.err
     assert main([*words, "--temperature", temperature]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 def test_dialogues_bring_their_turns_and_references(
@@ -73,7 +73,7 @@ def test_dialogues_bring_their_turns_and_references(
     assert main([*words, "--system", "S"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[0])["answer"] == first["answer"]
     assert main([*words, "--raw"]) == 2
-    assert f"{path}:1: a dialogue" in capsys.readouterr().err
+    assert f"{path}:1: the record is a dialogue" in capsys.readouterr().err
 
 
 def test_prompts_that_cannot_be_answered_are_all_told_first(
@@ -104,7 +104,7 @@ def test_words_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["generate", "model"]) == 2
     assert main(["generate", "model", "--prompt", "x", "--prompts", "y"]) == 2
     assert main(["generate", "model", "--prompt", "x", "--output", "z"]) == 2
-    assert "--output keeps the answers to --prompts" in capsys.readouterr().err
+    assert "--output needs --prompts FILE" in capsys.readouterr().err
 
 
 def test_control_characters_do_not_reach_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

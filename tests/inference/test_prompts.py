@@ -77,7 +77,7 @@ def test_every_malformed_line_is_told(tmp_path: Path) -> None:
 def test_files_without_prompts(tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text("\n \n")
-    with pytest.raises(DataError, match="holds no prompt"):
+    with pytest.raises(DataError, match="contains no prompt"):
         read_prompts(empty)
     with pytest.raises(DataError, match="No such file"):
         read_prompts(tmp_path / "absent.txt")

@@ -295,3 +295,23 @@ def test_the_kernel_of_a_gpu_gets_the_same_indices(monkeypatch):
     ((dtype, given_indices, dropout, given_causal),) = calls
     assert (dtype, dropout, given_causal, out.dtype) == (paddle.bfloat16, 0.25, causal, paddle.float32)
     np.testing.assert_array_equal(given_indices, indices)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("window", [1, 3, 40, 300])
+def test_a_windowed_plan_is_the_square_with_the_window_cut_out(window: int, dense: bool) -> None:
+    ends, length = [5, 9, 300, 320], 330  # the last ten rows are padding
+    starts = np.concatenate([[0], ends])
+    indices = np.concatenate([np.repeat(ends, np.diff(starts)), np.full(length - 320, 320)])
+    rng = np.random.default_rng(window)
+    q, k, v = (rng.standard_normal((1, length, heads, 8)).astype(np.float32) for heads in (4, 2, 2))
+    plan = AttentionPlan.build(indices.reshape(1, 1, -1, 1).astype(np.int32), dense=dense)
+    found = plan.attend(*map(paddle.to_tensor, (q, k, v)), window=window).numpy()
+    row, column = np.arange(length)[:, None], np.arange(length)[None]
+    seen = (column <= row) & (row < indices[None]) & (row - column < window)
+    scores = np.einsum("qhd,khd->hqk", q[0], np.repeat(k[0], 2, 1)) / np.sqrt(8)
+    powers = np.where(seen, np.exp(scores - scores.max()), 0.0)
+    shares = powers / np.maximum(powers.sum(-1, keepdims=True), 1e-30)
+    expected = np.einsum("hqk,khd->qhd", shares, np.repeat(v[0], 2, 1))
+    np.testing.assert_allclose(found[0], expected, atol=2e-5)
+    assert plan.windowed(window) is plan.windowed(window) and (plan.windowed(300) is plan)

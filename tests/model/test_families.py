@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.errors import ModelFileError
-from erniekit.model.architectures.families import FAMILIES
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.architectures.rope_scaling import rotary_frequencies
 
 from .tiny import CONFIG, tiny_config, tiny_model
@@ -30,7 +30,7 @@ def config_files(draw):
     """A `config.json` of any family, with any of its optional keys left out."""
     heads = draw(st.integers(1, 4))
     values = {
-        "model_type": draw(st.sampled_from(sorted(FAMILIES))),
+        "model_type": draw(st.sampled_from(sorted(ARCHITECTURES))),
         "vocab_size": draw(st.integers(1, 99)),
         "hidden_size": 8 * heads * draw(st.integers(1, 3)),
         "intermediate_size": draw(st.integers(1, 50)),
@@ -45,6 +45,12 @@ def config_files(draw):
         "tie_word_embeddings": st.booleans(),
         "attention_bias": st.booleans(),
         "mlp_bias": st.booleans(),
+        "num_experts": st.integers(8, 20),
+        "num_experts_per_tok": st.integers(1, 8),
+        "decoder_sparse_step": st.integers(1, 3),
+        "mlp_only_layers": st.lists(st.integers(0, 4)),
+        "norm_topk_prob": st.booleans(),
+        "sliding_window": st.none() | st.integers(1, 40),
         "moe_num_experts": st.integers(7, 20),
         "moe_k": st.integers(1, 7),
         "moe_layer_start_index": st.integers(0, 5),
@@ -56,8 +62,9 @@ def config_files(draw):
     }
     if values["model_type"] == "ernie4_5":  # these are refused there
         optional = {key: value for key, value in optional.items() if not key.startswith(("moe_num", "num_nextn"))}
+    needed = ARCHITECTURES[values["model_type"]].defaults.keys() & {"num_key_value_heads"}  # which may not divide heads
     for key, value in optional.items():
-        if draw(st.booleans()):
+        if key in needed or draw(st.booleans()):
             values[key] = draw(value)
     return values
 
@@ -70,7 +77,7 @@ def test_what_is_read_is_written_and_read_again(values):
     again = ModelConfig.from_json(written)
     assert again == config and again.to_json() == written
     assert {key: written[key] for key in values} == values  # nothing that was asked for is lost or changed
-    assert written["architectures"] == [config.family.architecture]
+    assert written["architectures"] == [config.architecture.transformers_class]
     assert again.weight_shapes() == config.weight_shapes()
     assert config.parameter_count() == sum(math.prod(shape) for shape in config.weight_shapes().values())
     hash(config)
@@ -90,6 +97,18 @@ def test_layers_have_experts_where_the_interval_says(values):
 PUBLISHED = {
     "Qwen2.5-0.5B": (494_032_768, "qwen2", (151936, 896, 4864, 24, 14, 2), {}),
     "Qwen3-0.6B": (596_049_920, "qwen3", (151936, 1024, 3072, 28, 16, 8), {}),
+    "Qwen3-30B-A3B": (
+        30_532_122_624,
+        "qwen3_moe",
+        (151936, 2048, 6144, 48, 32, 4),
+        {"head_dim": 128, "tie_word_embeddings": False},
+    ),
+    "Mistral-7B": (
+        7_241_732_096,
+        "mistral",
+        (32000, 4096, 14336, 32, 32, 8),
+        {"tie_word_embeddings": False},
+    ),
     "Llama-3.2-1B": (1_235_814_400, "llama", (128256, 2048, 8192, 16, 32, 8), {}),
     "ERNIE-4.5-21B-A3B, without its prediction layer": (
         21_825_437_888,
@@ -116,9 +135,11 @@ def test_published_models_have_their_published_sizes(count, family, sizes, more)
         ("llama", {}, set()),
         ("llama", {"attention_bias": True}, {"q", "k", "v", "o"}),
         ("llama", {"mlp_bias": True}, {"gate", "up", "down"}),
+        ("mistral", {}, set()),
         ("qwen2", {}, {"q", "k", "v"}),
         ("qwen3", {}, set()),
         ("qwen3", {"attention_bias": True}, {"q", "k", "v", "o"}),
+        ("qwen3_moe", {"attention_bias": True, "mlp_only_layers": [1]}, {"q", "k", "v", "o"}),
     ],
 )
 def test_the_decoder_has_the_weights_that_are_listed(family, changes, biased):
@@ -127,12 +148,25 @@ def test_the_decoder_has_the_weights_that_are_listed(family, changes, biased):
     listed = decoder.config.weight_shapes()
     assert sorted(names) == sorted(listed)
     assert {name.split(".")[-2].removesuffix("_proj") for name in listed if name.endswith(".bias")} == biased
-    assert any("q_norm" in name for name in listed) == (family == "qwen3")
+    assert any("q_norm" in name for name in listed) == family.startswith("qwen3")
+
+
+@pytest.mark.parametrize(("window", "expected"), [(None, None), (4096, None), (128, None), (127, 127)])
+def test_a_window_acts_where_documents_can_be_longer(window, expected):
+    config = tiny_config(model_type="mistral", sliding_window=window, max_position_embeddings=128)
+    assert config.architecture.layer_attention(config, 1).window == expected
+    assert config.to_json()["sliding_window"] == window
+
+
+def test_experts_stand_where_neither_the_step_nor_the_list_leaves_them_out():
+    config = tiny_config(model_type="qwen3_moe", num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[1, 2])
+    assert [config.is_moe_layer(layer) for layer in range(6)] == [False, False, False, True, False, True]
 
 
 @pytest.mark.parametrize(
     ("family", "change", "message"),
     [
+        ("mistral", {"sliding_window": 0}, "sliding_window: must be positive, got 0"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window: True is not supported; only False is"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: "),
         ("llama", {"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported; only 'silu' is"),
@@ -143,6 +177,13 @@ def test_the_decoder_has_the_weights_that_are_listed(family, changes, biased):
         ("ernie4_5_moe", {"moe_gate_act": "sigmoid"}, "moe_gate_act: 'sigmoid' is not supported; only 'softmax'"),
         ("ernie4_5_moe", {"use_bias": True}, "use_bias: True is not supported"),
         ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 5}, "moe_k 5 is more than moe_num_experts 4"),
+        (
+            "qwen3_moe",
+            {"num_experts": 4, "num_experts_per_tok": 5},
+            "num_experts_per_tok 5 is more than num_experts 4",
+        ),
+        ("qwen3_moe", {"mlp_only_layers": ["0"]}, "mlp_only_layers: expected numbers of layers, got ['0']"),
+        ("qwen3_moe", {"mlp_only_layers": 1}, "mlp_only_layers: expected list, got 1"),
         ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
         ("llama", {"rope_scaling": {**LLAMA3, "factor": 0}}, "factor must be a positive number for llama3, got 0"),
         ("llama", {"rope_scaling": {**LLAMA3, "high_freq_factor": 1}}, "high_freq_factor must be more than"),

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.lora.config import linear_shapes
 from erniekit.model.quantization.settings import WeightOnly
 from erniekit.model.storage.precision import to_stored
 from erniekit.model.storage.safetensors import StoredTensor
@@ -94,9 +93,10 @@ def test_the_peak_is_under_a_fifth_above_the_model(dtype, max_shard_bytes, tmp_p
 def test_weights_in_few_bits_are_never_dense_together(algorithm, tmp_path):
     """While they load a few MB of one are; while a layer computes, its own."""
     size = write_model(tmp_path, "F32", 10**9)
-    shapes = linear_shapes(ModelConfig.from_json(CONFIG).weight_shapes())
+    config = ModelConfig.from_json(CONFIG)
+    shapes = config.linear_shapes()
     dense = 4 * sum(math.prod(shape) for shape in shapes.values())
-    packed = sum(WeightOnly(algorithm).form(path).nbytes(*shape) for path, shape in shapes.items())
+    packed = sum(WeightOnly(algorithm).form(path, config.architecture).nbytes(*shape) for path, shape in shapes.items())
     before, loaded, trained = _peaks(MEASURE_PACKED, str(tmp_path), algorithm)
     held = size - dense + packed
     assert held <= loaded - before < 1.2 * held + 2e7, f"{(loaded - before) / held:.2f} times what is held"

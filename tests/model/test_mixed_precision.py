@@ -8,6 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.errors import ConfigurationError
 from erniekit.model import mixed_precision
 from erniekit.model.autograd import disable_autocast
@@ -16,7 +17,6 @@ from erniekit.model.norm import RMSNorm
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import load_weights, named_weights, save_model_folder
 from erniekit.training.optim.adamw import (
-    OptimizerSettings,
     build_optimizer,
     is_master_weight,
     load_optimizer_state,
@@ -123,12 +123,12 @@ def test_16_bit_weights_load_and_save_losslessly(tmp_path):
 
 def test_float32_copies_of_16_bit_weights_are_kept_with_the_state():
     weights = named_weights(in_bfloat16(tiny_model()))
-    state = optimizer_state(build_optimizer(weights, OptimizerSettings()), weights)
+    state = optimizer_state(build_optimizer(weights, TrainingParameters()), weights)
     name = "model.layers.0.mlp.up_proj.weight"
     assert state[f"{name}/master_weight"].dtype == paddle.float32
     assert "model.norm.weight/master_weight" not in state
     stored = {key: np.full(tensor.shape, 1 / 3, np.float32) for key, tensor in state.items()}
-    other = build_optimizer(weights, OptimizerSettings())
+    other = build_optimizer(weights, TrainingParameters())
     load_optimizer_state(other, weights, stored, stored.__getitem__)
     for key, tensor in optimizer_state(other, weights).items():
         if not is_master_weight(key):  # those: training/test_master_weights.py

@@ -35,8 +35,8 @@ def all_states(model, inputs, shifted):
     """After the final norm: the model's own, then those of each depth."""
     ids, positions, plan = inputs
     context = model.context(positions, plan)
-    hidden = model.forward_layers(model.embedding(ids), context)
-    further = model.forward_mtp(hidden, context, [paddle.to_tensor(row) for row in shifted])
+    hidden = model.forward_layers(model.embed({"input_ids": ids}), context)
+    further = model.forward_mtp(hidden, context, [{"input_ids": paddle.to_tensor(row)} for row in shifted])
     return [model.norm(states).numpy()[0] for states in (hidden, *further)]
 
 
@@ -56,7 +56,7 @@ def test_states_by_hand():
 
     weights = {name: tensor.numpy() for name, tensor in named_weights(model).items()}
     context = model.context(inputs[1], inputs[2])
-    hidden = model.forward_layers(model.embedding(inputs[0]), context).numpy()[0]
+    hidden = model.forward_layers(model.embed({"input_ids": inputs[0]}), context).numpy()[0]
     final = weights["model.norm.weight"]
     np.testing.assert_allclose(own[0], norm(hidden, final), atol=1e-4)
     np.testing.assert_array_equal(own[0], model(*inputs).numpy()[0])

@@ -43,7 +43,7 @@ def test_parts_together_have_every_weight(tied):
 def test_parts_one_after_another_compute_what_the_whole_does(tied):
     whole, (first, last) = pipeline_stages(tie_word_embeddings=tied)
     ids, positions, plan = pack(IDS, [8, 20])
-    hidden = first.embedding(ids)
+    hidden = first.embed({"input_ids": ids})
     for pipeline_stage, run in ((first, 0), (last, 0), (first, 1), (last, 1)):
         hidden = pipeline_stage.forward_layers(hidden, pipeline_stage.context(positions, plan), run)
     logits = last.head(last.norm(hidden))

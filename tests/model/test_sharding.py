@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from erniekit.model.architectures.sharding import Placement, placement
+from erniekit.model.architectures.registry import ARCHITECTURES
+from erniekit.model.architectures.sharding import Placement
 from erniekit.model.builder import build_model
 from erniekit.model.lora.config import LoraSettings, adapter_shapes
 from erniekit.model.tensor_parallel import TensorParallel
-from erniekit.model.weights import is_transposed, named_weights
+from erniekit.model.weights import named_weights
 
 from .tiny import tiny_config
 
@@ -32,8 +33,8 @@ def test_a_slice_of_a_model_has_the_slices_that_the_table_says(family: str) -> N
     weights = named_weights(build_model(config, None, tp=TensorParallel(rank=1, size=2)))
     assert list(weights) == list(config.weight_shapes())
     for name, shape in config.weight_shapes().items():
-        expected = list(shape[::-1] if is_transposed(name) else shape)
-        axis = placement(name).axis
+        expected = list(shape[::-1] if config.architecture.is_linear(name) else shape)
+        axis = config.architecture.placement(name).axis
         if axis is not None:
             expected[axis] //= 2
         assert weights[name].shape == expected, name
@@ -45,7 +46,7 @@ def test_slices_of_random_weights_make_up_those_of_one_process() -> None:
     slices = [named_weights(build_model(config, None, seed=5, tp=TensorParallel(rank, 2))) for rank in range(2)]
     for name, weight in whole.items():
         for rank, own in enumerate(slices):
-            expected = TensorParallel(rank, 2).local_shard(weight.numpy(), placement(name).axis)
+            expected = TensorParallel(rank, 2).local_shard(weight.numpy(), config.architecture.placement(name).axis)
             assert (own[name].numpy() == expected).all(), name
 
 
@@ -74,14 +75,15 @@ def test_slices_of_random_weights_make_up_those_of_one_process() -> None:
     ],
 )
 def test_placements(name: str, place: Placement, with_sequence: Placement) -> None:
-    assert placement(name) == place
-    assert placement(name, sequence_parallel=True) == with_sequence
+    architecture = ARCHITECTURES["qwen3" if "q_norm" in name else "ernie4_5_moe"]
+    assert architecture.placement(name) == place
+    assert architecture.placement(name, sequence_parallel=True) == with_sequence
 
 
 def test_adapters_beside_cut_linears_are_cut_where_they_meet_the_cut() -> None:
     config = tiny_config(vocab_size=56)
     tp = TensorParallel(rank=0, size=2)
-    shapes = adapter_shapes(config.weight_shapes(), LoraSettings(2, 4.0))
+    shapes = adapter_shapes(config, LoraSettings(2, 4.0))
     for name, shape in shapes.items():
-        axis = placement(name).axis
+        axis = config.architecture.placement(name).axis
         assert axis is None or shape[axis] % tp.size == 0, name

@@ -26,6 +26,11 @@ CASES = {
     "llama: Llama 3's scaling": ("llama", {"rope_scaling": LLAMA3_SCALING, "rope_theta": 500000.0}),
     "llama: linear scaling": ("llama", {"rope_scaling": {"type": "linear", "factor": 3.0}}),
     "llama: yarn, whose factor gives way to the lengths": ("llama", {"rope_scaling": YARN_SCALING}),
+    "mistral: a window of 16": ("mistral", {"sliding_window": 16}),
+    "mistral: no window, tied, own head size": (
+        "mistral",
+        {"sliding_window": None, "tie_word_embeddings": True, "head_dim": 18},
+    ),
     "qwen2: grouped queries, untied": ("qwen2", {}),
     "qwen2: tied, all key heads, other theta": (
         "qwen2",
@@ -39,6 +44,24 @@ CASES = {
     "qwen3: tied, bias, other epsilon": (
         "qwen3",
         {"tie_word_embeddings": True, "attention_bias": True, "head_dim": 8, "rms_norm_eps": 1e-3},
+    ),
+    "qwen3_moe: every layer, weights of experts as they are": (
+        "qwen3_moe",
+        {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
+    ),
+    "qwen3_moe: every other layer but one, normalised, tied, own head size": (
+        "qwen3_moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": True,
+            "head_dim": 18,
+        },
     ),
     "ernie4_5_moe: shared and routed experts": (
         "ernie4_5_moe",
@@ -92,8 +115,10 @@ CLASSES = {
     "ernie4_5": (transformers.Ernie4_5Config, transformers.Ernie4_5ForCausalLM),
     "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig, transformers.Ernie4_5_MoeForCausalLM),
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
 }
 
 

@@ -17,8 +17,10 @@ TARGET = Path(__file__).parents[1] / "model"
 TINY = {"vocab_size": 13, "hidden_size": 8, "intermediate_size": 6, "num_attention_heads": 2, "num_key_value_heads": 1}
 SHAPES = {
     "llama": {"attention_bias": True, "mlp_bias": True, "rope_scaling": LLAMA3_SCALING},
+    "mistral": {"sliding_window": 16},
     "qwen2": {"rope_scaling": YARN_SCALING, "tie_word_embeddings": True},
     "qwen3": {"head_dim": 6},
+    "qwen3_moe": {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 4, "mlp_only_layers": [0]},
 }
 TOKENS = 80  # more than the original length of the scalings
 

@@ -36,7 +36,7 @@ def _exported(folder: Path, form: WeightFormat) -> Path:
     target.mkdir()
     weights = open_trained_weights(TrainedModel(folder, False, None, ""))
     write_weights(target, weights, dict.fromkeys(weights.shapes, "F32"), 10**9, form)
-    config = {**weights.config.to_json(), "quantization_config": form.config(linear_weight_shapes(weights.shapes))}
+    config = {**weights.config.to_json(), "quantization_config": form.config(linear_weight_shapes(weights.config))}
     (target / "config.json").write_text(json.dumps(config))
     return target
 
@@ -60,9 +60,7 @@ def test_integers(algorithm: str, experts: dict, tmp_path: Path) -> None:
 
 def test_eight_bit_floats(tmp_path: Path) -> None:
     save_model_folder(tiny_model(seed=1, **SHAPE), tmp_path)
-    paths = [
-        name.removesuffix(".weight") for name in linear_weight_shapes(ModelConfig.from_folder(tmp_path).weight_shapes())
-    ]
+    paths = [name.removesuffix(".weight") for name in linear_weight_shapes(ModelConfig.from_folder(tmp_path))]
     averages = dict.fromkeys(paths, (20.0, 1))
     target = _exported(tmp_path, Float8Format(averages, 0))
     decoder = build_model(ModelConfig.from_folder(target), target, quantization=Fp8(hadamard_block=0))

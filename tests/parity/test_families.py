@@ -16,12 +16,13 @@ from erniekit.model.architectures.model_config import ModelConfig  # noqa: E402
 from erniekit.model.architectures.rope_scaling import rotary_frequencies  # noqa: E402
 from erniekit.model.builder import build_model  # noqa: E402
 from erniekit.model.head import token_loss  # noqa: E402
-from erniekit.model.weights import is_transposed, named_weights, save_model_folder  # noqa: E402
+from erniekit.model.weights import named_weights, save_model_folder  # noqa: E402
 
 from .families import CASES, CLASSES, VOCABULARY, random_model  # noqa: E402
 from .test_decoder import our_hidden, ours_from  # noqa: E402
 
 pytestmark = pytest.mark.parity
+MOE_LAYERS = {"ernie4_5_moe": 2, "qwen3_moe": 3}  # by default, of the first two and the last
 every_case = pytest.mark.parametrize(("family", "shape"), CASES.values(), ids=CASES.keys())
 
 
@@ -48,7 +49,7 @@ def test_logits_and_gradients_agree(family, shape, tmp_path):
             assert our_weights[name].grad is None
             continue
         expected, gradient = parameter.grad.numpy(), our_weights[name].grad.numpy()
-        gradient = gradient.T if is_transposed(name) else gradient
+        gradient = gradient.T if ours.config.architecture.is_linear(name) else gradient
         scale = np.abs(expected).max()
         assert scale > 1e-4, name
         assert np.abs(gradient - expected).max() < 1e-3 * scale, name
@@ -86,7 +87,7 @@ def test_frequencies_agree(family, shape, tmp_path):
     config = random_model(family, **shape).config
     config.save_pretrained(tmp_path)
     ours = rotary_frequencies(ModelConfig.from_folder(tmp_path))
-    kind = (config.rope_scaling or {}).get("rope_type", "default")
+    kind = (getattr(config, "rope_scaling", None) or {}).get("rope_type", "default")
     expected, magnitude = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](config, "cpu")
     np.testing.assert_allclose(ours.per_pair, expected.numpy(), rtol=1e-6)
     assert ours.magnitude == pytest.approx(magnitude, rel=1e-6)
@@ -98,10 +99,12 @@ def test_absent_keys_have_their_defaults(family):
     needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     ours = ModelConfig.from_json({"model_type": family, **{key: theirs[key] for key in needed}})
     names = ["rope_theta", "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings", "initializer_range"]
-    names += [name for name in ours.family.own_fields if name in theirs and name != "moe_layer_end_index"]
-    assert {name: getattr(ours, name) for name in names} == {name: theirs[name] for name in names}
-    assert [ours.is_moe_layer(layer) for layer in (0, 1, ours.num_hidden_layers - 1)].count(True) == (
-        2 if family == "ernie4_5_moe" else 0
-    )
+    names += ours.architecture.own_fields
+    keys = {name: ours.architecture.key_names.get(name, name) for name in names if name != "moe_layer_end_index"}
+    known = {name: key for name, key in keys.items() if key in theirs}
+    assert {name: getattr(ours, name) for name in known} == {name: theirs[key] for name, key in known.items()}
+    assert ours.own == {key: theirs[key] for key in ours.own}
+    layers = [ours.is_moe_layer(layer) for layer in (0, 1, ours.num_hidden_layers - 1)]
+    assert layers.count(True) == MOE_LAYERS.get(family, 0)
     if family not in ("ernie4_5", "ernie4_5_moe"):  # theirs says 128; Paddle's ERNIE folders leave the key out
-        assert ours.head_dim == theirs.get("head_dim", ours.hidden_size // ours.num_attention_heads)
+        assert ours.head_dim == (theirs.get("head_dim") or ours.hidden_size // ours.num_attention_heads)

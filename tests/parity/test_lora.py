@@ -26,7 +26,7 @@ from erniekit.model.lora.lora import (  # noqa: E402
     save_adapters,
 )
 from erniekit.model.lora.peft_files import read_adapters  # noqa: E402
-from erniekit.model.weights import is_transposed, named_weights  # noqa: E402
+from erniekit.model.weights import named_weights  # noqa: E402
 
 from .test_decoder import VOCABULARY, our_hidden, ours_from, random_model  # noqa: E402
 
@@ -105,7 +105,7 @@ def test_adapters_that_peft_writes_load_here(options, bias, tmp_path):
     # peft takes the singular values in float32, which alone moves these logits by 3e-4 (see the next test)
     near, close = (1e-3, 5e-5) if "init_lora_weights" in options else (1e-4, 1e-5)
     np.testing.assert_allclose(our_logits(ours), expected, atol=near)
-    stored = read_adapters(tmp_path / "adapters", ours.config.weight_shapes())
+    stored = read_adapters(tmp_path / "adapters", ours.config)
     streamed = {
         name: stored.merge(name, value.numpy()) for name, value in random_model(use_bias=bias).state_dict().items()
     }
@@ -113,7 +113,7 @@ def test_adapters_that_peft_writes_load_here(options, bias, tmp_path):
     np.testing.assert_allclose(our_logits(ours), expected, atol=near)
     merged = theirs.merge_and_unload().state_dict()
     for name, weight in named_weights(ours).items():
-        own = weight.numpy().T if is_transposed(name) else weight.numpy()
+        own = weight.numpy().T if ours.config.architecture.is_linear(name) else weight.numpy()
         np.testing.assert_allclose(own, merged[name].numpy(), atol=close, err_msg=name)
         np.testing.assert_allclose(streamed[name], merged[name].numpy(), atol=close, err_msg=name)
 
@@ -124,7 +124,7 @@ def test_pissa_as_peft_saves_it_is_what_float64_makes_of_it(tmp_path):
     peft_model(random_model(), init_lora_weights="pissa").save_pretrained(tmp_path / "adapters")
     load_adapters(ours, tmp_path / "adapters")
     exact = base.double()
-    factors = read_adapters(tmp_path / "adapters", ours.config.weight_shapes()).factors
+    factors = read_adapters(tmp_path / "adapters", ours.config).factors
     with torch.no_grad():
         for path, each in factors.items():
             weight = exact.get_submodule(path).weight
@@ -249,12 +249,12 @@ def test_adapters_that_paddlenlp_writes_load_here(family, kind, tmp_path):
     np.testing.assert_allclose(our_logits(ours), np.load(tmp_path / "logits.npy"), atol=1e-4)
 
     with pytest.raises(ModelFileError, match="pickled") as refused:
-        read_adapters(tmp_path / "pickled", ours.config.weight_shapes())
+        read_adapters(tmp_path / "pickled", ours.config)
     command = str(refused.value).splitlines()[-1].strip()
     environment = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
     subprocess.run(command, shell=True, check=True, capture_output=True, env=environment)
-    converted = read_adapters(tmp_path / "pickled", ours.config.weight_shapes())
+    converted = read_adapters(tmp_path / "pickled", ours.config)
     assert json.loads((tmp_path / "pickled/lora_config.json").read_text())["r"] == converted.settings.rank
-    for path, factors in read_adapters(tmp_path / "adapters", ours.config.weight_shapes()).factors.items():
+    for path, factors in read_adapters(tmp_path / "adapters", ours.config).factors.items():
         np.testing.assert_array_equal(converted.factors[path].A, factors.A)
         np.testing.assert_array_equal(converted.factors[path].B, factors.B)

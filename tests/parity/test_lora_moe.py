@@ -141,4 +141,4 @@ def test_adapters_on_routers_are_named_as_what_cannot_be_had(tmp_path):
     ours = ours_from(base, tmp_path)
     peft_model(base, target_modules=[*ALL, "gate"]).save_pretrained(tmp_path / "adapters")
     with pytest.raises(ModelFileError, match=r"layers\.1\.mlp\.gate\.lora_A.*no such linear layer"):
-        read_adapters(tmp_path / "adapters", ours.config.weight_shapes())
+        read_adapters(tmp_path / "adapters", ours.config)

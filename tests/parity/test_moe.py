@@ -10,11 +10,12 @@ transformers = pytest.importorskip("transformers")
 
 import paddle  # noqa: E402
 
-from erniekit.data.collate import Batch  # noqa: E402
+from erniekit.data.batch import Batch  # noqa: E402
+from erniekit.model.architectures.ernie4_5 import ERNIE4_5_MOE  # noqa: E402
 from erniekit.model.architectures.model_config import ModelConfig  # noqa: E402
 from erniekit.model.builder import build_model  # noqa: E402
 from erniekit.model.moe.router import balance_loss  # noqa: E402
-from erniekit.model.weights import is_transposed, named_weights, save_model_folder  # noqa: E402
+from erniekit.model.weights import named_weights, save_model_folder  # noqa: E402
 from erniekit.training.objectives.objective import supervised  # noqa: E402
 
 from .families import VOCABULARY, random_model  # noqa: E402
@@ -81,8 +82,13 @@ def mtp_batch():
         labels[start + 3 : stop - 1], labels[stop - 1] = ids[start + 4 : stop], rng.integers(1, VOCABULARY)
         ends[start:stop], positions[start:stop] = stop, np.arange(length)
         start = stop
-    indices = ends.astype(np.int32)[None, None, :, None]
-    return Batch(ids[None], positions[None], labels[None], indices, ((0, 1),), 23, int((labels != -100).sum()))
+    arrays = {
+        "input_ids": ids[None],
+        "position_ids": positions[None],
+        "labels": labels[None],
+        "startend_row_indices": ends.astype(np.int32)[None, None, :, None],
+    }
+    return Batch(arrays, ((0, 1),), 23, int((labels != -100).sum()))
 
 
 @pytest.mark.parametrize(("fused", "sparse"), [(False, False), (True, False), (False, True)])
@@ -101,7 +107,7 @@ def test_multi_token_prediction_against_transformers_layers(tmp_path, fused, spa
     copies = {}
     for name, weight in weights.items():
         if ".mtp_" in name:
-            values = weight.numpy().T if is_transposed(name) else weight.numpy()
+            values = weight.numpy().T if ERNIE4_5_MOE.is_linear(name) else weight.numpy()
             copies[name] = torch.tensor(values, requires_grad=True)
     main, further = torch.zeros(()), torch.zeros(())
     for start, stop in ((0, 9), (9, 23)):
@@ -147,7 +153,7 @@ def test_multi_token_prediction_against_transformers_layers(tmp_path, fused, spa
 
 
 def assert_close(own, expected, name):
-    gradient = own.grad.numpy().T if is_transposed(name) else own.grad.numpy()
+    gradient = own.grad.numpy().T if ERNIE4_5_MOE.is_linear(name) else own.grad.numpy()
     assert np.abs(gradient - expected.numpy()).max() < 1e-3 * np.abs(expected.numpy()).max(), name
 
 
@@ -186,7 +192,7 @@ def build_with_predictions(theirs, folder):
     for name, weight in weights.items():
         if ".mtp_" not in name:
             values = stored[name].numpy()
-            weight.set_value(np.ascontiguousarray(values.T if is_transposed(name) else values))
+            weight.set_value(np.ascontiguousarray(values.T if ERNIE4_5_MOE.is_linear(name) else values))
     return random
 
 

@@ -16,43 +16,47 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from erniekit.training.optim.schedules import Schedule, learning_rate  # noqa: E402
+from erniekit.config.sections.training import TrainingParameters  # noqa: E402
+from erniekit.training.optim.schedules import learning_rate  # noqa: E402
 from tests.training.optimizer_case import (  # noqa: E402
     CASE,
+    CASE_SCHEDULE,
     RECORDED_OPTIMIZER,
     RECORDED_SCHEDULES,
     SCHEDULES,
+    STEPS,
     case_gradients,
     case_parameters,
-    case_schedule,
+    learning_rates,
     run_case,
 )
 
 pytestmark = pytest.mark.parity
 
 
-def transformers_schedule(schedule: Schedule) -> list[float]:
+def transformers_schedule(schedule: TrainingParameters) -> list[float]:
     """The learning rate of every step as transformers' scheduler sets it."""
     specific = {
         "cosine": {"min_lr": schedule.min_lr, "num_cycles": schedule.num_cycles},
         "polynomial": {"lr_end": schedule.lr_end, "power": schedule.power},
         "wsd": {
             "num_decay_steps": schedule.decay_steps,
-            "decay_type": schedule.decay_shape,
-            "min_lr_ratio": schedule.min_lr / schedule.peak_lr,
+            "decay_type": schedule.wsd_decay_type,
+            "min_lr_ratio": schedule.min_lr / schedule.learning_rate,
         },
     }
-    name = {"cosine": "cosine_with_min_lr", "wsd": "warmup_stable_decay"}.get(schedule.kind, schedule.kind)
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=schedule.peak_lr)
+    kind = schedule.lr_scheduler_type
+    name = {"cosine": "cosine_with_min_lr", "wsd": "warmup_stable_decay"}.get(kind, kind)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=schedule.learning_rate)
     scheduler = transformers.get_scheduler(
         name,
         optimizer,
         num_warmup_steps=schedule.warmup_steps,
-        num_training_steps=schedule.total_steps,
-        scheduler_specific_kwargs=specific.get(schedule.kind),
+        num_training_steps=schedule.max_steps,
+        scheduler_specific_kwargs=specific.get(schedule.lr_scheduler_type),
     )
     rates = []
-    for _ in range(schedule.total_steps):
+    for _ in range(schedule.max_steps):
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
@@ -75,7 +79,7 @@ def torch_case() -> tuple[list[float], dict[str, np.ndarray]]:
             value.grad = torch.tensor(gradients[name])
         norms.append(float(torch.nn.utils.clip_grad_norm_(list(parameters.values()), CASE.max_grad_norm)))
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, case_schedule())
+            group["lr"] = learning_rate(step, CASE_SCHEDULE, STEPS)
         optimizer.step()
     return norms, {name: value.detach().numpy() for name, value in parameters.items()}
 
@@ -83,8 +87,7 @@ def torch_case() -> tuple[list[float], dict[str, np.ndarray]]:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_equal_transformers(name: str) -> None:
     schedule = SCHEDULES[name]
-    own = [learning_rate(step, schedule) for step in range(schedule.total_steps)]
-    np.testing.assert_allclose(own, transformers_schedule(schedule), rtol=1e-12, atol=1e-20)
+    np.testing.assert_allclose(learning_rates(schedule), transformers_schedule(schedule), rtol=1e-12, atol=1e-20)
 
 
 def test_adamw_and_clipping_equal_torch() -> None:

@@ -12,11 +12,12 @@ import pytest
 torch = pytest.importorskip("torch")
 trl = pytest.importorskip("trl")
 
+from erniekit.config.sections.dpo import DpoParameters  # noqa: E402
 from erniekit.data.collate import collate  # noqa: E402
 from erniekit.data.pairs import EncodedAnswer, join_pair  # noqa: E402
 from erniekit.model.weights import named_weights, save_model_folder  # noqa: E402
 from erniekit.training.objectives.preference import answer_log_probabilities, preference  # noqa: E402
-from erniekit.training.objectives.preference_losses import LOSSES, PreferenceSettings  # noqa: E402
+from erniekit.training.objectives.preference_losses import LOSSES  # noqa: E402
 
 from ..model.tiny import tiny_model  # noqa: E402
 from ..training.test_recorded_preferences import CASES, LOG_PROBABILITIES, RECORDED, ours  # noqa: E402
@@ -100,7 +101,7 @@ def test_gradients_of_packed_pairs_are_those_of_transformers_and_trl(name, tmp_p
     rng = np.random.default_rng(4)
     tokens, batch = three_pairs(rng)
     constants = rng.normal(-20, 3, (2, 3)).astype(np.float32)
-    settings = PreferenceSettings(loss_type=name, beta=beta, label_smoothing=smoothing, simpo_gamma=0.7)
+    settings = DpoParameters(loss_type=name, beta=beta, label_smoothing=smoothing, simpo_gamma=0.7)
     objective = preference(settings, lambda batches: [tuple(map(paddle.to_tensor, constants))] * len(batches))
     found = objective.loss(decoder, batch)
     found.loss_sum.backward()

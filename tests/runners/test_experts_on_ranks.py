@@ -16,10 +16,10 @@ from tests.distributed.ranks import RanksFailedError, run_ranks
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 WAYS = {
-    "v2-alltoall-unpad": "rows travel by all-to-all",
-    "v2-alltoall": "rows travel by all-to-all, padded",
-    "v2-allgather-unpad": "tokens travel by all-gather",
-    "v2-allgather": "tokens travel by all-gather, padded",
+    "v2-alltoall-unpad": "all-to-all dispatch",
+    "v2-alltoall": "all-to-all dispatch, padded",
+    "v2-allgather-unpad": "all-gather dispatch",
+    "v2-allgather": "all-gather dispatch, padded",
 }
 SEQUENCE = {"tensor_parallel_degree": 2, "sequence_parallel": True}
 
@@ -67,7 +67,7 @@ def test_every_way_of_dispatch_gives_the_losses_of_one_process(
     run_values: Callable[..., dict[str, Any]], layout: dict[str, Any], accumulation: int
 ) -> None:
     (alone,) = run_ranks(expert_runs.train, 1, parameters=[run_values("alone")])[0]
-    assert len(alone["losses"]) == 4 and "parts of the experts" not in alone["said"]
+    assert len(alone["losses"]) == 4 and "expert parallel" not in alone["said"]
     runs = [
         run_values(
             way,
@@ -79,7 +79,7 @@ def test_every_way_of_dispatch_gives_the_losses_of_one_process(
     ]
     for rank_results in run_ranks(expert_runs.train, 2, parameters=runs):
         for how, run in zip(WAYS.values(), rank_results, strict=True):
-            assert f"expert parallel: 2 parts of the experts, {how}" in run["said"].splitlines()
+            assert f"expert parallel: degree 2, {how}" in run["said"].splitlines()
             assert "has no effect" not in run["said"]
             np.testing.assert_allclose(run["losses"], alone["losses"], atol=1e-5, rtol=0)
 
@@ -89,7 +89,7 @@ def test_experts_over_tensor_ranks_that_have_all_tokens(run_values: Callable[...
     way = {"moe_multimodal_dispatch_use_allgather": "v2-allgather"}
     (alone,) = run_ranks(expert_runs.train, 1, parameters=[run_values("alone")])[0]
     for (run,) in run_ranks(expert_runs.train, 2, parameters=[run_values("mp", **layout, **way)]):
-        assert "2 parts of the experts, over tokens that every rank has" in run["said"]
+        assert "expert parallel: degree 2, all-reduce over the same tokens" in run["said"]
         assert "`moe_multimodal_dispatch_use_allgather: v2-allgather` has no effect: without" in run["said"]
         np.testing.assert_allclose(run["losses"], alone["losses"], atol=1e-5, rtol=0)
 
@@ -173,5 +173,5 @@ def test_adapters_on_experts_of_one_rank_are_trained_saved_and_resumed(
 
 
 def test_experts_that_cannot_be_divided_are_refused(run_values: Callable[..., dict[str, Any]]) -> None:
-    with pytest.raises(RanksFailedError, match="moe_num_experts 4 cannot be divided between 3 ranks"):
+    with pytest.raises(RanksFailedError, match="moe_num_experts 4 cannot be sharded over 3 ranks"):
         run_ranks(expert_runs.train, 3, parameters=[run_values("three", moe_group="data")])

@@ -73,7 +73,7 @@ def test_pairs_are_replayed_too(make_config: Make, tmp_path: Path) -> None:
     original = make_config(**pairs)
     pack_data(original, tmp_path / "packed")
     assert_equal_batches(steps(make_config(**{**pairs, **replayed(tmp_path / "packed")})), steps(original))
-    with pytest.raises(UserError, match="holds pairs, which stage DPO reads"):
+    with pytest.raises(UserError, match="contains pairs, which only stage DPO reads"):
         steps(make_config(**replayed(tmp_path / "packed"), max_seq_len=512))
 
 
@@ -120,7 +120,7 @@ def test_the_verb_and_the_preview(make_config: Make, tmp_path: Path, capsys: pyt
     assert "rows to" in capsys.readouterr().out
     assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith(".packed")]
     assert main(["pack", str(path), "--output", str(tmp_path / "packed")]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     shown = preview(make_config(**replayed(tmp_path / "packed")))
     assert "train.jsonl:" in shown and "[[" in shown
     with pytest.raises(ConfigurationError, match="packed already"):
@@ -138,7 +138,7 @@ def test_what_does_not_fit_the_folder_is_refused(make_config: Make, tiny_model: 
     with pytest.raises(ConfigurationError, match="that folder alone"):
         make_config(train_dataset_path=[str(folder), str(folder)], train_dataset_type="packed")
     assert "has no effect" in make_config(**replayed(folder), curriculum="length").messages[-1]
-    with pytest.raises(UserError, match="no folder that `erniekit pack` wrote"):
+    with pytest.raises(UserError, match="not a folder that `erniekit pack` wrote"):
         steps(make_config(**replayed(tmp_path)))
 
     other = tmp_path / "model"

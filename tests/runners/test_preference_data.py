@@ -45,7 +45,7 @@ def test_the_summary_counts_what_became_of_long_prompts(on_pairs: Callable[..., 
     config = on_pairs([PAIR, LONG_HISTORY, LONG_QUESTION], max_prompt_len=60)
     summary = data_summary(config)
     assert "3 records, 2 kept, 1 dropped (their last question is longer than max_prompt_len)" in summary
-    assert "1 shortened by their oldest turns" in summary and "2 pairs" in summary
+    assert "1 shortened by dropping their oldest turns" in summary and "2 pairs" in summary
     assert cached_step_count(config) is not None
     assert cached_step_count(on_pairs([PAIR, LONG_HISTORY, LONG_QUESTION], max_prompt_len=50)) is None
 

@@ -44,7 +44,7 @@ def test_resuming_is_exact_and_notices_other_weights(train_adapters: Train, tmp_
     values = {"output_dir": str(tmp_path / "resumed"), "resume_from_checkpoint": str(whole.output / "checkpoint-3")}
     resumed = train_adapters(**options, **values)
     assert resumed.losses == whole.losses[3:]
-    with pytest.raises(CheckpointError, match="beside other weights"):
+    with pytest.raises(CheckpointError, match="on top of other weights"):
         train_adapters(**{**options, **values, "output_dir": str(tmp_path / "b"), "weight_quantize_algo": "none"})
 
 
@@ -95,7 +95,7 @@ def test_fp8_beside_adapters_keeps_its_averages_with_them(train_adapters: Train)
 
 def test_blocks_that_do_not_fit_the_model_are_told(train: Train) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"down_proj \(48 inputs\)\s+write hadamard_block_size: 16, or apply_hadamard: false"
+        ConfigurationError, match=r"down_proj \(48 inputs\)\s+set hadamard_block_size: 16, or apply_hadamard: false"
     ):
         train(**{**FP8, "hadamard_block_size": 32})
     message = "`hadamard_block_size` (config.yaml"

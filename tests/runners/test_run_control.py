@@ -42,7 +42,7 @@ def test_a_run_obeys_saves_and_stops(make_config: Callable[..., Config], ranks: 
     finally:
         process.kill()
     assert process.returncode == 0, said
-    assert "status: " in said and "lr: step " in said and "'nonsense' is no command" in said
+    assert "status: " in said and "lr: step " in said and "'nonsense' is not a command" in said
     (checkpoint,) = output.glob("checkpoint-*")
     state: dict[str, Any] = json.loads((checkpoint / "trainer_state.json").read_text())
     assert state["learning_rate"] == 3e-3

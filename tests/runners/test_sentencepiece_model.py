@@ -57,7 +57,7 @@ def test_generate_and_chat_answer_alike_in_one_piece_and_in_many(train, ernie_fo
     assert whole and "".join(pieces) == whole and len(pieces) > 3
     capsys.readouterr()
     assert main(["generate", str(output), "--prompt", "What is 2 + 3?", "--max-new-tokens", "4"]) == 0
-    with pytest.raises(Exception, match="steers the model"):
+    with pytest.raises(Exception, match="control token of the model"):
         model.answer(["a <|end_of_sentence|>"], sampling)
 
 

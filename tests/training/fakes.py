@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,15 @@ import paddle
 import paddle.nn.functional as F
 from safetensors.numpy import load_file, save_file
 
+from erniekit.config import Config
+from erniekit.config.registry import PARAMETERS
+from erniekit.config.sections.training import TrainingParameters
+from erniekit.training.callbacks import Callback
 from erniekit.training.checkpoint.resume import RunIdentity
 from erniekit.training.collectives import forward_only_no_pipelining
+from erniekit.training.evaluation import evaluate
 from erniekit.training.objectives.objective import MicroBatchLoss, Objective
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
-from erniekit.training.optim.schedules import Schedule
-from erniekit.training.settings import TrainingSettings
+from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.trainer import Trainer
 
 VOCABULARY, HIDDEN, PADDING = 17, 8, -100
@@ -145,7 +148,20 @@ class FakeModel(paddle.nn.Layer):
         return {name: tensor.numpy() for name, tensor in self.named.items()}
 
 
-def fake_loss(model: FakeModel, batch: FakeBatch) -> MicroBatchLoss:
+@dataclass(frozen=True)
+class FakeLoss:
+    """A loss of a model that is no decoder: what one process calls, and no head for the last stage of a pipeline."""
+
+    function: Callable[[FakeModel, FakeBatch], MicroBatchLoss]
+
+    def __call__(self, model: FakeModel, batch: FakeBatch) -> MicroBatchLoss:
+        return self.function(model, batch)
+
+    def units(self, batch: FakeBatch) -> int:
+        return batch.target_count
+
+
+def _cross_entropy(model: FakeModel, batch: FakeBatch) -> MicroBatchLoss:
     logits = model(paddle.to_tensor(batch.input_ids)).reshape([-1, VOCABULARY])
     labels = paddle.to_tensor(batch.labels).reshape([-1])
     loss = F.cross_entropy(logits, labels, reduction="sum", ignore_index=PADDING)
@@ -153,7 +169,7 @@ def fake_loss(model: FakeModel, batch: FakeBatch) -> MicroBatchLoss:
     return MicroBatchLoss(loss, {"token_accuracy": correct})
 
 
-FAKE_OBJECTIVE = Objective(fake_loss, lambda batch: batch.target_count, "target tokens", perplexity=True)
+FAKE_OBJECTIVE = Objective(FakeLoss(_cross_entropy), "target tokens", perplexity=True)
 
 
 def identity(**changes: Any) -> RunIdentity:
@@ -167,28 +183,46 @@ def identity(**changes: Any) -> RunIdentity:
     return RunIdentity(**(values | changes))
 
 
+def fake_config(output_dir: Path, **parameters: Any) -> Config:
+    """A configuration of a run over fakes: nothing is logged often, evaluated or saved unless `parameters` say so."""
+    values: dict[str, Any] = {
+        "model_name_or_path": "fake",
+        "output_dir": str(output_dir),
+        "train_dataset_path": "fake.jsonl",
+        "do_eval": True,
+        "eval_dataset_path": "fake.jsonl",
+        "evaluation_strategy": "no",
+        "max_evaluate_steps": -1,
+        "logging_steps": 10,
+        "learning_rate": 0.05,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 2,
+    }
+    return Config.from_mapping(values | parameters)
+
+
 def fake_trainer(output_dir: Path, *, total_steps: int = 9, dropout: float = 0.3, **changes: Any) -> Trainer:
-    """A trainer over the fakes. `changes` are fields of TrainingSettings, or else of Trainer."""
-    settings = {name: changes.pop(name) for name in TrainingSettings.__dataclass_fields__ if name in changes}
+    """A trainer over the fakes. `changes` are parameters, fields of Trainer, or `evaluation_plan`."""
+    parameters = {name: changes.pop(name) for name in [*changes] if name in PARAMETERS}
+    evaluation_plan = changes.pop("evaluation_plan", None)
     output_dir.mkdir(parents=True, exist_ok=True)
     model = changes.pop("model", None) or FakeModel(dropout=dropout)
     parts: dict[str, Any] = {
         "model": model,
         "parameters": model.named,
-        "optimizer": build_optimizer(model.named, OptimizerSettings(weight_decay=0.1)),
-        "schedule": Schedule("cosine", peak_lr=0.05, total_steps=total_steps, warmup_steps=2),
+        "optimizer": build_optimizer(model.named, TrainingParameters(weight_decay=0.1)),
         "plan": FakePlan(),
         "objective": FAKE_OBJECTIVE,
         "identity": identity(),
         "resolved_config": {"learning_rate": 0.05},
         "write_model": model.save,
     }
-    return Trainer(
-        **(parts | changes), settings=TrainingSettings(output_dir=output_dir, total_steps=total_steps, **settings)
-    )
+    if evaluation_plan is not None:
+        parts["run_evaluation"] = lambda: evaluate(model, evaluation_plan, FAKE_OBJECTIVE)
+    return Trainer(**(parts | changes), config=fake_config(output_dir, **parameters), total_steps=total_steps)
 
 
-class Recorder:
+class Recorder(Callback):
     """Collects the records of a run."""
 
     def __init__(self) -> None:

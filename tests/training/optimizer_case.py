@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
 
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.training.gradients import clip_by_norm, global_norm
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
-from erniekit.training.optim.schedules import Schedule, learning_rate
+from erniekit.training.optim.adamw import build_optimizer
+from erniekit.training.optim.schedules import learning_rate
 
 RECORDED = Path(__file__).parent / "recorded"
 RECORDED_SCHEDULES, RECORDED_OPTIMIZER = RECORDED / "schedules.json", RECORDED / "adamw.json"
@@ -21,21 +23,29 @@ class CASE:
     weight_decay, beta1, beta2, epsilon, max_grad_norm = 0.1, 0.9, 0.95, 1e-8, 2.0
 
 
-def case_schedule() -> Schedule:
-    return Schedule("cosine", peak_lr=0.05, total_steps=STEPS, warmup_steps=3, min_lr=0.005)
+def schedule(kind: str, learning_rate: float, max_steps: int, **parameters: Any) -> TrainingParameters:
+    return TrainingParameters(lr_scheduler_type=kind, learning_rate=learning_rate, max_steps=max_steps, **parameters)
+
+
+def learning_rates(section: TrainingParameters) -> list[float]:
+    """Of every step of a run of `max_steps`."""
+    return [learning_rate(step, section, section.max_steps) for step in range(section.max_steps)]
+
+
+CASE_SCHEDULE = schedule("cosine", 0.05, STEPS, warmup_steps=3, min_lr=0.005)
 
 
 SCHEDULES = {
-    "linear": Schedule("linear", peak_lr=1e-3, total_steps=30, warmup_steps=5),
-    "linear, no warm-up": Schedule("linear", peak_lr=1e-3, total_steps=30),
-    "cosine": Schedule("cosine", peak_lr=3e-4, total_steps=30, warmup_steps=4, min_lr=3e-5),
-    "cosine, waves": Schedule("cosine", peak_lr=3e-4, total_steps=30, warmup_steps=4, num_cycles=1.5),
-    "polynomial": Schedule("polynomial", peak_lr=1e-3, total_steps=30, warmup_steps=5, lr_end=1e-5, power=2.0),
-    "constant": Schedule("constant", peak_lr=1e-3, total_steps=10),
-    "constant_with_warmup": Schedule("constant_with_warmup", peak_lr=1e-3, total_steps=10, warmup_steps=4),
-    "wsd linear": Schedule("wsd", peak_lr=1e-3, total_steps=30, warmup_steps=5, decay_steps=10, min_lr=1e-4),
-    "wsd cosine": Schedule("wsd", peak_lr=1e-3, total_steps=30, warmup_steps=5, decay_steps=10, decay_shape="cosine"),
-    "wsd 1-sqrt": Schedule("wsd", peak_lr=1e-3, total_steps=30, warmup_steps=5, decay_steps=10, decay_shape="1-sqrt"),
+    "linear": schedule("linear", 1e-3, 30, warmup_steps=5),
+    "linear, no warm-up": schedule("linear", 1e-3, 30),
+    "cosine": schedule("cosine", 3e-4, 30, warmup_steps=4, min_lr=3e-5),
+    "cosine, waves": schedule("cosine", 3e-4, 30, warmup_steps=4, num_cycles=1.5),
+    "polynomial": schedule("polynomial", 1e-3, 30, warmup_steps=5, lr_end=1e-5, power=2.0),
+    "constant": schedule("constant", 1e-3, 10),
+    "constant_with_warmup": schedule("constant_with_warmup", 1e-3, 10, warmup_steps=4),
+    "wsd linear": schedule("wsd", 1e-3, 30, warmup_steps=5, decay_steps=10, min_lr=1e-4),
+    "wsd cosine": schedule("wsd", 1e-3, 30, warmup_steps=5, decay_steps=10, wsd_decay_type="cosine"),
+    "wsd 1-sqrt": schedule("wsd", 1e-3, 30, warmup_steps=5, decay_steps=10, wsd_decay_type="1-sqrt"),
 }
 
 
@@ -63,8 +73,8 @@ def run_case() -> tuple[list[float], dict[str, np.ndarray]]:
     for name, value in case_parameters().items():
         parameters[name] = layer.create_parameter(list(value.shape))
         parameters[name].set_value(value)
-    settings = OptimizerSettings(
-        weight_decay=CASE.weight_decay, beta1=CASE.beta1, beta2=CASE.beta2, epsilon=CASE.epsilon
+    settings = TrainingParameters(
+        weight_decay=CASE.weight_decay, adam_beta1=CASE.beta1, adam_beta2=CASE.beta2, adam_epsilon=CASE.epsilon
     )
     optimizer = build_optimizer(parameters, settings)
     norms = []
@@ -73,6 +83,6 @@ def run_case() -> tuple[list[float], dict[str, np.ndarray]]:
             parameter.grad = paddle.to_tensor(gradients[name])
         norms.append(float(global_norm(parameters.values())))
         clip_by_norm(parameters.values(), norms[-1], CASE.max_grad_norm)
-        optimizer.set_lr(learning_rate(step, case_schedule()))
+        optimizer.set_lr(learning_rate(step, CASE_SCHEDULE, STEPS))
         optimizer.step()
     return norms, {name: parameter.numpy() for name, parameter in parameters.items()}

@@ -16,13 +16,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from erniekit.config.registry import PARAMETERS
+from erniekit.config.sections.basic import BasicParameters
 from erniekit.errors import ConfigurationError
-from erniekit.training.callbacks import notify
+from erniekit.training.callbacks import Callback, CallbackList, TrainingRun
 from erniekit.training.callbacks.console import PlainLines, duration, format_metrics
 from erniekit.training.callbacks.defaults import default_callbacks
 from erniekit.training.callbacks.files import LogFile, Results, WarnOnIoError, read_log
 from erniekit.training.callbacks.live_progress import LiveProgress
-from erniekit.training.callbacks.trackers import EventLog, event_logs
+from erniekit.training.callbacks.trackers import TRACKERS, EventLog, open_trackers
 from erniekit.training.checkpoint.manifest import write_json
 from erniekit.training.checkpoint.resume import Start
 
@@ -51,29 +53,79 @@ EVALUATED = {
 }
 
 
+def section(output_dir: Path, *, disable_tqdm: bool = True) -> BasicParameters:
+    logging_dir = str(output_dir / "logs")
+    return BasicParameters(output_dir=str(output_dir), logging_dir=logging_dir, report_to=(), disable_tqdm=disable_tqdm)
+
+
+def begin(first_step: int, total_steps: int) -> TrainingRun:
+    return TrainingRun("run", Path("output/run"), {"learning_rate": 0.05}, first_step, total_steps)
+
+
 def test_callbacks_need_no_method_and_are_called_in_order() -> None:
     calls = []
 
-    class Only:
+    class Only(Callback):
         def __init__(self, name: str) -> None:
             self.name = name
 
         def on_log(self, record: dict) -> None:
             calls.append((self.name, record["step"]))
 
-    notify([Only("a"), object(), Only("b")], "on_log", RECORD)
-    notify([Only("a")], "on_save", Path("x"))
+    callbacks = CallbackList([Only("a"), Callback(), Only("b")])
+    callbacks.on_log(RECORD)
+    callbacks.on_save(Path("x"))
     assert calls == [("a", 4), ("b", 4)]
+
+
+def test_every_hook_reaches_the_callbacks() -> None:
+    hooks = [name for name in vars(Callback) if not name.startswith("_")]
+    calls: list[str] = []
+    watching = Callback()
+    for hook in hooks:
+        setattr(watching, hook, lambda *_, hook=hook: calls.append(hook))
+    for hook in hooks:
+        getattr(CallbackList([watching]), hook)(*([] if hook == "close" else [RECORD]))
+    assert calls == hooks and len(hooks) == 7
+
+
+def test_a_misspelt_hook_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Tracker.on_trian_begin is no hook .*; did you mean on_train_begin\?"):
+
+        class Tracker(Callback):
+            def on_trian_begin(self, run: TrainingRun) -> None: ...
+
+    with pytest.raises(TypeError, match=r"on_batch_x is no hook of a callback; "):
+        type("Tracker", (Callback,), {"on_batch_x": lambda self: None})
+
+
+def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="is no callback; derive object from Callback"):
+        fake_trainer(tmp_path, callbacks=[object()])
+
+
+def test_a_callback_learns_the_name_and_the_parameters_of_the_run(tmp_path: Path) -> None:
+    class Tracker(Callback):
+        def on_train_begin(self, run: TrainingRun) -> None:
+            self.run = run
+
+    tracker = Tracker()
+    fake_trainer(tmp_path / "first-try", total_steps=1, callbacks=[tracker]).fit(Start(None))
+    assert tracker.run == ("first-try", tmp_path / "first-try", {"learning_rate": 0.05}, 0, 1)
+
+
+def test_every_tracker_that_can_be_chosen_can_be_opened() -> None:
+    assert tuple(TRACKERS) == PARAMETERS["report_to"].choices
 
 
 def test_plain_lines(logged: list[str]) -> None:
     lines = PlainLines()
-    lines.on_train_begin(0, 10)
+    lines.on_train_begin(begin(0, 10))
     lines.on_log(RECORD)
     lines.on_evaluate(EVALUATED)
     lines.on_save(Path("out/checkpoint-4"))
     assert logged[0].startswith(
-        "step 4/10  loss 2.5000  accuracy 25.0%  lr 0.0003  grad norm 0.75  tokens/s 2,346  left 0:"
+        "step 4/10  loss 2.5000  accuracy 25.0%  lr 0.0003  grad norm 0.75  tokens/s 2,346  ETA 0:"
     )
     assert logged[1] == ("evaluation at step 4  loss 1.5000  perplexity 4.482  accuracy 50.0%  (3 of 9 batches, 0.2 s)")
     assert logged[2] == "saved out/checkpoint-4"
@@ -91,12 +143,12 @@ def test_duration(seconds: float, text: str) -> None:
 def test_live_progress_shows_step_figures_and_time_left() -> None:
     screen = io.StringIO()
     live = LiveProgress(Console(file=screen, force_terminal=True, width=120))
-    live.on_train_begin(2, 10)
+    live.on_train_begin(begin(2, 10))
     live.on_step(RECORD)
     live.on_evaluate(EVALUATED)
     live.close()
     text = screen.getvalue()
-    for words in ("4/10", "left", "loss 2.5000", "lr 0.0003", "grad norm 0.75", "accuracy 25.0%", "tokens/s 2,346"):
+    for words in ("4/10", "ETA", "loss 2.5000", "lr 0.0003", "grad norm 0.75", "accuracy 25.0%", "tokens/s 2,346"):
         assert words in text
     assert "evaluation at step 4  loss 1.5000" in text
 
@@ -108,7 +160,7 @@ def test_lines_are_plain_where_there_is_no_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool, disabled: bool, plain: bool
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
-    callbacks = default_callbacks(tmp_path, logging_dir=tmp_path / "logs", report_to=[], disable_tqdm=disabled)
+    callbacks = default_callbacks(section(tmp_path, disable_tqdm=disabled))
     assert isinstance(callbacks[0], PlainLines if plain else LiveProgress)
     assert not (tmp_path / "logs").exists()
 
@@ -116,7 +168,7 @@ def test_lines_are_plain_where_there_is_no_terminal(
 def test_visualdl_event_files(tmp_path: Path) -> None:
     from visualdl import LogReader
 
-    (log,) = event_logs(["visualdl"], tmp_path)
+    (log,) = open_trackers(["visualdl"], tmp_path)
     log.on_log(RECORD | {"grad_norm": math.inf})
     log.on_evaluate(EVALUATED)
     log.close()
@@ -132,7 +184,7 @@ def test_tensorboard_event_files(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     from tensorboardX.proto.event_pb2 import Event
 
-    (log,) = event_logs(["tensorboard"], tmp_path)
+    (log,) = open_trackers(["tensorboard"], tmp_path)
     log.on_log(RECORD)
     log.close()
     (file,) = tmp_path.iterdir()
@@ -162,7 +214,7 @@ def test_a_missing_logger_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigurationError, match=f"report_to: {name} needs the package {package}.*not installed"):
-        event_logs([name], tmp_path)
+        open_trackers([name], tmp_path)
 
 
 @pytest.mark.parametrize("name", ["visualdl", "tensorboard"])
@@ -170,11 +222,11 @@ def test_an_unwritable_folder_of_event_files_is_named(tmp_path: Path, name: str)
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file/logs", Path("/proc/logs")):
         with pytest.raises(ConfigurationError, match=f"logging_dir {folder} cannot be written"):
-            event_logs([name], folder)
+            open_trackers([name], folder)
 
 
-def run(output_dir: Path, first: Start, *extra: object, total_steps: int = 6, disable_tqdm: bool = True) -> None:
-    callbacks = default_callbacks(output_dir, logging_dir=output_dir / "logs", report_to=[], disable_tqdm=disable_tqdm)
+def run(output_dir: Path, first: Start, *extra: Callback, total_steps: int = 6, disable_tqdm: bool = True) -> None:
+    callbacks = default_callbacks(section(output_dir, disable_tqdm=disable_tqdm))
     trainer = fake_trainer(
         output_dir,
         total_steps=total_steps,
@@ -223,7 +275,7 @@ def test_the_log_of_a_resumed_run_is_that_of_an_uninterrupted_one(tmp_path: Path
 def test_a_new_run_starts_a_new_log(tmp_path: Path) -> None:
     log = LogFile(tmp_path)
     log.on_log(RECORD)
-    log.on_train_begin(0, 10)
+    log.on_train_begin(begin(0, 10))
     assert list(read_log(tmp_path / "training_log.jsonl")) == []
 
 
@@ -236,8 +288,10 @@ def test_results_hold_only_what_json_knows(tmp_path: Path) -> None:
 
 def test_what_is_only_sometimes_needed_is_imported_late() -> None:
     code = (
-        "import sys, erniekit.training.callbacks.defaults as d, pathlib, tempfile;"
-        "p = pathlib.Path(tempfile.mkdtemp()); d.default_callbacks(p, logging_dir=p, report_to=[], disable_tqdm=True);"
+        "import sys, erniekit.training.callbacks.defaults as d, tempfile;"
+        "from erniekit.config.sections.basic import BasicParameters;"
+        "p = tempfile.mkdtemp();"
+        "d.default_callbacks(BasicParameters(output_dir=p, logging_dir=p, report_to=(), disable_tqdm=True));"
         "print([m for m in ('paddle', 'matplotlib', 'visualdl', 'tensorboardX', 'rich') if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -246,7 +300,7 @@ def test_what_is_only_sometimes_needed_is_imported_late() -> None:
 
 def test_a_full_disk_ends_no_run_and_loses_no_line_of_the_log(tmp_path: Path, logged: list[str]) -> None:
     log = LogFile(tmp_path)
-    log.on_train_begin(0, 9)
+    log.on_train_begin(begin(0, 9))
     log.on_log({"step": 1, "loss": 3.0})
     path = tmp_path / "training_log.jsonl"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -52,7 +52,9 @@ def test_lines_that_are_commands(line: str, command: Command) -> None:
 
 @pytest.mark.parametrize("line", ["stop", "save now", "lr", "lr 1 2", "savequit"])
 def test_lines_that_are_none_are_told_what_there_is(line: str) -> None:
-    with pytest.raises(ValueError, match=r"is no command; there are save, quit, eval, status, lr 1e-4 and lr schedule"):
+    with pytest.raises(
+        ValueError, match=r"is not a command; the commands are save, quit, eval, status, lr 1e-4 and lr schedule"
+    ):
         parse(line)
 
 
@@ -230,7 +232,7 @@ def test_the_learning_rate_stays_until_the_schedule_has_it_again(tmp_path: Path,
         resumed.model.load(start.checkpoint)
         resumed.fit(start)
     rates = [record["learning_rate"] for record in recorder.steps]
-    planned = [learning_rate(step, trainer.schedule) for step in range(9)]
+    planned = [learning_rate(step, trainer.config.training, trainer.total_steps) for step in range(9)]
     assert rates == [*planned[:3], *[0.002] * 4, *planned[7:]]
 
 
@@ -254,7 +256,7 @@ def test_evaluation_and_status_change_nothing(tmp_path: Path, logged: list[str])
     assert logged[0].startswith("status: 1 of 9 steps, epoch 0.33, mean loss ")
     assert logged[0].endswith("tokens/s; nothing is saved")
     assert logged[1].startswith("status: 5 of 9 steps") and "learning rate 0.0" in logged[1]
-    assert logged[2].startswith("'what' is no command")
+    assert logged[2].startswith("'what' is not a command")
     plain = fake_trainer(tmp_path / "plain")
     plain.fit(FRESH)
     for name, value in plain.model.arrays().items():
@@ -285,7 +287,7 @@ def test_other_ranks_obey_what_the_first_has_read(tmp_path: Path) -> None:
 def test_lines_are_handed_on_to_the_ranks_of_a_job(tmp_path: Path) -> None:
     commands = Commands(tmp_path)
     assert forward_commands([], tmp_path / "not there") == ""
-    assert forward_commands(["save"], tmp_path / "not there") == "save: the run has not begun; type it again then"
+    assert forward_commands(["save"], tmp_path / "not there") == "save: the run has not begun; type it again later"
     assert not list(tmp_path.iterdir())
     assert forward_commands(["save"], tmp_path) == "" and forward_commands(["lr 1e-4", "quit"], tmp_path) == ""
     assert commands.lines() == ["save", "lr 1e-4", "quit"]
@@ -347,4 +349,4 @@ def test_no_bytes_end_a_run(tmp_path_factory: pytest.TempPathFactory, pieces: li
             try:
                 assert parse(line).name in ("save", "quit", "eval", "status", "lr")
             except ValueError as error:
-                assert "is no command" in str(error) or "write a learning rate" in str(error)
+                assert "is not a command" in str(error) or "write a learning rate" in str(error)

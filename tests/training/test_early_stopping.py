@@ -6,12 +6,13 @@ import math
 
 import pytest
 
+from erniekit.config.sections.evaluation import EvaluationParameters
 from erniekit.errors import TrainingError
-from erniekit.training.early_stopping import BestSettings, BestSoFar, out_of_patience, update_best
+from erniekit.training.early_stopping import BestSoFar, out_of_patience, update_best
 
 
 def run(values, **settings):
-    chosen = BestSettings(metric_for_best_model="eval_x", **settings)
+    chosen = EvaluationParameters(metric_for_best_model="eval_x", **settings)
     best = BestSoFar()
     judged = [update_best(best, {"eval_x": value}, step, chosen) for step, value in enumerate(values, start=1)]
     return best, judged, out_of_patience(best, chosen)
@@ -22,7 +23,7 @@ def seen(best):
 
 
 def test_smaller_is_better():
-    best, judged, stop = run([3.0, 2.0, 2.5, 2.0, 1.0], patience=3)
+    best, judged, stop = run([3.0, 2.0, 2.5, 2.0, 1.0], early_stopping_patience=3)
     assert judged == [True, True, False, False, True]
     assert seen(best) == (5, 1.0, 0) and not stop
 
@@ -33,7 +34,7 @@ def test_greater_is_better():
 
 
 def test_progress_below_the_threshold_makes_the_best_and_wears_patience():
-    best, judged, stop = run([3.0, 2.95, 2.92], patience=2, threshold=0.1)
+    best, judged, stop = run([3.0, 2.95, 2.92], early_stopping_patience=2, early_stopping_threshold=0.1)
     assert judged == [True, True, True] and seen(best) == (3, 2.92, 2) and stop
 
 
@@ -59,9 +60,9 @@ def test_an_infinite_value_is_worse_than_any_other():
 
 def test_values_of_another_metric_are_not_compared():
     """A run may be resumed with another metric: a loss of 0.5 says nothing of an accuracy of 0.4."""
-    best, _, stop = run([0.5, 0.6, 0.7], patience=2)
+    best, _, stop = run([0.5, 0.6, 0.7], early_stopping_patience=2)
     assert stop
-    other = BestSettings(metric_for_best_model="eval_y", greater_is_better=True, patience=2)
+    other = EvaluationParameters(metric_for_best_model="eval_y", greater_is_better=True, early_stopping_patience=2)
     assert not out_of_patience(best, other)
     assert update_best(best, {"eval_y": 0.4}, 4, other)
     assert seen(best) == (4, 0.4, 0)
@@ -69,5 +70,5 @@ def test_values_of_another_metric_are_not_compared():
 
 
 def test_a_figure_that_is_not_there_is_told():
-    with pytest.raises(TrainingError, match="eval_x is no figure of this evaluation; it has eval_loss"):
-        update_best(BestSoFar(), {"eval_loss": 1.0}, 1, BestSettings(metric_for_best_model="eval_x"))
+    with pytest.raises(TrainingError, match="eval_x is not a metric of this evaluation; it has eval_loss"):
+        update_best(BestSoFar(), {"eval_loss": 1.0}, 1, EvaluationParameters(metric_for_best_model="eval_x"))

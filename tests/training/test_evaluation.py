@@ -12,7 +12,7 @@ from erniekit.errors import TrainingError
 from erniekit.training.evaluation import evaluate
 from erniekit.training.objectives.objective import MicroBatchLoss, Objective
 
-from .fakes import FAKE_OBJECTIVE, PADDING, FakeBatch, FakeModel, FakePlan, RecordingRanks, ReplayedRanks
+from .fakes import FAKE_OBJECTIVE, PADDING, FakeBatch, FakeLoss, FakeModel, FakePlan, RecordingRanks, ReplayedRanks
 
 
 def evaluation_plan(samples: int = 6) -> FakePlan:
@@ -69,8 +69,7 @@ def test_no_dropout_no_gradients_and_the_mode_is_put_back(training: bool) -> Non
 
 def test_perplexity_too_large_for_a_float() -> None:
     huge = Objective(
-        lambda model, batch: MicroBatchLoss(paddle.to_tensor(1e4) * batch.target_count, {}),
-        FAKE_OBJECTIVE.units,
+        FakeLoss(lambda model, batch: MicroBatchLoss(paddle.to_tensor(1e4) * batch.target_count, {})),
         "",
         True,
     )
@@ -78,16 +77,14 @@ def test_perplexity_too_large_for_a_float() -> None:
 
 
 def test_an_objective_without_perplexity_reports_none() -> None:
-    plain = Objective(FAKE_OBJECTIVE.loss, FAKE_OBJECTIVE.units, "pairs")
+    plain = Objective(FAKE_OBJECTIVE.loss, "pairs")
     result = evaluate(FakeModel(), evaluation_plan(), plain)
     assert result.perplexity is None
     assert "eval_perplexity" not in result.record()
 
 
 def test_a_loss_that_is_not_finite_names_the_samples() -> None:
-    broken = Objective(
-        lambda model, batch: MicroBatchLoss(paddle.to_tensor(float("nan")), {}), FAKE_OBJECTIVE.units, ""
-    )
+    broken = Objective(FakeLoss(lambda model, batch: MicroBatchLoss(paddle.to_tensor(float("nan")), {})), "")
     plan = evaluation_plan()
     ((sample,),) = plan.micro_batches(0)[0].samples
     model = FakeModel()
@@ -130,7 +127,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_told_by_all() -> None:
             MicroBatchLoss(result.loss_sum * math.nan, result.metric_sums) if batch.samples == bad.samples else result
         )
 
-    objective = Objective(broken, FAKE_OBJECTIVE.units, "")
+    objective = Objective(FakeLoss(broken), "")
     recordings = [RecordingRanks(), RecordingRanks()]
     evaluate(FakeModel(), plans[0], objective, ranks=recordings[0])
     with pytest.raises(TrainingError):

@@ -13,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paddle.autograd import PyLayer
 
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.errors import TrainingError
 from erniekit.training.checkpoint.resume import Start, open_output_folder
 from erniekit.training.gradients import MAX_SCALE, LossScale
 from erniekit.training.objectives.objective import MicroBatchLoss, Objective
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
+from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import StepResult, train_step
 
-from .fakes import FAKE_OBJECTIVE, FakeBatch, FakeModel, FakePlan, Recorder, fake_trainer
+from .fakes import FAKE_OBJECTIVE, FakeBatch, FakeLoss, FakeModel, FakePlan, Recorder, fake_trainer
 from .test_resume import KillAt, KilledError
 
 FRESH = Start(None)
@@ -46,12 +47,12 @@ def overflowing(factor: float) -> Objective:
         part = FAKE_OBJECTIVE.loss(model, batch)
         return MicroBatchLoss(_InFloat16.apply(part.loss_sum / factor) * factor, part.metric_sums)
 
-    return Objective(loss, FAKE_OBJECTIVE.units, "target tokens")
+    return Objective(FakeLoss(loss), "target tokens")
 
 
 def one_step(objective: Objective, scale: LossScale | None) -> tuple[StepResult, dict[str, np.ndarray]]:
     model, plan = FakeModel(), FakePlan()
-    optimizer = build_optimizer(model.named, OptimizerSettings(weight_decay=0.1))
+    optimizer = build_optimizer(model.named, TrainingParameters(weight_decay=0.1))
     result = train_step(
         model,
         list(model.named.values()),

@@ -12,6 +12,7 @@ import numpy as np
 import paddle
 import pytest
 
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.errors import TrainingError
 from erniekit.model.local_tensors import SingleProcessTensors, tensor_spec, to_numpy
 from erniekit.model.storage.precision import round_to_bfloat16
@@ -20,7 +21,6 @@ from erniekit.training.checkpoint.resume import Start, open_output_folder
 from erniekit.training.checkpoint.tensors import open_tensors, write_tensors
 from erniekit.training.optim import offload
 from erniekit.training.optim.adamw import (
-    OptimizerSettings,
     build_optimizer,
     create_state,
     full_optimizer_tensors,
@@ -32,7 +32,7 @@ from erniekit.training.optim.offload import MomentStorage, StoredMomentsAdamW
 from .fakes import FakeModel, fake_trainer
 from .test_resume import KillAt, KilledError
 
-SETTINGS = OptimizerSettings(weight_decay=0.1, layerwise_lr_decay_bound=0.5, num_layers=1)
+SETTINGS = TrainingParameters(weight_decay=0.1, layerwise_lr_decay_bound=0.5)
 FRESH = Start(None)
 
 
@@ -45,7 +45,7 @@ def storages(folder: Path) -> dict[str, MomentStorage]:
 
 
 def stored(model: FakeModel, storage: MomentStorage) -> StoredMomentsAdamW:
-    optimizer = stateless_optimizer(model.named, SETTINGS, partial(StoredMomentsAdamW, storage))
+    optimizer = stateless_optimizer(model.named, SETTINGS, partial(StoredMomentsAdamW, storage), num_layers=1)
     create_state(optimizer, model.named.values())
     return optimizer
 
@@ -70,7 +70,7 @@ def state(optimizer, model: FakeModel) -> dict[str, np.ndarray]:  # type: ignore
 @pytest.mark.parametrize("where", ["memory", "file", "file, released"])
 def test_float32_moments_give_adamws_updates_to_the_bit(where: str, tmp_path: Path) -> None:
     plain, own = FakeModel(), FakeModel()
-    adamw, other = build_optimizer(plain.named, SETTINGS), stored(own, storages(tmp_path)[where])
+    adamw, other = build_optimizer(plain.named, SETTINGS, num_layers=1), stored(own, storages(tmp_path)[where])
     steps(plain, adamw, 0, 4)
     steps(own, other, 0, 4)
     for name, value in plain.arrays().items():
@@ -151,7 +151,10 @@ def test_a_file_of_several_mappings_keeps_every_value(
     """Also of tensors that are larger than a mapping is otherwise."""
     monkeypatch.setattr(offload, "_REGION", 4 * mmap.PAGESIZE)
     plain, own = FakeModel(), FakeModel()
-    adamw, other = build_optimizer(plain.named, SETTINGS), stored(own, MomentStorage(folder=tmp_path, release=release))
+    adamw, other = (
+        build_optimizer(plain.named, SETTINGS, num_layers=1),
+        stored(own, MomentStorage(folder=tmp_path, release=release)),
+    )
     large = other._file.next(paddle.arange(30_000, dtype="float32").reshape([30, 1000]), bfloat16=False)
     steps(plain, adamw, 0, 3)
     steps(own, other, 0, 3)
@@ -201,7 +204,7 @@ def test_a_run_is_resumed_to_the_bit(tmp_path: Path, narrow: bool) -> None:
 
 def test_either_optimizer_goes_on_from_the_others_checkpoint() -> None:
     plain, own = FakeModel(), FakeModel()
-    adamw, other = build_optimizer(plain.named, SETTINGS), stored(own, MomentStorage())
+    adamw, other = build_optimizer(plain.named, SETTINGS, num_layers=1), stored(own, MomentStorage())
     steps(plain, adamw, 0, 3)
     steps(own, other, 0, 3)
     a, b = state(adamw, plain), state(other, own)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.errors import CheckpointError
 from erniekit.training.optim.adamw import (
-    OptimizerSettings,
     build_optimizer,
     describe_decay,
     layer_depth,
@@ -43,7 +43,7 @@ def test_equal_to_torch() -> None:
 
 def test_only_matrices_decay() -> None:
     model = FakeModel()
-    optimizer = build_optimizer(model.named, OptimizerSettings(weight_decay=0.5))
+    optimizer = build_optimizer(model.named, TrainingParameters(weight_decay=0.5))
     before = {name: value.copy() for name, value in model.arrays().items()}
     for parameter in model.named.values():
         parameter.grad = paddle.zeros_like(parameter)  # no gradient: only decay moves a parameter
@@ -60,7 +60,7 @@ def test_only_matrices_decay() -> None:
 def test_frozen_parameters_are_left_out() -> None:
     model = FakeModel()
     model.named["lm_head.weight"].stop_gradient = True
-    optimizer = build_optimizer(model.named, OptimizerSettings(weight_decay=0.5))
+    optimizer = build_optimizer(model.named, TrainingParameters(weight_decay=0.5))
     head = model.named["lm_head.weight"].numpy().copy()
     update(model, optimizer, 0)
     np.testing.assert_array_equal(model.named["lm_head.weight"].numpy(), head)
@@ -95,7 +95,7 @@ def test_layerwise_bound_scales_the_update_of_each_depth() -> None:
     for bound in (1.0, 0.4):
         model = FakeModel()
         before = {name: value.copy() for name, value in model.arrays().items()}
-        optimizer = build_optimizer(model.named, OptimizerSettings(layerwise_lr_decay_bound=bound, num_layers=1))
+        optimizer = build_optimizer(model.named, TrainingParameters(layerwise_lr_decay_bound=bound), num_layers=1)
         update(model, optimizer, 0)
         moved[bound] = {name: value - before[name] for name, value in model.arrays().items()}
     for name in moved[1.0]:
@@ -105,14 +105,14 @@ def test_layerwise_bound_scales_the_update_of_each_depth() -> None:
 
 def test_state_goes_to_another_optimizer_bit_for_bit() -> None:
     first, second = FakeModel(), FakeModel()
-    one = build_optimizer(first.named, OptimizerSettings(weight_decay=0.1))
+    one = build_optimizer(first.named, TrainingParameters(weight_decay=0.1))
     for step in range(3):
         update(first, one, step)
     state = {name: tensor.numpy().copy() for name, tensor in optimizer_state(one, first.named).items()}
     assert "model.norm.weight/moment1" in state
     assert state["model.norm.weight/beta2_pow_acc"].shape == (1,)
 
-    two = build_optimizer(second.named, OptimizerSettings(weight_decay=0.1))
+    two = build_optimizer(second.named, TrainingParameters(weight_decay=0.1))
     load_optimizer_state(two, second.named, state, state.__getitem__)
     for name, tensor in second.named.items():
         tensor.set_value(first.named[name].numpy())
@@ -125,7 +125,7 @@ def test_state_goes_to_another_optimizer_bit_for_bit() -> None:
 
 def test_state_of_other_parameters_is_refused() -> None:
     model = FakeModel()
-    optimizer = build_optimizer(model.named, OptimizerSettings())
+    optimizer = build_optimizer(model.named, TrainingParameters())
     state = {name: tensor.numpy() for name, tensor in optimizer_state(optimizer, model.named).items()}
     missing = {name: value for name, value in state.items() if name != "lm_head.weight/moment1"}
     with pytest.raises(CheckpointError, match=r"1 missing.*lm_head.weight/moment1.*0 unknown"):

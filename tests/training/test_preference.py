@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
+from erniekit.config.sections.dpo import DpoParameters
 from erniekit.data.collate import collate
 from erniekit.data.pairs import EncodedAnswer, join_pair
 from erniekit.data.templates.ernie import Sample
@@ -13,7 +14,7 @@ from erniekit.model.weights import named_weights
 from erniekit.training.evaluation import evaluate
 from erniekit.training.objectives.objective import supervised
 from erniekit.training.objectives.preference import answer_log_probabilities, preference, reference_logps_function
-from erniekit.training.objectives.preference_losses import LOSSES, PreferenceSettings
+from erniekit.training.objectives.preference_losses import LOSSES
 from erniekit.training.objectives.reference import FrozenReference
 from erniekit.training.step import train_step
 
@@ -92,7 +93,7 @@ def step_of(name, layout, **changes):
     reference = FrozenReference(
         tiny_model(seed=5), decoder, reference_logps_function(answer_log_probabilities()), updated=False
     )
-    settings = PreferenceSettings(loss_type=name, beta=0.3, **{"sft_loss_ratio": 0.5, **changes})
+    settings = DpoParameters(loss_type=name, beta=0.3, **{"sft_loss_ratio": 0.5, **changes})
     objective = preference(settings, reference, sparse_head=True)
     parameters = list(named_weights(decoder).values())
     optimizer = paddle.optimizer.SGD(1.0, parameters=parameters)
@@ -128,7 +129,7 @@ def test_the_divergence_of_kto_is_that_of_the_step():
     """A wrong one, of the micro-batch, would show."""
     decoder, other = tiny_model(), tiny_model(seed=5)
     reference = FrozenReference(other, decoder, reference_logps_function(answer_log_probabilities()), updated=False)
-    objective = preference(PreferenceSettings(loss_type="kto_pair"), reference)
+    objective = preference(DpoParameters(loss_type="kto_pair"), reference)
     whole = objective.loss_for(decoder, batches("one row"))(decoder, batches("one row")[0]).loss_sum
     parts = objective.loss_for(decoder, batches("four micro-batches"))
     apart = sum(float(parts(decoder, batch).loss_sum) for batch in batches("four micro-batches"))
@@ -164,7 +165,7 @@ def test_evaluation_does_not_depend_on_the_batches(name):
     decoder = tiny_model()
     other = tiny_model(seed=5)
     reference = FrozenReference(other, decoder, reference_logps_function(answer_log_probabilities()), updated=False)
-    settings = PreferenceSettings(loss_type=name, label_smoothing=0.1 if name == "robust" else 0.0)
+    settings = DpoParameters(loss_type=name, label_smoothing=0.1 if name == "robust" else 0.0)
     results = [evaluate(decoder, Plan(layout), preference(settings, reference)) for layout in LAYOUTS]
     for result in results:
         assert result.units == 4 and result.perplexity is None
@@ -205,7 +206,7 @@ def test_rescaled_log_probabilities():
     (batch,) = batches("one row")
     decoder = tiny_model()
     plain = answer_log_probabilities()(decoder, batch)
-    settings = PreferenceSettings(loss_type="ipo", normalize_logps=True, reference_free=True, beta=1.0)
+    settings = DpoParameters(loss_type="ipo", normalize_logps=True, reference_free=True, beta=1.0)
     found = preference(settings).loss(decoder, batch)
     chosen, rejected = plain.chosen.numpy(), plain.rejected.numpy()
     lengths = plain.chosen_lengths.numpy(), plain.rejected_lengths.numpy()
@@ -220,7 +221,7 @@ def test_offsets_are_of_each_pair():
     (batch,) = batches("one row")
     decoder = tiny_model()
     answers = answer_log_probabilities()(decoder, batch)
-    settings = PreferenceSettings(reference_free=True, offset_alpha=2.0, beta=0.5)
+    settings = DpoParameters(reference_free=True, offset_alpha=2.0, beta=0.5)
     loss = float(preference(settings).loss(decoder, batch).loss_sum)
     logits = 0.5 * (answers.chosen.numpy() - answers.rejected.numpy()) - 2.0 * np.log([1.0, 2.0, 3.0, 4.0])
     assert loss == pytest.approx(np.log1p(np.exp(-logits)).sum(), rel=1e-5)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from erniekit.training.objectives.preference_losses import LOSSES, LossContext, PreferenceSettings, needs_reference
+from erniekit.config.sections.dpo import DpoParameters
+from erniekit.training.objectives.preference_losses import LOSSES, LossContext, needs_reference
 
 BETA, GAMMA, NOISE, LAMBDA = 0.3, 0.7, 0.1, 2.0
 OFFSETS, KL = 0.4, (0.25, 0.75)  # of the chosen and the rejected answers
@@ -48,7 +49,7 @@ BY_HAND = {
 
 def context(name, **changes):
     values = {"beta": BETA, "simpo_gamma": GAMMA, "label_smoothing": NOISE, "dpop_lambda": LAMBDA, **changes}
-    return LossContext(PreferenceSettings(loss_type=name, **values), OFFSETS, *KL)
+    return LossContext(DpoParameters(loss_type=name, **values), OFFSETS, *KL)
 
 
 def values(name, chosen, rejected, **changes):
@@ -204,6 +205,6 @@ def test_smoothing_none_is_the_plain_loss():
 
 
 def test_who_needs_a_reference():
-    free = {name for name in LOSSES if not needs_reference(PreferenceSettings(loss_type=name))}
+    free = {name for name in LOSSES if not needs_reference(DpoParameters(loss_type=name))}
     assert free == {"simpo", "orpo"}
-    assert not needs_reference(PreferenceSettings(reference_free=True))
+    assert not needs_reference(DpoParameters(reference_free=True))

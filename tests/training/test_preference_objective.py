@@ -8,15 +8,16 @@ import numpy as np
 import paddle
 import pytest
 
+from erniekit.config.sections.dpo import DpoParameters
+from erniekit.config.sections.moe import MoeParameters
 from erniekit.data.collate import collate
 from erniekit.data.pairs import EncodedAnswer, join_pair
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import add_adapters, named_adapter_weights, named_trainable_parameters
-from erniekit.model.moe.router import BalanceSettings
 from erniekit.model.weights import named_weights
 from erniekit.training.objectives import preference as preference_module
 from erniekit.training.objectives.preference import answer_log_probabilities, preference, reference_logps_function
-from erniekit.training.objectives.preference_losses import LOSSES, PreferenceSettings
+from erniekit.training.objectives.preference_losses import LOSSES
 from erniekit.training.objectives.reference import AdapterReference, FrozenReference, set_values
 from erniekit.training.step import train_step
 
@@ -45,9 +46,7 @@ measure = reference_logps_function(answer_log_probabilities())
 
 def settings_of(name, **changes):
     noise = {"label_smoothing": 0.1} if name in ("sigmoid", "robust", "simpo") else {}
-    return PreferenceSettings(
-        loss_type=name, **{"beta": 0.2, "sft_loss_ratio": 0.3, "dpop_lambda": 3.0, **noise, **changes}
-    )
+    return DpoParameters(loss_type=name, **{"beta": 0.2, "sft_loss_ratio": 0.3, "dpop_lambda": 3.0, **noise, **changes})
 
 
 @pytest.mark.parametrize("changes", [{}, {"normalize_logps": True, "pref_loss_ratio": 0.5}], ids=["sums", "rescaled"])
@@ -81,7 +80,7 @@ def test_kto_and_references_leave_routers_alone():
 
     def biases(reference_of, name):
         decoder = tiny_model(**MOE)
-        decoder.balance.settings = BalanceSettings(aux_loss_lambda=0.1, router_bias_update_rate=0.01)
+        decoder.balance.section = MoeParameters(moe_aux_loss_lambda=0.1, moe_router_bias_update_rate=0.01)
         decoder.train()
         reference = reference_of(decoder)
         objective = preference(settings_of(name, reference_free=reference is None), reference)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset, open_dataset
 from erniekit.data.eval_sampler import EvaluationPlan
@@ -18,14 +19,13 @@ from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
 from erniekit.model.weights import named_weights, save_model_folder
 from erniekit.training.checkpoint.resume import Start, open_output_folder
+from erniekit.training.evaluation import evaluate
 from erniekit.training.objectives.objective import supervised
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
-from erniekit.training.optim.schedules import Schedule
-from erniekit.training.settings import TrainingSettings
+from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import train_step
 from erniekit.training.trainer import Trainer
 
-from .fakes import Recorder, identity
+from .fakes import Recorder, fake_config, identity
 from .test_resume import KillAt, KilledError
 
 MODEL = Path("examples/models/tiny-ernie")
@@ -80,7 +80,7 @@ def test_one_epoch_in_one_step_gives_the_same_update_in_every_layout(
         result = train_step(
             model,
             list(parameters.values()),
-            build_optimizer(parameters, OptimizerSettings(weight_decay=0.1, epsilon=1e-3)),
+            build_optimizer(parameters, TrainingParameters(weight_decay=0.1, adam_epsilon=1e-3)),
             supervised(),
             plan.micro_batches(0),
             step=0,
@@ -122,16 +122,16 @@ def make_trainer(output_dir: Path, dataset: Dataset, weights: Path | None, *call
     model = build_model(tiny_config(), weights, seed=3, hidden_dropout=0.2, attention_dropout=0.1)
     parameters = named_weights(model)
     plan = make_plan(dataset, packing=True, batch_size=2, accumulation=2)
+    held_out = EvaluationPlan(dataset, max_seq_len=SEQUENCE, packing=True, greedy=True, window=1000, batch_size=3)
     return Trainer(
         model=model,
         parameters=parameters,
-        optimizer=build_optimizer(parameters, OptimizerSettings(weight_decay=0.1)),
-        schedule=Schedule("cosine", peak_lr=0.01, total_steps=10, warmup_steps=2),
+        optimizer=build_optimizer(parameters, TrainingParameters(weight_decay=0.1)),
         plan=plan,
         objective=supervised(),
-        settings=TrainingSettings(
-            output_dir=output_dir,
-            total_steps=10,
+        config=fake_config(
+            output_dir,
+            learning_rate=0.01,
             save_strategy="steps",
             save_steps=5,
             logging_steps=1,
@@ -139,12 +139,11 @@ def make_trainer(output_dir: Path, dataset: Dataset, weights: Path | None, *call
             eval_steps=3,
             dropout_warmup_steps=3,
         ),
+        total_steps=10,
         identity=identity(data_fingerprint=dataset.fingerprint),
         resolved_config={},
         write_model=lambda folder: save_model_folder(model, folder, []),
-        evaluation_plan=EvaluationPlan(
-            dataset, max_seq_len=SEQUENCE, packing=True, greedy=True, window=1000, batch_size=3
-        ),
+        run_evaluation=lambda: evaluate(model, held_out, supervised()),
         callbacks=callbacks,
     )
 

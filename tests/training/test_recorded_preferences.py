@@ -9,7 +9,8 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit.training.objectives.preference_losses import LOSSES, LossContext, PreferenceSettings
+from erniekit.config.sections.dpo import DpoParameters
+from erniekit.training.objectives.preference_losses import LOSSES, LossContext
 
 RECORDED = Path(__file__).parent / "recorded" / "preference_losses.json"
 # chosen, rejected, and both under the reference: means where the loss takes means, sums elsewhere
@@ -29,7 +30,7 @@ def ours(name, beta, smoothing):
     """Losses, and their gradients by both log-probabilities."""
     chosen, rejected, *reference = (paddle.to_tensor(np.array(row, np.float32)) for row in LOG_PROBABILITIES)
     chosen.stop_gradient = rejected.stop_gradient = False
-    settings = PreferenceSettings(loss_type=name, beta=beta, label_smoothing=smoothing, simpo_gamma=0.7)
+    settings = DpoParameters(loss_type=name, beta=beta, label_smoothing=smoothing, simpo_gamma=0.7)
     answers = (chosen, rejected) if LOSSES[name].length_normalized else (chosen - reference[0], rejected - reference[1])
     losses = LOSSES[name].function(*answers, LossContext(settings))
     losses.sum().backward()

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from erniekit.training.callbacks import Callback
 from erniekit.training.checkpoint.resume import Start, open_output_folder
 
 from .fakes import FakePlan, Recorder, fake_trainer
@@ -19,7 +20,7 @@ class KilledError(Exception):
     """Ends a run in the middle of an epoch, as a kill does."""
 
 
-class KillAt:
+class KillAt(Callback):
     def __init__(self, step: int) -> None:
         self.step = step
 

@@ -6,13 +6,14 @@ import numpy as np
 import paddle
 import pytest
 
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.training.collectives import forward_backward_no_pipelining
 from erniekit.training.gradients import global_norm
 from erniekit.training.objectives.objective import MicroBatchLoss, Objective
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
+from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import NotFiniteError, StepResult, train_step
 
-from .fakes import FAKE_OBJECTIVE, PADDING, FakeBatch, FakeModel, FakePlan
+from .fakes import FAKE_OBJECTIVE, PADDING, FakeBatch, FakeLoss, FakeModel, FakePlan
 
 SAMPLES = np.array([0, 3, 5, 8])
 
@@ -35,7 +36,7 @@ LAYOUTS = {
 
 def one_step(batches: list[FakeBatch], **options: object) -> tuple[StepResult, dict[str, np.ndarray]]:
     model = FakeModel()
-    optimizer = build_optimizer(model.named, OptimizerSettings(weight_decay=0.1))
+    optimizer = build_optimizer(model.named, TrainingParameters(weight_decay=0.1))
     arguments = {"step": 0, "learning_rate": 0.01, "max_grad_norm": 0.5} | options
     result = train_step(model, list(model.named.values()), optimizer, FAKE_OBJECTIVE, batches, **arguments)
     return result, model.arrays()
@@ -132,7 +133,7 @@ def test_two_ranks_with_half_of_the_samples_each() -> None:
 def test_releasing_gradients_changes_memory_only(release: bool) -> None:
     model, plan = FakeModel(), FakePlan()
     parameters = list(model.named.values())
-    optimizer = build_optimizer(model.named, OptimizerSettings(weight_decay=0.1))
+    optimizer = build_optimizer(model.named, TrainingParameters(weight_decay=0.1))
     for step in range(3):
         train_step(
             model,
@@ -146,7 +147,7 @@ def test_releasing_gradients_changes_memory_only(release: bool) -> None:
         )
     assert all((parameter.grad is None) == release for parameter in parameters)
     reference = FakeModel()
-    other = build_optimizer(reference.named, OptimizerSettings(weight_decay=0.1))
+    other = build_optimizer(reference.named, TrainingParameters(weight_decay=0.1))
     for step in range(3):
         train_step(
             reference,
@@ -183,13 +184,13 @@ def poisoned(where: str, culprit: int) -> Objective:
         bad = weight.sum() * float("nan") if where == "loss" else (weight - weight.detach()).sum().sqrt()
         return MicroBatchLoss(part.loss_sum + bad, part.metric_sums)
 
-    return Objective(loss, FAKE_OBJECTIVE.units, "target tokens")
+    return Objective(FakeLoss(loss), "target tokens")
 
 
 @pytest.mark.parametrize(("where", "what"), [("loss", "the loss"), ("gradient", "the gradient norm")])
 def test_not_finite_names_the_micro_batch_and_updates_nothing(where: str, what: str) -> None:
     model, plan = FakeModel(), FakePlan()
-    optimizer = build_optimizer(model.named, OptimizerSettings())
+    optimizer = build_optimizer(model.named, TrainingParameters())
     with pytest.raises(NotFiniteError) as caught:
         train_step(
             model,

@@ -18,14 +18,13 @@ from paddle.autograd import PyLayer
 from safetensors.numpy import load_file
 
 from erniekit.errors import CheckpointError, TrainingError
+from erniekit.training.callbacks import Callback, TrainingRun
 from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, problems, step_of
 from erniekit.training.checkpoint.resume import Start, open_output_folder
-from erniekit.training.early_stopping import BestSettings
 from erniekit.training.optim.schedules import learning_rate
-from erniekit.training.settings import is_due
-from erniekit.training.trainer import Trainer, result_of
+from erniekit.training.trainer import Trainer, is_due, result_of
 
-from .fakes import PADDING, FakeBatch, FakePlan, Recorder, fake_trainer, identity
+from .fakes import PADDING, FakeBatch, FakeLoss, FakePlan, Recorder, fake_trainer, identity
 from .test_resume import KillAt, KilledError
 from .test_step import poisoned
 
@@ -82,7 +81,7 @@ def test_the_logged_loss_is_token_weighted_since_the_last_log(tmp_path: Path) ->
     assert recorder.logs[0]["loss"] == pytest.approx(np.average(losses[:3], weights=targets[:3]))
     assert recorder.logs[1]["loss"] == pytest.approx(np.average(losses[3:], weights=targets[3:]))
     assert result.loss == pytest.approx(np.average(losses, weights=targets))
-    rates = [learning_rate(step, trainer.schedule) for step in range(6)]
+    rates = [learning_rate(step, trainer.config.training, trainer.total_steps) for step in range(6)]
     assert [record["learning_rate"] for record in recorder.steps] == rates
     assert recorder.logs[0].keys() == {"step", "epoch", "loss", "learning_rate", "grad_norm", "token_accuracy"}
 
@@ -107,7 +106,7 @@ def test_evaluating_does_not_change_training(tmp_path: Path) -> None:
 def test_dropout_warm_up_reaches_the_model(tmp_path: Path) -> None:
     seen = []
 
-    class Watch:
+    class Watch(Callback):
         def on_step(self, _record: dict) -> None:
             seen.append(trainer.model.randomness.dropout_scale)
 
@@ -149,15 +148,14 @@ def test_save_total_limit_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
 
 
 def test_the_best_model_is_what_is_left(tmp_path: Path, logged: list[str]) -> None:
-    options = {"best": BestSettings(load_best_model_at_end=True), "save_steps": 100, "save_total_limit": 1}
-    trainer = judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0], **options)
+    options = {"load_best_model_at_end": True, "save_steps": 100, "save_total_limit": 1}
     after: dict[int, dict] = {}
 
-    class Watch:
+    class Watch(Callback):
         def on_step(self, record: dict) -> None:
             after[record["step"]] = {name: array.copy() for name, array in trainer.model.arrays().items()}
 
-    trainer.callbacks = [Watch()]
+    trainer = judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0], callbacks=[Watch()], **options)
     trainer.fit(FRESH)
     assert steps_of(tmp_path) == [2, 4]  # saved because it was the best, and the last
     left = load_file(tmp_path / "model.safetensors")
@@ -171,14 +169,12 @@ def test_the_best_model_is_what_is_left(tmp_path: Path, logged: list[str]) -> No
 
 
 def test_a_best_checkpoint_that_is_gone_is_told(tmp_path: Path, logged: list[str]) -> None:
-    trainer = judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0], best=BestSettings(load_best_model_at_end=True))
-
-    class Remove:
+    class Remove(Callback):
         def on_step(self, record: dict) -> None:
             if record["step"] == 4:
                 shutil.rmtree(tmp_path / "checkpoint-2")
 
-    trainer.callbacks = [Remove()]
+    trainer = judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0], callbacks=[Remove()], load_best_model_at_end=True)
     trainer.fit(FRESH)
     assert logged[-2:] == [
         f"checkpoint-2, where eval_loss was best, is not in {tmp_path}: the last model is saved",
@@ -188,7 +184,7 @@ def test_a_best_checkpoint_that_is_gone_is_told(tmp_path: Path, logged: list[str
 
 def test_training_stops_when_nothing_improves(tmp_path: Path, logged: list[str]) -> None:
     losses = [3.0, 2.0, 1.99, 2.5, 2.6, 0.1, 0.1]
-    options = {"best": BestSettings(patience=3, threshold=0.1)}
+    options = {"early_stopping_patience": 3, "early_stopping_threshold": 0.1}
     trainer = judged_trainer(tmp_path / "a", losses, **options)
     result = trainer.fit(FRESH)
     assert result.step == 5 and result.stopped_by is None
@@ -197,8 +193,7 @@ def test_training_stops_when_nothing_improves(tmp_path: Path, logged: list[str])
     assert (tmp_path / "a/model.safetensors").is_file()
 
     # resumed in between it stops at the same step, and resumed afterwards at once
-    trainer = judged_trainer(tmp_path / "b", losses, **options)
-    trainer.callbacks = [KillAt(3)]
+    trainer = judged_trainer(tmp_path / "b", losses, callbacks=[KillAt(3)], **options)
     with pytest.raises(KilledError):
         trainer.fit(FRESH)
     resumed = judged_trainer(tmp_path / "b", losses, start=steps_of(tmp_path / "b")[-1], **options)
@@ -214,7 +209,7 @@ def test_the_checkpoint_resumed_from_stays_until_a_newer_one_is_complete(tmp_pat
     assert steps_of(tmp_path) == [4]
     present: list[list[int]] = []
 
-    class Watch:
+    class Watch(Callback):
         def on_step(self, _record: dict) -> None:
             present.append(steps_of(tmp_path))
 
@@ -264,7 +259,7 @@ def test_optimizer_state_can_be_left_out_and_ignored(tmp_path: Path, logged: lis
     fake_trainer(tmp_path, total_steps=2, **options).fit(FRESH)
     start = Start(tmp_path / "checkpoint-2")
     assert not list(start.checkpoint.glob("optimizer*"))
-    with pytest.raises(CheckpointError, match="holds no optimizer state"):
+    with pytest.raises(CheckpointError, match="has no optimizer state"):
         fake_trainer(tmp_path, total_steps=4, **options).fit(start)
     logged.clear()
     trainer = fake_trainer(tmp_path, total_steps=4, ignore_load_lr_and_optim=True, **options)
@@ -349,7 +344,7 @@ def test_steps_can_be_read_ahead(tmp_path: Path) -> None:
         np.testing.assert_array_equal(ahead.model.arrays()[name], value, err_msg=name)
 
 
-class SignalAt:
+class SignalAt(Callback):
     """Sends a signal to this process during a step."""
 
     def __init__(self, number: int, step: int, times: int = 1) -> None:
@@ -388,7 +383,7 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(
 def test_the_signal_handler_itself_prints_nothing(tmp_path: Path, logged: list[str]) -> None:
     """It may interrupt a print of the loop, and Python refuses to print within a print."""
 
-    class Printing:
+    class Printing(Callback):
         def on_step(self, record: dict) -> None:
             if record["step"] == 2:
                 before = len(logged)
@@ -406,8 +401,8 @@ def test_a_run_that_was_stopped_where_it_resumed_is_not_saved_again(tmp_path: Pa
     start = Start(tmp_path / "link" / "checkpoint-2")
     recorder = Recorder()
 
-    class StopAtOnce:
-        def on_train_begin(self, first_step: int, total_steps: int) -> None:
+    class StopAtOnce(Callback):
+        def on_train_begin(self, run: TrainingRun) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     trainer = fake_trainer(tmp_path / "run", total_steps=4, save_strategy="epoch", callbacks=[recorder, StopAtOnce()])
@@ -426,7 +421,7 @@ def test_a_signal_without_a_save_strategy_says_that_nothing_was_saved(tmp_path: 
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     closed = []
 
-    class Closing:
+    class Closing(Callback):
         def close(self) -> None:
             closed.append(True)
 
@@ -463,7 +458,7 @@ def test_a_second_signal_in_a_backward_pass_is_no_failure(tmp_path: Path, logged
         result = loss(model, batch)
         return result._replace(loss_sum=SignalsInBackward.apply(result.loss_sum))
 
-    trainer.objective = replace(trainer.objective, loss=with_signals)
+    trainer.objective = replace(trainer.objective, loss=FakeLoss(with_signals))
     with pytest.raises(SystemExit) as caught:
         trainer.fit(FRESH)
     assert caught.value.code == 130
@@ -493,7 +488,7 @@ def test_a_signal_during_the_last_step_finishes_the_run(tmp_path: Path) -> None:
 
 
 def test_a_signal_between_saving_and_the_next_step_still_leaves_this_step(tmp_path: Path) -> None:
-    class SignalOnEvaluate:
+    class SignalOnEvaluate(Callback):
         def on_evaluate(self, record: dict) -> None:
             if record["step"] == 3:
                 os.kill(os.getpid(), signal.SIGTERM)

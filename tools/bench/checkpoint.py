@@ -64,10 +64,11 @@ class Run:
     """A model with its optimizer, and ways to save them."""
 
     def __init__(self, config: Any, folder: Path, *, narrow: bool = False) -> None:
+        from erniekit.config.sections.training import TrainingParameters
         from erniekit.model.builder import build_model
         from erniekit.model.norm import RMSNorm
         from erniekit.model.weights import named_weights
-        from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
+        from erniekit.training.optim.adamw import build_optimizer
 
         self.folder = folder
         self.model = build_model(config, None, seed=0)
@@ -76,7 +77,7 @@ class Run:
                 if layer.parameters(include_sublayers=False) and not isinstance(layer, RMSNorm):
                     layer.to(dtype="bfloat16")
         self.parameters = named_weights(self.model)
-        self.optimizer = build_optimizer(self.parameters, OptimizerSettings())
+        self.optimizer = build_optimizer(self.parameters, TrainingParameters())
         self.config = config
         self._fill_moments()
 
@@ -124,11 +125,12 @@ class Run:
         """Seconds of what a run does with the checkpoint that it goes on from."""
         import paddle
 
+        from erniekit.config.sections.training import TrainingParameters
         from erniekit.model.builder import build_model
         from erniekit.model.weights import named_weights
         from erniekit.training.checkpoint.atomic_folder import newest_complete
         from erniekit.training.checkpoint.state import load_optimizer
-        from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, optimizer_state
+        from erniekit.training.optim.adamw import build_optimizer, optimizer_state
 
         times = [time.perf_counter()]
 
@@ -141,7 +143,7 @@ class Run:
         seconds = {"find the newest complete one, every file hashed": lap()}
         parameters = named_weights(build_model(self.config, folder))
         seconds["make the model, load its weights"] = lap()
-        optimizer = build_optimizer(parameters, OptimizerSettings())
+        optimizer = build_optimizer(parameters, TrainingParameters())
         load_optimizer(folder, optimizer, parameters)
         seconds["make the optimizer, load its state"] = lap()
         saved = self.parameters | optimizer_state(self.optimizer, self.parameters)

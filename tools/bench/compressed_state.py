@@ -213,13 +213,14 @@ def table_of_costs(layers: int, hidden: int) -> Iterator[str]:
     import_paddle()
     import paddle
 
+    from erniekit.config.sections.training import TrainingParameters
     from erniekit.model import builder
     from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.weights import named_weights
     from erniekit.training.checkpoint.quantized_state import FORMATS
     from erniekit.training.checkpoint.resume import RunIdentity
     from erniekit.training.checkpoint.state import TrainerState, load_optimizer, save_checkpoint
-    from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, optimizer_state
+    from erniekit.training.optim.adamw import build_optimizer, optimizer_state
 
     builder.keep_freed_memory = lambda: False  # so that what is freed leaves the process
     config = ModelConfig.from_json(
@@ -236,7 +237,7 @@ def table_of_costs(layers: int, hidden: int) -> Iterator[str]:
         }
     )
     parameters = named_weights(builder.build_model(config, None, seed=0))
-    optimizer = build_optimizer(parameters, OptimizerSettings())
+    optimizer = build_optimizer(parameters, TrainingParameters())
     state = optimizer_state(optimizer, parameters)
     for name, tensor in state.items():
         if name.endswith("moment1"):

@@ -61,7 +61,7 @@ def write_model(folder: Path, layers: int, hidden: int) -> int:
     import numpy as np
 
     from erniekit.model.architectures.model_config import ModelConfig
-    from erniekit.model.lora.config import LoraSettings, linear_shapes
+    from erniekit.model.lora.config import LoraSettings
     from erniekit.model.lora.init import Factors
     from erniekit.model.lora.peft_files import StoredAdapters, write_adapters
     from erniekit.model.storage.precision import to_stored
@@ -100,7 +100,7 @@ def write_model(folder: Path, layers: int, hidden: int) -> int:
     (base / "config.json").write_text(json.dumps(config.to_json()))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(ROOT / "examples/models/tiny-ernie" / name, base)
-    linears = linear_shapes(shapes)
+    linears = config.linear_shapes()
     factors = {
         path: Factors(
             rng.standard_normal((inputs, RANK), np.float32) / inputs**0.5,
@@ -109,7 +109,7 @@ def write_model(folder: Path, layers: int, hidden: int) -> int:
         for path, (outputs, inputs) in linears.items()
     }
     settings = LoraSettings(RANK, 2.0 * RANK, target_modules=tuple(linears))
-    write_adapters(folder / "adapters", StoredAdapters(settings, factors), shapes, str(base))
+    write_adapters(folder / "adapters", StoredAdapters(settings, factors), config, str(base))
     return config.parameter_count()
 
 
@@ -137,7 +137,9 @@ def task(name: str, folder: Path) -> Callable[[], Any]:
     def stream() -> None:
         model = find_trained_model(adapters, config)
         weights = open_trained_weights(model)
-        types = stored_types(list(weights.shapes), reference_types(model, model_config)[1], None)
+        types = stored_types(
+            model_config.architecture, list(weights.shapes), reference_types(model, model_config)[1], None
+        )
         (folder / "streamed").mkdir()
         write_weights(folder / "streamed", weights, types, 250_000_000)
 

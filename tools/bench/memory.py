@@ -82,6 +82,7 @@ def train(way: str, options: argparse.Namespace) -> dict[str, float]:
     import numpy as np
     import paddle
 
+    from erniekit.config.sections.training import TrainingParameters
     from erniekit.model import builder
     from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.attention import AttentionPlan
@@ -89,7 +90,7 @@ def train(way: str, options: argparse.Namespace) -> dict[str, float]:
     from erniekit.model.recompute import Recompute
     from erniekit.model.weights import named_weights
     from erniekit.training.gradients import clip_by_norm, global_norm
-    from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, create_state, stateless_optimizer
+    from erniekit.training.optim.adamw import build_optimizer, create_state, stateless_optimizer
     from erniekit.training.optim.offload import MomentStorage, StoredMomentsAdamW
 
     builder.keep_freed_memory = lambda: False  # so that what is freed leaves the process
@@ -103,11 +104,11 @@ def train(way: str, options: argparse.Namespace) -> dict[str, float]:
     folder = tempfile.TemporaryDirectory(dir=ROOT)
     peak.start()
     if (kept := OPTIMIZER.get(way)) is None:
-        optimizer = build_optimizer(parameters, OptimizerSettings())
+        optimizer = build_optimizer(parameters, TrainingParameters())
     else:
         storage = MomentStorage(kept[0], Path(folder.name) if kept[1] else None, kept[2])
         make = partial(StoredMomentsAdamW, storage)
-        optimizer = stateless_optimizer(parameters, OptimizerSettings(), make)
+        optimizer = stateless_optimizer(parameters, TrainingParameters(), make)
         create_state(optimizer, optimizer._parameter_list)
     rng = np.random.default_rng(0)
     ends = np.minimum(np.cumsum(np.maximum(8, rng.lognormal(np.log(tokens / 6), 0.8, tokens)).astype(int)), tokens)

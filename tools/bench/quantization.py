@@ -83,12 +83,13 @@ def measure(options: argparse.Namespace, algorithm: str, lora: bool) -> dict[str
     import_paddle()
     import paddle
 
+    from erniekit.config.sections.training import TrainingParameters
     from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.builder import build_model
     from erniekit.model.lora.config import LoraSettings
     from erniekit.model.lora.lora import named_trainable_parameters
     from erniekit.model.quantization.settings import WEIGHT_ONLY, Fp8, WeightOnly
-    from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
+    from erniekit.training.optim.adamw import build_optimizer
 
     paddle.matmul(paddle.ones([64, 64]), paddle.ones([64, 64]))
     before = peak()
@@ -98,7 +99,7 @@ def measure(options: argparse.Namespace, algorithm: str, lora: bool) -> dict[str
     decoder = build_model(config, options.folder, lora=settings, quantization=forms.get(algorithm))
     loaded = peak() - before
     parameters = named_trainable_parameters(decoder)
-    optimizer = build_optimizer(parameters, OptimizerSettings())
+    optimizer = build_optimizer(parameters, TrainingParameters())
     seconds = [step(options, decoder, optimizer, number) for number in range(1 + options.repeats)]
     found = {"loaded": loaded, "peak": peak() - before, "seconds": min(seconds[1:])}
     return found | weights(decoder, options.folder)

@@ -32,7 +32,7 @@ import paddle
 import workload
 from paddle import profiler
 
-from erniekit.data.collate import Batch
+from erniekit.data.batch import Batch
 from erniekit.model import attention, head, mlp, norm, rope
 from erniekit.model.architectures.model_config import ModelConfig
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
+from erniekit.config.stages import ALL_STAGES
 from erniekit.config.values import DEVICE, WORDS
 
+TRACKERS = ("visualdl", "tensorboard")  # each is opened by `erniekit.training.callbacks.trackers`
 ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "export", "server")
 
 
@@ -19,7 +21,7 @@ class BasicParameters:
         "The kind of training. PT goes on with next-token training on plain text; SFT trains on the assistant's "
         "turns of conversations; DPO trains on pairs of a preferred and a rejected answer. The stage decides which "
         "data formats are read, which loss is used and which default learning rate applies.",
-        choices=("PT", "SFT", "DPO"),
+        choices=ALL_STAGES,
         verbs=("train", "eval", "preview"),
     )
     model_name_or_path: str = parameter(
@@ -161,8 +163,8 @@ class BasicParameters:
         "The loggers that write event files into `logging_dir`. `none` writes no event files, `all` stands for "
         "every logger.",
         kind=WORDS,
-        choices=("visualdl", "tensorboard"),
-        spellings={"none": [], "no": [], "all": ["visualdl", "tensorboard"]},
+        choices=TRACKERS,
+        spellings={"none": [], "no": [], "all": list(TRACKERS)},
         verbs=("train",),
         example="visualdl tensorboard",
     )

@@ -200,6 +200,16 @@ def resumed_run_writes_no_checkpoint(builder: ConfigBuilder) -> None:
         )
 
 
+def moment_quantization(section: CheckpointParameters) -> str:
+    """Return how checkpoints hold AdamW's moments: `O0` for whole, `O1` or `O2` for codes of fewer bits."""
+    return "O0" if section.disable_ckpt_quant else section.ckpt_quant_stage
+
+
+def saves_asynchronously(section: CheckpointParameters) -> bool:
+    """Return whether checkpoints are written to the disk while training goes on."""
+    return "async_save" in section.unified_checkpoint_config
+
+
 SECTION = section(
     CheckpointParameters,
     key="checkpoint",

@@ -124,11 +124,11 @@ def reference_mode(section: DpoParameters, *, lora: bool) -> str:
     return "copy" if section.ref_model_update_steps > 0 else "precomputed"
 
 
-@rule("stage", "max_prompt_len", "max_seq_len")
+@rule("max_prompt_len", "max_seq_len", stages=("DPO",))
 def prompt_leaves_space(builder: ConfigBuilder) -> None:
     """`max_prompt_len` is at most `max_seq_len` - 10, so that answers have room."""
     limit = builder["max_seq_len"] - MIN_ANSWER_TOKENS
-    if builder["stage"] == "DPO" and builder["max_prompt_len"] > limit:
+    if builder["max_prompt_len"] > limit:
         if limit < 1:
             builder.problem("max_seq_len", "leaves no room for a prompt and its answers", "write at least 11")
         else:
@@ -142,21 +142,19 @@ def reference_update_not_zero(builder: ConfigBuilder) -> None:
         builder.problem("ref_model_update_steps", "0 is no interval", "write -1 for never")
 
 
-@rule("pref_loss_ratio", "sft_loss_ratio", "stage")
+@rule("pref_loss_ratio", "sft_loss_ratio", stages=("DPO",))
 def some_loss_remains(builder: ConfigBuilder) -> None:
     """`pref_loss_ratio` and `sft_loss_ratio` may not both be 0."""
-    if builder["stage"] == "DPO" and not (builder["pref_loss_ratio"] or builder["sft_loss_ratio"]):
+    if not (builder["pref_loss_ratio"] or builder["sft_loss_ratio"]):
         builder.problem("pref_loss_ratio", "both loss weights are 0", "give one of them a positive value")
 
 
 @rule(
-    "loss_type", "label_smoothing", "offset_alpha", "normalize_logps", "reference_free", "stage",
-    "reference_model", "ref_model_name_or_path", "ref_model_update_steps",
+    "loss_type", "label_smoothing", "offset_alpha", "normalize_logps", "reference_free",
+    "reference_model", "ref_model_name_or_path", "ref_model_update_steps", stages=("DPO",),
 )  # fmt: skip
 def options_fit_the_loss(builder: ConfigBuilder) -> None:
     """Every loss takes the options of its paper only: smoothing, offsets, rescaled lengths, a reference or none."""
-    if builder["stage"] != "DPO":
-        return
     loss = builder["loss_type"]
     if builder["label_smoothing"] and loss not in SMOOTHED_LOSSES:
         losses = ", ".join(SMOOTHED_LOSSES)
@@ -178,12 +176,10 @@ def options_fit_the_loss(builder: ConfigBuilder) -> None:
                 builder.no_effect(name, "because the loss has no reference")
 
 
-@rule("reference_model", "lora", "ref_model_update_steps", "ref_model_name_or_path", "stage")
+@rule("reference_model", "lora", "ref_model_update_steps", "ref_model_name_or_path", stages=("DPO",))
 def reference_fits_the_training(builder: ConfigBuilder) -> None:
     """`reference_model`: `adapters` needs LoRA, `copy` is for all weights, `precomputed` is never updated."""
     mode, other = builder["reference_model"], builder["ref_model_name_or_path"]
-    if builder["stage"] != "DPO":
-        return
     if mode == "adapters" and not builder["lora"]:
         builder.problem("reference_model", "there are no adapters to put aside without `lora`", "write `auto`")
     if mode == "adapters" and other:

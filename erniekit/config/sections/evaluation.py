@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed, rule, section, when
 from erniekit.config.sections.training import FORMATS, agree_on_sources, source_kinds
+from erniekit.config.stages import DIALOGUE_STAGES, GENERATION_METRICS, STAGES, stages_by_metrics
 from erniekit.config.values import NUMBERS, TEXTS
 
-TOKEN_METRICS = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
-GENERATION_METRICS = ("eval_exact_match", "eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu")  # with eval_answers
-PREFERENCE_METRICS = (
-    "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "eval_reward_chosen", "eval_preference_loss",
-    "eval_logps_chosen",
-)  # fmt: skip
+METRICS = tuple(dict.fromkeys([name for stage in STAGES.values() for name in stage.metrics] + [*GENERATION_METRICS]))
+_METRICS_OF_STAGES = "; ".join(
+    f"{', '.join(metrics)} for stage{'s' * (len(stages) > 1)} {' and '.join(stages)}"
+    for metrics, stages in stages_by_metrics().items()
+)
 
 
 @dataclass(frozen=True)
@@ -96,21 +96,16 @@ class EvaluationParameters:
         "all. Answering takes far longer than the loss.",
         minimum=-1,
         unit="dialogues",
-        stages=("SFT", "DPO"),
+        stages=DIALOGUE_STAGES,
         needs=when("do_eval"),
         example=50,
     )
     metric_for_best_model: str = parameter(
         "eval_loss",
         "The figure of an evaluation that says how good the model is, for `load_best_model_at_end` and early stopping. "
-        f"{', '.join(TOKEN_METRICS)} for stages SFT and PT, {', '.join(PREFERENCE_METRICS)} for DPO; "
-        "with `eval_answers` also "
-        f"{', '.join(GENERATION_METRICS)}. `eval_` may be left out.",
-        choices=tuple(dict.fromkeys((*TOKEN_METRICS, *PREFERENCE_METRICS, *GENERATION_METRICS))),
-        spellings={
-            name.removeprefix("eval_").lower(): name
-            for name in (*TOKEN_METRICS, *PREFERENCE_METRICS, *GENERATION_METRICS)
-        },
+        f"{_METRICS_OF_STAGES}; with `eval_answers` also {', '.join(GENERATION_METRICS)}. `eval_` may be left out.",
+        choices=METRICS,
+        spellings={name.removeprefix("eval_").lower(): name for name in METRICS},
         needs=when("do_eval"),
         verbs=("train",),
         example="eval_token_accuracy",
@@ -164,9 +159,9 @@ def _greater_is_better(metric: str) -> bool:
 @rule("metric_for_best_model", "stage", "do_eval", "eval_answers")
 def the_metric_is_of_the_stage(builder: ConfigBuilder) -> None:
     """`metric_for_best_model` is a figure that evaluations of the stage have."""
-    metrics = PREFERENCE_METRICS if builder["stage"] == "DPO" else TOKEN_METRICS
+    metrics = builder.stage.metrics
     if builder["metric_for_best_model"] in GENERATION_METRICS:
-        if builder["do_eval"] and (builder["stage"] == "PT" or not builder["eval_answers"]):
+        if builder["do_eval"] and (builder.stage.reads_text or not builder["eval_answers"]):
             what = "needs answers to held-out dialogues"
             builder.problem("metric_for_best_model", what, "write how many as `eval_answers`, such as 50")
         return

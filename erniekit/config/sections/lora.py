@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, shorthand, when
+from erniekit.config.stages import LORA_STAGES
 from erniekit.config.values import WORDS, format_value
 
 
@@ -174,7 +175,7 @@ SECTION = section(
     key="lora",
     title="2.2 LoRA",
     verbs=("train",),
-    stages=("SFT", "DPO"),
+    stages=LORA_STAGES,
     aliases=(
         shorthand(
             "fine_tuning",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed, rule, section, when
+from erniekit.config.stages import stages_by_learning_rate
 from erniekit.config.values import NUMBERS, TEXTS, format_value
 
 # What training and evaluation share: data files, their formats and probabilities, written as three parallel lists.
@@ -47,7 +48,7 @@ def _fit_stage(builder: ConfigBuilder, name: str) -> None:
     kinds = builder[name]
     if "packed" in kinds:  # the folder itself says what it holds
         return
-    if builder["stage"] == "PT":
+    if builder.stage.reads_text:
         plain = tuple("text" if kind == "erniekit" else kind for kind in kinds)
         builder.change(name, plain, "stage PT reads plain text")
         dialogues = sorted(set(plain) - {"text"})
@@ -62,19 +63,17 @@ def _fit_stage(builder: ConfigBuilder, name: str) -> None:
 
 
 DATA_VERBS = ("train", "preview")
-DEFAULT_LEARNING_RATES = {
-    ("PT", False): 3e-5,
-    ("SFT", False): 3e-5,
-    ("DPO", False): 1e-6,
-    ("SFT", True): 3e-4,
-    ("DPO", True): 1e-5,
-}
+_DEFAULT_LEARNING_RATES = ", ".join(
+    f"{value:.0e}".replace("e-0", "e-") + f" for {' and '.join(trainings)}"
+    for value, trainings in stages_by_learning_rate().items()
+)
 
 
 def _learning_rate(builder: ConfigBuilder) -> tuple[float, str]:
-    stage, lora = builder["stage"], builder["lora"]
-    lr = DEFAULT_LEARNING_RATES.get((stage, lora), DEFAULT_LEARNING_RATES[("SFT", lora)])
-    return lr, f"for {stage} with LoRA" if lora else f"for {stage}"
+    stage = builder.stage
+    if builder["lora"]:
+        return stage.lora_learning_rate, f"for {stage.name} with LoRA"
+    return stage.learning_rate, f"for {stage.name}"
 
 
 @dataclass(frozen=True)
@@ -170,9 +169,7 @@ class TrainingParameters:
         verbs=DATA_VERBS,
     )
     learning_rate: float = parameter(
-        Derived(
-            "3e-5 for PT and SFT, 3e-4 for SFT with LoRA, 1e-6 for DPO, 1e-5 for DPO with LoRA", _learning_rate, 3e-5
-        ),
+        Derived(_DEFAULT_LEARNING_RATES, _learning_rate, 3e-5),
         "The highest learning rate, reached when warm-up ends; `lr_scheduler_type` says how it goes on from there.",
         minimum=0.0,
         example=1e-5,

@@ -1,1 +1,1 @@
-"""Read records of every file format and layout, with the line of each problem."""
+"""Read records of every file format and record layout, and report problems by line."""

@@ -1,13 +1,14 @@
-"""Records of the four formats, turned into conversations or texts; docs/data.md describes the formats for users.
+"""Parse records of four formats into conversations or texts; docs/data.md describes the formats for users.
 
-Those of pairs, which stage DPO reads, are in preference_records.
+The formats of pairs, for stage DPO, are in `preference`.
 
 | kind | a record |
 |---|---|
-| erniekit | `src`, `tgt`: a string or a list of strings each; optional `system`, `label` (0 or 1 a turn), `is_system` |
+| erniekit | `src`, `tgt`: a string or a list of strings each; optional `system`, `label` (0 or 1 per turn), `is_system`
+|
 | alpaca | `instruction`, `output`; optional `input`, `history` (pairs), `system` |
-| messages | `messages`: `role`, `content`, of assistants also `label` or `weight` (0 or 1), `tool_calls`; `tools` |
-| text | `text`, or as upstream has it `tgt` without `src` (a string or a list of lines); for stage PT |
+| messages | `messages`: `role`, `content`, for assistants also `label` or `weight` (0 or 1), `tool_calls`; `tools` |
+| text | `text`, or in upstream's form `tgt` without `src` (a string or a list of lines); for stage PT |
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ def read_records(
 ) -> Iterator[tuple[int, Record] | RecordProblem]:
     """Yield (line, record) for every record of a file, in file order, and a problem for each malformed one.
 
-    Streams: one record at a time is in memory. Nothing is raised for what the file holds; a missing file, an empty one,
-    text that is not UTF-8 and broken JSON are problems too.
+    Streams: one record at a time is in memory. The content of the file never raises: a missing or empty file, text that
+    is not UTF-8 and broken JSON are problems too.
 
     Args:
-        path: a file of one JSON object a line, or of one JSON array of objects, a Parquet file, or the name of a data
-            set of the Hugging Face hub.
+            path: a file with one JSON object per line or one JSON array of objects, a Parquet file, or the name of a
+            data set of the Hugging Face hub.
         kind: one of KINDS.
-        unused: counts the fields that are not used.
+        unused: counts the fields that the format does not use.
     """
     parse = PARSERS[kind]
     name = str(path)

@@ -1,7 +1,7 @@
-"""JSON values with the line they start on, from files of one value a line and from files that are one array.
+"""Stream JSON values with the line they start on, from files of one value per line and from files of one array.
 
-Both are streamed: at no time is more than one record (and one read block) in memory. Only an array that is broken
-somewhere is read to its end from there, because an unfinished value cannot be told from a broken one before that.
+At most one record and one read block are in memory. Only an array that is broken somewhere is read to its end from
+there, because until then an unfinished value looks like a broken one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _WIDE_ENCODINGS = {
 
 
 def read_json_values(path: str | Path) -> Iterator[tuple[int, object] | RecordProblem]:
-    """Yield (line, value) for every JSON value of a file, and a problem for every part that cannot be read.
+    """Yield (line, value) for every JSON value of a file, and a problem for everything that cannot be read.
 
-    A file whose first character is `[` is read as one array, any other as one value a line (blank lines are skipped).
-    Lines count from 1. The text must be UTF-8, with or without a byte order mark. An object that has two fields of one
-    name is a problem: only one of them could be used.
+    A file whose first character is `[` is read as one array, any other as one value per line (blank lines are skipped).
+    Lines count from 1. The text must be UTF-8, with or without a byte order mark. An object with two fields of the same
+    name is a problem, because only one of them could be used.
     """
     name = str(path)
     try:
@@ -69,13 +69,13 @@ def _first_character(file: BinaryIO) -> bytes:
 
 
 def _multiline_object_line(file: BinaryIO) -> int:
-    """The line on which the file begins with one object that goes on in the next lines; 0 where it does not.
+    """Return the line on which the file begins with one object that spans several lines; 0 if it does not.
 
-    Told from the first block, once for the file: read line by line, every line of it would be a problem of its own.
+    The first block decides, once for the file: read line by line, every line would be a problem.
     """
     block = file.read(BLOCK_BYTES)
     if len(block) == BLOCK_BYTES:
-        block = block[: block.rfind(b"\n") + 1]  # what breaks off then does so between two lines, not within a value
+        block = block[: block.rfind(b"\n") + 1]  # the block then ends between two lines, not within a value
     block_text = block.decode("utf-8", errors="ignore")
     text = block_text.lstrip()
     first, _, rest = text.partition("\n")
@@ -87,12 +87,12 @@ def _multiline_object_line(file: BinaryIO) -> int:
     except json.JSONDecodeError as error:
         several = first.strip() == "{" or _breaks_off(text, error)
     except (ValueError, RecursionError):
-        return 0  # reading by lines tells what is wrong
+        return 0  # reading line by line reports the problem
     return 1 + block_text[: len(block_text) - len(text)].count("\n") if several else 0
 
 
 class _Decoder:
-    """Decodes JSON and notes a name that occurs twice in one object, of which a plain decoder drops the first value."""
+    """Decode JSON and record a name that occurs twice in one object; a plain decoder silently drops the first value."""
 
     def __init__(self) -> None:
         self._json = json.JSONDecoder(object_pairs_hook=self._object)
@@ -114,7 +114,7 @@ class _Decoder:
         return fields
 
     def item(self, name: str, line: int, value: object) -> tuple[int, object] | RecordProblem:
-        """What to yield for the value decoded last."""
+        """Return the value decoded last with its line, or a problem if a name was repeated."""
         if self.repeated is None:
             return line, value
         return RecordProblem(name, line, field_name(self.repeated), "one field of this name in an object", "several")
@@ -184,7 +184,7 @@ class _NotUtf8Error(Exception):
 
 
 class _TextWindow:
-    """A moving window over a UTF-8 file that knows the line it stands on."""
+    """A moving window over a UTF-8 file that keeps track of the current line."""
 
     def __init__(self, name: str, file: BinaryIO, offset: int) -> None:
         self.name, self.file, self.offset = name, file, offset
@@ -193,7 +193,7 @@ class _TextWindow:
         self._ended = False
 
     def read_more(self, size: int = BLOCK_BYTES) -> bool:
-        """Read on; false at the end of the file."""
+        """Read the next block; return False at the end of the file."""
         if self._ended:
             return False
         block = self.file.read(size)
@@ -214,13 +214,13 @@ class _TextWindow:
         return True
 
     def decode_value(self, decoder: _Decoder) -> tuple[object, int]:
-        """The value that starts here and its length in characters, reading on until it is complete."""
+        """Return the value that starts here and its length in characters; read until it is complete."""
         size = BLOCK_BYTES
         while True:
             try:
                 value, end = decoder.raw_decode(self.text, self.position)
                 length, at_edge = end - self.position, end == len(self.text)
-                # a number may go on in the next block; everything else ends with its own last character
+                # A number may continue in the next block; every other value ends with a character of its own.
                 if not at_edge or not self.read_more(size):
                     return value, length
             except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Lists of messages with roles, as OpenAI's format has them, turned into turns."""
+"""Parse lists of messages with roles, in OpenAI's format, into turns."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 from erniekit.data.conversation import ASSISTANT, TOOL_ROLES, USER, Turn
 from erniekit.data.formats.problems import CALL_FIELDS, MalformedError, describe_value, parse_flag, parse_text, shorten
 
-# Tools, calls and results in the messages of a record, checked and handed on to the chat template as written.
+# Tools, calls and results: they are checked, and passed to the chat template as written.
 
 
 def parse_tools(record: dict) -> tuple[dict[str, Any], ...]:
-    """The field `tools`: a list of JSON objects with a name (OpenAI's form wraps them in `function`), or its text."""
+    """Return the field `tools`: a list of JSON objects with a name (OpenAI wraps them in
+    `function`), or its JSON text."""
     value = record.get("tools")
     if value is None or value == "":
         return ()
@@ -29,10 +30,10 @@ def parse_tools(record: dict) -> tuple[dict[str, Any], ...]:
 
 
 def parse_tool_calls(message: dict, name: str) -> list[dict[str, Any]]:
-    """The calls of an assistant's message: `tool_calls`, or the one of OpenAI's older `function_call`; [] for none.
+    """Return the calls of an assistant message: `tool_calls`, or OpenAI's older `function_call`; [] for none.
 
     Raises:
-        MalformedError: a call without the name of its function, or arguments that are no JSON object.
+        MalformedError: a call has no function name, or arguments that are not a JSON object.
     """
     calls = message.get("tool_calls")
     if calls is None and message.get("function_call") is not None:
@@ -57,20 +58,21 @@ def parse_tool_calls(message: dict, name: str) -> list[dict[str, Any]]:
 
 
 def reject_tool_calls(message: dict, name: str) -> None:
-    """For messages of pairs, which cannot hold calls: without one another answer would be trained than is written."""
+    """Raise MalformedError for a message with calls. Pairs cannot contain them: training would use another answer than
+    the file says."""
     for field in sorted(CALL_FIELDS):
         if message.get(field):
             raise MalformedError(f"{name}.{field}", "no calls (pairs cannot hold them yet)", shorten(message[field]))
 
 
 def tool_call_fields(message: dict, calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a template sees of an assistant's message with calls, beside its role."""
+    """Return the fields that a template sees of an assistant message with calls, in addition to its role."""
     content = {} if "content" not in message else {"content": _text_or_none(message["content"])}
     return {**content, "tool_calls": calls}
 
 
 def tool_result_fields(message: dict, name: str) -> dict[str, Any]:
-    """What a template sees of a tool's result, beside its role."""
+    """Return the fields that a template sees of a tool's result, in addition to its role."""
     named = {key: parse_text(message[key], f"{name}.{key}") for key in ("name", "tool_call_id") if message.get(key)}
     return {"content": parse_text(message.get("content"), f"{name}.content"), **named}
 
@@ -87,14 +89,14 @@ def _from_json(text: str, name: str, expected: str) -> Any:
 
 
 def parse_messages(messages: object, name: str, *, tools: bool = False) -> tuple[str, list[Turn]]:
-    """The system text ("" where there is none) and turns that alternate user, assistant, user, ...
+    """Return the system text ("" if there is none) and turns that alternate user, assistant, user, ...
 
     Args:
-        name: of the field, for messages.
-        tools: whether assistants may call tools; calls are refused otherwise.
+        name: the field's name, for error messages.
+        tools: whether assistants may call tools; calls are rejected otherwise.
 
     Raises:
-        MalformedError: it is no such list.
+        MalformedError: the value is not such a list.
     """
     if not isinstance(messages, list) or not messages:
         raise MalformedError(name, "a list of messages", describe_value(messages))
@@ -132,7 +134,7 @@ def _turn(message: dict, field_path: str, previous: Turn | None, tools: bool, *,
 
 
 def _takes_result(turn: Turn) -> bool:
-    """Whether a tool's result may follow: after calls, and after other results."""
+    """Return whether a tool's result may follow: after calls, and after other results."""
     return turn.fields is not None
 
 

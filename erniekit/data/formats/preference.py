@@ -1,12 +1,12 @@
-"""Records of a prompt with a preferred and a rejected answer, for stage DPO; docs/data.md describes them for users.
+"""Parse records of a prompt with a preferred and a rejected answer, for stage DPO; see docs/data.md.
 
-erniekit: `src`, `tgt` (one shorter), `response`: two answers, each a text or a list of turns, `sort`: two numbers, the
-preferred answer's the higher; optional `system`, `is_system`.
+erniekit: `src`, `tgt` (one item shorter), `response`: two answers, each a text or a list of turns, `sort`: two numbers,
+the higher for the preferred answer; optional `system`, `is_system`.
 alpaca: `question` (or `instruction`), `chosen`, `rejected`; optional `input`, `history`, `system` and scores.
-messages: `prompt`, `chosen`, `rejected`: texts or lists of messages; or whole dialogues as `chosen` and `rejected`,
-with or without a `prompt`; optional scores. Scores are `score_chosen` and `score_rejected`.
+messages: `prompt`, `chosen`, `rejected`: texts or lists of messages; or full dialogues as `chosen` and `rejected`, with
+or without a `prompt`; optional scores. Scores are `score_chosen` and `score_rejected`.
 
-The kinds are called "... preferences" here, for the stage decides that a file is read as pairs.
+The kinds are called "... preferences" here, because the stage decides that a file is read as pairs.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ MAX_ABS_SCORE = 1e30  # differences are kept in float32
 
 
 def preference_kind(kind: str) -> str:
-    """What a format is called where its records are pairs."""
+    """Return the kind of a format whose records are pairs."""
     return f"{kind} preferences"
 
 
 def _require(record: dict, *names: str) -> None:
-    """Told before anything else of a record: where they are missing it is likely to be no pair."""
+    """Raise MalformedError if a field is missing. Checked first: without these fields the record is probably not a
+    pair."""
     for name in names:
         if record.get(name) is None:
             expected = "two answers" if name == "response" else "an answer"
@@ -69,7 +70,7 @@ def _erniekit(record: dict) -> Preference:
 
 
 def _response(response: object, name: str) -> list[Turn]:
-    """Assistant, user, assistant, ..."""
+    """Parse an answer into turns that alternate assistant, user, assistant, ..."""
     if isinstance(response, str):
         text = parse_text(response, name)
         if not text:
@@ -107,7 +108,9 @@ def _alpaca(record: dict) -> Preference:
 def _question_field(record: dict) -> str:
     given = [name for name in ("question", "instruction") if record.get(name) is not None]
     if len(given) == 2 and all(record[name] for name in given):
-        raise MalformedError("instruction", "nothing beside `question`, which it stands for", shorten(record[given[1]]))
+        raise MalformedError(
+            "instruction", "no `instruction` together with `question`, which means the same", shorten(record[given[1]])
+        )
     return next((name for name in given if record[name]), given[0] if given else "question")
 
 
@@ -133,7 +136,7 @@ def _is_full_conversation(answer: object) -> bool:
 
 
 def _prompt(prompt: object) -> tuple[str, list[Turn]]:
-    """Its system text, and turns that end with the user's."""
+    """Return the prompt's system text, and turns that end with the user's."""
     if isinstance(prompt, str):
         text = parse_text(prompt, "prompt")
         if not text:
@@ -147,12 +150,12 @@ def _prompt(prompt: object) -> tuple[str, list[Turn]]:
 
 
 def _answer(value: object, name: str) -> list[Turn]:
-    """A text, or messages that begin and end with the assistant's."""
+    """Parse a text, or messages that begin and end with the assistant's."""
     if isinstance(value, str):
         return _response(value, name)
     if not isinstance(value, list) or not value:
         raise MalformedError(name, "a text or a list of messages", describe_value(value))
-    # read as a dialogue whose first question is the prompt's
+    # Read it as a dialogue whose first question is the prompt's.
     try:
         system, turns = parse_messages([{"role": USER, "content": "-"}, *value], name)
     except MalformedError as error:
@@ -164,18 +167,18 @@ def _answer(value: object, name: str) -> list[Turn]:
 
 
 def _shift_index(field_path: str, name: str) -> str:
-    """ "chosen[3].role" as the user counts, who has not written the first message."""
+    """Return "chosen[3].role" with the index in the user's list, which lacks the first message added here."""
     head, _, tail = field_path.removeprefix(f"{name}[").partition("]")
     return f"{name}[{int(head) - 1}]{tail}" if field_path.startswith(f"{name}[") else field_path
 
 
 def _full_conversations(record: dict) -> Preference:
-    """The prompt is what both have in common, up to the last common message of the user; or the one given."""
+    """Build a pair from two full dialogues; the prompt is the given one, or their common part up to a user message."""
     (system, chosen), (other_system, rejected) = (
         parse_messages(record.get(name), name) for name in ("chosen", "rejected")
     )
     common_turns = _common_prefix_length(chosen, rejected) if system == other_system else 0
-    common_turns -= common_turns % 2 == 0 and common_turns > 0  # it ends with a question
+    common_turns -= common_turns % 2 == 0 and common_turns > 0  # the prompt ends with a question
     if not common_turns:
         raise MalformedError(
             "rejected", "to begin as chosen does, with the same system text and question", "no common prompt"
@@ -190,7 +193,7 @@ def _full_conversations(record: dict) -> Preference:
 
 
 def _common_prefix_length(some: Sequence[Turn], others: Sequence[Turn]) -> int:
-    """How many turns both begin with."""
+    """Return the number of turns with which both lists begin."""
     count = 0
     for one, other in zip(some, others, strict=False):
         if (one.role, one.content) != (other.role, other.content):
@@ -200,9 +203,10 @@ def _common_prefix_length(some: Sequence[Turn], others: Sequence[Turn]) -> int:
 
 
 def _given_prompt_length(prompt: object, system: str, common_turns: Sequence[Turn]) -> int:
-    """The turns of a prompt that is written beside two whole dialogues, which have to begin with it.
+    """Return the number of turns of a prompt that is given in addition to two full dialogues, which must begin with it.
 
-    A list is the prompt itself. A text is one of its questions, often the first, and leaves it as long as it can be.
+    A list is the prompt itself. A text is one of its questions, often the first; then the prompt is as long as
+    possible.
     """
     own_system, turns = _prompt(prompt)
     if isinstance(prompt, str):
@@ -233,7 +237,9 @@ def _score_difference(record: dict) -> float | None:
     if not given:
         return None
     if len(given) == 1:
-        raise MalformedError(next(name for name in SCORES if name not in given), "a number beside the other", "nothing")
+        raise MalformedError(
+            next(name for name in SCORES if name not in given), "a number, like the other score", "nothing"
+        )
     chosen, rejected = (_number(record[name], name) for name in SCORES)
     return chosen - rejected
 
@@ -241,7 +247,7 @@ def _score_difference(record: dict) -> float | None:
 def _number(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise MalformedError(name, "a number", describe_value(value))
-    if not -MAX_ABS_SCORE <= value <= MAX_ABS_SCORE:  # NaN is not, either
+    if not -MAX_ABS_SCORE <= value <= MAX_ABS_SCORE:  # also rejects NaN
         raise MalformedError(name, f"a number of at most {MAX_ABS_SCORE:g}", describe_value(value))
     return float(value)
 

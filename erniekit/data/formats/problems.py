@@ -1,4 +1,4 @@
-"""Malformed records: found in one pass over all files, told together."""
+"""Check the values of records, and report malformed records and unused fields of all files together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_SHOWN_NAME_LENGTH = 40  # characters
 
 @dataclass(frozen=True, slots=True)
 class RecordProblem:
-    """One thing wrong with one record (or, at line 0, with the whole file)."""
+    """One problem of one record or, at line 0, of the file."""
 
     path: str
     line: int
@@ -32,7 +32,7 @@ class RecordProblem:
 
 @dataclass
 class ProblemList:
-    """Counts every problem, remembers the first few: a file of a million bad lines must not fill the memory."""
+    """Counts every problem and keeps the first few: a file of a million bad lines must not fill the memory."""
 
     shown: list[RecordProblem] = field(default_factory=list)
     per_path: Counter[str] = field(default_factory=Counter)
@@ -47,7 +47,7 @@ class ProblemList:
         return sum(self.per_path.values())
 
     def raise_if_any(self) -> None:
-        """Raises DataError: the first problems, and the totals of every file."""
+        """Raise DataError with the first problems and the totals of every file, if there is any problem."""
         total = self.total
         if not total:
             return
@@ -55,12 +55,12 @@ class ProblemList:
         if total > len(self.shown):
             lines.append(f"... and {total - len(self.shown):,} more")
         totals = ", ".join(f"{path}: {count:,}" for path, count in self.per_path.items())
-        lines.append(f"{total:,} problem{'s' if total > 1 else ''} ({totals}). Mend or remove these records.")
+        lines.append(f"{total:,} problem{'s' if total > 1 else ''} ({totals}). Fix or remove these records.")
         raise DataError("\n".join(lines))
 
 
 def shorten(value: object, limit: int = 60) -> str:
-    """A value as a message can show it: its representation, cut, with its size where that tells more."""
+    """Return a value's representation for a message, cut if it is long, with its size."""
     if isinstance(value, str) and len(value) > limit:
         return f"{value[: limit - 20]!r}... ({len(value):,} characters)"
     if isinstance(value, (list, dict)) and len(value) > 6:
@@ -70,17 +70,17 @@ def shorten(value: object, limit: int = 60) -> str:
 
 
 def field_name(name: str) -> str:
-    """A field of a record as a message names it: as it is, or quoted and cut where it is no plain word."""
+    """Return a record's field name for a message: unchanged, or quoted and cut if it is not an identifier."""
     return name if name.isidentifier() and len(name) <= MAX_SHOWN_NAME_LENGTH else shorten(name)
 
 
-# Values of one record's fields, checked as they are taken out of it.
+# Parsing the values of a record's fields.
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class MalformedError(Exception):
-    """Raised while one record is parsed (by one of PARSERS); becomes a RecordProblem with file and line."""
+    """Raised by a parser (one of PARSERS) for one record; becomes a RecordProblem with file and line."""
 
     def __init__(self, field: str, expected: str, got: str) -> None:
         super().__init__(field)
@@ -102,7 +102,8 @@ def parse_optional_text(record: dict, name: str) -> str:
 
 
 def parse_text(value: object, name: str, strip: bool = True) -> str:
-    """A string that UTF-8 can hold. White space around a turn is dropped, as upstream does: templates bring theirs."""
+    """Return a string that UTF-8 can encode. White space around a turn is dropped, as upstream does: templates add
+    theirs."""
     if not isinstance(value, str):
         raise MalformedError(name, "a string", describe_value(value))
     if not value.isascii() and (match := _LONE_SURROGATE.search(value)):
@@ -121,7 +122,7 @@ def describe_value(value: object) -> str:
 
 
 def parse_history(record: dict) -> list[tuple[str, str]]:
-    """The earlier questions and answers of an alpaca record."""
+    """Return the earlier questions and answers of an alpaca record."""
     history = record.get("history")
     if history is None:
         return []
@@ -140,9 +141,9 @@ def parse_history(record: dict) -> list[tuple[str, str]]:
 
 
 def split_system(record: dict, questions: list[str], answers: list[str]) -> tuple[str, list[str], list[str]]:
-    """The system text of an erniekit record, and its questions and answers.
+    """Return the system text of an erniekit record, and its questions and answers.
 
-    With `is_system`, upstream's older way to give a system text, the first exchange holds it; tgt[0] is unused then.
+    With `is_system`, upstream's older way to give a system text, the first round contains it; tgt[0] is unused then.
     """
     system = parse_optional_text(record, "system")
     if parse_flag(record.get("is_system", 0), "is_system"):
@@ -157,7 +158,7 @@ def split_system(record: dict, questions: list[str], answers: list[str]) -> tupl
     return system, questions, answers
 
 
-# The fields that each format reads, and an account of those in a file that nothing reads.
+# The fields of each format, and the fields of a file that no format uses.
 
 SCORES = ("score_chosen", "score_rejected")
 FIELDS = {
@@ -174,17 +175,17 @@ FIELDS = {
 MESSAGE_LISTS = {"messages": ("messages",), "messages preferences": ("prompt", "chosen", "rejected")}
 MESSAGE_FIELDS = frozenset({"role", "content", "label", "weight"})
 CALL_FIELDS = frozenset({"tool_calls", "function_call"})  # of an assistant's message in the format `messages`
-RESULT_FIELDS = frozenset({"name", "tool_call_id"})  # of a tool's
-# before the name of a message's field
+RESULT_FIELDS = frozenset({"name", "tool_call_id"})  # of a tool's result
+# Prefixes of the names of a message's fields.
 MESSAGE_PREFIXES = tuple(f"{name}[]." for names in MESSAGE_LISTS.values() for name in names)
-MAX_NAMES = 100  # that are kept of one file, whose names may be data
+MAX_NAMES = 100  # kept per file, because names may be data
 MAX_REPORTED_NAMES = 10
-MAX_NAME_LENGTH = 100  # characters that are kept of a name
-SIMILARITY_CUTOFF = 0.8  # difflib's measure: exchanged, missing and doubled letters, but not "src_lang" for "src"
+MAX_NAME_LENGTH = 100  # characters kept of a name
+SIMILARITY_CUTOFF = 0.8  # of difflib: accepts swapped, missing and doubled letters, but not "src_lang" for "src"
 
 
 class UnusedField(NamedTuple):
-    """A field of a file's records that the format does not have: in how many records, and the first one's line."""
+    """A field that the format does not have: the number of records with it, and the line of the first."""
 
     name: str
     records: int
@@ -197,14 +198,14 @@ class UnusedField(NamedTuple):
 
 
 class UnusedFields:
-    """Counts the fields of one file's records that are not used."""
+    """Counts the unused fields of one file's records."""
 
     def __init__(self, kind: str) -> None:
         self._kind, self._known = kind, FIELDS[kind]
         self._found: dict[str, tuple[int, int]] = {}
 
     def add(self, line: int, record: dict) -> None:
-        """Count in one well-formed record."""
+        """Count the unused fields of one well-formed record."""
         if not record.keys() <= self._known:
             self._count(line, record.keys() - self._known)
         for name in MESSAGE_LISTS.get(self._kind, ()):
@@ -220,7 +221,7 @@ class UnusedFields:
         return MESSAGE_FIELDS | RESULT_FIELDS if self._kind == "messages" and role in TOOL_ROLES else MESSAGE_FIELDS
 
     def found(self) -> list[UnusedField]:
-        """The first MOST_NAMES of them, by line and name."""
+        """Return the first MAX_NAMES unused fields, by line and name."""
         fields = [UnusedField(name, records, line) for name, (records, line) in self._found.items()]
         return sorted(fields, key=lambda field: (field.line, field.name))
 
@@ -234,7 +235,7 @@ class UnusedFields:
 
 
 def describe_unused(kind: str, fields: tuple[UnusedField, ...]) -> list[str]:
-    """Lines of a report: one for each field that looks misspelt, and one for all the others."""
+    """Return the lines of a report: one for each field that looks misspelt, and one for all others."""
     lines: list[str] = []
     others: list[str] = []
     for unused in fields:
@@ -252,7 +253,7 @@ def describe_unused(kind: str, fields: tuple[UnusedField, ...]) -> list[str]:
 
 
 def _closest_field(kind: str, name: str) -> str | None:
-    """The field that the name is a misspelling of, where it is close to one."""
+    """Return the field that the name is probably a misspelling of; None if no field is close."""
     prefix = _prefix(name)
     known = MESSAGE_FIELDS if prefix else FIELDS[kind]
     close = get_close_matches(name.removeprefix(prefix).lower(), sorted(known), n=1, cutoff=SIMILARITY_CUTOFF)

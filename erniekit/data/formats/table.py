@@ -1,7 +1,7 @@
-"""Records of Parquet files, and of data sets of the Hugging Face hub, row by row.
+"""Read records of Parquet files and of data sets of the Hugging Face hub, row by row.
 
-Needs pyarrow for the files and the `datasets` library for the hub; each is imported on first use. Only data is read:
-`datasets` 4 runs no code of a data set.
+Parquet needs pyarrow, the hub the `datasets` library; each is imported on first use. Only data is read: `datasets` 4
+runs no code of a data set.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _INSTALL = 'pip install "datasets==4.0.0"'
 
 
 def is_hub_dataset(path: str | Path) -> bool:
-    """Whether a path that is no file names a data set: org/name, org/name:split, org/name:config/split.
+    """Return whether a path that is not a file names a data set: org/name, org/name:split, org/name:config/split.
 
-    A file that is missing is no data set: where its folder is there, or its name ends as one of data does.
+    A missing file is not taken for a data set: its folder exists, or its name ends like a data file's.
     """
     here = Path(path)
     if here.exists() or here.parent.exists() or here.suffix in (".json", ".jsonl", PARQUET):
@@ -31,7 +31,7 @@ def is_hub_dataset(path: str | Path) -> bool:
 
 
 def read_parquet_values(path: str | Path) -> Iterator[tuple[int, object] | RecordProblem]:
-    """Yield (row from 1, record) of a file, a few rows in memory at a time; columns without a value are left out."""
+    """Yield (row from 1, record) of a file with a few rows in memory; columns without a value are left out."""
     name = str(path)
     try:
         from pyarrow import ArrowException
@@ -55,7 +55,7 @@ def read_parquet_values(path: str | Path) -> Iterator[tuple[int, object] | Recor
 
 
 def read_hub_values(path: str | Path) -> Iterator[tuple[int, object] | RecordProblem]:
-    """Yield (row from 1, record) of a data set, read from the Arrow files of its cache as they are touched."""
+    """Yield (row from 1, record) of a data set, read from the Arrow files of its cache on demand."""
     table = _open(str(path))
     if isinstance(table, RecordProblem):
         yield table
@@ -67,13 +67,13 @@ def read_hub_values(path: str | Path) -> Iterator[tuple[int, object] | RecordPro
 
 
 def hub_files(path: str | Path) -> list[Path]:
-    """The local files that hold a data set; [] where it cannot be opened (reading it tells why)."""
+    """Return the local files of a data set; [] if it cannot be opened (reading it reports why)."""
     table = _open(str(path))
     return [] if isinstance(table, RecordProblem) else [Path(file["filename"]) for file in table.cache_files]
 
 
 def _open(name: str) -> Any:
-    """The data set, or a problem. Where the hub cannot be asked, what `hf download` left in its cache serves."""
+    """Return the data set or a problem. If the hub cannot be reached, use what `hf download` left in its cache."""
     try:
         import datasets
         from huggingface_hub import snapshot_download
@@ -100,7 +100,7 @@ def _open(name: str) -> Any:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Columns hold a null where a record has no such field; so do the fields of objects in lists."""
+    """Drop nulls: columns have one where a record lacks the field, and so do objects in lists."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -7,8 +7,8 @@ exactly those that chat feeds: the prompt's, then the answer's. They do not depe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -43,11 +43,13 @@ class Sample:
     Attributes:
         input_ids, labels: int32[n].
         pair: None for a document.
+        arrays: further values of the n positions, by the name of their array in a batch (`data.batch.ARRAY_SPECS`).
     """
 
     input_ids: np.ndarray
     labels: np.ndarray
     pair: PairOffsets | None = None
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 class TemplateRefusedError(DataError):

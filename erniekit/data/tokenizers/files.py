@@ -1,4 +1,4 @@
-"""What a model folder says about its tokenizer, beside the vocabulary itself. Imports neither Paddle nor NumPy."""
+"""Read a tokenizer's configuration from a model folder, and find added tokens in texts. Needs no Paddle or NumPy."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token that is found in a text before the vocabulary is asked.
+    """A token that is searched for in a text before the vocabulary is used.
 
     Attributes:
-        special: steers the model; left out of decoded answers.
-        lstrip, rstrip: it swallows the white space on that side.
-        single_word: it counts only between spaces.
+        special: controls the model; left out of decoded answers.
+        lstrip, rstrip: it absorbs the white space on that side.
+        single_word: it matches only between spaces.
     """
 
     content: str
@@ -43,28 +43,29 @@ class AddedToken:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; {} where there is no such file."""
+    """Return a JSON object; {} if there is no such file."""
     return read_json_object(path) if path.exists() else {}
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The tokenizer's configuration, over what only special_tokens_map.json says."""
+    """Return the tokenizer's configuration, completed from special_tokens_map.json."""
     return {**read_json(folder / SPECIAL_TOKENS_FILE), **read_json(folder / CONFIG_FILE)}
 
 
 def special_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    """Name -> text of `bos_token`, `eos_token`, ...; the value is a string, or an object with the string inside."""
+    """Return name -> text of `bos_token`, `eos_token`, ...; the value is a string, or an object
+    with the string inside."""
     named = {name: _content(value) for name, value in settings.items() if name.endswith("_token")}
     return {name: text for name, text in named.items() if text is not None}
 
 
 def added_tokens(folder: Path, settings: dict[str, Any], base_id: Callable[[str], int | None]) -> dict[str, AddedToken]:
-    """The added tokens of a folder without tokenizer.json, by text, as transformers' slow tokenizers find them.
+    """Return the added tokens of a folder without tokenizer.json, by text, as transformers' slow tokenizers find them.
 
     Ids come from `added_tokens_decoder` of the configuration, else from added_tokens.json, else from the vocabulary.
 
     Args:
-        base_id: the id of a token of the vocabulary.
+        base_id: returns the id of a token of the vocabulary, or None.
 
     Raises:
         ModelFileError: a file is malformed, or a named token has no id anywhere.
@@ -92,7 +93,7 @@ def added_tokens(folder: Path, settings: dict[str, Any], base_id: Callable[[str]
 
 
 def chat_template_of(folder: Path, config: dict[str, Any]) -> tuple[str | None, Path | None]:
-    """The jinja text and its file; a file of its own comes before the tokenizer's configuration."""
+    """Return the jinja text and its file; a separate file takes precedence over the tokenizer's configuration."""
     jinja_file, json_file = (folder / name for name in TEMPLATE_FILES)
     if jinja_file.is_file():
         return jinja_file.read_text(encoding="utf-8"), jinja_file
@@ -140,26 +141,26 @@ TextChunk = str | AddedToken
 
 
 class AddedTokens:
-    """The added tokens of a folder, and what tokenising means around them.
+    """The added tokens of a folder, and tokenising around them.
 
     Attributes:
         by_text, by_id: the tokens.
-        special: the texts of those that steer the model.
+        special: the texts of those that control the model.
     """
 
     def __init__(self, tokens: Iterable[AddedToken]) -> None:
         self.by_text = {token.content: token for token in tokens}
         self.by_id = {token.id: token for token in self.by_text.values()}
         self.special = frozenset(text for text, token in self.by_text.items() if token.special)
-        # at one place the longest token wins
+        # At one position the longest token wins.
         ordered = sorted(filter(None, self.by_text), key=len, reverse=True)
         self._pattern = re.compile(f"({'|'.join(map(re.escape, ordered))})") if ordered else None
 
     def split(self, text: str) -> list[TextChunk]:
-        """The text as tokens and as the stretches between them; no stretch is empty."""
+        """Split a text into added tokens and the stretches between them; no stretch is empty."""
         if self._pattern is None:
             return [text] if text else []
-        chunks = self._pattern.split(text)  # stretches at even places, tokens at odd ones
+        chunks = self._pattern.split(text)  # stretches at even indices, tokens at odd ones
         for index in range(1, len(chunks), 2):
             token = self.by_text[chunks[index]]
             if token.rstrip:
@@ -172,7 +173,7 @@ class AddedTokens:
         return [self.by_text[chunk] if index % 2 else chunk for index, chunk in enumerate(chunks) if chunk]
 
     def _merge_into_word(self, chunks: list[str], index: int) -> list[TextChunk]:
-        """The parts, where the token at `place` stands inside a word and belongs to it."""
+        """Return the chunks if the token at `index` is inside a word and belongs to it."""
         word = "".join(chunks[index - 1 : index + 2])
         before: list[TextChunk] = [
             self.by_text[chunk] if i % 2 else chunk for i, chunk in enumerate(chunks[: index - 1])
@@ -183,7 +184,8 @@ class AddedTokens:
     def encode_batch(
         self, chunked_texts: Sequence[Sequence[TextChunk]], encode: Callable[[list[str]], list[list[int]]]
     ) -> list[list[int]]:
-        """Ids of texts that were split; `encode` gives those of the stretches between added tokens, in one call."""
+        """Return the ids of texts that were split; `encode` returns those of the stretches between added tokens, in one
+        call."""
         encoded_chunks = iter(encode([chunk for chunks in chunked_texts for chunk in chunks if isinstance(chunk, str)]))
         return [
             [number for chunk in chunks for number in (next(encoded_chunks) if isinstance(chunk, str) else (chunk.id,))]
@@ -197,7 +199,7 @@ class AddedTokens:
         decode: Callable[[list[int]], str],
         verbatim: Mapping[int, AddedToken] | None = None,
     ) -> str:
-        """The text of ids: added tokens as they are written, and `decode` for each run of others between them."""
+        """Decode ids: added tokens as written, and `decode` for each run of other ids between them."""
         tokens = self.by_id if verbatim is None else verbatim
         texts: list[str] = []
         pending: list[int] = []

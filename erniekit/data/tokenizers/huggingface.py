@@ -1,4 +1,4 @@
-"""tokenizer.json, read by the `tokenizers` library."""
+"""The tokenizer backend for tokenizer.json, read by the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TokenizersBackend:
             raise ModelFileError(f"{path}: {error.strerror or error}; a model folder needs its tokenizer") from None
         except Exception as error:  # the library raises bare Exceptions from its Rust side
             raise ModelFileError(f"{path}: not a tokenizer that the tokenizers library can read: {error}") from None
-        # a saved tokenizer may carry the truncation and padding of whoever saved it
+        # A saved tokenizer may contain the truncation and padding of the process that saved it.
         self._library.no_truncation()
         self._library.no_padding()
         self.size = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
@@ -32,7 +32,7 @@ class TokenizersBackend:
         self.default_tokens: dict[str, str] = {}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Uses several threads (TOKENIZERS_PARALLELISM=false: one)."""
+        """Encode with several threads (one with TOKENIZERS_PARALLELISM=false)."""
         return [encoding.ids for encoding in self._library.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:

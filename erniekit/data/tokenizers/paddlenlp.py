@@ -1,7 +1,7 @@
 """Vocabularies that only paddlenlp's tokenizers read: vocab.json with merges.txt (GPT-2, Qwen2), vocab.txt, others.
 
-paddlenlp splits plain text and maps it to ids. Added tokens are found by `AddedTokens`, because paddlenlp drops the
-white space beside them, which transformers keeps.
+paddlenlp splits plain text and maps it to ids. `AddedTokens` finds added tokens, because paddlenlp drops the white
+space next to them, which transformers keeps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from erniekit.data.tokenizers.files import CONFIG_FILE, TOKENIZER_FILES, AddedTo
 from erniekit.environment import import_paddlenlp
 from erniekit.errors import ModelFileError
 
-MAX_CACHED_WORDS = 200_000  # byte-pair tokenizers of paddlenlp keep every word they ever split
+MAX_CACHED_WORDS = 200_000  # paddlenlp's byte-pair tokenizers cache every word they ever split
 PADDLENLP_CLASS_NAMES = {"GPT2Tokenizer": "GPTTokenizer"}  # transformers' name -> paddlenlp's
 CLASS_OF_MODEL = {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "gpt2": "GPTTokenizer"}
 
@@ -35,7 +35,7 @@ class PaddlenlpBackend:
         try:
             self._tokenizer = tokenizer_class.from_pretrained(str(folder))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-            raise ModelFileError(f"{folder}: paddlenlp's {name} cannot be made of these files: {error}") from None
+            raise ModelFileError(f"{folder}: paddlenlp's {name} cannot load these files: {error}") from None
         vocabulary = self._tokenizer.get_vocab()
         self._added = AddedTokens(added_tokens(folder, settings, vocabulary.get).values())
         self._ids = {**vocabulary, **{text: token.id for text, token in self._added.by_text.items()}}
@@ -66,11 +66,13 @@ class PaddlenlpBackend:
 
 
 def _class_name(folder: Path, settings: dict[str, Any]) -> str:
-    """paddlenlp's name of the folder's tokenizer class."""
+    """Return paddlenlp's name of the folder's tokenizer class."""
     name = settings.get("tokenizer_class") or CLASS_OF_MODEL.get(
         str(read_json(folder / "config.json").get("model_type"))
     )
     if not isinstance(name, str):
-        raise ModelFileError(f"{folder / CONFIG_FILE}: tokenizer_class is missing, and config.json does not tell it")
+        raise ModelFileError(
+            f"{folder / CONFIG_FILE}: tokenizer_class is missing, and config.json has no known model_type"
+        )
     name = name.removesuffix("Fast")
     return PADDLENLP_CLASS_NAMES.get(name, name)

@@ -1,14 +1,14 @@
 """SentencePiece models without tokenizer.json, such as those of ERNIE-4.5's Paddle folders.
 
 The `sentencepiece` library is used directly and not through paddlenlp's tokenizers, for two reasons. paddlenlp drops
-the white space beside special tokens: with it "left. <|end_of_sentence|>" has the ids of "left.<|end_of_sentence|>",
+the white space next to special tokens: it gives "left. <|end_of_sentence|>" the ids of "left.<|end_of_sentence|>",
 while transformers keeps the space. And it knows neither ERNIE-4.5's class nor the file tokenizer.model.
 
-What is around the model follows transformers' LlamaTokenizer, ids and all. `legacy` (the default, and ERNIE's way)
-encodes each stretch between added tokens as a text of its own, so a model with a dummy prefix adds one to each;
-`legacy: false` adds one to the beginning of the text only. In our dialogues each segment is such a text, as upstream
-tokenises them. Decoding is the inverse of encoding; transformers' adds spaces beside added tokens and drops one at
-the beginning.
+Everything around the model follows transformers' LlamaTokenizer, ids included. `legacy` (the default, and ERNIE's way)
+encodes each stretch between added tokens as a separate text, so a model with a dummy prefix adds one to each; `legacy:
+false` adds one to the beginning of the text only. In our dialogues each segment is such a text, as upstream tokenises
+them. Decoding is the inverse of encoding; transformers' decoding adds spaces next to added tokens and drops one at the
+beginning.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SentencePieceBackend:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         pieces = self._model.get_piece_size()
-        # an unknown character stands inside a stretch: taken out here, it does not end one
+        # An unknown character is inside a stretch: removing it here does not end the stretch.
         hidden = self._model.unk_id() if skip_special_tokens else None
         known = [number for number in ids if number != hidden and (number < pieces or number in self._verbatim)]
         text = self._added.decode(known, skip_special_tokens, self._model.decode, self._verbatim)
@@ -91,7 +91,7 @@ class SentencePieceBackend:
         threads = usable_cores() if len(texts) >= MIN_TEXTS_FOR_THREADS else 1
         if self._legacy:
             return self._model.encode(texts, num_threads=threads) if texts else []
-        # The library may strip spaces that a text begins with; behind a word that is taken off again they are safe.
+        # The library may strip leading spaces; behind a word that is removed again they are safe.
         shielded = [self._unknown + text if text.startswith((SPACE, " ")) else text for text in texts]
         encoded = self._model.encode(shielded, num_threads=threads) if texts else []
         shield = len(self._model.encode(self._unknown))
@@ -105,7 +105,7 @@ class SentencePieceBackend:
         return number if self._model.id_to_piece(number) == token else None  # unknown pieces get the id of <unk>
 
     def _defaults(self, tokenizer_class: str) -> dict[str, str]:
-        """The named tokens that a configuration may leave unsaid: the model's own, and those of ERNIE's class."""
+        """Return the named tokens that a configuration may omit: the model's own, and those of ERNIE's class."""
         numbers = {"bos_token": self._model.bos_id(), "eos_token": self._model.eos_id()}
         numbers["unk_token"] = self._model.unk_id()
         named = {name: self._model.id_to_piece(number) for name, number in numbers.items() if number >= 0}
@@ -115,7 +115,7 @@ class SentencePieceBackend:
 
 
 def _load(path: Path, proto_override: bytes) -> Any:
-    """The model of a file; `amendment`, appended to its message, overrides fields as Protocol Buffers do."""
+    """Load a model file; `proto_override`, appended to its message, overrides fields as Protocol Buffers do."""
     try:
         import sentencepiece
     except ModuleNotFoundError:
@@ -123,7 +123,7 @@ def _load(path: Path, proto_override: bytes) -> Any:
     try:
         content = path.read_bytes()
         model = sentencepiece.SentencePieceProcessor(model_proto=content + proto_override)
-    except (OSError, RuntimeError) as error:  # RuntimeError is what the library raises for anything but a model
+    except (OSError, RuntimeError) as error:  # the library raises RuntimeError for everything that is not a model
         raise ModelFileError(f"{path}: not a SentencePiece model: {error}") from None
     if not content:
         raise ModelFileError(f"{path}: not a SentencePiece model: the file is empty")

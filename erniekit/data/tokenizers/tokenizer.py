@@ -1,4 +1,4 @@
-"""A model folder's tokenizer: text to token ids and back, whatever kind of files it is made of."""
+"""A model folder's tokenizer: text to token ids and back, whatever kind of files defines it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from erniekit.errors import ModelFileError
 
 
 class Backend(Protocol):
-    """A library that knows a vocabulary and the added tokens around it.
+    """A library that implements a vocabulary and the added tokens around it.
 
     Attributes:
         size: the largest token id + 1.
         control_tokens: see Tokenizer.
-        files: the files that decide which ids a text gets; their contents make the fingerprint.
-        default_tokens: named tokens that hold where the folder names none.
+        files: the files that determine the ids of a text; their contents make the fingerprint.
+        default_tokens: named tokens for folders that do not name them.
     """
 
     size: int
@@ -46,16 +46,16 @@ class Backend(Protocol):
 
 
 class Tokenizer:
-    """Encodes without adding anything of its own; control tokens written in the text (`</s>`) become their ids.
+    """Encodes without adding tokens; control tokens written in the text (`</s>`) become their ids.
 
     Attributes:
-        bos_id, eos_id, pad_id: ids; `bos_id` is None where the model has none, `pad_id` falls back to unk, then eos.
+        bos_id, eos_id, pad_id: ids; `bos_id` is None if the model has none, `pad_id` falls back to unk, then eos.
         vocab_size: the largest token id + 1.
-        control_tokens: the texts of the tokens that steer the model, such as `<|end_of_sentence|>`.
+        control_tokens: the texts of the tokens that control the model, such as `<|end_of_sentence|>`.
         special_tokens: name -> text as the folder declares them, for jinja templates (`bos_token`, ...).
-        chat_template: the folder's jinja template, or None; `template_path` is the file it comes from.
-        files: the files to copy beside a trained model.
-        fingerprint: hex digest of everything that decides which ids a text gets.
+        chat_template: the folder's jinja template, or None; `template_path` is its file.
+        files: the files to copy into the folder of a trained model.
+        fingerprint: hex digest of everything that determines the ids of a text.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,7 +65,7 @@ class Tokenizer:
         self._check_special_tokens(folder)
         self.vocab_size = self._backend.size
         self.control_tokens = self._backend.control_tokens
-        # longest first, so that a token is named whole where another one is its beginning
+        # Longest first, so that a token is matched in full where another one is its prefix.
         ordered = sorted(self.control_tokens, key=len, reverse=True)
         self._control_pattern = re.compile("|".join(re.escape(token) for token in ordered)) if ordered else None
         self.bos_id = self._named_id("bos_token")
@@ -87,7 +87,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text on its own."""
+        """Return the ids of each text, encoded separately."""
         return self._backend.encode_batch(texts)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -97,7 +97,7 @@ class Tokenizer:
         return self._backend.token_id(token)
 
     def find_control_token(self, text: str) -> str | None:
-        """The first control token that stands written out in a text, or None."""
+        """Return the first control token that is written in a text, or None."""
         match = self._control_pattern.search(text) if self._control_pattern else None
         return match.group() if match else None
 
@@ -109,23 +109,23 @@ class Tokenizer:
         for name, text in self.special_tokens.items():
             if self._backend.token_id(text) is None:
                 vocabulary = self._backend.files[0].name
-                raise ModelFileError(f"{folder / CONFIG_FILE}: {name} is {text!r}, which {vocabulary} does not hold")
+                raise ModelFileError(f"{folder / CONFIG_FILE}: {name} is {text!r}, which is missing from {vocabulary}")
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """The tokenizer of a model folder.
+    """Load the tokenizer of a model folder.
 
     tokenizer.json is read by the `tokenizers` library, a SentencePiece model by `sentencepiece`, and every other
     vocabulary by paddlenlp, whose import takes seconds.
 
     Raises:
-        ModelFileError: a file is missing or does not fit the others; says which.
+        ModelFileError: a file is missing or does not match the others.
     """
     return Tokenizer(Path(folder))
 
 
 def _backend(folder: Path, settings: dict[str, Any]) -> Backend:
-    """The backend of the files that are there; each library is imported only for its own kind."""
+    """Return the backend for the files in the folder; each library is imported only for its kind of files."""
     if not folder.is_dir():
         raise ModelFileError(f"{folder}: no such model folder")
     if not (folder / TOKENIZER_FILE).is_file():

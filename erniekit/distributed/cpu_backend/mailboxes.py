@@ -1,9 +1,8 @@
-"""Messages between the ranks of one job: a TCP connection for each ordered pair of ranks, and a mailbox for each sender
-and channel. No Paddle, and nothing but raw bytes travels.
+"""Messages between the ranks of a job: a TCP connection per ordered pair of ranks, a mailbox per sender and channel.
 
-A thread for each incoming connection puts what arrives into its mailbox, so sending never waits for the receiver to be
-ready: two ranks may send to each other at the same moment, and a sender may run ahead. Messages of one sender on one
-channel are received in the order in which they were sent.
+No Paddle; only raw bytes are sent. A thread for each incoming connection puts messages into their mailboxes, so a
+sender never waits for the receiver: two ranks may send to each other at the same time, and a sender may run ahead.
+Messages of one sender on one channel are received in the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ import numpy as np
 
 from erniekit.distributed.rank import RankLostError, RankTimeoutError
 
-Channel = tuple[int, int]  # a group and a kind of traffic within it
-HEADER = struct.Struct("<qqq")  # channel (two numbers), bytes that follow
+Channel = tuple[int, int]  # a group and a kind of message within it
+HEADER = struct.Struct("<qqq")  # channel (two numbers), number of bytes that follow
 GREETING = struct.Struct("<q16s")  # rank, the job's secret
 SMALL_MESSAGE = 1 << 16  # bytes; a smaller message is sent together with its header, in one packet
 
 
 class Store(Protocol):
-    """What every rank can read and write before connections exist; `get` waits until the key is there."""
+    """The key-value store that all ranks share before they are connected; `get` waits for the key."""
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
@@ -36,16 +35,16 @@ class Mailboxes:
     """This rank's connections to all others.
 
     Args:
-        rank, world_size: this rank, and how many there are.
-        store: where the ranks find each other's addresses.
+        rank, world_size: this rank, and the number of ranks.
+        store: where the ranks publish their addresses.
         host: the address of this machine that the others can reach.
-        timeout: seconds to wait for another rank's message, or for it to take one.
+        timeout: seconds to wait for another rank's message, or for it to accept one.
     """
 
     def __init__(self, rank: int, world_size: int, store: Store, *, host: str, timeout: float) -> None:
         self.rank = rank
         self.timeout = timeout
-        self.sent: Counter[int] = Counter()  # group -> bytes this rank has sent, headers left out
+        self.sent: Counter[int] = Counter()  # group -> bytes sent by this rank, without headers
         self._boxes: defaultdict[tuple[int, Channel], deque[np.ndarray]] = defaultdict(deque)
         self._lost: set[int] = set()
         self._arrived = threading.Condition()
@@ -54,11 +53,11 @@ class Mailboxes:
         self._connect(world_size, store, host)
 
     def send(self, to: int, channel: Channel, data: memoryview) -> None:
-        """Send bytes to a rank; returns when they are on their way.
+        """Send bytes to a rank; return when the operating system has taken them.
 
         Raises:
             RankLostError: the rank has ended.
-            RankTimeoutError: it has taken nothing for `timeout` seconds.
+            RankTimeoutError: it has accepted nothing for `timeout` seconds.
         """
         header = HEADER.pack(*channel, data.nbytes)
         connection = self._outgoing[to]
@@ -78,7 +77,7 @@ class Mailboxes:
         self.sent[channel[0]] += data.nbytes
 
     def receive(self, source: int, channel: Channel) -> np.ndarray:
-        """The next message of a rank on a channel, as bytes (uint8).
+        """Return the next message of a rank on a channel, as bytes (uint8).
 
         Raises:
             RankLostError: the rank has ended without sending one.
@@ -119,10 +118,10 @@ class Mailboxes:
                     awaited.remove(source)
                     threading.Thread(target=self._receive_loop, args=(source, connection), daemon=True).start()
                 else:
-                    connection.close()  # not one of this job
+                    connection.close()  # not a rank of this job
 
     def _receive_loop(self, source: int, connection: socket.socket) -> None:
-        """Put what a rank sends into its mailboxes, until it ends."""
+        """Put a rank's messages into its mailboxes until it ends."""
         try:
             while True:
                 group, kind, size = HEADER.unpack(_recv_exactly(connection, HEADER.size).data)
@@ -137,7 +136,7 @@ class Mailboxes:
 
 
 def _recv_exactly(connection: socket.socket, size: int) -> np.ndarray:
-    """The next `size` bytes of a connection."""
+    """Read exactly `size` bytes from a connection."""
     data = np.empty(size, np.uint8)
     view, got = data.data, 0
     while got < size:
@@ -149,11 +148,11 @@ def _recv_exactly(connection: socket.socket, size: int) -> np.ndarray:
 
 
 def _read_greeting(connection: socket.socket, secret: bytes) -> int | None:
-    """The rank that opens a connection, or None for a stranger."""
-    connection.settimeout(10)  # a member of the job greets at once
+    """Return the rank that opened a connection, or None for an unknown peer."""
+    connection.settimeout(10)  # a rank of the job sends its greeting at once
     try:
         rank, given = GREETING.unpack(_recv_exactly(connection, GREETING.size).data)
     except (EOFError, OSError):
         return None
-    connection.settimeout(None)  # how long silence is allowed is decided where a message is waited for
+    connection.settimeout(None)  # `receive` applies the timeout
     return rank if secrets.compare_digest(given, secret) else None

@@ -1,4 +1,4 @@
-"""The memory of a CPU tensor as a NumPy array, without a copy where none is needed."""
+"""Access to the memory of CPU tensors as NumPy arrays, without a copy if possible."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-REDUCED_IN_FLOAT32 = (paddle.float16, paddle.bfloat16)  # NumPy knows no bfloat16; sums are rounded once, at the end
+REDUCED_IN_FLOAT32 = (paddle.float16, paddle.bfloat16)  # NumPy has no bfloat16; sums are rounded once, at the end
 NUMPY = {
     paddle.bool: np.bool_,
     paddle.uint8: np.uint8,
@@ -22,18 +22,18 @@ NUMPY = {
 
 
 def size_in_bytes(tensor: Tensor) -> int:
-    """The number of bytes that a tensor's elements take."""
+    """Return the size of a tensor's elements in bytes."""
     return int(tensor.size) * int(tensor.element_size())
 
 
 def read(tensor: Tensor) -> np.ndarray:
-    """A tensor's elements as flat bytes, in order of its indices; shares memory with a contiguous tensor."""
+    """Return a tensor's elements as flat bytes in index order; they share memory with a contiguous tensor."""
     with paddle.no_grad():
         return _shared(tensor if tensor.is_contiguous() else tensor.contiguous())
 
 
 def write(tensor: Tensor, data: np.ndarray) -> None:
-    """Replace a tensor's elements, in place, by the flat bytes `data`; autograd is not told."""
+    """Replace a tensor's elements in place by the flat bytes `data`; autograd does not notice."""
     size = size_in_bytes(tensor)
     if data.nbytes != size:
         raise ValueError(
@@ -51,7 +51,7 @@ def write(tensor: Tensor, data: np.ndarray) -> None:
 
 
 def read_numbers(tensor: Tensor) -> np.ndarray:
-    """A tensor's elements as a flat array to compute with; float16 and bfloat16 come as a float32 copy."""
+    """Return a tensor's elements as a flat array for arithmetic; float16 and bfloat16 as a float32 copy."""
     if tensor.dtype in REDUCED_IN_FLOAT32:
         with paddle.no_grad():
             return tensor.astype("float32").numpy().reshape(-1)
@@ -59,7 +59,7 @@ def read_numbers(tensor: Tensor) -> np.ndarray:
 
 
 def write_numbers(tensor: Tensor, numbers: np.ndarray) -> None:
-    """Replace a tensor's elements, in place, by what `read_numbers` would give."""
+    """Replace a tensor's elements in place; the inverse of `read_numbers`."""
     if tensor.dtype in REDUCED_IN_FLOAT32:
         with paddle.no_grad():
             write(tensor, read(paddle.to_tensor(numbers).astype(tensor.dtype)))
@@ -68,7 +68,7 @@ def write_numbers(tensor: Tensor, numbers: np.ndarray) -> None:
 
 
 def _shared(tensor: Tensor) -> np.ndarray:
-    """The bytes of a contiguous tensor. The array keeps the tensor alive."""
+    """Return the bytes of a contiguous tensor. The array keeps the tensor alive."""
     size = size_in_bytes(tensor)
     if size == 0:
         return np.empty(0, np.uint8)  # a tensor without elements has no address

@@ -1,4 +1,4 @@
-"""The operators of tensor parallelism that Paddle compiles for GPUs only, in Python, with their gradients."""
+"""Python versions, with gradients, of the tensor-parallel operators that Paddle compiles for GPUs only."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from erniekit.distributed.cpu_backend.process_group import SocketProcessGroup
 
 
 def c_identity(x: Tensor, ring_id: int, use_calc_stream: bool = True, use_model_parallel: bool = True) -> Tensor:
-    """A copy. (That its gradient is summed over the group is the caller's: `c_identity_eager`.)"""
+    """Copy x. (The caller, `c_identity_eager`, sums the gradient over the group.)"""
     return paddle.assign(x)
 
 
 def c_concat(x: Tensor, rank: int, nranks: int, ring_id: int, *streams: bool) -> Tensor:
-    """The slices of all ranks side by side on the last axis; the gradient is this rank's slice."""
+    """Concatenate the slices of all ranks on the last axis; the gradient is this rank's slice."""
     return _Concat.apply(x, _process_group(ring_id))
 
 
 def c_split(x: Tensor, rank: int, nranks: int, ring_id: int, *streams: bool) -> Tensor:
-    """This rank's slice of the last axis; the gradient is that of all ranks, side by side."""
+    """Return this rank's slice of the last axis; the gradient is the concatenation of all ranks' gradients."""
     return _Split.apply(x, _process_group(ring_id))
 
 
 def split_on_last_axis(tensor: Tensor, group: collective.Group, rank: int, nranks: int) -> Tensor:
-    """`c_split` for mp_ops' `c_split_eager.apply`."""
+    """Run `c_split` with the arguments of mp_ops' `c_split_eager.apply`."""
     return _Split.apply(tensor, group.process_group)
 
 
 def c_softmax_with_cross_entropy(
     logits: Tensor, label: Tensor, ignore_index: int, ring_id: int, rank: int, nranks: int
 ) -> tuple[Tensor, Tensor]:
-    """Cross entropy of logits whose last axis is divided between the ranks.
+    """Compute the cross entropy of logits whose last axis is sharded over the ranks.
 
     Args:
-        logits: [..., V / nranks], this rank's slice of the vocabulary.
-        label: [..., 1], numbers of the whole vocabulary, the same on every rank.
+        logits: [..., V / nranks], this rank's shard of the vocabulary.
+        label: [..., 1], ids in the full vocabulary, the same on every rank.
         ignore_index: positions with this label have loss 0.
 
     Returns:
@@ -84,8 +84,10 @@ class _Split(PyLayer):
 
 
 class _CrossEntropy(PyLayer):
-    """loss = log(sum over all ranks of exp(x - m)) - (x[label] - m), where m is the maximum over all ranks;
-    d loss / d x = softmax - 1 at the label."""
+    """loss = log(sum over all ranks of exp(x - m)) - (x[label] - m), where m is the maximum over all ranks.
+
+    d loss / d x = softmax - 1 at the label.
+    """
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
@@ -116,6 +118,6 @@ class _CrossEntropy(PyLayer):
 
     @staticmethod
     def backward(ctx, softmax_gradient: Tensor, loss_gradient: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        softmax, position, here, counts = ctx.saved_tensor()  # the softmax is a by-product, without a gradient
+        softmax, position, here, counts = ctx.saved_tensor()  # the softmax is a second output, without a gradient
         gradient = paddle.put_along_axis(softmax, position, -here, axis=-1, reduce="add")
         return (gradient * (loss_gradient.astype(softmax.dtype) * counts)).astype(ctx.dtype)

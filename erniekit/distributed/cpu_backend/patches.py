@@ -1,4 +1,4 @@
-"""One small function for each thing in Paddle 3.3.1 that keeps fleet from running on CPU ranks, with its cause."""
+"""One small patch for each thing in Paddle 3.3.1 that keeps fleet from running on CPU ranks, with its cause."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from erniekit.distributed.cpu_backend.sharding import SHARDING_PATCHES
 
 
 class Connections:
-    """This process's mailboxes, from the moment that the default process group is made."""
+    """This process's mailboxes, created with the default process group."""
 
     mailboxes: Mailboxes | None = None
 
 
 def use_socket_process_groups(timeout: float) -> None:
-    """Cause: ProcessGroupGloo (see process_group.py for what it lacks).
+    """Use SocketProcessGroup. Cause: ProcessGroupGloo (process_group.py says what it lacks).
 
     The default group connects all ranks; other groups need no communication to form, so they cannot race.
     """
@@ -50,32 +50,33 @@ def use_socket_process_groups(timeout: float) -> None:
 
 
 def average_gradients_in_python() -> None:
-    """Cause: paddle.DataParallel hands its process group to C++, which takes its own classes only."""
+    """Replace the reducer. Cause: paddle.DataParallel passes its process group to C++, which takes its own classes
+    only."""
     core.EagerReducer = Reducer
 
 
 def use_gloo_by_default() -> None:
-    """Cause: without this variable `init_parallel_env` looks for NCCL and then refuses a CPU."""
+    """Set the backend variable. Cause: without it `init_parallel_env` looks for NCCL and then rejects a CPU."""
     os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
 
 
 def fake_nccl_version() -> None:
-    """Cause: `all_reduce` and `reduce_scatter` ask for NCCL's version before they allow AVG, and a CPU build
-    has no such function."""
+    """Define NCCL's version. Cause: `all_reduce` and `reduce_scatter` ask for it before they allow AVG; CPU builds lack
+    it."""
     if not hasattr(core, "nccl_version"):
         core.nccl_version = lambda: 21000  # the first version with AVG
 
 
 def set_device_id() -> None:
-    """Cause: `PipelineLayer` reads `ParallelEnv().device_id`, an attribute that is set for GPUs and XPUs only."""
+    """Set a device id. Cause: `PipelineLayer` reads `ParallelEnv().device_id`, which is set for GPUs and XPUs only."""
     if not hasattr(parallel.ParallelEnv, "_device_id"):
         parallel.ParallelEnv._device_id = 0
 
 
 def register_cpu_operators() -> None:
-    """Cause: c_identity, c_concat, c_split and c_softmax_with_cross_entropy have no CPU kernels.
+    """Add Python operators. Cause: c_identity, c_concat, c_split, c_softmax_with_cross_entropy have no CPU kernels.
 
-    mp_ops' own `c_split_eager`, moreover, splits the last axis forward and gathers the first backward.
+    Moreover, mp_ops' own `c_split_eager` splits the last axis in forward and gathers the first in backward.
     """
     from paddle.distributed.fleet.layers.mpu import mp_ops
 
@@ -90,13 +91,13 @@ def register_cpu_operators() -> None:
 
 
 def skip_cuda_synchronize() -> None:
-    """Cause: fleet's timers (`enable_timer`) wait for a CUDA device before they read the clock."""
+    """Skip CUDA synchronisation. Cause: fleet's timers (`enable_timer`) wait for a CUDA device."""
     paddle.device.cuda.synchronize = lambda device=None: None
 
 
 def recompute_without_offload() -> None:
-    """Cause: `PipelineLayer` recomputes with `recompute_hybrid`, which asserts a GPU; what it adds (offloading,
-    partitioning activations) has no use on a CPU."""
+    """Use plain recompute. Cause: `PipelineLayer` uses `recompute_hybrid`, which asserts a GPU; its extras (offloading,
+    partitioning activations) have no use on a CPU."""
     from paddle.distributed.fleet.meta_parallel.parallel_layers import pp_layers
     from paddle.distributed.fleet.recompute import recompute
 
@@ -104,7 +105,8 @@ def recompute_without_offload() -> None:
 
 
 def wait_for_a_local_store() -> None:
-    """Cause: a TCPStore client that comes before its server sleeps 3 s before it tries again.
+    """Wait for the store's port. Cause: a TCPStore client that starts before its server sleeps 3 s before it tries
+    again.
 
     Only for a server on this machine, whose port the kernel lists once it listens.
     """
@@ -134,7 +136,7 @@ def _wait_until_listening(port: int, timeout: float = 60.0) -> None:
 
 
 class _Applied:
-    """A function where a PyLayer's `apply` is called."""
+    """Wraps a function for code that calls a PyLayer's `apply`."""
 
     def __init__(self, function: Callable) -> None:
         self.apply = function

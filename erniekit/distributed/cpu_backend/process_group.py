@@ -1,13 +1,13 @@
-"""A process group of CPU ranks: what `paddle.distributed` and fleet ask of one, over the mailboxes.
+"""A process group of CPU ranks over mailboxes, with the interface that `paddle.distributed` and fleet need.
 
 Why not Paddle's ProcessGroupGloo, patched (measured with 3.3.1): it lacks reduce_scatter, all-to-all, AVG, partial
 operations and every `*_on_calc_stream` method; its groups overwrite each other's keys in the store while they form; its
 send waits for the receiver and its tags count every operation of a group, so batches of sends and receives hang; it
-aborts when one rank is 30 s late; and its float16 sums are infinite. Nothing of it would be left unpatched.
+aborts when one rank is 30 s late; and its float16 sums are infinite. Nothing of it would remain unpatched.
 
-Reductions add in order of ranks, whatever the size, so every rank holds the same bits, and so does every run.
-Names and argument orders are those of Paddle's pybind class, which its Python code calls: `out` comes first, except in
-the two-argument form of `all_gather`. A `sync_op` of False still completes at once, except for receiving.
+Reductions add in order of ranks, whatever the size, so every rank and every run get the same bits. Names and argument
+orders are those of Paddle's pybind class, which its Python code calls: `out` comes first, except in the two-argument
+form of `all_gather`. With `sync_op` False operations still complete at once, except receiving.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from paddle.base.core import ReduceOp
 from erniekit.distributed.cpu_backend.mailboxes import Mailboxes
 from erniekit.distributed.cpu_backend.memory import read, read_numbers, write, write_numbers
 
-COLLECTIVE, POINT_TO_POINT = 0, 1  # kinds of traffic in a group, which may run ahead of each other
-SMALL_REDUCE_BYTES = 1 << 15  # below, everyone sends everything: one exchange instead of two
+COLLECTIVE, POINT_TO_POINT = 0, 1  # kinds of messages in a group, which may run ahead of each other
+SMALL_REDUCE_BYTES = 1 << 15  # below this, every rank sends everything: one exchange instead of two
 COMBINE: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
     ReduceOp.AVG: np.add,
@@ -35,7 +35,7 @@ COMBINE: dict[ReduceOp, np.ufunc] = {
 
 
 class CompletedTask:
-    """The task of an operation that is done when its method returns."""
+    """The task of an operation that is complete when its method returns."""
 
     def wait(self, timeout: object = None) -> bool:
         return True
@@ -51,7 +51,7 @@ COMPLETED_TASK = CompletedTask()
 
 
 class ReceiveTask:
-    """The task of a posted receive. Those of one sender are filled in the order in which they were posted."""
+    """The task of a posted receive. Receives from one sender are filled in the order in which they were posted."""
 
     def __init__(self, queue: deque[ReceiveTask], fill: Callable[[], None]) -> None:
         self._queue = queue
@@ -74,13 +74,14 @@ class ReceiveTask:
 
 
 class SocketProcessGroup:
-    """Stands in for `core.ProcessGroup`.
+    """Replaces `core.ProcessGroup`.
 
     Args:
         mailboxes: this rank's connections.
         group_id: the same number on all members.
-        rank: this rank's place in the group.
-        ranks: gives the members' global ranks, in order; asked at the first use, since Paddle makes its Group later.
+        rank: this rank's index in the group.
+            ranks: returns the members' global ranks in order; called at the first use, since Paddle creates its Group
+            later.
     """
 
     def __init__(self, mailboxes: Mailboxes, group_id: int, rank: int, ranks: Callable[[], Sequence[int]]) -> None:
@@ -88,8 +89,8 @@ class SocketProcessGroup:
         self._id = group_id
         self._rank = rank
         self._ranks = ranks
-        self._posted: dict[int, deque[ReceiveTask]] = {}  # sender -> receives not yet filled
-        self._coalesced: list[ReceiveTask] | None = None  # receives put off until the end of a batch
+        self._posted: dict[int, deque[ReceiveTask]] = {}  # sender -> receives not filled yet
+        self._coalesced: list[ReceiveTask] | None = None  # receives postponed until the end of a batch
 
     def rank(self) -> int:
         return self._rank
@@ -98,7 +99,7 @@ class SocketProcessGroup:
         return len(self._ranks())
 
     def name(self) -> str:
-        return "GLOO"  # what paddle compares backends with, to tell CPU groups
+        return "GLOO"  # the name by which paddle recognises CPU groups
 
     # Reductions
 
@@ -157,7 +158,8 @@ class SocketProcessGroup:
         return COMPLETED_TASK
 
     def all_gather(self, first: object, second: object, sync_op: bool | None = None) -> CompletedTask:
-        """`(outs, tensor, sync_op)`, or `(tensor, out)` as fleet's sequence parallelism and sharding call it."""
+        """All-gather `(outs, tensor, sync_op)`, or `(tensor, out)` as fleet's sequence parallelism and sharding call
+        it."""
         outs, tensor = (second, first) if sync_op is None else (first, second)
         parts = self._all_to_all([read(tensor)] * self.size())
         if isinstance(outs, (list, tuple)) and len(outs) > 1:
@@ -172,7 +174,7 @@ class SocketProcessGroup:
         return COMPLETED_TASK
 
     def all_gather_partial(self, out: Tensor, tensor: Tensor, num: int, id: int, sync_op: bool = True) -> CompletedTask:
-        """Gather piece `id` of `num` of each rank's tensor; the pieces make up `out`, which may be `tensor`."""
+        """Gather chunk `id` of `num` of each rank's tensor; together they make up `out`, which may be `tensor`."""
         write(out, np.concatenate(self._all_to_all([np.split(read(tensor), num)[id]] * self.size())))
         return COMPLETED_TASK
 
@@ -193,7 +195,7 @@ class SocketProcessGroup:
         in_sizes: Sequence[int] | None = None,
         sync_op: bool = True,
     ) -> CompletedTask:
-        """`in_sizes`: how many rows of axis 0 go to each rank; equally many where none are given."""
+        """Exchange rows of axis 0; `in_sizes` are the rows that go to each rank, by default equally many."""
         rows = tensor.shape[0]
         sizes = list(in_sizes) if in_sizes else _even_sizes(rows, self.size())
         data = read(tensor)
@@ -220,14 +222,14 @@ class SocketProcessGroup:
 
     def recv_partial(self, tensor: Tensor, src: int, num: int, id: int, sync_op: bool = True) -> ReceiveTask:
         def fill() -> None:
-            full = read(tensor)  # the tensor's own memory, or a copy of a tensor that is not contiguous
+            full = read(tensor)  # the tensor's memory, or a copy if the tensor is not contiguous
             np.split(full, num)[id][:] = self._receive(src, POINT_TO_POINT)
             write(tensor, full)
 
         return self._post(src, fill, sync_op)
 
     def _start_coalescing(self) -> None:
-        """Begin a batch, in which a receive may come before the send that it answers."""
+        """Begin a batch, in which a receive may be posted before the send that it answers."""
         self._coalesced = []
 
     def _end_coalescing(self, tasks: object = None) -> None:
@@ -243,7 +245,7 @@ class SocketProcessGroup:
             task.wait()
         return task
 
-    # The forms that run on a GPU's compute stream; a CPU has one stream
+    # The variants for a GPU's compute stream; a CPU has one stream.
 
     all_reduce_on_calc_stream = all_reduce
     reduce_on_calc_stream = reduce
@@ -268,13 +270,13 @@ class SocketProcessGroup:
     # Bytes
 
     def _reduce_scatter(self, pieces: Sequence[np.ndarray], op: ReduceOp) -> np.ndarray:
-        """Send a piece to each member; the combination of those received."""
+        """Send a piece to each member and return the reduction of those received."""
         dtype = pieces[self._rank].dtype
         received = self._all_to_all([piece.view(np.uint8) for piece in pieces])
         return _combine([part.view(dtype) for part in received], op)
 
     def _all_to_all(self, pieces: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Send `pieces[i]` to member i; what each member has sent here, in order of members."""
+        """Send `pieces[i]` to member i and return what the members have sent, in order of members."""
         size = self.size()
         for step in range(1, size):
             to = (self._rank + step) % size
@@ -286,14 +288,14 @@ class SocketProcessGroup:
         return received
 
     def _gather_to(self, dst: int, data: np.ndarray) -> list[np.ndarray]:
-        """Everyone's bytes on member `dst`, an empty list elsewhere."""
+        """Return all members' bytes on member `dst`, and an empty list elsewhere."""
         if self._rank != dst:
             self._send(dst, COLLECTIVE, data)
             return []
         return [data if member == dst else self._receive(member, COLLECTIVE) for member in range(self.size())]
 
     def _scatter_from(self, src: int, pieces: Sequence[np.ndarray] | None) -> np.ndarray:
-        """Member `src` gives `pieces`, one for each; this member's."""
+        """Send one of `pieces` from member `src` to each member; return this member's piece."""
         if pieces is None:
             return self._receive(src, COLLECTIVE)
         for member, piece in enumerate(pieces):
@@ -313,12 +315,12 @@ def _combine(parts: Sequence[np.ndarray], op: ReduceOp) -> np.ndarray:
     for part in parts[1:]:
         COMBINE[op](total, part, out=total)
     if op == ReduceOp.AVG:
-        np.divide(total, len(parts), out=total, casting="unsafe")  # integers: towards zero
+        np.divide(total, len(parts), out=total, casting="unsafe")  # integers are rounded towards zero
     return total
 
 
 def _even_sizes(total: int, parts: int) -> list[int]:
-    """Sizes of nearly equal parts."""
+    """Return the sizes of nearly equal parts."""
     return [total // parts + (part < total % parts) for part in range(parts)]
 
 

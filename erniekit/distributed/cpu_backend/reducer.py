@@ -1,4 +1,4 @@
-"""Averaging gradients for `paddle.DataParallel`, in place of a C++ class that takes a C++ process group only."""
+"""Average gradients for `paddle.DataParallel`; replaces a C++ class that only takes a C++ process group."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from erniekit.distributed.cpu_backend.process_group import SocketProcessGroup
 
 
 class Reducer:
-    """Stands in for `core.EagerReducer`: after a backward pass, every gradient is its average over the ranks.
+    """Replaces `core.EagerReducer`: after a backward pass, every gradient is its average over the ranks.
 
-    A parameter that took no part on this rank gets a gradient all the same, since it may have taken part on another.
+    A parameter unused on this rank also gets a gradient, since another rank may have used it.
     """
 
     def __init__(
@@ -28,11 +28,11 @@ class Reducer:
         find_unused_parameters: bool,
     ) -> None:
         self._parameters = list(parameters)
-        self._groups = groups  # indices of parameters of one dtype whose gradients travel together
+        self._groups = groups  # indices of parameters of one dtype whose gradients are reduced together
         self._process_group = process_group
 
     def prepare_for_backward(self, outputs: Sequence[paddle.Tensor]) -> None:
-        core.eager._add_backward_final_hook(self._average)  # called once
+        core.eager._add_backward_final_hook(self._average)  # it is called once
 
     def _average(self) -> None:
         for indices in self._groups:

@@ -1,4 +1,4 @@
-"""What keeps fleet's sharding (stages 1 to 3) from running on CPU ranks."""
+"""Patches that let fleet's sharding (stages 1 to 3) run on CPU ranks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import paddle
 from paddle.base import core
 
-ALIGNMENT = 256  # bytes, what fleet uses on GPUs
+ALIGNMENT = 256  # bytes, as fleet uses on GPUs
 
 
 class ModuleOverlay:
-    """A module with some names replaced, for those who import it by this object only."""
+    """A module with some names replaced, for importers of this object only."""
 
     def __init__(self, module: ModuleType | ModuleOverlay, **names: Any) -> None:
         self.__dict__.update(names)
@@ -24,9 +24,10 @@ class ModuleOverlay:
 
 
 def allow_group_sharding_on_cpu() -> None:
-    """Cause: stages 2 and 3 assert a GPU, an XPU or a "custom device", and copy to a place of that kind.
+    """Make the CPU a custom device. Cause: stages 2 and 3 assert a GPU, an XPU or a "custom device" and copy to its
+    place.
 
-    In their modules, and nowhere else, the CPU is a custom device, whose place is the CPU.
+    Only in their modules is the CPU a custom device, whose place is the CPU.
     """
     import paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2 as optimizer_stage2
     import paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 as stage2
@@ -52,8 +53,8 @@ def allow_group_sharding_on_cpu() -> None:
 
 
 def keep_parameters_in_their_buffer() -> None:
-    """Cause: `ParamStorage.add_rank_params` fills its buffer from `param.cpu()`, which on a CPU shares the parameter's
-    memory, and then clears the parameter."""
+    """Do not convert parameters. Cause: `ParamStorage.add_rank_params` fills its buffer from `param.cpu()`, which on a
+    CPU shares the parameter's memory, and then clears the parameter."""
     from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import ParamStorage
 
     original = ParamStorage.add_rank_params
@@ -63,7 +64,7 @@ def keep_parameters_in_their_buffer() -> None:
 
 
 def align_fused_tensors() -> None:
-    """Cause: the buffers of stage 1 (`split_param`, `tensor_fusion`) have no alignment for a CPU."""
+    """Set an alignment. Cause: the buffers of stage 1 (`split_param`, `tensor_fusion`) have none for a CPU."""
     from paddle.distributed.fleet.utils import tensor_fusion_helper
 
     tensor_fusion_helper.alignment["cpu"] = ALIGNMENT
@@ -71,8 +72,11 @@ def align_fused_tensors() -> None:
 
 
 def allow_float64_buffers() -> None:
-    """Cause: the buffers of sharding know the size of float32 and narrower types, and what is first made on a CPU is
-    float32. CPU ranks compute in float64 where layouts are compared to more digits than float32 has."""
+    """Support float64. Cause: sharding's buffers know the sizes of float32 and narrower types, and start as float32 on
+    a CPU.
+
+    CPU ranks compute in float64 when tests compare layouts to more digits than float32 has.
+    """
     import paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2 as optimizer_stage2
     import paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3 as stage3
     from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import ParamStorage

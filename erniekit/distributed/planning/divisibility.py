@@ -1,4 +1,4 @@
-"""What of a model a layout cannot divide, told before any memory is taken. Needs neither Paddle nor NumPy."""
+"""Check that a layout can shard a model, before any memory is allocated. Needs no Paddle or NumPy."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 from erniekit.distributed.stages import BY_LAYER, DECODER_LAYER, layer_chunks
 from erniekit.errors import ConfigurationError
-from erniekit.model.architectures.sharding import placement
-from erniekit.model.lora.config import linear_shapes
 from erniekit.model.quantization.settings import Fp8, WeightOnly, rotation_problem
 
 if TYPE_CHECKING:
@@ -27,16 +25,16 @@ def check_divisible(
     add_tail_layers: int = 0,
     quantization: Quantization | None = None,
 ) -> list[range]:
-    """Check that every rank can have an equal part of the model.
+    """Check that every rank can have an equal shard of the model.
 
     Args:
-        quantization: how linear layers keep their weights or compute their products; None: plainly.
+        quantization: quantized weights or FP8 products of linear layers; None: neither.
 
     Returns:
-        The layers of each run of the pipeline, see `stages.layer_chunks`.
+        The layers of each model chunk of the pipeline, see `stages.layer_chunks`.
 
     Raises:
-        ConfigurationError: everything that cannot be divided, a paragraph each with what to write instead.
+        ConfigurationError: some dimensions cannot be sharded; each has a paragraph that says what to write instead.
     """
     problems = _tensor_problems(model, topology, max_seq_len)
     if isinstance(quantization, WeightOnly):
@@ -44,8 +42,9 @@ def check_divisible(
     if isinstance(quantization, Fp8):
         problems += _rotation_problems(model, topology, quantization)
     if topology.expert > 1 and topology.expert_axis and model.moe_num_experts % topology.expert:
+        key = model.architecture.key_names.get("moe_num_experts", "moe_num_experts")
         problems.append(
-            f"moe_num_experts {model.moe_num_experts} cannot be divided between {topology.expert} ranks "
+            f"{key} {model.moe_num_experts} cannot be divided between {topology.expert} ranks "
             f"({EXPERTS_ALONG[topology.expert_axis]})\n  write moe_group: dummy, or a degree of "
             f"{_divisors(model.moe_num_experts)}"
         )
@@ -60,19 +59,9 @@ def check_divisible(
 
 
 def _tensor_problems(model: ModelConfig, topology: Topology, max_seq_len: int) -> list[str]:
-    """What does not fit into `tensor` equal slices."""
+    """Return the dimensions that cannot be split into `topology.tensor` equal shards."""
     degree = topology.tensor
-    sizes = {
-        "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.num_key_value_heads,
-        "vocab_size": model.vocab_size,
-    }
-    layers = range(model.num_hidden_layers)
-    if not all(model.is_moe_layer(layer) for layer in layers):
-        sizes["intermediate_size"] = model.intermediate_size
-    if model.moe_num_shared_experts:  # one wider MLP; routed experts are never cut
-        name = "moe_num_shared_experts x moe_intermediate_size"
-        sizes[name] = model.moe_num_shared_experts * model.moe_intermediate_size
+    sizes = model.architecture.tensor_parallel_sizes(model)
     wrong = {name: size for name, size in sizes.items() if size % degree}
     problems = []
     if wrong:
@@ -81,41 +70,55 @@ def _tensor_problems(model: ModelConfig, topology: Topology, max_seq_len: int) -
         lines = [f"tensor_parallel_degree {degree} does not divide {what} of the model"]
         if model.num_key_value_heads < degree:
             lines.append(
-                "  Key heads are not copied to several ranks: their copies would hold the same numbers and their "
-                "gradients would have to be added up in every layer; more slices than key heads save nothing of them."
+                "  Key heads are not replicated: copies would have the same values, and their "
+                "gradients would have to be summed in every layer; more shards than key heads save no memory for them."
             )
         lines.append(f"  write tensor_parallel_degree: {' or '.join(map(str, fitting))}")
         problems.append("\n".join(lines))
+    elif undivided := _undivided_weights(model, degree):
+        shown = ", ".join(undivided[:3]) + (", ..." if len(undivided) > 3 else "")
+        problems.append(f"tensor_parallel_degree {degree} does not divide these weights of {model.model_type}: {shown}")
     if topology.sequence_parallel and max_seq_len % degree:
         problems.append(
-            f"sequence_parallel divides rows of max_seq_len {max_seq_len:,} between {degree} ranks, and {degree} does "
+            f"sequence_parallel shards rows of max_seq_len {max_seq_len:,} over {degree} ranks, and {degree} does "
             f"not divide it\n  write max_seq_len: {max_seq_len // degree * degree}, or sequence_parallel: false"
         )
     return problems
 
 
+def _undivided_weights(model: ModelConfig, degree: int) -> list[str]:
+    """Weights of which ranks would have unequal slices although all sizes of the configuration can be divided."""
+    undivided = []
+    for name, shape in model.weight_shapes().items() if degree > 1 else ():
+        weight = model.architecture.weight_info(name)
+        axis = weight.placement().axis
+        if axis is not None and (shape[::-1] if weight.is_linear else shape)[axis] % degree:
+            undivided.append(name)
+    return undivided
+
+
 def _packed_problems(model: ModelConfig, topology: Topology, weight_only: WeightOnly) -> list[str]:
-    """Linear layers whose inputs are cut between inputs that share a scale."""
+    """Return the linear layers whose input shards would split inputs that share a scale."""
     wrong = {}
-    for path, (_, inputs) in linear_shapes(model.weight_shapes()).items():
-        form = weight_only.form(path)
-        if placement(f"{path}.weight").axis == 0 and not form.divides(inputs, topology.tensor):
+    for path, (_, inputs) in model.linear_shapes().items():
+        form = weight_only.form(path, model.architecture)
+        if model.architecture.placement(f"{path}.weight").axis == 0 and not form.divides(inputs, topology.tensor):
             wrong[path.rpartition(".")[2]] = f"{inputs:,} inputs in groups of {form.group(inputs)}"
     if not wrong:
         return []
     what = ", ".join(f"{name} ({inputs})" for name, inputs in wrong.items())
     return [
-        f"weight_quantize_algo {weight_only.algorithm}: {topology.tensor} tensor-parallel ranks would divide inputs "
+        f"weight_quantize_algo {weight_only.algorithm}: {topology.tensor} tensor-parallel ranks would split inputs "
         f"that share a scale: {what}\n  write a smaller tensor_parallel_degree, or weight_only_int8, whose scales "
         "belong to outputs"
     ]
 
 
 def _rotation_problems(model: ModelConfig, topology: Topology, fp8: Fp8) -> list[str]:
-    """Linear layers of whose inputs a rank has no whole number of blocks."""
+    """Return the linear layers whose inputs on a rank are not a multiple of the Hadamard block size."""
     own_inputs = {}
-    for path, (_, inputs) in linear_shapes(model.weight_shapes()).items():
-        divided = placement(f"{path}.weight").axis == 0
+    for path, (_, inputs) in model.linear_shapes().items():
+        divided = model.architecture.placement(f"{path}.weight").axis == 0
         own_inputs[path] = inputs // topology.tensor if divided else inputs
     problem = rotation_problem(fp8, own_inputs)
     return [problem] if problem else []

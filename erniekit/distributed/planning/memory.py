@@ -1,7 +1,7 @@
-"""How much memory a rank takes in training, from the model's shape and the layout alone.
+"""Estimate the memory of a rank in training from the model's shape and the layout alone.
 
-What is kept for backward follows the decoder's own operations; `tools/bench/memory_estimate.py` compares it with what
-runs take. Letters: T tokens of a micro-batch, H hidden size, V vocabulary. Needs neither Paddle nor NumPy.
+The tensors saved for backward follow the decoder's operations; `tools/bench/memory_estimate.py` compares the estimate
+with measured runs. Letters: T tokens of a micro-batch, H hidden size, V vocabulary. Needs no Paddle or NumPy.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.distributed.stages import (
-    EMBEDDING,
     chunks_in_flight,
     layer_chunks,
     numel_on_rank,
@@ -18,33 +17,32 @@ from erniekit.distributed.stages import (
 )
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.architectures.weights import Shapes
-from erniekit.model.lora.config import LoraSettings, adapter_shapes, linear_shapes
+from erniekit.model.architectures.plain_decoder import EMBEDDING, Shapes
+from erniekit.model.lora.config import LoraSettings, adapter_shapes
 from erniekit.model.quantization.settings import WeightOnly
 
 CHUNK_LOGITS = 4 << 20  # head.CHUNK_LOGITS; a test compares the two
-KEPT_SCORES = 4 << 20  # attention.KEEP_SCORES_UP_TO; likewise
+KEPT_SCORES = 4 << 20  # attention.MAX_SAVED_SCORES; likewise
 TILE = 256  # attention_plan.TILE; likewise
-# What a process takes on a CPU beside its tensors, measured (docs/benchmarks.md, "Peak memory"): Python, Paddle, its
-# kernels' buffers. It is what is left where every block of a megabyte is mapped by itself, so that there are no gaps.
+# Host memory of a process that is not tensors, measured (docs/benchmarks.md, "Peak memory"): Python, Paddle, its
+# kernels' buffers. It was measured with every block of a megabyte mapped separately, so that there were no gaps.
 PROCESS_BYTES = 450_000_000
 # Gaps of the heap. Paddle asks for aligned blocks, and glibc before 2.38 does not put one into the hole that another of
-# the same size has left; so they grow with the blocks that one layer after the other keeps and takes for a while.
+# the same size has left; so the gaps grow with the blocks that layers keep and temporarily use.
 FRAGMENTATION_OF_ACTIVATIONS = 0.5
 FRAGMENTATION_OF_WORKSPACE = 1.1
-FRAGMENTATION_WITH_ADAPTERS = (
-    2.0  # instead, where freed memory is given back (`host_memory`), and large blocks move about
-)
+FRAGMENTATION_WITH_ADAPTERS = 2.0  # if freed memory is returned (`host_memory`), and large blocks move about
 
 
 @dataclass(frozen=True)
 class Formats:
-    """Bytes that one number of each kind takes.
+    """Bytes per number of each kind.
 
     Attributes:
-        master: of the float32 copies of trained weights that an optimizer keeps beside 16-bit ones; 0: there are none.
+        master: of the optimizer's float32 master copies of 16-bit weights; 0: there are none.
         moments: of both moments of AdamW together.
-        on_cpu: attention runs in blocks of scores, and memory is the process's; otherwise in FlashMask's kernel.
+            on_cpu: attention runs in blocks of scores, and the host memory of the process counts; otherwise FlashMask's
+            kernel runs.
     """
 
     weights: int = 4
@@ -56,27 +54,27 @@ class Formats:
 
 
 FLOAT32_ON_CPU = Formats()
-BFLOAT16_O1 = Formats(activations=2, on_cpu=False)  # float32 weights, products and what is kept for them in 16 bits
+BFLOAT16_O1 = Formats(activations=2, on_cpu=False)  # float32 weights; products and saved activations in 16 bits
 BFLOAT16_O2 = Formats(weights=2, activations=2, gradients=2, master=4, on_cpu=False)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What of a run decides how much memory it takes.
+    """The settings of a run that determine its memory.
 
     Attributes:
-        batch_size: rows of a micro-batch of one reader; rows are full.
-        longest_document: tokens that see each other, at most; None: a whole row.
+        batch_size: rows of a micro-batch of one data-parallel rank; rows are full.
+        longest_document: maximum number of tokens that attend to each other; None: a full row.
         accumulation: micro-batches of a step.
         recompute: layers from `no_recompute_layers` on keep only their input and compute the rest again in backward.
-        recompute_granularity: of these layers, what is computed again: "full", "full_attn" or "core_attn".
-        fused_head: the logits are never whole.
-        dense_mask: FlashMask is switched off: a B x S x S mask and whole score matrices exist.
-        reference_copy: a second, frozen model is there as well.
-        adapters: what is trained beside frozen weights; None: all weights are trained.
-        sharding: 0; or what a sharding group divides: 1 optimizer states, 2 gradients, too, 3 parameters, too.
-        weight_only: how linear layers keep their frozen weights; None: as floats.
-        checkpoint_value: bytes of a trained value in a checkpoint that waits in shared memory; 0: none does.
+        recompute_granularity: the recomputed part of these layers: "full", "full_attn" or "core_attn".
+        fused_head: the full logits never exist.
+        dense_mask: FlashMask is off: a B x S x S mask and full score matrices exist.
+        reference_copy: there is a second, frozen model.
+        adapters: trained on top of frozen weights; None: all weights are trained.
+        sharding: ZeRO stage: 0 none, 1 optimizer states, 2 also gradients, 3 also parameters.
+        weight_only: quantization of frozen linear weights; None: floats.
+        checkpoint_value: bytes per trained value of a checkpoint that waits in shared memory; 0: there is none.
     """
 
     batch_size: int
@@ -107,11 +105,12 @@ def training_memory(
     chunks: list[range] | None = None,
     pp_stage: int = 0,
 ) -> dict[str, int]:
-    """Bytes by purpose of each rank of a pipeline stage; `total` is their sum. Tokens spread evenly over experts.
+    """Return bytes by purpose for each rank of a pipeline stage; `total` is their sum. Tokens spread evenly over
+    experts.
 
     Args:
         topology: None: one process.
-        chunks: the layers of each run of the pipeline, see `stages.layer_chunks`; None: divided equally.
+        chunks: the layers of each model chunk of the pipeline, see `stages.layer_chunks`; None: equal chunks.
     """
     topology = topology or Topology()
     chunks = chunks or layer_chunks(model.num_hidden_layers, topology)
@@ -140,17 +139,17 @@ def training_memory(
 
 
 def tensor_bytes(memory: dict[str, int]) -> int:
-    """What of an estimate are tensors, whose sum Paddle counts itself."""
+    """Return the part of an estimate that is tensors, which Paddle counts itself."""
     return process_bytes(memory) - memory["process"]
 
 
 def process_bytes(memory: dict[str, int]) -> int:
-    """What of an estimate is the process's own: the rest, a checkpoint in shared memory, belongs to none."""
+    """Return the part of an estimate that belongs to the process: all but a checkpoint in shared memory."""
     return memory["total"] - memory["checkpoint"]
 
 
 def _process(memory: dict[str, int], work: Workload) -> int:
-    """Beside tensors, on a CPU."""
+    """Return the host memory that is not tensors, on a CPU: interpreter, libraries, heap fragmentation."""
     workspace_fragmentation = FRAGMENTATION_OF_WORKSPACE if work.adapters is None else FRAGMENTATION_WITH_ADAPTERS
     fragmentation = FRAGMENTATION_OF_ACTIVATIONS * memory["activations"] + workspace_fragmentation * memory["workspace"]
     return PROCESS_BYTES + int(fragmentation)
@@ -159,50 +158,52 @@ def _process(memory: dict[str, int], work: Workload) -> int:
 def _param_counts(
     model: ModelConfig, work: Workload, topology: Topology, chunks: list[range], pp_stage: int
 ) -> tuple[int, int]:
-    """How many values of parameters a rank of the stage has, and how many of them it trains; without packed ones."""
+    """Return the number of parameter values on a rank of the stage, and of trained ones; without quantized weights."""
     shapes = model.weight_shapes()
     packed = _packed_shapes(model, work)
     plain = {name: shape for name, shape in shapes.items() if name not in packed}
-    weights = numel_on_rank(shapes_on_pp_stage(plain, model, topology, chunks, pp_stage), topology)
+    weights = numel_on_rank(shapes_on_pp_stage(plain, model, topology, chunks, pp_stage), model.architecture, topology)
     if work.adapters is None:
         return weights, weights
-    adapters = shapes_on_pp_stage(adapter_shapes(shapes, work.adapters), model, topology, chunks, pp_stage)
-    trained = numel_on_rank(adapters, topology)
+    adapters = shapes_on_pp_stage(adapter_shapes(model, work.adapters), model, topology, chunks, pp_stage)
+    trained = numel_on_rank(adapters, model.architecture, topology)
     return weights + trained, trained
 
 
 def _packed_shapes(model: ModelConfig, work: Workload) -> Shapes:
-    linears = linear_shapes(model.weight_shapes()) if work.weight_only else {}
+    linears = model.linear_shapes() if work.weight_only else {}
     return {f"{path}.weight": shape for path, shape in linears.items()}
 
 
 def _packed_weights(
     model: ModelConfig, work: Workload, topology: Topology, chunks: list[range], pp_stage: int
 ) -> tuple[int, int]:
-    """The bytes of weights in few bits, and how many values the largest of them has, which is made dense at a time."""
+    """Return the bytes of quantized weights, and the number of values of the largest, which is made
+    dense temporarily."""
     packed = shapes_on_pp_stage(_packed_shapes(model, work), model, topology, chunks, pp_stage)
     if work.weight_only is None or not packed:
         return 0, 0
     taken: Shapes = {}
     for name, (outputs, inputs) in packed.items():
-        taken[name] = (work.weight_only.form(name.removesuffix(".weight")).nbytes(outputs, inputs),)
-    largest = max(numel_on_rank({name: shape}, topology) for name, shape in packed.items())
-    return numel_on_rank(taken, topology), largest
+        taken[name] = (work.weight_only.form(name.removesuffix(".weight"), model.architecture).nbytes(outputs, inputs),)
+    largest = max(numel_on_rank({name: shape}, model.architecture, topology) for name, shape in packed.items())
+    return numel_on_rank(taken, model.architecture, topology), largest
 
 
 class _LayerActivations:
-    """Numbers that decoder layers keep and use, on one rank for one micro-batch."""
+    """The numbers that decoder layers save and use, on one rank for one micro-batch."""
 
     def __init__(self, model: ModelConfig, work: Workload, topology: Topology) -> None:
         self.model, self.work, self.topology = model, work, topology
-        # Outside of blocks a rank has all tokens, or its part of the sequence.
+        # Outside of blocks a rank has all tokens, or its shard of the sequence.
         self.own_tokens = work.tokens // (topology.tensor if topology.sequence_parallel else 1)
         self.queries = model.num_attention_heads * model.head_dim // topology.tensor
         self.keys = model.num_key_value_heads * model.head_dim // topology.tensor
         self.longest = work.longest_document or work.max_seq_len
 
     def stage_values(self, chunks: list[range], pp_stage: int) -> tuple[int, int]:
-        """What a stage keeps for backward over all micro-batches in flight, and what one layer's backward adds."""
+        """Return the values that a stage saves for all micro-batches in flight, and those that one layer's backward
+        adds."""
         model, work, topology = self.model, self.work, self.topology
         layers = stage_layers(chunks, pp_stage, topology.pipeline)
         predictions = range(model.num_nextn_predict_layers if pp_stage == topology.pipeline - 1 else 0)
@@ -216,14 +217,14 @@ class _LayerActivations:
             for is_moe, layer_recomputed in zip(moe, is_recomputed, strict=True)
         ]
         saved = sum(saved_per_layer) - sum(recomputed)
-        # Beside layers: what comes in, what leaves or the final norm, and the rotary tables.
+        # Outside of layers: the input, the output or the final norm, and the rotary tables.
         saved += 3 * hidden + 2 * work.tokens * (self.queries + self.keys)
         in_flight = chunks_in_flight(topology, pp_stage, work.accumulation) / topology.virtual_pipeline
         working = max(recomputed, default=0) + max((self.working(is_moe) for is_moe in moe), default=0)
         return int(saved * in_flight) + self.masks(), working
 
     def saved(self, moe: bool) -> int:
-        """Between forward and backward."""
+        """Return the values that a layer saves between forward and backward."""
         model, tokens = self.model, self.work.tokens
         streams = 2 * self.own_tokens * model.hidden_size  # the two residual streams
         inputs = 2 * tokens * model.hidden_size  # the two normalised inputs, of all tokens
@@ -232,7 +233,7 @@ class _LayerActivations:
         return streams + inputs + attention + mlp + self._dropped(moe)
 
     def recomputed_values(self, moe: bool) -> int:
-        """What of that a layer does not keep that is computed again."""
+        """Return how many of these values are recomputed instead of saved."""
         if self.work.recompute_granularity == "core_attn":
             return self._saved_scores()
         if self.work.recompute_granularity == "full_attn":
@@ -241,18 +242,19 @@ class _LayerActivations:
         return self.saved(moe) - self.own_tokens * self.model.hidden_size
 
     def _expert_values(self) -> int:
-        """The sorted inputs and outputs of experts; gate, up and their product, of shared ones too; the router's."""
+        """Return the sorted inputs and outputs of experts; gate, up and product, also of shared experts; and the
+        router's."""
         model, inner = self.model, self.model.moe_intermediate_size
         shared = 3 * self.work.tokens * self._per_tp_rank(model.moe_num_shared_experts * inner)
         router = 3 * self.own_tokens * model.moe_num_experts
         return self._routed() * (2 * model.hidden_size + 3 * inner) + shared + router
 
     def working(self, moe: bool) -> int:
-        """What the larger of a layer's two backward passes takes for a while."""
+        """Return the temporary values of the larger of a layer's two backward passes."""
         model, work = self.model, self.work
         attention = 2 * work.tokens * (model.hidden_size + self.queries + 2 * self.keys)
         if work.dense_mask:
-            attention += self._saved_scores()  # their gradient
+            attention += self._saved_scores()  # the gradient of the scores
         elif work.formats.on_cpu:  # one block of scores, their probabilities and their gradient
             attention += 3 * model.num_attention_heads // self.topology.tensor * min(TILE, self.longest) * self.longest
         if moe:
@@ -260,14 +262,15 @@ class _LayerActivations:
         return max(attention, 5 * work.tokens * self._per_tp_rank(model.intermediate_size))
 
     def masks(self) -> int:
-        """At most the causal masks of the longest document, one for each length of tile; all layers share them."""
+        """Return an upper bound for the causal masks of the longest document, one per tile length; all layers share
+        them."""
         if not self.work.formats.on_cpu or self.work.dense_mask:
             return 0
         group = self.model.num_attention_heads // self.model.num_key_value_heads
         return group * min(TILE, self.longest) * self.longest
 
     def _saved_scores(self) -> int:
-        """Attention's probabilities, which are computed again in backward where they would be many."""
+        """Return the saved attention probabilities; above a limit they are recomputed in backward."""
         heads, tokens = self.model.num_attention_heads // self.topology.tensor, self.work.tokens
         if self.work.dense_mask:
             return heads * tokens * self.work.max_seq_len
@@ -277,7 +280,8 @@ class _LayerActivations:
         return min(scores, KEPT_SCORES)  # a row of shorter documents has that many
 
     def _dropped(self, moe: bool) -> int:
-        """With dropout before adapters: of every linear layer the input once more, and the mask."""
+        """Return the values saved for dropout before adapters: the input of every linear layer once
+        more, and the mask."""
         if self.work.adapters is None or not self.work.adapters.dropout:
             return 0
         model, tokens = self.model, self.work.tokens
@@ -291,7 +295,7 @@ class _LayerActivations:
         return 2 * inputs
 
     def _routed(self) -> int:
-        """Pairs of a token and one of its experts that a rank computes."""
+        """Return the number of pairs of a token and one of its experts on a rank."""
         divided = self.topology.expert_axis == "tensor" or self.topology.sequence_parallel
         return self.work.tokens * self.model.moe_k // (self.topology.tensor if divided else 1)
 
@@ -300,21 +304,21 @@ class _LayerActivations:
 
 
 def _head_values(model: ModelConfig, work: Workload, topology: Topology, pp_stage: int) -> tuple[int, int]:
-    """What the loss keeps until backward has ended, and what it takes for a while."""
+    """Return the values that the loss saves until backward has ended, and its temporary values."""
     if pp_stage < topology.pipeline - 1:
         return 0, 0
     vocabulary = model.vocab_size // topology.tensor
     head = vocabulary * model.hidden_size
-    losses = 1 + model.num_nextn_predict_layers  # each keeps its own until backward begins
+    losses = 1 + model.num_nextn_predict_layers  # each keeps its values until backward begins
     if not work.fused_head:
         return losses * work.tokens * vocabulary, work.tokens * vocabulary  # probabilities; logits or their gradient
-    # The gradients of hidden states, and of a trained head, are made with the loss.
+    # The gradients of hidden states, and of a trained head, are computed with the loss.
     saved = losses * (work.tokens * model.hidden_size + (head if work.adapters is None else 0))
     return saved, min(max(CHUNK_LOGITS, head // 4), work.tokens * vocabulary)
 
 
 def _embedding_gradient(model: ModelConfig, work: Workload, topology: Topology, pp_stage: int) -> int:
-    """The dense gradient of the embedding, before it is added to what is there."""
+    """Return the dense gradient of the embedding, before it is accumulated."""
     if work.adapters is not None or pp_stage > 0:
         return 0
-    return numel_on_rank({EMBEDDING: (model.vocab_size, model.hidden_size)}, topology)
+    return numel_on_rank({EMBEDDING: (model.vocab_size, model.hidden_size)}, model.architecture, topology)

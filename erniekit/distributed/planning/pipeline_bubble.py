@@ -1,7 +1,7 @@
-"""A pipeline's step played through: when each stage works on which micro-batch, if nothing but computing takes time.
+"""Simulate a step of a pipeline: which stage processes which micro-batch when, if only computing takes time.
 
 The orders are those of 1F1B and of the interleaved schedule (Narayanan et al., 2021, arXiv:2104.04473, section 2.2), as
-fleet runs them. Needs neither Paddle nor NumPy.
+fleet runs them. Needs no Paddle or NumPy.
 """
 
 from __future__ import annotations
@@ -10,53 +10,54 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from erniekit.distributed.stages import LAYER
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.architectures.sharding import placement
 
 
 class ChunkPass(NamedTuple):
-    """One pass of a micro-batch through a run of layers."""
+    """One pass of a micro-batch through a model chunk."""
 
     backward: bool
-    chunk: int  # of all runs of the pipeline, in the order of the layers
+    chunk: int  # index among all chunks of the pipeline, in the order of the layers
     micro_batch: int
 
 
 class Timeline(NamedTuple):
-    """A step, in the unit of the costs."""
+    """A simulated step, in the unit of the costs."""
 
     length: float
     busy: list[float]  # of each stage
-    in_flight: list[int]  # micro-batches in each stage's runs that have gone forward and not yet back, at most
+    in_flight: list[int]  # maximum number of micro-batches per stage that are between forward and backward
 
     @property
     def bubble(self) -> float:
-        """The share of all stages' time in which they wait."""
+        """The fraction of the stages' time in which they wait."""
         return 1 - sum(self.busy) / (len(self.busy) * self.length)
 
 
 def chunk_costs(model: ModelConfig, chunks: Sequence[range]) -> list[float]:
-    """What each run of layers costs a token: the weights it is multiplied with, those of its experts and of the head
-    included. Attention's own products are left out, for they depend on the length of documents."""
+    """Return the cost per token of each model chunk: the weights it is multiplied with, including its experts and the
+    head.
+
+    Attention's products are left out, because they depend on the length of documents.
+    """
     layers = [0.0] * model.num_hidden_layers
     for name, shape in model.weight_shapes().items():
-        layer = LAYER.match(name)
-        if layer and len(shape) == 2:
-            share = model.moe_k / model.moe_num_experts if placement(name).expert is not None else 1.0
-            layers[int(layer[1])] += math.prod(shape) * share
+        weight = model.architecture.weight_info(name)
+        if weight.layer is not None and len(shape) == 2:
+            share = model.moe_k / model.moe_num_experts if weight.expert is not None else 1.0
+            layers[weight.layer] += math.prod(shape) * share
     costs = [sum(layers[layer] for layer in chunk) for chunk in chunks]
     costs[-1] += model.vocab_size * model.hidden_size
     return costs
 
 
 def simulate(topology: Topology, micro_batches: int, costs: Sequence[float], *, backward: float = 2.0) -> Timeline:
-    """Play a step through.
+    """Simulate a step.
 
     Args:
-        costs: the time that one micro-batch takes forward through each run of layers, pipeline x virtual_pipeline.
-        backward: how many times as long it takes backward; 3 where layers are computed again.
+        costs: forward time of one micro-batch through each of the pipeline x virtual_pipeline chunks.
+        backward: backward time relative to forward; 3 if layers are recomputed.
     """
     orders = [_order(topology, pp_stage, micro_batches) for pp_stage in range(topology.pipeline)]
     done: dict[ChunkPass, float] = {}
@@ -81,7 +82,7 @@ def simulate(topology: Topology, micro_batches: int, costs: Sequence[float], *, 
 
 
 def _dependency(work: ChunkPass, chunks: int) -> ChunkPass | None:
-    """What must be done before, on another stage or on this one."""
+    """Return the pass that must be complete first, on this or another stage."""
     if not work.backward:
         return ChunkPass(False, work.chunk - 1, work.micro_batch) if work.chunk else None
     last = work.chunk == chunks - 1
@@ -89,7 +90,7 @@ def _dependency(work: ChunkPass, chunks: int) -> ChunkPass | None:
 
 
 def _order(topology: Topology, pp_stage: int, micro_batches: int) -> list[ChunkPass]:
-    """What a stage does, in its order: forward only, then backward and forward in turn, then backward only."""
+    """Return the passes of a stage in order: forward only, then one forward and one backward, then backward only."""
     num_stages, chunks = topology.pipeline, topology.virtual_pipeline
     stages_after = num_stages - pp_stage - 1
     count, ahead = micro_batches, stages_after

@@ -1,4 +1,4 @@
-"""Sharding: the ranks of a group, each with its own samples, divide what training keeps in memory, through fleet."""
+"""ZeRO sharding: data-parallel ranks of a group shard optimizer states, gradients and parameters, through fleet."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ def shard_model(
     fused: bool = False,
     release: bool = False,
 ) -> ShardingStrategy:
-    """Divide a run's memory among the ranks of a group; the model has its weights, AdamW no state yet.
+    """Shard a run's memory over the ranks of a group; call it after loading weights and before AdamW has state.
 
     Args:
-        sharding_level: `sharding`: "stage1" (what AdamW remembers), "stage2" (gradients, too) or "stage3"
-        (parameters, too).
+            sharding_level: `sharding`: "stage1" (optimizer states), "stage2" (also gradients) or "stage3" (also
+            parameters).
         parameters: by name; the trainable ones are those of `adamw`.
         group: the sharding group.
-        split: divide every parameter instead of whole parameters, in stage 1 (`split_param`); stage 3 always does.
-        fused: exchange parameters in large pieces, in stage 1 (`enable_stage1_tensor_fusion`); `split` does anyway.
-        release: give the memory of gradients back after every step (`release_grads`).
+            split: shard every parameter instead of assigning full parameters to ranks, in stage 1 (`split_param`);
+            stage 3 always does.
+        fused: exchange parameters in large buffers, in stage 1 (`enable_stage1_tensor_fusion`); `split` always does.
+        release: free the memory of gradients after every step (`release_grads`).
     """
     trained = trainable_parameters(parameters)
     if sharding_level == "stage1":

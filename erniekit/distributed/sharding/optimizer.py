@@ -1,4 +1,4 @@
-"""AdamW over what this rank updates of every parameter, in the place of AdamW over all of them."""
+"""AdamW over this rank's shard of the parameters, with the interface of AdamW over all of them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from erniekit.training.optim.adamw import OptimizerState, StatefulAdamW, create_
 
 
 class ShardedOptimizer:
-    """What a step asks of an optimizer, and the state of the whole of it for checkpoints.
+    """The optimizer of a sharded run, and its full state for checkpoints.
 
     Args:
-        adamw: what the stage was made with (`stateless_optimizer`).
+        adamw: the optimizer that the strategy was made with (`stateless_optimizer`).
         group: the sharding group.
     """
 
@@ -41,7 +41,7 @@ class ShardedOptimizer:
         self._sharding_strategy.clear_grad(set_to_zero)
 
     def state_tensors(self) -> dict[str, StoredTensor]:
-        """Type and shape of everything that AdamW remembers, by `<parameter>/<kind>`, as if nothing were divided."""
+        """Return dtype and shape of every full optimizer state, by `<parameter>/<kind>`."""
         return {
             f"{name}/{kind}": self._adamw.state_spec(kind, tensor_spec(parameter))
             for name, parameter in self._parameters.items()
@@ -49,7 +49,7 @@ class ShardedOptimizer:
         }
 
     def read_state(self, name: str) -> Tensor:
-        """One of `state_tensors`, on every rank of the group; all of them call this, in the same order."""
+        """Return one of `state_tensors` on every rank of the group; all of them call this, in the same order."""
         shard, kind = self._param_shard(name)
         local_state = None if shard.tensor is None else self._adamw.read(shard.name, kind)
         full = self._adamw.state_spec(kind, tensor_spec(self._parameters[name.rpartition("/")[0]]))
@@ -57,14 +57,14 @@ class ShardedOptimizer:
         return gather(shard, local_state, self._group, paddle_dtype(full.dtype))
 
     def write_state(self, name: str, value: np.ndarray) -> None:
-        """Set one of `state_tensors`; each rank takes its part of the value."""
+        """Set one of `state_tensors`; each rank takes its shard of the value."""
         shard, kind = self._param_shard(name)
         if shard.tensor is not None:
             local_value = value if kind.endswith("pow_acc") else local_shard(shard, value, self._group.rank)
             self._adamw.write(shard.name, kind, local_value)
 
     def local_optimizer_state(self) -> OptimizerState:
-        """What lies on this rank, by the same names, as fleet has divided it."""
+        """Return this rank's shard of the state, by the same names, as fleet shards it."""
         own = {name: self._param_shard(name) for name in self.state_tensors()}
         tensors = {
             name: self._adamw.state_spec(kind, tensor_spec(shard.tensor))

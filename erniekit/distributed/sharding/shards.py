@@ -1,4 +1,4 @@
-"""Which values of a parameter each rank of a sharding group updates, and how they come together again."""
+"""The shard of a parameter that each rank of a sharding group updates, and how to gather and split it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from paddle.distributed.communication.group import Group
 
 @dataclass(frozen=True)
 class ParamShard:
-    """How one parameter is divided: each rank updates a contiguous run of its values, taken as one row.
+    """How one parameter is sharded: each rank updates a contiguous range of its flat values.
 
     Attributes:
-        shape: of the whole parameter.
+        shape: of the full parameter.
         dtype: of its values.
-        ranges: (start, stop) for each member of the group, start == stop where it has nothing. All have the whole run
-            where the parameter is not divided.
-        tensor: what this rank's AdamW updates: its run, perhaps with padding after it; None where it has nothing.
-        name: of that tensor for AdamW.
+            ranges: (start, stop) for each member of the group, with start == stop if it has no values. If the parameter
+            is not sharded, all members have the full range.
+        tensor: updated by this rank's AdamW: its range, perhaps with padding after it; None if it has no values.
+        name: of that tensor in AdamW.
     """
 
     shape: tuple[int, ...]
@@ -33,12 +33,12 @@ class ParamShard:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether ranks hold different values."""
+        """Whether ranks have different values."""
         return len(set(self.ranges)) > 1
 
 
 def owner_shard(parameter: Tensor, owner: int, group: Group) -> ParamShard:
-    """The share of a parameter that one member updates alone."""
+    """Return the sharding of a parameter that one member updates alone."""
     ranges = tuple((0, parameter.size if member == owner else 0) for member in range(group.nranks))
     return ParamShard(
         tuple(parameter.shape), parameter.dtype, ranges, parameter if owner == group.rank else None, parameter.name
@@ -47,7 +47,7 @@ def owner_shard(parameter: Tensor, owner: int, group: Group) -> ParamShard:
 
 @paddle.no_grad()
 def mean_to_sum(updated: Iterable[Tensor], ranks: int) -> list[Tensor]:
-    """The tensors, their gradients sums where fleet has made means: the loss is divided once, by the whole step."""
+    """Turn fleet's mean gradients into sums: the loss is divided only once, by the full step."""
     updated = list(updated)
     for tensor in updated:
         tensor.grad.scale_(float(ranks))
@@ -55,12 +55,12 @@ def mean_to_sum(updated: Iterable[Tensor], ranks: int) -> list[Tensor]:
 
 
 def all_gather_param(shard: ParamShard, local: Tensor | None, group: Group, dtype: paddle.dtype) -> Tensor:
-    """The whole of something that is divided as a parameter is, in the parameter's shape, on every member.
+    """All-gather a tensor that is sharded like a parameter; return it in the parameter's shape on every member.
 
     All members of the group call this, in the same order.
 
     Args:
-        local: this rank's values, which lie as `share.tensor` does; None where it has nothing.
+        local: this rank's values, laid out like `shard.tensor`; None if it has none.
         dtype: of the values.
     """
     if not shard.is_sharded:
@@ -77,7 +77,7 @@ def all_gather_param(shard: ParamShard, local: Tensor | None, group: Group, dtyp
 
 
 def broadcast_scalar(shard: ParamShard, value: Tensor | None, group: Group, dtype: paddle.dtype) -> Tensor:
-    """What each member that has a part of the parameter holds alike (a power of beta), on those that have none, too."""
+    """Broadcast a scalar that all members with values share (a power of beta) to the members without."""
     holder = next(member for member, (start, stop) in enumerate(shard.ranges) if start < stop)
     value = paddle.empty([1], dtype) if value is None else value.clone()
     dist.broadcast(value, src=group.ranks[holder], group=group)
@@ -85,7 +85,7 @@ def broadcast_scalar(shard: ParamShard, value: Tensor | None, group: Group, dtyp
 
 
 def local_shard(shard: ParamShard, full: np.ndarray, member: int) -> np.ndarray:
-    """This member's run of `whole`, in the shape of `share.tensor`, padding 0."""
+    """Return this member's range of `full` in the shape of `shard.tensor`, padded with 0."""
     assert shard.tensor is not None
     start, stop = shard.ranges[member]
     local = np.zeros(shard.tensor.size, full.dtype)

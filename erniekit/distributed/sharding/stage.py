@@ -1,4 +1,4 @@
-"""What the three stages of sharding have in common."""
+"""The interface of the three sharding stages, and defaults for stages in which every rank has all parameters."""
 
 from __future__ import annotations
 
@@ -12,82 +12,81 @@ from erniekit.distributed.sharding.shards import ParamShard
 from erniekit.training.objectives.forward import LossFunction, MicroBatchLoss
 
 T = TypeVar("T")
-SLICE_PREFIX = (
-    "slice@"  # what fleet puts before the name of a parameter's part in stage 3; in stage 1 it has the same name
-)
+SLICE_PREFIX = "slice@"  # fleet's prefix for the name of a parameter's shard in stage 3; stage 1 uses none
 
 
 class ShardingStrategy(Protocol):
-    """One of fleet's ways to divide a run's memory among the ranks of a sharding group, seen from one of them.
+    """One of fleet's sharding stages, on one rank of a sharding group.
 
-    A step goes: micro-batches with the loss of `wrap`, `reduce_gradients`, clipping, `step`, `clear_grad`.
+    A step runs: micro-batches with the loss of `wrap`, `reduce_gradients`, clipping, `step`, `clear_grad`.
 
     Attributes:
-        reduces_in_backward: whether gradients are added up over the group in every backward pass, or once a step.
+        reduces_in_backward: whether gradients are reduced over the group in every backward pass, or once per step.
     """
 
     reduces_in_backward: bool
 
     def param_shard(self, parameter: Tensor) -> ParamShard:
-        """Which values of a trained parameter each rank updates."""
+        """Return which values of a trained parameter each rank updates."""
         ...
 
     def local_param(self, weight: Tensor) -> Tensor:
-        """What of one of the model's parameters this rank has between steps."""
+        """Return this rank's values of a parameter of the model between steps."""
         ...
 
     def wrap(self, loss: LossFunction) -> LossFunction:
-        """The loss to use, so that fleet is there when passes begin."""
+        """Return the loss to use, which calls fleet's wrapper of the model."""
         ...
 
     def gradients(self, parameters: Iterable[Tensor]) -> list[Tensor]:
-        """What backward passes have left on this rank, of the trained parameters."""
+        """Return the gradients of the trained parameters on this rank after backward passes."""
         ...
 
     def reduce_gradients(self) -> list[Tensor]:
-        """What this rank updates, each with its gradient summed over the sharding group."""
+        """Return the tensors that this rank updates, each with its gradient summed over the sharding group."""
         ...
 
     def step(self) -> None:
-        """Update this rank's values, and exchange them where every rank keeps all."""
+        """Update this rank's values; all-gather them if every rank keeps all."""
         ...
 
     def clear_grad(self, set_to_zero: bool) -> None:
-        """Forget the gradients; `set_to_zero` keeps their memory where the stage keeps any."""
+        """Clear the gradients; `set_to_zero` keeps their memory if the stage has any."""
         ...
 
     def gather_params(self, parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
-        """Inside, these parameters of the model are whole, to be read or set; all of the group enter together."""
+        """Inside, these parameters of the model are full, to be read or set; all ranks of the group enter together."""
         ...
 
     def full_param(self, parameter: Tensor) -> Tensor:
-        """The whole of one of the model's parameters; where parameters are divided, all ranks call this together."""
+        """Return a full parameter of the model; if parameters are sharded, all ranks of the group
+        call this together."""
         ...
 
 
-# Where every rank keeps all parameters, a stage takes these in the place of methods of its own.
+# Stages in which every rank has all parameters use these functions as methods.
 
 
 def identity(given: T) -> T:
-    """What a rank has of a parameter is all of it; a loss is used as it is."""
+    """Return the argument unchanged: parameters are not sharded here, and a loss needs no wrapper."""
     return given
 
 
 def no_gather(parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """All ranks have all values at any time."""
+    """Return an empty context: all ranks always have all values."""
     return nullcontext()
 
 
 def local_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Passes leave gradients at the parameters."""
+    """Return the gradients that passes have left on the parameters."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
-# The whole of a forward pass as a layer, which is what fleet's sharded wrappers call.
+# A full forward pass as a layer, which fleet's sharded wrappers need.
 
 
 class LossLayer(nn.Layer):
-    """(loss, batch) -> the loss of the batch under the model."""
+    """A layer that maps (loss, batch) to the loss of the batch under the model."""
 
     def __init__(self, model: nn.Layer) -> None:
         super().__init__()

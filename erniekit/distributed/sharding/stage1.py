@@ -1,4 +1,4 @@
-"""Stage 1: the ranks of a sharding group divide what AdamW remembers (ZeRO; Rajbhandari et al., 2019, 1910.02054).
+"""ZeRO stage 1: the ranks of a sharding group shard optimizer states (Rajbhandari et al., 2019, arXiv:1910.02054).
 
 Every rank has all parameters and all gradients. After the micro-batches each gradient is summed on the rank that
 updates its parameter, which then sends the new values to the others.
@@ -23,9 +23,9 @@ from erniekit.distributed.sharding.stage import identity, local_gradients, no_ga
 
 
 class OwnerShardedStates:
-    """Each parameter is updated by one rank, the largest first, by the rank that has least so far.
+    """Each parameter is updated by one rank: the largest first, by the rank with the fewest values so far.
 
-    With `fused`, the parameters of a rank lie in a few buffers, which are exchanged instead (`tensor_fusion`).
+    With `fused`, the parameters of a rank are in a few buffers, which are exchanged instead (`tensor_fusion`).
     """
 
     reduces_in_backward = False
@@ -39,7 +39,7 @@ class OwnerShardedStates:
         self._group, self._groups, self._fused = group, fleet.get_hybrid_communicate_group(), fused
         decays = optimizer._apply_decay_param_fun
         self._fleet = DygraphShardingOptimizer(optimizer, self._groups)
-        optimizer._apply_decay_param_fun = decays  # fleet's knows fused parameters only, and single ones are updated
+        optimizer._apply_decay_param_fun = decays  # fleet's only knows fused parameters
         self._updated: list[Tensor] = self._fleet._rank2params[group.rank]
 
     def param_shard(self, parameter: Tensor) -> ParamShard:
@@ -54,14 +54,14 @@ class OwnerShardedStates:
 
     @paddle.no_grad()
     def clear_grad(self, set_to_zero: bool) -> None:
-        # the gradients of fused parameters are views of a buffer that stays
+        # The gradients of fused parameters are views of a buffer that stays.
         self._fleet.clear_grad(set_to_zero or self._fused)
 
 
 class SplitShardedStates:
-    """Each parameter is divided evenly between all ranks (fleet's `split_param`).
+    """Each parameter is sharded evenly over all ranks (fleet's `split_param`).
 
-    With `release`, the memory of gradients is given back after every step.
+    With `release`, the memory of gradients is freed after every step.
     """
 
     reduces_in_backward = False
@@ -103,8 +103,8 @@ class SplitShardedStates:
 
     @paddle.no_grad()
     def clear_grad(self, set_to_zero: bool) -> None:
-        # Not fleet's, which clears each parameter's gradient: that may leave the buffer, and then the next step sends
-        # what the buffer still holds.
+        # Not fleet's method, which clears each parameter's gradient: the gradient may then leave the buffer, and the
+        # next step sends the old values of the buffer.
         for buffer in self._fleet._comm_buffer_list:
             if not self._fleet.sd_release_grads:
                 buffer.grad_storage.zero_()
@@ -115,9 +115,9 @@ class SplitShardedStates:
 
 
 def _configure(**options: bool) -> None:
-    """fleet's options of stage 1, which it reads when an optimizer is wrapped.
+    """Set fleet's options of stage 1, which it reads when an optimizer is wrapped.
 
-    A mean is never taken on the way, since not every device can; the sum of quotients that stands for it is undone.
+    `use_reduce_avg` is off, because not every device can average; fleet then divides before it sums, and we undo that.
     """
     configs = fleet.fleet._user_defined_strategy.hybrid_configs["sharding_configs"]
     for name, value in {"use_reduce_avg": False, "fuse_optimizer": False, **options}.items():

@@ -1,8 +1,8 @@
-"""Stage 2: the ranks of a sharding group divide gradients, too (ZeRO; Rajbhandari et al., 2019, 1910.02054).
+"""ZeRO stage 2: the ranks of a sharding group also shard gradients (Rajbhandari et al., 2019, arXiv:1910.02054).
 
-Each gradient goes to the rank that updates its parameter as soon as the backward pass has made it, and is freed on the
-others. Ranks send in the order in which their backward passes come to the parameters, so each must come to all of them
-in every micro-batch, in the same order.
+As soon as backward has computed a gradient, it is sent to the rank that updates its parameter and freed on the others.
+Ranks send in the order in which their backward passes reach the parameters, so all ranks must reach each parameter in
+every micro-batch, in the same order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from erniekit.training.objectives.forward import LossFunction, MicroBatchLoss
 
 
 class ShardedGradients:
-    """Each parameter is updated by one rank, the next by the rank that has least so far."""
+    """Each parameter is updated by one rank, in order, by the rank with the fewest values so far."""
 
     reduces_in_backward = True
     full_param = local_param = staticmethod(identity)
@@ -51,7 +51,7 @@ class ShardedGradients:
 
     def reduce_gradients(self) -> list[Tensor]:
         assert not any(self._layer._grad_reduced), "a parameter got no gradient from the last micro-batch"
-        return self._updated  # sums already: what fleet would still do in its step is the mean
+        return self._updated  # these are sums; only fleet's own step would compute means
 
     def step(self) -> None:
         self._fleet._step()

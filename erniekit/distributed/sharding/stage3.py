@@ -1,8 +1,8 @@
-"""Stage 3: the ranks of a sharding group divide parameters, too (ZeRO; Rajbhandari et al., 2019, 1910.02054).
+"""ZeRO stage 3: the ranks of a sharding group also shard parameters (Rajbhandari et al., 2019, arXiv:1910.02054).
 
-A layer's parameters are gathered just before its forward and its backward pass and freed after them, by hooks of
-fleet's on the layer. So a weight is to be used inside the `forward` of the layer that owns it, and every rank must come
-to all layers, in the same order.
+fleet's hooks gather a layer's parameters just before its forward and its backward pass and free them afterwards. So a
+weight must be used inside the `forward` of the layer that owns it, and every rank must reach all layers, in the same
+order.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from erniekit.distributed.sharding.shards import ParamShard, all_gather_param, m
 from erniekit.distributed.sharding.stage import SLICE_PREFIX, LossLayer
 from erniekit.training.objectives.forward import LossFunction, MicroBatchLoss
 
-NOT_SHARDED = ["GateStatistics"]  # a router uses and sets these few numbers itself
+NOT_SHARDED = ["GateStatistics"]  # a router uses and sets these few numbers outside of `forward`
 
 
 class ShardedParameters:
-    """Every parameter is divided evenly between all ranks, frozen ones too."""
+    """Every parameter, including frozen ones, is sharded evenly over all ranks."""
 
     reduces_in_backward = True
 
     def __init__(self, optimizer: AdamW, group: Group, model: nn.Layer) -> None:
         if not model.head.parameters():
-            model.head.extra_parameters = [model.head.projection]  # tied embeddings: gathered for the head, too
+            model.head.extra_parameters = [model.head.projection]  # tied embeddings are gathered for the head as well
         decays = optimizer._apply_decay_param_fun
         optimizer._apply_decay_param_fun = lambda name: decays(name.removeprefix(SLICE_PREFIX))
         self._layer = GroupShardedStage3(
@@ -46,7 +46,7 @@ class ShardedParameters:
             device=paddle.get_device().partition(":")[0],
             segment_size=0,
             pretrain_sync_models=False,
-            sync_comm=True,  # fetching ahead follows the order of the first pass, and evaluation has another
+            sync_comm=True,  # prefetching follows the order of the first pass, and evaluation has another
             exclude_layer=NOT_SHARDED,
         )
         self._optimizer, self._group = optimizer, group
@@ -55,7 +55,7 @@ class ShardedParameters:
             if frozen:
                 self._free_after_backward(layer, frozen)
         self._frozen = [p for p in model.parameters() if p.stop_gradient and p.name in self._layer._param2buffer]
-        optimizer.update_scaler = True  # `step` leaves to us what comes before the update: `reduce_gradients`
+        optimizer.update_scaler = True  # `reduce_gradients` does what `step` would do before the update
 
     def param_shard(self, parameter: Tensor) -> ParamShard:
         size, pieces = parameter.size, self._layer._param2buffer.get(parameter.name)
@@ -63,7 +63,7 @@ class ShardedParameters:
             ranges, tensor = ((0, size),) * self._group.nranks, parameter
         else:
             ranges, tensor = tuple((min(start, size), min(stop, size)) for start, stop in pieces), parameter.fw_storage
-        # by its own name fleet's slice is known only until a pass has gathered it
+        # Under its own name fleet's slice is only known until a pass has gathered it.
         return ParamShard(tuple(parameter.shape), parameter.dtype, ranges, tensor, SLICE_PREFIX + parameter.name)
 
     @contextmanager
@@ -83,9 +83,9 @@ class ShardedParameters:
             self._free(sharded)
 
     def full_param(self, parameter: Tensor) -> Tensor:
-        """The whole of one of the model's parameters, frozen or not; all ranks of the group call this together.
+        """Return a full parameter of the model, frozen or not; all ranks of the group call this together.
 
-        Not fleet's `get_all_parameters`, which leaves all of them gathered.
+        Not fleet's `get_all_parameters`, which leaves all parameters gathered.
         """
         param_shard = self.param_shard(parameter)
         return all_gather_param(param_shard, param_shard.tensor, self._group, param_shard.dtype)
@@ -119,8 +119,11 @@ class ShardedParameters:
         self._optimizer.clear_grad()
 
     def _free_after_backward(self, layer: nn.Layer, frozen: list[Tensor]) -> None:
-        """Fleet gathers frozen parameters for a backward pass, too, and frees what has a gradient when that is made; so
-        free these when the gradient of the layer's input is made."""
+        """Free frozen parameters after a layer's backward pass.
+
+        fleet gathers them for the pass too, but only frees a parameter when its gradient is computed. So free them when
+        the gradient of the layer's input is computed.
+        """
 
         def before_forward(layer: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             x, *others = inputs
@@ -133,7 +136,7 @@ class ShardedParameters:
 
 
 class _AfterBackward(PyLayer):
-    """The value unchanged; calls `then` when its gradient has been made."""
+    """Returns the value unchanged; calls `callback` when its gradient has been computed."""
 
     @staticmethod
     def forward(ctx, value, callback):  # type: ignore[no-untyped-def]

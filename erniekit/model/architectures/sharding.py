@@ -1,26 +1,23 @@
-"""How every weight lies on the ranks of a layout, by its name. Needs no Paddle.
+"""What the weights of a module are, and how the ranks of a layout share them. Needs neither Paddle nor NumPy.
 
-The one table that loading, saving, the sums of gradients and their norm read.
+An architecture names its modules by patterns such as `model.layers.{layer}.mlp.experts.{expert}.up_proj` and gives each
+of them one `ModuleRule`. Loading, saving, adapters, quantisation, the sums of gradients, their norm and the estimates
+all ask this table; a name that no pattern matches is an error everywhere.
 
-Names are Hugging Face's, those of adapters `<path of the linear>.lora_A` and so on; axes are those of the decoder's
-layout (linear weights [in, out], embeddings and heads [vocabulary, H]).
+Weight names are Hugging Face's, those of adapters are `<path of the linear>.lora_A` and so on. Axes are those of the
+decoder's layout: linear weights are [in, out], embeddings and heads [vocabulary, H].
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
-COLUMN_PARALLEL = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}  # linears whose outputs are divided
-ROW_PARALLEL = {"o_proj", "down_proj"}  # linears whose inputs are divided
-VOCAB_PARALLEL = {"model.embed_tokens.weight", "lm_head.weight"}
-_LINEAR = re.compile(
-    r"(?P<path>.*\.(?P<linear>\w+_proj(?:\.\d+)?))\.(?P<kind>weight|bias|lora_A|lora_B|lora_magnitude_vector)"
-)
-_EXPERT = re.compile(r"\.experts\.(\d+)\.")
-# Axis that is cut, by the kind of parameter. What is not cut, and stands beside a cut: see `Placement.partial`.
-_COLUMN_AXES = {"weight": 1, "bias": 0, "lora_B": 1, "lora_magnitude_vector": 0}
-_ROW_AXES = {"weight": 0, "lora_A": 0}
+LAYER, EXPERT = "{layer}", "{expert}"  # in a pattern: the number of a decoder layer, of a routed expert
+_NUMBER = re.compile(r"\{\w+\}")  # any other name in braces stands for a number without a meaning here
+_ADAPTER = ("lora_A", "lora_B", "lora_magnitude_vector", "start_A", "start_B")  # beside a linear layer
 
 
 @dataclass(frozen=True)
@@ -38,27 +35,122 @@ class Placement:
     expert: int | None = None
 
 
-def placement(name: str, *, sequence_parallel: bool = False) -> Placement:
-    """Where a weight lies when the tensor-parallel group has several ranks.
+@dataclass(frozen=True)
+class ModuleRule:
+    """What the parameters of a module are, and which of their axes tensor-parallel ranks divide.
+
+    Attributes:
+        kind: "linear" modules are `Linear` layers, which may have adapters and weights in few bits; "router" modules
+            keep float32 in exported files.
+        parameters: the names that a parameter of the module may have; a linear layer's adapter has its own besides.
+        axes: the divided axis of each parameter that is divided; every rank has the others whole.
+        partial: parameters that every rank has whole while its gradient is always a part of the sum. The gradients of
+            all other whole ones are parts of the sum under sequence parallelism only.
+        initial: the constant that random models start from; None: draw from a normal distribution. Biases are 0.
+    """
+
+    kind: Literal["linear", "embedding", "norm", "router", "other"]
+    parameters: tuple[str, ...] = ("weight",)
+    axes: Mapping[str, int] = field(default_factory=dict)
+    partial: tuple[str, ...] = ()
+    initial: float | None = None
+
+
+_LINEAR_PARAMETERS = ("weight", "bias")
+COLUMN_PARALLEL = ModuleRule(  # the outputs are divided; each rank's slice of B gives a part of the gradient of A
+    "linear",
+    _LINEAR_PARAMETERS,
+    axes={"weight": 1, "bias": 0, "lora_B": 1, "lora_magnitude_vector": 0},
+    partial=("lora_A",),
+)
+ROW_PARALLEL = ModuleRule(  # the inputs are divided
+    "linear", _LINEAR_PARAMETERS, axes={"weight": 0, "lora_A": 0}, partial=("lora_B", "lora_magnitude_vector")
+)
+REPLICATED_LINEAR = ModuleRule("linear", _LINEAR_PARAMETERS)  # also those of routed experts, which are never cut
+VOCAB_PARALLEL = ModuleRule("embedding", axes={"weight": 0})
+NORM = ModuleRule("norm", initial=1.0)
+HEAD_NORM = ModuleRule("norm", partial=("weight",), initial=1.0)  # each rank normalises its own heads
+ROUTER = ModuleRule("router")
+ROUTER_CORRECTION = ModuleRule("router", ("e_score_correction_bias",))
+
+
+class WeightInfo(NamedTuple):
+    """What an architecture's table says of one weight.
+
+    Attributes:
+        rule: the rule of its module.
+        parameter: its name within the module, such as "weight" or "lora_A".
+        layer: the number of its decoder layer; None: it belongs to none.
+        expert: the number of its routed expert; None: it belongs to none.
+        in_tower: whether it belongs to an encoder in front of the decoder.
+    """
+
+    rule: ModuleRule
+    parameter: str
+    layer: int | None
+    expert: int | None
+    in_tower: bool
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is the weight of a `Linear`: [out, in] in Hugging Face's files, [in, out] in the decoder."""
+        return self.rule.kind == "linear" and self.parameter == "weight"
+
+    def placement(self, *, sequence_parallel: bool = False) -> Placement:
+        """Where the weight lies when the tensor-parallel group has several ranks.
+
+        Args:
+            sequence_parallel: whether hidden states are divided along the sequence outside of blocks, so that what
+                works on them there (norms, routers, biases after a sum, experts) sees a part of the tokens.
+        """
+        if self.expert is not None:  # experts are divided among ranks, never cut
+            return Placement(partial=sequence_parallel, expert=self.expert)
+        axis = self.rule.axes.get(self.parameter)
+        return Placement(axis, partial=axis is None and (sequence_parallel or self.parameter in self.rule.partial))
+
+
+class _Pattern(NamedTuple):
+    rule: ModuleRule
+    layer_at: int | None  # which part of the path is the layer's number
+    expert_at: int | None
+    in_tower: bool
+
+
+class RuleTable:
+    """Finds the one rule of a weight by its name.
 
     Args:
-        sequence_parallel: whether hidden states are divided along the sequence outside of blocks, so that what works
-        on them
-            there (norms, routers, biases after a sum, experts) sees a part of the tokens on each rank.
+        decoder: rules of the decoder by pattern of module path.
+        towers: those of the encoders in front of it.
     """
-    expert = _EXPERT.search(name)
-    if expert:  # experts are divided as wholes
-        return Placement(partial=sequence_parallel, expert=int(expert.group(1)))
-    if name in VOCAB_PARALLEL:
-        return Placement(axis=0)
-    match = _LINEAR.fullmatch(name)
-    linear, kind = (match["linear"], match["kind"]) if match else ("", "")
-    if linear in COLUMN_PARALLEL:
-        axis = _COLUMN_AXES.get(kind)
-        return Placement(axis=axis, partial=axis is None)  # A: every rank's slice of B gives a part of its gradient
-    if linear in ROW_PARALLEL:
-        axis = _ROW_AXES.get(kind)
-        return Placement(axis=axis, partial=axis is None and (kind.startswith("lora_") or sequence_parallel))
-    if name.endswith(("q_norm.weight", "k_norm.weight")):
-        return Placement(partial=True)  # each rank normalises its own heads
-    return Placement(partial=sequence_parallel)
+
+    def __init__(self, decoder: Mapping[str, ModuleRule], towers: Mapping[str, ModuleRule]) -> None:
+        self._patterns: dict[str, _Pattern] = {}
+        self._found: dict[str, WeightInfo] = {}  # names are asked for again and again
+        for rules, in_tower in ((decoder, False), (towers, True)):
+            for pattern, rule in rules.items():
+                parts, key = pattern.split("."), _NUMBER.sub("*", pattern)
+                assert key not in self._patterns, f"two rules for {pattern}"
+                layer_at, expert_at = (parts.index(part) if part in parts else None for part in (LAYER, EXPERT))
+                self._patterns[key] = _Pattern(rule, layer_at, expert_at, in_tower)
+
+    def find(self, name: str) -> WeightInfo | None:
+        """What is known of the weight or adapter parameter of this name; None: no rule names it."""
+        if name in self._found:
+            return self._found[name]
+        path, _, parameter = name.rpartition(".")
+        parts = path.split(".")
+        found = self._patterns.get(".".join("*" if part.isdigit() else part for part in parts))
+        if found is None:
+            return None
+        is_adapter = found.rule.kind == "linear" and parameter in _ADAPTER
+        if parameter not in found.rule.parameters and not is_adapter:
+            return None
+        layer, expert = (None if at is None else int(parts[at]) for at in (found.layer_at, found.expert_at))
+        self._found[name] = WeightInfo(found.rule, parameter, layer, expert, found.in_tower)
+        return self._found[name]
+
+
+def prefixed(prefix: str, rules: Mapping[str, ModuleRule]) -> dict[str, ModuleRule]:
+    """Return the same rules for modules whose paths begin with `prefix`."""
+    return {prefix + path: rule for path, rule in rules.items()}

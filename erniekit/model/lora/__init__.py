@@ -1,1 +1,1 @@
-"""Adapters: small trained updates beside frozen weights, and the folders that hold them."""
+"""LoRA adapters: small trained updates on top of frozen weights, and the folders that store them."""

@@ -7,9 +7,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from erniekit.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from erniekit.model.architectures.model_config import ModelConfig
 
 KAIMING, PISSA = "kaiming", "pissa"
 REGULAR_EXPRESSION = "re:"  # marks a pattern that is one
@@ -25,7 +28,7 @@ class LoraSettings:
         dora: learn the length of every output's weight apart from its direction (DoRA, arXiv 2402.09353).
         init: "kaiming" (A uniform, B zero), or "pissa": both from the weight's largest singular values, which
             leave the frozen weight (PiSSA, arXiv 2404.02948).
-        target_modules: patterns of the layers to adapt; none means all (see `select_targets`).
+        target_modules: patterns of the layers to adapt; none means the architecture's own (see `adapter_targets`).
         rank_pattern, alpha_pattern: other ranks and alphas of single layers, as PEFT writes them.
     """
 
@@ -65,6 +68,32 @@ class LoraSettings:
         return ", ".join([f"{kind}, rank {self.rank}, {scale}", *more])
 
 
+def adapter_targets(config: ModelConfig, patterns: Iterable[str]) -> list[str]:
+    """Return the paths of the linear layers to adapt, in the order of the model.
+
+    Without patterns they are what the architecture names: all of the decoder's where it names none. A pattern reaches
+    the layers of a tower only if it begins with the tower's prefix, as `audio_tower.layers.*.q_proj` does, so that no
+    pattern that is meant for the decoder adapts a tower.
+
+    Raises:
+        ConfigurationError: a pattern names no layer.
+    """
+    patterns = tuple(patterns) or config.architecture.lora_targets
+    towers = tuple(tower.prefix for tower in config.architecture.towers)
+    for_towers = [pattern for pattern in patterns if _begins_with(pattern, towers)]
+    for_decoder = [pattern for pattern in patterns if pattern not in for_towers]
+    paths, chosen = list(config.linear_shapes()), set[str]()
+    if for_decoder or not for_towers:
+        chosen.update(select_targets((path for path in paths if not path.startswith(towers)), for_decoder))
+    if for_towers:
+        chosen.update(select_targets((path for path in paths if path.startswith(towers)), for_towers))
+    return [path for path in paths if path in chosen]
+
+
+def _begins_with(pattern: str, prefixes: tuple[str, ...]) -> bool:
+    return pattern.removeprefix(REGULAR_EXPRESSION).replace("\\.", ".").startswith(prefixes)
+
+
 def select_targets(paths: Iterable[str], patterns: Iterable[str]) -> list[str]:
     """The linear layers among `paths` that the patterns name, in the order of `paths`; all of them without a pattern.
 
@@ -95,20 +124,11 @@ def matches(pattern: str, path: str) -> bool:
     return f".{path}".endswith(f".{pattern}")
 
 
-def linear_shapes(weight_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:
-    """The path of every linear layer that can have an adapter, and its (out, in), from the weights of a model."""
-    return {
-        name.removesuffix(".weight"): (shape[0], shape[1])
-        for name, shape in weight_shapes.items()
-        if re.search(r"_proj(\.\d+)?\.weight$", name)
-    }
-
-
-def adapter_shapes(weight_shapes: Mapping[str, tuple[int, ...]], settings: LoraSettings) -> dict[str, tuple[int, ...]]:
-    """The name and shape of every parameter of the adapters beside a model with these weights."""
-    linears = linear_shapes(weight_shapes)
+def adapter_shapes(config: ModelConfig, settings: LoraSettings) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every parameter of the adapters beside a model."""
+    linears = config.linear_shapes()
     shapes: dict[str, tuple[int, ...]] = {}
-    for path in select_targets(linears, settings.target_modules):
+    for path in adapter_targets(config, settings.target_modules):
         outputs, inputs = linears[path]
         rank = settings.rank_of(path)
         shapes |= {f"{path}.lora_A": (inputs, rank), f"{path}.lora_B": (rank, outputs)}
@@ -117,9 +137,9 @@ def adapter_shapes(weight_shapes: Mapping[str, tuple[int, ...]], settings: LoraS
     return shapes
 
 
-def adapter_parameter_count(weight_shapes: Mapping[str, tuple[int, ...]], settings: LoraSettings) -> int:
-    """How many parameters the adapters of a model with these weights have."""
-    return sum(math.prod(shape) for shape in adapter_shapes(weight_shapes, settings).values())
+def adapter_parameter_count(config: ModelConfig, settings: LoraSettings) -> int:
+    """Return how many parameters the adapters beside a model have."""
+    return sum(math.prod(shape) for shape in adapter_shapes(config, settings).values())
 
 
 def _by_pattern(patterns: Mapping[str, Any], path: str, default: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which weights adapters were trained beside: a short hash that names them, however they are stored or divided."""
+"""A short hash of the weights that adapters were trained on, independent of how they are stored or sharded."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from erniekit.model.architectures.sharding import placement
+from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.decoder import Decoder
-from erniekit.model.storage.layouts import is_mtp_weight
-from erniekit.model.weights import is_transposed, named_weights, packed_weights
+from erniekit.model.weights import named_weights, packed_weights
 
-AllGatherObject = Callable[[Any], list[Any]]  # what every rank that has a part of the model has given; values are JSON
-SAMPLES = 64  # values of every weight that are looked at
+AllGatherObject = Callable[[Any], list[Any]]  # gathers a JSON value from every rank that has a part of the model
+SAMPLES = 64  # values per weight that enter the hash
 
 
 def single_process_all_gather(value: Any) -> list[Any]:
-    """The exchange of a process that has the whole model."""
+    """Return the value of the only process."""
     return [value]
 
 
 def weights_fingerprint(decoder: Decoder, all_gather_object: AllGatherObject = single_process_all_gather) -> str:
-    """A short hash of names, shapes and 64 values of each weight, spread over it; the same for any file layout, for any
-    division among ranks, and whether a run has the model's multi-token prediction layers or leaves them out.
+    """Hash the names, the shapes and 64 values of each weight, spread over it.
 
-    Of a weight in few bits the values count that its codes stand for."""
+    The result does not depend on the file layout, on how ranks shard the model, or on whether a run keeps the model's
+    multi-token prediction layers. Of a quantized weight the dequantized values count.
+    """
     all_samples: dict[str, list[float]] = {}
     for samples in all_gather_object(dict(_samples(decoder))):
         all_samples |= samples
     digest = hashlib.sha256()
     for name, shape in decoder.config.weight_shapes().items():
-        if not is_mtp_weight(name):
+        if not decoder.config.architecture.is_mtp_weight(name):
             values = np.array(all_samples[name], np.float32)
-            digest.update(f"{name} {_decoder_shape(name, shape)} {values.size} ".encode())
+            digest.update(f"{name} {_decoder_shape(decoder.config, name, shape)} {values.size} ".encode())
             digest.update(values.tobytes())
     return digest.hexdigest()[:16]
 
@@ -46,15 +46,15 @@ def _samples(decoder: Decoder) -> Iterator[tuple[str, list[float]]]:
     shapes = decoder.config.weight_shapes()
     dense = ((name, weight.dense().t()) for name, weight in packed_weights(decoder).items())
     for name, weight in chain(named_weights(decoder).items(), dense):
-        shape = _decoder_shape(name, shapes[name])
+        shape = _decoder_shape(decoder.config, name, shapes[name])
         size = int(np.prod(shape))
         positions = np.linspace(0, size - 1, min(SAMPLES, size)).astype(np.int64)
         yield name, _values_at(decoder, name, weight, np.unravel_index(positions, shape)).tolist()
 
 
 def _values_at(decoder: Decoder, name: str, weight: Tensor, indices: tuple[np.ndarray, ...]) -> np.ndarray:
-    """float32 values of a weight at places of the whole of it, this rank's slice of which is here."""
-    tp, axis = decoder.tp, placement(name).axis
+    """Return float32 values of a weight at indices into the full weight, of which this rank has a shard."""
+    tp, axis = decoder.tp, decoder.config.architecture.placement(name).axis
     if tp.size == 1 or axis is None:
         return _pick(weight, indices)
     width = weight.shape[axis]
@@ -71,6 +71,6 @@ def _pick(weight: Tensor, indices: tuple[np.ndarray, ...]) -> np.ndarray:
     return paddle.gather(weight.flatten(), paddle.to_tensor(flat)).astype("float32").numpy()
 
 
-def _decoder_shape(name: str, shape: tuple[int, ...]) -> list[int]:
-    """The shape of a whole weight as the decoder has it."""
-    return list(shape[::-1] if is_transposed(name) else shape)
+def _decoder_shape(config: ModelConfig, name: str, shape: tuple[int, ...]) -> list[int]:
+    """Return the shape of a full weight in the decoder's layout."""
+    return list(shape[::-1] if config.architecture.is_linear(name) else shape)

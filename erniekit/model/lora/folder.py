@@ -1,4 +1,4 @@
-"""The configuration files of adapter folders: PEFT's `adapter_config.json`, and what it means here. Needs no Paddle."""
+"""The configuration files of adapter folders: PEFT's `adapter_config.json` and its meaning here. Needs no Paddle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from erniekit.model.lora.config import KAIMING, PISSA, REGULAR_EXPRESSION, LoraS
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 PADDLENLP_CONFIG_FILE = "lora_config.json"
 
-# What PEFT 0.17 stores beside what is read below, with the values that change nothing about the computation.
+# Other settings that PEFT 0.17 stores, with the values that do not change the computation.
 _NEUTRAL: dict[str, Any] = {
     "bias": "none",
     "fan_in_fan_out": False,
@@ -35,20 +35,20 @@ _WITHOUT_EFFECT = {
     "auto_mapping", "corda_config", "ensure_weight_tying", "eva_config", "inference_mode", "loftq_config",
     "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type",
 }  # fmt: skip
-# How A and B began is of no interest once they are trained, unless it has changed the frozen weights as well.
+# How A and B were initialised does not matter once they are trained, unless it also changed the frozen weights.
 _INITS_THAT_KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal")
 
 
 def is_adapter_folder(folder: Path | str) -> bool:
-    """Whether `folder` holds adapters, PEFT's or paddlenlp's, instead of a whole model."""
+    """Return whether `folder` contains adapters, PEFT's or paddlenlp's, instead of a full model."""
     return any((Path(folder) / name).is_file() for name in (ADAPTER_CONFIG_FILE, PADDLENLP_CONFIG_FILE))
 
 
 def base_model_of(folder: Path | str) -> str | None:
-    """The base model that the adapters in `folder` name: a hub's id, or a folder; None where they name none.
+    """Return the base model that the adapters in `folder` name, a hub id or a folder; None if they name none.
 
-    A relative path counts from where the command runs, or else from the adapters' own folder. A revision is appended to
-    a hub's id, "organisation/name@revision".
+    A relative path is resolved against the working directory, else against the adapters' folder. A revision is appended
+    to a hub id, "organisation/name@revision".
     """
     folder = Path(folder)
     name = ADAPTER_CONFIG_FILE if (folder / ADAPTER_CONFIG_FILE).is_file() else PADDLENLP_CONFIG_FILE
@@ -65,11 +65,11 @@ def base_model_of(folder: Path | str) -> str | None:
 def peft_config(
     settings: LoraSettings, targets: Sequence[str], linears: Sequence[str], base: str, rank_factor: int = 1
 ) -> dict[str, Any]:
-    """`adapter_config.json` for adapters on `targets`, among all linear layers of the model.
+    """Return `adapter_config.json` for adapters on `targets`, among all linear layers of the model.
 
     Args:
-        base: what the adapters belong to, a folder or a hub's id, which may end with "@revision".
-        rank_factor: how many times larger the stored factors are than those in training; the scaling stays.
+        base: the base model, a folder or a hub id, which may end with "@revision".
+        rank_factor: how many times larger the stored rank is than that in training; the scaling stays the same.
     """
     growth = rank_factor**0.5 if settings.rslora else rank_factor
     name, _, revision = (base, "", "") if Path(base).is_absolute() else base.partition("@")
@@ -97,23 +97,23 @@ def peft_config(
 
 
 def target_names(targets: Sequence[str], linears: Sequence[str]) -> list[str]:
-    """The last words of the targets' paths where those name exactly the targets, otherwise whole paths."""
+    """Return the last words of the targets' paths if they identify exactly the targets, otherwise full paths."""
     words = {_last_word(path) for path in targets}
     named = {path for path in linears if _last_word(path) in words}
     return sorted(words if named == set(targets) else targets)
 
 
 def _last_word(path: str) -> str:
-    """Of a path that ends with a number, all of it."""
+    """Return the last word of a path; the full path if it ends with a number."""
     word = path.rpartition(".")[2]
     return path if word.isdigit() else word
 
 
 def settings_from_peft(folder: Path, linears: Sequence[str]) -> LoraSettings:
-    """What `adapter_config.json` says; `target_modules` of the result are whole paths among `linears`.
+    """Read `adapter_config.json`; `target_modules` of the result are full paths among `linears`.
 
     Raises:
-        ModelFileError: the file cannot be read, or the adapters compute something that is not available here.
+        ModelFileError: the file cannot be read, or the adapters need a computation that is not available here.
     """
     path = folder / ADAPTER_CONFIG_FILE
     values = read_json_object(path)
@@ -133,7 +133,7 @@ def settings_from_peft(folder: Path, linears: Sequence[str]) -> LoraSettings:
     init = values.get("init_lora_weights", True)
     if init != PISSA and init not in _INITS_THAT_KEEP_THE_BASE:
         problems.append(
-            f"init_lora_weights: {init!r} has changed the base weights in a way that the folder does not hold; "
+            f"init_lora_weights: {init!r} has changed the base weights, and the folder does not say how; "
             "save the adapters with PEFT's path_initial_model_for_weight_conversion"
         )
     if problems:
@@ -180,7 +180,7 @@ def _wrong_types(values: Mapping[str, Any]) -> list[str]:
 
 
 def _is_target(values: Mapping[str, Any], path: str) -> bool:
-    """PEFT's rules for which layers the configuration names."""
+    """Return whether the configuration selects a layer, by PEFT's rules."""
     if any(matches(pattern, path) for pattern in _patterns(values.get("exclude_modules"))):
         return False
     if not any(matches(pattern, path) for pattern in _patterns(values.get("target_modules"))):

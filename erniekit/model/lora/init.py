@@ -1,4 +1,4 @@
-"""The numbers of an adapter and what they do to a weight, in float32. Needs no Paddle.
+"""Initial factors of adapters, and merging them into a weight, in float32. Needs no Paddle.
 
 Layouts are the decoder's: W [in, out], A [in, r], B [r, out].
 """
@@ -12,17 +12,17 @@ import numpy as np
 
 from erniekit.errors import ConfigurationError
 
-MIN_COLUMN_NORM = 1e-10  # DoRA counts no column of a weight as shorter, for one of zeros has no direction
+MIN_COLUMN_NORM = 1e-10  # DoRA's minimum for a column's norm, because a column of zeros has no direction
 
 
 class Factors(NamedTuple):
-    """One adapter.
+    """The tensors of one adapter.
 
     Attributes:
         A: [in, r].
         B: [r, out].
-        magnitude: [out], DoRA's lengths; None without DoRA, or where they are still those of the weight.
-        start: A and B as PiSSA made them, whose product has left the frozen weight; None without PiSSA.
+        magnitude: [out], DoRA's column norms; None without DoRA, or if they are still those of the weight.
+        start: PiSSA's initial A and B, whose product was subtracted from the frozen weight; None without PiSSA.
     """
 
     A: np.ndarray
@@ -32,7 +32,7 @@ class Factors(NamedTuple):
 
 
 def initial_factors(path: str, shape: tuple[int, int], rank: int, seed: int) -> Factors:
-    """An update of zero: B = 0, and A uniform within 1 / sqrt(in), drawn by seed and path.
+    """Return factors of a zero update: B = 0, and A uniform within 1 / sqrt(in), seeded by seed and path.
 
     The bound is Kaiming's with a = sqrt(5), PEFT's choice.
 
@@ -48,17 +48,18 @@ def initial_factors(path: str, shape: tuple[int, int], rank: int, seed: int) -> 
 
 
 def principal_factors(path: str, weight: np.ndarray, rank: int, scaling: float) -> Factors:
-    """scaling * A B = the best approximation of W of this rank, its singular values shared evenly between A and B.
+    """Return A and B with scaling * A B = the best approximation of W of this rank; both share the singular values
+    evenly.
 
     PiSSA (Meng et al., 2024, arXiv 2404.02948), section 3, with the scaling taken out of the factors.
 
     Raises:
-        ConfigurationError: W has fewer singular values.
+        ConfigurationError: W has fewer singular values than the rank.
     """
     if rank > min(weight.shape):
         raise ConfigurationError(
-            f"lora_rank {rank}: {path} has only {min(weight.shape)} singular values, and lora_init: pissa starts from "
-            f"them.\n  Write lora_rank: {min(weight.shape)} or less, or lora_init: kaiming."
+            f"lora_rank {rank}: {path} has only {min(weight.shape)} singular values, and lora_init: pissa needs as "
+            f"many as the rank.\n  Set lora_rank: {min(weight.shape)} or less, or lora_init: kaiming."
         )
     left, values, right = np.linalg.svd(weight, full_matrices=False)
     root = np.sqrt(values[:rank] / scaling)
@@ -67,14 +68,15 @@ def principal_factors(path: str, weight: np.ndarray, rank: int, scaling: float) 
 
 
 def _update(A: np.ndarray, B: np.ndarray, scaling: float) -> np.ndarray:
-    """scaling * A B, in memory as its transpose: files have weights so, and turning large matrices takes time."""
+    """Return scaling * A B as the transpose of a C-ordered array: files need that layout, and
+    transposing takes time."""
     product = B.T @ A.T
     product *= np.float32(scaling)
     return product.T
 
 
 def merged_weight(weight: np.ndarray, factors: Factors, scaling: float) -> np.ndarray:
-    """The weight [in, out] with which the linear layer alone computes what it does with its adapter."""
+    """Return the weight [in, out] whose plain linear layer computes the same as the layer with its adapter."""
     merged = _update(factors.A, factors.B, scaling)
     merged += weight
     if factors.start is not None:

@@ -1,4 +1,4 @@
-"""Low-rank adapters beside the frozen linear layers of a decoder: LoRA, rsLoRA, DoRA, with PiSSA's start or not."""
+"""Low-rank adapters on the frozen linear layers of a decoder: LoRA, rsLoRA, DoRA, PiSSA; add, load, save, merge."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from erniekit.errors import ConfigurationError
-from erniekit.model.architectures.sharding import placement
+from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.decoder import Decoder
 from erniekit.model.linear import ZEROS, Linear
 from erniekit.model.local_tensors import FullTensors, LocalTensors, SingleProcessTensors, local_tensors
-from erniekit.model.lora.config import PISSA, LoraSettings, linear_shapes, select_targets
+from erniekit.model.lora.config import PISSA, LoraSettings, adapter_targets
 from erniekit.model.lora.fingerprint import AllGatherObject, single_process_all_gather, weights_fingerprint
 from erniekit.model.lora.init import MIN_COLUMN_NORM, Factors, initial_factors, principal_factors
 from erniekit.model.lora.peft_files import StoredAdapters, read_adapters, write_adapters
@@ -31,8 +31,8 @@ from erniekit.model.weights import named_linears, named_weights
 class LowRankAdapter(nn.Layer):
     """Adds scaling * dropout(x) A B to the output of its linear layer.
 
-    With DoRA, output o becomes magnitude[o] * (x W' )[o] / ||W'[:, o]||, where W' = W + scaling * A B; the norm counts
-    as a constant in the backward pass (section 4.3 of the paper). Dropout acts on the adapter's branch alone.
+    With DoRA, output o becomes magnitude[o] * (x W')[o] / ||W'[:, o]||, where W' = W + scaling * A B; the norm is a
+    constant in the backward pass (section 4.3 of the paper). Dropout applies to the adapter's branch only.
     """
 
     def __init__(self, linear: Linear, path: str, factors: Factors, settings: LoraSettings, base: AdapterBase) -> None:
@@ -40,11 +40,11 @@ class LowRankAdapter(nn.Layer):
         self.settings, self.base, self.start = settings, base, factors.start
         self.scaling = settings.scaling_of(path)
         self._randomness, self._site_key = base.randomness, zlib.crc32(path.encode())
-        divided = linear.is_row_parallel or linear.tp.size == 1  # the channels of the inputs, or their tokens: experts
+        divided = linear.is_row_parallel or linear.tp.size == 1  # input channels, or tokens (experts)
         self._shard = linear.tp.rank if divided else 0
         self._sum = linear.tp.sum if linear.is_row_parallel else _identity
-        self.lora_A = self._parameter(_local_shard(linear, path, "lora_A", factors.A))
-        self.lora_B = self._parameter(_local_shard(linear, path, "lora_B", factors.B))
+        self.lora_A = self._parameter(_local_shard(base, linear, f"{path}.lora_A", factors.A))
+        self.lora_B = self._parameter(_local_shard(base, linear, f"{path}.lora_B", factors.B))
         self.lora_magnitude_vector = None
         if settings.dora:
             with paddle.no_grad():
@@ -53,7 +53,7 @@ class LowRankAdapter(nn.Layer):
                 if factors.magnitude is None:
                     magnitude = self.column_norms(weight).numpy()
                 else:
-                    magnitude = _local_shard(linear, path, "lora_magnitude_vector", factors.magnitude)
+                    magnitude = _local_shard(base, linear, f"{path}.lora_magnitude_vector", factors.magnitude)
                 self.lora_magnitude_vector = self._parameter(magnitude)
 
     def forward(self, x: paddle.Tensor, output: paddle.Tensor, linear: Linear) -> paddle.Tensor:
@@ -64,19 +64,19 @@ class LowRankAdapter(nn.Layer):
             return output + update
         with paddle.no_grad():
             norms = self.column_norms(linear.dense_weight)
-        if linear.bias is None or linear.is_row_parallel:  # or it is added after the sum
+        if linear.bias is None or linear.is_row_parallel:  # or the bias is added after the sum
             return (output + update) * (self.lora_magnitude_vector / norms)
         return (output - linear.bias + update) * (self.lora_magnitude_vector / norms) + linear.bias
 
     def column_norms(self, weight: paddle.Tensor) -> paddle.Tensor:
-        """||W + scaling * A B|| of every output, [out], without the product: its squares from A'W, A'A and B."""
+        """Return ||W + scaling * A B|| of every output, [out], from A'W, A'A and B, without forming the product."""
         a, b, s = self.lora_A, self.lora_B, self.scaling
         crossed = (self._sum(paddle.matmul(a, weight, transpose_x=True)) * b).sum(0)
         own = (paddle.matmul(self._sum(paddle.matmul(a, a, transpose_x=True)), b) * b).sum(0)
         return (self._weight_square + 2 * s * crossed + s * s * own).clip(min=MIN_COLUMN_NORM**2).sqrt()
 
     def effective_weight(self, weight: paddle.Tensor) -> paddle.Tensor:
-        """The weight [in, out] with which the linear layer alone computes the same."""
+        """Return the weight [in, out] with which the linear layer alone computes the same."""
         with paddle.no_grad():
             merged = weight + self.scaling * paddle.matmul(self.lora_A, self.lora_B)
             if self.lora_magnitude_vector is None:
@@ -93,25 +93,27 @@ def _identity(values: paddle.Tensor) -> paddle.Tensor:
     return values
 
 
-def _local_shard(linear: Linear, path: str, name: str, values: np.ndarray) -> np.ndarray:
-    """This rank's slice of a parameter of a linear layer, or of the adapter beside it."""
-    return linear.tp.local_shard(values, placement(f"{path}.{name}").axis)
+def _local_shard(base: AdapterBase, linear: Linear, name: str, values: np.ndarray) -> np.ndarray:
+    """Return this rank's shard of a parameter of a linear layer or of its adapter."""
+    return linear.tp.local_shard(values, base.architecture.placement(name).axis)
 
 
-def full_weight(linear: Linear, path: str) -> np.ndarray:
-    """The weight [in, out], whose slices the ranks of a tensor-parallel group have; every one of them calls this."""
-    return linear.tp.all_gather(linear.dense_weight, placement(f"{path}.weight").axis)
+def full_weight(base: AdapterBase, linear: Linear, path: str) -> np.ndarray:
+    """All-gather a weight [in, out] over the tensor-parallel group; every rank of the group must call this."""
+    return linear.tp.all_gather(linear.dense_weight, base.architecture.placement(f"{path}.weight").axis)
 
 
 class AdapterBase(NamedTuple):
-    """What all adapters of a decoder share beside their settings."""
+    """State that all adapters of a decoder share, in addition to their settings."""
 
     randomness: Randomness
     fingerprint: str  # of the weights that the adapters belong to (`weights_fingerprint`)
+    architecture: Architecture
 
 
 class DecoderAdapters(NamedTuple):
-    """What adapters a decoder has (`Decoder.adapters`), the same on all ranks, of which some may hold none of them."""
+    """The adapters of a decoder (`Decoder.adapters`): the same on all ranks, even on a rank without
+    an adapted layer."""
 
     settings: LoraSettings
     base: AdapterBase
@@ -124,21 +126,21 @@ def add_adapters(
     seed: int,
     all_gather_object: AllGatherObject = single_process_all_gather,
 ) -> None:
-    """Freeze the decoder and put new adapters beside its linear layers.
+    """Freeze the decoder and add new adapters to its linear layers.
 
     Args:
-        all_gather_object: with the other ranks among which the decoder is divided.
+        all_gather_object: over the ranks that share the decoder.
 
     Raises:
-        ConfigurationError: a pattern names no layer, or PiSSA is asked for more singular values than there are.
+        ConfigurationError: a pattern matches no layer, or PiSSA needs more singular values than a weight has.
     """
     base = freeze(decoder, all_gather_object)
     linears, shapes = named_linears(decoder), decoder.config.weight_shapes()
-    targets = select_targets(linear_shapes(shapes), settings.target_modules)  # of the model; not all of it is here
+    targets = adapter_targets(decoder.config, settings.target_modules)  # of the model; not all of it is here
     for path in (path for path in targets if path in linears):
         linear, rank = linears[path], settings.rank_of(path)
         if settings.init == PISSA:
-            factors = principal_factors(path, full_weight(linear, path), rank, settings.scaling_of(path))
+            factors = principal_factors(path, full_weight(base, linear, path), rank, settings.scaling_of(path))
         else:
             outputs, inputs = shapes[f"{path}.weight"]
             factors = initial_factors(path, (inputs, outputs), rank, seed)
@@ -147,27 +149,27 @@ def add_adapters(
 
 
 def freeze(decoder: Decoder, all_gather_object: AllGatherObject = single_process_all_gather) -> AdapterBase:
-    """Make every weight of the decoder constant; called before anything of it changes."""
+    """Freeze every weight of the decoder. Call it before any weight changes, because it computes their fingerprint."""
     fingerprint = weights_fingerprint(decoder, all_gather_object)
     for parameter in decoder.parameters():
         parameter.stop_gradient = True
-    return AdapterBase(decoder.randomness, fingerprint)
+    return AdapterBase(decoder.randomness, fingerprint, decoder.config.architecture)
 
 
 def attach_adapter(linear: Linear, path: str, factors: Factors, settings: LoraSettings, base: AdapterBase) -> None:
-    """Put an adapter beside a frozen linear layer; what PiSSA has moved into it leaves the weight.
+    """Attach an adapter to a frozen linear layer; PiSSA's initial update is subtracted from the weight.
 
     Raises:
-        ConfigurationError: it would leave a weight that is kept in few bits.
+        ConfigurationError: PiSSA is asked for on a quantized weight.
     """
     if factors.start is not None:
         if linear.weight is None:
             raise ConfigurationError(
-                f"{path}: PiSSA takes singular values out of the weight, which weight_quantize_algo keeps in few bits, "
-                "so that it would be rounded twice.\n  Write lora_init: kaiming, or weight_quantize_algo: none."
+                f"{path}: PiSSA subtracts singular values from the weight, which weight_quantize_algo has quantized, "
+                "so it would be rounded twice.\n  Set lora_init: kaiming, or weight_quantize_algo: none."
             )
         parts = zip(("lora_A", "lora_B"), factors.start, strict=True)
-        own = (np.ascontiguousarray(_local_shard(linear, path, name, values)) for name, values in parts)
+        own = (np.ascontiguousarray(_local_shard(base, linear, f"{path}.{name}", values)) for name, values in parts)
         a, b = (paddle.to_tensor(values).astype(linear.weight.dtype) for values in own)
         with paddle.no_grad():
             linear.weight.set_value(linear.weight - settings.scaling_of(path) * paddle.matmul(a, b))
@@ -175,7 +177,7 @@ def attach_adapter(linear: Linear, path: str, factors: Factors, settings: LoraSe
 
 
 def named_adapters(decoder: Decoder) -> dict[str, LowRankAdapter]:
-    """The adapter of every linear layer that has one, by the layer's path."""
+    """Return the adapter of every linear layer that has one, by the layer's path."""
     return {
         path: linear.adapter
         for path, linear in named_linears(decoder).items()
@@ -184,7 +186,7 @@ def named_adapters(decoder: Decoder) -> dict[str, LowRankAdapter]:
 
 
 def named_adapter_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
-    """The adapters' parameters as `<path>.lora_A`, `<path>.lora_B` and `<path>.lora_magnitude_vector`."""
+    """Return the adapters' parameters as `<path>.lora_A`, `<path>.lora_B` and `<path>.lora_magnitude_vector`."""
     return {
         f"{path}.{name}": parameter
         for path, adapter in named_adapters(decoder).items()
@@ -194,7 +196,7 @@ def named_adapter_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
 
 @contextmanager
 def without_adapters(decoder: Decoder) -> Iterator[None]:
-    """Inside, the decoder computes as if it had no adapters."""
+    """Disable the adapters inside the context."""
     adapters = named_adapters(decoder)
     linears = named_linears(decoder)
     for path in adapters:
@@ -207,19 +209,19 @@ def without_adapters(decoder: Decoder) -> Iterator[None]:
 
 
 def named_trainable_parameters(decoder: Decoder) -> dict[str, paddle.Tensor]:
-    """What training changes of what this rank holds, by name: the adapters' parameters, or all weights of a decoder
-    without adapters."""
+    """Return this rank's trainable parameters by name: those of the adapters, or all weights of a decoder without
+    adapters."""
     return named_weights(decoder) if decoder.adapters is None else named_adapter_weights(decoder)
 
 
 def describe_adapters(decoder: Decoder) -> str:
-    """Kind, and on this rank the number of layers and of parameters, in words."""
+    """Describe the kind of the adapters and this rank's number of layers and parameters."""
     count = sum(parameter.size for parameter in named_adapter_weights(decoder).values())
     return f"{decoder.adapters.settings}, on {len(named_adapters(decoder))} linear layers, {count:,} parameters"
 
 
 def base_fingerprint(decoder: Decoder) -> str:
-    """Of the frozen weights beside the decoder's adapters; "" without adapters."""
+    """Return the fingerprint of the frozen weights under the decoder's adapters; "" without adapters."""
     return "" if decoder.adapters is None else decoder.adapters.base.fingerprint
 
 
@@ -230,31 +232,31 @@ def load_adapters(
     dropout: float = 0.0,
     all_gather_object: AllGatherObject = single_process_all_gather,
 ) -> bool:
-    """Freeze the decoder and put the adapters of `folder` beside its linear layers.
+    """Freeze the decoder and add the adapters of `folder` to its linear layers.
 
     Args:
         dropout: of the adapters in further training.
-        all_gather_object: with the other ranks among which the decoder is divided.
+        all_gather_object: over the ranks that share the decoder.
 
     Returns:
-        Whether the decoder's weights are those that the adapters were trained beside, or that is unknown.
+        False if the adapters were trained on other weights than the decoder's; True if on these, or if it is unknown.
 
     Raises:
-        ModelFileError: see `files.read_adapters`.
+        ModelFileError: see `peft_files.read_adapters`.
     """
-    stored = read_adapters(folder, decoder.config.weight_shapes())
+    stored = read_adapters(folder, decoder.config)
     base = freeze(decoder, all_gather_object)
     linears = named_linears(decoder)
     settings = replace(stored.settings, dropout=dropout)
     for path in (path for path in stored.factors if path in linears):
-        weight = full_weight(linears[path], path)
+        weight = full_weight(base, linears[path], path)
         attach_adapter(linears[path], path, stored.complete(path, weight), settings, base)
     decoder.adapters = DecoderAdapters(settings, base)
     return stored.base_fingerprint in ("", base.fingerprint)
 
 
 def local_adapters(decoder: Decoder) -> LocalTensors:
-    """The adapters' parameters, and under `<path>.start_A` and `.start_B` what PiSSA has taken out of the weight."""
+    """Return the adapters' parameters, and PiSSA's initial factors as `<path>.start_A` and `.start_B`."""
     starts = {
         f"{path}.start_{letter}": paddle.to_tensor(values, paddle.get_default_dtype())
         for path, adapter in named_adapters(decoder).items()
@@ -266,11 +268,11 @@ def local_adapters(decoder: Decoder) -> LocalTensors:
 def save_adapters(
     decoder: Decoder, folder: Path | str | None, base_model: str, full_tensors: FullTensors | None = None
 ) -> list[Path]:
-    """Write the decoder's adapters as PEFT does; see `files.write_adapters`.
+    """Write the decoder's adapters in PEFT's format; see `peft_files.write_adapters`.
 
     Args:
-        folder: None on ranks that only give what they hold of the adapters.
-        whole: `local_adapters` of all ranks; default: those of this decoder.
+        folder: None on ranks that only send their shards.
+        full_tensors: `local_adapters` of all ranks; default: those of this decoder.
     """
     full_tensors = full_tensors or SingleProcessTensors(local_adapters(decoder))
     values = {name: full_tensors.read(name) for name in full_tensors.names}
@@ -280,25 +282,25 @@ def save_adapters(
     order = [path for path in (name.rpartition(".")[0] for name in decoder.config.weight_shapes()) if path in paths]
     factors = {path: _factors(values, path) for path in dict.fromkeys(order)}
     stored = StoredAdapters(decoder.adapters.settings, factors, base_fingerprint(decoder))
-    return write_adapters(folder, stored, decoder.config.weight_shapes(), base_model)
+    return write_adapters(folder, stored, decoder.config, base_model)
 
 
 def _factors(values: Mapping[str, np.ndarray | None], path: str) -> Factors:
     a, b = values[f"{path}.lora_A"], values[f"{path}.lora_B"]
     start_a, start_b = values.get(f"{path}.start_A"), values.get(f"{path}.start_B")
-    assert a is not None and b is not None  # this rank writes
+    assert a is not None and b is not None  # on the rank that writes
     start = None if start_a is None or start_b is None else (start_a, start_b)
     return Factors(a, b, values.get(f"{path}.lora_magnitude_vector"), start)
 
 
-# Adapters and frozen weights made one: the same model without adapters, computed in float32.
+# Merging adapters into the frozen weights, in float32.
 
 
 def merge_adapters(decoder: Decoder) -> None:
-    """Put every adapter's update into its weight, in place, and remove the adapter; all weights can be trained again,
-    those that were kept in few bits, too.
+    """Merge every adapter into its weight in place and remove it; all weights become trainable, quantized ones as
+    dense.
 
-    For files instead of a decoder, tensor by tensor: `files.read_adapters` and `low_rank.merged_weight`.
+    For files instead of a decoder, tensor by tensor, see `peft_files.read_adapters` and `init.merged_weight`.
     """
     adapters = named_adapters(decoder)
     for path, linear in named_linears(decoder).items():
@@ -310,4 +312,4 @@ def merge_adapters(decoder: Decoder) -> None:
     decoder.adapters = None
     for layer in decoder.sublayers():
         for parameter in layer.parameters(include_sublayers=False):
-            parameter.stop_gradient = isinstance(layer, GateStatistics)  # which no gradient ever reaches
+            parameter.stop_gradient = isinstance(layer, GateStatistics)  # gradients never reach it

@@ -1,7 +1,7 @@
-"""Adapters as paddlenlp 3 writes them: `lora_config.json`, and factors in Paddle's layout. Needs no Paddle.
+"""Read adapters that paddlenlp 3 wrote: `lora_config.json`, and factors in Paddle's layout. Needs no Paddle.
 
-A factor's name is that of the layer in paddlenlp's model, which begins with the family (`llama.layers.0.self_attn.
-q_proj.lora_A`); shapes are [in, r] and [r, out], as here.
+A factor is named after the layer in paddlenlp's model, which begins with the family
+(`llama.layers.0.self_attn.q_proj.lora_A`); shapes are [in, r] and [r, out], as here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WEIGHTS_FILE = "peft_model.safetensors"
 _PICKLED = "lora_model_state.pdparams"
 _SHARDS = "peft_model*.safetensors"
 _INDEX_FILE = "peft_model.safetensors.index.json"
-# Settings under which the factors mean something else than scaling * x A B.
+# Settings that give the factors another meaning than scaling * x A B.
 _CHANGE_THE_COMPUTATION = (
     "do_qat", "enable_lora_list", "lora_use_mixer", "loraga", "pissa", "trainable_bias", "trainable_modules",
     "use_mora",
@@ -34,12 +34,12 @@ _CHANGE_THE_COMPUTATION = (
 
 
 def is_paddlenlp_folder(folder: Path) -> bool:
-    """Whether the adapters in `folder` are in paddlenlp's layout and not in PEFT's."""
+    """Return whether the adapters in `folder` are in paddlenlp's format and not in PEFT's."""
     return (folder / PADDLENLP_CONFIG_FILE).is_file() and not (folder / ADAPTER_CONFIG_FILE).is_file()
 
 
 def read_paddlenlp(folder: Path, linears: Mapping[str, tuple[int, int]]) -> tuple[LoraSettings, dict[str, Factors]]:
-    """Settings and factors of every adapted layer.
+    """Return the settings, and the factors of every adapted layer.
 
     Args:
         linears: path -> (out, in) of every linear layer of the base model.
@@ -76,7 +76,7 @@ def read_paddlenlp(folder: Path, linears: Mapping[str, tuple[int, int]]) -> tupl
 def _settings(values: Mapping[str, Any], path: Path) -> LoraSettings:
     problems = [f"{key}: {values[key]!r} is not available" for key in _CHANGE_THE_COMPUTATION if values.get(key)]
     if values.get("tensor_parallel_degree", -1) > 1:
-        problems.append("tensor_parallel_degree: the factors are cut; save them with merge_tensor_parallel")
+        problems.append("tensor_parallel_degree: the factors are sharded; save them with merge_tensor_parallel")
     rank, alpha = values.get("r"), values.get("lora_alpha")
     for key, value in (("r", rank), ("lora_alpha", alpha)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value > 0 and math.isfinite(value)):
@@ -94,20 +94,20 @@ def _open(folder: Path) -> list[SafetensorsFile]:
         listed_files = set(weight_map.values()) if isinstance(weight_map, dict) else set()
         missing = sorted(str(name) for name in listed_files - {path.name for path in paths})
         if missing:
-            raise ModelFileError(format_problems(f"{folder / _INDEX_FILE}: shards are not there:", missing))
+            raise ModelFileError(format_problems(f"{folder / _INDEX_FILE}: shards are missing:", missing))
     if paths:
         return [SafetensorsFile(path) for path in paths]
     pickled = sorted(folder.glob("*.pdparams"))
     if pickled:
         raise ModelFileError(
-            f"{pickled[0]} is a pickled file, which can run any program when it is read; only safetensors are read "
+            f"{pickled[0]} is a pickled file, and reading it can run any program; only safetensors are read "
             f"here.\n  If you trust it, convert it:\n  {conversion_command(pickled[0], folder / WEIGHTS_FILE)}"
         )
-    raise ModelFileError(f"{folder}: neither {WEIGHTS_FILE} nor shards of it are there")
+    raise ModelFileError(f"{folder}: {WEIGHTS_FILE} is missing, and so are shards of it")
 
 
 def conversion_command(pickled: Path, target: Path) -> str:
-    """The command that turns paddlenlp's pickled adapters into a safetensors file."""
+    """Return the command that converts paddlenlp's pickled adapters into a safetensors file."""
     program = (
         f"import paddle; from safetensors.numpy import save_file; state = paddle.load({str(pickled)!r}); "
         f"save_file({{name: value.astype('float32').numpy() for name, value in state.items()}}, {str(target)!r})"
@@ -116,6 +116,6 @@ def conversion_command(pickled: Path, target: Path) -> str:
 
 
 def _own_name(name: str) -> str:
-    """`llama.layers.0.mlp.up_proj.lora_A` -> `model.layers.0.mlp.up_proj.lora_A`."""
+    """Translate `llama.layers.0.mlp.up_proj.lora_A` to `model.layers.0.mlp.up_proj.lora_A`."""
     rest = name.partition(".")[2]
     return f"model.{rest}" if rest.startswith("layers.") else name

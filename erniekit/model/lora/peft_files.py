@@ -1,34 +1,32 @@
-"""Adapters in and out: PEFT's folder layout, read tensor by tensor and checked against the model. Needs no Paddle.
+"""Read and write adapters in PEFT's format, checked against the model. Needs no Paddle.
 
 PEFT names the factors of a linear layer `base_model.model.<path>.lora_A.weight` [r, in] and `.lora_B.weight` [out, r],
-and DoRA's lengths `.lora_magnitude_vector` [out]. Adapters that began with PiSSA are stored as the difference from
-their start, [A; A0] and [B, -B0] of rank 2r, so that they fit the original base model in every program.
+and DoRA's column norms `.lora_magnitude_vector` [out]. Adapters that started from PiSSA are stored as the difference
+from their start, [A; A0] and [B, -B0] of rank 2r, so that they fit the original base model in every program.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from erniekit.errors import ModelFileError
-from erniekit.model.lora.config import PISSA, LoraSettings, linear_shapes
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.lora.config import PISSA, LoraSettings
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, peft_config, settings_from_peft
 from erniekit.model.lora.init import Factors, merged_weight, principal_factors
 from erniekit.model.lora.paddlenlp_files import is_paddlenlp_folder, read_paddlenlp
-from erniekit.model.storage.layouts import is_mtp_weight
 from erniekit.model.storage.safetensors import SafetensorsFile, write_safetensors
 from erniekit.model.storage.shards import format_problems
 
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"
 _PREFIX = "base_model.model."
-_METADATA = "erniekit"  # the key of our own entry in the file's metadata, which PEFT passes over
-
-WeightShapes = Mapping[str, tuple[int, ...]]  # of a whole model, by Hugging Face name, linears [out, in]
+_METADATA = "erniekit"  # the key of our entry in the file's metadata, which PEFT ignores
 
 
 @dataclass(frozen=True)
@@ -36,9 +34,9 @@ class StoredAdapters:
     """The adapters of a folder.
 
     Attributes:
-        settings: how they compute; `target_modules` are whole paths.
-        factors: by the path of the linear layer. With PiSSA as PEFT saves it `start` is still to be computed.
-        base_fingerprint: of the weights they were trained on (`lora.weights_fingerprint`); "" where that is unknown.
+        settings: `target_modules` are full paths.
+        factors: by the path of the linear layer. For PiSSA as PEFT saves it, `start` has still to be computed.
+        base_fingerprint: of the weights they were trained on (`fingerprint.weights_fingerprint`); "" if it is unknown.
     """
 
     settings: LoraSettings
@@ -46,7 +44,7 @@ class StoredAdapters:
     base_fingerprint: str = ""
 
     def complete(self, path: str, weight: np.ndarray) -> Factors:
-        """The factors of one layer, whose weight in the base model is `weight` [in, out]."""
+        """Return the complete factors of one layer, whose weight in the base model is `weight` [in, out]."""
         factors = self.factors[path]
         if self.settings.init != PISSA or factors.start is not None:
             return factors
@@ -54,10 +52,14 @@ class StoredAdapters:
         return factors._replace(start=principal_factors(path, weight, rank, scaling).start)
 
     def merge(self, name: str, values: np.ndarray) -> np.ndarray:
-        """The base model's weight of this Hugging Face name and layout, with its adapter's update if it has one.
+        """Merge the adapter of a weight, if it has one, into the base model's values.
+
+        Args:
+            name: Hugging Face name of the weight.
+            values: in Hugging Face's layout, [out, in] for linear layers.
 
         Returns:
-            float32 where there is an adapter, otherwise `values` themselves.
+            float32 if there is an adapter, otherwise `values` themselves.
         """
         path = name.removesuffix(".weight")
         if path == name or path not in self.factors:
@@ -67,24 +69,25 @@ class StoredAdapters:
         return np.ascontiguousarray(merged.T)
 
 
-def read_adapters(folder: Path | str, weight_shapes: WeightShapes) -> StoredAdapters:
-    """The adapters that PEFT, paddlenlp or this project wrote into `folder`, for a model with these weights.
+def read_adapters(folder: Path | str, model_config: ModelConfig) -> StoredAdapters:
+    """The adapters that PEFT, paddlenlp or this project wrote into `folder`, for a model of this configuration.
 
-    Multi-token prediction layers of the model may be without adapters, for a run may leave them out, as transformers
-    does. Adapters of such layers that the model does without are left out.
+    Multi-token prediction layers of the model may lack adapters, because a run may leave these layers out, as
+    transformers does. Adapters of such layers that the model lacks are ignored.
 
     Raises:
-        ModelFileError: a file is missing or damaged, the adapters compute something that is not available here, or
-            tensors are missing, unknown or of another shape than the model and the configuration say (all listed).
+            ModelFileError: a file is missing or damaged, the adapters need a computation that is not available here, or
+            tensors are missing, unknown or of another shape than the model and the configuration imply (all are
+            listed).
     """
     folder = Path(folder)
-    linears = linear_shapes(weight_shapes)
+    linears, is_mtp_weight = model_config.linear_shapes(), model_config.architecture.is_mtp_weight
     if is_paddlenlp_folder(folder):
         return StoredAdapters(*read_paddlenlp(folder, linears))
     settings = settings_from_peft(folder, list(linears))
     file = _open(folder)
-    settings = _without_missing_mtp(settings, file)
-    factors = _read_factors(file, folder, settings, linears)
+    settings = _without_missing_mtp(settings, file, is_mtp_weight)
+    factors = _read_factors(file, folder, settings, linears, is_mtp_weight)
     own = _own_metadata(file)
     if own is None:
         return StoredAdapters(settings, factors)
@@ -95,12 +98,12 @@ def read_adapters(folder: Path | str, weight_shapes: WeightShapes) -> StoredAdap
 
 
 def write_adapters(
-    folder: Path | str, adapters: StoredAdapters, weight_shapes: WeightShapes, base_model: str
+    folder: Path | str, adapters: StoredAdapters, model_config: ModelConfig, base_model: str
 ) -> list[Path]:
-    """Write `adapter_config.json` and `adapter_model.safetensors` (float32) as PEFT reads them.
+    """Write `adapter_config.json` and `adapter_model.safetensors` (float32) in PEFT's format.
 
     Args:
-        base_model: the folder or the hub's id of the model that the adapters belong to.
+        base_model: the folder or the hub id of the base model.
 
     Returns:
         The files written.
@@ -108,7 +111,7 @@ def write_adapters(
     folder, settings = Path(folder), adapters.settings
     folder.mkdir(parents=True, exist_ok=True)
     factor = 2 if settings.init == PISSA else 1
-    config = peft_config(settings, list(adapters.factors), list(linear_shapes(weight_shapes)), base_model, factor)
+    config = peft_config(settings, list(adapters.factors), list(model_config.linear_shapes()), base_model, factor)
     config_path = folder / ADAPTER_CONFIG_FILE
     config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     tensors = {
@@ -118,7 +121,7 @@ def write_adapters(
     metadata = {"format": "pt", _METADATA: json.dumps(own)}
     weights_path = folder / ADAPTER_WEIGHTS_FILE
     shapes = {name: values.shape for name, values in tensors.items()}
-    dtype = np.result_type(*(values.dtype for values in tensors.values()))  # float64 where layouts are compared
+    dtype = np.result_type(*(values.dtype for values in tensors.values()))  # float64 in tests that compare layouts
     write_safetensors(weights_path, shapes, tensors.items(), metadata, dtype)
     return [config_path, weights_path]
 
@@ -127,21 +130,27 @@ def _open(folder: Path) -> SafetensorsFile:
     path = folder / ADAPTER_WEIGHTS_FILE
     if not path.is_file() and (folder / _PICKLED).is_file():
         raise ModelFileError(
-            f"{folder / _PICKLED} is a pickled file, which can run any program when it is read; only "
+            f"{folder / _PICKLED} is a pickled file, and reading it can run any program; only "
             f"{ADAPTER_WEIGHTS_FILE} is read here.\n  If you trust it, let PEFT convert it, with its base model: "
             f"PeftModel.from_pretrained(base, {str(folder)!r}).save_pretrained({str(folder)!r})"
         )
     return SafetensorsFile(path)
 
 
-def _without_missing_mtp(settings: LoraSettings, file: SafetensorsFile) -> LoraSettings:
+def _without_missing_mtp(
+    settings: LoraSettings, file: SafetensorsFile, is_mtp_weight: Callable[[str], bool]
+) -> LoraSettings:
     stored = {_own_name(name).rpartition(".")[0] for name in file.names()}
-    targets = tuple(path for path in settings.target_modules if path in stored or not is_mtp_weight(path))
+    targets = tuple(path for path in settings.target_modules if path in stored or not is_mtp_weight(f"{path}.weight"))
     return replace(settings, target_modules=targets)
 
 
 def _read_factors(
-    file: SafetensorsFile, folder: Path, settings: LoraSettings, linears: Mapping[str, tuple[int, int]]
+    file: SafetensorsFile,
+    folder: Path,
+    settings: LoraSettings,
+    linears: Mapping[str, tuple[int, int]],
+    is_mtp_weight: Callable[[str], bool],
 ) -> dict[str, Factors]:
     names = {_own_name(name): name for name in file.names()}
     expected = expected_shapes(settings, linears)
@@ -171,7 +180,7 @@ def _read_factors(
 
 
 def expected_shapes(settings: LoraSettings, linears: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, ...]]:
-    """`<path>.lora_A` and so on of every target, with the shapes that PEFT stores."""
+    """Return the names `<path>.lora_A`, ... of every target, with the shapes that PEFT stores."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in settings.target_modules:
         (outputs, inputs), rank = linears[path], settings.rank_of(path)
@@ -188,7 +197,7 @@ def _own_name(name: str) -> str:
 def _why_unknown(own: str, linears: Mapping[str, tuple[int, int]]) -> str:
     path, _, kind = own.rpartition(".")
     if kind not in ("lora_A", "lora_B", "lora_magnitude_vector"):
-        return "no adapter of a linear layer"
+        return "not an adapter of a linear layer"
     if path in linears:
         return f"{ADAPTER_CONFIG_FILE} does not name this layer"
     return "the base model has no such linear layer between embedding and head"
@@ -205,14 +214,14 @@ def _peft_tensors(path: str, factors: Factors) -> Sequence[tuple[str, np.ndarray
 
 
 def _split_start(factors: Factors) -> Factors:
-    """Undo what `_peft_tensors` does to adapters that began with PiSSA."""
+    """Undo `_peft_tensors` for adapters that started from PiSSA."""
     (a, a0), (b, b0) = np.split(factors.A, 2, axis=1), np.split(factors.B, 2, axis=0)
     contiguous = np.ascontiguousarray
     return factors._replace(A=contiguous(a), B=contiguous(b), start=(contiguous(a0), -b0))
 
 
 def _own_metadata(file: SafetensorsFile) -> tuple[LoraSettings, str] | None:
-    """The settings and the base's fingerprint that this project stores; None in a file of another program."""
+    """Return the settings and the base's fingerprint that this project stores; None for a file of another program."""
     text = file.metadata.get(_METADATA)
     if text is None:
         return None

@@ -1,1 +1,1 @@
-"""Mixture of experts."""
+"""Mixture of experts: routing, dispatch to experts on this or other ranks, and the experts."""

@@ -1,9 +1,8 @@
-"""Rows that travel between the ranks of a group, with their gradients: each to the member that wants it and back, or
-all of them to every member and their sums back.
+"""Collectives with gradients that move rows between the ranks of a group: all-to-all, or all-gather and reduce-scatter.
 
-Nothing here knows what a row is. Every call below is the same number of collectives on every member, whatever the
-number of rows, its own or the others', and so is its backward pass: rows that leave for another member always ask for
-a gradient, since whether they need one may depend on what the member holds (`asking`).
+Nothing here knows what a row is. Every call below issues the same number of collectives on every member, whatever their
+numbers of rows, and so does its backward pass: rows sent to another member always require a gradient, since whether
+they need one may depend on the member's layers (see `require_grad`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from paddle.distributed.communication.group import Group
 
 
 def all_gather_counts(counts: np.ndarray, group: Group) -> np.ndarray:
-    """What every member has counted: int64 [members, n] from this member's [n]."""
+    """All-gather the counts of every member: int64 [members, n] from this member's [n]."""
     own = paddle.to_tensor(counts.astype(np.int64))
     gathered = paddle.empty([group.nranks * len(counts)], "int64")
     dist.stream.all_gather(gathered, own, group=group)
@@ -32,10 +31,10 @@ class AllToAll:
     """All-to-all: each row goes to one member.
 
     Attributes:
-        send_counts: how many rows this member sends to each member; they lie in order of members.
-        recv_counts: how many it receives from each.
-        pad_to: None: transfers are as long as they need to be; otherwise all are padded to this many rows, which must
-            be the same on all members and enough for all.
+        send_counts: number of rows that this member sends to each member; rows are in order of members.
+        recv_counts: number of rows that it receives from each.
+            pad_to: None: transfers are as long as needed; otherwise all are padded to this many rows, which must be the
+            same on all members and enough for all.
     """
 
     group: Group
@@ -45,16 +44,16 @@ class AllToAll:
 
     @classmethod
     def of(cls, rows_MM: np.ndarray, group: Group, *, padded: bool = False) -> AllToAll:
-        """From the number of rows that each member (axis 0) has for each member (axis 1)."""
+        """Build it from the number of rows that each member (axis 0) has for each member (axis 1)."""
         send_counts, recv_counts = rows_MM[group.rank].tolist(), rows_MM[:, group.rank].tolist()
         return cls(group, tuple(send_counts), tuple(recv_counts), int(rows_MM.max()) if padded else None)
 
     def reverse(self) -> AllToAll:
-        """The way of what was made of the received rows to those who had sent them."""
+        """Return the all-to-all that sends results back to the members that sent the rows."""
         return replace(self, send_counts=self.recv_counts, recv_counts=self.send_counts)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Rows [sum of sent, H] -> those received [sum of received, H], in order of members."""
+        """Exchange rows: [sum of sent, H] -> [sum of received, H], in order of members."""
         return _AllToAll.apply(require_grad(rows), self)
 
     def _transfer(self, rows: Tensor) -> Tensor:
@@ -74,11 +73,11 @@ class AllToAll:
 
 @dataclass(frozen=True)
 class AllGather:
-    """All-gather: every member sees the rows of all, in order of members, and gets the sum of what all made of its own.
+    """All-gather: every member receives the rows of all, in order of members; the reverse sums over all members.
 
     Attributes:
-        rows: how many rows each member has.
-        padded: where these differ, pad them to the largest in one transfer, instead of one transfer for each member.
+        rows: number of rows of each member.
+        padded: if these differ, pad them to the largest in one transfer, instead of one transfer for each member.
     """
 
     group: Group
@@ -86,15 +85,15 @@ class AllGather:
     padded: bool = False
 
     def gather_tokens(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Of each tensor [own rows, ...] those of all members; gradients of all members add up on the rows' owner."""
+        """All-gather each tensor [local rows, ...]; gradients are summed over the members at the rows' owner."""
         return tuple(_GatherTokens.apply(self, *map(require_grad, tensors)))
 
     def combine(self, rows: Tensor) -> Tensor:
-        """Sums over the members [rows of all, ...] -> this member's own; the gradient goes to all."""
+        """Sum [rows of all, ...] over the members and return this member's rows; the gradient goes to all members."""
         return _Combine.apply(require_grad(rows), self)
 
     def gather_rows(self, rows: Tensor) -> Tensor:
-        """The rows of all members, without a gradient."""
+        """All-gather rows, without a gradient."""
         if self._single_collective:
             padded = _pad(rows, [rows.shape[0]], self._pad_to)
             out = paddle.empty([padded.shape[0] * self.group.nranks, *rows.shape[1:]], rows.dtype)
@@ -110,14 +109,14 @@ class AllGather:
         return paddle.concat(parts)
 
     def reduce_rows(self, rows: Tensor) -> Tensor:
-        """The sum over all members, this member's own rows of it, without a gradient."""
+        """Reduce-scatter: sum over all members and return this member's rows, without a gradient."""
         if self._single_collective:
             padded = _pad(rows, self.rows, self._pad_to)
             out = paddle.empty([self._pad_to, *rows.shape[1:]], rows.dtype)
             if self._pad_to:
                 dist.stream.reduce_scatter(out, padded, group=self.group)
             return out[: self.rows[self.group.rank]]
-        parts = [paddle.assign(part) for part in paddle.split(rows, list(self.rows))]  # they are added to in place
+        parts = [paddle.assign(part) for part in paddle.split(rows, list(self.rows))]  # reduced in place
         for member, part in enumerate(parts):
             dist.reduce(part, dst=self.group.ranks[member], group=self.group)
         return parts[self.group.rank]
@@ -133,16 +132,16 @@ class AllGather:
 
 @dataclass(frozen=True)
 class Replicated:
-    """Every member has all rows already, the same ones: nothing travels but sums."""
+    """Every member already has the same rows: only sums are communicated."""
 
     group: Group
 
     def gather_tokens(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The tensors as they are; the gradients of all members add up."""
+        """Return the tensors unchanged; gradients are summed over the members."""
         return tuple(_GatherTokens.apply(self, *map(require_grad, tensors)))
 
     def combine(self, rows: Tensor) -> Tensor:
-        """The sum over the members; its gradient, the same on all members, is that of each summand: nothing travels."""
+        """Sum over the members. The gradient is the same on all members and needs no communication."""
         return _Combine.apply(rows, self)
 
     def gather_rows(self, rows: Tensor) -> Tensor:
@@ -155,10 +154,10 @@ class Replicated:
 
 
 def order_backward(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Both unchanged; in backward nothing before `second` runs until all after `first` has run.
+    """Return both unchanged; in backward, run everything after `first` before anything before `second`.
 
-    The order of two branches in backward depends on their depths, and these on what a member holds (an adapter beside
-    some expert). Where both call collectives, all members must call them in one order.
+    The backward order of two branches depends on their depths, and these on what a member has (for example, an adapter
+    on some expert). If both call collectives, all members must call them in the same order.
     """
     return tuple(_OrderBackward.apply(require_grad(first), require_grad(second)))
 
@@ -175,7 +174,7 @@ class _AllToAll(PyLayer):
 
 
 class _GatherTokens(PyLayer):
-    """Several tensors at once, so that their gradients travel in one order on all members."""
+    """Gathers several tensors at once, so that their gradients are communicated in the same order on all members."""
 
     @staticmethod
     def forward(ctx, collective, *tensors):  # type: ignore[no-untyped-def]
@@ -209,9 +208,9 @@ class _OrderBackward(PyLayer):
 
 
 def require_grad(x: Tensor) -> Tensor:
-    """x, in training as a tensor that asks for a gradient: then its backward pass takes place on every member.
+    """Return x; in training, as a tensor that requires a gradient, so that its backward pass runs on every member.
 
-    (A product with no rows must have it, too: Paddle fails where only the other factor's gradient is wanted.)
+    (This is also needed for a product with no rows: Paddle fails if only the other factor needs a gradient.)
     """
     if not paddle.is_grad_enabled() or not x.stop_gradient:
         return x
@@ -221,7 +220,7 @@ def require_grad(x: Tensor) -> Tensor:
 
 
 def _pad(rows: Tensor, counts: Sequence[int], pad_to: int) -> Tensor:
-    """Consecutive parts of `counts` rows, each followed by zeros up to `block` rows."""
+    """Split rows into consecutive parts of `counts` rows and pad each with zeros to `pad_to` rows."""
     parts = paddle.split(rows, list(counts)) if len(counts) > 1 else [rows]
     shape = rows.shape[1:]
     pieces = [
@@ -233,7 +232,7 @@ def _pad(rows: Tensor, counts: Sequence[int], pad_to: int) -> Tensor:
 
 
 def _unpad(rows: Tensor, counts: Sequence[int], pad_to: int) -> Tensor:
-    """The inverse of `_pad`."""
+    """Undo `_pad`."""
     if all(count == pad_to for count in counts):
         return rows
     return paddle.concat([rows[start * pad_to : start * pad_to + count] for start, count in enumerate(counts)])

@@ -1,7 +1,7 @@
-"""How tokens reach their experts, which may be on other ranks, and how what the experts make of them comes back.
+"""Dispatch tokens to their experts, which may be on other ranks, and combine the experts' outputs.
 
-Every way gives the same: for each token the sum over its experts of weight * expert(token).
-Shapes: T tokens of this rank, K experts for each, H hidden size, E experts, M members of a group, R rows; a row is a
+All dispatchers compute the same: for each token the sum over its experts of weight * expert(token).
+Shapes: T tokens of this rank, K experts per token, H hidden size, E experts, M members of a group, R rows; a row is a
 token on its way to one of its experts.
 """
 
@@ -20,27 +20,27 @@ from erniekit.model.moe.all_to_all import AllGather, AllToAll, Replicated, all_g
 
 
 class LocalExperts(Protocol):
-    """Those of a layer's experts that this rank has.
+    """The experts of a layer that this rank has.
 
     Attributes:
-        numbers: which, of `total`.
+        numbers: their indices among all `total` experts.
     """
 
     numbers: range
     total: int
 
     def __call__(self, rows_RH: paddle.Tensor, counts: np.ndarray) -> paddle.Tensor:
-        """Rows, those of one expert side by side, `counts[i]` for the i-th expert held -> what it makes of each."""
+        """Run each local expert on its rows; rows are sorted by expert, `counts[i]` of them for the
+        i-th local expert."""
         ...
 
 
 class TokenDispatcher(Protocol):
-    """A way of tokens to experts.
+    """A way to bring tokens to experts.
 
     Attributes:
-        group: the ranks that divide the experts; None: each has all of them.
-        run_all_experts: whether every expert runs, also without a row, so that all ranks do the same: hooks of
-        fleet's wait for
+        group: the ranks that shard the experts; None: each has all of them.
+            run_all_experts: run every expert, also without rows, so that all ranks do the same: fleet's hooks wait for
             each parameter's gradient, and some gather a parameter just before it is used.
     """
 
@@ -53,12 +53,12 @@ class TokenDispatcher(Protocol):
     def __call__(
         self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, local_experts: LocalExperts
     ) -> paddle.Tensor:
-        """The sums [T, H]. Weights have the dtype of x."""
+        """Return the weighted sums [T, H]. Weights have the dtype of x."""
         ...
 
 
 def local_expert_ids(total: int, group: Group | None) -> range:
-    """The experts of this rank: members of a group have equally many, in order."""
+    """Return the experts of this rank: each member of a group has the same number, in order."""
     if group is None:
         return range(total)
     assert total % group.nranks == 0  # checked with the topology
@@ -87,11 +87,11 @@ LOCAL_DISPATCHER = LocalDispatcher()
 
 @dataclass(frozen=True)
 class ExpertParallel:
-    """The other ranks, as layers of experts meet them.
+    """The other ranks, from the point of view of a layer of experts.
 
     Attributes:
-        dispatch: how tokens reach experts.
-        all_reduce_loads: adds an array up over the ranks that have other tokens of a step.
+        dispatcher: brings tokens to experts.
+        all_reduce_loads: sums an array over the ranks that have other tokens of a step.
     """
 
     dispatcher: TokenDispatcher = LOCAL_DISPATCHER
@@ -103,7 +103,7 @@ NO_EXPERT_PARALLEL = ExpertParallel()
 
 @dataclass(frozen=True)
 class AllToAllDispatcher:
-    """Each member has tokens of its own; their rows go to the experts' members, and back, by all-to-all.
+    """Each member has other tokens; rows go to the members with their experts, and back, by all-to-all.
 
     Attributes:
         padded: transfers between all pairs of members are padded to the largest.
@@ -114,17 +114,17 @@ class AllToAllDispatcher:
     run_all_experts: bool = True
 
     def __str__(self) -> str:
-        return f"{self.group.nranks} parts of the experts, rows travel by all-to-all{', padded' * self.padded}"
+        return f"degree {self.group.nranks}, all-to-all dispatch{', padded' * self.padded}"
 
     def __call__(
         self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, local_experts: LocalExperts
     ) -> paddle.Tensor:
-        order, counts_E = _by_expert(experts_TK, local_experts.total)  # the experts of one member are side by side, too
+        order, counts_E = _by_expert(experts_TK, local_experts.total)  # the experts of one member are contiguous, too
         members = self.group.nranks
         counts_ME = all_gather_counts(counts_E, self.group)
         all_to_all = AllToAll.of(counts_ME.reshape(members, members, -1).sum(2), self.group, padded=self.padded)
         rows = all_to_all(_gather(x_TH, order // experts_TK.shape[1]))
-        # They lie by sender and within by expert; an expert wants its rows of all senders side by side.
+        # Rows are ordered by sender, then by expert; an expert needs the rows of all senders to be contiguous.
         counts_M = counts_ME[:, local_experts.numbers.start : local_experts.numbers.stop]
         by_expert = np.argsort(np.repeat(np.tile(local_experts.numbers, members), counts_M.reshape(-1)), kind="stable")
         outputs = local_experts(_gather(rows, by_expert), counts_M.sum(0))
@@ -134,11 +134,11 @@ class AllToAllDispatcher:
 
 @dataclass(frozen=True)
 class AllGatherDispatcher:
-    """Each member has tokens of its own; all members see all of them, compute what their experts give, and the sums go
-    back. Less moves than by exchange where a token has more experts than the group has members.
+    """Each member has other tokens; all members gather all of them, run their experts, and send back the sums. This
+    moves less than all-to-all if a token has more experts than the group has members.
 
     Attributes:
-        padded: where members have different numbers of tokens, these are padded to the largest.
+        padded: if members have different numbers of tokens, pad them to the largest.
     """
 
     group: Group
@@ -146,7 +146,7 @@ class AllGatherDispatcher:
     run_all_experts: bool = True
 
     def __str__(self) -> str:
-        return f"{self.group.nranks} parts of the experts, tokens travel by all-gather{', padded' * self.padded}"
+        return f"degree {self.group.nranks}, all-gather dispatch{', padded' * self.padded}"
 
     def __call__(
         self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, local_experts: LocalExperts
@@ -160,13 +160,13 @@ class AllGatherDispatcher:
 
 @dataclass(frozen=True)
 class AllReduceDispatcher:
-    """Every member has the same tokens already; each computes what its experts give, and the members add up."""
+    """Every member has the same tokens; each runs its experts, and the outputs are all-reduced."""
 
     group: Group
     run_all_experts: bool = True
 
     def __str__(self) -> str:
-        return f"{self.group.nranks} parts of the experts, over tokens that every rank has; sums travel"
+        return f"degree {self.group.nranks}, all-reduce over the same tokens"
 
     def __call__(
         self, x_TH: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: np.ndarray, local_experts: LocalExperts
@@ -181,7 +181,11 @@ def _sum_local_experts(
     experts_TK: np.ndarray,
     local_experts: LocalExperts,
 ) -> paddle.Tensor:
-    """What the held experts give for the tokens of all members, added up over the members; `experts_TK` are of all."""
+    """Run the local experts on the tokens of all members and sum the outputs over the members.
+
+    Args:
+        experts_TK: the experts of the tokens of all members.
+    """
     x_TH, weights_TK = collective.gather_tokens(x_TH, weights_TK)
     flat, own = experts_TK.reshape(-1), local_experts.numbers
     routes = np.flatnonzero((flat >= own.start) & (flat < own.stop))
@@ -193,8 +197,8 @@ def _sum_local_experts(
 
 
 class _SumsByToken(PyLayer):
-    """Rows [R, H] added up by the token that each belongs to: [T, H]. Paddle's index_add lacks a gradient where there
-    are no rows and they come back from recomputation."""
+    """Sums rows [R, H] by token to [T, H]. Paddle's index_add lacks a gradient if there are no rows and recomputation
+    restores them."""
 
     @staticmethod
     def forward(ctx, rows_RH, tokens, count):  # type: ignore[no-untyped-def]
@@ -208,13 +212,13 @@ class _SumsByToken(PyLayer):
 
 
 def _by_expert(experts: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """The order in which routes of one expert lie side by side, and how many each of `total` experts has."""
+    """Return the order that sorts routes by expert, and the number of routes of each of `total` experts."""
     flat = experts.reshape(-1)
     return np.argsort(flat, kind="stable"), np.bincount(flat, minlength=total)
 
 
 def _weighted_sums(outputs_RH: paddle.Tensor, order: np.ndarray, weights_TK: paddle.Tensor) -> paddle.Tensor:
-    """The outputs, `outputs_RH[i]` being that of route `order[i]`, weighted and summed for each token."""
+    """Weight and sum the outputs of each token; `outputs_RH[i]` belongs to route `order[i]`."""
     outputs_TKH = _gather(outputs_RH, _inverse(order)).reshape([*weights_TK.shape, outputs_RH.shape[1]])
     return paddle.matmul(weights_TK.unsqueeze(1), outputs_TKH).squeeze(1)
 

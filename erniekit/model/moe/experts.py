@@ -1,6 +1,6 @@
 """A layer of experts: each token passes through a few of them, chosen by a router, and through the shared ones.
 
-Shapes: T tokens, E experts, K of them for each token, H hidden size, R rows (a token on its way to one expert).
+Shapes: T tokens, E experts, K of them per token, H hidden size, R rows (a token on its way to one expert).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
 
 class Experts(nn.Layer):
-    """Those of a layer's experts that this rank holds, each named by its number among all.
+    """The experts of a layer that this rank has, each named by its index among all.
 
     Args:
-        numbers: which experts.
-        run_all_experts: whether all of them run, also those without a row.
-        token_shard: which part of the tokens reaches them, where a tensor-parallel group divides the sequence.
+        numbers: indices of the experts.
+        run_all_experts: also run experts without rows.
+        token_shard: which shard of the tokens they receive, under sequence parallelism.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Experts(nn.Layer):
     ) -> None:
         super().__init__()
         self.numbers, self.total, self._run_all_experts = numbers, config.moe_num_experts, run_all_experts
-        unsharded = TensorParallel(rank=token_shard)  # an expert is never cut
+        unsharded = TensorParallel(rank=token_shard)  # an expert's matrices are never sharded
         for number in numbers:
             self.add_sublayer(str(number), MLP(config, config.moe_intermediate_size, unsharded))
 
@@ -45,7 +45,7 @@ class Experts(nn.Layer):
         return iter(self._sub_layers.values())
 
     def forward(self, rows_RH: paddle.Tensor, counts: np.ndarray) -> paddle.Tensor:
-        """Each expert once, over its own rows, which lie side by side: `counts[i]` for the i-th expert held."""
+        """Run each expert once on its rows, which are contiguous: `counts[i]` for the i-th local expert."""
         running = np.arange(len(self.numbers)) if self._run_all_experts else np.flatnonzero(counts)
         groups = paddle.split(rows_RH, counts[running].tolist()) if len(running) > 1 else [rows_RH] * len(running)
         outputs = [self[self.numbers[i]](group) for i, group in zip(running.tolist(), groups, strict=True)]
@@ -53,10 +53,10 @@ class Experts(nn.Layer):
 
 
 class MoE(nn.Layer):
-    """Takes the place of a layer's MLP. Tokens are grouped by expert, so each expert runs once, over its own tokens.
+    """Replaces a layer's MLP. Tokens are grouped by expert, so each expert runs once, on its own tokens.
 
-    The ranks of `tensor` divide the shared experts as they divide an MLP. A routed expert is never cut: those of
-    `dispatch` divide the experts.
+    The ranks of `tp` shard the shared experts like an MLP. The matrices of a routed expert are never sharded: the ranks
+    of `dispatcher` each have some of the experts.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class MoE(nn.Layer):
     ) -> None:
         super().__init__()
         self.tp, self.dispatcher = tp, dispatcher
-        self.gate, self.moe_statics = Gate(config), GateStatistics(config)
+        self.gate = Gate(config)
+        self.moe_statics = GateStatistics(config) if config.architecture.router_correction_bias else None
         numbers = local_expert_ids(config.moe_num_experts, dispatcher.group)
         token_shard = tp.rank if tp.sequence_parallel else 0
         self.experts = Experts(config, numbers, run_all_experts=dispatcher.run_all_experts, token_shard=token_shard)
@@ -78,7 +79,11 @@ class MoE(nn.Layer):
         self.router = Router(config, layer, self.gate, self.moe_statics, balance, tp)
 
     def forward(self, x_BSH: paddle.Tensor, is_token_BS: paddle.Tensor | None = None) -> paddle.Tensor:
-        """is_token_BS: 1.0 for tokens and 0.0 for padding, which no router loss counts; None: there is no padding."""
+        """Run the layer on x [B, S, H].
+
+        Args:
+            is_token_BS: 1.0 for tokens and 0.0 for padding, which no router loss counts; None: there is no padding.
+        """
         x_TH = x_BSH.reshape([-1, x_BSH.shape[-1]])
         routes, logits_TE = self.router(x_TH)
         if paddle.in_dynamic_mode():
@@ -96,7 +101,7 @@ class MoE(nn.Layer):
         return out_TH.reshape(x_BSH.shape)
 
     def _all_experts(self, x_TH: paddle.Tensor, routes: Routes) -> paddle.Tensor:
-        """The same sum with every expert over every token: how a saved program computes, whose groups have no size."""
+        """Compute the same sum with every expert on every token: a saved program cannot have groups of varying size."""
         chosen_TKE = F.one_hot(routes.experts, self.experts.total)
         weights_TE = paddle.matmul(routes.weights.unsqueeze(1), chosen_TKE).squeeze(1).astype(x_TH.dtype)
         outputs = [weights_TE[:, number : number + 1] * expert(x_TH) for number, expert in enumerate(self.experts)]

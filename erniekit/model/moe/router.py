@@ -1,12 +1,11 @@
-"""Which experts each token goes to, and with which weights: ERNIE-4.5's gate.
+"""Choose the experts of each token and their weights (ERNIE-4.5's gate), with the losses that balance the experts.
 
-Shapes: T tokens, E experts, K of them for each token, H hidden size.
+Shapes: T tokens, E experts, K of them per token, H hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,22 +14,20 @@ import paddle.nn.functional as F
 from paddle import nn
 from paddle.autograd import PyLayer
 
+from erniekit.config.sections.moe import MoeParameters
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.linear import ZEROS
 from erniekit.model.moe.all_to_all import Replicated
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
-# Losses that keep experts in balance, and how their gradients join the run's.
-#
-# Shapes: T tokens, E experts, H hidden size. Losses of tokens are means over the tokens of one layer and one
-# micro-batch,
-# each a token's `share` of 1. Where ranks divide these tokens, `add` adds a figure up over them.
+# Losses that keep experts in balance. A token loss is a mean over the tokens of one layer and one micro-batch, in which
+# each token has the weight of `token_weights`. If ranks share these tokens, `all_reduce` sums a value over them.
 
 AllReduce = Callable[[paddle.Tensor], paddle.Tensor]
 
 
 def no_all_reduce(figure: paddle.Tensor) -> paddle.Tensor:
-    """The `add` of one rank that has all tokens."""
+    """Return the value unchanged: one rank has all tokens."""
     return figure
 
 
@@ -38,24 +35,24 @@ def no_all_reduce(figure: paddle.Tensor) -> paddle.Tensor:
 def token_weights(
     logits_TE: paddle.Tensor, is_token_T: paddle.Tensor | None, all_reduce: AllReduce = no_all_reduce
 ) -> paddle.Tensor:
-    """[T]: 1 / the number of tokens of the micro-batch for each token, 0 for padding.
+    """Return float [T]: 1 / the number of tokens of the micro-batch for each token, 0 for padding.
 
     Args:
         is_token_T: 1.0 for tokens that count and 0.0 for padding; None: all count.
     """
     counted = paddle.ones(logits_TE.shape[:1], logits_TE.dtype) if is_token_T is None else is_token_T
     counted = counted.astype(logits_TE.dtype)
-    return counted / all_reduce(counted.sum()).clip(min=1)  # some micro-batches hold padding only
+    return counted / all_reduce(counted.sum()).clip(min=1)  # some micro-batches contain only padding
 
 
 def balance_loss(
     probabilities_TE: paddle.Tensor, moe_k: int, token_weights_T: paddle.Tensor, all_reduce: AllReduce = no_all_reduce
 ) -> paddle.Tensor:
-    """E * sum over experts of f_e * P_e; moe_k where every expert gets as many tokens as any other.
+    """Return E * sum over experts of f_e * P_e; it is moe_k if all experts get the same number of tokens.
 
-    P_e is the mean probability of expert e, f_e the number of tokens that have e among their `moe_k` most likely
-    experts, per token. Fedus et al., 2021, arXiv:2101.03961, equations 4 to 6, with counts over all k choices as in
-    ERNIE-4.5. The router's correction bias plays no part in f. The gradient flows through P alone.
+    P_e is the mean probability of expert e, f_e the number of tokens, per token, that have e among their `moe_k` most
+    likely experts. Fedus et al., 2021, arXiv:2101.03961, equations 4 to 6, with counts over all k choices as in
+    ERNIE-4.5. The router's correction bias does not affect f. The gradient flows through P alone.
     """
     experts = probabilities_TE.shape[1]
     chosen = paddle.topk(probabilities_TE.detach(), moe_k, axis=1)[1]
@@ -68,12 +65,13 @@ def balance_loss(
 def z_loss(
     logits_TE: paddle.Tensor, token_weights_T: paddle.Tensor, all_reduce: AllReduce = no_all_reduce
 ) -> paddle.Tensor:
-    """Mean over tokens of (log sum over experts of exp(logit))^2. Zoph et al., 2022, arXiv:2202.08906, equation 5."""
+    """Return the mean over tokens of (log sum over experts of exp(logit))^2. Zoph et al., 2022, arXiv:2202.08906, eq.
+    5."""
     return all_reduce((paddle.logsumexp(logits_TE, axis=1).square() * token_weights_T).sum())
 
 
 def orthogonal_loss(weight_EH: paddle.Tensor) -> paddle.Tensor:
-    """Mean over pairs of experts of (cos(w_e, w_f) - [e = f])^2, for the router's rows w, as ERNIE-4.5 has it."""
+    """Return the mean over pairs of experts of (cos(w_e, w_f) - [e = f])^2 for the router's rows w, as in ERNIE-4.5."""
     experts = weight_EH.shape[0]
     norms = paddle.sqrt(weight_EH.square().sum(1, keepdim=True))
     rows = weight_EH / paddle.clip(norms, min=1e-12)
@@ -81,7 +79,8 @@ def orthogonal_loss(weight_EH: paddle.Tensor) -> paddle.Tensor:
 
 
 class _AddGradient(PyLayer):
-    """The value unchanged; in backward `loss` receives the gradient `scale`, as if scale * loss were minimised too."""
+    """Returns the value unchanged; in backward `loss` receives the gradient `scale`, as if scale * loss were minimised
+    too."""
 
     @staticmethod
     def forward(ctx, value, loss, scale):  # type: ignore[no-untyped-def]
@@ -94,43 +93,34 @@ class _AddGradient(PyLayer):
 
 
 def add_gradient(value: paddle.Tensor, loss: paddle.Tensor, scale: float) -> paddle.Tensor:
-    """`value`, through which backward also reaches `loss`, a 0-d tensor, with the gradient `scale`.
+    """Return `value`, through which backward also reaches the 0-d tensor `loss` with the gradient `scale`.
 
-    So a layer's own loss needs no way to the end of the model: it works under recomputation and in a middle stage of a
-    pipeline (the idea of Megatron-LM's auxiliary loss scaler).
+    So a layer's auxiliary loss need not be passed to the end of the model: it works under recomputation and in a middle
+    stage of a pipeline (the idea of Megatron-LM's auxiliary loss scaler).
     """
     return value if loss.stop_gradient else _AddGradient.apply(value, loss, scale)
 
 
-# What routers share: the weights of their losses, the place in the step, and what they report of it.
+# State shared by the routers of a model: the weights of their losses, the current micro-batch, and their reports.
 
 
-@dataclass(frozen=True)
-class BalanceSettings:
-    """Names are those of the parameters, without `moe_`."""
-
-    aux_loss_lambda: float = 0.0
-    z_loss_lambda: float = 0.0
-    orthogonal_loss_lambda: float = 0.0
-    router_bias_update_rate: float = 0.0
+NO_BALANCE_LOSSES = MoeParameters(moe_aux_loss_lambda=0.0)
 
 
 class ExpertBalance:
-    """One object for all routers of a model; the loop moves it on with `begin_micro_batch` and `end_step`.
+    """Shared by all routers of a model; the training loop calls `begin_micro_batch` and `end_step`.
 
-    A recomputed layer reports twice. Reports are kept by their place, so the second one takes the place of the first.
+    A recomputed layer reports twice. Reports are stored by micro-batch and layer, so the second replaces the first.
 
     Args:
-        all_reduce_loads: adds an array up over the ranks that have other tokens of a step.
+        all_reduce_loads: sums an array over the ranks that have other tokens of a step.
     """
 
     def __init__(
-        self, settings: BalanceSettings, all_reduce_loads: Callable[[np.ndarray], np.ndarray] = lambda loads: loads
+        self, section: MoeParameters, all_reduce_loads: Callable[[np.ndarray], np.ndarray] = lambda loads: loads
     ) -> None:
-        self.settings, self._all_reduce_loads = settings, all_reduce_loads
-        self.loss_weight = (
-            1.0  # of the units of the step in this micro-batch; the step's router loss is the weighted mean
-        )
+        self.section, self._all_reduce_loads = section, all_reduce_loads
+        self.loss_weight = 1.0  # this micro-batch's share of the step; the step's router loss is the weighted mean
         self._micro_batch = 0
         self._losses: dict[tuple[int, int, str], paddle.Tensor] = {}  # by micro-batch, layer and name
         self._loads: dict[tuple[int, int], np.ndarray] = {}
@@ -139,15 +129,18 @@ class ExpertBalance:
         self._micro_batch, self.loss_weight = micro_batch, loss_weight
 
     def report(self, layer: int, losses: dict[str, paddle.Tensor], load_E: np.ndarray) -> None:
-        """Note a router's losses and how many tokens each of its experts received."""
+        """Record a router's losses and the number of tokens that each of its experts received."""
         for name, loss in losses.items():
             self._losses[self._micro_batch, layer, name] = loss.detach()
-        if self.settings.router_bias_update_rate:
+        if self.section.moe_router_bias_update_rate:
             self._loads[self._micro_batch, layer] = load_E
 
     def reported(self, micro_batch: int | None = None) -> dict[str, tuple[paddle.Tensor, int]]:
-        """Each loss of a micro-batch of this step (default: the present one) by name, without its weight: the sum over
-        the layers that are here, 0-d, and their number."""
+        """Return each loss of a micro-batch of this step (default: the current one) by name, without its weight.
+
+        Returns:
+            Name -> (sum over the layers of this rank, 0-d; number of these layers).
+        """
         number = self._micro_batch if micro_batch is None else micro_batch
         by_name: dict[str, list[paddle.Tensor]] = {}
         for (owner, _, name), loss in self._losses.items():
@@ -156,17 +149,22 @@ class ExpertBalance:
         return {name: (paddle.add_n(losses), len(losses)) for name, losses in by_name.items()}
 
     def end_step(self, routers: Iterable[Router]) -> None:
-        """Raise the correction bias of experts with less than the mean load of the step, lower that of the others.
+        """Raise the correction bias of experts with less than the mean load of the step and lower that of the others.
 
         bias += rate * sign(mean load - load); Wang et al., 2024, arXiv:2408.15664, algorithm 1. Frozen routers keep
-        theirs.
+        their bias.
         """
-        rate = self.settings.router_bias_update_rate
-        moving = [router for router in routers if rate and not router.gate.weight.stop_gradient]
+        rate = self.section.moe_router_bias_update_rate
+        moving = [
+            router
+            for router in routers
+            if rate and router.moe_statics is not None and not router.gate.weight.stop_gradient
+        ]
         if moving:
             loads_RE = self._all_reduce_loads(np.array([self._load_of_step(router) for router in moving]))
             for router, load_E in zip(moving, loads_RE, strict=True):
                 step = rate * np.sign(load_E.mean() - load_E)
+                assert router.moe_statics is not None
                 bias = router.moe_statics.e_score_correction_bias
                 bias.set_value(bias + paddle.to_tensor(step[None]).astype(bias.dtype))
         self._loads.clear()
@@ -195,14 +193,14 @@ class Gate(nn.Layer):
     def forward(
         self, x_TH: paddle.Tensor, compute: Callable[[paddle.Tensor], paddle.Tensor] | None = None
     ) -> paddle.Tensor:
-        """The logits [T, E], or what `compute` makes of the weight, which is used in here only (see `Head`)."""
+        """Return the logits [T, E], or `compute(weight)`, because the weight may only be used in here (see `Head`)."""
         if compute is not None:
             return compute(self.weight)
         return paddle.matmul(x_TH.astype(self.weight.dtype), self.weight, transpose_y=True)
 
 
 class GateStatistics(nn.Layer):
-    """The correction bias [1, E]: it takes part in the choice of experts only, and no gradient reaches it."""
+    """The correction bias [1, E]: it only affects the choice of experts, and no gradient reaches it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -212,10 +210,10 @@ class GateStatistics(nn.Layer):
 
 
 class Router:
-    """The gate with its statistics, both owned by the layer of experts, whose weight names they have.
+    """The gate and its statistics; the layer of experts owns both, for the sake of their weight names.
 
-    The K experts with the largest softmax probability plus correction bias are chosen; their weights are their
-    probabilities over the sum of these, which counts as at least `moe_norm_min`.
+    The K experts with the largest softmax probability, plus the correction bias where there is one, are chosen. Their
+    weights are their probabilities, in most families over the sum of these, which counts as at least `moe_norm_min`.
     """
 
     def __init__(
@@ -223,45 +221,49 @@ class Router:
         config: ModelConfig,
         layer: int,
         gate: Gate,
-        moe_statics: GateStatistics,
+        moe_statics: GateStatistics | None,
         balance: ExpertBalance,
         tp: TensorParallel = NO_TENSOR_PARALLEL,
     ) -> None:
         self.layer, self.experts, self.gate, self.moe_statics = layer, config.moe_num_experts, gate, moe_statics
         self._all_reduce = (
             Replicated(tp.group).combine if tp.sequence_parallel else no_all_reduce
-        )  # its ranks divide the tokens
+        )  # the group's ranks share the tokens
         self._token_shards = tp.size if tp.sequence_parallel else 1
         self._k, self._norm_min, self._balance = config.moe_k, config.moe_norm_min, balance
+        self._normalizes = config.architecture.normalizes_routes(config)
 
     def __call__(self, x_TH: paddle.Tensor) -> tuple[Routes, paddle.Tensor]:
-        """Routes, and the logits [T, E] that `balanced` wants."""
+        """Return the routes, and the logits [T, E] for `with_aux_losses`."""
         logits_TE = self.gate(x_TH)
         probabilities_TE = F.softmax(logits_TE)
-        scores_TE = (probabilities_TE + self.moe_statics.e_score_correction_bias).detach()
-        experts_TK = paddle.topk(scores_TE, self._k, axis=1)[1]
-        chosen_TK = paddle.take_along_axis(probabilities_TE, experts_TK, axis=1)
-        weights_TK = chosen_TK / paddle.clip(chosen_TK.sum(1, keepdim=True), min=self._norm_min)
+        scores_TE = probabilities_TE
+        if self.moe_statics is not None:
+            scores_TE = scores_TE + self.moe_statics.e_score_correction_bias
+        experts_TK = paddle.topk(scores_TE.detach(), self._k, axis=1)[1]
+        weights_TK = paddle.take_along_axis(probabilities_TE, experts_TK, axis=1)
+        if self._normalizes:
+            weights_TK = weights_TK / paddle.clip(weights_TK.sum(1, keepdim=True), min=self._norm_min)
         return Routes(experts_TK, weights_TK), logits_TE
 
     def with_aux_losses(
         self, routes: Routes, logits_TE: paddle.Tensor, experts_TK: np.ndarray, is_token_T: paddle.Tensor | None
     ) -> Routes:
-        """The routes, with the gradients of the router's own losses joined to their weights; reports both.
+        """Attach the gradients of the router's losses to the weights of the routes; report losses and loads.
 
         Args:
             experts_TK: `routes.experts` on the host.
             is_token_T: 1.0 for tokens, 0.0 for padding, which counts in no loss and no load; None: there is no padding.
         """
-        settings, losses = self._balance.settings, dict[str, tuple[float, paddle.Tensor]]()
+        section, losses = self._balance.section, dict[str, tuple[float, paddle.Tensor]]()
         token_weights_T = token_weights(logits_TE, is_token_T, self._all_reduce)
-        if settings.aux_loss_lambda:
+        if section.moe_aux_loss_lambda:
             loss = balance_loss(F.softmax(logits_TE), self._k, token_weights_T, self._all_reduce)
-            losses["router_aux_loss"] = settings.aux_loss_lambda, loss
-        if settings.z_loss_lambda:
-            losses["router_z_loss"] = settings.z_loss_lambda, z_loss(logits_TE, token_weights_T, self._all_reduce)
-        if settings.orthogonal_loss_lambda:  # of no token, so each rank that has a part of them gives a part
-            factor = settings.orthogonal_loss_lambda / self._token_shards
+            losses["router_aux_loss"] = section.moe_aux_loss_lambda, loss
+        if section.moe_z_loss_lambda:
+            losses["router_z_loss"] = section.moe_z_loss_lambda, z_loss(logits_TE, token_weights_T, self._all_reduce)
+        if section.moe_orthogonal_loss_lambda:  # of no token, so each rank that has a part of them gives a part
+            factor = section.moe_orthogonal_loss_lambda / self._token_shards
             losses["router_orthogonal_loss"] = factor, self.gate(logits_TE, orthogonal_loss)
         counted = experts_TK if is_token_T is None else experts_TK[is_token_T.numpy() > 0]
         load_E = np.bincount(counted.reshape(-1), minlength=logits_TE.shape[1])

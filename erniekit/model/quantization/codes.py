@@ -1,4 +1,4 @@
-"""From values to codes and back (see `formats`). NumPy only."""
+"""Quantize values to codes and back (see `formats`). NumPy only."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from erniekit.errors import ModelFileError
 from erniekit.model.quantization.formats import Format
 
-_BLOCK = 1 << 20  # values that are quantised at once, for that takes room beside them
+_BLOCK = 1 << 20  # values quantized at a time, because that needs additional memory
 
 
 class QuantizedTensor(NamedTuple):
-    """A weight in few bits.
+    """A quantized weight.
 
     Attributes:
-        codes: int8 [out, in], or two to a byte, uint8 [out, in / 2].
+        codes: int8 [out, in], or two 4-bit codes per byte, uint8 [out, in / 2].
         scales: float32 [out, in / group].
     """
 
@@ -29,17 +29,17 @@ class QuantizedTensor(NamedTuple):
 
 
 def quantize(values: np.ndarray, form: Format, name: str = "a weight") -> QuantizedTensor:
-    """The nearest codes of a weight [out, in]; the largest value of each group is kept as it is.
+    """Quantize a weight [out, in] to the nearest codes; the largest value of each group is exact.
 
     Args:
         name: of the weight, for the error.
 
     Raises:
-        ModelFileError: a value is not finite, or the inputs of 4-bit codes are odd in number.
+        ModelFileError: a value is not finite, or 4-bit codes are asked for and the number of inputs is odd.
     """
     outputs, inputs = values.shape
     if form.bits == 4 and inputs % 2:
-        raise ModelFileError(f"{name}: {inputs} inputs cannot be stored two to a byte; write weight_only_int8")
+        raise ModelFileError(f"{name}: {inputs} inputs cannot be stored two to a byte; use weight_only_int8")
     code_shape, scale_shape = form.shapes(outputs, inputs)
     packed = QuantizedTensor(
         np.empty(code_shape, np.uint8 if form.levels else np.int8), np.empty(scale_shape, np.float32)
@@ -49,7 +49,7 @@ def quantize(values: np.ndarray, form: Format, name: str = "a weight") -> Quanti
         rows = slice(start, start + step)
         packed.codes[rows], packed.scales[rows] = _quantize_rows(np.asarray(values[rows], np.float32), form)
     if not np.isfinite(packed.scales).all():
-        raise ModelFileError(f"{name}: holds values that are not finite, so the weights are damaged")
+        raise ModelFileError(f"{name}: contains values that are not finite; the weights are damaged")
     return packed
 
 
@@ -57,7 +57,7 @@ def _quantize_rows(values: np.ndarray, form: Format) -> tuple[np.ndarray, np.nda
     rows, inputs = values.shape
     grouped = values.reshape(rows, -1, form.group(inputs))
     scales = np.abs(grouped).max(axis=2) / np.float32(form.largest)
-    with np.errstate(invalid="ignore"):  # of values that are not finite, which are refused
+    with np.errstate(invalid="ignore"):  # values that are not finite are rejected afterwards
         units = (grouped / np.where(scales > 0, scales, np.float32(1))[:, :, None]).reshape(rows, inputs)
         if not form.levels:
             return np.rint(units).astype(np.int8), scales
@@ -67,8 +67,10 @@ def _quantize_rows(values: np.ndarray, form: Format) -> tuple[np.ndarray, np.nda
 
 
 def nearest_codes(units: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """The numbers (uint8) of the nearest of a few ascending levels. Comparing with every border between two is many
-    times as fast as searching among them."""
+    """Return the indices (uint8) of the nearest of a few ascending levels.
+
+    Comparing with every border between two levels is many times as fast as a binary search.
+    """
     codes = np.zeros(units.shape, np.uint8)
     for border in (levels[1:] + levels[:-1]) / 2:
         codes += units > border
@@ -76,7 +78,7 @@ def nearest_codes(units: np.ndarray, levels: np.ndarray) -> np.ndarray:
 
 
 def dequantize(packed: QuantizedTensor, form: Format) -> np.ndarray:
-    """The values [out, in] that the codes stand for, float32."""
+    """Return the values [out, in] of the codes, float32."""
     units = byte_levels(form)[packed.codes] if form.levels else packed.codes.astype(np.float32)
     outputs, groups = packed.scales.shape
     grouped = units.reshape(outputs, groups, -1) * packed.scales[:, :, None]
@@ -84,16 +86,16 @@ def dequantize(packed: QuantizedTensor, form: Format) -> np.ndarray:
 
 
 def byte_levels(form: Format) -> np.ndarray:
-    """What the two 4-bit codes of every byte stand for, float32 [256, 2], in units of the scale."""
+    """Return the values of the two 4-bit codes in every byte, float32 [256, 2], in units of the scale."""
     levels, bytes_ = np.asarray(form.levels, np.float32), np.arange(256)
     return np.stack([levels[bytes_ & 15], levels[bytes_ >> 4]], axis=1)
 
 
 def slice_quantized(packed: QuantizedTensor, form: Format, axis: int, part: range, whole: int) -> QuantizedTensor:
-    """Some consecutive outputs (axis 0) or inputs (axis 1) of a weight, with the scales of the whole of it.
+    """Slice consecutive outputs (axis 0) or inputs (axis 1) out of a weight; the scales stay those of the full weight.
 
     Args:
-        whole: how many inputs the weight has.
+        whole: number of inputs of the full weight.
     """
     if axis == 0:
         rows = slice(part.start, part.stop)

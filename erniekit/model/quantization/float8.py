@@ -1,7 +1,7 @@
-"""8-bit floats with one scale for a tensor (Micikevicius et al., 2022, arXiv:2209.05433).
+"""8-bit floats with one scale per tensor (Micikevicius et al., 2022, arXiv:2209.05433).
 
 A value x is stored as the code nearest to x / scale, ties to even, with scale = largest |x| / largest code, so that the
-largest value meets the largest code. e4m3 has 3 bits of fraction and reaches 448, e5m2 has 2 and reaches 57,344.
+largest value gets the largest code. e4m3 has 3 fraction bits and reaches 448, e5m2 has 2 and reaches 57,344.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import paddle
 from erniekit.model.quantization.hadamard import hadamard
 
 FP8_MAX = {"e4m3": 448.0, "e5m2": 57344.0}
-_LEAST_SCALE = 2.0**-126  # the least that is precise in float32; codes of what is smaller are subnormal ones
+_LEAST_SCALE = 2.0**-126  # the smallest normal number of float32; codes below it would be subnormal
 DTYPES = {"e4m3": paddle.float8_e4m3fn, "e5m2": paddle.float8_e5m2}
 
 
 class Float8(NamedTuple):
-    """A tensor in 8-bit floats: it stands for codes * scale.
+    """A tensor in 8-bit floats; its values are codes * scale.
 
     Attributes:
-        codes: of one of Paddle's FP8 types.
+        codes: in one of Paddle's FP8 dtypes.
         scale: 0-d float32.
     """
 
@@ -30,33 +30,33 @@ class Float8(NamedTuple):
     scale: paddle.Tensor
 
     def decoded(self, dtype: paddle.dtype = paddle.float32) -> paddle.Tensor:
-        """What it stands for; the scale of a whole tensor is not rounded to 16 bits."""
+        """Return the values; the scale is not rounded to 16 bits."""
         return (self.codes.astype("float32") * self.scale).astype(dtype)
 
 
 def encode(x: paddle.Tensor, form: str, largest: paddle.Tensor) -> Float8:
-    """Round x to "e4m3" or "e5m2"; what is not a number stays so, and where `largest` is not finite nothing is.
+    """Round x to "e4m3" or "e5m2". NaN stays NaN, and all values become NaN if `largest` is not finite.
 
     Args:
-        largest: 0-d float32, the absolute value that meets the largest code; what is beyond it becomes as large as it.
+        largest: 0-d float32, the absolute value that gets the largest code; larger values saturate.
     """
     limit = FP8_MAX[form]
     scale = paddle.where(largest <= 0, paddle.ones_like(largest), (largest / limit).clip(min=_LEAST_SCALE))
-    # Paddle's cast does not saturate everywhere: on a CPU 465 becomes not-a-number, and not-a-number the largest code,
-    # whose bits are 1 less than its own
+    # Paddle's cast does not saturate everywhere: on a CPU 465 becomes NaN, and NaN becomes the largest code, whose bits
+    # are those of NaN minus 1.
     codes = (x.astype("float32") / scale).clip(-limit, limit).astype(DTYPES[form])
     return Float8((codes.view("uint8") | paddle.isnan(x).astype("uint8")).view(DTYPES[form]), scale)
 
 
 def amax(x: paddle.Tensor) -> paddle.Tensor:
-    """The largest absolute value, 0-d float32; 0 of an empty tensor."""
+    """Return the largest absolute value, 0-d float32; 0 for an empty tensor."""
     return x.abs().max().astype("float32") if x.size else paddle.zeros([])
 
 
 def hadamard_rotate(x: paddle.Tensor, block: int) -> paddle.Tensor:
     """Multiply every `block` values of the last axis by a Hadamard matrix, which spreads outliers over them.
 
-    Doing it again undoes it. 0 leaves x as it is.
+    A second rotation undoes the first. A block of 0 leaves x unchanged.
     """
     if not block or not x.size:
         return x

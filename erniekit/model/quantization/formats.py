@@ -1,13 +1,13 @@
-"""Weights in 8 or 4 bits: symmetric integers, and the 4-bit normal float of QLoRA. Needs neither Paddle nor NumPy.
+"""Formats of quantized weights: 8- and 4-bit symmetric integers, QLoRA's 4-bit normal float. Needs no Paddle or NumPy.
 
-A weight is [out, in], as Hugging Face stores it. Inputs of one output that lie side by side share a scale:
+A weight is [out, in], as Hugging Face stores it. Adjacent inputs of one output share a scale:
 
-    int8  one scale for each output; code c of -127..127 stands for c * scale
-    int4  groups of 64 inputs;       code c of 1..15 stands for (c - 8) * scale
-    nf4   groups of 64 inputs;       code c of 0..15 stands for level[c] * scale (Dettmers et al., 2023,
-          arXiv:2305.14314, appendix E; the level of a code is a quantile of the normal distribution)
+    int8  one scale for each output; code c of -127..127 means c * scale
+    int4  groups of 64 inputs;       code c of 1..15 means (c - 8) * scale
+        nf4   groups of 64 inputs;       code c of 0..15 means level[c] * scale (Dettmers et al., 2023,
+    arXiv:2305.14314, appendix E; the level of a code is a quantile of the normal distribution)
 
-Two 4-bit codes share a byte, that of the even input in its lower half.
+Two 4-bit codes share a byte, with that of the even input in its lower half.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-GROUP = 64  # inputs that share a scale of 4-bit codes, or the largest power of two below it that divides them all
+GROUP = 64  # inputs per scale of 4-bit codes, or the largest power of two below it that divides their number
 
 NORMAL_FLOAT = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -26,10 +26,10 @@ NORMAL_FLOAT = (
 
 @dataclass(frozen=True)
 class Format:
-    """What the codes of a weight mean.
+    """The meaning of a weight's codes.
 
     Attributes:
-        levels: of 4-bit codes, what each stands for, in units of the scale; none: a code is an 8-bit integer.
+        levels: value of each 4-bit code, in units of the scale; empty: codes are 8-bit integers.
         largest: the largest level.
     """
 
@@ -42,19 +42,19 @@ class Format:
         return 4 if self.levels else 8
 
     def group(self, inputs: int) -> int:
-        """How many inputs share a scale, in a weight with so many."""
+        """Return how many inputs share a scale in a weight with this number of inputs."""
         return math.gcd(GROUP, inputs) if self.levels else inputs
 
     def shapes(self, outputs: int, inputs: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Of the codes and of the scales of a weight."""
+        """Return the shapes of the codes and of the scales of a weight."""
         return (outputs, inputs * self.bits // 8), (outputs, inputs // self.group(inputs))
 
     def divides(self, inputs: int, parts: int) -> bool:
-        """Whether the inputs of a weight can be divided into equal parts that share no scale with another."""
+        """Return whether the inputs can be split into equal parts that share no scale with each other."""
         return inputs % parts == 0 and (not self.levels or (inputs // parts) % self.group(inputs) == 0)
 
     def nbytes(self, outputs: int, inputs: int) -> int:
-        """Of a weight: its codes, and its scales in float32."""
+        """Return the size in bytes of a weight: its codes, and its scales in float32."""
         codes, scales = self.shapes(outputs, inputs)
         return math.prod(codes) + 4 * math.prod(scales)
 

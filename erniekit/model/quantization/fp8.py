@@ -1,11 +1,11 @@
-"""Training through 8-bit floats: what a linear layer multiplies is rounded to e4m3, gradients pass straight through.
+"""Training through 8-bit floats: the inputs of a linear product are rounded to e4m3, gradients pass straight through.
 
     y = Q(x H) Q(W^T H)^T        dx = g Q(W^T H) H        dW = (Q(x H) H)^T g
 
-with g = dy, or dy in 8 bits. H, block-diagonal and Hadamard's, is symmetric and orthogonal, so it cancels in the
-product: it only spreads outliers before rounding. Everything has one scale for the whole tensor. That of a weight or a
-gradient is of its own largest value; that of activations of the batch's largest for a while, and of a moving average
-afterwards.
+with g = dy, or dy in 8 bits. H, a block-diagonal Hadamard matrix, is symmetric and orthogonal, so it cancels in the
+product: it only spreads outliers before rounding. Every tensor has one scale. For a weight or a gradient it follows
+from the tensor's largest value; for activations from the batch's largest value in the first steps, and from a moving
+average afterwards.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from erniekit.model.quantization.settings import Fp8, rotation_problem
 from erniekit.model.randomness import Randomness
 
 FORWARD_FORMAT = "e4m3"
-HALF = (paddle.float16, paddle.bfloat16)  # what the device's product gives
-_GEMM_SCALE = 2.0**-18  # by which it is multiplied: two codes alone make 2^17.6, and float16 ends at 2^16
+HALF = (paddle.float16, paddle.bfloat16)  # output types of the device's product
+_GEMM_SCALE = 2.0**-18  # factor on the device's product: two codes alone reach 2^17.6, and float16 ends at 2^16
 AVERAGES_FILE = "activation_scales.json"
-Average = tuple[float, int]  # of the largest absolute activation of a step, and over how many steps
-AllReduceMax = Callable[[np.ndarray], np.ndarray]  # this rank's figures -> the largest of all ranks, each by itself
+Average = tuple[float, int]  # of a step's largest absolute activation, and the number of steps
+AllReduceMax = Callable[[np.ndarray], np.ndarray]  # this rank's values -> their elementwise maximum over all ranks
 
 
 def single_process_all_reduce_max(figures: np.ndarray) -> np.ndarray:
-    """That of a process that is alone."""
+    """Return the values of the only process."""
     return figures
 
 
 class Fp8Product(nn.Layer):
-    """The slot `Linear.product`. The weight stays the linear layer's own, in full precision, and is what is trained."""
+    """A `Linear.product` through FP8. The linear layer keeps the weight in full precision and trains it."""
 
     def __init__(self, shared: ActivationScales) -> None:
         super().__init__()
@@ -57,11 +57,11 @@ class Fp8Product(nn.Layer):
         return apply(_Product, autocast_operand(x), linear.weight, self, linear)
 
     def activation_amax(self, x: paddle.Tensor, linear: Linear) -> paddle.Tensor:
-        """The value that the scale of rotated activations follows from, 0-d. A recomputed layer observes it again."""
+        """Return the value, 0-d, that sets the scale of rotated activations. A recomputed layer observes it again."""
         if not self.training and self.steps:
             return paddle.to_tensor(self.average)
         largest = amax(x)
-        if linear.is_row_parallel:  # this rank has a slice of the channels
+        if linear.is_row_parallel:  # this rank has a shard of the channels
             largest = linear.tp.maximum(largest)
         if self.training:
             self.observed_amax = largest if self.observed_amax is None else paddle.maximum(self.observed_amax, largest)
@@ -70,7 +70,7 @@ class Fp8Product(nn.Layer):
         return largest
 
     def weight_codes(self, linear: Linear) -> Float8:
-        """The rotated weight [out, in] in 8 bits; ranks that have slices of it share the scale of the whole."""
+        """Return the rotated weight [out, in] in 8 bits; ranks that shard it use the scale of the full weight."""
         kept = self.shared.cached_codes
         if kept is not None and self in kept:
             return kept[self]
@@ -81,14 +81,14 @@ class Fp8Product(nn.Layer):
         return codes
 
     def end_step(self, observed_amax: float) -> None:
-        """Take the largest activation of a step, over all micro-batches and ranks, into the average."""
+        """Update the moving average with the largest activation of a step, over all micro-batches and ranks."""
         weight = max(self.shared.settings.actscale_moving_rate, 1 / (self.steps + 1))
         self.average += weight * (observed_amax - self.average)
         self.steps += 1
 
 
 class ActivationScales:
-    """What the FP8 products of a decoder share; the loop ends each step with `end_step`.
+    """State that the FP8 products of a decoder share; the training loop calls `end_step` after each step.
 
     Attributes:
         products: by the path of their linear layer.
@@ -114,7 +114,7 @@ class ActivationScales:
 
     @contextmanager
     def cache_weight_codes(self) -> Iterator[None]:
-        """Inside, weights do not change: each is rounded once, and its codes are kept, a byte for each value."""
+        """Inside, weights must not change: each is rounded once, and its codes are cached, a byte for each value."""
         self.cached_codes = {}
         try:
             yield
@@ -127,8 +127,7 @@ class ActivationScales:
         return self._randomness.step < self.settings.apply_online_actscale_step
 
     def end_step(self, *, skipped: bool = False) -> None:
-        """Move the averages on, but not by a step whose update was skipped. Experts that no token has reached keep
-        theirs."""
+        """Update the averages, unless the update was skipped. Experts that received no token keep theirs."""
         if not skipped:
             self._update_averages()
         for product in self.products.values():
@@ -145,24 +144,24 @@ class ActivationScales:
         if self._paths is None:
             self._paths = sorted({path for paths in self._all_gather_object(list(self.products)) for path in paths})
         figures = self._all_reduce_max(np.array([own.get(path, 0.0) for path in self._paths], np.float32))
-        of_all = dict(zip(self._paths, figures.tolist(), strict=True))  # other ranks have other tokens, or layers
+        of_all = dict(zip(self._paths, figures.tolist(), strict=True))  # other ranks have other tokens or layers
         for path, product in self.products.items():
             largest = of_all[path]
             if 0 < largest < math.inf:
                 product.end_step(largest)
 
     def averages(self) -> dict[str, Average]:
-        """What a checkpoint keeps, of all ranks, for the layers that have seen a step. All ranks call it together."""
+        """Return the averages of all ranks, for a checkpoint. All ranks must call this together."""
         return {
             path: average for part in self._all_gather_object(self.local_averages()) for path, average in part.items()
         }
 
     def local_averages(self) -> dict[str, Average]:
-        """Those of the layers on this rank; the same on all ranks that have a layer."""
+        """Return the averages of the layers on this rank that have seen a step."""
         return {path: (each.average, each.steps) for path, each in self.products.items() if each.steps}
 
     def restore(self, averages: Mapping[str, Average]) -> None:
-        """The opposite; what belongs to layers that are not here is passed over."""
+        """Set the averages; ignore those of layers that are on other ranks."""
         for path in self.products.keys() & averages.keys():
             self.products[path].average, self.products[path].steps = averages[path]
 
@@ -174,14 +173,14 @@ def compute_in_fp8(
     all_gather_object: AllGatherObject = single_process_all_gather,
     all_reduce_max: AllReduceMax = single_process_all_reduce_max,
 ) -> ActivationScales:
-    """Give all these linear layers, by path, FP8 products.
+    """Give these linear layers, by path, FP8 products.
 
     Args:
-        all_gather_object: with all ranks of the run.
-        maximum: of each figure over all ranks of the run.
+        all_gather_object: over all ranks of the run.
+        all_reduce_max: elementwise maximum over all ranks of the run.
 
     Raises:
-        ConfigurationError: blocks of the Hadamard matrix do not divide the inputs of a layer (all listed).
+        ConfigurationError: the Hadamard block size does not divide the inputs of a layer (all layers are listed).
     """
     if problem := rotation_problem(settings, {path: each.weight.shape[0] for path, each in linears.items()}):
         raise ConfigurationError(problem)
@@ -192,7 +191,7 @@ def compute_in_fp8(
 
 
 def read_averages(folder: Path | str | None) -> dict[str, Average]:
-    """The averages of activations that a model was saved with; none where it has not been trained through FP8.
+    """Return the activation averages that were saved with a model; empty if it was not trained through FP8.
 
     Raises:
         ModelFileError: the file is damaged.
@@ -208,14 +207,14 @@ def read_averages(folder: Path | str | None) -> dict[str, Average]:
 
 
 def write_averages(folder: Path, averages: Mapping[str, Average]) -> Path:
-    """Write them beside the weights, in the order of their names."""
+    """Write the averages into the model folder, ordered by name."""
     path = folder / AVERAGES_FILE
     path.write_text(json.dumps(averages, indent=0, sort_keys=True) + "\n", encoding="utf-8")
     return path
 
 
 class _Product(PyLayer):
-    """See the head of this file. Between forward and backward the codes are kept, a byte for each activation."""
+    """See the module docstring. Between forward and backward it keeps the codes, a byte for each activation."""
 
     @staticmethod
     def forward(ctx, x, weight, product, linear):  # type: ignore[no-untyped-def]
@@ -246,7 +245,8 @@ class _Product(PyLayer):
 
 
 def multiply(left: Float8, right: Float8, dtype: paddle.dtype) -> paddle.Tensor:
-    """left [..., in], right [out, in], both e4m3 -> left right^T [..., out], by the device's product where it fits."""
+    """Compute left right^T [..., out] of e4m3 left [..., in] and right [out, in], with the device's FP8 product if
+    possible."""
     if dtype in HALF and has_fp8_products() and _is_fit_for_the_device(left.codes, right.codes):
         name = str(dtype).removeprefix("paddle.")
         product = paddle.linalg.fp8_fp8_half_gemm_fused(
@@ -258,9 +258,9 @@ def multiply(left: Float8, right: Float8, dtype: paddle.dtype) -> paddle.Tensor:
 
 
 def _is_fit_for_the_device(left: paddle.Tensor, right: paddle.Tensor) -> bool:
-    """Its product needs rows, and sides of whole 16 bytes."""
+    """Return whether the device's product supports the shapes: it needs rows, and sides of multiples of 16 bytes."""
     return left.size > 0 and all(side % 16 == 0 for side in right.shape)
 
 
 def _rows(x: paddle.Tensor) -> paddle.Tensor:
-    return x.reshape([math.prod(x.shape[:-1]), x.shape[-1]])  # no -1, for there may be no rows
+    return x.reshape([math.prod(x.shape[:-1]), x.shape[-1]])  # no -1, because there may be no rows

@@ -1,4 +1,4 @@
-"""The rotation that spreads outliers before rounding. NumPy only."""
+"""The Hadamard rotation that spreads outliers before rounding. NumPy only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 @cache
 def hadamard(size: int) -> np.ndarray:
-    """The orthogonal, symmetric matrix [size, size] of +-1 / sqrt(size) (Sylvester's); `size` is a power of two."""
+    """Return the orthogonal, symmetric matrix [size, size] of +-1 / sqrt(size) (Sylvester's);
+    `size` is a power of two."""
     matrix = np.ones((1, 1))
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])

@@ -1,4 +1,4 @@
-"""A frozen weight that is kept in few bits and made dense where it is used, in forward and again in backward."""
+"""Frozen quantized weights of linear layers; each forward and backward pass makes a temporary dense copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
 
-from erniekit.model.architectures.sharding import placement
+from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.autograd import apply, autocast_operand
 from erniekit.model.linear import Linear
 from erniekit.model.quantization.codes import byte_levels, quantize, slice_quantized
@@ -20,25 +20,27 @@ from erniekit.model.tensor_parallel import TensorParallel
 
 
 class PackedWeight(nn.Layer):
-    """Takes the place of `Linear.weight`; its tensors are buffers, for no optimizer and no sum of gradients knows them.
+    """Replaces `Linear.weight`. Its tensors are buffers, so that no optimizer and no gradient reduction includes them.
 
-    Codes and scales are [out, ...] as in files (see `formats.Packed`), this rank's slice of them.
+    Codes and scales are [out, ...] as in files (see `codes.QuantizedTensor`); this rank has its shard of them.
     """
 
     def __init__(self, form: Format, dtype: paddle.dtype) -> None:
-        """`dtype`: of dense copies where none is asked for."""
+        """`dtype`: the default dtype of dense copies."""
         super().__init__()
         self.form, self._dtype = form, dtype
 
     @paddle.no_grad()
-    def fill(self, name: str, values: np.ndarray, tp: TensorParallel) -> None:
+    def fill(self, name: str, values: np.ndarray, tp: TensorParallel, axis: int | None = None) -> None:
         """Take a whole weight [out, in]; scales are those of the whole, of which this rank may have a slice.
 
+        Args:
+            axis: of the decoder's weight [in, out], that the ranks divide; None: each has all of it.
+
         Raises:
-            ModelFileError: the values cannot be quantised.
+            ModelFileError: the values cannot be quantized.
         """
         packed = quantize(values, self.form, name)
-        axis = placement(name).axis
         if tp.size > 1 and axis is not None:
             axis = 1 - axis  # of the file
             width = tp.local_size(values.shape[axis])
@@ -49,11 +51,11 @@ class PackedWeight(nn.Layer):
             self.register_buffer(key, paddle.to_tensor(np.ascontiguousarray(part)), persistable=False)
 
     def forward(self, x: paddle.Tensor, linear: Linear) -> paddle.Tensor:
-        """x [..., in] -> x W [..., out]."""
+        """Compute x W, [..., in] -> [..., out]."""
         return apply(_Product, autocast_operand(x), self)
 
     def dense(self, dtype: paddle.dtype | None = None) -> paddle.Tensor:
-        """A dense copy [out, in], made now."""
+        """Return a new dense copy [out, in]."""
         dtype = dtype or self._dtype
         with paddle.no_grad():
             outputs, groups = self.scales.shape
@@ -67,7 +69,7 @@ class PackedWeight(nn.Layer):
 
     @property
     def values(self) -> int:
-        """How many weights the codes stand for."""
+        """The number of weights in the codes."""
         return self.codes.size * 8 // self.form.bits
 
     @property
@@ -81,7 +83,7 @@ def _levels(form: Format, dtype: str, device: str) -> paddle.Tensor:
 
 
 class _Product(PyLayer):
-    """y = x W, dx = dy W^T. Nothing is kept between the two: a frozen weight has no gradient that would need x."""
+    """y = x W, dx = dy W^T. It saves nothing for backward: a frozen weight has no gradient that needs x."""
 
     @staticmethod
     def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
@@ -93,15 +95,15 @@ class _Product(PyLayer):
         return paddle.matmul(grad, ctx.weight.dense(grad.dtype))
 
 
-def pack_linears(linears: Mapping[str, Linear], settings: WeightOnly) -> None:
+def pack_linears(linears: Mapping[str, Linear], settings: WeightOnly, architecture: Architecture) -> None:
     """Put packed weights, still empty, in the place of the dense ones of linear layers, by path.
 
-    The dense ones may be uninitialised.
+    The dense weights may be uninitialised.
     """
     for path, linear in linears.items():
-        linear.product, linear.weight = PackedWeight(settings.form(path), linear.weight.dtype), None
+        linear.product, linear.weight = PackedWeight(settings.form(path, architecture), linear.weight.dtype), None
 
 
 def packed_weight(linear: Linear) -> PackedWeight | None:
-    """The packed weight of a linear layer that has one."""
+    """Return the packed weight of a linear layer; None if it has none."""
     return linear.product if isinstance(linear.product, PackedWeight) else None

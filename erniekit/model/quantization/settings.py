@@ -1,4 +1,4 @@
-"""What a configuration says of the weights and products of linear layers. Needs neither Paddle nor NumPy."""
+"""Settings of quantized weights and of FP8 products of linear layers. Needs no Paddle or NumPy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from erniekit.model.architectures.sharding import placement
+from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.quantization.formats import INT4, INT8, NF4, Format
 
 WEIGHT_ONLY = {
@@ -14,19 +14,19 @@ WEIGHT_ONLY = {
     "weight_only_int4": (INT4, INT4),
     "weight_only_mix": (INT8, INT4),
     "nf4": (NF4, NF4),
-}  # the formats of ordinary linear layers, and of those of routed experts
+}  # the formats of ordinary linear layers, and of those in routed experts
 
 
 @dataclass(frozen=True)
 class WeightOnly:
-    """Frozen weights of all linear layers in few bits."""
+    """Quantize the frozen weights of all linear layers."""
 
     algorithm: str
 
-    def form(self, path: str) -> Format:
-        """That of the linear layer with this path."""
+    def form(self, path: str, architecture: Architecture) -> Format:
+        """Return the format of the linear layer with this path."""
         usual, of_experts = WEIGHT_ONLY[self.algorithm]
-        return usual if placement(f"{path}.weight").expert is None else of_experts
+        return usual if architecture.weight_info(f"{path}.weight").expert is None else of_experts
 
     def __str__(self) -> str:
         usual, of_experts = WEIGHT_ONLY[self.algorithm]
@@ -35,10 +35,10 @@ class WeightOnly:
 
 @dataclass(frozen=True)
 class Fp8:
-    """Products of all linear layers through 8-bit floats; names are those of the parameters.
+    """Compute the products of all linear layers through 8-bit floats; named like the parameters.
 
     Attributes:
-        hadamard_block: the side of the blocks by which inputs are rotated; 0: they are not.
+        hadamard_block: block size of the rotation of inputs; 0: no rotation.
     """
 
     hadamard_block: int = 32
@@ -65,7 +65,7 @@ Quantization = WeightOnly | Fp8
 
 
 def rotation_problem(settings: Fp8, inputs: Mapping[str, int]) -> str | None:
-    """What to write where linear layers, by path, have so many inputs that blocks do not divide them."""
+    """Return an error text if blocks do not divide the inputs of some linear layers, by path; else None."""
     block = settings.hadamard_block
     wrong = {path.rpartition(".")[2]: size for path, size in inputs.items() if block and size % block}
     if not wrong:
@@ -74,6 +74,6 @@ def rotation_problem(settings: Fp8, inputs: Mapping[str, int]) -> str | None:
     largest = math.gcd(block, *inputs.values())
     advice = f"hadamard_block_size: {largest}, or " if largest > 1 else ""
     return (
-        f"hadamard_block_size: blocks of {block} do not divide the inputs that a rank has of {what}\n"
-        f"  write {advice}apply_hadamard: false"
+        f"hadamard_block_size: blocks of {block} do not divide this rank's inputs of {what}\n"
+        f"  set {advice}apply_hadamard: false"
     )

@@ -1,1 +1,1 @@
-"""Model folders on disk: what can be said of weight files without a model, and without Paddle."""
+"""Weight files of model folders: safetensors, shards, layouts and stored formats. Needs no Paddle."""

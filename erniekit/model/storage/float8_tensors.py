@@ -1,11 +1,11 @@
-"""Weights in 8-bit floats in files, as compressed-tensors has them (vLLM and transformers read it). NumPy only.
+"""Weights stored as 8-bit floats, in the format of compressed-tensors (vLLM and transformers read it). NumPy only.
 
     <path>.weight        F8_E4M3 [out, in]
     <path>.weight_scale  F32 [1]
     <path>.input_scale   F32 [1]            of the layer's activations, measured in training
 
-Where training has rotated what it multiplied, codes and scales are those of the rotated weights and activations, and
-the method's name is our own, for another program would not rotate.
+If training used the Hadamard rotation, codes and scales are those of rotated weights and activations, and the method
+has our own name, because other programs would not rotate.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from erniekit.model.storage.packed_tensors import METHOD, OWN_METHOD, layer_patt
 from erniekit.model.storage.safetensors import SafetensorsFile, StoredTensor
 
 TYPE = "F8_E4M3"
-SCALE, INPUT_SCALE = "weight_scale", "input_scale"  # in the place of `weight` at the end of a name
+SCALE, INPUT_SCALE = "weight_scale", "input_scale"  # replace `weight` at the end of a name
 BLOCK_KEY = "hadamard_block_size"
 
 
 def stored_tensors(name: str, shape: tuple[int, int]) -> dict[str, StoredTensor]:
-    """What a file holds in the place of a weight."""
+    """Return the tensors that a file stores for a weight."""
     path = name.removesuffix("weight")
     return {
         name: StoredTensor(TYPE, shape),
@@ -36,10 +36,10 @@ def stored_tensors(name: str, shape: tuple[int, int]) -> dict[str, StoredTensor]
 
 
 def quantization_config(names: list[str], hadamard_block: int) -> dict[str, Any]:
-    """The entry of config.json for weights of these names.
+    """Return the entry of config.json for weights of these names.
 
     Args:
-        hadamard_block: 0 where nothing is rotated.
+        hadamard_block: 0 without rotation.
     """
     scheme = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
     rotation = {BLOCK_KEY: hadamard_block} if hadamard_block else {}
@@ -56,15 +56,15 @@ def quantization_config(names: list[str], hadamard_block: int) -> dict[str, Any]
 
 
 class Float8Tensor:
-    """A weight in 8-bit floats as if its file held float32 values: of `SafetensorsFile` what loading asks for."""
+    """Presents an 8-bit weight as a file of float32 values, with the methods of `SafetensorsFile` that loading uses."""
 
     def __init__(self, name: str, files: Mapping[str, SafetensorsFile], block: int) -> None:
-        """Raises ModelFileError where its scale is not there."""
+        """Open the weight. Raises ModelFileError if its scale is missing."""
         self._file, self._block = files[name], block
         self.path, self.metadata = self._file.path, self._file.metadata
         scale = name.removesuffix("weight") + SCALE
         if scale not in files or np.prod(files[scale].shape(scale)) != 1:
-            raise ModelFileError(f"{self.path}: {name} is stored in 8 bits, and {scale} is no single value beside it")
+            raise ModelFileError(f"{self.path}: {name} is stored in 8 bits, but {scale}, a single value, is missing")
         self._scale = files[scale].read(scale).astype(np.float32).reshape(())
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ class Float8Tensor:
 
 
 def with_float8_weights(files: Mapping[str, Any], config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The same files, with 8-bit floats that have a scale read as float32, and without the scales.
+    """Return the same files with 8-bit weights read as float32, and without their scales.
 
     Args:
         config: the model's `quantization_config`, if it has one.

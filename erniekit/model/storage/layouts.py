@@ -1,11 +1,13 @@
-"""Where a model folder keeps each weight: the layouts of weight files, told apart and read as one. Needs no Paddle.
+"""Detect the layout of a model folder's weight files and read all layouts as one. Needs no Paddle.
 
-- Hugging Face: names begin with `model.`, linears are [out, in].
-- Paddle (paddlenlp, paddleformers, ERNIEKit 1): names begin with the family's name, linears are [in, out], and so is
-  an untied head. Projections may be fused along the outputs: `up_gate_proj` (or `gate_up_fused_proj`) holds gate, then
-  up; `qkv_proj` holds all queries, keys and values one after the other ("blocks", ERNIE with grouped queries) or, for
-  each key head, its queries, its key and its value ("groups", paddlenlp, and ERNIE with as many key heads as queries).
-Shapes tell the order of inputs and outputs; where all linears are square the file's metadata and names do.
+- Hugging Face: names begin with `model.`, linear weights are [out, in].
+- Paddle (paddlenlp, paddleformers, ERNIEKit 1): names begin with the family's name, linear weights are [in, out], and
+  so is an untied head. Projections may be fused along the outputs: `up_gate_proj` (or `gate_up_fused_proj`) contains
+  gate, then up; `qkv_proj` contains all queries, keys and values in this order ("blocks", ERNIE with grouped queries)
+  or, for each key head, its queries, its key and its value ("groups", paddlenlp, and ERNIE with as many key heads as
+  queries).
+
+Shapes determine the order of inputs and outputs; if all linear weights are square, the files' metadata and names do.
 """
 
 from __future__ import annotations
@@ -19,24 +21,23 @@ from typing import NamedTuple
 import numpy as np
 
 from erniekit.errors import ModelFileError
+from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
+from erniekit.model.architectures.plain_decoder import EMBEDDING, HEAD
+from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.storage.float8_tensors import Float8Tensor, with_float8_weights
 from erniekit.model.storage.model_folder import refuse_half_written, refuse_sharded_checkpoint
 from erniekit.model.storage.packed_tensors import CONFIG_KEY, PackedTensor, with_packed_weights
 from erniekit.model.storage.safetensors import SafetensorsFile
 from erniekit.model.storage.shards import format_problems, open_weight_files
 
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-_PADDLE_PREFIXES = ("ernie.", "llama.", "qwen2.")
 _PADDLE_FORMATS = {"np", "pd", "paddle"}
 _QKV = "qkv_proj"
 _GATE_UP = ("up_gate_proj", "gate_up_fused_proj")
-_LINEAR = re.compile(r"(_proj(\.\d+)?|\.mlp\.gate)\.weight$")
 _FUSED_PART = re.compile(r"(?P<path>.*\.)(?P<linear>[qkv]_proj|gate_proj|up_proj)\.(?P<kind>weight|bias)$")
 _CORRECTION = re.compile(r"\.e_score_correction_bias$")
-_MTP_WEIGHT = re.compile(r"\.mtp_(block|emb_norm|hidden_norm|linear_proj)\.")
 WeightFile = SafetensorsFile | PackedTensor | Float8Tensor
-_COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")  # stored by older programs; follows from the configuration
+_COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")  # stored by older programs; computed from the configuration here
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,11 @@ class Layout:
     """How names and shapes in the files differ from Hugging Face's.
 
     Attributes:
-        prefix: in place of `model.`.
-        inputs_first: linears are [in, out].
+        prefix: replaces `model.`.
+        inputs_first: linear weights are [in, out].
         head_inputs_first: an untied head is [hidden, vocabulary].
         qkv: "", "blocks" or "groups": how queries, keys and values share a tensor.
-        gate_up: the name of the linear that holds gate and up, or "".
+        gate_up: the name of the linear layer with gate and up, or "".
     """
 
     prefix: str = "model."
@@ -66,16 +67,16 @@ class Layout:
 
 
 class TensorRegion(NamedTuple):
-    """Where one weight lies.
+    """The location of one weight in the files.
 
     Attributes:
-        stored: the name of the tensor that holds it.
+        stored: the name of the tensor that contains it; "" if no file does, and its values are zero.
         shape: of that tensor.
         transposed: whether the tensor is the transpose of what Hugging Face stores.
         outputs: the tensor's outputs that belong to this weight; None means all.
     """
 
-    stored: str  # "" where no file holds the weight, and its values are zero
+    stored: str
     shape: tuple[int, ...]
     transposed: bool
     outputs: np.ndarray | None
@@ -88,26 +89,26 @@ class StoredWeights:
         self.layout, self._files, self._regions = layout, files, regions
 
     def dtype(self, name: str) -> str:
-        """The type in which this weight is stored, such as "BF16"."""
+        """Return the type in which a weight is stored, such as "BF16"."""
         stored = self._regions[name].stored
         return self._files[stored].stored(stored).dtype if stored else "F32"
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one weight, in the order of the file (see `is_transposed`)."""
+        """Return the shape of a weight, in the file's order of axes (see `is_transposed`)."""
         region = self._regions[name]
         return region.shape if region.outputs is None else (*region.shape[:-1], len(region.outputs))
 
     def is_transposed(self, name: str) -> bool:
-        """Whether `row_blocks` yields rows of the transpose of what Hugging Face stores."""
+        """Return whether `row_blocks` yields rows of the transpose of what Hugging Face stores."""
         return self._regions[name].transposed
 
     def row_blocks(self, name: str, wanted: range | None = None) -> Iterator[tuple[slice, np.ndarray]]:
-        """One weight a few MB at a time, in the order of the file (see `is_transposed`): row numbers and rows.
+        """Yield the row numbers and rows of a weight a few MB at a time, in the file's order (see `is_transposed`).
 
-        bfloat16 comes as float32, everything else in its own type.
+        bfloat16 is converted to float32, everything else keeps its type.
 
         Args:
-            wanted: consecutive rows, numbered as they come; None: all. Of a tensor of its own, others are not read.
+            wanted: consecutive rows; None: all. If the weight has a tensor for itself, other rows are not read.
         """
         region = self._regions[name]
         if not region.stored:
@@ -127,7 +128,8 @@ class StoredWeights:
                 yield slice(first, first + len(found)), found
 
     def read(self, name: str) -> np.ndarray:
-        """One whole weight as Hugging Face stores it (linears [out, in]); its type as from `row_blocks`."""
+        """Return one full weight as Hugging Face stores it (linear weights [out, in]); its type as
+        from `row_blocks`."""
         region = self._regions[name]
         if not region.stored:
             return np.zeros(region.shape, np.float32)
@@ -138,11 +140,11 @@ class StoredWeights:
 
 
 def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
-    """Find every weight that `config` asks for; nothing but headers is read.
+    """Locate every weight that `config` needs; only headers are read.
 
     Raises:
-        ModelFileError: a file is missing or damaged, the folder was left half-written, the layout cannot be told, or
-            tensors are missing, unknown or of another shape (all listed).
+            ModelFileError: a file is missing or damaged, the folder was left half-written, the layout is ambiguous, or
+            tensors are missing, unknown or of another shape (all are listed).
     """
     folder = Path(folder)
     refuse_half_written(folder)
@@ -153,7 +155,7 @@ def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
     formats = {file.metadata.get("format", "") for file in files.values()}
     layout = find_layout(config, shapes, formats, where=str(folder))
     regions = weight_regions(config, layout)
-    if not config.other_keys.get("moe_use_aux_free", True):  # such routers may be stored without their correction
+    if not config.other_keys.get("moe_use_aux_free", True):  # such routers may be stored without a correction bias
         unstored = {
             name for name, region in regions.items() if _CORRECTION.search(name) and region.stored not in shapes
         }
@@ -162,33 +164,38 @@ def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
     if not problems and config.tie_word_embeddings and HEAD in shapes:
         problems = _untied_head(files[HEAD], files[regions[EMBEDDING].stored], regions[EMBEDDING].stored)
     if problems:
-        raise ModelFileError(format_problems(f"{folder}: the weights do not fit {CONFIG_FILE} ({layout}):", problems))
+        raise ModelFileError(
+            format_problems(
+                f"{folder}: the weights do not fit {CONFIG_FILE} ({config.model_type}, {layout}):", problems
+            )
+        )
     return StoredWeights(layout, files, regions)
 
 
 def find_layout(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], formats: set[str], *, where: str) -> Layout:
-    """The layout of files that hold tensors of these names and shapes.
+    """Determine the layout of files that contain tensors of these names and shapes.
 
     Args:
-        formats: what the files' metadata say under `format`; "pt" is Hugging Face's, "np" paddlenlp's.
-        where: heads the error.
+        formats: the `format` entries of the files' metadata; "pt" is Hugging Face's, "np" paddlenlp's.
+        where: begins the error message.
 
     Raises:
         ModelFileError: names, shapes and metadata allow more than one layout, with different weights.
     """
-    prefix = next((prefix for prefix in _PADDLE_PREFIXES if f"{prefix}embed_tokens.weight" in shapes), "model.")
-    is_paddle = prefix != "model."
+    known = {family.paddle_files: None for family in ARCHITECTURES.values() if family.paddle_files is not None}
+    paddle = next((files for files in known if f"{files.prefix}embed_tokens.weight" in shapes), None)
+    is_paddle, prefix = paddle is not None, paddle.prefix if paddle else "model."
     linears = {part for name in shapes for part in name.split(".")[-2:-1]}
     gate_up = next((name for name in _GATE_UP if name in linears), "")
     qkv = ""
     if _QKV in linears:
-        if not is_paddle:
+        if paddle is None:
             raise ModelFileError(
-                f"{where}: {prefix}*.{_QKV} can hold queries, keys and values in more than one order, and nothing in "
-                "the files tells which. Save the model again in Hugging Face's layout, with unfused projections."
+                f"{where}: {prefix}*.{_QKV} can contain queries, keys and values in more than one order, and the "
+                "files do not say which. Save the model again in Hugging Face's layout, with unfused projections."
             )
         grouped = config.num_key_value_heads != config.num_attention_heads
-        qkv = "blocks" if prefix == "ernie." and grouped else "groups"
+        qkv = paddle.grouped_qkv if grouped else "groups"
     inputs_first = _order_by_shape(config, Layout(prefix, qkv=qkv, gate_up=gate_up), shapes)
     if inputs_first is None:
         if formats <= _PADDLE_FORMATS or (is_paddle and formats == {""}):
@@ -197,7 +204,7 @@ def find_layout(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], form
             inputs_first = False
         else:
             raise ModelFileError(
-                f"{where}: every linear weight is square and the files' metadata name no format, so it cannot be told "
+                f"{where}: every linear weight is square and the files' metadata name no format, so it is unknown "
                 'whether they are [in, out] or [out, in]. Save them with the metadata {"format": "pt"} if they are '
                 '[out, in], as Hugging Face has them, or {"format": "np"} if they are [in, out], as Paddle has them.'
             )
@@ -208,7 +215,7 @@ def find_layout(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], form
 
 
 def weight_regions(config: ModelConfig, layout: Layout) -> dict[str, TensorRegion]:
-    """Where a layout keeps each weight of a model, by Hugging Face name."""
+    """Return the location of each weight of a model in a layout, by Hugging Face name."""
     shapes = config.weight_shapes()
     return {name: _region(config, layout, name, shapes) for name in shapes}
 
@@ -229,14 +236,16 @@ def _region(config: ModelConfig, layout: Layout, name: str, shapes: Mapping[str,
             outputs = _outputs(sizes, number, groups)
             stored = f"{fused['path']}{whole}.{fused['kind']}"
             shape = (sum(sizes), *shape[1:])
-    transposed = layout.head_inputs_first if name == HEAD else layout.inputs_first and bool(_LINEAR.search(name))
+    transposed = (
+        layout.head_inputs_first if name == HEAD else layout.inputs_first and _has_inputs(config.architecture, name)
+    )
     if stored.startswith("model."):
         stored = layout.prefix + stored.removeprefix("model.")
     return TensorRegion(stored, shape[::-1] if transposed else shape, transposed, outputs)
 
 
 def _outputs(sizes: list[int], number: int, groups: int) -> np.ndarray:
-    """The outputs of part `number` where each of `groups` groups holds its share of every part, one after the other."""
+    """Return the outputs of part `number`, if each of `groups` groups has an equal share of every part in order."""
     shares = [size // groups for size in sizes]
     start = sum(shares[:number])
     group = np.arange(groups)[:, None] * sum(shares)
@@ -244,13 +253,19 @@ def _outputs(sizes: list[int], number: int, groups: int) -> np.ndarray:
 
 
 def _order_by_shape(config: ModelConfig, layout: Layout, shapes: Mapping[str, tuple[int, ...]]) -> bool | None:
-    """Whether most linears that are not square are [in, out]; None if there are none."""
+    """Return whether most linear weights that are not square are [in, out]; None if all are square."""
     votes = 0
     for name, region in weight_regions(config, layout).items():
         found = shapes.get(region.stored)
-        if _LINEAR.search(name) and found is not None and region.shape[0] != region.shape[1]:
+        if _has_inputs(config.architecture, name) and found is not None and region.shape[0] != region.shape[1]:
             votes += (found == region.shape[::-1]) - (found == region.shape)
     return votes > 0 if votes else None
+
+
+def _has_inputs(architecture: Architecture, name: str) -> bool:
+    """Whether this is a matrix that Paddle's libraries store as [in, out]: that of a linear layer or of a router."""
+    info = architecture.weight_info(name)
+    return info.parameter == "weight" and info.rule.kind in ("linear", "router")
 
 
 def _misfits(
@@ -262,6 +277,7 @@ def _misfits(
     expected = {region.stored: region.shape for region in regions.values() if region.stored}
     if config.tie_word_embeddings and HEAD in shapes:
         expected[HEAD] = expected[regions[EMBEDDING].stored]  # a stored copy
+    is_mtp_weight = config.architecture.is_mtp_weight
     problems = [f"{name}: missing" for name in expected if name not in shapes]
     for name, shape in shapes.items():
         if name not in expected and not is_mtp_weight(name):
@@ -271,13 +287,8 @@ def _misfits(
     return problems
 
 
-def is_mtp_weight(name: str) -> bool:
-    """Whether this weight, or adapter, is part of a multi-token prediction layer, which a run may leave out."""
-    return _MTP_WEIGHT.search(name) is not None
-
-
 def _untied_head(head: WeightFile, embedding: WeightFile, embedding_name: str) -> list[str]:
-    """A problem if the two stored tensors differ."""
+    """Return a problem if the two stored tensors differ."""
     blocks = embedding.row_blocks(embedding_name)
     if all(np.array_equal(values, head.rows(HEAD, rows.start, rows.stop)) for rows, values in blocks):
         return []

@@ -1,7 +1,7 @@
-"""How a model folder tells whether it is complete. Needs neither Paddle nor NumPy.
+"""Detect model folders that are half-written or sharded checkpoints, and read shard indices. Needs no Paddle or NumPy.
 
-Publishing a model into a folder that is in use cannot be one operation. While it goes on the folder has the marker and
-no manifest; the manifest comes back last. Model folders from elsewhere have neither.
+Publishing a model into a folder that is in use takes several operations. Meanwhile the folder has the marker and no
+manifest; the manifest is written last. Model folders from elsewhere have neither.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ from erniekit.json_files import read_json_object
 
 MANIFEST = "manifest.json"
 PUBLISHING = ".erniekit-publishing"
-RANKS_FILE = "ranks.json"  # of a checkpoint of which every rank has written a part
+RANKS_FILE = "ranks.json"  # of a sharded checkpoint, of which every rank has written its shard
 LONGEST_FILE_NAME = 255  # bytes
 _CONFIGURATIONS = ("config.json", "adapter_config.json")
 
 
 def is_half_written(folder: Path | str) -> bool:
-    """Whether publishing a model into `folder` was interrupted, so that its files may be half old, half new."""
+    """Return whether publishing a model into `folder` was interrupted, so that its files may be half old, half new."""
     return (Path(folder) / PUBLISHING).exists() and not (Path(folder) / MANIFEST).exists()
 
 
 def refuse_half_written(folder: Path | str) -> None:
-    """Raise ModelFileError where publishing a model into `folder` was interrupted."""
+    """Raise ModelFileError if publishing a model into `folder` was interrupted."""
     if is_half_written(folder):
         raise ModelFileError(
-            f"{folder} holds a half-written model: the run that was saving it was killed, or is still saving it.\n"
+            f"{folder} contains a half-written model: the run that was saving it was killed, or is still saving it.\n"
             "  Let that run finish, or start it again with resume_from_checkpoint: true; or use one of its checkpoints."
             f"\n  If you have put a complete model there yourself since, remove {Path(folder) / PUBLISHING}."
         )
 
 
 def refuse_sharded_checkpoint(folder: Path | str) -> None:
-    """Raise ModelFileError for a checkpoint whose weights are in parts that ranks have written, each its own."""
+    """Raise ModelFileError for a sharded checkpoint, whose weights each rank has written separately."""
     folder = Path(folder)
     if (folder / RANKS_FILE).is_file() and not any((folder / name).is_file() for name in _CONFIGURATIONS):
         raise ModelFileError(
-            f"{folder} holds no model that can be loaded, but the parts that each rank of a run wrote of its own "
-            "(unified_checkpoint: false).\n  Resume that run from it: its last model is whole, in output_dir; with "
-            "unified_checkpoint: true every further checkpoint is, too."
+            f"{folder} is a sharded checkpoint: it contains the shards of each rank, and no full model "
+            "(unified_checkpoint: false).\n  Resume that run from it: its final model, in output_dir, is full; with "
+            "unified_checkpoint: true so is every further checkpoint."
         )
 
 
 def read_shard_index(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    """Of an index of shards: every tensor's name and that of the file beside the index, and the metadata.
+    """Return the map from tensor names to files of a shard index, and its metadata.
 
     Raises:
-        ModelFileError: it cannot be read, or names something else than files beside it.
+        ModelFileError: the index cannot be read, or names something else than files in the same folder.
     """
     index = read_json_object(path)
     weight_map = index.get("weight_map")

@@ -1,13 +1,13 @@
-"""Weights in few bits in files, as compressed-tensors has them (vLLM and transformers read it). NumPy only.
+"""Weights stored as 8- or 4-bit codes, in the format of compressed-tensors (vLLM and transformers read it). NumPy only.
 
-In the place of `<path>.weight` [out, in] there are
+Three tensors replace `<path>.weight` [out, in]:
 
-    <path>.weight_packed  I32 [out, in * bits / 32]  codes one after the other from the lowest bits on, never negative
+    <path>.weight_packed  I32 [out, in * bits / 32]  consecutive codes from the lowest bits on, never negative
     <path>.weight_scale   F32 [out, in / group]
     <path>.weight_shape   I64 [2]                    out, in
 
-and `quantization_config` in config.json says what they mean. nf4, which compressed-tensors does not know, has the same
-tensors under a method name of our own, so that no other program takes its codes for integers.
+`quantization_config` in config.json defines their meaning. nf4, which compressed-tensors lacks, has the same tensors
+under a method name of our own, so that no other program reads its codes as integers.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from erniekit.model.quantization.codes import QuantizedTensor, dequantize
 from erniekit.model.quantization.formats import INT4, INT8, NF4, Format
 from erniekit.model.storage.safetensors import SafetensorsFile, StoredTensor
 
-PACKED, SCALE, SHAPE = SUFFIXES = ("_packed", "_scale", "_shape")  # behind the name of the weight
+PACKED, SCALE, SHAPE = SUFFIXES = ("_packed", "_scale", "_shape")  # appended to the name of the weight
 METHOD, OWN_METHOD = "compressed-tensors", "erniekit"
 CONFIG_KEY = "quantization_config"
 
 
 def stored_tensors(name: str, shape: tuple[int, int], form: Format) -> dict[str, StoredTensor]:
-    """What a file holds in the place of a weight.
+    """Return the tensors that a file stores for a weight.
 
     Raises:
-        ModelFileError: the codes of an output do not fill whole 32-bit words.
+        ModelFileError: the codes of an output do not fill complete 32-bit words.
     """
     outputs, inputs = shape
     if inputs * form.bits % 32:
-        raise ModelFileError(f"{name}: {inputs} inputs in {form.name} do not fill 32-bit words, as their files need")
+        raise ModelFileError(
+            f"{name}: {inputs} inputs in {form.name} do not fill 32-bit words, which the file format needs"
+        )
     scales = form.shapes(outputs, inputs)[1]
     return {
         name + PACKED: StoredTensor("I32", (outputs, inputs * form.bits // 32)),
@@ -46,15 +48,15 @@ def stored_tensors(name: str, shape: tuple[int, int], form: Format) -> dict[str,
 
 
 def stored_values(packed: QuantizedTensor, shape: tuple[int, int], form: Format) -> list[np.ndarray]:
-    """The bytes of those tensors."""
+    """Return the values of those tensors."""
     codes = packed.codes if form.levels else (packed.codes.astype(np.int16) + 128).astype(np.uint8)
     return [np.ascontiguousarray(codes), packed.scales.astype("<f4"), np.array(shape, "<i8")]
 
 
 def quantization_config(weights: Mapping[str, tuple[tuple[int, int], Format]]) -> dict[str, Any]:
-    """The entry of config.json for weights of these names, shapes and formats.
+    """Return the entry of config.json for weights of these names, shapes and formats.
 
-    Layers that differ in numbers only share an entry, so that a model of any depth has a handful of them.
+    Layers that differ only in numbers share an entry, so that a model of any depth has only a few.
     """
     groups: dict[tuple[Format, int], list[str]] = {}
     for name, ((_, inputs), form) in weights.items():
@@ -73,7 +75,7 @@ def quantization_config(weights: Mapping[str, tuple[tuple[int, int], Format]]) -
 
 
 def layer_patterns(names: Iterable[str]) -> list[str]:
-    """What names the linear layers of these weights, as compressed-tensors reads it."""
+    """Return patterns of compressed-tensors that match the linear layers of these weights."""
     paths = (re.escape(name.removesuffix(".weight")) for name in names)
     return list(dict.fromkeys("re:" + re.sub(r"\d+", r"\\d+", path) for path in paths))
 
@@ -84,16 +86,17 @@ def _scheme(form: Format, group: int) -> dict[str, Any]:
 
 
 class PackedTensor:
-    """A weight in few bits as if its file held float32 values: of `SafetensorsFile` what loading asks for."""
+    """Presents a quantized weight as a file of float32 values, with the methods of
+    `SafetensorsFile` that loading uses."""
 
     def __init__(self, name: str, parts: Mapping[str, SafetensorsFile], *, normal_float: bool) -> None:
-        """Raises ModelFileError where its tensors are not there, or do not fit one another."""
+        """Open the weight. Raises ModelFileError if its tensors are missing or do not fit each other."""
         self.name, self._parts = name, parts
         missing = [name + suffix for suffix in SUFFIXES if name + suffix not in parts]
         file = parts[name + PACKED]
         self.path, self.metadata = file.path, file.metadata
         if missing:
-            raise ModelFileError(f"{file.path}: {name + PACKED} is there, {' and '.join(missing)} not")
+            raise ModelFileError(f"{file.path}: {name + PACKED} lacks {' and '.join(missing)}")
         self._shape = tuple(int(size) for size in parts[name + SHAPE].read(name + SHAPE))
         stored, scales = file.stored(name + PACKED), parts[name + SCALE].shape(name + SCALE)
         bits = 32 * stored.shape[1] // self._shape[-1] if len(self._shape) == len(stored.shape) == 2 else 0
@@ -105,7 +108,7 @@ class PackedTensor:
         fits = fits and len(scales) == 2 and scales[0] == self._shape[0] and self._shape[1] % max(1, scales[1]) == 0
         if bits not in (4, 8) or not fits:
             raise ModelFileError(
-                f"{file.path}: {name}: {stored.dtype} {list(stored.shape)} with scales {list(scales)} is no weight "
+                f"{file.path}: {name}: {stored.dtype} {list(stored.shape)} with scales {list(scales)} is not a weight "
                 f"{list(self._shape)} of 4 or 8 bits"
             )
         self._form = INT8 if bits == 8 else NF4 if normal_float else INT4
@@ -136,7 +139,7 @@ class PackedTensor:
 def with_packed_weights(
     files: Mapping[str, SafetensorsFile], config: Mapping[str, Any] | None
 ) -> dict[str, SafetensorsFile | PackedTensor]:
-    """The same files, with weights in few bits under the names of the weights.
+    """Return the same files, with quantized weights under the names of the weights.
 
     Args:
         config: the model's `quantization_config`, if it has one.

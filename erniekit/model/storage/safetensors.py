@@ -1,8 +1,8 @@
-"""Reading and writing safetensors files tensor by tensor.
+"""Read and write safetensors files tensor by tensor.
 
 The format (https://huggingface.co/docs/safetensors): 8 bytes with the header's length, a JSON header with every
-tensor's type, shape and byte range, then the bytes. The library's NumPy interface reads no bfloat16 and takes a whole
-file's tensors at once to write; here one tensor at a time is in memory, and equal tensors give equal files.
+tensor's type, shape and byte range, then the bytes. The library's NumPy interface reads no bfloat16 and needs all
+tensors of a file at once to write it; here one tensor at a time is in memory, and equal tensors give equal files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from erniekit.errors import ModelFileError
 
-_HEADER_LIMIT = 100_000_000  # the format's own limit, bytes
+_HEADER_LIMIT = 100_000_000  # the format's limit, bytes
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
@@ -38,11 +38,11 @@ _BITS = {name: 8 * dtype.itemsize for name, dtype in _DTYPES.items()} | {
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
 _LFS_POINTER = b"version https://git-lfs"
-_BLOCK = 1 << 20  # bytes of a tensor that are in memory at once where it need not be whole
+_BLOCK = 1 << 20  # bytes of a tensor that are in memory at once if it can be read in blocks
 
 
 class StoredTensor(NamedTuple):
-    """What the header of a file says of a tensor; `dtype` is the format's name for it, such as "BF16"."""
+    """Type and shape of a tensor in a file's header; `dtype` is the format's name for it, such as "BF16"."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -59,7 +59,7 @@ class SafetensorsFile:
     """
 
     def __init__(self, path: Path | str) -> None:
-        """Raises ModelFileError if the file is missing, truncated or not safetensors."""
+        """Read the header. Raises ModelFileError if the file is missing, truncated or not safetensors."""
         self.path = Path(path)
         if not self.path.is_file():
             raise ModelFileError(f"{self.path}: no such file")
@@ -85,7 +85,7 @@ class SafetensorsFile:
         return StoredTensor(self._entries[name]["dtype"], self.shape(name))
 
     def blocks(self, name: str) -> Iterator[bytes]:
-        """One tensor's bytes as they are stored, whatever its type, a few MB at a time."""
+        """Yield one tensor's bytes as stored, whatever its type, a few MB at a time."""
         start, stop = (self._data_start + offset for offset in self._entries[name]["data_offsets"])
         with self.path.open("rb") as file:
             file.seek(start)
@@ -97,16 +97,16 @@ class SafetensorsFile:
                 yield block
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor's values; bfloat16 and e4m3 come as float32 (exact), everything else in its own type.
+        """Return one tensor's values; bfloat16 and e4m3 as float32 (exact), everything else in its own type.
 
         Raises:
-            ModelFileError: the tensor has a type that NumPy cannot hold, such as an 8-bit float.
+            ModelFileError: the tensor has a type that NumPy lacks, such as another 8-bit float.
         """
         shape = self.shape(name)
         return self._values(name, 0, math.prod(shape)).reshape(shape)
 
     def row_blocks(self, name: str, wanted: range | None = None) -> Iterator[tuple[slice, np.ndarray]]:
-        """One tensor's values like `read`, a few MB at a time: which rows they are, and the rows.
+        """Yield one tensor's rows like `read`, a few MB at a time, with their row numbers.
 
         Args:
             wanted: consecutive rows; None: all. Others are not read.
@@ -120,16 +120,16 @@ class SafetensorsFile:
             yield slice(start, stop), self.rows(name, start, stop)
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Some rows of one tensor like `read`."""
+        """Return some rows of one tensor like `read`."""
         inner = self.shape(name)[1:]
         width = math.prod(inner)
         return self._values(name, start * width, stop * width).reshape(stop - start, *inner)
 
     def _values(self, name: str, start: int, stop: int) -> np.ndarray:
-        """The tensor's values number `start` to `stop`, flat."""
+        """Return the tensor's values from index `start` to `stop`, flat."""
         entry = self._entries[name]
         if entry["dtype"] not in _DTYPES:
-            raise ModelFileError(f"{self.path}: {name}: values of type {entry['dtype']} cannot be computed with")
+            raise ModelFileError(f"{self.path}: {name}: values of type {entry['dtype']} are not supported")
         dtype = _DTYPES[entry["dtype"]]
         offset = self._data_start + entry["data_offsets"][0] + start * dtype.itemsize
         values = np.fromfile(self.path, dtype, stop - start, offset=offset)
@@ -155,7 +155,7 @@ class SafetensorsFile:
 
 @cache
 def float8_values() -> np.ndarray:
-    """What every byte stands for in e4m3, float32 [256]; all ones but for the sign is not-a-number."""
+    """Return the value of every byte in e4m3, float32 [256]; a byte with all bits but the sign set is NaN."""
     codes = np.arange(256)
     exponent, fraction = codes >> 3 & 15, codes & 7
     magnitude = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
@@ -181,7 +181,7 @@ def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ModelFileError(f"{path}: not a safetensors file: brackets nested too deeply") from None
     if not isinstance(header, dict):
-        raise ModelFileError(f"{path}: not a safetensors file: the header is no JSON object")
+        raise ModelFileError(f"{path}: not a safetensors file: the header is not a JSON object")
     return header
 
 
@@ -192,9 +192,9 @@ def write_safetensors(
     metadata: Mapping[str, str] | None = None,
     dtype: np.dtype | type = np.float32,
 ) -> None:
-    """Write tensors of one dtype, one at a time, in the order of `shapes`; `tensors` must yield that same order.
+    """Write tensors of one dtype, one at a time, in the order of `shapes`; `tensors` must yield the same order.
 
-    Arrays of any memory layout are stored in C order. Nothing is synced to disk here.
+    Arrays of any memory layout are stored in C order. The file is not synced to disk.
     """
     stored = np.dtype(dtype).newbyteorder("<")
 
@@ -217,7 +217,7 @@ def write_stored(
     """Write tensors of any types from their bytes, in the order of `tensors`.
 
     Args:
-        contents: yields in that same order each tensor's name and its bytes, in blocks that make up its size.
+        contents: yields in the same order each tensor's name and its bytes, in blocks that add up to its size.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -226,7 +226,7 @@ def write_stored(
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data starts at a multiple of 8
+    text += b" " * (-len(text) % 8)  # so that the data starts at a multiple of 8
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for expected, (name, blocks) in zip(tensors, contents, strict=True):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.errors import ModelFileError
+from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.storage.model_folder import read_shard_index
 from erniekit.model.storage.safetensors import SafetensorsFile, StoredTensor, write_stored
 
@@ -25,7 +26,7 @@ _PICKLE_CONVERTER = (
 
 
 def open_weight_files(folder: Path) -> dict[str, SafetensorsFile]:
-    """Every stored tensor's name, in the order of the files, and the open file that holds it.
+    """Return every stored tensor's name, in the order of the files, with the open file that contains it.
 
     Raises:
         ModelFileError: there are no weights, a shard is missing, or a file is damaged.
@@ -45,15 +46,15 @@ def open_weight_files(folder: Path) -> dict[str, SafetensorsFile]:
     held = {shard: set(file.names()) for shard, file in shards.items()}
     absent = [f"{name}: not in {shard}" for name, shard in weight_map.items() if name not in held[shard]]
     if absent:
-        raise ModelFileError(format_problems(f"{index_path}: the index does not fit its shards:", absent))
+        raise ModelFileError(format_problems(f"{index_path}: the index does not match its shards:", absent))
     return {name: shards[shard] for name, shard in weight_map.items()}
 
 
 def _no_weights(folder: Path) -> str:
-    """What to do about a folder without safetensors, whose weights may be pickled."""
+    """Return the error for a folder without safetensors, whose weights may be pickled."""
     if any(folder.glob("*.pdparams")):
         target = folder.with_name(f"{folder.name}-safetensors")
-        library = "paddleformers" if _is_ernie(folder) else "paddlenlp"
+        library = _paddle_library(folder)
         paths = {"source": shlex.quote(str(folder)), "target": shlex.quote(str(target))}
         command = _PICKLE_CONVERTER.format(library=library, **paths)
         return (
@@ -68,16 +69,17 @@ def _no_weights(folder: Path) -> str:
             "in it.\n  If you trust their source, save the model again with transformers: "
             "model.save_pretrained(folder, safe_serialization=True)"
         )
-    return f"{folder}: neither {WEIGHTS_FILE} nor {INDEX_FILE} is there"
+    return f"{folder}: contains neither {WEIGHTS_FILE} nor {INDEX_FILE}"
 
 
-def _is_ernie(folder: Path) -> bool:
-    """Whether the model is one that paddlenlp does not know and paddleformers does."""
+def _paddle_library(folder: Path) -> str:
+    """The library that can open Paddle's pickled weights of the model; paddlenlp where that is not known."""
     try:
         model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
     except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return str(model_type).startswith("ernie4_5")
+        return "paddlenlp"
+    architecture = ARCHITECTURES.get(str(model_type))
+    return architecture.paddle_files.library if architecture and architecture.paddle_files else "paddlenlp"
 
 
 def write_weight_files(
@@ -88,13 +90,13 @@ def write_weight_files(
     metadata: Mapping[str, str] | None = None,
     index_metadata: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Write `model.safetensors`, or shards of at most `max_shard_bytes` of tensors (or one larger tensor) and an index.
+    """Write `model.safetensors`, or an index and shards of at most `max_shard_bytes` (or one larger tensor).
 
     One tensor at a time is in memory. Weight files of an earlier write into the folder are replaced.
 
     Args:
         contents: each tensor's name and its bytes, in blocks; in the order of `tensors`.
-        index_metadata: further entries of the index beside `total_size`.
+        index_metadata: further entries of the index in addition to `total_size`.
 
     Returns:
         The files written.
@@ -117,18 +119,18 @@ def write_weight_files(
         written.append(folder / INDEX_FILE)
     for path in weight_files(folder):
         if path not in written:
-            path.unlink()  # of an earlier save that was cut differently; it would be loaded instead
+            path.unlink()  # of an earlier save with other shards; it would be loaded instead
     return written
 
 
 def weight_files(folder: Path) -> Iterator[Path]:
-    """The files in `folder` that loading would take weights from."""
+    """Yield the files in `folder` that loading would take weights from."""
     candidates = [folder / WEIGHTS_FILE, folder / INDEX_FILE, *sorted(folder.glob(SHARD_FILES))]
     yield from (path for path in candidates if path.is_file())
 
 
 def split_into_shards(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
-    """Names in order, cut before the tensor that would make a shard too large; a tensor is never cut."""
+    """Group names in order into shards of at most `max_bytes`; a tensor is never cut."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():
@@ -141,7 +143,7 @@ def split_into_shards(sizes: Mapping[str, int], max_bytes: int) -> list[list[str
 
 
 def format_problems(title: str, problems: list[str]) -> str:
-    """A title and a line for each problem, up to twenty."""
+    """Return a title and a line for each problem, up to twenty."""
     shown = [f"  {problem}" for problem in problems[:_SHOWN_PROBLEMS]]
     if len(problems) > _SHOWN_PROBLEMS:
         shown.append(f"  ... and {len(problems) - _SHOWN_PROBLEMS} more")

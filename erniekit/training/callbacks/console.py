@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from erniekit.training.callbacks import Callback, Record, TrainingRun
+
 logger = logging.getLogger(__name__)
 
 # How figures are written for people.
@@ -56,23 +58,23 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class PlainLines:
+class PlainLines(Callback):
     """One log line for every log, evaluation and checkpoint."""
 
     def __init__(self) -> None:
         self._first = self._total = 0
         self._started = 0.0
 
-    def on_train_begin(self, first_step: int, total_steps: int) -> None:
-        self._first, self._total, self._started = first_step, total_steps, time.perf_counter()
+    def on_train_begin(self, run: TrainingRun) -> None:
+        self._first, self._total, self._started = run.first_step, run.total_steps, time.perf_counter()
 
-    def on_log(self, record: Mapping[str, Any]) -> None:
+    def on_log(self, record: Record) -> None:
         step = record["step"]
         per_step = (time.perf_counter() - self._started) / max(1, step - self._first)
-        left = duration(per_step * (self._total - step))
-        logger.info(f"step {step}/{self._total}  {format_metrics(record)}  left {left}")
+        eta = duration(per_step * (self._total - step))
+        logger.info(f"step {step}/{self._total}  {format_metrics(record)}  ETA {eta}")
 
-    def on_evaluate(self, record: Mapping[str, Any]) -> None:
+    def on_evaluate(self, record: Record) -> None:
         logger.info(evaluation_line(record))
 
     def on_save(self, folder: Path) -> None:

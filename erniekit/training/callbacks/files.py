@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from erniekit.training.callbacks import Callback, Record, TrainingRun
 from erniekit.training.checkpoint.manifest import atomic_write_text, nan_to_none, write_json
+
+if TYPE_CHECKING:
+    from erniekit.training.trainer import TrainResult
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +47,7 @@ class WarnOnIoError:
 LOG_FILE = "training_log.jsonl"
 
 
-class LogFile:
+class LogFile(Callback):
     """Appends records. A resumed run first drops the lines that its checkpoint knows nothing of.
 
     Lines for which the disk has no room are kept, and written with the next one.
@@ -53,18 +57,18 @@ class LogFile:
         self._path, self._lines = output_dir / LOG_FILE, list[str]()
         self._io_errors = WarnOnIoError(str(self._path))
 
-    def on_train_begin(self, first_step: int, total_steps: int) -> None:
-        kept = [json.dumps(record) + "\n" for record in read_log(self._path) if record["step"] <= first_step]
+    def on_train_begin(self, run: TrainingRun) -> None:
+        kept = [json.dumps(record) + "\n" for record in read_log(self._path) if record["step"] <= run.first_step]
         with self._io_errors.warned():
-            atomic_write_text(self._path, "".join(kept) if first_step else "")
+            atomic_write_text(self._path, "".join(kept) if run.first_step else "")
 
-    def on_log(self, record: Mapping[str, Any]) -> None:
+    def on_log(self, record: Record) -> None:
         self._append(record)
 
-    def on_evaluate(self, record: Mapping[str, Any]) -> None:
+    def on_evaluate(self, record: Record) -> None:
         self._append(record)
 
-    def _append(self, record: Mapping[str, Any]) -> None:
+    def _append(self, record: Record) -> None:
         self._lines.append(json.dumps(nan_to_none(record)) + "\n")
         with self._io_errors.warned():
             _append(self._path, "".join(self._lines))
@@ -98,18 +102,18 @@ def read_log(path: Path) -> Iterator[dict[str, Any]]:
 RESULT_FILES = EVALUATION_FILE, TRAINING_FILE = "eval_results.json", "train_results.json"
 
 
-class Results:
+class Results(Callback):
     """Keeps the latest evaluation and the result of the run."""
 
     def __init__(self, output_dir: Path) -> None:
         self._output_dir = output_dir
         self._io_errors = WarnOnIoError(f"results into {output_dir}")
 
-    def on_evaluate(self, record: Mapping[str, Any]) -> None:
+    def on_evaluate(self, record: Record) -> None:
         with self._io_errors.warned():
             write_json(self._output_dir / EVALUATION_FILE, record)
 
-    def on_train_end(self, result: Any) -> None:
+    def on_train_end(self, result: TrainResult) -> None:
         with self._io_errors.warned():
             write_json(self._output_dir / TRAINING_FILE, result.record())
 
@@ -119,14 +123,14 @@ class Results:
 LOSS_CURVE_FILE = "loss.png"
 
 
-class LossCurve:
+class LossCurve(Callback):
     """Draws the curve of the whole run, including the part before a resume."""
 
     def __init__(self, output_dir: Path) -> None:
         self._output_dir = output_dir
         self._io_errors = WarnOnIoError(str(output_dir / LOSS_CURVE_FILE))
 
-    def on_train_end(self, _result: object) -> None:
+    def on_train_end(self, result: TrainResult) -> None:
         with self._io_errors.warned():
             draw_loss_curve(self._output_dir / LOG_FILE, self._output_dir / LOSS_CURVE_FILE)
 

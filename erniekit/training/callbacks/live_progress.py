@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from erniekit.training.callbacks import Callback, Record, TrainingRun
 from erniekit.training.callbacks.console import evaluation_line, format_metrics
 
 
-class LiveProgress:
+class LiveProgress(Callback):
     """Redrawn a few times a second; lines printed meanwhile appear above it."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -24,7 +23,7 @@ class LiveProgress:
             MofNCompleteColumn(),
             BarColumn(),
             TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("ETA"),
             TimeRemainingColumn(),
             console=self._console,
         )
@@ -32,15 +31,15 @@ class LiveProgress:
         self._metrics = Text("")
         self._live = Live(get_renderable=self._display, console=self._console, refresh_per_second=4)
 
-    def on_train_begin(self, first_step: int, total_steps: int) -> None:
-        self._bar.reset(self._task, total=total_steps, completed=first_step)
+    def on_train_begin(self, run: TrainingRun) -> None:
+        self._bar.reset(self._task, total=run.total_steps, completed=run.first_step)
         self._live.start()
 
-    def on_step(self, record: Mapping[str, Any]) -> None:
+    def on_step(self, record: Record) -> None:
         self._bar.update(self._task, completed=record["step"])
         self._metrics = Text(format_metrics(record), overflow="ellipsis", no_wrap=True)
 
-    def on_evaluate(self, record: Mapping[str, Any]) -> None:
+    def on_evaluate(self, record: Record) -> None:
         self._console.print(evaluation_line(record), highlight=False)
 
     def on_save(self, folder: Path) -> None:

@@ -1,14 +1,20 @@
-"""Event files for VisualDL and TensorBoard. Both writers take (tag, value, step), so one callback serves them."""
+"""Experiment trackers, which `report_to` names: event files for VisualDL and TensorBoard.
+
+To add a tracker, write a `Callback` and a function that opens it here, add it to `TRACKERS`, name it in `TRACKERS` of
+`erniekit/config/sections/basic.py`, and add its package to an extra of the installation. `on_train_begin` gives it the
+name and the parameters of the run.
+"""
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from erniekit.errors import ConfigurationError
+from erniekit.training.callbacks import Callback, Record
 from erniekit.training.callbacks.files import WarnOnIoError
 
 _PROGRESS = {"step", "epoch"}
@@ -21,16 +27,16 @@ class EventWriter(Protocol):
     def close(self) -> Any: ...
 
 
-class EventLog:
-    """Writes every figure of every log and evaluation as a scalar, `train/loss` or `eval/loss`."""
+class EventLog(Callback):
+    """Write every metric of every log and evaluation as a scalar, `train/loss` or `eval/loss`."""
 
     def __init__(self, writer: EventWriter, io_errors: WarnOnIoError) -> None:
         self._writer, self._io_errors = writer, io_errors
 
-    def on_log(self, record: Mapping[str, Any]) -> None:
+    def on_log(self, record: Record) -> None:
         self._write("train", record)
 
-    def on_evaluate(self, record: Mapping[str, Any]) -> None:
+    def on_evaluate(self, record: Record) -> None:
         metrics = {name.removeprefix("eval_"): value for name, value in record.items() if name != "eval_sources"}
         self._write("eval", metrics)
 
@@ -38,25 +44,56 @@ class EventLog:
         with self._io_errors.warned():
             self._writer.close()
 
-    def _write(self, group: str, record: Mapping[str, Any]) -> None:
+    def _write(self, group: str, record: Record) -> None:
         with self._io_errors.warned():
             for name, value in record.items():
                 if name not in _PROGRESS and math.isfinite(value):
                     self._writer.add_scalar(f"{group}/{name}", value, record["step"])
 
 
-def event_logs(report_to: Sequence[str], logging_dir: Path) -> list[EventLog]:
-    """A callback for each of `report_to` ("visualdl", "tensorboard"). The packages are imported only when asked for.
+def _visualdl(logging_dir: Path) -> Callback:
+    from visualdl import LogWriter
+
+    return EventLog(LogWriter(logdir=str(logging_dir)), _io_errors("visualdl", logging_dir))
+
+
+def _tensorboard(logging_dir: Path) -> Callback:
+    from tensorboardX import SummaryWriter
+
+    return EventLog(SummaryWriter(logdir=str(logging_dir)), _io_errors("tensorboard", logging_dir))
+
+
+def _io_errors(name: str, logging_dir: Path) -> WarnOnIoError:
+    return WarnOnIoError(f"the event files of {name} in {logging_dir}")
+
+
+class Tracker(NamedTuple):
+    """How a tracker is opened.
+
+    Attributes:
+        package: what must be installed, and is only imported by `open`.
+        open: `logging_dir` -> the callback.
+    """
+
+    package: str
+    open: Callable[[Path], Callback]
+
+
+TRACKERS = {
+    "visualdl": Tracker("visualdl", _visualdl),
+    "tensorboard": Tracker("tensorboardX", _tensorboard),
+}
+
+
+def open_trackers(report_to: Sequence[str], logging_dir: Path) -> list[Callback]:
+    """Open the trackers that `report_to` names.
 
     Raises:
         ConfigurationError: a package is not installed, or `logging_dir` cannot be written.
     """
     if report_to:
         _check_writable(logging_dir)
-    io_errors = [WarnOnIoError(f"the event files of {name} in {logging_dir}") for name in report_to]
-    return [
-        EventLog(_open_writer(name, logging_dir), io_error) for name, io_error in zip(report_to, io_errors, strict=True)
-    ]
+    return [_open(name, logging_dir) for name in report_to]
 
 
 def _check_writable(logging_dir: Path) -> None:
@@ -71,20 +108,14 @@ def _check_writable(logging_dir: Path) -> None:
         ) from None
 
 
-def _open_writer(name: str, logging_dir: Path) -> EventWriter:
-    package = {"visualdl": "visualdl", "tensorboard": "tensorboardX"}[name]
+def _open(name: str, logging_dir: Path) -> Callback:
+    tracker = TRACKERS[name]
     try:
-        if name == "visualdl":
-            from visualdl import LogWriter
-
-            return LogWriter(logdir=str(logging_dir))
-        from tensorboardX import SummaryWriter
-
-        return SummaryWriter(logdir=str(logging_dir))
+        return tracker.open(logging_dir)
     except ImportError as error:
-        if error.name != package:
+        if error.name != tracker.package:
             raise
         raise ConfigurationError(
-            f"report_to: {name} needs the package {package}, which is not installed.\n"
-            f"  Install it (pip install {package}), or write report_to: none"
+            f"report_to: {name} needs the package {tracker.package}, which is not installed.\n"
+            f"  Install it (pip install {tracker.package}), or write report_to: none"
         ) from None

@@ -1,1 +1,1 @@
-"""Save and resume: complete folders, full or sharded tensors, synchronously or not."""
+"""Save and resume: complete folders, full or sharded tensors, synchronously or asynchronously."""

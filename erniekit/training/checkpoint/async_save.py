@@ -1,4 +1,4 @@
-"""How the files of a checkpoint become a complete folder: at once, or by another process while training goes on."""
+"""Save a checkpoint synchronously, or through shared memory and another process while training goes on."""
 
 from __future__ import annotations
 
@@ -26,31 +26,29 @@ from erniekit.training.checkpoint.atomic_folder import disk_errors, prune, temp_
 
 logger = logging.getLogger(__name__)
 
-# Where a checkpoint waits for the process that completes it: a folder in shared memory, removed when it is done.
-#
-# A folder there belongs to the processes that hold its lock, which ends with the last of them; what nobody holds any
-# more
-# is removed by the next run of the same user. Needs no Paddle.
+# Staging folders: a checkpoint waits in shared memory for the process that completes it. A folder belongs to the
+# processes that hold its lock, which ends with the last of them; the next run of the same user removes folders without
+# a holder. Needs no Paddle.
 
 SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "erniekit-checkpoint-"
-_OTHER_FILES = 64 << 20  # bytes: a checkpoint's files beside tensors, above all the tokenizer's
+_OTHER_FILES = 64 << 20  # bytes: a checkpoint's files other than tensors, mostly the tokenizer's
 _HEADROOM = 1.05
 
 
 class Staging:
-    """A folder in shared memory that this process, and those that inherit `lock`, hold until all have closed it."""
+    """A folder in shared memory, owned by this process and those that inherit `lock` until all have closed it."""
 
     def __init__(self, folder: Path, lock: int) -> None:
         self.folder, self.lock = folder, lock
 
     def close(self) -> None:
-        """Let go of it; another process still has it, or it is gone."""
+        """Release the lock; another process still has it, or the folder is gone."""
         os.close(self.lock)
 
 
 def memory_shortage(tensor_bytes: int, shared_memory: Path | None = None) -> str:
-    """What keeps a checkpoint with so many bytes of tensors from waiting in shared memory; empty for nothing."""
+    """Return why a checkpoint with so many bytes of tensors cannot wait in shared memory; "" if it can."""
     shared = shared_memory or SHARED_MEMORY
     needed = int(tensor_bytes * _HEADROOM) + _OTHER_FILES
     if not (shared.is_dir() and os.access(shared, os.W_OK)):
@@ -64,17 +62,17 @@ def memory_shortage(tensor_bytes: int, shared_memory: Path | None = None) -> str
 
 
 def new_staging(shared_memory: Path | None = None) -> Staging:
-    """An empty folder in shared memory, for this user only."""
+    """Create an empty folder in shared memory, for this user only."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=shared_memory or SHARED_MEMORY))
         try:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # as below
+        except FileNotFoundError:  # another run removed it, as below
             continue
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():
             return Staging(folder, lock)
-        os.close(lock)  # another run took it, without a lock yet, for one that nobody holds
+        os.close(lock)  # before it was locked, another run removed it as abandoned
 
 
 def remove_abandoned(shared_memory: Path | None = None) -> None:
@@ -84,7 +82,7 @@ def remove_abandoned(shared_memory: Path | None = None) -> None:
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except FileNotFoundError:  # the process that held it has just removed it
+        except FileNotFoundError:  # its owner has just removed it
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,12 +99,12 @@ def _mb(size: int) -> str:
     return f"{size / 1e6:,.0f} MB"
 
 
-Write = Callable[[Path], None]  # puts the files of a checkpoint into a folder
+Write = Callable[[Path], None]  # writes the files of a checkpoint into a folder
 
 
 class Saver(Protocol):
-    """What a run has its checkpoints written by, on the rank that writes. A context manager around the run: what was
-    begun is complete at its end, or an error.
+    """Writes a run's checkpoints, on the rank that writes. As a context manager around the run it completes every
+    checkpoint before the run ends, or raises.
 
     Attributes:
         is_async: whether another process hashes and syncs.
@@ -120,24 +118,25 @@ class Saver(Protocol):
         ...
 
     def save(self, target: Path, write: Write | None, tensor_bytes: int, keep: Collection[Path]) -> None:
-        """Have a checkpoint written; the values are taken before this returns. Older ones than `limit` go afterwards.
+        """Save a checkpoint; the values are copied before this returns. Afterwards, older checkpoints beyond `limit`
+        are removed.
 
         Args:
-            write: None: it is complete already.
-            tensor_bytes: about what `write` will write.
-            keep: checkpoints that stay, besides the new one.
+            write: None: the checkpoint is already complete.
+            tensor_bytes: about the number of bytes that `write` will write.
+            keep: checkpoints that stay, in addition to the new one.
 
         Raises:
-            CheckpointError: it, or the one before, could not be written.
+            CheckpointError: this checkpoint, or the one before, could not be written.
         """
         ...
 
     def check(self) -> None:
-        """Notice that what was begun is complete; never waits. Raises CheckpointError as `save`."""
+        """Finish a checkpoint that has become complete; never wait. Raises CheckpointError like `save`."""
         ...
 
     def wait(self) -> None:
-        """Until what was begun is complete. Raises CheckpointError as `save`."""
+        """Wait until the checkpoint in progress is complete. Raises CheckpointError like `save`."""
         ...
 
     def __enter__(self) -> Saver: ...
@@ -150,8 +149,8 @@ class SyncSaver:
     """Writes while training waits.
 
     Args:
-        limit: so many checkpoints are kept, the newest; None: all.
-        saved: called with a checkpoint that is complete.
+        limit: number of newest checkpoints to keep; None: all.
+        saved: called with each complete checkpoint.
     """
 
     is_async = False
@@ -167,10 +166,10 @@ class SyncSaver:
         self._saved(target)
 
     def check(self) -> None:
-        """Nothing is ever left to do."""
+        """Do nothing: every save is complete when it returns."""
 
     def wait(self) -> None:
-        """Nothing is ever left to do."""
+        """Do nothing: every save is complete when it returns."""
 
     def __enter__(self) -> SyncSaver:
         return self
@@ -185,13 +184,13 @@ SYNC_SAVER = SyncSaver()
 
 
 class AsyncSaver:
-    """Writes into shared memory while training waits, and has another process do the rest (`checkpoint_writer`).
+    """Writes into shared memory while training waits; another process does the rest (`writer_process`).
 
-    Where shared memory has no room the files go to the disk as always, and that process hashes and syncs them.
+    If shared memory is too small, the files are written to the disk directly, and that process hashes and syncs them.
 
     Args:
-        limit, saved: as of `SyncSaver`; `saved` is called by `check`, `wait` or the next `save`.
-        shared_memory: false where some of those that write do not see that of this machine.
+        limit, saved: as for `SyncSaver`; `saved` is called by `check`, `wait` or the next `save`.
+        shared_memory: False if some writing ranks do not see this machine's shared memory.
     """
 
     is_async = True
@@ -219,7 +218,9 @@ class AsyncSaver:
         shortage = memory_shortage(tensor_bytes) if self._shared_memory else several
         if shortage and shortage not in self._reported:
             self._reported.add(shortage)
-            logger.info(f"async_save: {shortage}: the checkpoint is written to the disk, and only completed beside")
+            logger.info(
+                f"async_save: {shortage}: the checkpoint is written to the disk, and completed in the background"
+            )
         staging = None if shortage else new_staging()
         try:
             self._start(target, staging)
@@ -245,13 +246,13 @@ class AsyncSaver:
         if code == 0:
             self._saved(target)
             return
-        for folder in (staged, temp_folder_of(target)):  # of a process that could not clear up itself
+        for folder in (staged, temp_folder_of(target)):  # in case the process could not clean up
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
         if code < 0:
             said = (
                 f"could not write {target}: the process that wrote it was ended by {signal.Signals(-code).name}, "
-                "perhaps for want of memory.\n  Earlier checkpoints are as they were."
+                "perhaps because memory ran out.\n  Earlier checkpoints are unchanged."
             )
         raise CheckpointError(said.strip() or f"could not write {target}: its process ended with code {code}")
 
@@ -261,17 +262,17 @@ class AsyncSaver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait, unless the process is to end at once: the writer comes to its end alone."""
+        """Wait, unless the process must end at once: then the writer finishes alone."""
         if kind is None:
             self.wait()
         elif issubclass(kind, Exception):
             try:
                 self.wait()
             except CheckpointError as own:
-                logger.error(str(own))  # beside the error that ends the run
+                logger.error(str(own))  # in addition to the error that ends the run
 
     def _start(self, target: Path, staging: Staging | None) -> None:
-        flags = ["-P"] if sys.version_info >= (3, 11) else []  # not what lies in the current folder
+        flags = ["-P"] if sys.version_info >= (3, 11) else []  # do not import from the current folder
         source = str(Path(erniekit.__file__).parents[1])
         path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._staged = None if staging is None else staging.folder
@@ -287,7 +288,7 @@ class AsyncSaver:
             text=True,
             env={**os.environ, "PYTHONPATH": path},
             pass_fds=() if staging is None else (staging.lock,),
-            start_new_session=True,  # a signal from the terminal is for the trainer
+            start_new_session=True,  # the terminal's signals are for the trainer
         )
         self.writing = target
 
@@ -303,8 +304,8 @@ class AsyncSaver:
             write(staging.folder)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"could not take {target} into {staging.folder}: {error}\n  Earlier checkpoints are as they were. "
-                "Without async_save in unified_checkpoint_config it is written to the disk at once."
+                f"could not write {target} to {staging.folder}: {error}\n  Earlier checkpoints are unchanged. "
+                "Without async_save in unified_checkpoint_config it is written to the disk directly."
             ) from error
 
     def _send_request(self, keep: Collection[Path]) -> None:
@@ -313,14 +314,14 @@ class AsyncSaver:
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.close()
-        except BrokenPipeError:  # it has ended: why, it has said
+        except BrokenPipeError:  # `wait` reports why it has ended
             self._process.stdin = None
             self.wait()
             raise
         self._process.stdin = None
 
     def _cancel(self) -> None:
-        """End the process before it has its order; it removes what is there."""
+        """End the process before it gets its request; it removes the files."""
         assert self._process is not None
         process, self._process, self.writing, self._staged = self._process, None, None, None
         process.communicate()

@@ -1,8 +1,8 @@
-"""Folders on disk that are either complete or not there: written aside, synced, given a manifest, renamed last.
+"""Folders that are complete or absent: written under a temporary name, synced, given a manifest, and renamed last.
 
 A checkpoint folder `checkpoint-{step}` counts only with a manifest that lists every file with its size and SHA-256.
-Names that start with `.writing-` and `.deleting-` are work in progress of the run that holds the lock; found without
-one, they are what a killed run left.
+Names that start with `.writing-` and `.deleting-` are work in progress of the run that holds the lock; without such a
+run, a killed run has left them.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ def checkpoint_name(step: int) -> str:
 
 
 def step_of(folder: Path) -> int:
-    """The step in a checkpoint folder's name, -1 for other folders."""
+    """Return the step in a checkpoint folder's name, -1 for other folders."""
     match = re.fullmatch(r"checkpoint-(\d+)", folder.name)
     return int(match.group(1)) if match else -1
 
 
 def write_folder(target: Path, write: Callable[[Path], None]) -> None:
-    """Create the folder `target` with what `write(folder)` puts into it, all or nothing, whatever happens meanwhile.
+    """Create the folder `target` with the files that `write(folder)` writes, all or nothing.
 
     Raises:
-        CheckpointError: the disk is full or cannot be written; nothing of the folder is left, and others are untouched.
+        CheckpointError: the disk is full or cannot be written; `target` is removed, and other folders are unchanged.
     """
     temp_path = temp_folder_of(target)
     with disk_errors(target, temp_path):
@@ -60,16 +60,15 @@ def write_folder(target: Path, write: Callable[[Path], None]) -> None:
 
 
 def temp_folder_of(target: Path) -> Path:
-    """Where the files of the folder `target` are before it is complete."""
+    """Return the temporary folder of `target`, which has its files until it is complete."""
     return target.with_name(_WRITING + target.name)
 
 
 def finalize_folder(target: Path, staged: Path | None = None) -> None:
-    """Do what is left of `write_folder` when all files are in `temp_folder_of(target)`, or in the folder `staged`, from
-    which they are moved.
+    """Complete a folder whose files are all in `temp_folder_of(target)`, or move them there from `staged` first.
 
     Raises:
-        CheckpointError: as `write_folder`.
+        CheckpointError: as for `write_folder`.
     """
     temp_path = temp_folder_of(target)
     with disk_errors(target, temp_path):
@@ -80,11 +79,11 @@ def finalize_folder(target: Path, staged: Path | None = None) -> None:
 
 
 def publish_files(folder: Path, write: Callable[[Path], None]) -> None:
-    """Put what `write` produces into the existing `folder`, beside what else is there, as one set with a manifest.
+    """Add the files that `write` writes to the existing `folder`, as one set with a manifest.
 
-    The files are written aside and renamed one by one. While that goes on the folder has a marker instead of a manifest
-    (see model_folder), so a set that an interruption left half old, half new cannot be taken for a complete one. Files
-    of an earlier set that the new one lacks are removed; the marker remembers them across interruptions.
+    The files are written to a temporary folder and renamed one by one. Meanwhile the folder has a marker instead of a
+    manifest (see model_folder), so a set that an interruption leaves half old, half new is not taken for a complete
+    one. Files of an earlier set that the new one lacks are removed; the marker lists them across interruptions.
 
     Raises:
         CheckpointError: the disk is full or cannot be written.
@@ -110,7 +109,7 @@ def publish_files(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def holds_model(folder: Path) -> str:
-    """What model `folder` holds, in words; empty for none."""
+    """Describe the model that `folder` contains; "" if there is none."""
     if is_half_written(folder):
         return "a half-written model"
     if read_manifest(folder / MANIFEST):
@@ -120,12 +119,12 @@ def holds_model(folder: Path) -> str:
 
 
 def holds_foreign_model(folder: Path) -> bool:
-    """Whether `folder` holds a model that `publish_files` has not put there."""
+    """Return whether `folder` contains a model that `publish_files` did not write."""
     return not _published(folder) and bool(_matching(folder, _MODEL_FILES))
 
 
 def remove_model(folder: Path) -> None:
-    """Remove the model in `folder`, whoever put it there. Until all of it is gone it is marked as half-written."""
+    """Remove the model in `folder`, whoever wrote it. It is marked as half-written until all files are gone."""
     files = _published(folder)
     _mark(folder, files)
     for path in [*(folder / name for name in files), *_matching(folder, _LOADABLE_FILES)]:
@@ -135,13 +134,13 @@ def remove_model(folder: Path) -> None:
 
 
 def problems(folder: Path, *, hashes: bool) -> list[str]:
-    """What keeps `folder` from being complete, one line each; empty when it is complete.
+    """List why `folder` is not complete, one line each; empty if it is complete.
 
     Args:
         hashes: also read every file and compare its hash; otherwise only names and sizes.
     """
     if other := unknown_format(folder / MANIFEST):
-        return [f"it is in format {other} of another version of ERNIEKit, and this one reads up to {FORMAT}"]
+        return [f"it has format {other} of another version of ERNIEKit, and this version reads formats up to {FORMAT}"]
     files = read_manifest(folder / MANIFEST)
     if not files:
         return [f"{MANIFEST} is missing or unreadable"]
@@ -161,7 +160,7 @@ def problems(folder: Path, *, hashes: bool) -> list[str]:
 
 
 def checkpoint_folders(output_dir: Path) -> list[Path]:
-    """All checkpoint folders, complete or not, in the order of their steps."""
+    """Return all checkpoint folders, complete or not, in the order of their steps."""
     if not output_dir.is_dir():
         return []
     folders = [path for path in output_dir.iterdir() if path.is_dir() and step_of(path) >= 0]
@@ -169,7 +168,7 @@ def checkpoint_folders(output_dir: Path) -> list[Path]:
 
 
 def newest_complete(output_dir: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint whose files are all there with the right content, and a line for each newer one skipped."""
+    """Return the newest checkpoint with all files intact, and a line for each newer one that was skipped."""
     skipped: list[str] = []
     for folder in reversed(checkpoint_folders(output_dir)):
         found = problems(folder, hashes=True)
@@ -181,9 +180,9 @@ def newest_complete(output_dir: Path) -> tuple[Path | None, list[str]]:
 
 
 def refuse_damaged(folder: Path) -> None:
-    """Raise CheckpointError where weights are to be taken from a checkpoint whose files are not those written.
+    """Raise CheckpointError if `folder` is a checkpoint whose files have changed since they were written.
 
-    A checkpoint of another program has no manifest, and is taken as it is; so is any other model folder.
+    A checkpoint of another program has no manifest and is accepted; so is any other model folder.
     """
     found = problems(folder, hashes=True) if step_of(folder) >= 0 and (folder / MANIFEST).exists() else []
     if found:
@@ -199,7 +198,7 @@ def prune(output_dir: Path, limit: int | None, keep: Collection[Path]) -> list[P
         The removed folders.
 
     Raises:
-        CheckpointError: one cannot be removed.
+        CheckpointError: a checkpoint cannot be removed.
     """
     if limit is None or limit <= 0:
         return []
@@ -226,7 +225,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_leftovers(output_dir: Path) -> list[Path]:
-    """Delete what a killed run was writing or deleting. Only the holder of the lock may call this."""
+    """Delete the temporary folders of a killed run. Only the holder of the lock may call this."""
     if not output_dir.is_dir():
         return []
     leftovers = [path for path in output_dir.iterdir() if path.name.startswith((_WRITING, _DELETING))]
@@ -247,7 +246,7 @@ def disk_errors(target: Path, temp_path: Path) -> Iterator[None]:
         shutil.rmtree(temp_path, ignore_errors=True)
         free = shutil.disk_usage(target.parent).free / 1e6 if target.parent.is_dir() else 0.0
         raise CheckpointError(
-            f"could not write {target}: {error}\n  {free:,.0f} MB are free there. Earlier checkpoints are as they were."
+            f"could not write {target}: {error}\n  {free:,.0f} MB are free there. Earlier checkpoints are unchanged."
         ) from error
 
 
@@ -266,7 +265,7 @@ def _rename(temp_path: Path, target: Path) -> None:
 
 
 def _move(staged: Path, temp_path: Path) -> None:
-    """Move files to another file system, giving back the room of each at once."""
+    """Move files to another file system, freeing the space of each at once."""
     shutil.rmtree(temp_path, ignore_errors=True)
     temp_path.mkdir(parents=True)
     for path in sorted(path for path in staged.rglob("*") if path.is_file()):
@@ -278,7 +277,7 @@ def _move(staged: Path, temp_path: Path) -> None:
 
 
 def _mark(folder: Path, files: Files) -> None:
-    """Make `folder` count as half-written, and remember which files publishing has put or is about to put there."""
+    """Mark `folder` as half-written, and record the files that publishing has written or is about to write."""
     temp_path = folder / (_WRITING + "marker")
     write_manifest(temp_path, files)
     os.replace(temp_path, folder / PUBLISHING)
@@ -288,7 +287,7 @@ def _mark(folder: Path, files: Files) -> None:
 
 
 def _published(folder: Path) -> Files:
-    """The files that publishing put into `folder`, those of interrupted attempts included."""
+    """Return the files that publishing has written into `folder`, also in interrupted attempts."""
     return read_manifest(folder / PUBLISHING) | read_manifest(folder / MANIFEST)
 
 

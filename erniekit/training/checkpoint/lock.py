@@ -1,7 +1,7 @@
-"""Who may write into an output folder: one run, and one process that completes a checkpoint of it. Needs no Paddle.
+"""Locks on an output folder: one run, and one process that completes a checkpoint. Needs no Paddle.
 
-The kernel releases a lock when the process that holds it ends, however it ends. The process that completes a checkpoint
-has a lock of its own, because it may outlive the run that started it: the next run waits for it.
+The kernel releases a lock when its process ends, however it ends. The process that completes a checkpoint has a
+separate lock, because it may outlive the run that started it: the next run waits for it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ logger = logging.getLogger(__name__)
 
 _RUN, _WRITER = ".erniekit.lock", ".erniekit.writer.lock"
 _HELD = (errno.EACCES, errno.EAGAIN)
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # two runs in one folder are then the user's to avoid
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # then the user must not start two runs in one folder
 
 
 @contextmanager
 def locked(output_dir: Path) -> Iterator[None]:
-    """Hold `output_dir` for one run, once what an earlier run has left behind to be written is written.
+    """Lock `output_dir` for one run, after an earlier run's checkpoint writer has finished.
 
     Raises:
-        CheckpointError: another run holds it, or the folder cannot be written.
+        CheckpointError: another run has the lock, or the folder cannot be written.
     """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -45,10 +45,10 @@ def locked(output_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def locked_by_writer(output_dir: Path) -> Iterator[None]:
-    """Hold `output_dir` for the process that completes a checkpoint.
+    """Lock `output_dir` for the process that completes a checkpoint.
 
     Raises:
-        CheckpointError: another one does, or the folder cannot be written.
+        CheckpointError: another process has the lock, or the folder cannot be written.
     """
     try:
         file = (output_dir / _WRITER).open("a")
@@ -70,7 +70,7 @@ def _wait_for_writer(output_dir: Path) -> None:
 
 
 def _try_lock(file: int) -> bool:
-    """Whether this process has the lock now, or there are none on this file system."""
+    """Return whether this process has the lock now, or the file system has no locks."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

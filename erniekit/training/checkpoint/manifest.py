@@ -1,9 +1,9 @@
-"""The list of a complete folder's files, `manifest.json`: their sizes and SHA-256, and the format of what they hold.
+"""Manifests (`manifest.json`: sizes and SHA-256 of a folder's files) and atomic writes of small files.
 
-Formats of checkpoints, each of which this version reads:
+This version reads checkpoints of both formats:
 
-1  weights, optimizer states and what is beside the model are whole, in safetensors files
-2  they may be parts that ranks have written (`rank_files`), and AdamW's moments may be codes (`compressed_state`)
+1  weights, optimizer states and extra state are full tensors in safetensors files
+2  they may be sharded by rank (`sharded`), and AdamW's moments may be quantized (`quantized_state`)
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 from erniekit.model.storage.model_folder import MANIFEST
 
 FORMAT = 2
-Files = dict[str, dict[str, Any]]  # name in the folder -> size and sha256
+Files = dict[str, dict[str, Any]]  # file name -> size and sha256
 _THREADS = 4
 
 
 def seal(folder: Path) -> None:
-    """Put everything in `folder` on the disk, and then the list of its files.
+    """Sync everything in `folder` to disk, and then write its manifest.
 
-    What a folder inside has sealed itself is taken from its list, so that nothing is read twice.
+    Entries of a subfolder with its own manifest are copied from there, so that nothing is read twice.
     """
     files: Files = {}
     for path in sorted(folder.glob(f"*/{MANIFEST}")):
@@ -46,13 +46,13 @@ def seal(folder: Path) -> None:
 
 
 def write_manifest(path: Path, files: Files) -> None:
-    """Put a list of files on the disk."""
+    """Write a manifest and sync it."""
     path.write_text(json.dumps({"format": FORMAT, "files": files}, indent=1), encoding="utf-8")
     sync(path)
 
 
 def read_manifest(path: Path) -> Files:
-    """The files that are listed; empty where the list cannot be read, or names a file outside its folder."""
+    """Return the listed files; empty if the manifest cannot be read, or lists a file outside its folder."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))["files"]
         files = {name: {"size": int(entry["size"]), "sha256": entry["sha256"]} for name, entry in stored.items()}
@@ -62,7 +62,7 @@ def read_manifest(path: Path) -> Files:
 
 
 def unknown_format(path: Path) -> str:
-    """Which format a manifest names, if it is one that this version does not read; empty otherwise."""
+    """Return the manifest's format if this version cannot read it; otherwise ""."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -72,7 +72,7 @@ def unknown_format(path: Path) -> str:
 
 
 def sha256(path: Path) -> str:
-    """The hash of a file's content."""
+    """Return the hash of a file's content."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -81,13 +81,13 @@ def sha256(path: Path) -> str:
 
 
 def hashes_of(paths: Iterable[Path]) -> list[str]:
-    """The hashes of several files, in their order."""
+    """Return the hashes of several files, in order."""
     with _threads() as threads:
         return list(threads.map(sha256, paths))
 
 
 def sync(path: Path) -> None:
-    """Have the kernel put a file's content, or a folder's list of names, on the disk."""
+    """Sync a file's content, or a folder's list of names, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -97,7 +97,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def _threads() -> Iterator[ThreadPoolExecutor]:
-    """Threads for hashing and for waiting for a disk, during neither of which the interpreter is held."""
+    """Return threads for hashing and disk waits, which both release the interpreter lock."""
     threads = ThreadPoolExecutor(_THREADS)
     try:
         yield threads
@@ -109,16 +109,16 @@ def _stays_inside(name: PurePosixPath) -> bool:
     return bool(name.parts) and not name.is_absolute() and ".." not in name.parts
 
 
-# Small files that are written whole or not at all.
+# Atomic writes of small files.
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content`, numbers and words or mappings of them, as JSON and rename it into place."""
+    """Write `content`, numbers and strings or mappings of them, as JSON and rename it into place."""
     atomic_write_text(path, json.dumps(nan_to_none(content), indent=2, allow_nan=False) + "\n")
 
 
 def nan_to_none(content: Mapping[str, Any]) -> dict[str, Any]:
-    """`content` with None in the place of NaN and infinities, which JSON does not know."""
+    """Return `content` with None instead of NaN and infinities, which JSON lacks."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -129,10 +129,10 @@ def nan_to_none(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def atomic_write_text(path: Path, text: str) -> None:
-    """Give `path` this content at once: a reader sees the old text or the new one, also after a loss of power."""
+    """Replace the content of `path` at once: a reader sees the old text or the new one, even after a power failure."""
     temp_path = path.with_name(f".{path.name}.tmp")
     with temp_path.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())  # else the new name may reach the disk before the content
+        os.fsync(file.fileno())  # otherwise the new name may reach the disk before the content
     os.replace(temp_path, path)

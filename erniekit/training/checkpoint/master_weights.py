@@ -1,8 +1,8 @@
-"""The float32 copies that AdamW keeps of 16-bit weights ("master weights"), in checkpoints.
+"""Master weights, AdamW's float32 copies of 16-bit weights, in checkpoints.
 
-A checkpoint holds them beside the weights, which are theirs rounded; or in the place of the weights, so that a value is
-stored once and nothing is lost (`skip_save_model_weight`); or not at all, and a resumed run widens the weights, which
-loses what rounding took (`remove_master_weight`).
+A checkpoint stores them in addition to the weights, which are their rounded values; or instead of the weights, so that
+each value is stored once without loss (`skip_save_model_weight`); or not at all: then a resumed run converts the
+weights, which have lost precision (`remove_master_weight`).
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from erniekit.training.optim.adamw import (
 
 _SUFFIX = f"/{MASTER_WEIGHT}"
 MasterWeightStorage = Literal["beside", "as weights", "nowhere"]
-ReadWeight = Callable[[str], np.ndarray]  # by Hugging Face name, in the decoder's layout, whole
+ReadWeight = Callable[[str], np.ndarray]  # by Hugging Face name, full, in the decoder's layout
 
 
 @dataclass(frozen=True)
 class MasterWeightPolicy:
-    """How checkpoints have master weights.
+    """How checkpoints store master weights.
 
     Attributes:
-        stored: beside the weights, in their place, or not at all.
-        compatible: a checkpoint may have none where the run needs them, or some that it does not need.
-        open_weights: opens the weights of a checkpoint; None: they are only known as the run has them.
+        stored: in addition to the weights, instead of them, or not at all.
+            compatible: accept a checkpoint without the master weights that the run needs, or with some that it does not
+            need.
+        open_weights: opens the weights of a checkpoint; None: use the run's weights.
     """
 
     stored: MasterWeightStorage = "beside"
@@ -48,7 +49,7 @@ class MasterWeightPolicy:
     open_weights: Callable[[Path], ReadWeight] | None = None
 
     def tensors_to_store(self, state: LocalTensors) -> LocalTensors:
-        """What of an optimizer's state is stored with it."""
+        """Return the part of an optimizer's state that is stored with it."""
         return state if self.stored == "beside" else without_master_weights(state)
 
 
@@ -56,12 +57,12 @@ SEPARATE_MASTER_WEIGHTS = MasterWeightPolicy()
 
 
 def has_master_weights(optimizer: Any, parameters: Mapping[str, Tensor]) -> bool:
-    """Whether an optimizer keeps any."""
+    """Return whether an optimizer has master weights."""
     return any(map(is_master_weight, full_optimizer_tensors(optimizer, parameters).tensors))
 
 
 def master_weights_as_model(weights: LocalTensors, optimizer: Any, parameters: Mapping[str, Tensor]) -> LocalTensors:
-    """Weights, where there are master weights with the values of these."""
+    """Return the weights, each replaced by its master weight if there is one."""
     state = full_optimizer_tensors(optimizer, parameters)
     master = {name: f"{name}{_SUFFIX}" for name in weights.tensors if f"{name}{_SUFFIX}" in state.tensors}
     tensors = {
@@ -81,19 +82,20 @@ def load_master_weights(
     is_sharded: bool = False,
     ranks: Ranks = SINGLE_PROCESS,
 ) -> str:
-    """Set master weights from a checkpoint: from its optimizer state, or from its weights. Master weights of weights
-    that are float32 here become these.
+    """Set master weights from a checkpoint's optimizer state or weights; set float32 weights from stored master
+    weights.
 
     Args:
         state: of the optimizer, as stored.
-        stored_as_model: the checkpoint has them in the place of weights.
-        is_sharded: `state` is what this rank wrote of its own.
+        stored_as_model: the checkpoint has master weights instead of weights.
+        is_sharded: `state` is this rank's shard.
 
     Returns:
-        What a user is to know of it; may be empty.
+        A message for the user; may be "".
 
     Raises:
-        CheckpointError: the checkpoint has none, or the run has no use for them, and the settings do not allow it.
+            CheckpointError: the checkpoint has no master weights, or some that the run does not need, and the settings
+            do not allow it.
     """
     full = full_optimizer_state(optimizer, parameters)
     local = local_optimizer_state(optimizer, parameters) if is_sharded else full
@@ -103,20 +105,20 @@ def load_master_weights(
     missing, surplus = sorted(needed - stored), sorted(stored - needed)
     if missing and not (settings.compatible or stored_as_model or settings.stored == "nowhere"):
         raise CheckpointError(
-            f"{folder} holds no master weights (float32 copies of 16-bit weights), for example of {missing[0]}.\n"
+            f"{folder} has no master weights (float32 copies of 16-bit weights), for example of {missing[0]}.\n"
             "  Set unified_checkpoint_config: [master_weight_compatible] to make them from its weights."
         )
     if surplus and not settings.compatible:
         raise CheckpointError(
-            f"{folder} holds master weights, for example of {surplus[0]}, and the weights of this run are float32.\n"
-            "  Set unified_checkpoint_config: [master_weight_compatible] to go on with them as its weights, or resume "
+            f"{folder} has master weights, for example of {surplus[0]}, and the weights of this run are float32.\n"
+            "  Set unified_checkpoint_config: [master_weight_compatible] to use them as its weights, or resume "
             "with the bf16, fp16 and fp16_opt_level that wrote it."
         )
     if surplus and is_sharded and "sharding" in ranks.layout:
         raise CheckpointError(
-            f"{folder} holds master weights of which each rank wrote its share, for example of {surplus[0]}, and the "
+            f"{folder} has sharded master weights, for example of {surplus[0]}, and the "
             "weights of this run are float32.\n  Resume with the bf16, fp16 and fp16_opt_level that wrote it; with "
-            "unified_checkpoint: true and no ignore_merge_optimizer its next checkpoint can be resumed from so."
+            "unified_checkpoint: true and no ignore_merge_optimizer the next checkpoint can be resumed this way."
         )
     weights = settings.open_weights(folder) if missing and settings.open_weights else None
     for name in here:

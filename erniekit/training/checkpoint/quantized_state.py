@@ -1,19 +1,19 @@
-"""AdamW's moments in 8 or 4 bits each. NumPy only.
+"""Quantize AdamW's moments to 8 or 4 bits each, and store them in checkpoints (`ckpt_quant_stage`). NumPy only.
 
-An update is lr * m / (sqrt(v) + eps), so what must be kept is how far each value moves, and by which factor the next
-gradients will be divided. Values lie in blocks, one after another in C order, whatever the tensor's shape:
+An update is lr * m / (sqrt(v) + eps), so the codes must preserve how far each value moves, and the factor by which the
+next gradients are divided. Values are in blocks, consecutive in C order, whatever the tensor's shape:
 
     root r = sqrt(v)   code 0 is zero; codes 1..n divide the block's range from its smallest to its largest root above
                        zero into equal ratios, so a small second moment stays as exact as a large one and never
                        becomes zero under its first moment
-    step u = m / r'    with r' what the root's code stands for, so that m' = u' r' carries the rounding of u alone; it
+    step u = m / r'    with r' the value of the root's code, so that m' = u' r' contains the rounding of u alone; it
                        is of the order of 1 wherever gradients are, and zero stays zero
 
-    O1  8 bits: 255 ratios; u is a whole number of -127..127 times the block's scale;             blocks of 128
+    O1  8 bits: 255 ratios; u is an integer of -127..127 times the block's scale;                 blocks of 128
     O2  4 bits: 15 ratios; u is a level of the 4-bit normal float times the block's scale;        blocks of 64
 
-Each block has three numbers beside its codes (the two ends of the range, the scale of u), in bfloat16, rounded outwards
-so that nothing lies beyond them. Measured against other ways in docs/benchmarks.md.
+Each block has three numbers in addition to its codes (the two ends of the range, the scale of u), in bfloat16, rounded
+outwards so that all values are inside. docs/benchmarks.md compares this with other methods.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from erniekit.model.quantization.formats import NORMAL_FLOAT
 from erniekit.model.storage.safetensors import StoredTensor
 from erniekit.training.checkpoint.tensors import TensorFiles
 
-_CHUNK_VALUES = 1 << 16  # values that are worked on at once, for that takes room beside them
+_CHUNK_VALUES = 1 << 16  # values processed at a time, because that needs additional memory
 _LARGEST = np.float32(np.finfo(np.float32).max)
-_LARGEST_END = np.array(0x7F7F0000, np.uint32).view(np.float32)  # of bfloat16
+_LARGEST_END = np.array(0x7F7F0000, np.uint32).view(np.float32)  # the largest finite bfloat16
 _SMALLEST = np.float32(np.finfo(np.float32).smallest_subnormal)
 _LEVELS = np.array(NORMAL_FLOAT, np.float32)
 
 
 class NotEncodableError(ValueError):
-    """Moments that no codes stand for: not finite, or a second moment below zero."""
+    """Moments that cannot be quantized: not finite, or a second moment below zero."""
 
 
 @dataclass(frozen=True)
 class MomentFormat:
-    """What the codes mean; see the module.
+    """A quantization format of the moments; see the module docstring.
 
     Attributes:
         level: its name, a value of `ckpt_quant_stage`.
-        bits: of a code.
-        block_size: values that share a range and a scale.
+        bits: per code.
+        block_size: number of values that share a range and a scale.
     """
 
     level: str
@@ -62,16 +62,16 @@ class MomentFormat:
         return f"AdamW's moments in {self.bits} bits (ckpt_quant_stage {self.level})"
 
     def num_blocks(self, size: int) -> int:
-        """Of a tensor with so many values; the last one may have fewer."""
+        """Return the number of blocks of a tensor with so many values; the last block may be smaller."""
         return -(-size // self.block_size)
 
     def code_bytes(self, size: int) -> int:
-        """Of one moment of a tensor with so many values."""
+        """Return the bytes of one moment of a tensor with so many values."""
         return size if self.bits == 8 else -(-size // 2)
 
     @property
     def num_ratios(self) -> int:
-        """Codes of a root that is not zero."""
+        """The number of codes of a root that is not zero."""
         return (1 << self.bits) - 1
 
 
@@ -81,11 +81,11 @@ FORMATS = {fmt.level: fmt for fmt in (O1, O2)}
 
 
 class SecondMomentCodes(NamedTuple):
-    """Square roots of second moments.
+    """Quantized square roots of second moments.
 
     Attributes:
-        codes: uint8, one to a byte, or two, the first in the lower half.
-        low, high: float32 [blocks], the smallest and the largest root above zero; 0 where there is none.
+        codes: uint8, one or two per byte, the first in the lower half.
+        low, high: float32 [blocks], the smallest and the largest root above zero; 0 if there is none.
     """
 
     codes: np.ndarray
@@ -94,10 +94,10 @@ class SecondMomentCodes(NamedTuple):
 
 
 class FirstMomentCodes(NamedTuple):
-    """First moments in units of those roots.
+    """Quantized first moments in units of those roots.
 
     Attributes:
-        codes: int8, or uint8 with two to a byte.
+        codes: int8, or uint8 with two per byte.
         scale: float32 [blocks].
     """
 
@@ -106,7 +106,7 @@ class FirstMomentCodes(NamedTuple):
 
 
 def encode_second(moment2: np.ndarray, fmt: MomentFormat) -> SecondMomentCodes:
-    """Codes of the second moment.
+    """Quantize the second moment.
 
     Raises:
         NotEncodableError: a value is not finite, or below zero.
@@ -132,7 +132,7 @@ def encode_second(moment2: np.ndarray, fmt: MomentFormat) -> SecondMomentCodes:
 
 
 def decode_second(encoded: SecondMomentCodes, shape: tuple[int, ...], fmt: MomentFormat) -> np.ndarray:
-    """The second moment, float32: above zero exactly where it was, and finite."""
+    """Return the second moment, float32: above zero exactly where it was, and finite."""
     values = np.empty(int(np.prod(shape)), np.float32)
     for span in _chunks(values.size, fmt):
         roots = _roots(encoded, span, fmt)
@@ -143,7 +143,9 @@ def decode_second(encoded: SecondMomentCodes, shape: tuple[int, ...], fmt: Momen
 
 
 def encode_first(moment1: np.ndarray, second: SecondMomentCodes, fmt: MomentFormat) -> FirstMomentCodes:
-    """Codes of the first moment beside those of the second. Where that is zero no gradient has been, and this is zero.
+    """Quantize the first moment, given the codes of the second. Where the second is zero, the first is stored as zero.
+
+    A second moment of zero means that the value never had a gradient.
 
     Raises:
         NotEncodableError: a value is not finite.
@@ -173,7 +175,7 @@ def encode_first(moment1: np.ndarray, second: SecondMomentCodes, fmt: MomentForm
 def decode_first(
     encoded: FirstMomentCodes, second: SecondMomentCodes, shape: tuple[int, ...], fmt: MomentFormat
 ) -> np.ndarray:
-    """The first moment, float32, finite."""
+    """Return the first moment, float32, finite."""
     values = np.empty(int(np.prod(shape)), np.float32)
     for span in _chunks(values.size, fmt):
         codes = _unpacked(encoded.codes, span, fmt)
@@ -186,7 +188,7 @@ def decode_first(
 
 
 def _roots(encoded: SecondMomentCodes, span: slice, fmt: MomentFormat) -> np.ndarray:
-    """What the codes of some values stand for, flat."""
+    """Return the roots of a span of values, flat."""
     blocks = _blocks_of(span, fmt)
     unpacked = _unpacked(encoded.codes, span, fmt)
     codes = _in_blocks(unpacked, fmt)
@@ -196,7 +198,8 @@ def _roots(encoded: SecondMomentCodes, span: slice, fmt: MomentFormat) -> np.nda
 
 
 def _logarithms(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of the smallest root of each block, and of its ratio to the largest, [blocks, 1]; 0 for blocks of zeros."""
+    """Return the logarithm of each block's smallest root, and of the ratio of its largest to it, [blocks, 1]; 0 for
+    zeros."""
     base = np.log(np.where(low > 0, low, np.float32(1)))
     return base[:, None], (np.log(np.where(high > 0, high, np.float32(1))) - base)[:, None]
 
@@ -206,7 +209,7 @@ def _allocate(fmt: MomentFormat, size: int, codes: type, numbers: int) -> tuple[
 
 
 def _chunks(size: int, fmt: MomentFormat) -> Iterator[slice]:
-    """The values in parts of whole blocks."""
+    """Yield spans of complete blocks."""
     step = _CHUNK_VALUES // fmt.block_size * fmt.block_size
     return (slice(start, min(start + step, size)) for start in range(0, size, step))
 
@@ -216,13 +219,13 @@ def _blocks_of(span: slice, fmt: MomentFormat) -> slice:
 
 
 def _in_blocks(values: np.ndarray, fmt: MomentFormat) -> np.ndarray:
-    """[blocks, block], the last one filled up with zeros."""
+    """Return the values as [blocks, block], the last block padded with zeros."""
     lacking = -values.size % fmt.block_size
     return (np.pad(values, (0, lacking)) if lacking else values).reshape(-1, fmt.block_size)
 
 
 def _pack(stored: np.ndarray, span: slice, codes: np.ndarray, fmt: MomentFormat) -> None:
-    """Store the codes of some values; `codes` may have more behind them, of a block that is filled up."""
+    """Store the codes of a span; `codes` may be longer, because its last block is padded."""
     flat = codes.reshape(-1)
     if fmt.bits == 8:
         stored[span] = flat[: span.stop - span.start]
@@ -233,7 +236,7 @@ def _pack(stored: np.ndarray, span: slice, codes: np.ndarray, fmt: MomentFormat)
 
 
 def _unpacked(stored: np.ndarray, span: slice, fmt: MomentFormat) -> np.ndarray:
-    """The codes of some values, one to a byte."""
+    """Return the codes of a span, one per byte."""
     if fmt.bits == 8:
         return stored[span]
     pairs = stored[span.start // 2 : -(-span.stop // 2)]
@@ -241,40 +244,39 @@ def _unpacked(stored: np.ndarray, span: slice, fmt: MomentFormat) -> np.ndarray:
 
 
 def _towards_zero(values: np.ndarray) -> np.ndarray:
-    """The bfloat16 nearest to each positive float32 that is not above it, as float32."""
+    """Round each positive float32 down to a bfloat16, returned as float32."""
     return (np.ascontiguousarray(values, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def _away_from_zero(values: np.ndarray) -> np.ndarray:
-    """The bfloat16 nearest to each positive float32 that is not below it, as float32."""
+    """Round each positive float32 up to a bfloat16, returned as float32."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32) + np.uint32(0xFFFF)
     return (bits & np.uint32(0xFFFF0000)).view(np.float32)
 
 
-# AdamW's moments in few bits in the files of a checkpoint (`ckpt_quant_stage`; the codes are `moment_codes`'s).
+# Quantized moments in the files of a checkpoint.
 #
-# In the place of `<parameter>/moment1` and `<parameter>/moment2`, for a parameter with n values,
+# For a parameter with n values these tensors replace `<parameter>/moment1` and `<parameter>/moment2`:
 #
-#     <parameter>/moment2_codes  U8 [n], or [n / 2] with two to a byte    roots of the second moment
+#     <parameter>/moment2_codes  U8 [n], or [n / 2] with two per byte     roots of the second moment
 #     <parameter>/moment2_low    BF16 [blocks]                            the range of each block's roots
 #     <parameter>/moment2_high   BF16 [blocks]
 #     <parameter>/moment1_codes  I8 [n], or U8 [n / 2]                    first moment in units of those roots
 #     <parameter>/moment1_scale  BF16 [blocks]
 #     <parameter>/moments_shape  I64 [dimensions]                         of the parameter
 #
-# and the file's metadata says which codes they are, so that reading needs no parameter. Norms and biases, master
-# weights
-# and the powers of the betas stay as they are. What is compressed is what a file would hold, whole tensors or a rank's
-# slices, one moment after the other.
+# The file's metadata names the format, so reading needs no parameter. Norms and biases, master weights and the powers
+# of the betas are not quantized. The input is what a file would contain: full tensors or a rank's shards, one moment at
+# a time.
 
 LEVEL_KEY, VERSION_KEY, VERSION = "ckpt_quant_stage", "moment_codes", "1"
 _FIRST, _SECOND, _SHAPE = "/moment1", "/moment2", "/moments_shape"
-_LONGEST_VECTOR = 1 << 16  # of a norm or a bias; longer ones are a rank's share of a matrix
+_LONGEST_VECTOR = 1 << 16  # of a norm or a bias; longer vectors are shards of a matrix
 _FIRST_SUFFIXES, _SECOND_SUFFIXES = ("_codes", "_scale"), ("_codes", "_low", "_high")
 
 
 class CompressedState:
-    """`FullTensors` of an optimizer with its moments in codes. Reads one moment at a time of what it stands before.
+    """`FullTensors` of an optimizer with quantized moments. Reads one moment at a time.
 
     Attributes:
         metadata: for the files.
@@ -301,7 +303,7 @@ class CompressedState:
         return self._stored[name]
 
     def read(self, name: str) -> np.ndarray | None:
-        """Raises CheckpointError where a moment is not finite."""
+        """Return a tensor. Raises CheckpointError if a moment is not finite."""
         if name in self._uncompressed:
             return self._full.read(name)
         if name not in self._ready:
@@ -309,7 +311,7 @@ class CompressedState:
         return self._ready.pop(name)
 
     def _encoded(self, name: str) -> Iterator[tuple[str, np.ndarray | None]]:
-        """The part of that name, and those of the same moment."""
+        """Yield the component of that name, and the others of the same moment."""
         moment = name.removesuffix("_codes")
         assert moment != name, f"{name}: read out of order"
         of_second = moment.endswith(_SECOND)
@@ -340,10 +342,10 @@ class CompressedState:
 
 
 def moment_format_of(files: TensorFiles, folder: Path) -> MomentFormat | None:
-    """How the moments in these files are stored; None: as they are.
+    """Return the format of the moments in these files; None: not quantized.
 
     Raises:
-        CheckpointError: in a way that this version does not know, or one that the files do not agree on.
+        CheckpointError: the format is unknown to this version, or differs between the files.
     """
     found = {(each.get(LEVEL_KEY), each.get(VERSION_KEY)) for each in files.metadata}
     if found <= {(None, None)}:
@@ -357,7 +359,7 @@ def moment_format_of(files: TensorFiles, folder: Path) -> MomentFormat | None:
     ((level, version),) = found
     if level not in FORMATS or version != VERSION:
         raise CheckpointError(
-            f"{folder}: the optimizer's moments are compressed in a way that this version does not know "
+            f"{folder}: the optimizer's moments are compressed in a format unknown to this version "
             f"({LEVEL_KEY} {level}, {VERSION_KEY} {version}); it reads {', '.join(FORMATS)} of version {VERSION}.\n"
             "  Resume with the version that wrote it, or set ignore_load_lr_and_optim: true for fresh moments."
         )
@@ -365,11 +367,11 @@ def moment_format_of(files: TensorFiles, folder: Path) -> MomentFormat | None:
 
 
 def decompressed(files: TensorFiles, folder: Path) -> TensorFiles:
-    """The same tensors under the names that they have in an optimizer, moments in float32.
+    """Return the same tensors under the names that they have in an optimizer, with moments in float32.
 
     Raises:
-        CheckpointError: as `moment_format_of`, or parts of a moment are missing; on reading, they do not fit one
-        another.
+            CheckpointError: as for `moment_format_of`, or components of a moment are missing; on reading, they do not
+            fit each other.
     """
     fmt = moment_format_of(files, folder)
     if fmt is None:
@@ -414,7 +416,7 @@ def _is_compressed(moment: StoredTensor | None) -> bool:
 
 
 def _components(parameter: str, shape: tuple[int, ...], fmt: MomentFormat) -> dict[str, StoredTensor]:
-    """What a file holds of a parameter's moments, in the order in which they are made."""
+    """Return the tensors that a file contains for a parameter's moments, in the order in which they are computed."""
     size = math.prod(shape)
     codes, num_blocks = (fmt.code_bytes(size),), (fmt.num_blocks(size),)
     return {

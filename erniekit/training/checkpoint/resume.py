@@ -1,4 +1,4 @@
-"""Where a run starts: what its output folder holds, and which checkpoint it continues from."""
+"""Decide where a run starts: fresh or from which checkpoint, and whether that run is the same."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Start:
-    """What the run continues from."""
+    """The state that a run starts from."""
 
-    checkpoint: Path | None  # weights, optimizer and step come from here; None: a fresh run
-    superseded: tuple[Path, ...] = ()  # checkpoints of another run, which go when this one begins to train
-    supersedes_model: bool = False  # so does a model that is none of this run
+    checkpoint: Path | None  # the source of weights, optimizer state and step; None: a fresh run
+    superseded: tuple[Path, ...] = ()  # checkpoints of another run, removed when training begins
+    supersedes_model: bool = False  # likewise a model of another run
 
     @classmethod
     def broadcast(cls, found: Start | None, all_gather_object: Callable[[str], list[str]]) -> Start:
-        """What the first of several ranks has found, on all of them; it alone removes what is superseded."""
+        """Broadcast the start that the first rank has found; only the first rank removes what is superseded."""
         checkpoint = all_gather_object(str(found.checkpoint or "") if found else "")[0]
         return found or cls(Path(checkpoint) if checkpoint else None)
 
@@ -55,18 +55,18 @@ def open_output_folder(
     model_folder: Path | None = None,
     weights_from: Path | None = None,
 ) -> Iterator[Start]:
-    """Lock `output_dir` for this run, clear what a killed run left half-written, and find where to start.
+    """Lock `output_dir` for this run, remove a killed run's temporary files, and find where to start.
 
     Args:
         resume_from_checkpoint: a checkpoint folder, or true for the newest complete one in `output_dir`.
-        overwrite_output_dir: allow checkpoints and models of others in `output_dir` to be removed.
-        model_folder: where configuration and tokenizer come from.
-        weights_from: where the weights of a fresh run come from.
-            Neither may be `output_dir` or a checkpoint in it, which this run overwrites or removes.
+        overwrite_output_dir: allow other runs' checkpoints and models in `output_dir` to be removed.
+        model_folder: source of configuration and tokenizer.
+            weights_from: source of the weights of a fresh run. Neither may be `output_dir` or a checkpoint in it, which
+            this run overwrites or removes.
 
     Raises:
-        CheckpointError: another run writes there, the checkpoint is incomplete, or starting would overwrite others.
-        ModelFileError: a folder to read from was left half-written.
+        CheckpointError: another run writes there, the checkpoint is incomplete, or starting would overwrite other runs.
+        ModelFileError: a source folder was left half-written.
     """
     with locked(output_dir):
         for source in (model_folder, weights_from):
@@ -80,9 +80,9 @@ def open_output_folder(
 
 
 def remove_superseded(output_dir: Path, start: Start) -> None:
-    """Remove what overwrite_output_dir allows to be removed, and the results of a run that ends with it.
+    """Remove what overwrite_output_dir allows to be removed, and the results of the run that it belonged to.
 
-    Called late, when nothing else can be refused any more.
+    Called late, when all other checks have passed.
     """
     for folder in start.superseded:
         logger.info(f"overwrite_output_dir: removing {folder}")
@@ -91,7 +91,7 @@ def remove_superseded(output_dir: Path, start: Start) -> None:
         logger.info(f"overwrite_output_dir: removing the earlier model in {output_dir}")
         remove_model(output_dir)
     if start.checkpoint is None and (start.superseded or start.supersedes_model):
-        for name in (*RESULT_FILES, LOSS_CURVE_FILE):  # the log begins anew with the run
+        for name in (*RESULT_FILES, LOSS_CURVE_FILE):  # a fresh run starts a new log
             (output_dir / name).unlink(missing_ok=True)
 
 
@@ -111,7 +111,7 @@ def _find_start(
         return _start_from(Path(resume).expanduser(), output_dir, overwrite)
     start = _start_afresh(output_dir, overwrite, weights_from)
     if resume:
-        logger.info(f"resume_from_checkpoint: true, but {output_dir} holds no complete checkpoint: starting afresh")
+        logger.info(f"resume_from_checkpoint: true, but {output_dir} has no complete checkpoint: starting afresh")
     return start
 
 
@@ -122,19 +122,19 @@ def _start_from(checkpoint: Path, output_dir: Path, overwrite: bool) -> Start:
     others = [folder for folder in present if not same_run or step_of(folder) > step_of(checkpoint)]
     if others and not overwrite:
         raise CheckpointError(
-            f"{output_dir} holds checkpoints that do not lead to {checkpoint}: {_names(others)}.\n"
+            f"{output_dir} contains checkpoints that do not lead to {checkpoint}: {_names(others)}.\n"
             "  Set overwrite_output_dir: true to have them removed, or choose another output_dir."
         )
     return _resume(checkpoint, tuple(others), output_dir, overwrite)
 
 
 def _resume(checkpoint: Path, others: tuple[Path, ...], output_dir: Path, overwrite: bool) -> Start:
-    """A model that an earlier, shorter or interrupted part of this run has published is the run's own to replace."""
+    """Return the start from a checkpoint. A model published by an earlier part of the same run may be replaced."""
     same_run = checkpoint.resolve().parent == output_dir.resolve()
     foreign = holds_foreign_model(output_dir) if same_run else bool(holds_model(output_dir))
     if foreign and not overwrite:
         raise CheckpointError(
-            f"{output_dir} holds {holds_model(output_dir)}, which is not of the run that {checkpoint} belongs to.\n"
+            f"{output_dir} contains {holds_model(output_dir)}, which does not belong to the run of {checkpoint}.\n"
             "  Set overwrite_output_dir: true to have it removed, or choose another output_dir."
         )
     logger.info(f"resuming from {checkpoint}")
@@ -148,7 +148,7 @@ def _start_afresh(output_dir: Path, overwrite: bool, weights_from: Path | None) 
         complete = any(not problems(folder, hashes=False) for folder in present)
         resume = "resume_from_checkpoint: true to continue that run, " if complete else ""
         raise CheckpointError(
-            f"{output_dir} already holds {held}.\n"
+            f"{output_dir} already contains {held}.\n"
             f"  Set {resume}overwrite_output_dir: true to have it removed, or choose another output_dir."
         )
     if weights_from is not None:
@@ -169,7 +169,7 @@ def _require_complete(checkpoint: Path) -> None:
         raise CheckpointError(f"resume_from_checkpoint: there is no folder {checkpoint}")
     if step_of(checkpoint) < 0:
         inside = _names(checkpoint_folders(checkpoint))
-        hint = f" It holds {inside}." if inside else ""
+        hint = f" It contains {inside}." if inside else ""
         raise CheckpointError(f"resume_from_checkpoint: {checkpoint} is not a checkpoint-<step> folder.{hint}")
     found = problems(checkpoint, hashes=True)
     if found:
@@ -181,22 +181,23 @@ def _names(folders: list[Path]) -> str:
     return ", ".join(folder.name for folder in folders[:4]) + (", ..." if len(folders) > 4 else "")
 
 
-# What must stay the same for a resumed run to continue the interrupted one, and what is said when it did not.
+# The settings that a resumed run must share with the interrupted one, and the messages about differences.
 
 _ROWS, _MICRO_BATCHES = "per_device_train_batch_size", "gradient_accumulation_steps"
-_DISPLAY_NAMES = {_MICRO_BATCHES: "gradient_accumulation_steps (times the ranks that read different data)"}
+_DISPLAY_NAMES = {_MICRO_BATCHES: "gradient_accumulation_steps (times the data-parallel ranks)"}
 
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """Seed, data and batches decide which samples step k sees; the rest, the base aside, decides the last bits."""
+    """The settings of a run. Seed, data and batches determine the samples of each step; the others except the base
+    determine the last bits."""
 
     seed: int
     data_fingerprint: str
     batches: Mapping[str, Any]  # parameter name -> value, of every parameter that shapes the batches
     cpu_settings: Mapping[str, str]
     versions: Mapping[str, str]  # package -> version
-    base_weights: str = ""  # fingerprint of the frozen weights beside adapters
+    base_weights: str = ""  # fingerprint of the frozen weights under adapters
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -213,14 +214,14 @@ def check_identity(stored: RunIdentity, own: RunIdentity, folder: Path) -> list[
     """Compare the run that wrote `folder` with the one that resumes from it.
 
     Returns:
-        Warnings: differences that change rounding, and another NumPy, which may change the order of samples.
+        Warnings about differences that change rounding, and about another NumPy, which may change the order of samples.
 
     Raises:
-        CheckpointError: the frozen weights, or the samples of the remaining steps, are not the interrupted run's.
+        CheckpointError: the frozen weights, or the samples of the remaining steps, differ from the interrupted run's.
     """
     if stored.base_weights != own.base_weights:
         raise CheckpointError(
-            f"cannot resume from {folder}: its adapters were trained beside other weights than those of this run's "
+            f"cannot resume from {folder}: its adapters were trained on top of other weights than those of this run's "
             f"base model (fingerprint was {stored.base_weights or 'none'}, is {own.base_weights or 'none'}).\n"
             "  Put the old base model back (model_name_or_path, or init_from_checkpoint), or start a new run from the "
             f"adapters: lora_path: {folder}, with another output_dir."
@@ -260,7 +261,7 @@ def check_identity(stored: RunIdentity, own: RunIdentity, folder: Path) -> list[
 
 
 def _rows_per_step(batches: Mapping[str, Any]) -> int | None:
-    """How many rows all micro-batches of a step have together; None where rows are not what a step is counted in."""
+    """Return the rows of all micro-batches of a step together; None if a step is not counted in rows."""
     if batches.get("batch_tokens") or not {_ROWS, _MICRO_BATCHES} <= batches.keys():
         return None
     return int(batches[_ROWS]) * int(batches[_MICRO_BATCHES])

@@ -1,13 +1,13 @@
-"""Checkpoints of which every rank writes a part of its own (`unified_checkpoint: false`, `ignore_merge_optimizer`).
+"""Sharded checkpoints, in which every rank writes its shard (`unified_checkpoint: false`, `ignore_merge_optimizer`).
 
 checkpoint-{step}/
-  ranks.json        the layout of the run that wrote it, and what of it the ranks have written
-  rank-00000/       what the first rank has: weights*.safetensors, optimizer*.safetensors, beside_model*.safetensors
+  ranks.json        the layout of the run that wrote it, and the kinds of tensors that are sharded
+  rank-00000/       the first rank's shard: weights*.safetensors, optimizer*.safetensors, beside_model*.safetensors
   rank-00001/       ...
 
-Each rank hashes and syncs its own part, and lists it in a manifest there. Nothing is gathered, so saving costs least;
-the price is that only the layout that wrote the files can read them. All ranks write into one folder, which must lie on
-a disk that they share.
+Each rank hashes and syncs its shard, and writes a manifest for it. Nothing is gathered, so saving is as cheap as
+possible; but only the layout that wrote the files can read them. All ranks write into one folder, which must be on a
+disk that they share.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _PROBE = ".erniekit-shared-"
 
 
 def _not_sharded(folder: Path) -> None:
-    raise AssertionError("no rank writes a part of its own")
+    raise AssertionError("the checkpoint is not sharded")
 
 
 @dataclass(frozen=True)
 class CheckpointShards:
-    """What every rank writes of its own.
+    """The sharded part of a run's checkpoints.
 
     Attributes:
-        kinds: of WEIGHTS and OPTIMIZER; with WEIGHTS also what the objective keeps beside the model.
-        write_model: puts what this rank has of the model into a folder; ranks exchange nothing in it.
-        load_model: the opposite.
-        optimizer_files: files of each rank's optimizer state.
+        kinds: of WEIGHTS and OPTIMIZER; WEIGHTS includes the objective's extra state.
+        write_model: writes this rank's shard of the model into a folder, without collectives.
+        load_model: reads it back.
+        optimizer_files: number of files for each rank's optimizer state.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -56,15 +56,15 @@ NO_SHARDS = CheckpointShards()
 
 
 def shard_folder(folder: Path, rank: int) -> Path:
-    """Where a rank's files are in a checkpoint."""
+    """Return the folder of a rank's files in a checkpoint."""
     return folder / f"rank-{rank:05}"
 
 
 def sharded_kinds(folder: Path) -> frozenset[str]:
-    """What ranks have written of their own: WEIGHTS, OPTIMIZER, both, or nothing.
+    """Return the kinds that are sharded in a checkpoint: WEIGHTS, OPTIMIZER, both, or none.
 
     Raises:
-        CheckpointError: `ranks.json` is damaged, or of a version that is not known.
+        CheckpointError: `ranks.json` is damaged, or of an unknown version.
     """
     return frozenset(_read(folder)["parts"]) if (folder / RANKS_FILE).exists() else frozenset()
 
@@ -77,17 +77,17 @@ def write_shards(
     *,
     seals: bool = True,
 ) -> None:
-    """Have every rank write its part of a checkpoint; called by all of them.
+    """Write this rank's shard of a checkpoint; called by all ranks.
 
     Args:
-        folder: where the first rank has its files; None on the others, which are told.
-        kinds: what they write.
-        write: puts this rank's files into a folder; it exchanges nothing, since a rank may fail before it.
-        seals: whether every rank hashes and syncs its part, as the first one says; otherwise whoever completes the
-            folder does.
+        folder: the first rank's folder; None on the others, which receive it.
+        kinds: the kinds of tensors that are sharded.
+        write: writes this rank's files into a folder, without collectives, since another rank may have failed.
+            seals: whether every rank hashes and syncs its shard, as the first rank decides; otherwise the process that
+            completes the folder does.
 
     Raises:
-        OSError, CheckpointError: a rank could not write; the former on the first rank, the latter on the others.
+        OSError, CheckpointError: a rank could not write; OSError on the first rank, CheckpointError on the others.
     """
     reported, seals = ranks.all_gather_object(["" if folder is None else str(folder.absolute()), seals])[0]
     folder_of_all = Path(reported)
@@ -110,43 +110,43 @@ def write_shards(
 
 
 def has_same_layout(folder: Path, ranks: Ranks) -> bool:
-    """Whether the run that wrote its parts into `folder` was divided as this one is."""
+    """Return whether the run that wrote `folder` had the same layout."""
     return bool(_read(folder)["layout"] == dict(ranks.layout))
 
 
 def check_same_layout(folder: Path, ranks: Ranks) -> None:
-    """Raise CheckpointError where the run that wrote its parts into `folder` was divided in another way than this."""
+    """Raise CheckpointError if the run that wrote `folder` had another layout."""
     if has_same_layout(folder, ranks):
         return
     stored, weights = _read(folder)["layout"], WEIGHTS in sharded_kinds(folder)
     what = "weights and optimizer states" if weights else "optimizer states"
     remedy = "unified_checkpoint: true" if weights else "no ignore_merge_optimizer in unified_checkpoint_config"
-    fresh = "" if weights else "\n  Or go on with fresh moments here: ignore_load_lr_and_optim: true."
+    fresh = "" if weights else "\n  Or continue with fresh moments here: ignore_load_lr_and_optim: true."
     raise CheckpointError(
-        f"cannot resume from {folder}: every rank wrote {what} of its own, on another layout.\n"
+        f"cannot resume from {folder}: its {what} are sharded for another layout.\n"
         f"  written on: {describe_layout(stored)}\n"
         f"  this run:   {describe_layout(ranks.layout)}\n"
-        f"  Resume on the layout that wrote it; with {remedy} its next checkpoint can be resumed from on any.{fresh}"
+        f"  Resume on the layout that wrote it; with {remedy} its next checkpoint can be resumed on any layout.{fresh}"
     )
 
 
 def local_shard_of(folder: Path, ranks: Ranks) -> Path:
-    """This rank's part of a checkpoint.
+    """Return the folder with this rank's shard of a checkpoint.
 
     Raises:
-        CheckpointError: it is not to be seen from here.
+        CheckpointError: this rank does not see the folder.
     """
     shard = shard_folder(folder, ranks.rank)
     if not shard.is_dir():
         raise CheckpointError(
-            f"rank {ranks.rank} on {socket.gethostname()} does not find {shard}.\n"
-            "  A checkpoint whose parts were written by ranks must lie on a disk that all of them see."
+            f"rank {ranks.rank} on {socket.gethostname()} cannot find {shard}.\n"
+            "  A sharded checkpoint must be on a disk that all ranks share."
         )
     return shard
 
 
 def check_shared_filesystem(output_dir: Path, ranks: Ranks) -> None:
-    """Raise CheckpointError where not all ranks see the first one's `output_dir`; called by all of them."""
+    """Raise CheckpointError if some rank does not see the first rank's `output_dir`; called by all ranks."""
     probe = output_dir / f"{_PROBE}{secrets.token_hex(8)}" if ranks.is_main_process else None
     if probe is not None:
         probe.touch()
@@ -157,14 +157,14 @@ def check_shared_filesystem(output_dir: Path, ranks: Ranks) -> None:
     blind = [f"{rank} (on {host})" for rank, host in enumerate(unseen) if host]
     if blind:
         raise CheckpointError(
-            f"every rank writes its own part of a checkpoint, and rank {', '.join(blind[:8])} does not see the "
+            f"every rank writes its shard of a checkpoint, and rank {', '.join(blind[:8])} does not see the "
             f"{output_dir} of the first rank.\n  Choose an output_dir on a disk that all nodes share, or write "
             "unified_checkpoint: true without ignore_merge_optimizer: then the first rank writes for all."
         )
 
 
 def describe_layout(layout: Mapping[str, Any]) -> str:
-    """A layout in a user's words."""
+    """Describe a layout for the user."""
     ranks = layout.get("ranks", 1)
     words = [f"{name} {value}" for name, value in layout.items() if name != "ranks" and value != ""]
     return f"{ranks} rank{'s' if ranks != 1 else ''}" + (f": {', '.join(words)}" if words else "")
@@ -177,5 +177,7 @@ def _read(folder: Path) -> dict[str, Any]:
     except ModelFileError as error:
         raise CheckpointError(f"{error}; it is needed to resume") from None
     if stored.get("format") != FORMAT or not isinstance(stored.get("layout"), dict):
-        raise CheckpointError(f"{path}: parts of ranks in format {stored.get('format')}; this version reads {FORMAT}")
+        raise CheckpointError(
+            f"{path}: sharded checkpoint in format {stored.get('format')}; this version reads {FORMAT}"
+        )
     return stored

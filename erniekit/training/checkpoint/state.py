@@ -1,13 +1,13 @@
-"""What a training checkpoint holds, and how it is written and read: safetensors and JSON only.
+"""Write and read training checkpoints: safetensors and JSON only.
 
 checkpoint-{step}/
   (model files)              written by the caller: config.json, model*.safetensors, tokenizer; loadable like any model
-  optimizer*.safetensors     AdamW's state as `<parameter>/<kind>`, moments perhaps in codes (see compressed_state);
+  optimizer*.safetensors     AdamW's state as `<parameter>/<kind>`, moments perhaps quantized (see quantized_state);
                              absent with ignore_save_lr_and_optim
-  beside_model*.safetensors  what the objective needs beside the model: the reference of a preference loss, or absent
-  trainer_state.json         integers and running sums: where the run stands
-  ranks.json, rank-00000/ .. what ranks have written of their own, in the place of the above (see rank_files)
-  run_identity.json          what must be the same for the run to continue bit for bit
+  beside_model*.safetensors  the objective's extra state: the reference of a preference loss, or absent
+  trainer_state.json         integers and running sums: the run's progress
+  ranks.json, rank-00000/ .. each rank's shard, instead of the above (see sharded)
+  run_identity.json          settings that must be the same to continue the run bit for bit
   training_config.yaml       the resolved configuration
   manifest.json              sizes and hashes of all files
 
@@ -74,7 +74,7 @@ _START_PARAMETERS = {"resume_from_checkpoint", "init_from_checkpoint", "overwrit
 
 @dataclass
 class TrainerState:
-    """Where a run stands. The sums make the logged figures of a resumed run equal those of an uninterrupted one."""
+    """The run's progress. The sums make the logged metrics of a resumed run equal those of an uninterrupted one."""
 
     step: int = 0  # finished updates
     epoch: float = 0.0
@@ -82,7 +82,7 @@ class TrainerState:
     whole_run: Totals = field(default_factory=Totals)
     best: BestSoFar = field(default_factory=BestSoFar)
     loss_scale: LossScale | None = None  # of a float16 run
-    learning_rate: float | None = None  # in the place of the schedule's, since a user has said so
+    learning_rate: float | None = None  # set by the user, instead of the schedule's
 
 
 def save_checkpoint(
@@ -102,20 +102,20 @@ def save_checkpoint(
     saver: Saver = SYNC_SAVER,
     keep: Collection[Path] = (),
 ) -> Path:
-    """Write `checkpoint-{step}`, all or nothing. `optimizer` None leaves its state out.
+    """Write `checkpoint-{step}`, all or nothing. If `optimizer` is None, its state is left out.
 
-    A complete checkpoint of this step stays as it is: step k of a run is the same whenever it is reached, and replacing
-    the folder would take it away for a moment.
+    A complete checkpoint of this step is kept: step k of a run is always the same, and replacing the folder would
+    remove it for a moment.
 
     Args:
-        write_model: with None it gives what this rank holds to the one that writes.
-        moments: the codes in which AdamW's moments are stored; None: as they are.
-        ranks: every one of them calls this; the first writes, and each its own of `parts`.
-        saver: makes the folder complete, perhaps after this returns.
+        write_model: called with None, it sends this rank's shards to the rank that writes.
+        moments: format of quantized moments; None: not quantized.
+        ranks: all of them call this; the first writes, and each its shard (`shards`).
+        saver: completes the folder, perhaps after this returns.
         keep: older checkpoints that stay.
 
     Raises:
-        CheckpointError: the disk is full or cannot be written; earlier checkpoints are untouched.
+        CheckpointError: the disk is full or cannot be written; earlier checkpoints are unchanged.
     """
 
     def write_shard(shard: Path, kinds: frozenset[str]) -> None:
@@ -164,7 +164,7 @@ def save_checkpoint(
 
 
 def load_state(folder: Path) -> TrainerState:
-    """Where the run that wrote `folder` stood.
+    """Return the progress of the run that wrote `folder`.
 
     Raises:
         CheckpointError: the folder is not a training checkpoint.
@@ -172,7 +172,7 @@ def load_state(folder: Path) -> TrainerState:
     stored = _read_json(folder / STATE_FILE)
     try:
         stored |= {name: Totals.from_json(stored[name]) for name in ("since_log", "whole_run")}
-        if "best_eval_loss" in stored:  # of versions that knew one metric and no patience
+        if "best_eval_loss" in stored:  # of versions with one metric and no patience
             stored["best"] = {"step": stored.pop("best_step"), "value": stored.pop("best_eval_loss")}
         scale = stored.get("loss_scale")
         stored["loss_scale"] = None if scale is None else LossScale(**scale)
@@ -182,7 +182,7 @@ def load_state(folder: Path) -> TrainerState:
 
 
 def load_identity(folder: Path) -> RunIdentity:
-    """The identity of the run that wrote `folder`."""
+    """Return the identity of the run that wrote `folder`."""
     return RunIdentity.from_json(_read_json(folder / IDENTITY_FILE), folder / IDENTITY_FILE)
 
 
@@ -193,15 +193,15 @@ def load_optimizer(
     ranks: Ranks = SINGLE_PROCESS,
     master_weights: MasterWeightPolicy = SEPARATE_MASTER_WEIGHTS,
 ) -> MomentFormat | None:
-    """Set AdamW's state to what `folder` holds, bit for bit but for moments in codes; on every rank its part.
+    """Set AdamW's state from `folder`, on every rank its shard; bit for bit unless moments are quantized.
 
-    The weights are already those of the checkpoint; of float32 ones `masters` may give more exact values.
+    The weights have already been loaded; for float32 weights, stored master weights may give more exact values.
 
     Returns:
-        The codes in which the moments are stored; None: as they were.
+        The format of quantized moments; None: not quantized.
 
     Raises:
-        CheckpointError: the folder holds no optimizer state, that of other parameters, or codes that are not known.
+        CheckpointError: the folder has no optimizer state, that of other parameters, or an unknown format.
     """
     is_sharded = OPTIMIZER in sharded_kinds(folder)
     if is_sharded:
@@ -209,8 +209,8 @@ def load_optimizer(
     stored = open_tensors(local_shard_of(folder, ranks) if is_sharded else folder, "optimizer")
     if not stored.names:
         raise CheckpointError(
-            f"{folder} holds no optimizer state (it was saved with ignore_save_lr_and_optim).\n"
-            "  Set ignore_load_lr_and_optim: true to go on with fresh moments, which is not bit-exact."
+            f"{folder} has no optimizer state (it was saved with ignore_save_lr_and_optim).\n"
+            "  Set ignore_load_lr_and_optim: true to continue with fresh moments, which is not bit-exact."
         )
     state = decompressed(stored, folder)
     if is_sharded:
@@ -233,7 +233,7 @@ def load_optimizer(
 
 
 def load_extra_state(folder: Path, ranks: Ranks = SINGLE_PROCESS) -> TensorFiles:
-    """What was given to `save_checkpoint` as `extra_state`: on every rank what it has of each tensor."""
+    """Return the `extra_state` given to `save_checkpoint`: on every rank its shard of each tensor."""
     if WEIGHTS in sharded_kinds(folder):
         return open_tensors(local_shard_of(folder, ranks), "beside_model")
     stored = open_tensors(folder, "beside_model")
@@ -241,7 +241,7 @@ def load_extra_state(folder: Path, ranks: Ranks = SINGLE_PROCESS) -> TensorFiles
 
 
 def write_config(folder: Path, resolved_config: Mapping[str, Any]) -> None:
-    """Put the resolved configuration into `folder`.
+    """Write the resolved configuration into `folder`.
 
     Raises:
         CheckpointError: the folder cannot be written, or the disk is full.
@@ -249,12 +249,12 @@ def write_config(folder: Path, resolved_config: Mapping[str, Any]) -> None:
     try:
         atomic_write_text(folder / CONFIG_FILE, _config_text(resolved_config))
     except OSError as error:
-        advice = "Make room or give yourself the right to write there, or choose another output_dir."
+        advice = "Free some space or give yourself write permission, or choose another output_dir."
         raise CheckpointError(f"could not write {folder / CONFIG_FILE}: {error}\n  {advice}") from None
 
 
 def changed_parameters(folder: Path, resolved_config: Mapping[str, Any]) -> list[str]:
-    """`name old -> new` for every parameter that differs from the configuration stored in `folder`."""
+    """Return `name old -> new` for every parameter that differs from the configuration stored in `folder`."""
     stored = _stored_config(folder)
     own = yaml.safe_load(_config_text(resolved_config))  # as it would be stored: tuples become lists
     names = [name for name in own if name not in _START_PARAMETERS and stored.get(name) != own[name]]
@@ -262,7 +262,7 @@ def changed_parameters(folder: Path, resolved_config: Mapping[str, Any]) -> list
 
 
 def copy_model_files(checkpoint: Path, folder: Path) -> None:
-    """Copy the model files of a checkpoint: everything but what resuming needs."""
+    """Copy the model files of a checkpoint, without the files that only resuming needs."""
     for path in sorted(checkpoint.iterdir()):
         if path.is_file() and not any(path.match(pattern) for pattern in _TRAINER_FILES):
             shutil.copyfile(path, folder / path.name)
@@ -282,7 +282,7 @@ def _write_optimizer(folder: Path | None, state: FullTensors, moments: MomentFor
 
 
 def _stored_as_float32(weights: LocalTensors) -> LocalTensors:
-    """16-bit weights are written as float32."""
+    """Return the specs of weights as stored: 16-bit weights are written as float32."""
     wide = {name: tensor._replace(dtype="F32") for name, tensor in weights.tensors.items() if tensor.dtype != "F64"}
     return LocalTensors({**weights.tensors, **wide}, weights.read)
 

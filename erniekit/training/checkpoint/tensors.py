@@ -1,6 +1,6 @@
-"""The tensors of a checkpoint beside those of its model: safetensors files `<stem>*.safetensors`.
+"""Write and read a checkpoint's tensors outside of the model: safetensors files `<stem>*.safetensors`.
 
-They are written one tensor at a time, and read so, whichever ranks hold them.
+They are written and read one tensor at a time, whichever ranks have them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class TensorFiles(NamedTuple):
     """Tensors on disk.
 
     Attributes:
-        names: of all of them; empty where there are no files.
-        read: one of them; bfloat16 comes as float32, which loses nothing.
+        names: of all tensors; empty if there are no files.
+        read: reads one of them; bfloat16 as float32, without loss.
         metadata: of each file.
     """
 
@@ -50,14 +50,14 @@ def write_tensors(
     *,
     files: int = 1,
 ) -> None:
-    """Write `<stem>.safetensors`, or `<stem>-0000k-of-0000n.safetensors` where one file would be too large.
+    """Write `<stem>.safetensors`, or `<stem>-0000k-of-0000n.safetensors` if one file would be too large.
 
-    One tensor at a time is in memory. Nothing is synced to disk here.
+    One tensor at a time is in memory. The files are not synced to disk.
 
     Args:
-        folder: None on ranks that only give what they hold of the tensors.
+        folder: None on ranks that only send their shards.
         metadata: of each file.
-        files: write so many, of about the same size, or one for each tensor where there are fewer.
+        files: write so many files of about the same size, or one for each tensor if there are fewer.
     """
     if folder is None:
         for name in tensors.names:
@@ -78,7 +78,7 @@ def write_tensors(
 
 
 def open_tensors(folder: Path, stem: str) -> TensorFiles:
-    """What `write_tensors` has put into `folder`.
+    """Open the tensors that `write_tensors` has written into `folder`.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -92,7 +92,8 @@ def open_tensors(folder: Path, stem: str) -> TensorFiles:
 
 
 def _groups(sizes: Mapping[str, int], files: int) -> list[list[str]]:
-    """The names in order, in `files` groups of about the same size, each cut further where it is too large."""
+    """Split the names in order into `files` groups of about the same size, and each group further
+    if it is too large."""
     groups: list[dict[str, int]] = [{}]
     total, filled = sum(sizes.values()), 0
     for number, (name, size) in enumerate(sizes.items()):
@@ -105,7 +106,7 @@ def _groups(sizes: Mapping[str, int], files: int) -> list[list[str]]:
 
 
 def _bytes_of(name: str, values: np.ndarray | None, tensor: StoredTensor) -> Iterator[memoryview]:
-    """One block; a generator, because it lets go of the values before the next tensor is read."""
+    """Yield one block. A generator, because it releases the values before the next tensor is read."""
     assert values is not None and values.shape == tensor.shape, (name, tensor)
     halves = values.dtype == np.float32 and tensor.dtype in ("BF16", "F16")
     yield np.ascontiguousarray(to_stored(name, values, tensor.dtype) if halves else values).reshape(-1).data

@@ -2,13 +2,12 @@
 
     python -m erniekit.training.checkpoint.writer_process TRAINER TARGET [STAGED]
 
-It is started before the checkpoint's files are written, so that somebody is there to remove them from shared memory
-should the trainer be killed meanwhile, and waits for one line, a JSON object `{"keep": [...], "limit": n}`. After that
-it comes to its end whatever becomes of the trainer: the files are a snapshot, and its lock keeps the next run waiting.
+It starts before the checkpoint's files are written, so that it can remove them from shared memory if the trainer is
+killed meanwhile, and waits for one line, a JSON object `{"keep": [...], "limit": n}`. After that it finishes even if
+the trainer ends: the files are a snapshot, and its lock makes the next run wait.
 
-TRAINER is the process that starts this one, TARGET the checkpoint's folder; its files lie in STAGED, or else beside
-TARGET under the name of half-written folders.
-Exit code 0, or 1 with what is wrong on the standard error stream.
+TRAINER is the id of the parent process, TARGET the checkpoint's folder; its files are in STAGED, or else in the
+temporary folder of TARGET. The exit code is 0, or 1 with the error on the standard error stream.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _POLL_SECONDS = 0.5  # seconds
 
 
 def main(trainer: int, target: Path, staged: Path | None) -> int:
-    """Wait for the order and carry it out; returns the exit code."""
+    """Wait for the request and carry it out; return the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the trainer stops in order, and waits for this process
     try:
@@ -49,9 +48,9 @@ def main(trainer: int, target: Path, staged: Path | None) -> int:
 
 
 def _read_request(trainer: int) -> dict[str, Any] | None:
-    """The trainer's line; None where it ended, or took back what it had begun, before there was one.
+    """Return the trainer's request; None if the trainer ended, or cancelled, before it sent one.
 
-    This process has its lock. So if the trainer is alive now, no other run has the folder, nor can have it before this
+    This process has its lock. So if the trainer is alive now, no other run has the folder, nor can get it before this
     process ends.
     """
     while True:

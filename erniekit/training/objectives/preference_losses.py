@@ -19,25 +19,9 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
-from erniekit.config.sections.dpo import REFERENCE_FREE_LOSSES
+from erniekit.config.sections.dpo import REFERENCE_FREE_LOSSES, DpoParameters
 
 CERTAIN = -1e-7  # the mean log-probability from which ORPO's odds stop growing: above it they leave fp32's range
-
-
-@dataclass(frozen=True)
-class PreferenceSettings:
-    """Names are parameter names; `docs/parameters/dpo.md` says what they mean."""
-
-    loss_type: str = "sigmoid"
-    beta: float = 0.1
-    label_smoothing: float = 0.0
-    simpo_gamma: float = 0.5
-    dpop_lambda: float = 50.0
-    offset_alpha: float = 0.0
-    pref_loss_ratio: float = 1.0
-    sft_loss_ratio: float = 0.0
-    normalize_logps: bool = False
-    reference_free: bool = False
 
 
 class LossContext(NamedTuple):
@@ -48,7 +32,7 @@ class LossContext(NamedTuple):
         kl_chosen, kl_rejected: KTO's estimates of the divergence from the reference, over the whole step, at least 0.
     """
 
-    settings: PreferenceSettings
+    settings: DpoParameters
     offsets: Tensor | float = 0.0
     kl_chosen: float = 0.0
     kl_rejected: float = 0.0
@@ -188,6 +172,6 @@ LOSSES = {
 assert {name for name, loss in LOSSES.items() if loss.length_normalized} == set(REFERENCE_FREE_LOSSES)
 
 
-def needs_reference(settings: PreferenceSettings) -> bool:
+def needs_reference(settings: DpoParameters) -> bool:
     """Whether the loss compares with a reference."""
     return not (settings.reference_free or LOSSES[settings.loss_type].length_normalized)

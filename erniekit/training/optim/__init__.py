@@ -1,1 +1,1 @@
-"""Update weights: AdamW, where its states are stored, learning-rate schedules."""
+"""Update weights: AdamW, the storage of its state, learning-rate schedules."""

@@ -1,10 +1,9 @@
-"""AdamW as the project uses it: which parameters decay, how fast each layer learns, and its state as named arrays."""
+"""AdamW with weight decay for matrices only, layer-wise learning rates, and its state as named arrays."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,89 +11,90 @@ import paddle
 from paddle import Tensor
 from paddle.optimizer import AdamW
 
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.errors import CheckpointError
 from erniekit.model.local_tensors import LocalTensors, tensor_spec
 from erniekit.model.storage.safetensors import StoredTensor
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 
-# Paddle's names of what AdamW remembers about a parameter: two moments, and the powers of the betas, shape [1].
+# Paddle's names of AdamW's state of a parameter: two moments, and the powers of the betas, shape [1].
 STATE_KINDS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")
-MASTER_WEIGHT = "master_weight"  # of a parameter in 16 bits: the float32 copy that is updated
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """AdamW's constants. The learning rate is set before every update from the schedule."""
-
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    layerwise_lr_decay_bound: float = 1.0
-    num_layers: int = 0  # only read when the bound is below 1
-    lora_plus_scale: float = 1.0
+MASTER_WEIGHT = "master_weight"  # the float32 copy of a 16-bit parameter, which is updated
 
 
 class StatefulAdamW(AdamW):
-    """Paddle's AdamW; what it remembers of a tensor is read and set by the tensor's name and a kind of state.
+    """Paddle's AdamW, with access to its state by the tensor's name and a kind of state.
 
     Paddle's `state_dict` is not used: its keys are counters of the process (`linear_0.w_0_moment1_0`), which mean
     another parameter, or none, in the process that resumes.
     """
 
     def kinds(self, updated: Tensor) -> tuple[str, ...]:
-        """What it remembers of a tensor: `STATE_KINDS`, and `MASTER_WEIGHT` of one in 16 bits."""
+        """Return the kinds of state of a tensor: `STATE_KINDS`, and `MASTER_WEIGHT` if it has 16 bits."""
         return (*STATE_KINDS, MASTER_WEIGHT) if updated.element_size() == 2 else STATE_KINDS
 
     def state_spec(self, kind: str, parameter: StoredTensor) -> StoredTensor:
-        """Type and shape of what it remembers of a parameter: at least float32, powers of betas of shape [1]."""
+        """Return dtype and shape of a state: at least float32, powers of betas of shape [1]."""
         shape = (1,) if kind.endswith("pow_acc") else parameter.shape
         return StoredTensor("F64" if parameter.dtype == "F64" else "F32", shape)
 
     def read(self, name: str, kind: str) -> Tensor:
-        """AdamW's own tensor, not a copy."""
+        """Return AdamW's tensor itself, not a copy."""
         master = self._master_weights.get(name)
         if kind == MASTER_WEIGHT:
             return master
         return self._accumulators[kind][name if master is None else master.name]
 
     def write(self, name: str, kind: str, values: np.ndarray) -> None:
-        """Set what `read` gives."""
+        """Set the tensor that `read` returns."""
         self.read(name, kind).set_value(values)
 
 
-def build_optimizer(parameters: Mapping[str, Tensor], settings: OptimizerSettings) -> StatefulAdamW:
-    """AdamW over the trainable ones of `parameters` (structured name -> parameter), with its state."""
-    optimizer = stateless_optimizer(parameters, settings)
+def build_optimizer(
+    parameters: Mapping[str, Tensor],
+    section: TrainingParameters,
+    *,
+    num_layers: int = 0,
+    lora_plus_scale: float = 1.0,
+) -> StatefulAdamW:
+    """Build AdamW over the trainable ones of `parameters` with its state; see `stateless_optimizer`."""
+    optimizer = stateless_optimizer(parameters, section, num_layers=num_layers, lora_plus_scale=lora_plus_scale)
     create_state(optimizer, optimizer._parameter_list)
     return optimizer
 
 
 def stateless_optimizer(
     parameters: Mapping[str, Tensor],
-    settings: OptimizerSettings,
+    section: TrainingParameters,
     make: Callable[..., StatefulAdamW] = StatefulAdamW,
+    *,
+    num_layers: int = 0,
+    lora_plus_scale: float = 1.0,
 ) -> StatefulAdamW:
-    """AdamW over the trainable ones of `parameters` (structured name -> parameter), before `create_state`.
+    """Build AdamW over the trainable ones of `parameters` (by Hugging Face name), before `create_state`.
 
-    Matrices decay; norms and biases (tensors with one dimension) do not. With a layerwise bound below 1, the learning
-    rate of every parameter is multiplied by `layer_multiplier`; that of the factor B of an adapter by `lora_plus_scale`
-    as well (LoRA+, Hayou et al., 2024, arXiv 2402.12354).
+    Its learning rate is 0 until the trainer sets it from the schedule before each update. Matrices decay; norms and
+    biases (tensors with one dimension) do not. With a layerwise bound below 1, the learning rate of every parameter is
+    multiplied by `layer_multiplier`; that of the factor B of an adapter by `lora_plus_scale` as well (LoRA+, Hayou et
+    al., 2024, arXiv 2402.12354).
+
+    Args:
+        num_layers: the layers of the model, which only matter where `layerwise_lr_decay_bound` is below 1.
     """
     trainable = trainable_parameters(parameters)
     for name, parameter in trainable.items():
-        depth = layer_depth(name, settings.num_layers)
-        multiplier = layer_multiplier(depth, settings.num_layers, settings.layerwise_lr_decay_bound)
+        depth = layer_depth(name, num_layers)
+        multiplier = layer_multiplier(depth, num_layers, section.layerwise_lr_decay_bound)
         if name.endswith(".lora_B"):
-            multiplier *= settings.lora_plus_scale
+            multiplier *= lora_plus_scale
         parameter.optimize_attr["learning_rate"] = multiplier
     decaying = {parameter.name for parameter in trainable.values() if parameter.ndim > 1}
     return make(
         learning_rate=0.0,
-        beta1=settings.beta1,
-        beta2=settings.beta2,
-        epsilon=settings.epsilon,
-        weight_decay=settings.weight_decay,
+        beta1=section.adam_beta1,
+        beta2=section.adam_beta2,
+        epsilon=section.adam_epsilon,
+        weight_decay=section.weight_decay,
         apply_decay_param_fun=decaying.__contains__,
         parameters=list(trainable.values()),
         multi_precision=any(parameter.element_size() == 2 for parameter in trainable.values()),
@@ -102,22 +102,21 @@ def stateless_optimizer(
 
 
 def create_state(optimizer: AdamW, updated: Iterable[Tensor]) -> None:
-    """Make what AdamW remembers of the tensors that it will update, all zeros.
+    """Create the state of the tensors that AdamW will update, all zeros.
 
-    Rather than at the first update, so that it can be saved and loaded at any time, and memory runs out at the start if
-    at all.
+    Not at the first update, so that it can be saved and loaded at any time, and memory runs out at the start if at all.
     """
     block = paddle.base.framework.default_main_program().global_block()
     optimizer._create_accumulators(block, list(updated))
 
 
 def trainable_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters that receive gradients, in the given order."""
+    """Return the parameters that receive gradients, in the given order."""
     return {name: parameter for name, parameter in parameters.items() if not parameter.stop_gradient}
 
 
 def describe_decay(parameters: Mapping[str, Tensor], weight_decay: float) -> str:
-    """One line saying what decays and what does not, for the start of a run."""
+    """Return one line saying what decays and what does not, for the start of a run."""
     trainable = trainable_parameters(parameters).values()
     matrices = [parameter.size for parameter in trainable if parameter.ndim > 1]
     vectors = [parameter.size for parameter in trainable if parameter.ndim <= 1]
@@ -128,7 +127,8 @@ def describe_decay(parameters: Mapping[str, Tensor], weight_decay: float) -> str
 
 
 def layer_depth(name: str, num_layers: int) -> int:
-    """The depth d of a parameter by its Hugging Face name: embedding 0, layer i (counted from 1) i, the rest L + 2."""
+    """Return a parameter's depth by its Hugging Face name: embedding 0, layer i (counted from 1) i,
+    all others L + 2."""
     layer = re.search(r"\blayers\.(\d+)\.", name)
     if layer:
         return int(layer.group(1)) + 1
@@ -136,37 +136,37 @@ def layer_depth(name: str, num_layers: int) -> int:
 
 
 def layer_multiplier(depth: int, num_layers: int, bound: float) -> float:
-    """The factor on the learning rate at depth d: b + (1 - b) * d / (L + 2); 1 everywhere when b is 1."""
+    """Return the factor on the learning rate at depth d: b + (1 - b) * d / (L + 2); 1 everywhere if b is 1."""
     return bound + (1.0 - bound) * depth / (num_layers + 2)
 
 
 def optimizer_state(optimizer: StatefulAdamW, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What AdamW remembers, as `<parameter name>/<kind>` -> tensor."""
+    """Return AdamW's state, `<parameter name>/<kind>` -> tensor."""
     local = _unsharded_state(optimizer, parameters).state
     return {name: local.read(name) for name in local.tensors}
 
 
 class OptimizerState(NamedTuple):
-    """What one rank's part of an optimizer remembers, and how to set one of it."""
+    """The state of one rank's optimizer, and a function that sets one tensor of it."""
 
     state: LocalTensors
     write: Callable[[str, np.ndarray], None]
 
 
 def full_optimizer_tensors(optimizer: Any, parameters: Mapping[str, Tensor]) -> LocalTensors:
-    """What this rank's optimizer remembers; of one whose state is divided among ranks, the whole of it."""
+    """Return the optimizer's state; if ranks shard it, the full state."""
     return full_optimizer_state(optimizer, parameters).state
 
 
 def full_optimizer_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> OptimizerState:
-    """The same, to be set as well: each rank takes its part of what is written."""
+    """Return the optimizer's full state with a setter; each rank takes its shard of the values written."""
     if isinstance(optimizer, StatefulAdamW):
         return _unsharded_state(optimizer, parameters)
     return OptimizerState(LocalTensors(optimizer.state_tensors(), optimizer.read_state), optimizer.write_state)
 
 
 def is_master_weight(name: str) -> bool:
-    """Whether a name of an optimizer's state is that of a master weight."""
+    """Return whether a name in an optimizer's state is that of a master weight."""
     return name.endswith(f"/{MASTER_WEIGHT}")
 
 
@@ -183,13 +183,12 @@ def load_optimizer_state(
     read: Callable[[str], np.ndarray],
     ranks: Ranks = SINGLE_PROCESS,
 ) -> None:
-    """Set what the optimizer remembers, bit for bit, one tensor after the other. Master weights, which may be stored in
-    another way, it leaves to `master_weights`.
+    """Set the optimizer's state, bit for bit, one tensor at a time, except master weights (see `load_master_weights`).
 
     Args:
         names: of all stored tensors, `<parameter name>/<kind>`.
-        read: gives a stored tensor.
-        ranks: among which the trained parameters are divided; each rank takes its part.
+        read: returns a stored tensor.
+        ranks: the ranks that share the trained parameters; each takes its shard.
 
     Raises:
         CheckpointError: the names or shapes are not those of this optimizer.
@@ -202,7 +201,7 @@ def load_optimizer_state(
 
 
 def local_optimizer_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> OptimizerState:
-    """What this rank's optimizer remembers, as it lies here: of one that is divided among ranks its part."""
+    """Return the state of this rank's optimizer; if ranks shard it, this rank's shard."""
     if isinstance(optimizer, StatefulAdamW):
         return _unsharded_state(optimizer, parameters)
     state: OptimizerState = optimizer.local_optimizer_state()
@@ -212,7 +211,7 @@ def local_optimizer_state(optimizer: Any, parameters: Mapping[str, Tensor]) -> O
 def load_local_optimizer_state(
     local: OptimizerState, names: Collection[str], read: Callable[[str], np.ndarray]
 ) -> None:
-    """Set what `local_optimizer_state` gives, bit for bit; see `load_optimizer_state`."""
+    """Set the state that `local_optimizer_state` returns, bit for bit; see `load_optimizer_state`."""
     state = without_master_weights(local.state)
     _check_names(set(state.tensors), names)
     for name, tensor in state.tensors.items():
@@ -220,7 +219,7 @@ def load_local_optimizer_state(
 
 
 def _unsharded_state(optimizer: StatefulAdamW, parameters: Mapping[str, Tensor]) -> OptimizerState:
-    """What an AdamW remembers that updates the parameters themselves; read and set one at a time."""
+    """Return the state of an AdamW that updates the parameters themselves; read and set one tensor at a time."""
     of = {
         f"{name}/{kind}": (parameter, kind)
         for name, parameter in trainable_parameters(parameters).items()

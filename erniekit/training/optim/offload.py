@@ -1,8 +1,8 @@
-"""AdamW whose moments are kept in fewer bits, or away from the device, between its steps (`optim: adamw_custom`).
+"""AdamW whose moments are stored in 16 bits, or away from the device, between its steps (`optim: adamw_custom`).
 
-The arithmetic is Paddle's AdamW, one tensor after another, on float32 moments that exist for that moment only: with
-float32 storage every update is the same to the bit. In bfloat16 moments are rounded to nearest, ties to even, once a
-step. Fleet's sharded optimizers call it for what a rank updates.
+The arithmetic is Paddle's AdamW, one tensor at a time, on temporary float32 moments: with float32 storage every update
+is the same to the bit. In bfloat16 moments are rounded to nearest, ties to even, once a step. Fleet's sharded
+optimizers call it for the tensors that a rank updates.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from erniekit.model.storage.safetensors import StoredTensor
 from erniekit.training.optim.adamw import MASTER_WEIGHT, StatefulAdamW
 
 MOMENTS = ("moment1", "moment2")
-_REGION = 1 << 30  # bytes of a file that are mapped at once: every mapping takes one of the process's open files
+_REGION = 1 << 30  # bytes of a file that are mapped at once: every mapping uses one of the process's open files
 
 
 @dataclass(frozen=True)
 class MomentStorage:
-    """Where moments are between steps, and in how many bits.
+    """Where moments are stored between steps, and in which dtype.
 
     Attributes:
         bfloat16: instead of float32.
-        folder: they lie in a file that is mapped into memory, in this folder, or on a GPU in pinned host memory, and
-            float32 copies of 16-bit weights with them; None: on the device.
-        release: give the pages of the mapped file back as soon as a tensor has been used. Otherwise they stay until the
-            system wants them for something else.
+            folder: store moments and master weights in a memory-mapped file in this folder, or on a GPU in pinned host
+            memory; None: on the device.
+            release: release the pages of the mapped file as soon as a tensor has been used. Otherwise they stay until
+            the system needs them.
     """
 
     bfloat16: bool = False
@@ -59,18 +59,18 @@ class TensorStore(Protocol):
     """One tensor between steps."""
 
     def read(self) -> Tensor:
-        """Its values on the device, in the type in which they are stored."""
+        """Return its values on the device, in the dtype in which they are stored."""
         ...
 
     def write(self, values: Tensor) -> None: ...
 
 
 class StoredMomentsAdamW(StatefulAdamW):
-    """An AdamW that has the moments of a tensor, and its float32 copy where they are kept away from the device, only
-    while it updates that tensor.
+    """An AdamW that loads the moments of a tensor, and its master weight if it is offloaded, only for the tensor's
+    update.
 
     Raises:
-        TrainingError: the folder has no room for what it remembers.
+        TrainingError: the folder has no room for the state.
     """
 
     def __init__(self, storage: MomentStorage, **settings: Any) -> None:
@@ -84,7 +84,7 @@ class StoredMomentsAdamW(StatefulAdamW):
         return StoredTensor("BF16", state_spec.shape) if self._storage.bfloat16 and kind in MOMENTS else state_spec
 
     def read(self, name: str, kind: str) -> Tensor:
-        """What it remembers of a tensor; of what is stored, a copy in the type in which it is stored."""
+        """Return a state of a tensor; if it is stored, a copy in the dtype in which it is stored."""
         store = self._stores.get(name, {}).get(kind)
         return super().read(name, kind) if store is None else store.read()
 
@@ -122,7 +122,7 @@ class StoredMomentsAdamW(StatefulAdamW):
         return self._file.next(values, bfloat16)
 
     def _attach(self, name: str, kind: str, values: Tensor) -> None:
-        """Let AdamW have what it remembers of a tensor; the float32 copy keeps its name, which the others go by."""
+        """Give AdamW a state of a tensor; a master weight keeps its name, by which the other states are found."""
         if kind == MASTER_WEIGHT:
             values.name = self._master_weights[name].name
             self._master_weights[name] = values
@@ -131,14 +131,14 @@ class StoredMomentsAdamW(StatefulAdamW):
             self._accumulators[kind][name if master is None else master.name] = values
 
     def _detach(self, name: str, kind: str) -> Tensor:
-        """What AdamW has now; it keeps an empty tensor in its place."""
+        """Take a state from AdamW and leave an empty tensor in its place."""
         taken = StatefulAdamW.read(self, name, kind)
         self._attach(name, kind, paddle.empty([0]))
         return taken
 
 
 def _to_float32(values: Tensor) -> Tensor:
-    """In the type with which AdamW computes."""
+    """Convert to the dtype in which AdamW computes."""
     return values.astype("float32") if values.dtype == paddle.bfloat16 else values
 
 
@@ -156,26 +156,26 @@ class _MemoryStore:
 
 
 class _MappedFile:
-    """A file without a name, which ends with the process and holds tensors one after another."""
+    """An unnamed file that disappears with the process and contains consecutive tensors."""
 
     def __init__(self, storage: MomentStorage) -> None:
         assert storage.folder is not None
         self._folder, self._release = storage.folder, storage.release
-        self._start, self._used = 0, 0  # of the region: where it begins in the file, and how much of it is taken
+        self._start, self._used = 0, 0  # the current region: its start in the file, and the number of bytes used
         with self._disk_errors():
             self._folder.mkdir(parents=True, exist_ok=True)
             self._file: Any = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (open as long as this is)
             self._region = self._map(_REGION)
 
     def next(self, values: Tensor, bfloat16: bool) -> _MappedStore:
-        """Room for a tensor, with its values. It begins a page, so that its pages can be given back."""
+        """Allocate room for a tensor and write its values. It starts at a page, so that its pages can be released."""
         dtype = np.dtype(np.uint16) if bfloat16 else values.numpy().dtype
         length = -(-max(1, values.size * dtype.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
         with self._disk_errors():
             if self._used + length > len(self._region):
                 self._start, self._used = self._start + len(self._region), 0
                 self._region = self._map(max(length, _REGION))
-            # room on the disk now, rather than a crash when it is written
+            # Reserve the disk space now; otherwise writing crashes when the disk is full.
             os.posix_fallocate(self._file.fileno(), self._start + self._used, length)
         mapped = _MappedStore(self._region, range(self._used, self._used + length), dtype, values.shape, self._release)
         self._used += length
@@ -183,7 +183,7 @@ class _MappedFile:
         return mapped
 
     def _map(self, length: int) -> mmap.mmap:
-        os.ftruncate(self._file.fileno(), self._start + length)  # takes no room
+        os.ftruncate(self._file.fileno(), self._start + length)  # takes no disk space yet
         return mmap.mmap(self._file.fileno(), length, offset=self._start)
 
     @contextmanager
@@ -203,7 +203,7 @@ class _MappedStore:
     """A tensor in a part of a mapping.
 
     Args:
-        pages: whole pages, bytes.
+        pages: byte range of complete pages.
     """
 
     def __init__(self, region: mmap.mmap, pages: range, dtype: np.dtype, shape: Sequence[int], release: bool) -> None:

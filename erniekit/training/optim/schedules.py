@@ -2,71 +2,72 @@
 
 `step` counts the optimizer updates already made, so the first update uses `learning_rate(0, ...)`: with a warm-up of W
 steps that is zero, and the peak is reached at update W + 1. This is the convention of `transformers.get_scheduler`
-(every formula here is compared with it), so that a schedule means the same in both libraries. Being functions of the
-step alone, schedules have no state to store: a resumed run computes the same values.
+(tests compare every formula with it). As functions of the step alone, schedules have no state to store: a resumed run
+computes the same values.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
-DecayShape = Literal["linear", "cosine", "1-sqrt"]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """What determines the learning rate of every step."""
-
-    kind: str  # linear | cosine | polynomial | constant | constant_with_warmup | wsd
-    peak_lr: float
-    total_steps: int
-    warmup_steps: int = 0
-    min_lr: float = 0.0  # cosine and wsd: the floor
-    num_cycles: float = 0.5  # cosine: waves between the warm-up and the end; 0.5 falls once
-    lr_end: float = 1e-7  # polynomial: the last value
-    power: float = 1.0  # polynomial: the exponent; 1 is a straight line
-    decay_steps: int = 0  # wsd: length of the final decay
-    decay_shape: DecayShape = "linear"  # wsd: how it falls
+from erniekit.config.sections.training import TrainingParameters
+from erniekit.errors import ConfigurationError
 
 
-def learning_rate(step: int, schedule: Schedule) -> float:
-    """The learning rate of the update that follows `step` finished updates."""
-    s = schedule
-    if s.kind == "constant":
-        return s.peak_lr
-    if step < s.warmup_steps:
-        rising = step / s.warmup_steps
+def check_schedule_fits(section: TrainingParameters, total_steps: int) -> None:
+    """Check the schedule against the length of the run, which may only be known once the data has been read.
+
+    Raises:
+        ConfigurationError: warm-up and decay together take more than `total_steps`.
+    """
+    if section.lr_scheduler_type == "wsd" and section.warmup_steps + section.decay_steps > total_steps:
+        raise ConfigurationError(
+            f"warmup_steps {section.warmup_steps} + decay_steps {section.decay_steps} exceed the {total_steps} steps "
+            "of this run\n  Shorten one of them, or train longer (num_train_epochs, max_steps)."
+        )
+
+
+def learning_rate(step: int, section: TrainingParameters, total_steps: int) -> float:
+    """Return the learning rate of the update that follows `step` finished updates.
+
+    Raises:
+        ValueError: `lr_scheduler_type` is unknown.
+    """
+    kind, peak = section.lr_scheduler_type, section.learning_rate
+    if kind == "constant":
+        return peak
+    if step < section.warmup_steps:
+        rising = step / section.warmup_steps
         # The warm-up of wsd starts at its floor, all others start at zero.
-        return s.min_lr + (s.peak_lr - s.min_lr) * rising if s.kind == "wsd" else s.peak_lr * rising
-    if s.kind == "constant_with_warmup":
-        return s.peak_lr
-    if s.kind == "wsd":
-        return _stable_then_decay(step, s)
-    progress = (step - s.warmup_steps) / max(1, s.total_steps - s.warmup_steps)
-    if s.kind == "linear":
-        return s.peak_lr * max(0.0, 1.0 - progress)
-    if s.kind == "cosine":
-        return s.min_lr + (s.peak_lr - s.min_lr) * 0.5 * (1.0 + math.cos(2.0 * math.pi * s.num_cycles * progress))
-    if s.kind == "polynomial":
-        return s.lr_end + (s.peak_lr - s.lr_end) * max(0.0, 1.0 - progress) ** s.power
-    raise ValueError(f"unknown schedule {s.kind!r}")
+        return section.min_lr + (peak - section.min_lr) * rising if kind == "wsd" else peak * rising
+    if kind == "constant_with_warmup":
+        return peak
+    if kind == "wsd":
+        return _stable_then_decay(step, section, total_steps)
+    progress = (step - section.warmup_steps) / max(1, total_steps - section.warmup_steps)
+    if kind == "linear":
+        return peak * max(0.0, 1.0 - progress)
+    if kind == "cosine":
+        angle = 2.0 * math.pi * section.num_cycles * progress
+        return section.min_lr + (peak - section.min_lr) * 0.5 * (1.0 + math.cos(angle))
+    if kind == "polynomial":
+        return section.lr_end + (peak - section.lr_end) * max(0.0, 1.0 - progress) ** section.power
+    raise ValueError(f"unknown schedule {kind!r}")
 
 
-def _stable_then_decay(step: int, s: Schedule) -> float:
-    decay_start = s.total_steps - s.decay_steps
-    if step < decay_start or s.decay_steps == 0:
-        return s.peak_lr
-    progress = min(1.0, (step - decay_start) / s.decay_steps)
+def _stable_then_decay(step: int, section: TrainingParameters, total_steps: int) -> float:
+    decay_start = total_steps - section.decay_steps
+    if step < decay_start or section.decay_steps == 0:
+        return section.learning_rate
+    progress = min(1.0, (step - decay_start) / section.decay_steps)
     remaining = {
         "linear": 1.0 - progress,
         "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
         "1-sqrt": 1.0 - math.sqrt(progress),
-    }[s.decay_shape]
-    return s.min_lr + (s.peak_lr - s.min_lr) * remaining
+    }[section.wsd_decay_type]
+    return section.min_lr + (section.learning_rate - section.min_lr) * remaining
 
 
 def dropout_scale(step: int, warmup_steps: int) -> float:
-    """The factor on the dropout probabilities: rises from 0 to 1 over `warmup_steps` updates and stays 1 afterwards."""
+    """Return the factor on the dropout probabilities, which rises from 0 to 1 over `warmup_steps` updates."""
     return 1.0 if warmup_steps <= 0 else min(1.0, step / warmup_steps)

@@ -7,23 +7,25 @@ from typing import Any
 import numpy as np
 import paddle
 
-from erniekit.data.collate import Batch, collate
+from erniekit.config.sections.moe import MoeParameters
+from erniekit.config.sections.training import TrainingParameters
+from erniekit.data.batch import Batch
+from erniekit.data.collate import collate
 from erniekit.data.templates.ernie import Sample
 from erniekit.distributed.collectives import LayoutRanks
 from erniekit.distributed.experts import expert_ranks
 from erniekit.distributed.init import init_mesh
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.distributed.topology import Topology
-from erniekit.model.architectures.sharding import placement
+from erniekit.model.architectures.ernie4_5 import ERNIE4_5_MOE
 from erniekit.model.builder import build_model
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import named_trainable_parameters
-from erniekit.model.moe.router import BalanceSettings
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.objectives.objective import supervised
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
+from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import train_step
 from tests.model.tiny import tiny_config
 
@@ -40,7 +42,7 @@ MOE = {
     "num_nextn_predict_layers": 1,
     "initializer_range": 0.2,
 }
-LOSSES = BalanceSettings(0.3, 0.2, 0.1, 0.01)
+LOSSES = MoeParameters(0.3, 0.2, 0.1, 0.01)
 LENGTHS = [  # of the documents in each row; a micro-batch has one row, and an empty one is padding
     [[9, 14], [20], [5, 5, 6], []],
     [[24], [3, 20], [], [11]],
@@ -73,7 +75,7 @@ def _compare(
     alone = _train(SINGLE_PROCESS_MESH, recompute=None, lora=lora)
     worst = {name: _largest(own[name], alone[name]) for name in ("losses", "norms", "figures")}
     weights = [
-        abs(values - mesh.tp.local_shard(alone["weights"][name], placement(name).axis))
+        abs(values - mesh.tp.local_shard(alone["weights"][name], ERNIE4_5_MOE.placement(name).axis))
         for name, values in own["weights"].items()
     ]
     return worst | {"weights": float(max(part.max() for part in weights))}
@@ -101,9 +103,11 @@ def _train(
     for name, parameter in parameters.items():  # adapters of which B is not zero, so that A learns, too
         if name.endswith("lora_B"):
             whole = np.random.default_rng(len(name)).standard_normal(_whole_shape(parameter, name, mesh)) * 0.1
-            parameter.set_value(mesh.tp.local_shard(whole, placement(name).axis))
-    ranks: Ranks = SINGLE_PROCESS if mesh is SINGLE_PROCESS_MESH else LayoutRanks(mesh, parameters)
-    optimizer = build_optimizer(parameters, OptimizerSettings(weight_decay=0.1))
+            parameter.set_value(mesh.tp.local_shard(whole, ERNIE4_5_MOE.placement(name).axis))
+    ranks: Ranks = (
+        SINGLE_PROCESS if mesh is SINGLE_PROCESS_MESH else LayoutRanks(mesh, parameters, decoder.config.architecture)
+    )
+    optimizer = build_optimizer(parameters, TrainingParameters(weight_decay=0.1))
     result: dict[str, Any] = {"losses": [], "norms": [], "figures": []}
     for step in range(STEPS):
         outcome = train_step(
@@ -125,7 +129,7 @@ def _train(
 
 
 def _whole_shape(parameter: paddle.Tensor, name: str, mesh: Mesh) -> list[int]:
-    axis = placement(name).axis
+    axis = ERNIE4_5_MOE.placement(name).axis
     return [size * (mesh.tp.size if number == axis else 1) for number, size in enumerate(parameter.shape)]
 
 

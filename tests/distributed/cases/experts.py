@@ -10,9 +10,9 @@ import paddle.distributed as dist
 from paddle.distributed import fleet
 from paddle.distributed.fleet.utils import recompute
 
+from erniekit.config.sections.moe import MoeParameters
 from erniekit.distributed import cpu_backend
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.architectures.sharding import placement
 from erniekit.model.moe.dispatch import (
     LOCAL_DISPATCHER,
     AllGatherDispatcher,
@@ -21,7 +21,7 @@ from erniekit.model.moe.dispatch import (
     TokenDispatcher,
 )
 from erniekit.model.moe.experts import MoE
-from erniekit.model.moe.router import BalanceSettings, ExpertBalance
+from erniekit.model.moe.router import ExpertBalance
 from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
 HIDDEN, EXPERTS = 16, 4
@@ -41,7 +41,7 @@ CONFIG = ModelConfig.from_json(
         "moe_layer_start_index": 0,
     }
 )
-LOSSES = BalanceSettings(0.3, 0.2, 0.1, 0.01)
+LOSSES = MoeParameters(0.3, 0.2, 0.1, 0.01)
 RECOMPUTE = {"none": None, "hooks": False, "PyLayer": True}
 FROZEN = {"nothing": (), "all but expert 0": ("gate.", "shared_experts.", "experts.1", "experts.2", "experts.3")}
 Micro = tuple[np.ndarray, np.ndarray]  # x [1, T, H], and which of its positions are tokens
@@ -79,7 +79,7 @@ def _layer(
     balance = ExpertBalance(LOSSES, all_reduce_loads) if all_reduce_loads else ExpertBalance(LOSSES)
     layer = MoE(CONFIG, 0, balance, tp, dispatcher)
     for name, parameter in layer.named_parameters():
-        axis = placement(f"model.layers.0.mlp.{name}").axis
+        axis = CONFIG.architecture.placement(f"model.layers.0.mlp.{name}").axis
         parameter.set_value(tp.local_shard(_values(name), axis))
         parameter.stop_gradient = parameter.stop_gradient or name.startswith(frozen)
     return layer
@@ -185,7 +185,9 @@ def _compare(
 ) -> None:
     """Gradients of a tensor-parallel rank, each as the table of placements has it."""
     for name, parameter in layer.named_parameters():
-        tensor_placement = placement(f"model.layers.0.mlp.{name}", sequence_parallel=tp.sequence_parallel)
+        tensor_placement = CONFIG.architecture.placement(
+            f"model.layers.0.mlp.{name}", sequence_parallel=tp.sequence_parallel
+        )
         if name not in expected or parameter.stop_gradient:
             continue
         own = np.zeros(parameter.shape) if parameter.grad is None else parameter.grad.numpy()

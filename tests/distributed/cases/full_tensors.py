@@ -12,6 +12,7 @@ def gather() -> dict[str, Any]:
     from erniekit.distributed.broadcast import GatheredTensors
     from erniekit.distributed.init import init_mesh
     from erniekit.distributed.topology import Topology
+    from erniekit.model.architectures.ernie4_5 import ERNIE4_5_MOE
     from erniekit.model.local_tensors import local_tensors
 
     mesh = init_mesh(Topology(tensor=2), timeout=60)
@@ -23,7 +24,7 @@ def gather() -> dict[str, Any]:
     }
     if rank == 1:
         own["model.layers.1.mlp.experts.1.up_proj.weight"] = paddle.full([3], 7, dtype="int64")
-    whole = GatheredTensors(mesh, local_tensors(own))
+    whole = GatheredTensors(mesh, local_tensors(own), ERNIE4_5_MOE)
     found = {}
     for name in whole.names:
         values = whole.read(name)

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from erniekit.data.collate import Batch, collate
+from erniekit.config.sections.training import TrainingParameters
+from erniekit.data.batch import Batch
+from erniekit.data.collate import collate
 from erniekit.data.templates.ernie import Sample
 from erniekit.distributed.collectives import LayoutRanks
 from erniekit.distributed.init import init_mesh
@@ -17,7 +19,6 @@ from erniekit.distributed.replicated import ReplicatedParameterSync
 from erniekit.distributed.topology import Topology
 from erniekit.inference.generation import generate
 from erniekit.inference.sampling import Sampling
-from erniekit.model.architectures.sharding import placement
 from erniekit.model.builder import build_model
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import named_trainable_parameters
@@ -25,7 +26,7 @@ from erniekit.model.randomness import Site
 from erniekit.model.recompute import Recompute
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.objectives.objective import supervised
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
+from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import train_step
 from tests.model.tiny import tiny_config
 
@@ -57,6 +58,7 @@ def check(
     ways = {"sum_in_backward": sum_in_backward, "skip_c_identity": skip_c_identity}
     own = _train(mesh, parallel_output=parallel_output, **options, **ways)
     alone = _train(SINGLE_PROCESS_MESH, parallel_output=True, **options)
+    architecture = tiny_config(**options["model"]).architecture
     worst = {"loss": 0.0, "norm": 0.0, "gradient": 0.0}
     for (loss, norm), (expected_loss, expected_norm) in zip(own["steps"], alone["steps"], strict=True):
         worst["loss"] = max(worst["loss"], abs(loss - expected_loss))
@@ -64,7 +66,7 @@ def check(
     assert own["gradients"].keys() == alone["gradients"].keys()
     for name, gradient in own["gradients"].items():
         whole = alone["gradients"][name]
-        expected = mesh.tp.local_shard(whole, placement(name).axis)
+        expected = mesh.tp.local_shard(whole, architecture.placement(name).axis)
         assert np.abs(expected).max() > 0 or "lora_A" in name, name
         relative = np.abs(gradient - expected).max() / max(np.abs(whole).max(), 1e-12)
         worst["gradient"] = max(worst["gradient"], float(relative))
@@ -98,9 +100,9 @@ def _train(
     ranks: Ranks = (
         SINGLE_PROCESS
         if mesh is SINGLE_PROCESS_MESH
-        else LayoutRanks(mesh, parameters, sum_in_backward=sum_in_backward)
+        else LayoutRanks(mesh, parameters, decoder.config.architecture, sum_in_backward=sum_in_backward)
     )
-    optimizer = build_optimizer(parameters, OptimizerSettings(weight_decay=0.1))
+    optimizer = build_optimizer(parameters, TrainingParameters(weight_decay=0.1))
     result: dict[str, Any] = {"steps": []}
     for step in range(STEPS):
         if step == 0:
@@ -175,12 +177,14 @@ def keep_copies_equal(words: list[str]) -> dict[str, list[float]]:
     mesh = init_mesh(Topology.from_degrees(2, tensor=2), timeout=60)
     decoder = build_model(tiny_config(vocab_size=56), None, seed=3, tp=mesh.tp)
     parameters = {name: p for name, p in named_trainable_parameters(decoder).items() if name in (NORM, SLICE)}
-    optimizer = build_optimizer(parameters, OptimizerSettings())
+    optimizer = build_optimizer(parameters, TrainingParameters())
 
     def state(kind: str, tensor: paddle.Tensor) -> paddle.Tensor:
         return optimizer._accumulators[kind][tensor.name]
 
-    replicated_sync = ReplicatedParameterSync(parameters, state, mesh.group("tensor"), words)
+    replicated_sync = ReplicatedParameterSync(
+        decoder.config.architecture, parameters, state, mesh.group("tensor"), words
+    )
     for parameter in parameters.values():
         for tensor in (parameter, state("moment1", parameter)):
             tensor.set_value(paddle.full_like(tensor, float(mesh.rank + 1)))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.distributed.collectives import LayoutRanks
 from erniekit.distributed.decoder_pipeline import DecoderPipeline, build_pipeline_stage
 from erniekit.distributed.init import init_mesh
@@ -21,13 +22,13 @@ from erniekit.model.lora.lora import named_trainable_parameters
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.gradients import LossScale
 from erniekit.training.objectives.objective import supervised
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, stateless_optimizer
+from erniekit.training.optim.adamw import build_optimizer, stateless_optimizer
 from erniekit.training.step import train_step
 from tests.distributed.cases.sharding import batch
 from tests.model.tiny import tiny_config
 
 LARGEST = 65504.0  # of float16
-FIRST, SETTINGS = 2.0**34, OptimizerSettings(weight_decay=0.1)
+FIRST, SETTINGS = 2.0**34, TrainingParameters(weight_decay=0.1)
 NAME = "model.layers.1.mlp.down_proj.weight"
 
 
@@ -88,11 +89,21 @@ def _parts(mesh: Mesh, sharding_level: str) -> tuple[Any, dict[str, paddle.Tenso
         adamw, group = stateless_optimizer(parameters, SETTINGS), mesh.group("sharding")
         divided = shard_model(sharding_level, adamw, decoder, parameters, group)
         optimizer: Any = ShardedOptimizer(adamw, divided, parameters, group)
-        return decoder, parameters, optimizer, LayoutRanks(mesh, parameters, sharding_strategy=divided)
+        return (
+            decoder,
+            parameters,
+            optimizer,
+            LayoutRanks(mesh, parameters, config.architecture, sharding_strategy=divided),
+        )
     pipeline = None
     if mesh.topology.pipeline > 1:
         pipeline = DecoderPipeline(mesh, PipelineOptions(), tied_embeddings=last_stage_needs_embedding(config))
-    return decoder, parameters, build_optimizer(parameters, SETTINGS), LayoutRanks(mesh, parameters, pipeline=pipeline)
+    return (
+        decoder,
+        parameters,
+        build_optimizer(parameters, SETTINGS),
+        LayoutRanks(mesh, parameters, config.architecture, pipeline=pipeline),
+    )
 
 
 def _narrow(parameter: paddle.Tensor) -> None:

@@ -11,7 +11,11 @@ import paddle.distributed as dist
 from paddle import Tensor
 from paddle.distributed import fleet
 
-from erniekit.data.collate import Batch, collate
+from erniekit.config.sections.dpo import DpoParameters
+from erniekit.config.sections.moe import MoeParameters
+from erniekit.config.sections.training import TrainingParameters
+from erniekit.data.batch import Batch
+from erniekit.data.collate import collate
 from erniekit.data.pairs import EncodedAnswer, join_pair
 from erniekit.data.templates.ernie import Sample
 from erniekit.distributed import cpu_backend
@@ -21,21 +25,18 @@ from erniekit.distributed.init import init_mesh
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.distributed.pipeline import Pipeline, PipelineOptions
 from erniekit.distributed.topology import Topology
-from erniekit.model.architectures.sharding import placement
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder, last_stage_needs_embedding
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import add_adapters, named_adapter_weights, named_trainable_parameters
-from erniekit.model.moe.router import BalanceSettings
 from erniekit.model.recompute import Recompute
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.evaluation import evaluate
-from erniekit.training.objectives.forward import DecoderLoss, MicroBatchLoss
+from erniekit.training.objectives.forward import MicroBatchLoss
 from erniekit.training.objectives.objective import Objective, supervised
 from erniekit.training.objectives.preference import answer_log_probabilities, preference, reference_logps_function
-from erniekit.training.objectives.preference_losses import PreferenceSettings
 from erniekit.training.objectives.reference import AdapterReference, FrozenReference
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
+from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import NotFiniteError, train_step
 from tests.model.tiny import tiny_config
 
@@ -63,9 +64,10 @@ class Chain:
     def inputs(self, number: int) -> tuple[Tensor, ...]:
         return paddle.to_tensor(self.batches[number]), paddle.to_tensor(self.positions[number])
 
-    def forward(self, run: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def forward(self, run: int, number: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         x, positions = tensors
-        np.testing.assert_array_equal(positions.numpy(), self.positions[self.now])
+        assert number == self.now
+        np.testing.assert_array_equal(positions.numpy(), self.positions[number])
         return paddle.tanh(paddle.matmul(x, self.weights[run])) * (1 + 0.1 * positions.unsqueeze(-1)), positions
 
     def loss(self, number: int, tensors: tuple[Tensor, ...]) -> Tensor:
@@ -92,7 +94,7 @@ def run_chain(num_model_chunks: int, lengths: list[int], options: dict[str, bool
         alone.begin_micro_batch(number)
         tensors = alone.inputs(number)
         for run in range(runs):
-            tensors = alone.forward(run, tensors)
+            tensors = alone.forward(run, number, tensors)
         alone.loss(number, tensors).backward()
 
     chain = Chain(runs, lengths)
@@ -132,10 +134,11 @@ def check_decoder(
         "accumulation": accumulation,
     }
     if "balance" in settings["build"]:
-        settings["build"]["balance"] = BalanceSettings(**settings["build"]["balance"])
+        settings["build"]["balance"] = MoeParameters(**settings["build"]["balance"])
     cut = tuple(method) if isinstance(method, list) else method
     own = _train(mesh, cut, PipelineOptions(**(options or {})), **settings)
     alone = _train(SINGLE_PROCESS_MESH, cut, PipelineOptions(), **settings)
+    architecture = tiny_config(**settings["model"]).architecture
     worst = {"figures": 0.0, "norm": 0.0, "gradient": 0.0}
     for found, expected in zip(own["steps"], alone["steps"], strict=True):
         assert found.keys() == expected.keys()
@@ -144,7 +147,7 @@ def check_decoder(
             worst[kind] = max(worst[kind], abs(found[name] - value) / max(1.0, abs(value)))
     for name, gradient in own["gradients"].items():
         whole = alone["gradients"][name]
-        expected = mesh.tp.local_shard(whole, placement(name).axis)
+        expected = mesh.tp.local_shard(whole, architecture.placement(name).axis)
         assert np.abs(expected).max() > 0 or "lora_A" in name, name
         relative = np.abs(gradient - expected).max() / max(np.abs(whole).max(), 1e-12)
         worst["gradient"] = max(worst["gradient"], float(relative))
@@ -180,14 +183,14 @@ def _train(
     ranks: Ranks = SINGLE_PROCESS
     if mesh is not SINGLE_PROCESS_MESH:
         pipeline = DecoderPipeline(mesh, options, tied_embeddings=last_stage_needs_embedding(config))
-        ranks = LayoutRanks(mesh, parameters, pipeline=pipeline)
+        ranks = LayoutRanks(mesh, parameters, decoder.config.architecture, pipeline=pipeline)
     objective = _objective(decoder, built, ranks, loss_type, lora is not None)
-    optimizer = build_optimizer(parameters, OptimizerSettings(weight_decay=0.1))
+    optimizer = build_optimizer(parameters, TrainingParameters(weight_decay=0.1))
     result: dict[str, Any] = {"steps": []}
     for step in range(STEPS):
         batches = _batches(mesh, step, accumulation, pairs=bool(loss_type))
         if step == 0:
-            keep = _RecordingOptimizer(parameters)
+            keep = RecordingOptimizer(parameters)
             train_step(
                 decoder, list(parameters.values()), keep, objective, batches, step=0, learning_rate=0.0, ranks=ranks
             )
@@ -218,10 +221,10 @@ def _objective(decoder: Decoder, built: Any, ranks: Ranks, loss_type: str, adapt
     reference = (
         AdapterReference(decoder, measure) if adapters else FrozenReference(built(), decoder, measure, updated=False)
     )
-    return preference(PreferenceSettings(loss_type=loss_type, beta=0.3, sft_loss_ratio=0.2), reference)
+    return preference(DpoParameters(loss_type=loss_type, beta=0.3, sft_loss_ratio=0.2), reference)
 
 
-class _RecordingOptimizer:
+class RecordingOptimizer:
     """An optimizer that only looks at the gradients."""
 
     def __init__(self, parameters: dict[str, Tensor]) -> None:
@@ -288,23 +291,23 @@ def break_a_gradient(number: int) -> list[int]:
     )
     decoder.train()
     parameters = named_trainable_parameters(decoder)
-    ranks = LayoutRanks(mesh, parameters, pipeline=DecoderPipeline(mesh, tied_embeddings=True))
+    ranks = LayoutRanks(
+        mesh, parameters, decoder.config.architecture, pipeline=DecoderPipeline(mesh, tied_embeddings=True)
+    )
     batches = _batches(mesh, 0, 4, pairs=False)
     objective = supervised()
-    assert isinstance(objective.loss, DecoderLoss)
-    forward = objective.loss.forward
 
     def loss_head(stage: Decoder, hidden: Tensor, context: Any, batch: Batch, reference_input: Any) -> MicroBatchLoss:
-        result = forward.loss_head(stage, hidden, context, batch, reference_input)
+        result = objective.loss.loss_head(stage, hidden, context, batch, reference_input)
         slope = paddle.sqrt(0 * stage.norm.weight.sum()) if batch.samples == batches[number].samples else 0.0
         return MicroBatchLoss(result.loss_sum + slope, result.metric_sums)
 
-    broken = replace(objective, loss=replace(objective.loss, forward=replace(forward, loss_head=loss_head)))
+    broken = replace(objective, loss=replace(objective.loss, loss_head=loss_head))
     try:
         train_step(
             decoder,
             list(parameters.values()),
-            _RecordingOptimizer(parameters),
+            RecordingOptimizer(parameters),
             broken,
             batches,
             step=0,

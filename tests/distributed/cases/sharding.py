@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import paddle
 
-from erniekit.data.collate import Batch, collate
+from erniekit.config.sections.moe import MoeParameters
+from erniekit.config.sections.training import TrainingParameters
+from erniekit.data.batch import Batch
+from erniekit.data.collate import collate
 from erniekit.data.templates.ernie import Sample
 from erniekit.distributed.collectives import LayoutRanks
 from erniekit.distributed.init import init_mesh
@@ -24,15 +27,13 @@ from erniekit.model.local_tensors import to_numpy
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import add_adapters, named_trainable_parameters
 from erniekit.model.moe.dispatch import ExpertParallel, LocalDispatcher
-from erniekit.model.moe.router import BalanceSettings
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
-from erniekit.training.objectives.forward import MicroBatchLoss, metrics_of
+from erniekit.training.objectives.forward import MicroBatchLoss
 from erniekit.training.objectives.objective import supervised
 from erniekit.training.objectives.reference import eval_mode
 from erniekit.training.optim.adamw import (
-    OptimizerSettings,
     StatefulAdamW,
     build_optimizer,
     optimizer_state,
@@ -44,10 +45,9 @@ from tests.model.tiny import tiny_config, tiny_model
 
 STEPS = 5
 LEARNING_RATE, MAX_NORM = 1e-2, 0.005  # the norms are larger, so every step is clipped
-SETTINGS = OptimizerSettings(
-    weight_decay=0.1, epsilon=1e-3, layerwise_lr_decay_bound=0.5, num_layers=2, lora_plus_scale=4.0
-)
-BALANCE = BalanceSettings(0.3, 0.2, 0.1, router_bias_update_rate=0.01)
+SETTINGS = TrainingParameters(weight_decay=0.1, adam_epsilon=1e-3, layerwise_lr_decay_bound=0.5)
+SCALES: Any = {"num_layers": 2, "lora_plus_scale": 4.0}
+BALANCE = MoeParameters(0.3, 0.2, 0.1, moe_router_bias_update_rate=0.01)
 MICRO_BATCHES = 7  # of a step, on all ranks together
 
 
@@ -130,7 +130,8 @@ def model(mesh: Mesh, lora: str = "", recompute: str = "", **changes: Any) -> De
 def single_process_run(**kind: Any) -> Run:
     decoder = model(SINGLE_PROCESS_MESH, **kind)
     parameters = named_trainable_parameters(decoder)
-    return Run(decoder, parameters, build_optimizer(parameters, SETTINGS), SINGLE_PROCESS, SINGLE_PROCESS_MESH)
+    optimizer = build_optimizer(parameters, SETTINGS, **SCALES)
+    return Run(decoder, parameters, optimizer, SINGLE_PROCESS, SINGLE_PROCESS_MESH)
 
 
 def sharded(
@@ -147,14 +148,14 @@ def sharded(
     if moments is not None:
         folder = Path(moments["folder"]) if "folder" in moments else None
         make = partial(StoredMomentsAdamW, MomentStorage(moments.get("bfloat16", False), folder, release=True))
-    adamw, group = stateless_optimizer(parameters, SETTINGS, make), mesh.group("sharding")
+    adamw, group = stateless_optimizer(parameters, SETTINGS, make, **SCALES), mesh.group("sharding")
     sharding_strategy = shard_model(sharding, adamw, decoder, parameters, group, **options)
     optimizer = ShardedOptimizer(adamw, sharding_strategy, parameters, group)
     return Run(
         decoder,
         parameters,
         optimizer,
-        LayoutRanks(mesh, parameters, sharding_strategy=sharding_strategy),
+        LayoutRanks(mesh, parameters, decoder.config.architecture, sharding_strategy=sharding_strategy),
         mesh,
         sharding_strategy,
         options.get("release", False),
@@ -191,9 +192,7 @@ def resume(
     run = sharded(mesh, sharding, options, moments=moments, **kind)
     run.steps(0, 3)
     with eval_mode(run.model):
-        run.ranks.forward_only(
-            run.model, metrics_of(supervised().loss), [batch(9, mesh.dp_rank)]
-        )  # an evaluation in between
+        run.ranks.forward_only(run.model, supervised().loss, [batch(9, mesh.dp_rank)])  # an evaluation in between
     weights, state = run.weights(), run.state()
     figures = run.steps(3, STEPS)
     decoder = model(mesh, **kind)
@@ -214,8 +213,8 @@ def not_finite(degree: int, sharding: str, options: Mapping[str, bool], **kind: 
     run, objective = sharded(mesh, sharding, options, **kind), supervised()
     batches = [batch(0, number) for number in range(3 * mesh.dp_rank, 3 * mesh.dp_rank + 3)]
 
-    def loss(model: Decoder, batch: Batch) -> MicroBatchLoss:
-        result = objective.loss(model, batch)
+    def loss_head(decoder: Decoder, hidden: Any, context: Any, batch: Batch, reference_input: Any) -> MicroBatchLoss:
+        result = objective.loss.loss_head(decoder, hidden, context, batch, reference_input)
         if batch is batches[2] and mesh.dp_rank == 1:
             nothing = (0.0 * result.loss_sum).sqrt()  # its derivative is 0 / 0
             return result._replace(loss_sum=result.loss_sum + nothing)
@@ -223,7 +222,7 @@ def not_finite(degree: int, sharding: str, options: Mapping[str, bool], **kind: 
 
     try:
         parameters = list(run.parameters.values())
-        poisoned = replace(objective, loss=loss)
+        poisoned = replace(objective, loss=replace(objective.loss, loss_head=loss_head))
         train_step(run.model, parameters, run.optimizer, poisoned, batches, step=0, learning_rate=0.1, ranks=run.ranks)
     except NotFiniteError as error:
         return list(error.micro_batches)

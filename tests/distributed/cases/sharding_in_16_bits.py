@@ -11,12 +11,12 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.distributed.init import init_mesh
 from erniekit.distributed.sharding import ShardedOptimizer, shard_model
 from erniekit.distributed.topology import Topology
 from erniekit.model.local_tensors import to_numpy
 from erniekit.training.optim.adamw import (
-    OptimizerSettings,
     StatefulAdamW,
     create_state,
     optimizer_state,
@@ -25,7 +25,7 @@ from erniekit.training.optim.adamw import (
 from erniekit.training.optim.offload import MomentStorage, StoredMomentsAdamW
 from tests.adamw_kernel import update_16_bit_weights
 
-SETTINGS = OptimizerSettings(weight_decay=0.1, epsilon=1e-3)
+SETTINGS = TrainingParameters(weight_decay=0.1, adam_epsilon=1e-3)
 STEPS = 3
 
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.errors import ConfigurationError
+from erniekit.model.architectures.ernie4_5 import ERNIE4_5
 from erniekit.model.head import token_loss
 from erniekit.model.linear import Linear
 from erniekit.model.lora.config import (
     LoraSettings,
     adapter_parameter_count,
-    linear_shapes,
     matches,
     select_targets,
 )
@@ -37,6 +37,7 @@ from erniekit.model.weights import named_weights
 
 from ..tiny import logits_of, pack, tiny_config, tiny_model
 
+PATH = "model.layers.0.mlp.up_proj"
 IDS = np.arange(24) % 53
 LABELS = (np.arange(24) * 7 + 1) % 53
 KINDS = {
@@ -83,7 +84,7 @@ def test_the_formula(dora):
     linear.weight.set_value(w.astype(np.float32))
     linear.bias.set_value(bias.astype(np.float32))
     factors = Factors(a, b, lengths if dora else None)
-    attach_adapter(linear, "p", factors, LoraSettings(2, 6.0, dora=dora), AdapterBase(Randomness(0), ""))
+    attach_adapter(linear, PATH, factors, LoraSettings(2, 6.0, dora=dora), AdapterBase(Randomness(0), "", ERNIE4_5))
     effective = w + 6.0 / 2 * a @ b
     if dora:
         effective *= lengths / np.linalg.norm(effective, axis=0)
@@ -102,9 +103,8 @@ def test_column_norms_without_the_product(inputs, outputs, rank, scaling, seed):
     linear = Linear(inputs, outputs)
     linear.weight.set_value(rng.standard_normal((inputs, outputs)).astype(np.float32))
     a, b = rng.standard_normal((inputs, rank)), rng.standard_normal((rank, outputs))
-    attach_adapter(
-        linear, "p", Factors(a, b), LoraSettings(rank, scaling * rank, dora=True), AdapterBase(Randomness(0), "")
-    )
+    settings_, base = LoraSettings(rank, scaling * rank, dora=True), AdapterBase(Randomness(0), "", ERNIE4_5)
+    attach_adapter(linear, PATH, Factors(a, b), settings_, base)
     expected = np.linalg.norm(linear.weight.numpy() + scaling * a @ b, axis=0)
     np.testing.assert_allclose(linear.adapter.column_norms(linear.weight).numpy(), expected, rtol=1e-3, atol=2e-3)
 
@@ -264,10 +264,10 @@ def test_a_pattern_that_names_nothing_is_an_error_with_the_names():
 )
 def test_counting_needs_no_model(settings_):
     model = with_adapters(settings_)
-    shapes = tiny_config().weight_shapes()
+    config = tiny_config()
     count = sum(parameter.size for parameter in named_adapter_weights(model).values())
-    assert adapter_parameter_count(shapes, settings_) == count
-    assert list(linear_shapes(shapes)) == list(named_linears(model))
+    assert adapter_parameter_count(config, settings_) == count
+    assert list(config.linear_shapes()) == list(named_linears(model))
 
 
 def test_the_layer_that_joins_state_and_embedding_has_an_adapter_too():
@@ -277,11 +277,11 @@ def test_the_layer_that_joins_state_and_embedding_has_an_adapter_too():
     weights = list(named_weights(tiny_model(**shape)))
     model = with_adapters(LoraSettings(4, 8.0), **shape)
     assert list(named_weights(model)) == weights
-    shapes = tiny_config(**shape).weight_shapes()
-    assert set(linear_shapes(shapes)) == set(named_linears(model)) == set(named_adapters(model))
+    config = tiny_config(**shape)
+    assert set(config.linear_shapes()) == set(named_linears(model)) == set(named_adapters(model))
     assert "model.mtp_linear_proj.1" in named_adapters(model)
     count = sum(parameter.size for parameter in named_adapter_weights(model).values())
-    assert adapter_parameter_count(shapes, LoraSettings(4, 8.0)) == count
+    assert adapter_parameter_count(config, LoraSettings(4, 8.0)) == count
 
 
 def test_merging_leaves_what_was_trained_before_and_no_more():

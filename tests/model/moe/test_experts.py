@@ -8,11 +8,12 @@ import numpy as np
 import paddle
 import pytest
 
+from erniekit.config.sections.moe import MoeParameters
 from erniekit.model.head import token_loss
 from erniekit.model.mlp import MLP
 from erniekit.model.moe.dispatch import LOCAL_DISPATCHER, AllToAllDispatcher, LocalDispatcher
 from erniekit.model.moe.experts import MoE
-from erniekit.model.moe.router import BalanceSettings, ExpertBalance
+from erniekit.model.moe.router import NO_BALANCE_LOSSES, ExpertBalance
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
 
@@ -26,8 +27,8 @@ MOE = {
     "moe_num_shared_experts": 1,
     "moe_layer_start_index": 0,
 }
-NO_LOSSES = BalanceSettings()
-SETTINGS = BalanceSettings(0.3, 0.2, 0.1)
+NO_LOSSES = NO_BALANCE_LOSSES
+SETTINGS = MoeParameters(0.3, 0.2, 0.1)
 
 
 def experts_layer(settings=NO_LOSSES, bias=(0.0,) * 5, dispatcher=LOCAL_DISPATCHER, **changes):
@@ -146,7 +147,7 @@ def gradients(model, loss_weight=1.0):
 
 def moe_model(settings=NO_LOSSES, **changes):
     model = tiny_model(**{**MOE, **changes})
-    model.balance.settings = settings
+    model.balance.section = settings
     return model
 
 
@@ -206,18 +207,23 @@ def test_joined_losses_are_one_weighted_sum_over_micro_batches(monkeypatch):
 
 def random_batch(lengths, size, seed):
     """One row of documents and padding, with a label at every token."""
-    from erniekit.data.collate import Batch
+    from erniekit.data.batch import Batch
 
     rng, tokens = np.random.default_rng(seed), sum(lengths)
     positions = np.concatenate([*(np.arange(length) for length in lengths), np.zeros(size - tokens, np.int64)])
     ends = np.concatenate([np.repeat(np.cumsum(lengths), lengths), np.full(size - tokens, tokens)])
     labels = np.where(np.arange(size) < tokens, rng.integers(1, 53, size), -100)
-    indices = ends.astype(np.int32)[None, None, :, None]
-    return Batch(rng.integers(1, 53, (1, size)), positions[None], labels[None], indices, ((0,),), tokens, tokens)
+    arrays = {
+        "input_ids": rng.integers(1, 53, (1, size)),
+        "position_ids": positions[None],
+        "labels": labels[None],
+        "startend_row_indices": ends.astype(np.int32)[None, None, :, None],
+    }
+    return Batch(arrays, ((0,),), tokens, tokens)
 
 
 def test_biases_move_towards_experts_with_less_than_the_mean_load():
-    model = moe_model(BalanceSettings(router_bias_update_rate=0.01))
+    model = moe_model(MoeParameters(moe_aux_loss_lambda=0.0, moe_router_bias_update_rate=0.01))
     model.train()
     loads = np.zeros((2, 5))
     for micro_batch in range(2):
@@ -238,7 +244,7 @@ def test_biases_move_towards_experts_with_less_than_the_mean_load():
 
 
 def test_a_frozen_router_keeps_its_bias():
-    model = moe_model(BalanceSettings(router_bias_update_rate=0.01))
+    model = moe_model(MoeParameters(moe_aux_loss_lambda=0.0, moe_router_bias_update_rate=0.01))
     for parameter in named_weights(model).values():
         parameter.stop_gradient = True
     before = model.layers[0].mlp.moe_statics.e_score_correction_bias.numpy()

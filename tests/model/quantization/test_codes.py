@@ -100,7 +100,7 @@ def test_groups_are_not_divided() -> None:
 def test_damaged_weights_are_refused(form, wrong: float) -> None:
     values = _weight(4, 64)
     values[2, 3] = wrong
-    with pytest.raises(ModelFileError, match=r"q_proj\.weight: holds values that are not finite"):
+    with pytest.raises(ModelFileError, match=r"q_proj\.weight: contains values that are not finite"):
         quantize(values, form, "q_proj.weight")
 
 

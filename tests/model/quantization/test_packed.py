@@ -49,7 +49,7 @@ def _rounded(folder: Path, algorithm: str, **changes):
     """The plain decoder of a folder whose linear weights hold what their codes stand for."""
     decoder = build_model(_config(folder), folder, **changes)
     for path, linear in named_linears(decoder).items():
-        form = WeightOnly(algorithm).form(path)
+        form = WeightOnly(algorithm).form(path, decoder.config.architecture)
         linear.weight.set_value(dequantize(quantize(linear.weight.numpy().T, form), form).T.copy())
     return decoder
 
@@ -148,12 +148,12 @@ def test_pissa_is_refused(folder: Path) -> None:
 def test_ranks_have_slices_of_the_whole_and_its_scales(form, cut: str) -> None:
     values = np.random.default_rng(0).standard_normal((8, 256)).astype(np.float32)
     values[:, 3] = 5.0  # would be no part of the scales of the second rank's inputs
-    name = f"model.layers.0.self_attn.{'o_proj' if cut == 'inputs' else 'q_proj'}.weight"
+    name = "model.layers.0.self_attn.q_proj.weight"
     whole = dequantize(quantize(values, form), form)
     parts = []
     for rank in range(2):
         weight = PackedWeight(form, paddle.float32)
-        weight.fill(name, values, TensorParallel(rank, 2))
+        weight.fill(name, values, TensorParallel(rank, 2), axis=0 if cut == "inputs" else 1)
         parts.append(weight.dense().numpy())
     np.testing.assert_allclose(np.concatenate(parts, 1 if cut == "inputs" else 0), whole, rtol=1e-6)
 

@@ -48,9 +48,9 @@ def test_known_cases() -> None:
 
 def test_values_that_do_not_fit_are_refused_by_name() -> None:
     assert to_stored("w", np.array([65504.0, np.inf, np.nan], np.float32), "F16").dtype == np.float16
-    with pytest.raises(ModelFileError, match=r"w holds 65520, more than float16 can; write --dtype bfloat16"):
+    with pytest.raises(ModelFileError, match=r"w contains 65520, beyond the range of float16; use --dtype bfloat16"):
         to_stored("w", np.array([1.0, -65520.0], np.float32), "F16")
-    with pytest.raises(ModelFileError, match="write --dtype float32"):
+    with pytest.raises(ModelFileError, match="use --dtype float32"):
         to_stored("w", np.array([3.4e38], np.float32), "BF16")
     with pytest.raises(ValueError, match="stored as one of"):
         to_stored("w", np.zeros(1, np.float32), "I8")

@@ -101,7 +101,7 @@ def test_a_checkpoint_is_completed_beside(
     assert list(shared_memory.iterdir()) == []
     assert [path.name for path in checkpoint_folders(output_dir)] == ["checkpoint-3"]
     assert logged == ([] if room else [
-        "async_save: /dev/shm is full: the checkpoint is written to the disk, and only completed beside"
+        "async_save: /dev/shm is full: the checkpoint is written to the disk, and completed in the background"
     ])  # fmt: skip
 
 

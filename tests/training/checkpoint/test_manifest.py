@@ -75,4 +75,6 @@ def test_formats_of_other_versions(tmp_path: Path, number: object) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(stored | {"format": number}))
     assert unknown_format(tmp_path / "manifest.json") == str(number)
     (line,) = problems(tmp_path, hashes=True)
-    assert line == f"it is in format {number} of another version of ERNIEKit, and this one reads up to {FORMAT}"
+    assert (
+        line == f"it has format {number} of another version of ERNIEKit, and this version reads formats up to {FORMAT}"
+    )

@@ -17,6 +17,7 @@ import pytest
 from paddle import Tensor
 from safetensors.numpy import load_file, save_file
 
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.errors import CheckpointError
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
@@ -26,7 +27,7 @@ from erniekit.model.weights import load_weights, named_weights, save_model_folde
 from erniekit.training.checkpoint.master_weights import MasterWeightPolicy, load_master_weights, master_weights_as_model
 from erniekit.training.checkpoint.resume import Start
 from erniekit.training.checkpoint.tensors import TensorFiles
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, optimizer_state
+from erniekit.training.optim.adamw import build_optimizer, optimizer_state
 from erniekit.training.trainer import Trainer
 from tests.log_capture import captured_log
 from tests.training.fakes import FakeModel, RecordingRanks, fake_trainer
@@ -98,7 +99,7 @@ def open_weights(folder: Path) -> Any:
 
 def trainer(output_dir: Path, master_weights: MasterWeightPolicy, narrow: bool = True, **changes: Any) -> Trainer:
     model = NarrowModel() if narrow else FakeModel(dropout=0.3)
-    optimizer = build_optimizer(model.named, OptimizerSettings())
+    optimizer = build_optimizer(model.named, TrainingParameters())
     optimizer.step = partial(adam, optimizer, model.named)
     words = {"as weights": ["skip_save_model_weight"], "nowhere": ["remove_master_weight"], "beside": []}
     of_checkpoints = None
@@ -191,7 +192,7 @@ def test_left_out_they_are_made_from_the_weights_which_is_told(tmp_path: Path) -
 def test_without_them_a_run_that_does_not_expect_it_is_told_what_to_write(tmp_path: Path) -> None:
     whole_run(tmp_path, MasterWeightPolicy("nowhere"))
     checkpoint = tmp_path / "whole" / f"checkpoint-{MIDDLE}"
-    with pytest.raises(CheckpointError, match=r"holds no master weights[^\0]*\[master_weight_compatible\]"):
+    with pytest.raises(CheckpointError, match=r"has no master weights[^\0]*\[master_weight_compatible\]"):
         resumed(checkpoint, MasterWeightPolicy())
     _, said = resumed(checkpoint, MasterWeightPolicy(compatible=True))
     assert any("not bit-exact" in line for line in said)
@@ -201,14 +202,14 @@ def test_float32_and_16_bit_runs_resume_from_each_other_if_allowed(tmp_path: Pat
     whole_run(tmp_path / "narrow", MasterWeightPolicy())
     whole_run(tmp_path / "wide", MasterWeightPolicy(), narrow=False)
     narrow, wide = (tmp_path / kind / "whole" / f"checkpoint-{STEPS}" for kind in ("narrow", "wide"))
-    with pytest.raises(CheckpointError, match=r"holds master weights[^\0]*weights of this run are float32"):
+    with pytest.raises(CheckpointError, match=r"has master weights[^\0]*weights of this run are float32"):
         resumed(narrow, MasterWeightPolicy(), narrow=False)
     state, said = resumed(narrow, MasterWeightPolicy(compatible=True), narrow=False)
     held = load_file(narrow / "optimizer.safetensors")
     np.testing.assert_array_equal(state["lm_head.weight"], held["lm_head.weight/master_weight"])
     assert any("master weights of the checkpoint are the weights of this run" in line for line in said)
 
-    with pytest.raises(CheckpointError, match="holds no master weights"):
+    with pytest.raises(CheckpointError, match="has no master weights"):
         resumed(wide, MasterWeightPolicy(open_weights=open_weights))
     state, _ = resumed(wide, MasterWeightPolicy(compatible=True, open_weights=open_weights))
     exact = load_file(wide / "model.safetensors")
@@ -233,7 +234,7 @@ def test_a_model_of_master_weights_is_one_like_any_other(tmp_path: Path) -> None
         if isinstance(layer, Linear):
             layer.to(dtype="bfloat16")
     weights = named_weights(narrow)
-    optimizer = build_optimizer(weights, OptimizerSettings())
+    optimizer = build_optimizer(weights, TrainingParameters())
     generator = np.random.default_rng(2)
     state = optimizer_state(optimizer, weights)
     exact = {}
@@ -270,7 +271,7 @@ class FirstOfTwoRanks(RecordingRanks):
 
 def test_a_rank_needs_only_its_own_where_each_wrote_its_part(tmp_path: Path) -> None:
     model = NarrowModel()
-    optimizer = build_optimizer(model.named, OptimizerSettings())
+    optimizer = build_optimizer(model.named, TrainingParameters())
     state = {
         name: np.full(tensor.shape, 3, np.float32) for name, tensor in optimizer_state(optimizer, model.named).items()
     }
@@ -293,7 +294,7 @@ def test_a_rank_needs_only_its_own_where_each_wrote_its_part(tmp_path: Path) -> 
 
 def test_a_rank_shards_full_weights_beside_its_own_optimizer_state(tmp_path: Path) -> None:
     model = NarrowModel()
-    optimizer = build_optimizer(model.named, OptimizerSettings())
+    optimizer = build_optimizer(model.named, TrainingParameters())
     wholes = {
         name: np.arange(2 * tensor.size, dtype=np.float32).reshape([2 * tensor.shape[0], *tensor.shape[1:]])
         for name, tensor in model.named.items()
@@ -313,9 +314,9 @@ def test_shares_of_master_weights_are_not_taken_for_weights(tmp_path: Path) -> N
     ranks.layout = {"ranks": 2, "sharding": "stage1"}
     before = model.arrays()
     files = TensorFiles(("lm_head.weight/master_weight",), lambda name: np.zeros(model.named["lm_head.weight"].shape))
-    with pytest.raises(CheckpointError, match=r"each rank wrote its share[^\0]*unified_checkpoint: true"):
+    with pytest.raises(CheckpointError, match=r"has sharded master weights[^\0]*unified_checkpoint: true"):
         load_master_weights(
-            files, tmp_path, build_optimizer(model.named, OptimizerSettings()), model.named,
+            files, tmp_path, build_optimizer(model.named, TrainingParameters()), model.named,
             MasterWeightPolicy(compatible=True), stored_as_model=False, is_sharded=True, ranks=ranks,
         )  # fmt: skip
     np.testing.assert_array_equal(model.arrays()["lm_head.weight"], before["lm_head.weight"])

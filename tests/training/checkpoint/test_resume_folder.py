@@ -52,7 +52,7 @@ def test_checkpoints_of_an_earlier_run_are_protected(output_dir: Path) -> None:
 
 def test_a_finished_model_is_protected(tmp_path: Path) -> None:
     publish_files(tmp_path, write)
-    with pytest.raises(CheckpointError, match=r"already holds a trained model\.\n  Set overwrite_output_dir: true"):
+    with pytest.raises(CheckpointError, match=r"already contains a trained model\.\n  Set overwrite_output_dir: true"):
         start_in(tmp_path)
 
 
@@ -88,9 +88,9 @@ def test_a_model_from_elsewhere_is_protected(tmp_path: Path, output_dir: Path, n
     for folder in (tmp_path / "fresh", output_dir):
         folder.mkdir(exist_ok=True)
         (folder / name).write_text("{}")
-    with pytest.raises(CheckpointError, match=f"holds a model that this run did not write .{name}"):
+    with pytest.raises(CheckpointError, match=f"contains a model that this run did not write .{name}"):
         start_in(tmp_path / "fresh")
-    with pytest.raises(CheckpointError, match=r"not of the run that .*\n.*overwrite_output_dir: true"):
+    with pytest.raises(CheckpointError, match=r"does not belong to the run of .*\n.*overwrite_output_dir: true"):
         start_in(output_dir, resume_from_checkpoint=True)
     start = start_in(tmp_path / "fresh", overwrite_output_dir=True)
     assert start == Start(None, supersedes_model=True)
@@ -103,7 +103,7 @@ def test_a_resumed_run_replaces_only_its_own_model(output_dir: Path, tmp_path: P
     assert start_in(output_dir, resume_from_checkpoint=True) == Start(output_dir / "checkpoint-2")
     publish_files(tmp_path / "other", write)
     from_here = {"resume_from_checkpoint": str(output_dir / "checkpoint-2")}
-    with pytest.raises(CheckpointError, match="holds a trained model, which is not of the run"):
+    with pytest.raises(CheckpointError, match="contains a trained model, which does not belong to the run"):
         start_in(tmp_path / "other", **from_here)
     start = start_in(tmp_path / "other", overwrite_output_dir=True, **from_here)
     assert start == Start(output_dir / "checkpoint-2", supersedes_model=True)
@@ -118,7 +118,7 @@ def test_half_written_models_are_neither_read_nor_overwritten_unasked(output_dir
     assert start_in(output_dir, resume_from_checkpoint=True) == Start(output_dir / "checkpoint-2")
     for step in (1, 2):
         shutil.rmtree(output_dir / f"checkpoint-{step}")
-    with pytest.raises(CheckpointError, match="already holds a half-written model"):
+    with pytest.raises(CheckpointError, match="already contains a half-written model"):
         start_in(output_dir)
     remove_superseded(output_dir, start_in(output_dir, overwrite_output_dir=True))
     assert [path.name for path in output_dir.iterdir()] == [".erniekit.lock"]
@@ -158,7 +158,7 @@ def test_resume_true_starts_afresh_where_there_is_nothing(tmp_path: Path, logged
 def test_resume_true_does_not_overwrite_a_finished_model(tmp_path: Path, logged: list[str]) -> None:
     publish_files(tmp_path, write)
     logged.clear()
-    with pytest.raises(CheckpointError, match="already holds a trained model"):
+    with pytest.raises(CheckpointError, match="already contains a trained model"):
         start_in(tmp_path, resume_from_checkpoint=True)
     assert not any("starting afresh" in line for line in logged)
 
@@ -191,7 +191,7 @@ def test_resume_from_another_folder(output_dir: Path, tmp_path: Path) -> None:
     ("path", "message"),
     [
         ("checkpoint-7", "there is no folder .*checkpoint-7"),
-        ("", "is not a checkpoint-<step> folder. It holds checkpoint-1, checkpoint-2"),
+        ("", "is not a checkpoint-<step> folder. It contains checkpoint-1, checkpoint-2"),
         ("checkpoint-2", "is not complete: model.safetensors is missing"),
     ],
 )
@@ -211,8 +211,8 @@ def test_checkpoints_of_a_later_version_are_passed_over_and_refused(output_dir: 
     logged.clear()
     start = start_in(output_dir, resume_from_checkpoint=True, overwrite_output_dir=True)
     assert start.checkpoint == output_dir / "checkpoint-1"
-    assert any("skipped" in line and "not for this version (it is in format 7" in line for line in logged)
-    with pytest.raises(CheckpointError, match=r"checkpoint-2 cannot be resumed from: it is in format 7 of another"):
+    assert any("skipped" in line and "not for this version (it has format 7" in line for line in logged)
+    with pytest.raises(CheckpointError, match=r"checkpoint-2 cannot be resumed from: it has format 7 of another"):
         start_in(output_dir, resume_from_checkpoint=str(output_dir / "checkpoint-2"))
 
 

@@ -66,7 +66,7 @@ def test_a_step_of_the_same_samples_may_be_divided_otherwise() -> None:
     with pytest.raises(CheckpointError, match=r"per_device_train_batch_size was 2, is 4"):
         check_identity(run(2, 4), run(4, 4), FOLDER)
     # groups by tokens are micro-batches as they are: a step has as many as before
-    with pytest.raises(CheckpointError, match=r"gradient_accumulation_steps \(times the ranks"):
+    with pytest.raises(CheckpointError, match=r"gradient_accumulation_steps \(times the data-parallel ranks"):
         check_identity(run(2, 4, batch_tokens=64), run(4, 2, batch_tokens=64), FOLDER)
 
 

@@ -104,13 +104,15 @@ def test_another_layout_is_told_with_both(tmp_path: Path) -> None:
 
 
 def test_a_part_that_is_not_seen_is_told_with_its_rank(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"rank 2 on \S+ does not find .*rank-00002\.\n.*a disk that all of them"):
+    with pytest.raises(
+        CheckpointError, match=r"rank 2 on \S+ cannot find .*rank-00002\.\n.*a disk that all ranks share"
+    ):
         local_shard_of(tmp_path, Rank(2, [], threading.Barrier(1)))  # type: ignore[arg-type]
 
 
 def test_parts_of_a_later_format(tmp_path: Path) -> None:
     (tmp_path / "ranks.json").write_text(json.dumps({"format": 2, "layout": {}, "parts": []}))
-    with pytest.raises(CheckpointError, match="parts of ranks in format 2; this version reads 1"):
+    with pytest.raises(CheckpointError, match="sharded checkpoint in format 2; this version reads 1"):
         sharded_kinds(tmp_path)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from erniekit.config.sections.training import TrainingParameters
 from erniekit.errors import CheckpointError
 from erniekit.training.checkpoint import tensors as tensor_files
 from erniekit.training.checkpoint.atomic_folder import MANIFEST, problems
@@ -23,7 +24,7 @@ from erniekit.training.checkpoint.state import (
 )
 from erniekit.training.early_stopping import BestSoFar
 from erniekit.training.metrics import Totals
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer, optimizer_state
+from erniekit.training.optim.adamw import build_optimizer, optimizer_state
 from tests.training.fakes import FakeModel, identity
 from tests.training.test_optimizer import update
 
@@ -39,7 +40,7 @@ CONFIG = {"learning_rate": 0.1, "amp_custom_white_list": ("matmul", "add"), "res
 
 def save(output_dir: Path, model: FakeModel, *, with_optimizer: bool = True) -> tuple[Path, dict[str, np.ndarray]]:
     """Write a checkpoint after one update; the folder and AdamW's state."""
-    optimizer = build_optimizer(model.named, OptimizerSettings())
+    optimizer = build_optimizer(model.named, TrainingParameters())
     update(model, optimizer, 0)
     folder = save_checkpoint(
         output_dir,
@@ -84,7 +85,7 @@ def test_optimizer_state_is_read_back_exactly_from_one_file_or_several(
     assert files[0] in ("optimizer.safetensors", f"optimizer-00001-of-{len(files):05}.safetensors")
 
     other = FakeModel()
-    optimizer = build_optimizer(other.named, OptimizerSettings())
+    optimizer = build_optimizer(other.named, TrainingParameters())
     load_optimizer(folder, optimizer, other.named)
     for name, tensor in optimizer_state(optimizer, other.named).items():
         np.testing.assert_array_equal(tensor.numpy(), state[name], err_msg=name)
@@ -112,8 +113,8 @@ def test_without_optimizer_state(tmp_path: Path) -> None:
     model = FakeModel()
     folder, _ = save(tmp_path, model, with_optimizer=False)
     assert not list(folder.glob("optimizer*"))
-    with pytest.raises(CheckpointError, match=r"holds no optimizer state[^\0]*ignore_load_lr_and_optim: true"):
-        load_optimizer(folder, build_optimizer(model.named, OptimizerSettings()), model.named)
+    with pytest.raises(CheckpointError, match=r"has no optimizer state[^\0]*ignore_load_lr_and_optim: true"):
+        load_optimizer(folder, build_optimizer(model.named, TrainingParameters()), model.named)
 
 
 def test_changed_parameters_are_named_with_both_values(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ import paddle
 import workload
 from step_profile import best_product_rate, clock_for
 
-from erniekit.data.collate import Batch
+from erniekit.config.sections.training import TrainingParameters
+from erniekit.data.batch import Batch
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.rope_scaling import rotary_frequencies
 from erniekit.model.attention import AttentionPlan, attention
@@ -29,7 +30,7 @@ from erniekit.model.linear import Linear
 from erniekit.model.mlp import swiglu
 from erniekit.model.norm import RMSNorm
 from erniekit.model.rope import apply_rotary, rotary_tables
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
+from erniekit.training.optim.adamw import build_optimizer
 
 CALL_SECONDS = 0.1  # a figure is the mean of as many calls as take this long together
 MEMORY_MB, CACHE_KB = 128, 128  # of each of the three arrays of a triad, for a thread
@@ -126,7 +127,7 @@ def adamw(config: ModelConfig) -> Kernel:
     """Of the whole model: weight, gradient and two moments are read, three of them written."""
     model = build_model(config, None)
     parameters = dict(model.named_parameters())
-    optimizer = build_optimizer(parameters, OptimizerSettings(weight_decay=0.01))
+    optimizer = build_optimizer(parameters, TrainingParameters(weight_decay=0.01))
     for parameter in parameters.values():
         (parameter * 1e-3).sum().backward()
     count = sum(parameter.size for parameter in parameters.values())

@@ -17,7 +17,10 @@ from erniekit.environment import import_paddle
 
 import_paddle()
 
-from erniekit.data.collate import Batch, collate
+from erniekit.config.sections.dpo import DpoParameters
+from erniekit.config.sections.training import TrainingParameters
+from erniekit.data.batch import Batch
+from erniekit.data.collate import collate
 from erniekit.data.pairs import EncodedAnswer, join_pair
 from erniekit.data.templates.ernie import Sample
 from erniekit.model.architectures.model_config import ModelConfig
@@ -26,9 +29,8 @@ from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.lora import named_trainable_parameters
 from erniekit.training.objectives.objective import Objective, supervised
 from erniekit.training.objectives.preference import answer_log_probabilities, preference, reference_logps_function
-from erniekit.training.objectives.preference_losses import PreferenceSettings
 from erniekit.training.objectives.reference import FrozenReference
-from erniekit.training.optim.adamw import OptimizerSettings, build_optimizer
+from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import StepResult, train_step
 
 
@@ -86,11 +88,11 @@ def make_parts(
         heads = {"fused_head": False, "sparse_head": True, "dense_mask": False}
         measure = reference_logps_function(answer_log_probabilities(**heads))
         reference = FrozenReference(build_model(model_config, folder), model, measure, updated=False)
-        objective = preference(PreferenceSettings(loss_type="sigmoid", beta=0.1), reference, **heads)
+        objective = preference(DpoParameters(loss_type="sigmoid", beta=0.1), reference, **heads)
     else:
         objective = supervised(fused_head=True)
     parameters = named_trainable_parameters(model)
-    optimizer = build_optimizer(parameters, OptimizerSettings(weight_decay=0.01))
+    optimizer = build_optimizer(parameters, TrainingParameters(weight_decay=0.01))
 
     def batch_of(number: int) -> Batch:
         if stage == "dpo":

@@ -1,0 +1,107 @@
+"""Declare the training stages: what each one reads, reports and refuses, and its default learning rates.
+
+Code asks a stage for what it needs (`config.stage.records`, `config.applies("max_prompt_len")`) and never compares its
+name. What a stage minimises needs Paddle and is built in `erniekit.runners.stages`.
+
+To add a stage:
+
+1. Declare it in `STAGES` below.
+2. Add it to `erniekit.runners.stages.STAGES` with the objective that it minimises.
+3. Declare its own parameters in `erniekit/config/sections/NAME.py` with `section(..., stages=("NAME",))`. Combinations
+   of parameters that it refuses are rules of that section: `@rule(..., stages=("NAME",))`. A parameter of another stage
+   that the new one also reads, such as `beta`, names both stages.
+
+Every other parameter applies to the new stage without a change, because sections apply to all stages by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+Key = TypeVar("Key")
+RecordKind = Literal["text", "dialogues", "pairs"]
+
+TOKEN_METRICS = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
+PREFERENCE_METRICS = (
+    "eval_loss", "eval_reward_accuracy", "eval_reward_margin", "eval_reward_chosen", "eval_preference_loss",
+    "eval_logps_chosen",
+)  # fmt: skip
+GENERATION_METRICS = ("eval_exact_match", "eval_rouge1", "eval_rouge2", "eval_rougeL", "eval_bleu")  # with eval_answers
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the rest of the program must know of a stage before anything is trained.
+
+    Attributes:
+        name: the value of the parameter `stage`.
+        records: what one record of its data holds: plain `text`, one of `dialogues`, or `pairs` of a preferred and a
+            rejected answer to the same prompt.
+        metrics: the metrics of an evaluation, one of which `metric_for_best_model` names.
+        learning_rate: the default of `learning_rate` where all weights are trained.
+        lora_learning_rate: the default of `learning_rate` where adapters are trained.
+        lora: whether the parameters of section 2.2 apply to it.
+        needs_reference: whether its losses may compare the model with a reference model.
+    """
+
+    name: str
+    records: RecordKind
+    metrics: tuple[str, ...] = TOKEN_METRICS
+    learning_rate: float = 3e-5
+    lora_learning_rate: float = 3e-4
+    lora: bool = True
+    needs_reference: bool = False
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether its records are plain text, so that it needs no chat template and no dialogue can be answered."""
+        return self.records == "text"
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether its records are pairs of answers."""
+        return self.records == "pairs"
+
+
+STAGES: Mapping[str, Stage] = {
+    stage.name: stage
+    for stage in (
+        Stage("PT", "text", lora=False),
+        Stage("SFT", "dialogues"),
+        Stage(
+            "DPO",
+            "pairs",
+            metrics=PREFERENCE_METRICS,
+            learning_rate=1e-6,
+            lora_learning_rate=1e-5,
+            needs_reference=True,
+        ),
+    )
+}
+ALL_STAGES = tuple(STAGES)
+LORA_STAGES = tuple(name for name, stage in STAGES.items() if stage.lora)
+DIALOGUE_STAGES = tuple(name for name, stage in STAGES.items() if not stage.reads_text)
+
+
+def stages_by_metrics() -> dict[tuple[str, ...], list[str]]:
+    """Return the metrics of evaluations with the names of the stages that report them."""
+    return _group((stage.metrics, stage.name) for stage in STAGES.values())
+
+
+def stages_by_learning_rate() -> dict[float, list[str]]:
+    """Return the default learning rates with the trainings that have them, such as "SFT with LoRA"."""
+    return _group(
+        item
+        for stage in STAGES.values()
+        for item in [(stage.learning_rate, stage.name)]
+        + [(stage.lora_learning_rate, f"{stage.name} with LoRA")] * stage.lora
+    )
+
+
+def _group(items: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:
+    groups: dict[Key, list[str]] = {}
+    for key, name in items:
+        groups.setdefault(key, []).append(name)
+    return groups

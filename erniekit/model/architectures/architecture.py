@@ -1,0 +1,205 @@
+"""One object for each family of models: everything that tells it from the plain decoder. Needs no Paddle.
+
+An architecture is a value: tables, and functions of a configuration. Where it says nothing it is the decoder of
+`plain_decoder.py`. Modules in this folder declare one or a few; `registry.py` lists them by `model_type`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from erniekit.model.architectures import plain_decoder
+from erniekit.model.architectures.plain_decoder import LayerAttention, Shapes
+from erniekit.model.architectures.rope_scaling import Frequencies
+from erniekit.model.architectures.sharding import ModuleRule, Placement, RuleTable, WeightInfo, prefixed
+
+if TYPE_CHECKING:
+    from paddle import nn
+
+    from erniekit.model.architectures.model_config import ModelConfig
+    from erniekit.model.decoder import DecoderModules
+    from erniekit.model.tensor_parallel import TensorParallel
+
+ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_LINEARS = ("gate_proj", "up_proj", "down_proj")
+ALWAYS = "always"
+# Keys of `config.json` that paddlenlp writes for any family, with the values that change nothing.
+NEUTRAL_FOR_PADDLENLP: dict[str, tuple[Any, ...]] = {
+    "alibi": (False,),
+    "rope_scaling_type": (None,),
+    "use_long_sequence_strategies": (False,),
+}
+
+
+class Key(NamedTuple):
+    """What is asked of the value of a key of `config.json`.
+
+    Attributes:
+        kind: its type; an integer is accepted as a float.
+        minimum: the smallest value; None: any value of the type.
+        required: whether the key must be there.
+        most: the largest integer. Paddle's sizes are int32.
+        default: the value where the key is absent.
+        nullable: whether null is a value of its own; otherwise null means absent.
+    """
+
+    kind: type
+    minimum: float | None = None
+    required: bool = False
+    most: int = 2**31 - 1
+    default: Any = None
+    nullable: bool = False
+
+
+class PaddleFiles(NamedTuple):
+    """How Paddle's libraries store the weights of a family (see `storage/layouts.py`).
+
+    Attributes:
+        library: the one that can open its pickled files.
+        prefix: of weight names, in place of "model.".
+        grouped_qkv: the order of queries, keys and values in a fused tensor where several query heads share a key head.
+    """
+
+    library: str
+    prefix: str
+    grouped_qkv: Literal["blocks", "groups"] = "groups"
+
+
+class Tower(NamedTuple):
+    """An encoder in front of the decoder, such as that of audio: all weights whose names begin with `prefix`.
+
+    It lies on the first pipeline stage. Nothing is divided that its own rules do not divide, and adapters reach it only
+    through a pattern that begins with its prefix.
+
+    Attributes:
+        prefix: of its weight names, with the dot at its end, such as "audio_tower.".
+        shapes: of its weights, by name without the prefix.
+        rules: of its modules, by path without the prefix.
+        build: makes the layer from the configuration and the tensor-parallel ranks.
+    """
+
+    prefix: str
+    shapes: Callable[[ModelConfig], Shapes]
+    rules: Mapping[str, ModuleRule]
+    build: Callable[[ModelConfig, TensorParallel], nn.Layer]
+
+
+@dataclass(frozen=True, eq=False)
+class Architecture:
+    """A family of models. Only `model_type` and `transformers_class` have no default.
+
+    Attributes of `config.json`:
+        model_type: what the key of that name says.
+        transformers_class: the class of `transformers`, for `architectures` in a saved file.
+        defaults: values of fields of ModelConfig whose keys are absent.
+        own_fields: optional fields of ModelConfig that this family has.
+        key_names: the key of a field where it is not the field's name.
+        own_keys: keys that only this family has; ModelConfig keeps their values in `own`.
+        head_dim: where the key is absent; None means hidden_size / num_attention_heads.
+        neutral: keys that would change the computation, with the values that are available.
+        saved_keys: written into a saved file that had no such keys.
+        problems: one line for each thing in a configuration that cannot be used.
+
+    Attributes of the weights:
+        decoder_shapes: the Hugging Face name and shape of every weight of the decoder, in its order.
+        rules: what each module is and how ranks share it, by pattern of its path (`sharding.py`).
+        mtp_rules: the same of multi-token prediction layers; files may have more of these than the model.
+        towers: encoders in front of the decoder.
+        lora_targets: patterns of the linear layers that adapters stand beside where the user names none; none: all
+            linear layers of the decoder.
+        tensor_parallel_sizes: what the tensor-parallel degree must divide, by the names of keys.
+        paddle_files: how Paddle's libraries store the weights; None: they do not know the family.
+
+    Attributes of the computation:
+        modules: the classes of embedding, layer, final norm and head.
+        biases: the field that gives a linear its bias, or ALWAYS; linears not named here have none.
+        qk_norm: queries and keys pass an RMSNorm over each head before they are turned.
+        rotary_interleaved: rotary embeddings turn channels (2i, 2i + 1) of a head; otherwise (i, i + D / 2).
+        rope_tables: the frequencies that layers choose from.
+        layer_attention: the window and the rope table of the layer with this number.
+        has_experts: whether the layer with this number has experts in place of its MLP.
+        router_correction_bias: experts are chosen by probability plus a bias that no gradient reaches.
+        normalizes_routes: whether the weights of a token's experts are divided by their sum.
+    """
+
+    model_type: str
+    transformers_class: str
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    own_fields: tuple[str, ...] = ()
+    key_names: Mapping[str, str] = field(default_factory=dict)
+    own_keys: Mapping[str, Key] = field(default_factory=dict)
+    head_dim: int | None = None
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    saved_keys: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
+    problems: Callable[[ModelConfig], list[str]] = lambda config: []
+
+    decoder_shapes: Callable[[ModelConfig], Shapes] = plain_decoder.decoder_shapes
+    rules: Mapping[str, ModuleRule] = field(
+        default_factory=lambda: plain_decoder.decoder_rules(plain_decoder.DENSE_LAYER)
+    )
+    mtp_rules: Mapping[str, ModuleRule] = field(default_factory=dict)
+    towers: tuple[Tower, ...] = ()
+    lora_targets: tuple[str, ...] = ()
+    tensor_parallel_sizes: Callable[[ModelConfig], dict[str, int]] = plain_decoder.tensor_parallel_sizes
+    paddle_files: PaddleFiles | None = None
+
+    modules: Callable[[], DecoderModules] = plain_decoder.plain_modules
+    biases: Mapping[str, str] = field(default_factory=dict)
+    qk_norm: bool = False
+    rotary_interleaved: bool = False
+    rope_tables: Callable[[ModelConfig], tuple[Frequencies, ...]] = plain_decoder.one_rope_table
+    layer_attention: Callable[[ModelConfig, int], LayerAttention] = plain_decoder.full_attention
+    has_experts: Callable[[ModelConfig, int], bool] = plain_decoder.has_experts
+    router_correction_bias: bool = False
+    normalizes_routes: Callable[[ModelConfig], bool] = lambda config: True
+
+    def weight_shapes(self, config: ModelConfig) -> Shapes:
+        """Return every weight's Hugging Face name and shape (linear weights are [out, in]): towers, then decoder."""
+        towers = {tower.prefix + name: shape for tower in self.towers for name, shape in tower.shapes(config).items()}
+        return towers | self.decoder_shapes(config)
+
+    def weight_info(self, name: str) -> WeightInfo:
+        """Return what the rules say of a weight, or of a parameter of an adapter.
+
+        Raises:
+            LookupError: no rule names it. Files are checked before this, so it is an omission of the architecture.
+        """
+        found = self._table.find(name)
+        if found is None:
+            raise LookupError(
+                f"{name}: no rule of the architecture {self.model_type} names this weight, so nothing is known of "
+                f"where it lies on ranks. Add its module to `rules` (erniekit/model/architectures)."
+            )
+        return found
+
+    def placement(self, name: str, *, sequence_parallel: bool = False) -> Placement:
+        """Return where a weight lies on tensor-parallel ranks; see `WeightInfo.placement`. Raises as `weight_info`."""
+        return self.weight_info(name).placement(sequence_parallel=sequence_parallel)
+
+    def is_linear(self, name: str) -> bool:
+        """Return whether this is the weight of a `Linear`. Raises as `weight_info`."""
+        return self.weight_info(name).is_linear
+
+    def is_mtp_weight(self, name: str) -> bool:
+        """Return whether this weight, or adapter, belongs to multi-token prediction, which a run may leave out."""
+        return self._mtp_table.find(name) is not None
+
+    def linear_shapes(self, config: ModelConfig) -> dict[str, tuple[int, int]]:
+        """Return the path of every linear layer, those of towers included, and its (out, in)."""
+        shapes = self.weight_shapes(config)
+        return {
+            name.removesuffix(".weight"): (shape[0], shape[1]) for name, shape in shapes.items() if self.is_linear(name)
+        }
+
+    @cached_property
+    def _table(self) -> RuleTable:
+        towers = {path: rule for tower in self.towers for path, rule in prefixed(tower.prefix, tower.rules).items()}
+        return RuleTable({**self.rules, **self.mtp_rules}, towers)
+
+    @cached_property
+    def _mtp_table(self) -> RuleTable:
+        return RuleTable(self.mtp_rules, {})

@@ -1,0 +1,35 @@
+"""Mistral: Llama whose layers all attend to a window, where `sliding_window` is shorter than the model's positions.
+
+Defaults are those of transformers 4.55's configuration class.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from erniekit.model.architectures.architecture import Architecture, Key
+from erniekit.model.architectures.plain_decoder import LayerAttention
+
+if TYPE_CHECKING:
+    from erniekit.model.architectures.model_config import ModelConfig
+
+
+def layer_attention(config: ModelConfig, layer: int) -> LayerAttention:
+    """Return the window of every layer, or full attention where no document can be longer than it."""
+    window = config.own["sliding_window"]
+    return LayerAttention(window if window is not None and window < config.max_position_embeddings else None)
+
+
+MISTRAL = Architecture(
+    "mistral",
+    "MistralForCausalLM",
+    own_keys={"sliding_window": Key(int, 1, default=4096, nullable=True)},
+    defaults={
+        "max_position_embeddings": 131072,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "num_key_value_heads": 8,
+    },
+    layer_attention=layer_attention,
+)

@@ -1,0 +1,38 @@
+"""Every architecture by its `model_type`. To add a family, write its module and list it here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from erniekit.errors import ModelFileError
+from erniekit.model.architectures.architecture import Architecture
+from erniekit.model.architectures.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
+from erniekit.model.architectures.llama import LLAMA
+from erniekit.model.architectures.mistral import MISTRAL
+from erniekit.model.architectures.qwen import QWEN2, QWEN3
+from erniekit.model.architectures.qwen3_moe import QWEN3_MOE
+
+ARCHITECTURES: dict[str, Architecture] = {
+    architecture.model_type: architecture
+    for architecture in (
+        ERNIE4_5,
+        ERNIE4_5_MOE,
+        LLAMA,
+        MISTRAL,
+        QWEN2,
+        QWEN3,
+        QWEN3_MOE,
+    )
+}
+
+
+def architecture_of(model_type: Any, where: str) -> Architecture:
+    """Return the architecture of a `model_type`; `where` heads the error.
+
+    Raises:
+        ModelFileError: no architecture has this `model_type`.
+    """
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ModelFileError(f"{where}: model_type {model_type!r} is not supported; supported: {known}")
+    return ARCHITECTURES[model_type]
