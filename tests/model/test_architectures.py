@@ -89,6 +89,20 @@ def test_adapters_stand_beside_all_linears_of_the_present_families(model_type):
         assert config.linear_shapes()[path] == tuple(linear.weight.shape[::-1])
 
 
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_a_rank_has_the_slices_that_the_rules_say(model_type):
+    """The rules and the layers say the same of every weight, and the ranks' slices make up one process's weights."""
+    config = tiny_config(model_type=model_type, vocab_size=56, head_dim=4, num_key_value_heads=2)
+    whole = named_weights(build_model(config, None, seed=5))
+    for rank in range(2):
+        tp = TensorParallel(rank, 2)
+        sliced = named_weights(build_model(config, None, seed=5, tp=tp))
+        assert list(sliced) == list(config.weight_shapes())
+        for name, weight in whole.items():
+            expected = tp.local_shard(weight.numpy(), config.architecture.placement(name).axis)
+            np.testing.assert_array_equal(sliced[name].numpy(), expected, err_msg=name)
+
+
 def test_a_file_with_a_weight_of_another_architecture_is_refused(tmp_path):
     decoder = tiny_model(model_type="qwen3", head_dim=4)
     save_weights(decoder, tmp_path)
