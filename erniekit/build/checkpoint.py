@@ -1,29 +1,195 @@
-"""What a rank writes and reads of the model where every rank has a part of checkpoints of its own."""
+"""Build what a run reads from checkpoints and writes to them: its start, the model, its shards and its identity."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import paddle
 from paddle import Tensor
 
+from erniekit.build.adapters import (
+    AdapterPlan,
+    adapter_plan,
+    base_name,
+    initial_adapters,
+    refuse_other_adapters,
+    resolved_parameters,
+)
+from erniekit.build.data import RunData
+from erniekit.build.model import initial_weights
 from erniekit.config import Config
+from erniekit.config.registry import PARAMETERS
 from erniekit.config.sections.checkpoint import NAME, reason_ignored
+from erniekit.data import PLAN_VERSION
+from erniekit.environment import cpu_settings, package_versions
 from erniekit.errors import CheckpointError
+from erniekit.hub.download import model_folder
+from erniekit.json_files import read_json_object
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.decoder import Decoder
-from erniekit.model.local_tensors import SingleProcessTensors, local_tensors
-from erniekit.model.lora.lora import named_adapter_weights
+from erniekit.model.local_tensors import LocalTensors, SingleProcessTensors, local_tensors
+from erniekit.model.lora.lora import base_fingerprint, local_adapters, named_adapter_weights, save_adapters
 from erniekit.model.quantization.fp8 import read_averages, write_averages
-from erniekit.model.weights import named_weights, weight_reader
-from erniekit.training.checkpoint.master_weights import MasterWeightPolicy, MasterWeightStorage
-from erniekit.training.checkpoint.sharded import OPTIMIZER, WEIGHTS, CheckpointShards
+from erniekit.model.weights import (
+    GENERATION_CONFIG_FILE,
+    named_weights,
+    save_companion_files,
+    save_model_folder,
+    weight_reader,
+)
+from erniekit.training.checkpoint.master_weights import MasterWeightPolicy, MasterWeightStorage, master_weights_as_model
+from erniekit.training.checkpoint.resume import RunIdentity, Start, open_output_folder
+from erniekit.training.checkpoint.sharded import (
+    OPTIMIZER,
+    WEIGHTS,
+    CheckpointShards,
+    check_same_layout,
+    local_shard_of,
+    sharded_kinds,
+)
 from erniekit.training.checkpoint.tensors import open_tensors, write_tensors
 from erniekit.training.collectives import Ranks
 
 _STEM = "weights"
+
+# What decides which samples a step sees; a resumed run must have the same values.
+BATCH_PARAMETERS = (
+    "max_seq_len", "per_device_train_batch_size", "gradient_accumulation_steps", "packing", "greedy_intokens",
+    "buffer_size", "random_shuffle", "mix_strategy", "num_samples_each_epoch",
+)  # fmt: skip
+# The same, added later: noted only where they are not their defaults, so that older checkpoints can be resumed from.
+LATER_BATCH_PARAMETERS = ("batch_tokens", "max_batch_samples", "min_sample_len", "max_sample_len", "curriculum")
+
+
+@contextmanager
+def open_run_folder(config: Config, rank: int) -> Iterator[Start | None]:
+    """Lock `output_dir` for the first rank and find where the run starts; give None on other ranks.
+
+    Raises:
+        UserError: the folder is in use or holds another run, or the checkpoint to resume from is damaged.
+    """
+    if rank > 0:
+        yield None
+        return
+    with open_output_folder(
+        config.output_dir,
+        resume_from_checkpoint=config.checkpoint.resume_from_checkpoint,
+        overwrite_output_dir=config.basic.overwrite_output_dir,
+        model_folder=model_folder(config),
+        weights_from=initial_adapters(config) or initial_weights(config),
+    ) as start:
+        yield start
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where the weights of a run come from.
+
+    Attributes:
+        weights: the folder that the model is built from; None for random weights.
+        adapters: the adapters that are trained; None where all weights are.
+        sharded_checkpoint: a checkpoint of which each rank reads its own shard, once the model is built.
+    """
+
+    weights: Path | None
+    adapters: AdapterPlan | None
+    sharded_checkpoint: Path | None
+
+
+def model_source(config: Config, model_config: ModelConfig, checkpoint: Path | None) -> ModelSource:
+    """Find where the weights of a run come from that starts afresh, or resumes from `checkpoint`.
+
+    Raises:
+        CheckpointError: the checkpoint is that of a run which trained other weights.
+    """
+    sharded = checkpoint if checkpoint and WEIGHTS in sharded_kinds(checkpoint) else None
+    full = None if sharded else checkpoint
+    adapters = adapter_plan(config, model_config, full)
+    if sharded:
+        refuse_other_adapters(sharded, resolved_parameters(config, adapters, model_config))
+    weights = full if full and not adapters else initial_weights(config)
+    return ModelSource(weights, adapters, sharded)
+
+
+def load_own_shard(source: ModelSource, shards: CheckpointShards, ranks: Ranks) -> None:
+    """Load this rank's shard of the model where the run resumes from a sharded checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint was written by the ranks of another layout.
+    """
+    if source.sharded_checkpoint is not None:
+        check_same_layout(source.sharded_checkpoint, ranks)
+        shards.load_model(local_shard_of(source.sharded_checkpoint, ranks))
+
+
+def run_identity(config: Config, model: Decoder, data: RunData) -> RunIdentity:
+    """Return what must stay the same when the run resumes; twice the ranks with half the accumulation do."""
+    later = [name for name in LATER_BATCH_PARAMETERS if config[name] != PARAMETERS[name].default]
+    batches = {name: config[name] for name in (*BATCH_PARAMETERS, *later)} | {"plan_version": PLAN_VERSION}
+    accumulation = data.dp_rank.dp_world_size * config.training.gradient_accumulation_steps
+    return RunIdentity(
+        seed=config.training.seed,
+        data_fingerprint=data.plan.dataset.fingerprint,
+        batches=batches | {"gradient_accumulation_steps": accumulation},
+        cpu_settings=cpu_settings(),
+        versions=package_versions(),
+        base_weights=base_fingerprint(model),
+    )
+
+
+def read_generation_config(folder: Path) -> Mapping[str, Any]:
+    """Read `generation_config.json` of a model's folder; empty where there is none."""
+    path = folder / GENERATION_CONFIG_FILE
+    return read_json_object(path) if path.is_file() else {}
+
+
+@dataclass(frozen=True)
+class ModelWriter:
+    """Writes the trained model, or its adapters, with the files that inference needs.
+
+    Attributes:
+        tokenizer_files: copied into the folder.
+        generation: what the model's folder says of generation, read before the run, which may take days.
+    """
+
+    config: Config
+    model: Decoder
+    ranks: Ranks
+    tokenizer_files: Iterable[Path]
+    generation: Mapping[str, Any]
+
+    def write(self, folder: Path | None, weights: LocalTensors | None = None) -> None:
+        """Write the model into `folder`; without a folder, give what this rank holds of it to the rank that writes.
+
+        Args:
+            weights: written instead of this rank's weights, where all weights are trained.
+        """
+        if self.config.lora.lora:
+            adapters = self.ranks.full_tensors(local_adapters(self.model))
+            save_adapters(self.model, folder, base_name(self.config), adapters)
+        else:
+            limit = int(self.config.checkpoint.max_shard_size * 10**9)
+            tensors = self.ranks.full_tensors(weights or local_tensors(named_weights(self.model)))
+            save_model_folder(self.model, folder, self.tokenizer_files, max_shard_bytes=limit, full_tensors=tensors)
+        averages = self.model.activation_scales.averages() if self.model.activation_scales else None
+        if folder is None:
+            return
+        if averages is not None:
+            write_averages(folder, averages)
+        if self.config.lora.lora:
+            save_companion_files(self.model, folder, self.tokenizer_files)
+        path = folder / GENERATION_CONFIG_FILE
+        merged = {**json.loads(path.read_text(encoding="utf-8")), **self.generation}
+        path.write_text(json.dumps(merged, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    def write_master_weights(self, optimizer: Any, parameters: Mapping[str, Tensor], folder: Path | None) -> None:
+        """Write the model with the master weights of `optimizer` in the place of its 16-bit weights."""
+        self.write(folder, master_weights_as_model(local_tensors(named_weights(self.model)), optimizer, parameters))
 
 
 def shards_of(config: Config, model: Decoder, ranks: Ranks) -> CheckpointShards:

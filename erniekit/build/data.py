@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from erniekit.build.step_count import cache_folder, cache_step_count
 from erniekit.config import Config
 from erniekit.config.sections.sft import SftParameters
+from erniekit.config.sections.training import peak_lr_not_reached
 from erniekit.data.batch import Batch
 from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
@@ -27,9 +29,12 @@ from erniekit.data.sampler import BatchSource, StepPlan, local_batches
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.distributed.topology import MODEL_AXES, Topology
+from erniekit.training.optim.schedules import check_schedule_fits
 
 if TYPE_CHECKING:  # the launcher reads the data, and never imports Paddle
     from erniekit.distributed.mesh import Mesh
+
+logger = logging.getLogger(__name__)
 
 
 def training_sources(config: Config) -> list[Source]:
@@ -179,6 +184,70 @@ def evaluation_plan(
         **_length_groups(config),
         **vars(dp_rank),
     )
+
+
+class LocalData(NamedTuple):
+    """The datasets that this rank has opened; None where the run has none, or another rank reads it for this one."""
+
+    training: Dataset | None
+    evaluation: Dataset | None
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What a training run reads.
+
+    Attributes:
+        plan: which samples of the training data make which step.
+        total_steps: the length of the run.
+        evaluation_plan: the same of the evaluation data; None where the run does not evaluate.
+        dp_rank: this rank's part of every global batch.
+        workers: how many processes prepare batches ahead; 0 where this rank opens no files.
+    """
+
+    plan: StepPlan
+    total_steps: int
+    evaluation_plan: EvaluationPlan | None
+    dp_rank: DataParallelRank
+    workers: int
+
+
+def open_local_data(
+    config: Config, tokenizer: Tokenizer, template: Template | None, topology: Topology, rank: int
+) -> LocalData:
+    """Open the data of a training run where this rank reads files; other ranks are not needed for it.
+
+    Raises:
+        DataError: a record cannot be used.
+    """
+    if not reads_data(config, topology, rank):
+        return LocalData(None, None)
+    evaluation = evaluation_dataset(config, tokenizer, template) if evaluates(config) else None
+    return LocalData(training_dataset(config, tokenizer, template), evaluation)
+
+
+def plan_run_data(config: Config, local: LocalData, mesh: Mesh) -> RunData:
+    """Plan the steps of a training run, and log what it reads.
+
+    Raises:
+        ConfigurationError: the schedule of the learning rate does not fit into the run.
+    """
+    dp_rank = dp_rank_of(config, mesh)
+    dataset = broadcast_dataset_index(config, mesh, local.training)
+    held_out = broadcast_dataset_index(config, mesh, local.evaluation) if evaluates(config) else None
+    plan = training_plan(config, dataset, dp_rank)
+    logger.info(str(dataset.report))
+    logger.info(plan.describe(config.training.max_steps, config.training.num_train_epochs))
+    total_steps = count_steps(config, plan, note=mesh.rank == 0)
+    check_schedule_fits(config.training, total_steps)
+    warmup_steps, warms_up = config.training.warmup_steps, config.training.lr_scheduler_type != "constant"
+    if config.training.max_steps < 0 and warms_up and total_steps <= warmup_steps:
+        logger.info(peak_lr_not_reached(warmup_steps, total_steps))  # with max_steps it is one of config.messages
+    if held_out is not None:
+        logger.info(str(held_out.report))
+    workers = 0 if local.training is None else config.acceleration.dataloader_num_workers
+    plan_of_evaluation = None if held_out is None else evaluation_plan(config, held_out, dp_rank)
+    return RunData(plan, total_steps, plan_of_evaluation, dp_rank, workers)
 
 
 def count_steps(config: Config, plan: StepPlan, *, note: bool = True) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from erniekit.model.architectures.model_config import ModelConfig
     from erniekit.model.decoder import Decoder
     from erniekit.model.recompute import Recompute
-    from erniekit.training.objectives.objective import Objective
 
 logger = logging.getLogger(__name__)
 
@@ -78,41 +76,30 @@ def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
     return tokenizer, None if config.stage.reads_text else chat_template(tokenizer)
 
 
-def announce_dense_mask(config: Config, datasets: Iterable[tuple[Dataset, int]]) -> None:
-    """Where FlashMask is switched off, log how large the dense mask will be, before anything allocates it.
-
-    Args:
-        datasets: each with the rows of its micro-batches.
+def announce_dense_mask(config: Config, training: Dataset | None = None, evaluation: Dataset | None = None) -> None:
+    """Log how large the dense mask will be where FlashMask is switched off, before anything allocates it.
 
     Raises:
-        ConfigurationError: it exceeds the memory that is available.
+        ConfigurationError: the mask exceeds the memory that is available.
     """
     if not config.uses_dense_mask:
         return
     from erniekit.model.attention import dense_mask_bytes
 
-    def longest_row(dataset: Dataset) -> int:
-        longest = dataset.lengths.sum() if config.acceleration.packing else dataset.lengths.max()
-        return min(config.training.max_seq_len, int(longest))
-
     budget = config.acceleration.batch_tokens  # rows x length <= budget, so the longest rows make the largest mask
 
-    def most_rows(rows: int, length: int) -> int:
-        return max(1, budget // length) if budget else rows
+    def mask_bytes(dataset: Dataset, rows: int) -> int:
+        longest = dataset.lengths.sum() if config.acceleration.packing else dataset.lengths.max()
+        length = min(config.training.max_seq_len, int(longest))
+        return dense_mask_bytes(max(1, budget // length) if budget else rows, length)
 
-    lengths = [(rows, longest_row(dataset)) for dataset, rows in datasets]
-    size = max(dense_mask_bytes(most_rows(rows, length), length) for rows, length in lengths)
+    sizes = [mask_bytes(training, config.training.per_device_train_batch_size)] if training is not None else []
+    sizes += [mask_bytes(evaluation, config.evaluation.per_device_eval_batch_size)] if evaluation is not None else []
+    size = max(sizes)
     logger.info(
         f"FlashMask is switched off: attention uses a dense mask of up to {size / 2**20:,.1f} MiB for each micro-batch"
     )
     check_dense_mask(size, config.training.max_seq_len)
-
-
-def objective_from(config: Config) -> Objective:
-    """The supervised loss with the head and the attention that the configuration asks for."""
-    from erniekit.training.objectives.objective import supervised
-
-    return supervised(**head_settings(config), multi_token_pred_lambda=config.moe.multi_token_pred_lambda)
 
 
 def head_settings(config: Config) -> dict[str, bool]:

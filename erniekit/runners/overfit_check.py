@@ -7,18 +7,16 @@ import time
 
 from erniekit.build.adapters import adapter_plan
 from erniekit.build.data import sample_limits, training_dataset, training_sources
-from erniekit.build.model import begin_training, initial_weights, objective_from, open_model
+from erniekit.build.model import begin_training, initial_weights, open_model
 from erniekit.config import Config
-from erniekit.data.batch import Batch
 from erniekit.data.collate import collate
 from erniekit.data.formats.problems import ProblemList, UnusedFields
 from erniekit.data.templates.ernie import Sample, Template
 from erniekit.data.tokenize import RecordCounts, TokenizationSettings, tokenise
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError
-from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_trainable_parameters
-from erniekit.training.objectives.objective import Objective
+from erniekit.runners.stages import stage_objectives
 from erniekit.training.optim.adamw import build_optimizer, trainable_parameters
 from erniekit.training.step import NotFiniteError, train_step
 
@@ -53,7 +51,7 @@ def overfit_check(config: Config) -> bool:
     optimizer = build_optimizer(parameters, config.training, num_layers=layers, lora_plus_scale=scale)
     trained = list(trainable_parameters(parameters).values())
     batch = collate([[sample]], [[0]], tokenizer.pad_id, pairs=sample.pair is not None)
-    objective = _objective(config, model, batch)
+    objective = stage_objectives(config).single_batch(config, model, batch)
     floor = LEARNING_RATE_FROM_SCRATCH if weights is None else LEARNING_RATE_FROM_WEIGHTS
     lr = max(config.training.learning_rate, floor)
     goal = GOAL if sample.pair is None else GOAL_OF_PAIRS
@@ -89,14 +87,6 @@ def overfit_check(config: Config) -> bool:
                 "A large model on a slow machine may only need more time."
             )
             return False
-
-
-def _objective(config: Config, model: Decoder, batch: Batch) -> Objective:
-    if batch.pairs is None:
-        return objective_from(config)
-    from erniekit.runners.dpo import objective_of_pair
-
-    return objective_of_pair(config, model, batch)
 
 
 def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None) -> tuple[str, Sample]:

@@ -123,9 +123,9 @@ def test_another_model_can_be_the_reference(prefer: Train, tmp_path: Path) -> No
 @pytest.mark.proves("reference_model")
 def test_the_reference_is_found_in_the_way_asked_for(prefer: Train) -> None:
     copied, measured = prefer(reference_model="copy"), prefer(reference_model="precomputed")
-    assert "reference: a frozen copy" in copied.said and "pairs measured" in measured.said
+    assert "reference: a frozen copy" in copied.said and "pairs computed" in measured.said
     np.testing.assert_allclose(measured.losses, copied.losses, rtol=2e-4)
-    assert "pairs measured" not in prefer(reference_model="adapters", lora=True).said
+    assert "pairs computed" not in prefer(reference_model="adapters", lora=True).said
     assert "no adapters to put aside" in problems(stage="DPO", reference_model="adapters")
 
 

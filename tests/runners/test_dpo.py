@@ -47,8 +47,8 @@ def test_a_run_shows_its_figures_and_leaves_a_model(prefer: Train, pairs: Path) 
     assert held_out[-1]["eval_reward_margin"] > held_out[0]["eval_reward_margin"] > 0
     assert "eval_perplexity" not in held_out[0]
     assert (run.output / "model.safetensors").is_file()
-    assert re.search(r"reference: training: \d+ pairs measured", run.said)
-    assert re.search(r"reference: evaluation: \d+ pairs measured", run.said)
+    assert re.search(r"reference: training: \d+ pairs computed", run.said)
+    assert re.search(r"reference: evaluation: \d+ pairs computed", run.said)
 
 
 def test_the_reference_is_the_same_in_every_way(prefer: Train, pairs: Path) -> None:
@@ -66,7 +66,7 @@ def test_the_reference_is_the_same_in_every_way(prefer: Train, pairs: Path) -> N
 def test_beside_adapters_the_reference_is_the_base(prefer: Train) -> None:
     lora = {"lora": True, "lora_rank": 4}
     aside = prefer(**lora)
-    assert "reference: the model with its adapters put aside" in aside.said
+    assert "reference: the same model with its adapters disabled" in aside.said
     assert (aside.output / "adapter_model.safetensors").is_file()
     measured = prefer(**lora, reference_model="precomputed")
     np.testing.assert_allclose(measured.losses, aside.losses, rtol=1e-4, atol=1e-6)
@@ -177,18 +177,18 @@ def test_batch_shape_does_not_change_the_losses(prefer: Train) -> None:
 
 
 def test_measured_pairs_are_used_again(prefer: Train) -> None:
-    assert "pairs measured" in prefer().said
-    assert "nothing to measure" in prefer().said
-    assert "nothing to measure" not in prefer(num_train_epochs=1, max_steps=None).said  # those not needed before
-    assert "nothing to measure" in prefer(num_train_epochs=2, max_steps=None).said
-    assert "pairs measured" in prefer(max_seq_len=120).said  # other data
+    assert "pairs computed" in prefer().said
+    assert "nothing to compute" in prefer().said
+    assert "nothing to compute" not in prefer(num_train_epochs=1, max_steps=None).said  # those not needed before
+    assert "nothing to compute" in prefer(num_train_epochs=2, max_steps=None).said
+    assert "pairs computed" in prefer(max_seq_len=120).said  # other data
 
 
 def test_prediction_layers_are_kept(prefer: Train, moe_model: Path) -> None:
     values = {"model_name_or_path": str(moe_model), "continue_training": False, "num_nextn_predict_layers": 1}
     before = weights(prefer(**values, max_steps=1, learning_rate=0.0).output)
     run = prefer(**values, weight_decay=0.5)
-    assert "multi-token prediction layers stay as they are" in run.said
+    assert "multi-token prediction layers are frozen" in run.said
     after = weights(run.output)
     predictions = [name for name in after if "mtp" in name]
     assert predictions

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from erniekit.cli import main
+from erniekit.cli.eval import evaluation_config
 from erniekit.errors import CheckpointError, ConfigurationError
-from erniekit.runners.evaluate import evaluation_config, run_evaluation
+from erniekit.runners.evaluate import run_evaluation
 from tests.log_capture import captured_log
 
 ROOT = Path(__file__).parents[2]

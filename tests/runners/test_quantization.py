@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from erniekit.build.reference import table_path
 from erniekit.errors import CheckpointError, ConfigurationError
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
 from erniekit.model.quantization.fp8 import AVERAGES_FILE
 from erniekit.model.quantization.settings import WEIGHT_ONLY, Fp8, WeightOnly
-from erniekit.runners.dpo import table_path
 
 Train = Callable[..., Any]
 FP8 = {"weight_quantize_algo": "fp8_linear", "hadamard_block_size": 16, "apply_online_actscale_step": 2}

@@ -116,6 +116,8 @@ class ExpertBalance:
         all_reduce_loads: sums an array over the ranks that have other tokens of a step.
     """
 
+    section: MoeParameters
+
     def __init__(
         self, section: MoeParameters, all_reduce_loads: Callable[[np.ndarray], np.ndarray] = lambda loads: loads
     ) -> None:
@@ -216,6 +218,8 @@ class Router:
     weights are their probabilities, in most families over the sum of these, which counts as at least `moe_norm_min`.
     """
 
+    _balance: ExpertBalance
+
     def __init__(
         self,
         config: ModelConfig,
@@ -255,14 +259,15 @@ class Router:
             experts_TK: `routes.experts` on the host.
             is_token_T: 1.0 for tokens, 0.0 for padding, which counts in no loss and no load; None: there is no padding.
         """
-        section, losses = self._balance.section, dict[str, tuple[float, paddle.Tensor]]()
+        section = self._balance.section
+        losses: dict[str, tuple[float, paddle.Tensor]] = {}
         token_weights_T = token_weights(logits_TE, is_token_T, self._all_reduce)
         if section.moe_aux_loss_lambda:
             loss = balance_loss(F.softmax(logits_TE), self._k, token_weights_T, self._all_reduce)
             losses["router_aux_loss"] = section.moe_aux_loss_lambda, loss
         if section.moe_z_loss_lambda:
             losses["router_z_loss"] = section.moe_z_loss_lambda, z_loss(logits_TE, token_weights_T, self._all_reduce)
-        if section.moe_orthogonal_loss_lambda:  # of no token, so each rank that has a part of them gives a part
+        if section.moe_orthogonal_loss_lambda:  # token-independent, so each rank adds a part
             factor = section.moe_orthogonal_loss_lambda / self._token_shards
             losses["router_orthogonal_loss"] = factor, self.gate(logits_TE, orthogonal_loss)
         counted = experts_TK if is_token_T is None else experts_TK[is_token_T.numpy() > 0]

@@ -1,4 +1,4 @@
-"""What preference training adds to a run: its objective, and the reference that it is measured against."""
+"""Build the reference that preference losses compare the trained model with."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ from erniekit.config import Config
 from erniekit.config.sections.dpo import reference_mode
 from erniekit.data.batch import Batch
 from erniekit.data.dataset import Dataset
-from erniekit.data.eval_sampler import EvaluationPlan
-from erniekit.data.sampler import StepPlan
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.errors import ModelFileError
 from erniekit.hub.cache import chosen_hub
@@ -43,11 +40,9 @@ from erniekit.model.lora.fingerprint import weights_fingerprint
 from erniekit.model.lora.folder import is_adapter_folder
 from erniekit.model.lora.lora import named_adapter_weights
 from erniekit.model.weights import named_weights
-from erniekit.training.checkpoint.state import load_extra_state, load_state
-from erniekit.training.checkpoint.tensors import NO_TENSORS, TensorFiles
+from erniekit.training.checkpoint.tensors import TensorFiles
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
-from erniekit.training.objectives.objective import Objective
-from erniekit.training.objectives.preference import answer_log_probabilities, preference, reference_logps_function
+from erniekit.training.objectives.preference import answer_log_probabilities, reference_logps_function
 from erniekit.training.objectives.reference import (
     AdapterReference,
     ComputeLogps,
@@ -67,8 +62,10 @@ TABLE_VERSION = 1  # raise it where the same pairs and weights come to other log
 
 
 def table_path(cache: Path, dataset: Dataset, model: Decoder, ranks: Ranks = SINGLE_PROCESS) -> Path:
-    """Named by what the values depend on: the pairs, the weights, how they are multiplied, and the adapters; the
-    same on every rank."""
+    """Return the file of a table, the same on every rank.
+
+    Its name is a hash of what the values depend on: the pairs, the weights, how they are multiplied, and the adapters.
+    """
     digest = hashlib.blake2b(digest_size=16)
     base = weights_fingerprint(model, ranks.all_gather_object)
     digest.update(repr((TABLE_VERSION, dataset.fingerprint, len(dataset), base)).encode())
@@ -89,7 +86,7 @@ def table_path(cache: Path, dataset: Dataset, model: Decoder, ranks: Ranks = SIN
 
 
 def read_table(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """fp32 of `shape`, NaN where nothing is known; a file that cannot be used counts as none."""
+    """Read a table, fp32 of `shape`; all NaN where the file is missing or cannot be used."""
     try:
         table = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -98,7 +95,7 @@ def read_table(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def write_table(path: Path, table: np.ndarray) -> None:
-    """Replace the file as a whole. A disk that cannot be written is no reason to stop a run."""
+    """Replace the file atomically; where the disk cannot be written, warn and go on."""
     temp_path = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,146 +104,55 @@ def write_table(path: Path, table: np.ndarray) -> None:
         os.replace(temp_path, path)
     except OSError as error:
         temp_path.unlink(missing_ok=True)
-        logger.warning(f"{path} cannot be written ({error.strerror}): the next run measures its reference again")
+        logger.warning(f"{path} cannot be written ({error.strerror}): the next run computes its reference again")
 
 
-TRAINING, EVALUATION = "training", "evaluation"
 _LOG_EVERY_S = 20.0
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Pairs that a run reads, and how: `batches` gives every batch that this rank will see in the run."""
+class PairBatches:
+    """The pairs that a run reads; `batches` gives every batch that this rank will see in the run."""
 
     dataset: Dataset
     batches: Callable[[], Iterable[Batch]]
 
 
-def preference_objectives(
-    config: Config,
-    model: Decoder,
-    training: tuple[StepPlan, int],
-    evaluation: EvaluationPlan | None,
-    checkpoint: Path | None,
-    ranks: Ranks = SINGLE_PROCESS,
-    mesh: Mesh = SINGLE_PROCESS_MESH,
-) -> tuple[Objective, Objective]:
-    """The objectives of training and of evaluation in a run that trains `model`, with their reference.
+def evaluation_reference(config: Config, model: Decoder, ranks: Ranks, mesh: Mesh) -> Reference | None:
+    """Build the reference of an evaluation without training, among the ranks that it is divided among.
 
-    The reference is the model that the run starts from, also where it resumes, or `ref_model_name_or_path`.
-
-    Args:
-        training: the plan of the run and its number of steps.
-        evaluation: the plan of every evaluation in the run.
-        checkpoint: what the run resumes from; `model` has its weights.
-        ranks, mesh: among which the run is divided.
-
-    Raises:
-        ModelFileError: the reference's folder cannot be used.
-    """
-    mode, fresh = reference_mode(config.dpo, lora=config.lora.lora), checkpoint is None
-    saved = load_extra_state(checkpoint, ranks) if checkpoint else NO_TENSORS
-    if mode == "precomputed":
-        read = _pairs_of_run(config, training, evaluation, load_state(checkpoint).step if checkpoint else 0)
-        tables = _precomputed_references(config, model, read, saved, ranks, mesh, fresh=fresh)
-        objective = replace(
-            _preference_objective(config, tables[TRAINING]),
-            extra_state=lambda: {name: paddle.to_tensor(item.table) for name, item in tables.items()},
-        )
-        return objective, _preference_objective(config, tables.get(EVALUATION))
-    if mode == "none":
-        return _preference_objective(config, None), _preference_objective(config, None)
-    reference: Reference
-    if mode == "adapters":
-        reference = _disabled_adapters_reference(config, model, saved, ranks, fresh=fresh)
-    else:
-        reference = _frozen_copy_reference(config, model, saved, ranks, mesh)
-
-    def after_update(step: int) -> None:
-        every = config.dpo.ref_model_update_steps
-        if every > 0 and step % every == 0:
-            reference.update()
-
-    objective = replace(
-        _preference_objective(config, reference), extra_state=reference.tensors, after_update=after_update
-    )
-    return objective, objective
-
-
-def freeze_mtp(model: Decoder) -> None:
-    """Freeze multi-token prediction layers, for which preferences are no loss: weight decay would wear them down."""
-    if model.mtp:
-        for parameter in model.mtp.parameters():
-            parameter.stop_gradient = True
-        logger.info("multi-token prediction layers stay as they are: preference training has no loss for them")
-
-
-def _pairs_of_run(
-    config: Config, training: tuple[StepPlan, int], evaluation: EvaluationPlan | None, first_step: int
-) -> dict[str, Pairs]:
-    plan, total_steps = training
-
-    def trained() -> Iterator[Batch]:
-        return chain.from_iterable(plan.micro_batches(step) for step in range(first_step, total_steps))
-
-    read = {TRAINING: Pairs(plan.dataset, trained)}
-    if evaluation is not None:
-        available, limit = evaluation.steps_in_epoch(0), config.evaluation.max_evaluate_steps
-        stop = min(limit, available) if limit > 0 else available
-        read[EVALUATION] = Pairs(evaluation.dataset, lambda: (batch for _, batch in evaluation.local_steps(stop)))
-    return read
-
-
-def evaluation_objective(
-    config: Config, model: Decoder, ranks: Ranks = SINGLE_PROCESS, mesh: Mesh = SINGLE_PROCESS_MESH
-) -> Objective:
-    """The preference loss for an evaluation on its own, among the ranks that it is divided among.
-
-    The reference is `ref_model_name_or_path`; or of adapters those that their run started from, else their base. A
-    whole model alone has none, and its rewards are then beta x log-probability.
+    It is `ref_model_name_or_path`; or for adapters those that their run started from, else their base. For a whole
+    model there is none without `ref_model_name_or_path`: its rewards are then beta x log-probability.
     """
     if reference_mode(config.dpo, lora=config.lora.lora) == "none":
-        return _preference_objective(config, None)
+        return None
     measure = log_prob_fn(config, ranks)
     if config.dpo.ref_model_name_or_path:
         copy = open_reference_model(config, mesh)
-        return _preference_objective(config, FrozenReference(copy, model, measure, updated=False, ranks=ranks))
-    if config.lora.lora:
-        model_config = read_model_config(config)
-        adapters = adapter_plan(config, model_config)
-        started_from = parent_adapters(adapters.folder) if adapters and adapters.folder else None
-        # PiSSA has moved a part of the base into its adapters: put aside, they do not leave the base
-        if started_from is not None or (adapters and adapters.settings.init == PISSA):
-            logger.info(f"reference: {started_from or 'the base of the adapters'}, a frozen copy")
-            shard_arguments = model_shard_arguments(config, model_config, mesh)
-            quantization = quantization_from(config)
-            other = build_model(
-                model_config,
-                initial_weights(config),
-                adapters=started_from,
-                quantization=quantization,
-                **shard_arguments,
-            )
-            return _preference_objective(config, FrozenReference(other, model, measure, updated=False, ranks=ranks))
-        logger.info("reference: the model with its adapters put aside")
-        return _preference_objective(config, AdapterReference(model, measure, ranks=ranks))
-    logger.info("reference: none; write ref_model_name_or_path to compare with the model before preference training")
-    return _preference_objective(config, None)
-
-
-def objective_of_pair(config: Config, model: Decoder, batch: Batch) -> Objective:
-    """The preference loss on one batch alone, with `model` as it is now for its reference; keeps nothing on disk."""
-    table = np.full((1 + max(sample for row in batch.samples for sample in row), 2), np.nan, np.float32)
-    precompute_missing_logps(table, [batch], model, log_prob_fn(config))
-    return _preference_objective(config, PrecomputedReference(table))
-
-
-def _preference_objective(config: Config, reference: Reference | None) -> Objective:
-    return preference(config.dpo, reference, **head_settings(config))
+        return FrozenReference(copy, model, measure, updated=False, ranks=ranks)
+    if not config.lora.lora:
+        logger.info("reference: none; write ref_model_name_or_path to compare with the model before training")
+        return None
+    model_config = read_model_config(config)
+    adapters = adapter_plan(config, model_config)
+    started_from = parent_adapters(adapters.folder) if adapters and adapters.folder else None
+    # PiSSA has moved a part of the base into its adapters: without them the base is not complete
+    if started_from is None and not (adapters and adapters.settings.init == PISSA):
+        logger.info("reference: the same model with its adapters disabled")
+        return AdapterReference(model, measure, ranks=ranks)
+    logger.info(f"reference: {started_from or 'the base of the adapters'}, a frozen copy")
+    copy = build_model(
+        model_config,
+        initial_weights(config),
+        adapters=started_from,
+        quantization=quantization_from(config),
+        **model_shard_arguments(config, model_config, mesh),
+    )
+    return FrozenReference(copy, model, measure, updated=False, ranks=ranks)
 
 
 def open_reference_model(config: Config, mesh: Mesh = SINGLE_PROCESS_MESH) -> Decoder:
-    """A model with the weights of the reference: `ref_model_name_or_path`, or what a fresh run would start from.
+    """Open the model of `ref_model_name_or_path`, or else the model that a fresh run would start from.
 
     It is divided among the ranks as the trained one is.
 
@@ -275,28 +181,33 @@ def open_reference_model(config: Config, mesh: Mesh = SINGLE_PROCESS_MESH) -> De
 
 
 def log_prob_fn(config: Config, ranks: Ranks = SINGLE_PROCESS) -> ComputeLogps:
-    """What takes the log-probabilities of answers as the objective does."""
+    """Return the function that computes the log-probabilities of answers as the objective does."""
     return reference_logps_function(answer_log_probabilities(**head_settings(config)), ranks)
 
 
-def _disabled_adapters_reference(
+def disabled_adapters_reference(
     config: Config, model: Decoder, saved: TensorFiles, ranks: Ranks, *, fresh: bool
 ) -> AdapterReference:
-    """New adapters are without effect, unless PiSSA has moved a part of the weights into them."""
+    """Build the reference that is the trained model with its adapters disabled.
+
+    Where the adapters had an effect before the first step (they came from a folder, or PiSSA moved a part of the
+    weights into them) the reference has the adapters that the run started from instead.
+    """
     own = [name for name in named_adapter_weights(model) if name in saved.names]
     adapters = {name: paddle.to_tensor(saved.read(name)) for name in own}
     if fresh and (initial_adapters(config) is not None or config.lora.lora_init == PISSA):
         trained = named_adapter_weights(model)
         with ranks.gather_params(trained.values()):
             adapters = clone_tensors(trained)
-    what = "the adapters that the run started from" if adapters else "its adapters put aside"
-    logger.info(f"reference: the model with {what}")
+    what = "the adapters that the run started from" if adapters else "its adapters disabled"
+    logger.info(f"reference: the same model with {what}")
     return AdapterReference(model, log_prob_fn(config, ranks), adapters or None, ranks)
 
 
-def _frozen_copy_reference(
+def frozen_copy_reference(
     config: Config, model: Decoder, saved: TensorFiles, ranks: Ranks, mesh: Mesh
 ) -> FrozenReference:
+    """Build the reference that is a frozen copy of the model that the run started from."""
     copy = open_reference_model(config, mesh)
     if saved.names:
         for weight_name, weight in named_weights(copy).items():
@@ -306,19 +217,20 @@ def _frozen_copy_reference(
     return FrozenReference(copy, model, log_prob_fn(config, ranks), updated=updated, ranks=ranks)
 
 
-def _precomputed_references(
+def precomputed_references(
     config: Config,
     model: Decoder,
-    read: Mapping[str, Pairs],
+    read: Mapping[str, PairBatches],
     saved: TensorFiles,
     ranks: Ranks,
     mesh: Mesh,
     *,
     fresh: bool,
 ) -> dict[str, PrecomputedReference]:
-    """Tables of what every pair of the run has under the reference: from the checkpoint, from disk, or measured now.
+    """Build the references that are tables of the log-probabilities of every pair, fp32[pairs, 2].
 
-    Every rank measures the pairs that it will see; all have the tables of all.
+    The values come from the checkpoint or from the cache folder; the others are computed now. Every rank computes those
+    of the pairs that it will see, and all ranks have the tables of all.
     """
     measure = log_prob_fn(config, ranks)
     reference = model if fresh and not config.dpo.ref_model_name_or_path else None
@@ -340,7 +252,7 @@ def _precomputed_references(
             if count and ranks.is_main_process:
                 write_table(path, table)
             seconds = (
-                f"{count:,} pairs measured in {time.monotonic() - started:.1f} s" if count else "nothing to measure"
+                f"{count:,} pairs computed in {time.monotonic() - started:.1f} s" if count else "nothing to compute"
             )
             logger.info(f"reference: {name}: {seconds}, log-probabilities kept in {path}")
         tables[name] = PrecomputedReference(table)
@@ -348,10 +260,10 @@ def _precomputed_references(
 
 
 def _with_progress(batches: Iterable[Any], name: str) -> Iterator[Any]:
-    """The batches, with a line now and then."""
+    """Yield the batches, and log a line now and then."""
     due = time.monotonic() + _LOG_EVERY_S
     for number, batch in enumerate(batches):
         if time.monotonic() > due:
-            logger.info(f"reference: {name}: {number:,} batches measured")
+            logger.info(f"reference: {name}: {number:,} batches computed")
             due = time.monotonic() + _LOG_EVERY_S
         yield batch

@@ -1,0 +1,130 @@
+"""Build the objectives of a run from its configuration: the losses, and the references that they compare with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import paddle
+
+from erniekit.build.data import RunData
+from erniekit.build.model import head_settings
+from erniekit.build.reference import (
+    PairBatches,
+    disabled_adapters_reference,
+    evaluation_reference,
+    frozen_copy_reference,
+    log_prob_fn,
+    precomputed_references,
+)
+from erniekit.config import Config
+from erniekit.config.sections.dpo import reference_mode
+from erniekit.data.batch import Batch
+from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
+from erniekit.model.decoder import Decoder
+from erniekit.training.checkpoint.state import load_extra_state, load_state
+from erniekit.training.checkpoint.tensors import NO_TENSORS
+from erniekit.training.collectives import SINGLE_PROCESS, Ranks
+from erniekit.training.objectives.objective import Objective, supervised
+from erniekit.training.objectives.preference import preference
+from erniekit.training.objectives.reference import PrecomputedReference, Reference, precompute_missing_logps
+
+logger = logging.getLogger(__name__)
+
+TRAINING, EVALUATION = "training", "evaluation"
+
+
+def supervised_objective(config: Config) -> Objective:
+    """Build the loss of next tokens with the head and the attention that the configuration asks for."""
+    return supervised(**head_settings(config), multi_token_pred_lambda=config.moe.multi_token_pred_lambda)
+
+
+def preference_objective(config: Config, reference: Reference | None) -> Objective:
+    """Build the loss over pairs that section 2.3 describes."""
+    return preference(config.dpo, reference, **head_settings(config))
+
+
+def preference_objectives(
+    config: Config,
+    model: Decoder,
+    data: RunData,
+    checkpoint: Path | None,
+    ranks: Ranks = SINGLE_PROCESS,
+    mesh: Mesh = SINGLE_PROCESS_MESH,
+) -> tuple[Objective, Objective]:
+    """Build the preference losses of training and of evaluation in a run that trains `model`, with their reference.
+
+    The reference is the model that the run starts from, also where it resumes, or `ref_model_name_or_path`.
+
+    Args:
+        checkpoint: what the run resumes from; `model` has its weights.
+        ranks, mesh: among which the run is divided.
+
+    Raises:
+        ModelFileError: the reference's folder cannot be used.
+    """
+    mode, fresh = reference_mode(config.dpo, lora=config.lora.lora), checkpoint is None
+    saved = load_extra_state(checkpoint, ranks) if checkpoint else NO_TENSORS
+    if mode == "none":
+        return preference_objective(config, None), preference_objective(config, None)
+    if mode == "precomputed":
+        pairs = _pairs_of_run(config, data, load_state(checkpoint).step if checkpoint else 0)
+        tables = precomputed_references(config, model, pairs, saved, ranks, mesh, fresh=fresh)
+        objective = replace(
+            preference_objective(config, tables[TRAINING]),
+            extra_state=lambda: {name: paddle.to_tensor(item.table) for name, item in tables.items()},
+        )
+        return objective, preference_objective(config, tables.get(EVALUATION))
+    reference: Reference
+    if mode == "adapters":
+        reference = disabled_adapters_reference(config, model, saved, ranks, fresh=fresh)
+    else:
+        reference = frozen_copy_reference(config, model, saved, ranks, mesh)
+
+    def after_update(step: int) -> None:
+        every = config.dpo.ref_model_update_steps
+        if every > 0 and step % every == 0:
+            reference.update()
+
+    objective = replace(
+        preference_objective(config, reference), extra_state=reference.tensors, after_update=after_update
+    )
+    return objective, objective
+
+
+def _pairs_of_run(config: Config, data: RunData, first_step: int) -> dict[str, PairBatches]:
+    def training_batches() -> Iterator[Batch]:
+        return chain.from_iterable(data.plan.micro_batches(step) for step in range(first_step, data.total_steps))
+
+    pairs = {TRAINING: PairBatches(data.plan.dataset, training_batches)}
+    if (plan := data.evaluation_plan) is not None:
+        available, limit = plan.steps_in_epoch(0), config.evaluation.max_evaluate_steps
+        stop = min(limit, available) if limit > 0 else available
+        pairs[EVALUATION] = PairBatches(plan.dataset, lambda: (batch for _, batch in plan.local_steps(stop)))
+    return pairs
+
+
+def preference_evaluation_objective(
+    config: Config, model: Decoder, ranks: Ranks = SINGLE_PROCESS, mesh: Mesh = SINGLE_PROCESS_MESH
+) -> Objective:
+    """Build the preference loss of an evaluation without training; see `evaluation_reference`."""
+    return preference_objective(config, evaluation_reference(config, model, ranks, mesh))
+
+
+def preference_objective_of_batch(config: Config, model: Decoder, batch: Batch) -> Objective:
+    """Build the preference loss of one batch, whose reference is `model` as it is now; nothing is kept on disk."""
+    table = np.full((1 + max(sample for row in batch.samples for sample in row), 2), np.nan, np.float32)
+    precompute_missing_logps(table, [batch], model, log_prob_fn(config))
+    return preference_objective(config, PrecomputedReference(table))
+
+
+def freeze_mtp(model: Decoder) -> None:
+    """Freeze multi-token prediction layers, which preference losses do not train; weight decay would shrink them."""
+    if model.mtp:
+        for parameter in model.mtp.parameters():
+            parameter.stop_gradient = True
+        logger.info("multi-token prediction layers are frozen: preference losses do not train them")

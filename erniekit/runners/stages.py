@@ -1,0 +1,72 @@
+"""What each stage minimises: how its objectives are built, and how the model is prepared for them.
+
+`erniekit.config.stages` declares what a stage reads, reports and refuses, and says how a stage is added. This half
+needs Paddle: a new stage names here the functions of `erniekit.build.objectives` that build its loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from erniekit.build.data import RunData
+from erniekit.build.objectives import (
+    freeze_mtp,
+    preference_evaluation_objective,
+    preference_objective_of_batch,
+    preference_objectives,
+    supervised_objective,
+)
+from erniekit.config import Config
+from erniekit.config.stages import STAGES as DECLARED
+from erniekit.data.batch import Batch
+from erniekit.distributed.mesh import Mesh
+from erniekit.model.decoder import Decoder
+from erniekit.training.collectives import Ranks
+from erniekit.training.objectives.objective import Objective
+
+
+@dataclass(frozen=True)
+class StageObjectives:
+    """How a stage builds its objectives.
+
+    Attributes:
+        training: builds the objectives of training and of its evaluations, from the model, the data of the run and the
+            checkpoint that it resumes from.
+        evaluation: builds the objective of an evaluation without training.
+        single_batch: builds the objective of one batch on one process, for the check of a configuration.
+        prepare_model: changes what is trained of the model, before the optimizer is made.
+    """
+
+    training: Callable[[Config, Decoder, RunData, Path | None, Ranks, Mesh], tuple[Objective, Objective]]
+    evaluation: Callable[[Config, Decoder, Ranks, Mesh], Objective]
+    single_batch: Callable[[Config, Decoder, Batch], Objective]
+    prepare_model: Callable[[Decoder], None] = lambda model: None
+
+
+def _supervised_objectives(
+    config: Config, model: Decoder, data: RunData, checkpoint: Path | None, ranks: Ranks, mesh: Mesh
+) -> tuple[Objective, Objective]:
+    objective = supervised_objective(config)
+    return objective, objective
+
+
+SUPERVISED = StageObjectives(
+    training=_supervised_objectives,
+    evaluation=lambda config, model, ranks, mesh: supervised_objective(config),
+    single_batch=lambda config, model, batch: supervised_objective(config),
+)
+PREFERENCE = StageObjectives(
+    training=preference_objectives,
+    evaluation=preference_evaluation_objective,
+    single_batch=preference_objective_of_batch,
+    prepare_model=freeze_mtp,
+)
+STAGES: Mapping[str, StageObjectives] = {"PT": SUPERVISED, "SFT": SUPERVISED, "DPO": PREFERENCE}
+assert STAGES.keys() == DECLARED.keys()
+
+
+def stage_objectives(config: Config) -> StageObjectives:
+    """Return how the stage of a configuration builds its objectives."""
+    return STAGES[config.stage.name]
