@@ -47,7 +47,7 @@ from erniekit.environment import import_paddle
 import_paddle()
 import numpy as np, paddle
 from paddle.base import core
-from erniekit.model.lora.lora import trained_weights
+from erniekit.model.lora.lora import named_trainable_parameters
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.attention import AttentionPlan
 from erniekit.model.builder import build_model
@@ -58,7 +58,7 @@ shape, batch, length, documents, fused, dense, lora, dropout, again = json.loads
 settings = LoraSettings(rank=8, alpha=16.0, dropout=dropout) if lora else None
 recompute = Recompute(granularity=again) if again else None
 decoder = build_model(tiny_config(**shape), None, lora=settings, recompute=recompute)
-optimizer = paddle.optimizer.AdamW(1e-4, parameters=list(trained_weights(decoder).values()))
+optimizer = paddle.optimizer.AdamW(1e-4, parameters=list(named_trainable_parameters(decoder).values()))
 ids = paddle.randint(0, shape["vocab_size"], [batch, length])
 positions = paddle.arange(length).expand([batch, length])
 each = length // documents
