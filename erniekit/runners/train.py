@@ -185,7 +185,9 @@ def run_training(config: Config) -> TrainResult:
             write_checkpoint_model=write_master_weights if master_weights.stored == "as weights" else None,
             master_weights=master_weights,
             run_evaluation=run_evaluation,
-            callbacks=default_callbacks(config.basic) if ranks.is_main_process else (),
+            callbacks=default_callbacks(config.basic, skip_missing_trackers=not config.is_set("report_to"))
+            if ranks.is_main_process
+            else (),
             commands=Commands.for_run(output_dir) if ranks.is_main_process else NO_COMMANDS,
             ranks=ranks,
             shards=shards,
