@@ -18,15 +18,15 @@ $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.cpu: $(VENV)/.python setup.py
-	$(PIP) install --quiet --editable '.[cpu]'
+$(VENV)/.cpu: $(VENV)/.python pyproject.toml
+	$(PIP) install --quiet --editable '.[cpu,logs,eval,data,paddlenlp]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.cpu setup.py
+$(VENV)/.dev: $(VENV)/.cpu pyproject.toml
 	$(PIP) install --quiet --editable '.[cpu,dev]'
 	@touch $@
 
-$(VENV)/.parity: $(VENV)/.dev setup.py
+$(VENV)/.parity: $(VENV)/.dev pyproject.toml
 	$(PIP) install --quiet --editable '.[cpu,dev,parity]'
 	@touch $@
 

@@ -179,7 +179,7 @@ def train_on_ranks(
         job = plan_job(config, (sys.executable, "-m", "erniekit", "train", str(config.path)), nproc=nproc, logs=None)
         assert job is not None and run_job(job) == 0
         log = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
-        said = [(job.logs / f"rank-{rank}.log").read_text() for rank in range(job.nproc_per_node)]
+        said = [(job.logs / f"rank-{rank}.log").read_text() for rank in range(job.nproc)]
         return SimpleNamespace(losses=[line["loss"] for line in log if "loss" in line], said=said, output=output)
 
     return run

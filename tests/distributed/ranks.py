@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from erniekit.launch.local import NodeRanks, RankProcesses, spawn
+from erniekit.launch.local import RankProcesses, spawn
 from erniekit.launch.watch import root_cause, watch
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,6 @@ def start_ranks(
     count: int,
     folder: Path,
     *,
-    block: NodeRanks | None = None,
     environment: dict[str, str] | None = None,
     **arguments: Any,
 ) -> RankProcesses:
@@ -71,7 +70,7 @@ def start_ranks(
     job = json.dumps({"case": f"{case.__module__}:{case.__qualname__}", "arguments": arguments, "folder": str(folder)})
     paths = (str(ROOT), os.environ.get("PYTHONPATH"))
     return spawn(
-        block or NodeRanks.single_node(count),
+        count,
         [sys.executable, "-m", "tests.distributed.rank_main", job],
         logs=folder,
         reports=folder,
