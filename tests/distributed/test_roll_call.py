@@ -50,6 +50,7 @@ def test_rank_0_names_the_missing_however_late_it_came() -> None:
     assert isinstance(other.exception(), RankLostError)
 
 
+@pytest.mark.slow
 def test_a_rank_0_that_hangs_later_is_noticed() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
