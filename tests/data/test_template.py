@@ -83,6 +83,7 @@ def test_an_answer_that_holds_the_text_of_the_pad_token_keeps_its_targets(templa
     assert tokenizer.pad_id in sample.labels
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     texts=st.lists(

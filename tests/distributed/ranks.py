@@ -20,6 +20,7 @@ from typing import Any
 
 from erniekit.launch.local import RankProcesses, spawn
 from erniekit.launch.watch import root_cause, watch
+from tests.distributed.warm_processes import warm_starts
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,16 +70,17 @@ def start_ranks(
     """Start the ranks of `run_ranks` and leave them running; logs, reports and results go to `folder`."""
     job = json.dumps({"case": f"{case.__module__}:{case.__qualname__}", "arguments": arguments, "folder": str(folder)})
     paths = (str(ROOT), os.environ.get("PYTHONPATH"))
-    return spawn(
-        count,
-        [sys.executable, "-m", "tests.distributed.rank_main", job],
-        logs=folder,
-        reports=folder,
-        show=False,
-        cwd=ROOT,
-        variables={
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-            **(environment or {}),
-        },
-    )
+    with warm_starts():
+        return spawn(
+            count,
+            [sys.executable, "-m", "tests.distributed.rank_main", job],
+            logs=folder,
+            reports=folder,
+            show=False,
+            cwd=ROOT,
+            variables={
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+                **(environment or {}),
+            },
+        )

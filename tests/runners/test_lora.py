@@ -258,6 +258,7 @@ def test_validate_counts_what_is_trained(
     assert f"{count:,} parameters" in run.said
 
 
+@pytest.mark.slow
 def test_the_quickstart_trains_adapters_beside_a_model_of_its_kind(tmp_path: Path) -> None:
     from erniekit.config import Config
     from erniekit.model.architectures.model_config import ModelConfig
