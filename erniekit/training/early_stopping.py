@@ -30,7 +30,7 @@ class BestSoFar:
     greater: bool = False
 
     def is_comparable(self, section: EvaluationParameters) -> bool:
-        """Whether its value can be compared with those that the section asks for."""
+        """Return whether its value is of the metric that the section asks for."""
         return (self.metric, self.greater) == (section.metric_for_best_model, section.greater_is_better)
 
     def record(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def update_best(best: BestSoFar, record: Mapping[str, Any], step: int, section: 
 
 
 def out_of_patience(best: BestSoFar, section: EvaluationParameters) -> bool:
-    """Whether training should stop."""
+    """Return whether training should stop."""
     return best.is_comparable(section) and 0 < section.early_stopping_patience <= best.without_progress
 
 
