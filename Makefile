@@ -68,7 +68,7 @@ PEERS ?= .peers# where the virtual environments of peers lie
 bench: $(VENV)/.cpu ## the benchmarks that need no torch; results belong in docs/benchmarks.md
 	set -e; for name in $(BENCHES); do echo "== $$name"; $(BIN)/python tools/bench/$$name.py; done
 
-layouts: $(VENV)/.cpu ## every parallel layout against one process, traffic and speed of ranks, into docs/parallelism.md (an hour)
+layouts: $(VENV)/.cpu ## every parallel layout against one process, traffic and speed of ranks, into docs/exactness.md and docs/layout-estimates.md (an hour)
 	$(BIN)/python tools/parity/layouts.py --write
 	$(BIN)/python tools/bench/communication.py --write
 	$(BIN)/python tools/bench/scaling.py --write

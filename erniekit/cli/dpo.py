@@ -18,7 +18,7 @@ def run(arguments: list[str]) -> int:
     config = load_config(options, implied={"stage": "DPO"})
     if config.stage is not STAGES["DPO"]:
         raise ConfigurationError(
-            f"{config.origin('stage')}: `stage`: {config.stage.name} is not a stage of `erniekit dpo`\n"
-            "  Use `erniekit train`, or write stage: DPO."
+            f"{config.origin('stage')}: `stage`: `erniekit dpo` cannot train stage {config.stage.name}\n"
+            "  Use `erniekit train`, or set stage: DPO."
         )
     return train("dpo", config, options)

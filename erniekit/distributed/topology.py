@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Axis = Literal["data", "pipeline", "sharding", "tensor"]
 AXES: tuple[Axis, ...] = ("data", "pipeline", "sharding", "tensor")  # slowest first, fleet's order
-BATCH_AXES: tuple[Axis, ...] = ("data", "sharding")  # ranks that differ in these work on different samples
-MODEL_AXES: tuple[Axis, ...] = ("pipeline", "tensor")  # ranks that differ in these only work on the same ones
+BATCH_AXES: tuple[Axis, ...] = ("data", "sharding")  # ranks that differ in these process different samples
+MODEL_AXES: tuple[Axis, ...] = ("pipeline", "tensor")  # ranks that differ only in these process the same samples
 ExpertAxis = Literal["tensor", "data"]
 PARAMETER = {
     "tensor": "tensor_parallel_degree",
@@ -138,7 +138,7 @@ class Topology:
         return 1 if self.expert_axis is None else self.degree(self.expert_axis)
 
     def degree(self, axis: str) -> int:
-        """The number of ranks along an axis."""
+        """Return the number of ranks along an axis."""
         return int(getattr(self, axis))
 
     def coordinates(self, rank: int) -> Coordinates:

@@ -30,7 +30,7 @@ class BestSoFar:
     greater: bool = False
 
     def is_comparable(self, section: EvaluationParameters) -> bool:
-        """Return whether its value is of the metric that the section asks for."""
+        """Return whether its value has the metric and direction of the section."""
         return (self.metric, self.greater) == (section.metric_for_best_model, section.greater_is_better)
 
     def record(self) -> dict[str, Any]:
@@ -62,9 +62,9 @@ def update_best(best: BestSoFar, record: Mapping[str, Any], step: int, section: 
         best.step, best.value, best.without_progress = None, None, 0
         best.metric, best.greater = name, section.greater_is_better
     sign = 1.0 if best.greater else -1.0
-    gain = sign * (value - (-sign * math.inf if best.value is None else best.value))  # NaN where the value is
+    gain = sign * (value - (-sign * math.inf if best.value is None else best.value))  # NaN if the value is NaN
     best.without_progress = 0 if gain > section.early_stopping_threshold else best.without_progress + 1
-    if not gain > 0:  # neither where it is NaN
+    if not gain > 0:  # also if it is NaN
         return False
     best.step, best.value = step, value
     return True
@@ -76,7 +76,7 @@ def out_of_patience(best: BestSoFar, section: EvaluationParameters) -> bool:
 
 
 def stop_reason(best: BestSoFar, section: EvaluationParameters) -> str:
-    """The line for a run that is out of patience."""
+    """Return the log line of a run that stops early."""
     by = f" by more than {section.early_stopping_threshold:g}" if section.early_stopping_threshold else ""
     found = "" if best.value is None else f"; its best is {best.value:.4g}, at step {best.step}"
     return f"stopping early: {best.metric} has not improved{by} in {best.without_progress} evaluations{found}"

@@ -282,7 +282,7 @@ class Trainer:
                 self._finish_step(result)
         if self._stopped_by is not None and not self._is_finished():
             name = signal.Signals(self._stopped_by).name
-            logger.info(f"{name}: stopping after this step; send it again to stop at once")
+            logger.info(f"{name}: stopping after this step; send it again to stop immediately")
 
     def _should_stop(self, request: StopRequest) -> bool:
         """Return whether all ranks stop after this step: a signal reached one of them, or a user wrote `quit`.

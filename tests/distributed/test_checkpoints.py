@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools.bench.marked import with_table
+from tools.bench.marked import EXACTNESS, with_table
 from tools.parity import checkpoints
 from tools.parity.checkpoints import FROM_TO, MAY_DIFFER, Differences, Failed, RunResult, Runs, table, wrong
 
@@ -80,5 +80,5 @@ def test_what_is_wrong_is_said_and_marked() -> None:
 
 
 def test_the_table_is_written_between_its_marks() -> None:
-    text = with_table("checkpoints", "| a |", checkpoints.DOCUMENT)
+    text = with_table("checkpoints", "| a |", EXACTNESS)
     assert "<!-- checkpoints: begin -->\n| a |\n<!-- checkpoints: end -->" in text

@@ -89,6 +89,20 @@ def test_adapters_stand_beside_all_linears_of_the_present_families(model_type):
         assert config.linear_shapes()[path] == tuple(linear.weight.shape[::-1])
 
 
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_a_rank_has_the_slices_that_the_rules_say(model_type):
+    """The rules and the layers say the same of every weight, and the ranks' slices make up one process's weights."""
+    config = tiny_config(model_type=model_type, vocab_size=56, head_dim=4, num_key_value_heads=2)
+    whole = named_weights(build_model(config, None, seed=5))
+    for rank in range(2):
+        tp = TensorParallel(rank, 2)
+        sliced = named_weights(build_model(config, None, seed=5, tp=tp))
+        assert list(sliced) == list(config.weight_shapes())
+        for name, weight in whole.items():
+            expected = tp.local_shard(weight.numpy(), config.architecture.placement(name).axis)
+            np.testing.assert_array_equal(sliced[name].numpy(), expected, err_msg=name)
+
+
 def test_a_file_with_a_weight_of_another_architecture_is_refused(tmp_path):
     decoder = tiny_model(model_type="qwen3", head_dim=4)
     save_weights(decoder, tmp_path)
@@ -149,9 +163,21 @@ def build_tower(config, tp):
     )  # fmt: skip
 
 
+def embed_audio(decoder, inputs):
+    """A clip's states stand at the first positions of the row, in the channels that they have."""
+    hidden = decoder.embedding(inputs["input_ids"])
+    if "audio" not in inputs:
+        return hidden
+    states = decoder.towers[0].conv1(inputs["audio"]).transpose([0, 2, 1])
+    missing = [hidden.shape[2] - states.shape[2], hidden.shape[1] - states.shape[1]]  # the last axis first
+    return hidden + nn.functional.pad(states, [0, missing[0], 0, missing[1]], data_format="NCL")
+
+
 AUDIO = replace(
     LLAMA,
     model_type="tiny_audio",
+    input_names=("input_ids", "audio"),
+    embed=embed_audio,
     own_keys={"audio_size": Key(int, 1, default=4)},
     towers=(Tower("audio_tower.", tower_shapes, TOWER_RULES, build_tower),),
 )
@@ -173,6 +199,18 @@ def test_no_weight_of_a_tower_is_cut_that_its_rules_do_not_cut(audio):
     assert list(whole) == list(sliced) == list(audio.weight_shapes())
     for name in own:
         np.testing.assert_array_equal(sliced[name].numpy(), whole[name].numpy(), err_msg=name)
+
+
+def test_an_architecture_embeds_what_its_tower_makes_of_other_arrays(audio):
+    decoder = build_model(audio, None, seed=4)
+    assert decoder.input_names == ("input_ids", "audio")
+    ids = paddle.to_tensor(IDS[None])
+    clip = paddle.to_tensor(np.random.default_rng(0).standard_normal((1, CHANNELS, 7)).astype(np.float32))
+    text, both = decoder.embed({"input_ids": ids}), decoder.embed({"input_ids": ids, "audio": clip})
+    changed = np.abs((both - text).numpy()[0]) > 0
+    assert changed[:5, :8].all() and not changed[5:].any() and not changed[:, 8:].any()
+    both.sum().backward()
+    assert decoder.towers[0].conv1.weight.grad is not None
 
 
 def test_adapters_never_reach_a_tower_by_accident(audio):

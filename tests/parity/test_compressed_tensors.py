@@ -51,7 +51,7 @@ def _theirs(folder: Path) -> np.ndarray:
 @pytest.mark.parametrize("experts", [{}, EXPERTS], ids=["dense", "experts"])
 def test_integers(algorithm: str, experts: dict, tmp_path: Path) -> None:
     save_model_folder(tiny_model(seed=1, **SHAPE, **experts), tmp_path)
-    target = _exported(tmp_path, PackedFormat(WeightOnly(algorithm)))
+    target = _exported(tmp_path, PackedFormat(WeightOnly(algorithm), ModelConfig.from_folder(tmp_path).architecture))
     ours = logits_of(build_model(ModelConfig.from_folder(target), target), IDS)
     np.testing.assert_allclose(_theirs(target), ours, rtol=1e-3, atol=1e-3)
     plain = logits_of(build_model(ModelConfig.from_folder(tmp_path), tmp_path), IDS)

@@ -1,4 +1,4 @@
-"""The quickstart through 8-bit floats is as good as in float32: the margin that docs/memory.md states."""
+"""The quickstart through 8-bit floats is as good as in float32: the margin that docs/quantization.md states."""
 
 from __future__ import annotations
 

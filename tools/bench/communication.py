@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.distributed.ranks import run_ranks
-from tools.bench.marked import DOCUMENT, with_table
+from tools.bench.marked import ESTIMATES, with_table
 from tools.parity.layout_run import ROOT, make_model
 from tools.parity.layouts import LAYOUTS, MODELS, Layout
 
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256, help="tokens of a row; a micro-batch is one row")
     parser.add_argument("--micro-batches", type=int, default=4, help="of a rank, in a step")
     parser.add_argument("--layouts", nargs="+", choices=BY_NAME, default=SHOWN, metavar="NAME", help=", ".join(SHOWN))
-    parser.add_argument("--write", action="store_true", help=f"put the table into {DOCUMENT.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {ESTIMATES.relative_to(ROOT)}")
     args = parser.parse_args()
     table = [
         "| layout | group | MB a rank sends in a step | by the formulas | counted / formulas |",
@@ -151,7 +151,7 @@ def main() -> None:
             print(table[-1], file=sys.stderr, flush=True)
     print("\n".join(table))
     if args.write:
-        DOCUMENT.write_text(with_table("communication", "\n".join(table)), encoding="utf-8")
+        ESTIMATES.write_text(with_table("communication", "\n".join(table), ESTIMATES), encoding="utf-8")
 
 
 def rows(name: str, counted: list[dict[str, float]], computed: list[dict[str, int]]) -> list[str]:

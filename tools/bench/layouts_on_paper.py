@@ -5,8 +5,7 @@
 Of each configuration: memory of the rank that takes most, bytes that the busiest rank sends in a
 step by axis, and the share of a step in which stages wait. The formulas are those of `erniekit validate --world-size`
 (distributed/planning/memory.py, distributed/planning/communication.py, distributed/stages.py). `--write` puts the
-table into
-docs/parallelism.md, `--check` compares what is there.
+table into docs/layout-estimates.md, `--check` compares it with the table there.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from marked import DOCUMENT, with_table
+from marked import ESTIMATES, with_table
 
 from erniekit.build.layout import plan_layout
 from erniekit.config import Config
@@ -80,18 +79,18 @@ def _order(path: Path) -> tuple[str, int, bool]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/parallelism.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/layout-estimates.md")
     parser.add_argument("--check", action="store_true", help="only check that the table there is up to date")
     arguments = parser.parse_args()
     if not (arguments.write or arguments.check):
         print(table())
         return 0
-    made = with_table("computed", table())
-    if arguments.check and made != DOCUMENT.read_text(encoding="utf-8"):
-        print(f"stale: {DOCUMENT}; run python {sys.argv[0]} --write", file=sys.stderr)
+    made = with_table("computed", table(), ESTIMATES)
+    if arguments.check and made != ESTIMATES.read_text(encoding="utf-8"):
+        print(f"stale: {ESTIMATES}; run python {sys.argv[0]} --write", file=sys.stderr)
         return 1
     if arguments.write:
-        DOCUMENT.write_text(made, encoding="utf-8")
+        ESTIMATES.write_text(made, encoding="utf-8")
     return 0
 
 

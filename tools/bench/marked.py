@@ -10,11 +10,12 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT, BENCHMARKS = ROOT / "docs/parallelism.md", ROOT / "docs/benchmarks.md"
+EXACTNESS, ESTIMATES = ROOT / "docs/exactness.md", ROOT / "docs/layout-estimates.md"
+BENCHMARKS = ROOT / "docs/benchmarks.md"
 
 
-def with_table(name: str, table: str, document: Path = DOCUMENT) -> str:
-    """The text of a document with another table between its marks."""
+def with_table(name: str, table: str, document: Path) -> str:
+    """Return the text of a document with another table between its marks."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     text = document.read_text(encoding="utf-8")
     before, found, rest = text.partition(begin)

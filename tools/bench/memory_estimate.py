@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 import whole_run
-from marked import DOCUMENT, with_table
+from marked import ESTIMATES, with_table
 
 from erniekit.config import Config
 from erniekit.distributed.topology import topology_from
@@ -123,7 +123,7 @@ def write_data(tokens: int, path: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="the runs; default all of them")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/parallelism.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/layout-estimates.md")
     parser.add_argument("--list", action="store_true", help="show the names")
     arguments = parser.parse_args()
     if arguments.list:
@@ -143,7 +143,7 @@ def main() -> None:
             lines.append("| " + " | ".join(cells) + " |")
             print(lines[-1], flush=True)
     if arguments.write:
-        DOCUMENT.write_text(with_table("memory", "\n".join(lines)), encoding="utf-8")
+        ESTIMATES.write_text(with_table("memory", "\n".join(lines), ESTIMATES), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.distributed.ranks import run_ranks
 from tools.bench.communication import write_rows
-from tools.bench.marked import DOCUMENT, with_table
+from tools.bench.marked import ESTIMATES, with_table
 from tools.parity.layout_run import ROOT, make_model, train
 from tools.parity.layouts import ERNIE, LAYOUTS, MICRO_BATCHES, Layout
 
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layouts", nargs="+", choices=BY_NAME, default=SHOWN, metavar="NAME", help=", ".join(SHOWN))
-    parser.add_argument("--write", action="store_true", help=f"put the table into {DOCUMENT.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {ESTIMATES.relative_to(ROOT)}")
     args = parser.parse_args()
     names = ["one process", *(name for name in args.layouts if name != "one process")]
     settings = ERNIE | {
@@ -82,7 +82,7 @@ def main() -> None:
         table.append(f"| {name} | {statistics.median(speeds[name]):,.0f} | {shown} |")
     print("\n".join(table))
     if args.write:
-        DOCUMENT.write_text(with_table("scaling", "\n".join(table)), encoding="utf-8")
+        ESTIMATES.write_text(with_table("scaling", "\n".join(table), ESTIMATES), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ is compared with itself uninterrupted. A cell holds three differences:
 
 On the layout that wrote the checkpoint all of them must be 0, in float32, too. float32 weights of other layouts are not
 compared: AdamW divides by the size of a gradient, so the rounding of one near zero becomes a step. `--write` puts the
-tables into docs/checkpoints.md. Exit code 1: a difference is larger than it may be, or a rank has failed.
+tables into docs/exactness.md. Exit code 1: a difference is larger than it may be, or a rank has failed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.distributed.ranks import run_ranks
-from tools.bench.marked import with_table
+from tools.bench.marked import EXACTNESS, with_table
 from tools.parity.layout_run import ROOT, make_model, tensors, train
 from tools.parity.layouts import (
     COMMON,
@@ -47,7 +47,6 @@ from tools.parity.layouts import (
     relative_difference,
 )
 
-DOCUMENT = ROOT / "docs/checkpoints.md"
 STEPS, SAVED = 5, 2
 MICRO_BATCHES = 4  # of a step, over all ranks
 MAY_DIFFER = {"losses": 1e-5, "weights": 1e-9, "moments": 1e-7}
@@ -230,7 +229,7 @@ def main() -> None:
     parser.add_argument("--from", dest="first", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--to", dest="second", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--write", action="store_true", help=f"put the tables into {DOCUMENT.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help=f"put the tables into {EXACTNESS.relative_to(ROOT)}")
     parser.add_argument("--at-once", type=int, default=1, help="runs at the same time")
     args = parser.parse_args()
     pairs = [(a, b) for a in FROM_TO if a.name in args.first for b in FROM_TO if b.name in args.second]
@@ -239,7 +238,7 @@ def main() -> None:
     tables = "\n\n".join(table(model, found) for model, found in results.items())
     print(tables)
     if args.write:
-        DOCUMENT.write_text(with_table("checkpoints", f"\n{tables}\n", DOCUMENT), encoding="utf-8")
+        EXACTNESS.write_text(with_table("checkpoints", f"\n{tables}\n", EXACTNESS), encoding="utf-8")
     lines = [f"{model}, {line}" for model, found in results.items() for line in wrong(found)]
     sys.exit("\n".join(lines) or 0)
 

@@ -12,7 +12,7 @@ from the same random weights and over the same global batches, in float32 and in
 
 float32 weights are not compared: AdamW divides by the size of a gradient, so the rounding of one near zero becomes a
 step. A layout that the project refuses has its reason under the table. `--write` puts the tables into
-docs/parallelism.md. Exit code 1: a difference is larger than it may be, or a rank has failed.
+docs/exactness.md. Exit code 1: a difference is larger than it may be, or a rank has failed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.distributed.ranks import run_ranks
-from tools.bench.marked import DOCUMENT, with_table
+from tools.bench.marked import EXACTNESS, with_table
 from tools.parity.layout_run import ROOT, Refused, Run, make_model, run
 
 STEPS = 5
@@ -300,7 +300,7 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=IN_TABLE)
-    parser.add_argument("--write", action="store_true", help=f"put the tables into {DOCUMENT.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help=f"put the tables into {EXACTNESS.relative_to(ROOT)}")
     parser.add_argument("--at-once", type=int, default=1, help="comparisons that run at the same time")
     args = parser.parse_args()
     layouts = [layout for layout in LAYOUTS if layout.name in args.layouts]
@@ -308,7 +308,7 @@ def main() -> None:
     tables = "\n\n".join(table(model, args.tasks, found) for model, found in results.items())
     print(tables)
     if args.write:
-        DOCUMENT.write_text(with_table("layouts", f"\n{tables}\n", DOCUMENT), encoding="utf-8")
+        EXACTNESS.write_text(with_table("layouts", f"\n{tables}\n", EXACTNESS), encoding="utf-8")
     wrong = [
         f"{model}, {task}, {layout}: {'failed' if isinstance(result, Failed) else ', '.join(result.too_large())}"
         for model, found in results.items()

@@ -37,6 +37,7 @@ ERNIE4_5 = Architecture(
     own_fields=("use_bias",),
     defaults=_DEFAULTS,
     neutral={**_NEUTRAL, "moe_num_experts": (None, 0), "num_nextn_predict_layers": (None, 0)},
+    mtp_rules=mtp_rules(DENSE_LAYER),  # only files may have such layers
     biases=dict.fromkeys((*ATTENTION_LINEARS, *MLP_LINEARS), "use_bias"),
     rotary_interleaved=True,
     paddle_files=_PADDLE_FILES,

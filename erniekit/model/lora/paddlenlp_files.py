@@ -103,7 +103,7 @@ def _open(folder: Path) -> list[SafetensorsFile]:
             f"{pickled[0]} is a pickled file, and reading it can run any program; only safetensors are read "
             f"here.\n  If you trust it, convert it:\n  {conversion_command(pickled[0], folder / WEIGHTS_FILE)}"
         )
-    raise ModelFileError(f"{folder}: {WEIGHTS_FILE} is missing, and so are shards of it")
+    raise ModelFileError(f"{folder}: contains neither {WEIGHTS_FILE} nor shards of it")
 
 
 def conversion_command(pickled: Path, target: Path) -> str:

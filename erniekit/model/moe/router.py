@@ -267,7 +267,7 @@ class Router:
             losses["router_aux_loss"] = section.moe_aux_loss_lambda, loss
         if section.moe_z_loss_lambda:
             losses["router_z_loss"] = section.moe_z_loss_lambda, z_loss(logits_TE, token_weights_T, self._all_reduce)
-        if section.moe_orthogonal_loss_lambda:  # of no token, so each rank that has a part of them gives a part
+        if section.moe_orthogonal_loss_lambda:  # token-independent, so each rank adds a part
             factor = section.moe_orthogonal_loss_lambda / self._token_shards
             losses["router_orthogonal_loss"] = factor, self.gate(logits_TE, orthogonal_loss)
         counted = experts_TK if is_token_T is None else experts_TK[is_token_T.numpy() > 0]

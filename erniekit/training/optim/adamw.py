@@ -57,7 +57,7 @@ def build_optimizer(
     num_layers: int = 0,
     lora_plus_scale: float = 1.0,
 ) -> StatefulAdamW:
-    """Build AdamW over the trainable ones of `parameters` with its state; see `stateless_optimizer`."""
+    """Build AdamW over the trainable `parameters`, with its state; see `stateless_optimizer`."""
     optimizer = stateless_optimizer(parameters, section, num_layers=num_layers, lora_plus_scale=lora_plus_scale)
     create_state(optimizer, optimizer._parameter_list)
     return optimizer
@@ -71,7 +71,7 @@ def stateless_optimizer(
     num_layers: int = 0,
     lora_plus_scale: float = 1.0,
 ) -> StatefulAdamW:
-    """Build AdamW over the trainable ones of `parameters` (by Hugging Face name), before `create_state`.
+    """Build AdamW over the trainable `parameters` (by Hugging Face name), before `create_state`.
 
     Its learning rate is 0 until the trainer sets it from the schedule before each update. Matrices decay; norms and
     biases (tensors with one dimension) do not. With a layerwise bound below 1, the learning rate of every parameter is
@@ -79,7 +79,7 @@ def stateless_optimizer(
     al., 2024, arXiv 2402.12354).
 
     Args:
-        num_layers: the layers of the model, which only matter where `layerwise_lr_decay_bound` is below 1.
+        num_layers: the layers of the model, which only matter if `layerwise_lr_decay_bound` is below 1.
     """
     trainable = trainable_parameters(parameters)
     for name, parameter in trainable.items():
