@@ -18,15 +18,15 @@ $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.cpu: $(VENV)/.python setup.py
-	$(PIP) install --quiet --editable '.[cpu]'
+$(VENV)/.cpu: $(VENV)/.python pyproject.toml
+	$(PIP) install --quiet --editable '.[cpu,logs,eval,data,paddlenlp]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.cpu setup.py
+$(VENV)/.dev: $(VENV)/.cpu pyproject.toml
 	$(PIP) install --quiet --editable '.[cpu,dev]'
 	@touch $@
 
-$(VENV)/.parity: $(VENV)/.dev setup.py
+$(VENV)/.parity: $(VENV)/.dev pyproject.toml
 	$(PIP) install --quiet --editable '.[cpu,dev,parity]'
 	@touch $@
 
@@ -34,16 +34,16 @@ quickstart: $(VENV)/.cpu ## create a virtual environment, train a tiny ERNIE on 
 	$(BIN)/python tools/quickstart/run.py
 
 test: $(VENV)/.dev ## run the tests (no torch, no network)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not parity and not exhaustive"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not exhaustive"
 
 test-fast: $(VENV)/.dev ## the unit tests only
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not parity and not slow and not distributed and not exhaustive"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not slow and not distributed and not exhaustive"
 
 parity: $(VENV)/.parity ## compare with torch, transformers and their optimizers and schedules
 	$(BIN)/python -m pytest -m parity
 
-test-all: $(VENV)/.parity ## everything
-	$(BIN)/python -m pytest
+test-all: $(VENV)/.parity ## everything, with ranks that start anew and not as forks
+	ERNIEKIT_COLD_RANKS=1 $(BIN)/python -m pytest
 
 lint: $(VENV)/.dev ## ruff and the type checker
 	$(BIN)/ruff check .

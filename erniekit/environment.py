@@ -1,4 +1,4 @@
-"""The CPU set-up, applied before Paddle is imported, and the one import of Paddle that the verbs share.
+"""Settings of the CPU, applied before Paddle is imported, and the one import of Paddle that the verbs share.
 
 Measured reasons (docs/benchmarks.md): Paddle's wheel bundles an MKL that takes a slow path on AMD processors
 (4.7 times slower matrix products), and uses one thread unless told otherwise.
@@ -46,7 +46,7 @@ def apply_cpu_settings(threads: int | None = None) -> dict[str, str]:
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """The cores this process may use: its affinity, and the time that a container allows it (cgroup v2 or v1)."""
+    """Return how many cores this process may use by its affinity and its container's quota (cgroup 1 or 2)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         if (cgroup / "cpu.max").is_file():
@@ -61,7 +61,7 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Bytes that new allocations can have without swapping; None where the system does not say."""
+    """Return the bytes that can be allocated without swapping; None where the system does not say."""
     try:
         lines = meminfo.read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -70,7 +70,7 @@ def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def cpu_settings() -> dict[str, str]:
-    """The settings in force that change speed or rounding on a CPU, name -> value ("" where unset)."""
+    """Return the settings in force that change speed or rounding on a CPU, name -> value ("" where unset)."""
     names = ("OMP_NUM_THREADS", "KMP_BLOCKTIME", "MKL_DEBUG_CPU_TYPE")
     return {name: os.environ.get(name, "") for name in names}
 
@@ -85,7 +85,7 @@ def _is_amd_with_avx512() -> bool:
 
 
 def package_versions() -> dict[str, str]:
-    """What results depend on, package -> version; recorded in checkpoints."""
+    """Return the packages that results depend on, package -> version; recorded in checkpoints."""
     packages = ("paddlepaddle", "paddlepaddle-gpu", "numpy")
     return {"erniekit": __version__} | {name: metadata.version(name) for name in packages if _is_installed(name)}
 
@@ -99,7 +99,7 @@ def _is_installed(package: str) -> bool:
 
 
 def import_paddle() -> None:
-    """Import Paddle with the CPU set-up applied; every verb that computes calls this first.
+    """Import Paddle with the CPU settings applied; every verb that computes calls this first.
 
     Raises:
         UserError: no Paddle is installed.
@@ -112,7 +112,7 @@ def import_paddle() -> None:
             warnings.simplefilter("ignore")  # Paddle warns about a missing ccache, which only its developers need
             import paddle
 
-            paddle.disable_signal_handler()  # Paddle's answers SIGTERM with a C++ dump
+            paddle.disable_signal_handler()  # it would answer SIGTERM with a C++ dump
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)  # Python's again
     except ImportError as error:
@@ -126,7 +126,7 @@ def import_paddle() -> None:
 
 
 def import_paddlenlp(reason: str) -> ModuleType:
-    """Import paddlenlp with the CPU set-up applied. It takes 5 to 10 s, so a line on standard error says why.
+    """Import paddlenlp with the CPU settings applied. It takes 5 to 10 s, so a line on standard error says why.
 
     Raises:
         UserError: no paddlenlp, or no Paddle, is installed.
@@ -140,7 +140,10 @@ def import_paddlenlp(reason: str) -> ModuleType:
             import paddlenlp
             import paddlenlp.transformers
     except ImportError as error:
-        raise UserError(f"{reason}: this needs paddlenlp 3.0.0b4, which cannot be imported: {error}") from None
+        raise UserError(
+            f"{reason}: this needs paddlenlp 3.0.0b4, which cannot be imported: {error}\n"
+            "  Install it (pip install 'erniekit[paddlenlp]'), or convert the tokenizer to tokenizer.json"
+        ) from None
     return paddlenlp
 
 

@@ -10,6 +10,7 @@ from tests.log_capture import captured_log
 apply_cpu_settings(threads=2)
 
 pytest_plugins = ["tests.tiny_runs"]
+FIXTURES_THAT_TRAIN = {"train", "prefer", "train_adapters", "train_on_ranks"}
 
 
 @pytest.fixture
@@ -17,3 +18,11 @@ def logged() -> Iterator[list[str]]:
     """The lines that ERNIEKit logs during the test, as the command line shows them."""
     with captured_log() as lines:
         yield lines
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what trains through a fixture of `tests/tiny_runs.py` as slow: a third of the time of all tests."""
+    for item in items:
+        if FIXTURES_THAT_TRAIN & set(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")

@@ -167,6 +167,7 @@ def train_on_ranks(
 ) -> Callable[..., SimpleNamespace]:
     """Train on as many ranks as the layout needs; the losses, what each rank has said, and the folder."""
     from erniekit.launch.job import plan_job, run_job
+    from tests.distributed.warm_processes import warm_starts
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -177,9 +178,10 @@ def train_on_ranks(
         if not config.checkpoint.resume_from_checkpoint:
             shutil.rmtree(output, ignore_errors=True)
         job = plan_job(config, (sys.executable, "-m", "erniekit", "train", str(config.path)), nproc=nproc, logs=None)
-        assert job is not None and run_job(job) == 0
+        with warm_starts():
+            assert job is not None and run_job(job) == 0
         log = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
-        said = [(job.logs / f"rank-{rank}.log").read_text() for rank in range(job.nproc_per_node)]
+        said = [(job.logs / f"rank-{rank}.log").read_text() for rank in range(job.nproc)]
         return SimpleNamespace(losses=[line["loss"] for line in log if "loss" in line], said=said, output=output)
 
     return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         metavar="N",
         help="run on N ranks of this machine; default: all visible GPUs, or on a CPU what the layout needs. On several "
-        "machines run the same command on each, with NNODES, MASTER_ADDR and MASTER_PORT set (docs/parallelism.md)",
+        "machines paddle.distributed.launch or the cluster's launcher starts the ranks (docs/parallelism.md)",
     )
     parser.add_argument(
         "--rank-logs",
@@ -32,8 +33,10 @@ def run_on_ranks(config: Config, options: argparse.Namespace, command: tuple[str
     Returns:
         The exit code of the job; None if this process should do the work itself.
     """
+    from erniekit.launch.external import adopt_rank
     from erniekit.launch.job import plan_job, run_job
 
+    adopt_rank(os.environ, gpu=config.basic.device != "cpu")
     logs = None if options.rank_logs is None else options.rank_logs.expanduser()
     job = plan_job(config, (sys.executable, "-m", "erniekit", *command), nproc=options.nproc, logs=logs)
     return None if job is None else run_job(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import os
 import sys
@@ -12,10 +13,10 @@ from typing import Any
 
 import paddle
 import paddle.distributed as dist
+from paddle.base import core
 from paddle.distributed import fleet
 
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
-from erniekit.distributed.roll_call import wait_for_all_ranks
 from erniekit.distributed.topology import AXES, BATCH_AXES, MODEL_AXES, Axis, Topology
 
 
@@ -27,13 +28,10 @@ def init_mesh(topology: Topology, *, timeout: float) -> Mesh:
     Args:
         timeout: seconds that a rank waits for another one.
 
-    Raises:
-        RankLostError, RankTimeoutError: another rank has ended, or does not join in time.
+    A process whose peers do not come within `timeout` ends with exit code 1; see `join_store`.
     """
     if topology.world_size == 1:
         return SINGLE_PROCESS_MESH
-    if not dist.is_initialized():  # otherwise an earlier run in this process has joined the others
-        wait_for_all_ranks(int(os.environ["PADDLE_TRAINER_ID"]), topology.world_size, _address_of_rank_0(), timeout)
     if paddle.get_device() == "cpu":
         from erniekit.distributed import cpu_backend
 
@@ -46,18 +44,25 @@ def init_mesh(topology: Topology, *, timeout: float) -> Mesh:
         "sharding_degree": topology.sharding,
         "mp_degree": topology.tensor,
     }
+    if not dist.is_initialized():  # a second run of a process has met the others before
+        join_store(timeout)
     with _suppress_fleet_warnings():
         fleet.init(is_collective=True, strategy=strategy)
         return Mesh(topology, dist.get_rank(), _groups(topology))
 
 
-def _address_of_rank_0() -> tuple[str, int]:
-    """Return the address of Paddle's store, which reads the same variables in this order."""
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not (host and port):
-        named = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
-        host, _, port = named.rpartition(":")
-    return host, int(port)
+def join_store(timeout: float) -> None:
+    """Meet the other ranks at the store of rank 0, which the groups are formed through.
+
+    Paddle's store waits 15 minutes for clients and without end for its server, and holds the interpreter's lock
+    meanwhile, so no Python code can interrupt it. After `timeout` seconds faulthandler's own thread therefore ends the
+    process with its stacks; the launcher recognises this function in them.
+    """
+    faulthandler.dump_traceback_later(timeout, exit=True, file=sys.__stderr__ or 2)
+    try:
+        core.create_or_get_global_tcp_store()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @contextmanager

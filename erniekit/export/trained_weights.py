@@ -73,9 +73,9 @@ def _dequantized_base(settings: WeightOnly, architecture: Architecture, name: st
 def stored_types(
     architecture: Architecture, names: Sequence[str], reference: Mapping[str, str], dtype: str | None
 ) -> dict[str, str]:
-    """The type each tensor is written in, as safetensors names it.
+    """Return the type each tensor is written in, as safetensors names it.
 
-    Routers decide by small differences between their scores, so they stay float32, as `transformers` keeps them.
+    Routers depend on small score differences, so they stay float32, as in `transformers`.
 
     Args:
         reference: types in which the base model stores its tensors.

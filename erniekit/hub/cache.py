@@ -1,4 +1,7 @@
-"""Models of hubs as far as they are on this machine: names, caches, what is missing. No network, no hub's library."""
+"""Name models of hubs, and find the copies that the hubs' own libraries have cached. Nothing here asks a network.
+
+A library is imported only when a configuration names its hub.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ class Hub:
     """A hub that models can be fetched from.
 
     Attributes:
-        parameter: the one that chooses it.
-        page: where a person finds the files of "{repo}".
-        revision: what is taken where the name says none.
-        cache: the folder in which its library keeps models.
-        snapshots: the folders in which a model may be cached, the likeliest first.
+        parameter: the parameter that chooses it.
+        page: the web page of "{repo}".
+        revision: the default revision.
+        cache: returns the folder in which its library keeps models.
+        snapshot: returns the folder of a model's cached copy, which may be incomplete, or None.
     """
 
     parameter: str
@@ -39,12 +42,12 @@ class Hub:
     page: str
     revision: str
     cache: Callable[[], Path]
-    snapshots: Callable[[HubModel], list[Path]]
+    snapshot: Callable[[HubModel], Path | None]
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model of a hub at a revision: a branch, a tag or a commit."""
+    """A model of a hub at a revision, which is a branch, a tag or a commit."""
 
     hub: Hub
     repo: str
@@ -57,58 +60,67 @@ def _env_path(name: str) -> Path | None:
 
 
 def _hugging_face_cache() -> Path:
-    chosen = _env_path("HF_HUB_CACHE") or _env_path("HUGGINGFACE_HUB_CACHE")
-    if chosen is not None:
-        return chosen
-    user_cache = _env_path("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return (_env_path("HF_HOME") or user_cache / "huggingface") / "hub"
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
 
 
-def _hugging_face_snapshots(model: HubModel) -> list[Path]:
-    folder = _hugging_face_cache() / f"models--{model.repo.replace('/', '--')}"
-    reference = folder / "refs" / model.revision
-    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else model.revision
-    return [folder / "snapshots" / commit]
+def _hugging_face_snapshot(model: HubModel) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    for name in (MODEL_CONFIG, ADAPTER_CONFIG):
+        path = try_to_load_from_cache(model.repo, name, cache_dir=_hugging_face_cache(), revision=model.revision)
+        if isinstance(path, str):  # otherwise it is not cached, or known not to exist
+            return Path(path).parent
+    return None
 
 
 def _model_scope_cache() -> Path:
     return _env_path("MODELSCOPE_CACHE") or Path.home() / ".cache/modelscope"
 
 
-def _model_scope_snapshots(model: HubModel) -> list[Path]:
-    base = _model_scope_cache()
-    owner, name = model.repo.split("/")
-    old = f"{owner}/{name.replace('.', '___')}"  # how libraries before 1.38 named it
-    new = base / "models" / f"{owner}--{name}" / "snapshots" / model.revision
-    return [base / "models" / old, base / "hub/models" / old, new]  # its library prefers an old one, too
+def _model_scope_snapshot(model: HubModel) -> Path | None:
+    try:
+        from modelscope_hub import HubApi
+        from modelscope_hub.errors import HubError
+    except ModuleNotFoundError:
+        return None
+    try:
+        return Path(
+            HubApi().download_repo(
+                model.repo, "model", revision=model.revision, cache_dir=_model_scope_cache(), local_files_only=True
+            )
+        )
+    except HubError:
+        return None
 
 
 def _ai_studio_cache() -> Path:
     return (_env_path("AISTUDIO_CACHE_HOME") or Path.home()) / ".cache/aistudio"
 
 
-def _ai_studio_snapshots(model: HubModel) -> list[Path]:
-    # the library's own folders are one for each file's last commit, so a model is linked together in one of ours
-    return [_ai_studio_cache() / "snapshots" / model.repo / model.revision]
+def _ai_studio_snapshot(model: HubModel) -> Path:
+    # the library keeps one folder for each file's last commit, so hub/download.py links a model together in this one
+    return _ai_studio_cache() / "snapshots" / model.repo / model.revision
 
 
 HUGGING_FACE = Hub(
     "from_hf_hub", "the Hugging Face Hub", "https://huggingface.co/{repo}", "main",
-    _hugging_face_cache, _hugging_face_snapshots,
+    _hugging_face_cache, _hugging_face_snapshot,
 )  # fmt: skip
 AI_STUDIO = Hub(
     "from_aistudio", "Baidu AI Studio", "http://git.aistudio.baidu.com/{repo}", "master",
-    _ai_studio_cache, _ai_studio_snapshots,
+    _ai_studio_cache, _ai_studio_snapshot,
 )  # fmt: skip
 MODEL_SCOPE = Hub(
     "from_modelscope", "ModelScope", "https://www.modelscope.cn/models/{repo}", "master",
-    _model_scope_cache, _model_scope_snapshots,
+    _model_scope_cache, _model_scope_snapshot,
 )  # fmt: skip
 HUBS = (HUGGING_FACE, AI_STUDIO, MODEL_SCOPE)
 
 
 def chosen_hub(config: Config) -> Hub | None:
-    """The hub that a configuration fetches its model from."""
+    """Return the hub that a configuration fetches its model from, or None."""
     section = config.basic
     asked = (
         (HUGGING_FACE, section.from_hf_hub),
@@ -119,10 +131,10 @@ def chosen_hub(config: Config) -> Hub | None:
 
 
 def parse_name(name: str, hub: Hub) -> HubModel:
-    """The model that "organisation/name" or "organisation/name@revision" names.
+    """Parse "organisation/name" or "organisation/name@revision".
 
     Raises:
-        ModelFileError: it is no such name.
+        ModelFileError: the name has another form.
     """
     match = _NAME.fullmatch(name)
     if match is None or {".", ".."} & set(re.split("[/@]", name)):
@@ -134,15 +146,15 @@ def parse_name(name: str, hub: Hub) -> HubModel:
 
 
 def hub_hint(name: str) -> str:
-    """What a name may mean that is no folder, where no hub is chosen; "" where it cannot be a hub's."""
+    """Return a hint for a name that is no folder while no hub is chosen; "" where no hub could know the name."""
     if not _NAME.fullmatch(name):
         return ""
     switches = ", ".join(f"{hub.parameter}: true" for hub in HUBS)
-    return f"\n  If it is a model of a hub, write of which: one of {switches}."
+    return f"\n  If it is a model of a hub, name the hub: write one of {switches}."
 
 
 def missing_files(folder: Path, *, weights: bool) -> list[str]:
-    """What a model's or an adapter's folder still lacks: its configuration, and where they are wanted its weights."""
+    """Return the files that the folder of a model or an adapter lacks: its configuration, and with `weights` those."""
     if not any((folder / name).is_file() for name in (MODEL_CONFIG, ADAPTER_CONFIG)):
         return [MODEL_CONFIG]
     if not weights:
@@ -158,16 +170,16 @@ def missing_files(folder: Path, *, weights: bool) -> list[str]:
 
 
 def cached_snapshot(model: HubModel, *, weights: bool) -> Path | None:
-    """The folder of a complete cached copy, or None."""
-    folders = (folder for folder in model.hub.snapshots(model) if not missing_files(folder, weights=weights))
-    return next(folders, None)
+    """Return the folder of a complete cached copy, or None."""
+    folder = model.hub.snapshot(model)
+    return None if folder is None or missing_files(folder, weights=weights) else folder
 
 
 def local_model_folder(config: Config) -> Path | None:
-    """Where `model_name_or_path` lies without fetching anything; None for a hub's model that is not cached.
+    """Return the folder of `model_name_or_path` without fetching anything; None for a hub's model that is not cached.
 
     Raises:
-        ModelFileError: the name is not one that its hub could know.
+        ModelFileError: the name cannot be one of its hub.
     """
     name, hub = config.basic.model_name_or_path, chosen_hub(config)
     folder = Path(name).expanduser()

@@ -1,8 +1,8 @@
-"""Models of hubs, fetched by the hubs' own libraries into their own caches.
+"""Fetch models of hubs with the hubs' own libraries into their own caches.
 
 Only what a model needs is fetched: configurations, the tokenizer's files, chat templates and safetensors; never code
-and never pickles. Weights are fetched when they are wanted, so a preview of the data does not wait for them. A process
-asks for a model once; on the Hugging Face Hub its weights are of the same commit as its other files.
+and never pickles. Weights are fetched only when they are needed, so a preview of the data does not wait for them. A
+process fetches a model once; on the Hugging Face Hub its weights come from the same commit as its other files.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ STALL_TIMEOUT_S = 60.0  # between two pieces of a file
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SUBFOLDER_FILES = "*/*"  # files of other formats; a model's own lie at the top
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "lora_model_state.safetensors")
-_fetched_folders: dict[tuple[HubModel, bool, Path], Path] = {}  # by what was wanted and the cache it went to
+_fetched_folders: dict[tuple[HubModel, bool], Path] = {}  # (model, with its weights) -> folder
 _reported: set[str] = set()
 
 
 class _FetchError(Exception):
-    """Why a hub did not give a model, as a clause."""
+    """A hub did not give a model; the message is a clause that says why."""
 
 
 def model_folder(config: Config, *, weights: bool = False) -> Path:
-    """The local folder of `model_name_or_path`; where a hub is chosen, the model is fetched.
+    """Return the local folder of `model_name_or_path`, which is fetched where a hub is chosen.
 
     Args:
-        weights: whether the weights are wanted, too; otherwise a hub is asked for the small files only.
+        weights: fetch the weights, too; otherwise only the small files.
 
     Raises:
         ModelFileError: there is no such folder or model.
@@ -68,13 +68,13 @@ def model_folder(config: Config, *, weights: bool = False) -> Path:
 def find_model_folder(
     name: str, hub: Hub | None, *, weights: bool = True, parameter: str = "model_name_or_path"
 ) -> Path:
-    """The local folder of a model that is named by a path or, where a hub is chosen, by its name there.
+    """Return the local folder of a model that is named by a path or, where a hub is chosen, by its name there.
 
-    A folder that exists is taken before any hub is asked. Without a network a complete cached copy serves.
+    A folder that exists is taken before any hub is asked. Without a network a complete cached copy is used.
 
     Args:
-        weights: whether the weights are wanted, too.
-        parameter: what the name was given for, for messages.
+        weights: fetch the weights, too.
+        parameter: the parameter or option that holds the name, for messages.
 
     Raises:
         ModelFileError: there is no such folder or model; says what to download and where to put it.
@@ -90,15 +90,14 @@ def find_model_folder(
             "  Write the path of a folder that holds config.json, the tokenizer's files and *.safetensors."
         )
     model = parse_name(name, hub)
-    key = (model, weights, hub.cache())
-    if key not in _fetched_folders:
-        _fetched_folders[key] = _fetch_model(model, weights, parameter)
-    return _fetched_folders[key]
+    if (model, weights) not in _fetched_folders:
+        _fetched_folders[model, weights] = _fetch_model(model, weights, parameter)
+    return _fetched_folders[model, weights]
 
 
 def _fetch_model(model: HubModel, weights: bool, parameter: str) -> Path:
     hub = model.hub
-    first = _fetched_folders.get((model, False, hub.cache()))
+    first = _fetched_folders.get((model, False))
     fetch = {HUGGING_FACE: _from_hugging_face, AI_STUDIO: _from_ai_studio, MODEL_SCOPE: _from_model_scope}[hub]
     if weights:
         logger.info(f"model: the weights of {model.repo} from {hub.title} ...")
@@ -126,13 +125,13 @@ def _log_once(line: str) -> None:
 
 def _download_instructions(model: HubModel, parameter: str, reason: str) -> str:
     folder = f"models/{model.repo.split('/')[1]}"
-    partly = [path for path in model.hub.snapshots(model) if path.is_dir() and any(path.iterdir())]
-    lacking = [
-        f"\n  The cached copy in {path} lacks {', '.join(missing_files(path, weights=True))}." for path in partly
-    ]
+    partial = model.hub.snapshot(model)
+    lacking = ""
+    if partial is not None and partial.is_dir() and any(partial.iterdir()):
+        lacking = f"\n  The cached copy in {partial} lacks {', '.join(missing_files(partial, weights=True))}."
     return (
         f"{parameter}: {model.repo} (revision {model.revision}) cannot be fetched from {model.hub.title}: {reason}."
-        + "".join(lacking[:1])
+        + lacking
         + f"\n  Where there is a network, download from {model.hub.page.format(repo=model.repo)} into {folder}:"
         "\n    config.json (of an adapter adapter_config.json) and generation_config.json,"
         "\n    tokenizer.json or tokenizer.model, tokenizer_config.json, special_tokens_map.json, chat_template.jinja,"
@@ -147,15 +146,15 @@ def _patterns(weights: bool) -> list[str]:
 
 def _from_hugging_face(model: HubModel, weights: bool, first: Path | None) -> Path:
     import huggingface_hub
-    from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
-    from huggingface_hub.errors import RevisionNotFoundError as NoRevisionError
+    from huggingface_hub import constants
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    if _is_on("HF_HUB_OFFLINE") or _is_on("TRANSFORMERS_OFFLINE"):
+    if constants.HF_HUB_OFFLINE:
         raise _FetchError("HF_HUB_OFFLINE forbids asking it")
     endpoint = os.environ.get("HF_ENDPOINT") or None
     revision = model.revision if first is None else first.name
     try:
-        # first with a time limit, which the download's own first question lacks
+        # ask first with a time limit, because snapshot_download's own first question has none
         huggingface_hub.HfApi(endpoint=endpoint).model_info(model.repo, revision=revision, timeout=TIMEOUT_S)
         folder = huggingface_hub.snapshot_download(
             model.repo, revision=revision, allow_patterns=_patterns(weights), ignore_patterns=[SUBFOLDER_FILES],
@@ -165,11 +164,9 @@ def _from_hugging_face(model: HubModel, weights: bool, first: Path | None) -> Pa
         raise _FetchError("its terms must be accepted on its page, and HF_TOKEN must be set") from None
     except RepositoryNotFoundError:
         raise _FetchError("there is no such repository, or it is private and needs HF_TOKEN") from None
-    except NoRevisionError:
+    except RevisionNotFoundError:
         raise _FetchError(f"it has no revision {revision}") from None
-    except OfflineModeIsEnabled:
-        raise _FetchError("HF_HUB_OFFLINE forbids asking it") from None
-    except (OSError, ValueError) as error:  # requests' and the Hub's own errors are OSErrors
+    except connection_errors() as error:
         raise _FetchError(_short_reason(error, model.hub)) from None
     return Path(folder)
 
@@ -196,19 +193,20 @@ def _from_model_scope(model: HubModel, weights: bool, first: Path | None) -> Pat
 
 
 def _from_ai_studio(model: HubModel, weights: bool, first: Path | None) -> Path:
-    """File by file: AI Studio's library lists no repository, so every file that a model may have is asked for."""
+    """Fetch file by file: AI Studio's library cannot list a repository, so it is asked for every possible file."""
     try:
         from aistudio_sdk.hub import Hub as Client
         from aistudio_sdk.requests import hub as transport
     except ModuleNotFoundError:
-        raise _FetchError("its library is not installed (pip install aistudio-sdk==0.2.6)") from None
+        raise _FetchError("its library is not installed (pip install 'erniekit[aistudio]')") from None
 
     transport.CONNECTION_TIMEOUT = TIMEOUT_S  # instead of 30 s
     transport.CONNECTION_TIMEOUT_DOWNLOAD = STALL_TIMEOUT_S  # instead of an hour
-    client, folder = Client(), model.hub.snapshots(model)[0]
+    client, folder = Client(), model.hub.snapshot(model)
+    assert folder is not None
 
     def fetch(name: str) -> bool:
-        """Whether the repository has the file, which then is in the folder."""
+        """Fetch a file into the folder; return whether the repository has it."""
         with redirect_stdout(sys.stderr):  # the library prints about each file
             answer = client.download(repo_id=model.repo, filename=name, revision=model.revision, cache_dir=str(folder))
         if "path" in answer:
@@ -273,7 +271,9 @@ def _without_broken_blobs(model: HubModel) -> Iterator[None]:
     before = set(blobs.glob("*"))
 
     def remove_unlinked() -> None:
-        links = model.hub.snapshots(model)[0].glob("*")
+        folder = model.hub.snapshot(model)
+        assert folder is not None
+        links = folder.glob("*")
         for path in set(blobs.glob("*")) - before - {link.resolve() for link in links}:
             path.unlink(missing_ok=True)
 
@@ -284,7 +284,7 @@ def _without_broken_blobs(model: HubModel) -> Iterator[None]:
 
 
 def _short_reason(error: Exception, hub: Hub) -> str:
-    """A library's error in a few words."""
+    """Return a library's error in a few words."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"no space is left for its cache {hub.cache()}"
     if isinstance(error, PermissionError):
@@ -292,10 +292,15 @@ def _short_reason(error: Exception, hub: Hub) -> str:
     name, text = type(error).__name__, " ".join(str(error).split())
     if "Timeout" in name:
         return f"it did not answer in time ({name})"
-    if "Connection" in name or "Network" in name or "Proxy" in name:
+    if "Connect" in name or "Network" in name or "Proxy" in name:
         return f"there is no connection to it ({name})"
     return f"{name}: {text[:200]}"
 
 
-def _is_on(variable: str) -> bool:
-    return os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
+def connection_errors() -> tuple[type[Exception], ...]:
+    """Return what huggingface_hub raises when it cannot reach the Hub, or the Hub refuses."""
+    errors: list[type[Exception]] = [OSError, ValueError]  # version 0 uses requests, whose errors are OSErrors
+    for name in ("httpx", "httpx2"):  # versions 1 and 2
+        if name in sys.modules:
+            errors.append(sys.modules[name].HTTPError)
+    return tuple(errors)

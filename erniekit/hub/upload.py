@@ -1,4 +1,4 @@
-"""Uploading an exported folder to the Hugging Face Hub, with the Hub's own client; only when asked to."""
+"""Upload an exported folder to the Hugging Face Hub with the Hub's own client; only on request."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from erniekit.errors import ConfigurationError, UserError
+from erniekit.hub.download import connection_errors
 
 logger = logging.getLogger(__name__)
 
@@ -15,10 +16,10 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def check_upload(repository: str) -> None:
-    """Find out early what an upload would fail for.
+    """Check before the export whether an upload could work.
 
     Raises:
-        ConfigurationError: the name is none of a repository, or the client or a token is missing.
+        ConfigurationError: `repository` is not OWNER/NAME, or the client or a token is missing.
     """
     if not _REPOSITORY.fullmatch(repository):
         raise ConfigurationError(f"--push {repository}: expected OWNER/NAME, as in me/my-model")
@@ -35,14 +36,12 @@ def check_upload(repository: str) -> None:
 
 
 def upload(folder: Path, repository: str) -> None:
-    """Create the repository if it is not there, and upload the folder's files in one commit.
+    """Create the repository if it does not exist, and upload the folder's files in one commit.
 
     Raises:
-        UserError: the Hub refuses, or cannot be reached; the folder on disk is complete all the same.
+        UserError: the Hub refuses, or cannot be reached; the folder on disk is complete nevertheless.
     """
-    import requests
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi()
     try:
@@ -50,7 +49,7 @@ def upload(folder: Path, repository: str) -> None:
         commit = api.upload_folder(
             repo_id=repository, folder_path=folder, commit_message="Export of ERNIEKit", ignore_patterns=[".*"]
         )
-    except (HfHubHTTPError, requests.RequestException, OSError) as error:
+    except connection_errors() as error:
         raise UserError(
             f"--push {repository}: the upload failed: {str(error).strip().splitlines()[0]}\n"
             f"  The export itself is complete in {folder}; to send it later:\n"

@@ -136,5 +136,5 @@ def _library(name: str) -> ModuleType:
     except ImportError as error:
         raise ConfigurationError(
             f"scoring generated answers needs the libraries rouge-score and sacrebleu ({error})\n"
-            "  Install them: pip install rouge-score sacrebleu   (or write eval_answers: 0)"
+            "  Install them: pip install 'erniekit[eval]'   (or write eval_answers: 0)"
         ) from None

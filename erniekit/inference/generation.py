@@ -125,7 +125,7 @@ class KeyValueCache:
         return paddle.to_tensor(positions[:, None])
 
     def _windowed_mask(self, window: int) -> paddle.Tensor:
-        """The mask [B, 1, 1, slots] of padding and of what lies before the last `window` positions of each row."""
+        """Return the mask [B, 1, 1, slots] of padding and of positions before the last `window` ones of each row."""
         if window in self._windowed_masks:
             return self._windowed_masks[window]
         longest = self._padding.shape[1]

@@ -1,7 +1,7 @@
-"""One command on several ranks: how many, what is done before they start, and starting again after a failure.
+"""Run one command on several ranks of this machine: how many there are, what is done before they start, restarts.
 
-Needs no Paddle. Where the processes come from, how they are watched, and how several machines work together:
-`launch/local.py`, `launch/watch.py`, `launch/rendezvous.py`.
+Needs no Paddle. `launch/local.py` starts the processes and `launch/watch.py` watches them. On several machines another
+launcher starts the ranks: see `launch/external.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -21,49 +21,48 @@ from erniekit.config import Config
 from erniekit.distributed.rank import is_rank
 from erniekit.distributed.topology import AXES, Topology, topology_from
 from erniekit.errors import ConfigurationError
-from erniekit.launch.local import free_port, rank_log_path, spawn, visible_gpus
-from erniekit.launch.rendezvous import NodeLostError, Nodes, Rendezvous, connect_nodes
+from erniekit.launch.external import refuse_several_nodes
+from erniekit.launch.local import rank_log_path, spawn, visible_gpus
 from erniekit.launch.watch import Failure, received_signals, root_cause, signal_forwarder, watch
 from erniekit.training.checkpoint.atomic_folder import MANIFEST, checkpoint_folders, newest_complete
-from erniekit.training.control import NO_COMMANDS, Commands, forward_commands
+from erniekit.training.control import Commands, forward_commands
 
 logger = logging.getLogger(__name__)
 
 LOG_FOLDER = "rank_logs"  # in output_dir
-FAILED, USER_ERROR = 1, 2  # exit codes
+USER_ERROR = 2  # exit code
 RESUME = "resume_from_checkpoint"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command that several ranks run.
+    """A command that several ranks of this machine run.
 
     Attributes:
-        command: what each of them runs; `name=value` words can be appended.
-        here: the number of ranks on this machine; each has a GPU of its own where `gpu`.
-        rendezvous: where this machine meets the others of the job; None for one machine.
+        command: the command line of each rank; `name=value` words can be appended.
+        nproc: the number of ranks; each has a GPU of its own where `gpu`.
         logs: the folder for the output of each rank.
     """
 
     config: Config
     command: tuple[str, ...]
-    nproc_per_node: int
+    nproc: int
     gpu: bool
-    rendezvous: Rendezvous | None
     logs: Path
 
 
 def plan_job(config: Config, command: tuple[str, ...], *, nproc: int | None, logs: Path | None) -> Job | None:
-    """The job that this process should start; None where it does the work itself, alone or as a rank of a job.
+    """Return the job that this process should start; None where it does the work itself, alone or as a rank of a job.
 
-    One rank alone is a job where it may have to be started again.
+    A single rank is a job where `max_restarts` may start it again.
 
     Args:
         nproc: the number of ranks on this machine, if the user gave it. Otherwise one for each GPU that is visible, or,
             on a CPU, as many as the degrees of the configuration need.
 
     Raises:
-        ConfigurationError: the layout does not fit the number of ranks, or this process is a rank already.
+        ConfigurationError: the layout does not fit the number of ranks, this process is a rank already, or NNODES asks
+            for several machines.
     """
     if is_rank():
         if nproc is not None:
@@ -72,8 +71,7 @@ def plan_job(config: Config, command: tuple[str, ...], *, nproc: int | None, log
                 "(PADDLE_TRAINER_ID is set)\n  leave --nproc out, or unset the PADDLE_ variables"
             )
         return None
-    rendezvous = Rendezvous.from_environment()
-    nodes = rendezvous.nodes if rendezvous else 1
+    refuse_several_nodes(os.environ, command)
     device = config.basic.device
     gpus = 0 if device == "cpu" else visible_gpus()
     if gpus and nproc is not None and nproc > gpus:
@@ -84,41 +82,32 @@ def plan_job(config: Config, command: tuple[str, ...], *, nproc: int | None, log
     if nproc is None and gpus:
         nproc = 1 if ":" in device else gpus
     elif nproc is None:
-        nproc = max(1, topology_from(config).world_size // nodes)
-    if rendezvous is None:
-        topology_from(config, nproc)
-        if nproc == 1 and not config.distributed.max_restarts:
-            return None
+        nproc = max(1, topology_from(config).world_size)
+    topology_from(config, nproc)
+    if nproc == 1 and not config.distributed.max_restarts:
+        return None
     folder = logs or _output_dir(config) / LOG_FOLDER
-    return Job(config, command, nproc, gpus > 0, rendezvous, folder)
+    return Job(config, command, nproc, gpus > 0, folder)
 
 
 def run_job(job: Job) -> int:
     """Run a job to its end, or to its last failure.
 
     Returns:
-        The exit code: 0, that of the rank that failed first (2 for what the user can mend), or 130 and 143 where a
-        signal ended the job.
+        The exit code: 0; that of the rank that failed first (2 for a mistake of the user); 130 or 143 where a signal
+        ended the job.
 
     Raises:
-        UserError: what the user can mend, found before any rank was started.
+        UserError: model, data or layout cannot be used; raised before any rank is started.
     """
     prepare(job.config)
-    if job.rendezvous:
-        reach = ", which only this machine can reach" if job.rendezvous.is_loopback else ""
-        logger.info(f"{job.rendezvous.nodes} nodes meet at {job.rendezvous}{reach}")
-    with connect_nodes(job.rendezvous, job.nproc_per_node, job.config.distributed.distributed_timeout) as nodes:
-        topology = topology_from(job.config, sum(nodes.counts))
-        model = known_model_config(job.config)
-        if not isinstance(model, str):  # otherwise the ranks say what is wrong with it
-            partition_layers(job.config, model, topology)
-        _make_log_folder(job.logs)
-        logger.info(_announcement(job, nodes, topology))
-        try:
-            return _run_until_done(job, nodes)
-        except NodeLostError as error:
-            print(f"error: {error}; the ranks of this node were ended", file=sys.stderr)
-            return FAILED
+    topology = topology_from(job.config, job.nproc)
+    model = known_model_config(job.config)
+    if not isinstance(model, str):  # otherwise the ranks say what is wrong with it
+        partition_layers(job.config, model, topology)
+    _make_log_folder(job.logs)
+    logger.info(_announcement(job, topology))
+    return _run_until_done(job)
 
 
 def prepare(config: Config) -> None:
@@ -137,16 +126,21 @@ def prepare(config: Config) -> None:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """How the ranks of one node ended. As a dict it travels to node 0."""
+    """How the ranks ended.
+
+    Attributes:
+        code: the exit code where nothing failed: 0, or 128 + the signal that stopped the ranks.
+        stopped: a signal asked the job to end.
+    """
 
     failures: list[Failure]
-    code: int  # where nothing failed: 0, or what a signal made of it
-    stopped: bool  # a signal asked for an end
+    code: int
+    stopped: bool
 
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What node 0 makes of an attempt. As a dict it travels to the others."""
+    """What follows from an attempt: the failure to report, the exit code, and whether the job starts again."""
 
     failure: Failure | None
     code: int
@@ -155,19 +149,11 @@ class _Verdict:
     notes: tuple[str, ...] = ()
 
 
-def _run_until_done(job: Job, nodes: Nodes) -> int:
+def _run_until_done(job: Job) -> int:
     before = _checkpoints(job.config)
     resume, attempt = False, 0
     while True:
-        port = nodes.broadcast(free_port(""))
-        ended = _run_once(job, nodes, port, attempt, resume)
-        all_ended = [
-            _Attempt(**payload | {"failures": [Failure(**failure) for failure in payload["failures"]]})
-            for payload in nodes.gather(asdict(ended))
-        ]
-        verdict = _verdict(job, all_ended, attempt, before) if nodes.node_rank == 0 else None
-        payload = nodes.broadcast(None if verdict is None else asdict(verdict))
-        verdict = _Verdict(**payload | {"failure": Failure(**payload["failure"]) if payload["failure"] else None})
+        verdict = _verdict(job, _run_once(job, resume), attempt, before)
         if verdict.failure is not None:
             print(f"error: {verdict.failure}", file=sys.stderr)
             if verdict.failure.cause != "user error":
@@ -179,38 +165,28 @@ def _run_until_done(job: Job, nodes: Nodes) -> int:
         resume, attempt = verdict.resume, attempt + 1
 
 
-def _run_once(job: Job, nodes: Nodes, port: int, attempt: int, resume: bool) -> _Attempt:
-    """Start the ranks of this node and wait for their end, or for a failure anywhere."""
+def _run_once(job: Job, resume: bool) -> _Attempt:
+    """Start the ranks and wait until all have ended or one has failed."""
     command = job.command
     if resume:
         command = (*(word for word in command if not word.startswith(f"{RESUME}=")), f"{RESUME}=true")
-    local_ranks = nodes.local_ranks(port)
-    for rank in local_ranks.ranks:
+    for rank in range(job.nproc):
         with rank_log_path(job.logs, rank).open("a", encoding="utf-8") as log:
-            log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} rank {rank} of {local_ranks.world_size}\n")
-
-    def remote_failures() -> list[Failure]:
-        heard = (alarm for alarm in nodes.poll_alarms() if alarm["attempt"] == attempt)
-        return [Failure(**failure) for alarm in heard for failure in alarm["failures"]]
+            log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} rank {rank} of {job.nproc}\n")
 
     with tempfile.TemporaryDirectory(prefix="erniekit-ranks-") as reports, received_signals() as received:
-        ranks = spawn(local_ranks, command, logs=job.logs, reports=Path(reports), gpu=job.gpu)
+        ranks = spawn(job.nproc, command, logs=job.logs, reports=Path(reports), gpu=job.gpu)
         try:
-            waiting, typed = (
-                signal_forwarder(received, ranks),
-                Commands.typed() if nodes.node_rank == 0 else NO_COMMANDS,
-            )
+            waiting, typed = signal_forwarder(received, ranks), Commands.typed()
 
             def keep_waiting() -> bool:
                 if problem := forward_commands(typed.lines(), _output_dir(job.config)):
                     print(problem, file=sys.stderr)
                 return waiting()
 
-            failures = watch(ranks, keep_waiting=keep_waiting, remote_failures=remote_failures)
+            failures = watch(ranks, keep_waiting=keep_waiting)
             if len(received) > 1:
-                failures = []  # ended at once, as was asked for: one may have lost another that was quicker
-            if failures:
-                nodes.broadcast_alarm({"attempt": attempt, "failures": [asdict(failure) for failure in failures]})
+                failures = []  # the user ended them at once, so a rank may have lost one that was quicker
         finally:
             ranks.kill()
     numbers = [abs(ended.code) % 128 for ended in ranks.ended.values() if ended.code]  # of signals, if nothing failed
@@ -218,20 +194,19 @@ def _run_once(job: Job, nodes: Nodes, port: int, attempt: int, resume: bool) -> 
     return _Attempt(failures, code, bool(received))
 
 
-def _verdict(job: Job, ended: list[_Attempt], attempt: int, before: dict[Path, int]) -> _Verdict:
-    """What comes after an attempt.
+def _verdict(job: Job, ended: _Attempt, attempt: int, before: dict[Path, int]) -> _Verdict:
+    """Decide what comes after an attempt.
 
     Args:
-        before: the checkpoints that were there before the first attempt, and when each was completed.
+        before: the checkpoints that existed before the first attempt, and when each was completed.
     """
-    failures = [failure for each in ended for failure in each.failures]
-    if not failures:
-        return _Verdict(None, next((each.code for each in ended if each.code), 0))
-    failure = root_cause(failures)
+    if not ended.failures:
+        return _Verdict(None, ended.code)
+    failure = root_cause(ended.failures)
     if failure.cause == "user error":
         return _Verdict(failure, USER_ERROR)
     restarts = job.config.distributed.max_restarts
-    if attempt == restarts or any(each.stopped for each in ended):
+    if attempt == restarts or ended.stopped:
         return _Verdict(failure, failure.code)
     newest, skipped = newest_complete(_output_dir(job.config))
     own = newest is not None and before.get(newest) != _completion_time(newest)  # others may be what this job replaces
@@ -240,13 +215,9 @@ def _verdict(job: Job, ended: list[_Attempt], attempt: int, before: dict[Path, i
     return _Verdict(failure, failure.code, restart=True, resume=own, notes=notes)
 
 
-def _announcement(job: Job, nodes: Nodes, topology: Topology) -> str:
+def _announcement(job: Job, topology: Topology) -> str:
     layout = " x ".join(f"{axis} {topology.degree(axis)}" for axis in AXES if topology.degree(axis) > 1)
     ranks = f"{topology.world_size} ranks ({layout})" if layout else "1 rank"
-    if nodes.links:
-        node_ranks = nodes.local_ranks(0).ranks
-        own = f"{node_ranks[0]} to {node_ranks[-1]}" if len(node_ranks) > 1 else f"rank {node_ranks[0]}"
-        ranks += f", of which node {nodes.node_rank} of {len(nodes.counts)} runs {own}"
     return f"{ranks}; the output of each: {_logs(job)}"
 
 

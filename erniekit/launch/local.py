@@ -1,4 +1,4 @@
-"""The ranks of one machine as processes: what they are told, where their output goes, and that none outlives the job.
+"""The ranks of one machine as processes: their variables, their output, and that none outlives the job.
 
 No Paddle.
 """
@@ -25,8 +25,7 @@ from erniekit.distributed.rank import DUMP_STACKS_SIGNAL, LAUNCHER, REPORT, Fail
 
 OWN_PORTS = range(20_000, 32_000)  # below those that Linux, macOS and IANA give away
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")  # a folder for each GPU
-# Of the job that this launcher was asked to start, or of one around it: ranks find each other through other variables.
-LAUNCHER_ONLY_VARIABLES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+STORE_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")  # of a job around this one; Paddle prefers them to PADDLE_MASTER
 
 
 def visible_gpus(driver: Path = NVIDIA_DRIVER) -> int:
@@ -42,50 +41,22 @@ def visible_gpus(driver: Path = NVIDIA_DRIVER) -> int:
     return min(present, len([name for name in chosen.split(",") if name.strip() not in ("", "-1")]))
 
 
-@dataclass(frozen=True)
-class NodeRanks:
-    """The ranks of one node: `count` of them from rank `first` on, among those of the whole job.
+def rank_variables(rank: int, endpoints: Sequence[str], *, gpu: bool) -> dict[str, str]:
+    """Return the variables by which Paddle and ERNIEKit know that they are a rank of this machine.
 
-    Attributes:
-        endpoints: an address for each rank of the job. Ranks meet at that of rank 0; the others only name hosts.
+    Args:
+        endpoints: host:port of every rank. Ranks meet at the first; the others only name hosts.
     """
-
-    first: int
-    count: int
-    endpoints: tuple[str, ...]
-
-    @classmethod
-    def single_node(cls, count: int) -> NodeRanks:
-        """All ranks on this machine."""
-        return cls(0, count, endpoints("127.0.0.1", free_port("127.0.0.1"), count))
-
-    @property
-    def world_size(self) -> int:
-        return len(self.endpoints)
-
-    @property
-    def ranks(self) -> range:
-        """The ranks of this node."""
-        return range(self.first, self.first + self.count)
-
-    def environment(self, rank: int, *, gpu: bool) -> dict[str, str]:
-        """The variables by which Paddle and ERNIEKit know that they are a rank."""
-        local = rank - self.first
-        device = {"FLAGS_selected_gpus": str(local)} if gpu else {"PADDLE_DISTRI_BACKEND": "gloo"}
-        return device | {
-            "PADDLE_TRAINER_ID": str(rank),
-            "PADDLE_TRAINERS_NUM": str(self.world_size),
-            "PADDLE_LOCAL_RANK": str(local),
-            "PADDLE_LOCAL_SIZE": str(self.count),
-            "PADDLE_MASTER": self.endpoints[0],
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(self.endpoints),
-            "PADDLE_CURRENT_ENDPOINT": self.endpoints[rank],
-        }
-
-
-def endpoints(host: str, port: int, count: int) -> tuple[str, ...]:
-    """An address for each of `count` ranks on a machine."""
-    return tuple(f"{host}:{port + local}" for local in range(count))
+    device = {"FLAGS_selected_gpus": str(rank)} if gpu else {"PADDLE_DISTRI_BACKEND": "gloo"}
+    return device | {
+        "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_TRAINERS_NUM": str(len(endpoints)),
+        "PADDLE_LOCAL_RANK": str(rank),
+        "PADDLE_LOCAL_SIZE": str(len(endpoints)),
+        "PADDLE_MASTER": endpoints[0],
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+        "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+    }
 
 
 def free_port(host: str) -> int:
@@ -173,7 +144,7 @@ class RankProcesses:
 
 
 def spawn(
-    node_ranks: NodeRanks,
+    nproc: int,
     command: Sequence[str],
     *,
     logs: Path,
@@ -183,7 +154,7 @@ def spawn(
     cwd: Path | None = None,
     show: bool = True,
 ) -> RankProcesses:
-    """Start `command` once for each rank of a block.
+    """Start `command` once for each of `nproc` ranks on this machine.
 
     Args:
         logs: an existing folder; what rank 3 writes to standard output and error is appended to `rank-3.log`.
@@ -192,13 +163,15 @@ def spawn(
         variables: more variables for every rank.
         show: write what rank 0 writes to this process's standard output and error, too.
     """
-    inherited_environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_ONLY_VARIABLES}
+    inherited_environment = {name: value for name, value in os.environ.items() if name not in STORE_VARIABLES}
+    port = free_port("127.0.0.1")
+    endpoints = [f"127.0.0.1:{port + rank}" for rank in range(nproc)]
     processes: dict[int, subprocess.Popen[bytes]] = {}
     output_threads: list[threading.Thread] = []
     ranks = RankProcesses(processes, logs, reports, output_threads)
     with ExitStack() as undo:  # a rank that cannot be started ends those that were
         undo.callback(ranks.kill)
-        for rank in node_ranks.ranks:
+        for rank in range(nproc):
             own = {
                 "PYTHONUNBUFFERED": "1",  # what a rank wrote before it was killed is in its log
                 "PYTHONFAULTHANDLER": "1",  # a crash of native code shows where
@@ -210,7 +183,7 @@ def spawn(
                 process = subprocess.Popen(
                     list(command),
                     cwd=cwd,
-                    env=inherited_environment | node_ranks.environment(rank, gpu=gpu) | own | dict(variables or {}),
+                    env=inherited_environment | rank_variables(rank, endpoints, gpu=gpu) | own | dict(variables or {}),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE if is_shown else log,
                     stderr=subprocess.PIPE if is_shown else log,

@@ -26,7 +26,8 @@ GRACE_PERIOD = 2.0  # seconds for the other ranks to notice a failure and say wh
 MAX_LINES = 60  # lines of what a rank said
 # In the stacks of a rank: it waits for another one, only not yet too long. (A rank that a GPU's kernels wait for is not
 # told from one that waits.)
-WAITING_FOR_PEER = re.compile(r'mailboxes\.py", line \d+ in receive|roll_call\.py", line \d+ in _wait')
+WAITING_FOR_PEER = re.compile(r'mailboxes\.py", line \d+ in receive|init\.py", line \d+ in join_store')
+TIMED_OUT_AT_STORE = re.compile(r"^Timeout \([^)]*\)!$.* in join_store$", re.MULTILINE | re.DOTALL)
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 STOP_CODES = {code for number in STOP_SIGNALS for code in (-number, 128 + number)}
 
@@ -72,7 +73,6 @@ def watch(
     ranks: RankProcesses,
     *,
     keep_waiting: Callable[[], bool] = lambda: True,
-    remote_failures: Callable[[], Sequence[Failure]] = lambda: (),
 ) -> list[Failure]:
     """Wait until all ranks of this machine have ended, or, after a failure, until the others could say what they saw.
 
@@ -80,7 +80,6 @@ def watch(
 
     Args:
         keep_waiting: asked several times a second; where it says no, waiting ends.
-        remote_failures: what has failed on other machines so far.
 
     Returns:
         What failed here, rank by rank, in the order in which it was seen. Nothing where all ranks ended well, and where
@@ -88,9 +87,7 @@ def watch(
     """
 
     def failed() -> bool:
-        return any(rank.code and rank.code not in STOP_CODES for rank in ranks.ended.values()) or bool(
-            remote_failures()
-        )
+        return any(rank.code and rank.code not in STOP_CODES for rank in ranks.ended.values())
 
     while keep_waiting():
         ranks.poll()
@@ -104,7 +101,7 @@ def watch(
         time.sleep(POLL_INTERVAL)
         ranks.poll()
     failures = [_failure(ended, rank_log_path(ranks.logs, ended.rank)) for ended in ranks.ended.values() if ended.code]
-    noticed = [*failures, *remote_failures()]
+    noticed = list(failures)
     if ranks.running and all(failure.cause in ("silent", "lost") for failure in noticed):
         failures += hang_failures(ranks.stacks(ranks.running), noticed)
     if all(failure.cause == "lost" for failure in noticed):
@@ -147,8 +144,11 @@ def _failure(ended: RankExit, log: Path) -> Failure:
     if ended.code in STOP_CODES:
         number = signal.Signals(code - 128)
         return Failure(ended.rank, "stopped", f"was stopped by {number.name}", "", code)
+    text = _last_lines(log)
+    if TIMED_OUT_AT_STORE.search(text):
+        return Failure(ended.rank, "silent", "waited in vain for the others to start", text, code)
     what = f"was killed by {_name(-ended.code)}" if ended.code < 0 else f"ended with exit code {ended.code}"
-    return Failure(ended.rank, "error", what, _last_lines(log), code)
+    return Failure(ended.rank, "error", what, text, code)
 
 
 def _name(number: int) -> str:

@@ -115,8 +115,8 @@ def build_model(
             parameter.initialize()
     logger.log(log_level, f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")
     if tp.size > 1:
-        sequence_parallel = ", and the sequence between them" if tp.sequence_parallel else ""
-        logger.log(log_level, f"tensor parallel: {tp.size} slices of every large matrix{sequence_parallel}")
+        sequence_parallel = ", sequence parallel" if tp.sequence_parallel else ""
+        logger.log(log_level, f"tensor parallel: degree {tp.size}{sequence_parallel}")
     if pipeline_stage is not None:
         logger.log(log_level, f"pipeline parallel: {pipeline_stage}")
     if model_config.moe_num_experts and expert_parallel.dispatcher.group is not None:
@@ -148,7 +148,7 @@ def build_model(
         logger.log(log_level, f"adapters: {adapters}, {describe_adapters(decoder)}{divided}")
         if not same_base:
             level = logging.WARNING if log_level >= logging.INFO else log_level
-            logger.log(level, f"the adapters in {adapters} were trained beside other weights than these")
+            logger.log(level, f"the adapters in {adapters} were trained on top of other weights than these")
     elif lora is not None:
         add_adapters(decoder, lora, seed=seed, all_gather_object=all_gather_object)
         logger.log(log_level, f"adapters: new, {describe_adapters(decoder)}{divided}")

@@ -139,8 +139,6 @@ class Decoder(nn.Layer):
         input_names: the arrays of a batch that `embed` reads.
     """
 
-    input_names: tuple[str, ...] = ("input_ids",)
-
     def __init__(
         self,
         config: ModelConfig,
@@ -163,6 +161,7 @@ class Decoder(nn.Layer):
         self.randomness = Randomness(seed, dp_rank, dp_world_size)
         self.balance = ExpertBalance(balance or NO_BALANCE_LOSSES, expert_parallel.all_reduce_loads)
         architecture, modules = config.architecture, config.architecture.modules()
+        self.input_names = architecture.input_names
         self.rope_tables = architecture.rope_tables(config)
         self.recompute: Recompute | None = None
         self.adapters: Any = None  # the kind of adapters beside its weights (adapters.lora.Kind), if it has any
@@ -266,7 +265,7 @@ class Decoder(nn.Layer):
         Args:
             inputs: arrays of a batch by name: those of `input_names` that the batch has; `input_ids` int64 [B, S].
         """
-        return self.embedding(inputs["input_ids"])
+        return self.config.architecture.embed(self, inputs)
 
     def context(
         self, position_ids_BS: paddle.Tensor, plan: AttentionBackend, is_token_BS: paddle.Tensor | None = None

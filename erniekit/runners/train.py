@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_trainable_parameters
 from erniekit.runners.evaluate import build_generation_evaluator
 from erniekit.runners.stages import stage_objectives
+from erniekit.training.callbacks import Callback
 from erniekit.training.callbacks.defaults import default_callbacks
 from erniekit.training.checkpoint.resume import Start
 from erniekit.training.collectives import Ranks
@@ -94,7 +95,7 @@ def run_training(config: Config) -> TrainResult:
             write_checkpoint_model=write_checkpoint,
             master_weights=master_weights,
             run_evaluation=_evaluation(config, model, data, evaluation_objective, answers, ranks),
-            callbacks=default_callbacks(config.basic) if ranks.is_main_process else (),
+            callbacks=_callbacks(config) if ranks.is_main_process else (),
             commands=Commands.for_run(config.output_dir) if ranks.is_main_process else NO_COMMANDS,
             ranks=ranks,
             shards=shards,
@@ -133,3 +134,8 @@ def _evaluation(
         extra_metrics=extra_metrics,
         ranks=ranks,
     )
+
+
+def _callbacks(config: Config) -> Sequence[Callback]:
+    """Return the callbacks of the run; a tracker that only the default names may be missing."""
+    return default_callbacks(config.basic, skip_missing_trackers=not config.is_set("report_to"))

@@ -1,4 +1,4 @@
-"""Evaluation: the token-weighted loss over a plan, with running sums only."""
+"""Evaluation: token-weighted loss and metrics over a data plan, as running sums."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from erniekit.training.metrics import Totals
 from erniekit.training.objectives.objective import Objective
 from erniekit.training.objectives.reference import eval_mode
 
-# What training and evaluation ask of a data plan, so that they serve plans of samples, of pairs and of tests.
+# The interface of data plans for training and evaluation: plans of samples, of pairs and of tests implement it.
 
 
 class Plan(Protocol):
-    """Which micro-batches make which step; a function of the step alone. Batches are what the objective takes."""
+    """The micro-batches of each step, as a function of the step alone. The objective defines the type of a batch."""
 
     def micro_batches(self, step: int, /) -> Sequence[Any]: ...
     def steps_in_epoch(self, epoch: int, /) -> int: ...
@@ -31,10 +31,10 @@ class Plan(Protocol):
 
 
 class EvaluationPlan(Plan, Protocol):
-    """A plan whose steps are one micro-batch each, and each of one source; ranks may divide them.
+    """A plan whose steps are one micro-batch of one source each; data-parallel ranks share the steps.
 
     Attributes:
-        dp_rank, dp_world_size: this rank among those that divide the steps.
+        dp_rank, dp_world_size: this rank among the data-parallel ranks.
     """
 
     @property
@@ -43,8 +43,10 @@ class EvaluationPlan(Plan, Protocol):
     def dp_world_size(self) -> int: ...
 
     def local_steps(self, stop: int, /) -> Iterator[tuple[int, Any]]:
-        """This rank's part of the steps below `stop`: numbers and micro-batches, equally many on every rank. A
-        micro-batch without samples fills up."""
+        """Yield this rank's steps below `stop` with their micro-batches, equally many on every rank.
+
+        Micro-batches without samples fill up the last steps.
+        """
         ...
 
     def source_of(self, step: int, /) -> str: ...
@@ -55,17 +57,17 @@ class EvaluationResult:
     """Means over all target tokens of the batches that were run."""
 
     loss: float
-    perplexity: float | None  # exp(loss); infinite when that overflows, None where it means nothing
+    perplexity: float | None  # exp(loss); infinite if that overflows, None if it is meaningless
     metrics: dict[str, float]  # per unit, for example token_accuracy
     units: int
     tokens: int
     batches: int
     batches_available: int
     seconds: float
-    sources: Mapping[str, EvaluationResult] = field(default_factory=dict)  # of each source, where there are several
+    sources: Mapping[str, EvaluationResult] = field(default_factory=dict)  # of each source, if there are several
 
     def record(self) -> dict[str, Any]:
-        """The figures under the names they have in logs and result files."""
+        """Return the metrics under their names in logs and result files."""
         named = {"eval_loss": self.loss, "eval_perplexity": self.perplexity}
         named |= {f"eval_{name}": value for name, value in self.metrics.items()}
         named |= {"eval_batches": self.batches, "eval_batches_available": self.batches_available}
@@ -73,13 +75,13 @@ class EvaluationResult:
         return {name: value for name, value in named.items() if value is not None}
 
     def results(self) -> dict[str, Any]:
-        """`record()`, and where there are several sources `eval_sources` with the record of each under its name."""
+        """Return `record()`, and with several sources also `eval_sources` with the record of each."""
         sources = {name: result.record() for name, result in self.sources.items()}
         return self.record() | ({"eval_sources": sources} if sources else {})
 
 
 class ExtraMetrics(NamedTuple):
-    """Figures that no loss gives, such as scores of answers."""
+    """Metrics other than the loss's, such as scores of answers."""
 
     overall: Mapping[str, float]
     by_source: Mapping[str, Mapping[str, float]]
@@ -95,13 +97,13 @@ def evaluate(
     extra_metrics: Callable[[Any], ExtraMetrics] | None = None,
     ranks: Ranks = SINGLE_PROCESS,
 ) -> EvaluationResult:
-    """Run the first epoch of `plan` without dropout and without gradients; the model's mode is put back afterwards.
+    """Run the first epoch of `plan` without dropout and without gradients; the model's mode is restored afterwards.
 
     Args:
-        plan: every step is one micro-batch of one source; ranks that work on different data divide them.
+        plan: every step is one micro-batch of one source; data-parallel ranks share the steps.
         max_batches: stop after this many micro-batches, over all ranks; 0 or less runs all.
-        extra_metrics: called with the model; what it gives stands among the objective's figures.
-        ranks: among which the model and the steps are divided; the result is the same on all.
+        extra_metrics: called with the model; its metrics are added to the objective's.
+        ranks: the ranks that share the model and the steps; the result is the same on all.
 
     Raises:
         TrainingError: a loss is not finite; names the samples of the first such batch. Raised on all ranks.
@@ -136,7 +138,7 @@ def evaluate(
 def _evaluate_batches(
     model: Layer, plan: EvaluationPlan, objective: Objective, read: int, sources: Sequence[str], ranks: Ranks
 ) -> tuple[dict[str, Totals], int | None]:
-    """The totals of each source over all ranks, and this rank's first step whose loss is not finite."""
+    """Return the totals of each source over all ranks, and this rank's first step whose loss is not finite."""
     totals_by_source = {source: Totals() for source in sources}
     not_finite = None
     names: Sequence[str] = ()
@@ -156,7 +158,7 @@ def _evaluate_batches(
             if not math.isfinite(loss_sum) and not_finite is None:
                 not_finite = step
         if not_finite is not None and plan.dp_world_size == 1:
-            break  # otherwise ranks that share the model go on, and so must this one
+            break  # with several ranks, those that share the model continue, and so must this one
     own = [
         [totals.loss_sum, totals.units, totals.tokens, *(totals.sums.get(name, 0.0) for name in names)]
         for totals in totals_by_source.values()
@@ -170,7 +172,7 @@ def _evaluate_batches(
 
 
 def _first_not_finite(step: int | None, plan: EvaluationPlan, ranks: Ranks) -> int | None:
-    """The first of the steps that the ranks name, each at most one of its own."""
+    """Return the first of the steps that the ranks report, at most one each."""
     marked = np.zeros(plan.dp_world_size)
     if step is not None:
         marked[plan.dp_rank] = step + 1

@@ -1,4 +1,5 @@
-"""One optimizer step: micro-batches forward and backward, one division by the units of the whole step, clip, update."""
+"""One optimizer step: forward and backward of micro-batches, one division by the units of the full
+step, clip, update."""
 
 from __future__ import annotations
 
@@ -23,15 +24,15 @@ class StepResult(NamedTuple):
     totals: Totals
     learning_rate: float
     grad_norm: float  # before clipping
-    updated: bool  # false when the step held no unit to learn from, or overflowed
-    overflowed: bool = False  # a gradient did, at the loss scale; the next step has a smaller one
+    updated: bool  # False if the step had no units to learn from, or overflowed
+    overflowed: bool = False  # a gradient overflowed at the loss scale; the next step has a smaller one
 
 
 class NotFiniteError(Exception):
-    """The loss or the gradient of a step is not finite; the parameters are as they were before the step.
+    """The loss or the gradient of a step is not finite; the parameters are unchanged.
 
     Attributes:
-        scale: the loss scale with which that is so, and below which there is none; None without a loss scale.
+        scale: the smallest loss scale, at which the gradient still overflows; None without a loss scale.
     """
 
     def __init__(self, what: str, micro_batches: Sequence[int], scale: float | None = None) -> None:

@@ -329,7 +329,7 @@ class Trainer:
                 self._finish_step(result)
         if self._stopped_by is not None and not self._is_finished():
             name = signal.Signals(self._stopped_by).name
-            logger.info(f"{name}: stopping after this step; once more to stop at once")
+            logger.info(f"{name}: stopping after this step; send it again to stop immediately")
 
     def _should_stop(self, request: StopRequest) -> bool:
         """Whether a signal has reached any rank, or the first one was told to quit, so that all stop after the same

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -25,9 +27,14 @@ def audit() -> ModuleType:
     return module
 
 
+@cache
+def _schema(audit: ModuleType) -> list[Any]:
+    return [module for module in audit.modules_below(ROOT) if module.name.startswith(audit.SCHEMA)]
+
+
 def found(audit: ModuleType, source: str) -> set[str]:
     """The parameters that a module of this text reads, beside the schema as it is."""
-    modules = [module for module in audit.modules_below(ROOT) if module.name.startswith(audit.SCHEMA)]
+    modules = [*_schema(audit)]
     modules.append(audit.Module("erniekit.some", "erniekit/some.py", ast.parse(source)))
     return {name for name, locations in audit.find_reads(modules).items() if locations}
 

@@ -126,7 +126,7 @@ def test_the_reference_is_found_in_the_way_asked_for(prefer: Train) -> None:
     assert "reference: a frozen copy" in copied.said and "pairs computed" in measured.said
     np.testing.assert_allclose(measured.losses, copied.losses, rtol=2e-4)
     assert "pairs computed" not in prefer(reference_model="adapters", lora=True).said
-    assert "no adapters to put aside" in problems(stage="DPO", reference_model="adapters")
+    assert "no adapters to disable" in problems(stage="DPO", reference_model="adapters")
 
 
 @pytest.mark.proves("ref_model_update_steps")

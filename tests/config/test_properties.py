@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -66,6 +67,7 @@ def _load_text(name: str, text: str | bytes, overrides: list[str] | None = None)
             return None
 
 
+@pytest.mark.slow
 @quick
 @given(configurations())
 def test_resolved_configuration_loads_as_itself(values: dict[str, Any]) -> None:
@@ -113,6 +115,7 @@ def test_any_file_content_is_loaded_or_refused(content: str | bytes) -> None:
     _load_text("a.json", content)
 
 
+@pytest.mark.slow
 @quick
 @given(
     st.lists(st.builds("{}={}".format, st.sampled_from(NAMES), st.text(max_size=12)) | st.text(max_size=12), max_size=5)

@@ -74,6 +74,7 @@ CHANGES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PREFERENCE_KINDS)
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(data=st.data())

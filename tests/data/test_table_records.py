@@ -76,6 +76,7 @@ print(json.dumps([str(item) for item in read_records(sys.argv[1], "erniekit")]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, expected", [("org/quiz:train", "answer 0"), ("org/quiz:test", "answer 9")])
 def test_a_data_set_in_the_hubs_cache_is_read_offline(tmp_path, name, expected):
     """The cache is laid out by hand as huggingface_hub lays it out; the library that reads it is the real one."""
@@ -91,6 +92,7 @@ def test_a_data_set_in_the_hubs_cache_is_read_offline(tmp_path, name, expected):
     assert expected in lines[0] and len(lines) == (9 if name.endswith("train") else 3)
 
 
+@pytest.mark.slow
 def test_without_a_network_the_error_says_what_to_do(tmp_path):
     pytest.importorskip("datasets")
     (line,) = _read_offline("org/nowhere", tmp_path)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -16,6 +19,13 @@ def dialogue(*answers: tuple[str, bool], system: str = "") -> Conversation:
     for number, (answer, trained) in enumerate(answers):
         turns += [Turn("user", f"question {number}"), Turn("assistant", answer, trained)]
     return Conversation(tuple(turns), system)
+
+
+def test_random_dialogues_have_the_recorded_segments(template):
+    recorded = json.loads(Path(__file__).with_name("recorded_ernie_template.json").read_text(encoding="utf-8"))
+    for case in recorded["dialogues"]:
+        conversation = Conversation(tuple(Turn(*turn) for turn in case["turns"]), case["system"])
+        assert [[part.text, part.trained] for part in template.render(conversation)] == case["segments"]
 
 
 def test_ernie_format_with_system_text(template):
@@ -73,6 +83,7 @@ def test_an_answer_that_holds_the_text_of_the_pad_token_keeps_its_targets(templa
     assert tokenizer.pad_id in sample.labels
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     texts=st.lists(

@@ -18,8 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from erniekit.launch.local import NodeRanks, RankProcesses, spawn
+from erniekit.launch.local import RankProcesses, spawn
 from erniekit.launch.watch import root_cause, watch
+from tests.distributed.warm_processes import warm_starts
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,23 +64,23 @@ def start_ranks(
     count: int,
     folder: Path,
     *,
-    block: NodeRanks | None = None,
     environment: dict[str, str] | None = None,
     **arguments: Any,
 ) -> RankProcesses:
     """Start the ranks of `run_ranks` and leave them running; logs, reports and results go to `folder`."""
     job = json.dumps({"case": f"{case.__module__}:{case.__qualname__}", "arguments": arguments, "folder": str(folder)})
     paths = (str(ROOT), os.environ.get("PYTHONPATH"))
-    return spawn(
-        block or NodeRanks.single_node(count),
-        [sys.executable, "-m", "tests.distributed.rank_main", job],
-        logs=folder,
-        reports=folder,
-        show=False,
-        cwd=ROOT,
-        variables={
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-            **(environment or {}),
-        },
-    )
+    with warm_starts():
+        return spawn(
+            count,
+            [sys.executable, "-m", "tests.distributed.rank_main", job],
+            logs=folder,
+            reports=folder,
+            show=False,
+            cwd=ROOT,
+            variables={
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+                **(environment or {}),
+            },
+        )

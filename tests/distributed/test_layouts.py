@@ -55,6 +55,13 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str],
     return cache(lambda model, task: Comparison(model, task, folder))
 
 
+@pytest.fixture(scope="module")
+def short_comparison(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Comparison]:
+    """The same with half the layers and fewer steps: a quarter of the time."""
+    folder = tmp_path_factory.mktemp("short-layouts")
+    return cache(lambda model, task: Comparison(model, task, folder, layers=4, steps=3))
+
+
 def check(comparison: Callable[[str, str], Comparison], name: str, model: str, task: str) -> None:
     result = comparison(model, task).run_layout(BY_NAME[name])
     assert isinstance(result, Differences), result.reason
@@ -64,8 +71,8 @@ def check(comparison: Callable[[str, str], Comparison], name: str, model: str, t
 @pytest.mark.distributed
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "model", "task"), SHORT)
-def test_a_layout_gives_the_numbers_of_one_process(comparison, name: str, model: str, task: str) -> None:
-    check(comparison, name, model, task)
+def test_a_layout_gives_the_numbers_of_one_process(short_comparison, name: str, model: str, task: str) -> None:
+    check(short_comparison, name, model, task)
 
 
 @pytest.mark.distributed
@@ -76,13 +83,17 @@ def test_every_layout_gives_the_numbers_of_one_process(comparison, name: str, mo
 
 
 @pytest.mark.slow
-def test_a_run_that_is_not_the_same_is_told_apart(comparison) -> None:
+def test_a_run_that_is_not_the_same_is_told_apart(short_comparison) -> None:
     """What the comparison can see: a learning rate that is off by a ten-thousandth, and other rows in a micro-batch."""
-    alone = comparison("dense", "sft")
+    alone = short_comparison("dense", "sft")
     same = alone.run_layout(Layout("recompute", {"recompute": True}))
     assert isinstance(same, Differences) and not same.too_large()
     faster = alone.run_layout(Layout("faster", {"learning_rate": 1.0001e-3}))
-    assert isinstance(faster, Differences) and faster.gradient == 0.0 and faster.weights > 1e-6
+    assert (
+        isinstance(faster, Differences)
+        and faster.gradient == 0.0
+        and faster.weights > 100 * layouts.MAY_DIFFER["weights"]
+    )
     other = alone.run_layout(Layout("other samples", {"per_device_train_batch_size": 2}))
     assert isinstance(other, Differences) and len(other.too_large()) == 3
 

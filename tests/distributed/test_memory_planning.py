@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +13,10 @@ from erniekit.distributed.topology import Topology
 from erniekit.model import attention, attention_plan, head
 from erniekit.model.architectures.published import published_model
 from erniekit.model.lora.config import LoraSettings
+from tests.distributed.cases.memory import peak_of_training
+from tests.distributed.ranks import run_ranks
 from tests.model.tiny import tiny_config
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPE = {
     "vocab_size": 8192,
     "hidden_size": 512,
@@ -39,38 +36,6 @@ EXPERTS = {
 }
 ADAPTERS = LoraSettings(rank=8, alpha=16.0)
 WORK = Workload(batch_size=2, max_seq_len=1024)
-
-# Runs in a fresh process, whose peak nothing else has raised.
-MEASURE = """
-import json, sys
-from erniekit.environment import import_paddle
-import_paddle()
-import numpy as np, paddle
-from paddle.base import core
-from erniekit.model.lora.lora import trained_weights
-from erniekit.model.lora.config import LoraSettings
-from erniekit.model.attention import AttentionPlan
-from erniekit.model.builder import build_model
-from erniekit.model.head import token_loss
-from erniekit.model.recompute import Recompute
-from tests.model.tiny import tiny_config
-shape, batch, length, documents, fused, dense, lora, dropout, again = json.loads(sys.argv[1])
-settings = LoraSettings(rank=8, alpha=16.0, dropout=dropout) if lora else None
-recompute = Recompute(granularity=again) if again else None
-decoder = build_model(tiny_config(**shape), None, lora=settings, recompute=recompute)
-optimizer = paddle.optimizer.AdamW(1e-4, parameters=list(trained_weights(decoder).values()))
-ids = paddle.randint(0, shape["vocab_size"], [batch, length])
-positions = paddle.arange(length).expand([batch, length])
-each = length // documents
-ends = np.repeat((np.arange(documents) + 1) * each, each)
-indices = np.broadcast_to(ends[None, None, :, None], (batch, 1, length, 1)).astype(np.int32).copy()
-for _ in range(2):
-    plan = AttentionPlan.build(indices, dense=dense)
-    token_loss(decoder, decoder(ids, positions, plan), ids, fused=fused).loss_sum.backward()
-    optimizer.step()
-    optimizer.clear_grad()
-print("BYTES", core.host_memory_stat_peak_value("Allocated", 0))
-"""
 
 
 def test_the_constants_are_those_of_the_model():
@@ -232,11 +197,9 @@ MEASURED = {
 def test_the_estimate_is_near_what_paddle_counts(case):
     changes, batch, length, documents, fused, dense, lora, dropout, again = case
     shape = SHAPE | changes
-    request = json.dumps([shape, *case[1:]])
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, request], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
-    )
-    measured = int(done.stdout.split("BYTES")[1])
+    run = {"batch": batch, "length": length, "documents": documents, "fused": fused, "dense": dense}
+    run |= {"lora": lora, "dropout": dropout, "again": again}
+    (measured,) = run_ranks(peak_of_training, 1, timeout=300, shape=shape, **run)
     work = Workload(
         batch,
         length,

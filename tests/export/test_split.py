@@ -167,6 +167,7 @@ def test_what_fails_midway_leaves_nothing_that_looks_complete(
     assert target.exists() == occupied and not list(tmp_path.rglob(".writing*"))
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_and_paddle_is_not_imported(tmp_path: Path) -> None:
     """A 200 MB tensor and 200 MB of small ones pass through a process that holds a few MB of them."""
     folder = tmp_path / "large"

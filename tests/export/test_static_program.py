@@ -22,6 +22,8 @@ from erniekit.inference.generation import generate
 from erniekit.inference.sampling import Sampling
 from tests.model.tiny import logits_of, tiny_model
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = {
     "ernie4_5": {},
     "ernie4_5, bias, untied": {"use_bias": True, "tie_word_embeddings": False},
@@ -36,11 +38,12 @@ FAMILIES = {
 PROMPTS = [[3], [5, 6, 7, 8, 9], list(range(20, 40))]
 
 
-@pytest.fixture(params=FAMILIES.values(), ids=FAMILIES.keys())
-def saved(request, tmp_path):
+@pytest.fixture(scope="module", params=FAMILIES.values(), ids=FAMILIES.keys())
+def saved(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("program")
     decoder = tiny_model(**request.param)
-    save_program(decoder, tmp_path)
-    return decoder, open_program(tmp_path), ProgramDescription.read(tmp_path)
+    save_program(decoder, folder)
+    return decoder, open_program(folder), ProgramDescription.read(folder)
 
 
 def test_prefill_decoding_and_generation_agree_with_the_decoder(saved):

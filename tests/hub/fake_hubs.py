@@ -89,6 +89,8 @@ def respond(hub: FakeHub, target: str) -> Answer:
     url = urlsplit(target)
     parts = [unquote(part) for part in url.path.strip("/").split("/")]
     query = {name: values[0] for name, values in parse_qs(url.query).items()}
+    if parts[:2] == ["api", "models"] and parts[4:5] == ["tree"]:  # huggingface_hub 2 lists files through it
+        return _hugging_face_tree(hub, "/".join(parts[2:4]), "/".join(parts[5:]))
     if parts[:2] == ["api", "models"]:
         return _hugging_face_info(hub, "/".join(parts[2:4]), "/".join(parts[5:]))
     if "resolve" in parts:
@@ -113,6 +115,16 @@ def _hugging_face_info(hub: FakeHub, repo: str, revision: str) -> Answer:
         return _json({"error": "not found"}, 404, {"X-Error-Code": "RevisionNotFound"})
     sha = revision if len(revision) == 40 else COMMIT
     return _json({"id": repo, "sha": sha, "siblings": [{"rfilename": name} for name in files]})
+
+
+def _hugging_face_tree(hub: FakeHub, repo: str, revision: str) -> Answer:
+    revisions = hub.repositories[repo]
+    files = revisions.get(revision, revisions.get("main", {}))
+    entries = [
+        {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+        for name, content in files.items()
+    ]
+    return _json(entries)
 
 
 def _hugging_face_file(hub: FakeHub, repo: str, revision: str, name: str) -> Answer:

@@ -112,6 +112,7 @@ def test_questions_without_room_for_an_answer_are_counted(model: ChatModel, tmp_
     assert len(samples(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(model: ChatModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
 

@@ -133,6 +133,7 @@ def test_neither_order_nor_sources_change_the_total() -> None:
     assert parts["a.jsonl"].metrics() == scored(PAIRS[:2]).metrics()  # summing up leaves the parts alone
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_answers() -> None:
     scores = AnswerScores()
 

@@ -1,4 +1,4 @@
-"""Jobs of several ranks: how many start, what is shown of them, signals, restarts, several machines.
+"""Jobs of several ranks of one machine: how many start, what is shown of them, signals, restarts.
 
 The ranks run a small program (rank_program.py); tests/runners/test_ranks_train.py has ranks that train.
 """
@@ -6,7 +6,6 @@ The ranks run a small program (rank_program.py); tests/runners/test_ranks_train.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -23,8 +22,7 @@ from erniekit.config import Config
 from erniekit.errors import ConfigurationError, DataError
 from erniekit.launch import job
 from erniekit.launch.job import Job, plan_job, run_job
-from erniekit.launch.local import RankProcesses, free_port, visible_gpus
-from erniekit.launch.rendezvous import Rendezvous
+from erniekit.launch.local import RankProcesses, rank_variables, visible_gpus
 from erniekit.training.checkpoint.atomic_folder import write_folder
 from tests.distributed.processes import wait_for_the_end
 
@@ -40,18 +38,16 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def job_of(
-    config: Config, behaviour: str, *words: str, nproc_per_node: int = 2, rendezvous: Rendezvous | None = None
-) -> Job:
+def job_of(config: Config, behaviour: str, *words: str, nproc: int = 2) -> Job:
     output = Path(config.basic.output_dir)
     output.mkdir(exist_ok=True)
     command = (sys.executable, str(PROGRAM), behaviour, str(output), *words)
-    return Job(config, command, nproc_per_node, False, rendezvous, output / "rank_logs")
+    return Job(config, command, nproc, False, output / "rank_logs")
 
 
 def ranks(config: Config, nproc: int | None = None) -> int:
     job = plan_job(config, ("command",), nproc=nproc, logs=None)
-    return 1 if job is None else job.nproc_per_node
+    return 1 if job is None else job.nproc
 
 
 def test_one_process_where_nothing_asks_for_more(make_config: MakeConfig) -> None:
@@ -69,7 +65,7 @@ def test_the_layout_says_how_many(make_config: MakeConfig) -> None:
 
 def test_one_rank_is_a_job_where_it_may_be_started_again(make_config: MakeConfig) -> None:
     job = plan_job(make_config(max_restarts=1), ("command",), nproc=None, logs=None)
-    assert job is not None and job.nproc_per_node == 1
+    assert job is not None and job.nproc == 1
 
 
 def test_nproc_says_how_many(make_config: MakeConfig) -> None:
@@ -93,11 +89,34 @@ def test_all_gpus_unless_the_configuration_names_one(make_config: MakeConfig, mo
         ranks(make_config(), 8)
 
 
-def test_every_node_starts_its_own(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NNODES", "2")
-    job = plan_job(make_config(), ("command",), nproc=None, logs=Path("elsewhere"))
-    assert job is not None
-    assert (job.nproc_per_node, job.rendezvous, job.logs) == (1, Rendezvous(2, ("127.0.0.1", 8080)), Path("elsewhere"))
+def test_several_machines_are_refused_with_the_command_for_them(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = (sys.executable, "-m", "erniekit", "train", "a config.yaml")
+    for name, value in {"NNODES": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "99", "NODE_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError) as caught:
+        plan_job(make_config(), command, nproc=None, logs=None)
+    assert (
+        "python -m paddle.distributed.launch --nnodes 2 --master 10.0.0.1:99 --rank 1 "
+        "--host ADDRESS_OF_THIS_NODE --nproc_per_node RANKS_PER_NODE \"$(which erniekit)\" train 'a config.yaml'\n"
+    ) in str(caught.value)
+    monkeypatch.setenv("NNODES", "1")
+    assert plan_job(make_config(), command, nproc=None, logs=None) is None
+
+
+def test_a_rank_is_told_who_it_is() -> None:
+    endpoints = ["127.0.0.1:7000", "127.0.0.1:7001", "127.0.0.1:7002"]
+    assert rank_variables(1, endpoints, gpu=True) == {
+        "FLAGS_selected_gpus": "1",
+        "PADDLE_TRAINER_ID": "1",
+        "PADDLE_TRAINERS_NUM": "3",
+        "PADDLE_LOCAL_RANK": "1",
+        "PADDLE_LOCAL_SIZE": "3",
+        "PADDLE_MASTER": "127.0.0.1:7000",
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+        "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:7001",
+    }
 
 
 def test_gpus_are_counted_without_paddle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,17 +179,9 @@ def test_no_rank_starts_where_something_does_not_fit(
 ) -> None:
     monkeypatch.setattr(job, "spawn", None)  # not called
     (tmp_path / "file").touch()
-    unfit = replace(job_of(make_config(**changes), "say_who", nproc_per_node=6), logs=tmp_path / logs)
+    unfit = replace(job_of(make_config(**changes), "say_who", nproc=6), logs=tmp_path / logs)
     with pytest.raises(ConfigurationError, match=message):
         run_job(unfit)
-
-
-@pytest.mark.distributed
-def test_two_nodes_of_a_rank_each_are_announced(make_config: MakeConfig) -> None:
-    found = on_two_nodes(make_config(), "say_who", nproc_per_node=1)
-    said = sorted(line for _, out, _ in found for line in out.splitlines() if "of which" in line)
-    assert ["node 0 of 2 runs rank 0;" in said[0], "node 1 of 2 runs rank 1;" in said[1]] == [True, True]
-    assert all(", which only this machine can reach\n" in out for _, out, _ in found)
 
 
 @pytest.mark.distributed
@@ -222,24 +233,22 @@ def test_what_the_user_can_mend_is_not_tried_again(make_config: MakeConfig, capf
 LAUNCHER = """
 import sys
 from pathlib import Path
-from erniekit.launch.rendezvous import Rendezvous
 from erniekit.config import Config
 from erniekit.launch.job import Job, run_job
 from erniekit.log import console_logging
-config, behaviour, here, port = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+config, behaviour = Path(sys.argv[1]), sys.argv[2]
 config = Config.load(config, verb="train")
 output = Path(config.basic.output_dir)
 command = (sys.executable, PROGRAM, behaviour, str(output))
-meeting = Rendezvous(2, ("127.0.0.1", port)) if port else None
 with console_logging():
-    sys.exit(run_job(Job(config, command, here, False, meeting, output / "rank_logs")))
+    sys.exit(run_job(Job(config, command, 2, False, output / "rank_logs")))
 """
 
 
-def start_launcher(config: Config, behaviour: str, nproc_per_node: int = 2, port: int = 0) -> subprocess.Popen:
+def start_launcher(config: Config, behaviour: str) -> subprocess.Popen:
     Path(config.basic.output_dir).mkdir(exist_ok=True)
     program = f"PROGRAM = {str(PROGRAM)!r}\n{LAUNCHER}"
-    words = [sys.executable, "-c", program, str(config.path), behaviour, str(nproc_per_node), str(port)]
+    words = [sys.executable, "-c", program, str(config.path), behaviour]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -273,66 +282,6 @@ def test_ranks_that_do_not_stop_are_ended_with_the_third_signal(make_config: Mak
     assert launcher.wait(5) == 130
     for path in Path(config.basic.output_dir).glob("ready-*"):
         wait_for_the_end(path.read_text())
-
-
-def on_two_nodes(config: Config, behaviour: str, nproc_per_node: int = 2) -> list[tuple[int, str, str]]:
-    port = free_port("127.0.0.1")
-    launchers = [start_launcher(config, behaviour, nproc_per_node=nproc_per_node, port=port) for _ in range(2)]
-    both = [(*launcher.communicate(timeout=30), launcher.returncode) for launcher in launchers]
-    return sorted((code, out, err) for out, err, code in both)
-
-
-@pytest.mark.distributed
-def test_two_nodes_show_rank_0_on_its_node(make_config: MakeConfig) -> None:
-    config = make_config()
-    found = on_two_nodes(config, "say_who")
-    assert [code for code, _, _ in found] == [0, 0]
-    first, second = sorted((out for _, out, _ in found), key=len, reverse=True)
-    assert "\n4 ranks (data 4), of which node 0 of 2 runs 0 to 1;" in first and "rank 0 of 4 at" in first
-    assert "\n4 ranks (data 4), of which node 1 of 2 runs 2 to 3;" in second and "rank 2 of 4" not in second
-    assert {out.splitlines()[0].rpartition(":")[0] for out in (first, second)} == {"2 nodes meet at 127.0.0.1"}
-    logs = Path(config.basic.output_dir) / "rank_logs"
-    masters = {log.read_text().split(" at ")[1].split()[0] for log in logs.iterdir()}
-    assert len(list(logs.iterdir())) == 4 and len(masters) == 1
-
-
-@pytest.mark.distributed
-def test_two_nodes_start_again_after_a_failure_on_one(make_config: MakeConfig) -> None:
-    found = on_two_nodes(make_config(max_restarts=1), "is_killed_once")
-    assert [code for code, _, _ in found] == [0, 0]
-    assert all(err.startswith("error: rank 1 was killed by SIGKILL") for _, _, err in found)
-
-
-@pytest.mark.distributed
-def test_two_nodes_end_with_a_failure_on_one(make_config: MakeConfig) -> None:
-    started = time.monotonic()
-    found = on_two_nodes(make_config(), "is_killed_once")
-    assert [code for code, _, _ in found] == [137, 137]
-    assert time.monotonic() - started < 15
-
-
-@pytest.mark.distributed
-def test_two_nodes_refuse_a_layout_that_does_not_fit_both(make_config: MakeConfig) -> None:
-    config, port = make_config(tensor_parallel_degree=4), free_port("127.0.0.1")
-    launchers = [start_launcher(config, "say_who", nproc_per_node=1, port=port) for _ in range(2)]
-    for launcher in launchers:
-        assert "ConfigurationError: 2 ranks cannot be divided by the layout" in launcher.communicate(timeout=30)[1]
-        assert launcher.returncode
-    assert not (Path(config.basic.output_dir) / "rank_logs").exists()  # none was started
-
-
-@pytest.mark.distributed
-def test_two_nodes_end_when_one_launcher_is_killed(make_config: MakeConfig) -> None:
-    config, port = make_config(), free_port("127.0.0.1")
-    launchers = [start_launcher(config, "does_not_stop", nproc_per_node=2, port=port) for _ in range(2)]
-    wait_until_ready(config, 4)
-    os.kill(launchers[0].pid, signal.SIGKILL)
-    _, error = launchers[1].communicate(timeout=15)
-    assert launchers[1].returncode == 1
-    assert "is gone; the ranks of this node were ended" in error
-    for path in Path(config.basic.output_dir).glob("ready-*"):
-        wait_for_the_end(path.read_text())
-    launchers[0].communicate()
 
 
 def test_a_job_can_be_run_from_another_thread(make_config: MakeConfig) -> None:

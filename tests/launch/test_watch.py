@@ -19,7 +19,7 @@ from tests.distributed.processes import wait_for_the_end
 from tests.distributed.ranks import ROOT, start_ranks
 
 
-def first(case: Callable, folder: Path, count: int = 2, **arguments: object) -> Failure:
+def first(case: Callable, folder: Path, count: int = 2, limit: float = 15, **arguments: object) -> Failure:
     """The first cause of a job that fails, within the time that a job may take to end."""
     started = time.monotonic()
     ranks = start_ranks(case, count, folder, **arguments)
@@ -28,7 +28,7 @@ def first(case: Callable, folder: Path, count: int = 2, **arguments: object) -> 
         failures = watch(ranks)
     finally:
         ranks.kill()
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < limit
     for pid in pids:
         wait_for_the_end(pid)
     return root_cause(failures)
@@ -50,7 +50,7 @@ def test_a_rank_that_waits_too_does_not_hang() -> None:
     stacks = {
         0: 'File "erniekit/distributed/cpu_backend/mailboxes.py", line 97 in receive',
         1: 'File "train.py", line 3 in load',
-        2: 'File "erniekit/distributed/roll_call.py", line 70 in _wait_for_go',
+        2: 'File "erniekit/distributed/init.py", line 70 in join_store',
         4: "",
     }
     wrapped = (
@@ -80,6 +80,15 @@ def test_a_rank_that_hangs_shows_where(tmp_path: Path) -> None:
     assert (failure.rank, failure.cause, failure.code) == (1, "hang", 1)
     assert failure.what == "hangs: erniekit.distributed.rank.RankTimeoutError: rank 1 has sent nothing for 0.3 s"
     assert "in _waits_for_ever" in failure.text
+
+
+@pytest.mark.distributed
+def test_a_rank_that_hangs_before_all_have_met_is_named(tmp_path: Path) -> None:
+    failure = first(faults.hangs_before_the_store, tmp_path, limit=25)
+    assert (failure.rank, failure.cause, failure.code) == (1, "hang", 1)
+    assert failure.what == "hangs: waited in vain for the others to start"
+    assert "in _waits_for_ever" in failure.text
+    assert "in join_store" in rank_log_path(tmp_path, 0).read_text()
 
 
 @pytest.mark.distributed

@@ -163,9 +163,21 @@ def build_tower(config, tp):
     )  # fmt: skip
 
 
+def embed_audio(decoder, inputs):
+    """A clip's states stand at the first positions of the row, in the channels that they have."""
+    hidden = decoder.embedding(inputs["input_ids"])
+    if "audio" not in inputs:
+        return hidden
+    states = decoder.towers[0].conv1(inputs["audio"]).transpose([0, 2, 1])
+    missing = [hidden.shape[2] - states.shape[2], hidden.shape[1] - states.shape[1]]  # the last axis first
+    return hidden + nn.functional.pad(states, [0, missing[0], 0, missing[1]], data_format="NCL")
+
+
 AUDIO = replace(
     LLAMA,
     model_type="tiny_audio",
+    input_names=("input_ids", "audio"),
+    embed=embed_audio,
     own_keys={"audio_size": Key(int, 1, default=4)},
     towers=(Tower("audio_tower.", tower_shapes, TOWER_RULES, build_tower),),
 )
@@ -187,6 +199,18 @@ def test_no_weight_of_a_tower_is_cut_that_its_rules_do_not_cut(audio):
     assert list(whole) == list(sliced) == list(audio.weight_shapes())
     for name in own:
         np.testing.assert_array_equal(sliced[name].numpy(), whole[name].numpy(), err_msg=name)
+
+
+def test_an_architecture_embeds_what_its_tower_makes_of_other_arrays(audio):
+    decoder = build_model(audio, None, seed=4)
+    assert decoder.input_names == ("input_ids", "audio")
+    ids = paddle.to_tensor(IDS[None])
+    clip = paddle.to_tensor(np.random.default_rng(0).standard_normal((1, CHANNELS, 7)).astype(np.float32))
+    text, both = decoder.embed({"input_ids": ids}), decoder.embed({"input_ids": ids, "audio": clip})
+    changed = np.abs((both - text).numpy()[0]) > 0
+    assert changed[:5, :8].all() and not changed[5:].any() and not changed[:, 8:].any()
+    both.sum().backward()
+    assert decoder.towers[0].conv1.weight.grad is not None
 
 
 def test_adapters_never_reach_a_tower_by_accident(audio):

@@ -200,8 +200,8 @@ def test_prediction_layers_are_kept(prefer: Train, moe_model: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"reference_model": "adapters"}, "there are no adapters to put aside"),
-        ({"reference_model": "copy", "lora": True}, "beside adapters the weights are the reference"),
+        ({"reference_model": "adapters"}, "there are no adapters to disable"),
+        ({"reference_model": "copy", "lora": True}, "with adapters the frozen weights are the reference"),
         ({"reference_model": "precomputed", "ref_model_update_steps": 2}, "cannot follow"),
         ({"loss_type": "robust"}, "give their share as `label_smoothing`"),
         ({"loss_type": "ipo", "label_smoothing": 0.1}, "the loss ipo has none"),

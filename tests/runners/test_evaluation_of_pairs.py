@@ -58,6 +58,7 @@ def evaluate(
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_figures_of_pairs_do_not_depend_on_the_batches(evaluate: Callable[..., Any], loss_type: str) -> None:
     expected = evaluate(loss_type=loss_type)

@@ -27,6 +27,7 @@ def base(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_it_trains(path: Path, base: Path, tmp_path: Path) -> None:
     overrides = {

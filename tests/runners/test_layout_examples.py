@@ -56,7 +56,11 @@ def test_every_model_has_every_method_at_every_length() -> None:
     assert {_name(path) for path in COMMANDS} == expected
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=_name)
+@pytest.mark.parametrize(
+    "path",
+    [path if path.stem == "sft-8k" else pytest.param(path, marks=pytest.mark.slow) for path in COMMANDS],
+    ids=_name,
+)
 def test_its_command_validates_it_and_its_ranks_fit(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words, ranks = COMMANDS[path]
     assert main(words) == 0, capsys.readouterr().err

@@ -157,7 +157,7 @@ def test_adapters_of_another_base_are_told_or_refused(
     adapters = str(train_adapters(output_dir=str(tmp_path / "adapters")).output)
     changed = train(model_name_or_path=str(tiny_base), continue_training=True, output_dir=str(tmp_path / "changed"))
     run = train_adapters(lora_path=adapters, model_name_or_path=str(changed.output))
-    assert "were trained beside other weights than these" in run.said
+    assert "were trained on top of other weights than these" in run.said
     wider = tmp_path / "wider"
     shutil.copytree(tiny_base, wider)
     config = json.loads((wider / "config.json").read_text()) | {"hidden_size": 64}
@@ -258,6 +258,7 @@ def test_validate_counts_what_is_trained(
     assert f"{count:,} parameters" in run.said
 
 
+@pytest.mark.slow
 def test_the_quickstart_trains_adapters_beside_a_model_of_its_kind(tmp_path: Path) -> None:
     from erniekit.config import Config
     from erniekit.model.architectures.model_config import ModelConfig

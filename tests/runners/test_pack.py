@@ -66,6 +66,7 @@ def test_a_replayed_epoch_has_the_batches_of_the_one_it_was_made_from(
     assert_equal_batches(steps(make_config(**replayed(tmp_path / "packed"))), expected)
 
 
+@pytest.mark.slow
 def test_pairs_are_replayed_too(make_config: Make, tmp_path: Path) -> None:
     pairs = {
         "stage": "DPO", "train_dataset_path": str(ROOT / "examples/data/preference-train.jsonl"), "max_seq_len": 512

@@ -49,9 +49,9 @@ def test_resuming_is_exact_and_notices_other_weights(train_adapters: Train, tmp_
 
 
 def test_what_weights_in_few_bits_cannot_do_is_refused(train: Train, train_adapters: Train) -> None:
-    with pytest.raises(ConfigurationError, match="weight_only_int8 keeps weights in few bits, which cannot be trained"):
+    with pytest.raises(ConfigurationError, match="weight_only_int8 stores quantized weights, which cannot be trained"):
         train(weight_quantize_algo="weight_only_int8")
-    with pytest.raises(ConfigurationError, match="`lora_init`: pissa takes singular values"):
+    with pytest.raises(ConfigurationError, match="`lora_init`: pissa needs the singular values"):
         train_adapters(weight_quantize_algo="nf4", lora_init="pissa")
 
 

@@ -27,6 +27,7 @@ def tell(process: subprocess.Popen, output: Path, *lines: str) -> None:
     (output / "control").write_text("".join(f"{line}\n" for line in lines))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.distributed)])
 def test_a_run_obeys_saves_and_stops(make_config: Callable[..., Config], ranks: int) -> None:
     config = make_config(max_steps=100_000)

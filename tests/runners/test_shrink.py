@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,9 +17,11 @@ from erniekit.distributed.topology import Topology, topology_from
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.published import published_model
 from erniekit.runners.shrink import ShrunkRun, shrink, shrink_overrides
+from tests.distributed.warm_processes import warm_starts
 
 from .test_layout_examples import COMMANDS, _name
 
+ROOT = Path(__file__).parents[2]
 VOCABULARY = 512
 NEEDED = {"model_name_or_path": "baidu/ERNIE-4.5-21B-A3B-PT", "from_hf_hub": True, "output_dir": "o"}
 NEEDED |= {"train_dataset_path": "t"}
@@ -142,18 +141,18 @@ def _distinct() -> list[Path]:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("path", _distinct(), ids=_name)
-def test_an_example_runs_two_steps_in_miniature(path: Path, tmp_path: Path) -> None:
+def test_an_example_runs_two_steps_in_miniature(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}.items():
+        monkeypatch.setenv(name, value)
     verb = "dpo" if "dpo" in path.stem else "train"
     words = [verb, str(path), "--shrink", f"output_dir={tmp_path / 'out'}", f"data_cache_dir={tmp_path}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "erniekit", *words],
-        env={**os.environ, "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "step 2/2" in done.stdout
+    with warm_starts():
+        code = main(words)
+    shown = capsys.readouterr()
+    assert code == 0, shown.out + shown.err
+    assert "step 2/2" in shown.out
     run = tmp_path / "out-shrunken" / "run"
     weights = "adapter_model.safetensors" if "lora" in path.stem else "model.safetensors"
     assert (run / weights).is_file()

@@ -68,6 +68,7 @@ def test_standalone_evaluation_equals_the_last_one_in_training(
     assert not (trained.output / "evaluated/model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_an_evaluation_on_its_own_reads_everything_unless_capped(
     make_config: Callable[..., Any], records: Path, logged: list[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import importlib.util
 import io
 import json
 import math
@@ -24,7 +25,7 @@ from erniekit.training.callbacks.console import PlainLines, duration, format_met
 from erniekit.training.callbacks.defaults import default_callbacks
 from erniekit.training.callbacks.files import LogFile, Results, WarnOnIoError, read_log
 from erniekit.training.callbacks.live_progress import LiveProgress
-from erniekit.training.callbacks.trackers import TRACKERS, EventLog, open_trackers
+from erniekit.training.callbacks.trackers import TRACKERS, EventLog, installed_trackers, open_trackers
 from erniekit.training.checkpoint.manifest import write_json
 from erniekit.training.checkpoint.resume import Start
 
@@ -215,6 +216,16 @@ def test_a_missing_logger_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigurationError, match=f"report_to: {name} needs the package {package}.*not installed"):
         open_trackers([name], tmp_path)
+
+
+def test_a_default_logger_that_is_missing_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "erniekit")
+    assert installed_trackers(["visualdl"]) == ["visualdl"]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert installed_trackers(["visualdl"]) == []
+    assert "no event files for visualdl: it is not installed (pip install 'erniekit[logs]')" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["visualdl", "tensorboard"])

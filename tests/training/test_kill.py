@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -15,26 +17,13 @@ import pytest
 
 from erniekit.training.callbacks.files import read_log
 from erniekit.training.checkpoint.atomic_folder import newest_complete, remove_leftovers, step_of
+from tests.distributed.warm_processes import start
 
+ROOT = Path(__file__).parents[2]
 KILLS = 20
 MAX_STEPS = 100  # so many that twenty kills come before the end
 SHIPPED = Path("examples/models/tiny-ernie")
 Parameters = Mapping[str, Any]
-
-# `erniekit train` that also prints a line at every operation on its output folder, so that a kill can fall into saving.
-PROGRAM = """
-import os, sys
-def announced(name):
-    operation = getattr(os, name)
-    def call(*arguments, **options):
-        print("disk", name, flush=True)
-        return operation(*arguments, **options)
-    setattr(os, name, call)
-for name in ("fsync", "rename", "replace"):
-    announced(name)
-from erniekit.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 def command(output_dir: Path, parameters: Parameters) -> list[str]:
@@ -60,17 +49,25 @@ def command(output_dir: Path, parameters: Parameters) -> list[str]:
         **parameters,
     }
     overrides = [f"{name}={value}" for name, value in settings.items()]
-    return [sys.executable, "-c", PROGRAM, "train", "examples/configs/quickstart/sft.yaml", *overrides]
+    return [
+        sys.executable,
+        "-m",
+        "tests.training.announced_run",
+        "train",
+        "examples/configs/quickstart/sft.yaml",
+        *overrides,
+    ]
 
 
 def run_and_kill(output_dir: Path, after_lines: int, parameters: Parameters) -> bool:
     """Start the run and kill it when it has printed so many lines of progress. Whether it was still running."""
-    process = subprocess.Popen(
-        command(output_dir, parameters), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
-    )
+    process = start(
+        command(output_dir, parameters), cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
     assert process.stdout is not None
     seen, lines = 0, []
-    for line in process.stdout:
+    for line in io.TextIOWrapper(process.stdout, encoding="utf-8"):
         lines.append(line)
         seen += line.startswith(("disk", "step ", "saved", "evaluation", "resuming"))
         if seen == after_lines:

@@ -391,7 +391,7 @@ def test_the_signal_handler_itself_prints_nothing(tmp_path: Path, logged: list[s
                 assert len(logged) == before
 
     fake_trainer(tmp_path, callbacks=[Printing()]).fit(FRESH)
-    assert "SIGINT: stopping after this step; once more to stop at once" in logged
+    assert "SIGINT: stopping after this step; send it again to stop immediately" in logged
 
 
 def test_a_run_that_was_stopped_where_it_resumed_is_not_saved_again(tmp_path: Path) -> None:

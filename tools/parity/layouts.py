@@ -183,12 +183,17 @@ class Comparison:
 
     Args:
         folder: where models and runs are written.
+        layers: of the model.
+        steps: of every run.
     """
 
-    def __init__(self, model: str, task: str, folder: Path, *, timeout: float = 240.0) -> None:
-        self.model, self.task, self._folder, self._timeout = model, task, folder, timeout
+    def __init__(
+        self, model: str, task: str, folder: Path, *, layers: int = 8, steps: int = STEPS, timeout: float = 240.0
+    ) -> None:
+        self.model, self.task, self._folder, self._steps, self._timeout = model, task, folder, steps, timeout
         if not (folder / model).exists():
-            run_ranks(make_model, 1, model_folder=str(folder / model), settings=dict(MODELS[model]))
+            settings = {**MODELS[model], "num_hidden_layers": layers}
+            run_ranks(make_model, 1, model_folder=str(folder / model), settings=settings)
 
     def run_single_process(self) -> None:
         """Run the single process now; otherwise it runs when it is first needed."""
@@ -224,6 +229,8 @@ class Comparison:
     def _run(self, layout: Layout, precision: str) -> Run | Refused:
         parameters = {
             **COMMON,
+            "max_steps": self._steps,
+            "eval_steps": self._steps,
             **TASKS[self.task],
             **(MOE_PARAMETERS if self.model == "moe" else {}),
             **layout.parameters,

@@ -39,7 +39,7 @@ class AccelerationParameters:
         Derived("`true`; `false` with `batch_tokens`", _packing, True),
         "Lay several samples end to end in one sequence of up to `max_seq_len` tokens, so that no computation is "
         "spent on padding. Samples of a pack never see each other and each counts its positions from 0. When false "
-        "every sample is a sequence of its own, padded to the longest of its batch.",
+        "every sample is a separate sequence, padded to the longest of its batch.",
         verbs=("train", "eval", "preview"),
     )
     greedy_intokens: bool = parameter(
@@ -64,11 +64,11 @@ class AccelerationParameters:
     )
     batch_tokens: int = parameter(
         0,
-        "With a value above 0, samples of similar length are batched instead of packed: every sample is a row of its "
-        "own, and a micro-batch takes as many rows as make rows x longest row at most this many tokens, padding "
-        "included. It takes the place of `packing`, `per_device_train_batch_size` and `per_device_eval_batch_size`; a "
-        "step still takes `gradient_accumulation_steps` micro-batches. Samples are grouped in windows of "
-        "`buffer_size`. For backends without FlashMask. 0 is off.",
+        "With a value above 0, samples of similar length are batched instead of packed. Every sample is a separate "
+        "row, and a micro-batch takes as many rows as fit into this many tokens, counted as rows x longest row with "
+        "its padding. It replaces `packing`, `per_device_train_batch_size` and `per_device_eval_batch_size`; a step "
+        "still takes `gradient_accumulation_steps` micro-batches. Samples are grouped in windows of `buffer_size`. "
+        "For backends without FlashMask. 0 is off.",
         minimum=0,
         unit="tokens",
         verbs=("train", "eval", "preview"),
@@ -86,7 +86,7 @@ class AccelerationParameters:
     )
     min_sample_len: int = parameter(
         1,
-        "Leave out samples of fewer tokens where `batch_tokens` makes the batches; how many is printed.",
+        "Leave out samples of fewer tokens where `batch_tokens` makes the batches; the number is printed.",
         minimum=1,
         unit="tokens",
         needs=when("batch_tokens", above=0),
@@ -95,7 +95,7 @@ class AccelerationParameters:
     )
     max_sample_len: int | None = parameter(
         None,
-        "Leave out samples of more tokens where `batch_tokens` makes the batches; how many is printed. `none` means "
+        "Leave out samples of more tokens where `batch_tokens` makes the batches; the number is printed. `none` means "
         "`max_seq_len`, to which `over_length_policy` applies.",
         minimum=1,
         unit="tokens",
@@ -122,17 +122,17 @@ class AccelerationParameters:
     )
     moe_multimodal_dispatch_use_allgather: str = parameter(
         "v2-alltoall-unpad",
-        "How tokens travel where ranks divide the experts (`moe_group`) and each has tokens of its own: by all-to-all "
-        "each goes to the ranks of its experts, by all-gather all go to all ranks, which moves less where a token has "
-        "more experts than there are ranks. `unpad` sends exactly what there is, the others pad what differs between "
-        "ranks to equal sizes. It changes speed and memory, never the loss.",
+        "How tokens reach their experts where ranks divide the experts (`moe_group`) and each has different tokens. "
+        "All-to-all sends each token to the ranks of its experts. All-gather sends all tokens to all ranks, which "
+        "moves less data where a token has more experts than there are ranks. `unpad` sends the exact sizes; the "
+        "others pad to the largest size of any rank. It changes speed and memory, never the loss.",
         choices=("v2-alltoall-unpad", "v2-alltoall", "v2-allgather-unpad", "v2-allgather"),
     )
 
 
 @rule("batch_tokens", "packing", "min_sample_len", "max_sample_len", "max_seq_len")
 def a_budget_holds_every_sample(builder: ConfigBuilder) -> None:
-    """`batch_tokens` takes the place of `packing`, and holds at least the longest sample that may occur."""
+    """`batch_tokens` replaces `packing`, and must hold the longest sample that may occur."""
     budget = builder["batch_tokens"]
     if not budget:
         return

@@ -1,4 +1,4 @@
-"""1.1 Basic configuration: the model, the job, where results go, what is shown while it runs."""
+"""1.1 Basic configuration: the model, the job, the output folder, and what is shown during the run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "export", "server")
 
 @dataclass(frozen=True)
 class BasicParameters:
-    """What to run, on which model, where the results go and what is shown on the way."""
+    """The stage, the model, the output folder, and what is shown during the run."""
 
     stage: str = parameter(
         "SFT",
-        "The kind of training. PT goes on with next-token training on plain text; SFT trains on the assistant's "
+        "The kind of training. PT continues next-token training on plain text; SFT trains on the assistant's "
         "turns of conversations; DPO trains on pairs of a preferred and a rejected answer. The stage decides which "
         "data formats are read, which loss is used and which default learning rate applies.",
         choices=ALL_STAGES,
@@ -104,11 +104,12 @@ class BasicParameters:
     )
     weight_quantize_algo: str = parameter(
         "none",
-        "`weight_only_int8`, `weight_only_int4` and `nf4` (4-bit normal floats) keep the frozen weights of all linear "
-        "layers beside adapters in that many bits, `weight_only_mix` those of experts in int4 and the rest in int8: "
-        "each is made dense where it is used, in forward and again in backward, and adapters are merged onto what its "
-        "codes stand for. `fp8_linear` rounds what linear layers multiply to 8-bit floats, in training of all weights, "
-        "too (see section 2.4). `erniekit export` writes weights in this form where the command line asks for it.",
+        "`weight_only_int8`, `weight_only_int4` and `nf4` (4-bit normal floats) store the frozen weights of all "
+        "linear layers in that many bits while adapters are trained; `weight_only_mix` stores those of experts in "
+        "int4 and the rest in int8. Each weight is dequantized where it is used, in forward and again in backward, "
+        "and adapters are merged into the dequantized weights. `fp8_linear` rounds the operands of linear layers to "
+        "8-bit floats, also when all weights are trained (see section 2.4). `erniekit export` writes weights in this "
+        "form where the command line asks for it.",
         choices=("none", "fp8_linear", "weight_only_int8", "weight_only_int4", "weight_only_mix", "nf4"),
         spellings={"": "none", "null": "none", "fp8linear": "fp8_linear"},
         verbs=("train", "eval", "export"),
@@ -116,9 +117,9 @@ class BasicParameters:
     )
     num_nextn_predict_layers: int = parameter(
         0,
-        "How many of the model's multi-token prediction layers are loaded and trained beside the main head, and saved "
-        "with it. Each predicts one token further ahead. 0 leaves them out, of the saved model too: they would no "
-        "longer fit what was trained.",
+        "How many of the model's multi-token prediction layers are loaded, trained together with the main head, and "
+        "saved with it. Each predicts one token further ahead. 0 leaves them out, of the saved model too: they would "
+        "no longer fit what was trained.",
         minimum=0,
         unit="layers",
         verbs=("train",),
@@ -134,8 +135,8 @@ class BasicParameters:
     )
     logging_steps: int = parameter(
         1,
-        "Report loss, learning rate and speed every so many optimizer steps, and after the last one. The reported loss "
-        "is the mean over all target tokens since the last report.",
+        "Report loss, learning rate and speed after this many optimizer steps, and after the last one. The reported "
+        "loss is the mean over all target tokens since the last report.",
         minimum=1,
         unit="optimizer steps",
         needs=when("logging_strategy", "steps"),

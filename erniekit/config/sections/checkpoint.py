@@ -1,4 +1,4 @@
-"""1.6 Checkpoints: what is saved, when, how, and where a run starts again."""
+"""1.6 Checkpoints: what is saved, when and how, and where a run resumes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
 from erniekit.config.values import PATH_OR_BOOLEAN, WORDS
 
-# Rules of the words of `unified_checkpoint_config`: what they stand for, contradict, and where they change nothing.
+# The flags of `unified_checkpoint_config`: what they stand for, contradict, and where they have no effect.
 
 NAME = "unified_checkpoint_config"
 UNIFIED_CHECKPOINT_FLAGS = (
@@ -41,8 +41,7 @@ def all_options(builder: ConfigBuilder) -> None:
 
 @rule(NAME, "unified_checkpoint", "lora", "bf16", "fp16", "fp16_opt_level", "ignore_save_lr_and_optim")
 def unified_checkpoint_flags(builder: ConfigBuilder) -> None:
-    """Words of `unified_checkpoint_config` that contradict each other are refused; those that change nothing are
-    told."""
+    """Flags of `unified_checkpoint_config` that contradict each other are refused; those without effect are named."""
     flags = set(builder[NAME])
     if flags.issuperset(MASTER_WEIGHT_FLAGS):
         what = "remove_master_weight and skip_save_model_weight together would leave the weights out altogether"
@@ -54,7 +53,7 @@ def unified_checkpoint_flags(builder: ConfigBuilder) -> None:
 
 
 def reason_ignored(values: ParameterValues, flag: str) -> str:
-    """Why a word of those that some runs have no use for changes nothing; empty where it acts."""
+    """Return why a flag has no effect in this run; empty where it has one."""
     if not values["unified_checkpoint"]:
         return "with unified_checkpoint: false every rank writes all that it has"
     if flag not in MASTER_WEIGHT_FLAGS:
@@ -62,7 +61,7 @@ def reason_ignored(values: ParameterValues, flag: str) -> str:
     if not (values["bf16"] or values["fp16"]) or values["fp16_opt_level"] != "O2":
         return "the weights are float32, without master weights; those come with bf16 or fp16 and fp16_opt_level: O2"
     if flag == "skip_save_model_weight" and values["lora"]:
-        return "adapters are small, and are saved beside their master weights"
+        return "adapters are small, and are saved together with their master weights"
     if flag == "remove_master_weight" and values["ignore_save_lr_and_optim"]:
         return "with ignore_save_lr_and_optim nothing of the optimizer is saved"
     return ""
@@ -73,7 +72,7 @@ RULES = (all_options, unified_checkpoint_flags)
 
 @dataclass(frozen=True)
 class CheckpointParameters:
-    """What is saved, when and how, and where a run starts again."""
+    """What is saved, when and how, and where a run resumes."""
 
     save_strategy: str = parameter(
         "no",
@@ -84,7 +83,7 @@ class CheckpointParameters:
     )
     save_steps: int = parameter(
         100,
-        "Write a checkpoint every so many optimizer steps.",
+        "Write a checkpoint after this many optimizer steps, again and again.",
         minimum=1,
         unit="optimizer steps",
         needs=when("save_strategy", "steps"),
@@ -101,7 +100,7 @@ class CheckpointParameters:
     )
     resume_from_checkpoint: str | bool = parameter(
         False,
-        "Go on with an interrupted run: weights, optimizer, schedule and the position in the data continue exactly "
+        "Continue an interrupted run: weights, optimizer, schedule and the position in the data continue exactly "
         "where the checkpoint was written. A path names one checkpoint folder, true takes the newest complete one "
         "in `output_dir`.",
         kind=PATH_OR_BOOLEAN,
@@ -114,21 +113,21 @@ class CheckpointParameters:
     )
     unified_checkpoint: bool = parameter(
         True,
-        "Write weights and optimizer states in one layout that any number and arrangement of devices can read. "
-        "When false every rank writes a part of its own, without asking the others: the least work while saving, but "
-        "such a checkpoint can only be resumed from, on the layout that wrote it, and needs an `output_dir` that all "
-        "ranks see. The final model is whole in any case.",
+        "Write weights and optimizer states in one layout that any number and arrangement of devices can read. When "
+        "false every rank writes its own shard without communication. Saving is then fastest, but such a checkpoint "
+        "can only be resumed from, on the layout that wrote it, and all ranks must see the same `output_dir`. The "
+        "final model is always written in full.",
     )
     unified_checkpoint_config: tuple[str, ...] = parameter(
         (),
         "Options of saving. `async_save`: training waits only until the values are in shared memory, and another "
         "process writes them; a second save waits for the first. `ignore_merge_optimizer`: every rank writes the "
-        "optimizer states that it has. The others are of runs whose weights have 16 bits (`fp16_opt_level: O2`) and "
-        "whose optimizer keeps float32 copies of them, the master weights. `remove_master_weight` leaves those out, "
-        "and a resumed run makes them from the weights, which is not bit-exact. `skip_save_model_weight` saves them in "
-        "the place of the weights, which are theirs rounded: nothing is stored twice, and nothing is lost. "
-        "`master_weight_compatible` resumes from a checkpoint without them, or with some that the run does not need. "
-        "`enable_all_options` stands for `async_save`, `skip_save_model_weight` and `master_weight_compatible`.",
+        "optimizer states that it has. The others concern runs whose weights have 16 bits (`fp16_opt_level: O2`) and "
+        "whose optimizer keeps float32 copies of them, the master weights. `remove_master_weight` leaves the copies "
+        "out; a resumed run makes them from the weights, which is not bit-exact. `skip_save_model_weight` saves the "
+        "copies instead of the weights, which are the rounded copies, so that nothing is stored twice and nothing is "
+        "lost. `master_weight_compatible` resumes from a checkpoint without them, or with some that the run does not "
+        "need. `enable_all_options` stands for `async_save`, `skip_save_model_weight` and `master_weight_compatible`.",
         kind=WORDS,
         choices=UNIFIED_CHECKPOINT_FLAGS,
         example="async_save",
@@ -137,8 +136,8 @@ class CheckpointParameters:
         "O0",
         "How AdamW's moments are compressed in checkpoints: not (`O0`), to 8 bits each (`O1`, a quarter of their "
         "size), or to 4 bits (`O2`, a seventh). A run that resumes from compressed moments is not an exact "
-        "continuation; `docs/checkpoints.md` says how far off it is. Each checkpoint tells how it is stored, so "
-        "resuming needs nothing, and may go on with another stage.",
+        "continuation; `docs/checkpoints.md` says how far off it is. Each checkpoint records how it is stored, so "
+        "resuming needs no setting, and the resumed run may choose another value.",
         choices=("O0", "O1", "O2"),
         needs=when("ignore_save_lr_and_optim", False),
         example="O1",
@@ -193,7 +192,7 @@ def checkpoint_weights_or_random(builder: ConfigBuilder) -> None:
 
 @rule("save_strategy", "resume_from_checkpoint")
 def resumed_run_writes_no_checkpoint(builder: ConfigBuilder) -> None:
-    """A run that resumes with `save_strategy: no` writes no further checkpoint, which is said."""
+    """A run that resumes with `save_strategy: no` writes no further checkpoint; a message says so."""
     if builder["resume_from_checkpoint"] and builder["save_strategy"] == "no":
         builder.messages.append(
             "save_strategy is no: this run writes no checkpoint to resume from; the final model is saved"

@@ -23,10 +23,10 @@ class DpoParameters:
     )
     loss_type: str = parameter(
         "sigmoid",
-        "The preference loss. `sigmoid` is DPO's own, `robust` DPO for labels that may be exchanged, `hinge` SLiC's; "
-        "the others have the names of their papers. `simpo` and `orpo` take the mean log-probability over an answer's "
-        "tokens and need no reference; the others take the sum over its tokens, less the reference's. `orpo` brings "
-        "its SFT loss with it.",
+        "The preference loss. `sigmoid` is DPO's own, `robust` DPO for labels that may be swapped, `hinge` SLiC's; "
+        "the others are named after their papers. `simpo` and `orpo` take the mean log-probability over an answer's "
+        "tokens and need no reference; the others take the sum over its tokens, less the reference's. `orpo` "
+        "includes its SFT loss.",
         choices=("sigmoid", "robust", "hinge", "ipo", "kto_pair", "simpo", "orpo", "dpop", "sppo_hard", "nca_pair"),
         spellings={"or": "orpo"},
     )
@@ -66,7 +66,7 @@ class DpoParameters:
     )
     label_smoothing: float = parameter(
         0.0,
-        "The assumed probability that the two answers of a pair are exchanged, for the `sigmoid`, `robust` and `simpo` "
+        "The assumed probability that the two answers of a pair are swapped, for the `sigmoid`, `robust` and `simpo` "
         "losses; `robust` needs it.",
         minimum=0.0,
         below=0.5,
@@ -75,7 +75,7 @@ class DpoParameters:
     normalize_logps: bool = parameter(
         False,
         "Rescale each answer's log-probability to the mean length of the pair's two answers, so that the longer one "
-        "does not count for more. The papers of the losses do not.",
+        "does not count for more. The papers of the losses do not rescale.",
     )
     dpop_lambda: float = parameter(
         50.0,
@@ -96,17 +96,17 @@ class DpoParameters:
     )
     reference_model: str = parameter(
         "auto",
-        "Where the reference's log-probabilities come from; all ways give the same. `adapters`: from the model with "
-        "its adapters put aside, for LoRA. `copy`: from a frozen copy, which takes the memory of the weights again. "
-        "`precomputed`: every pair is measured once before the first step and kept on disk. `auto`: `adapters` with "
-        "LoRA; otherwise `precomputed`, or `copy` with `ref_model_update_steps`.",
+        "Where the reference's log-probabilities come from; all choices give the same values. `adapters`: from the "
+        "same model with its adapters disabled, for LoRA. `copy`: from a frozen copy, which takes the memory of the "
+        "weights again. `precomputed`: those of every pair are computed once before the first step and kept on disk. "
+        "`auto`: `adapters` with LoRA; otherwise `precomputed`, or `copy` with `ref_model_update_steps`.",
         choices=("auto", "adapters", "copy", "precomputed"),
         verbs=("train",),
         example="copy",
     )
     ref_model_update_steps: int = parameter(
         -1,
-        "Copy the trained model into the reference every so many optimizer steps. -1 never does.",
+        "Copy the trained model into the reference after this many optimizer steps, again and again. -1 never does.",
         minimum=-1,
         unit="optimizer steps",
         example=500,
@@ -154,14 +154,14 @@ def some_loss_remains(builder: ConfigBuilder) -> None:
     "reference_model", "ref_model_name_or_path", "ref_model_update_steps", stages=("DPO",),
 )  # fmt: skip
 def options_fit_the_loss(builder: ConfigBuilder) -> None:
-    """Every loss takes the options of its paper only: smoothing, offsets, rescaled lengths, a reference or none."""
+    """Each loss accepts only the options of its paper: smoothing, offsets, rescaled lengths, a reference or none."""
     loss = builder["loss_type"]
     if builder["label_smoothing"] and loss not in SMOOTHED_LOSSES:
         losses = ", ".join(SMOOTHED_LOSSES)
         builder.problem("label_smoothing", f"the loss {loss} has none", f"remove it, or choose one of {losses}")
     if loss == "robust" and not builder["label_smoothing"]:
         builder.problem(
-            "loss_type", "`robust` corrects for exchanged labels", "give their share as `label_smoothing`, such as 0.1"
+            "loss_type", "`robust` corrects for swapped labels", "give their share as `label_smoothing`, such as 0.1"
         )
     if builder["offset_alpha"] and loss not in OFFSET_LOSSES:
         losses = ", ".join(OFFSET_LOSSES)
@@ -181,26 +181,28 @@ def reference_fits_the_training(builder: ConfigBuilder) -> None:
     """`reference_model`: `adapters` needs LoRA, `copy` is for all weights, `precomputed` is never updated."""
     mode, other = builder["reference_model"], builder["ref_model_name_or_path"]
     if mode == "adapters" and not builder["lora"]:
-        builder.problem("reference_model", "there are no adapters to put aside without `lora`", "write `auto`")
+        builder.problem("reference_model", "there are no adapters to disable without `lora`", "write `auto`")
     if mode == "adapters" and other:
         builder.problem(
             "reference_model", "with `ref_model_name_or_path` the reference is another model", "write `auto`"
         )
     if mode == "copy" and builder["lora"] and not other:
         builder.problem(
-            "reference_model", "beside adapters the weights are the reference, without a copy", "write `adapters`"
+            "reference_model", "with adapters the frozen weights are the reference, without a copy", "write `adapters`"
         )
     if builder["ref_model_update_steps"] <= 0:
         return
     if mode == "precomputed":
         builder.problem(
             "reference_model",
-            "what is measured once cannot follow `ref_model_update_steps`",
+            "log-probabilities that are computed once cannot follow `ref_model_update_steps`",
             f"write `{'adapters' if builder['lora'] else 'copy'}`",
         )
     if other:
         builder.problem(
-            "ref_model_update_steps", "a reference of its own is not updated", "remove it or `ref_model_name_or_path`"
+            "ref_model_update_steps",
+            "a reference that is another model is not updated",
+            "remove it or `ref_model_name_or_path`",
         )
 
 

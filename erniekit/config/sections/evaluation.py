@@ -18,7 +18,7 @@ _METRICS_OF_STAGES = "; ".join(
 
 @dataclass(frozen=True)
 class EvaluationParameters:
-    """The held-out data, and when and how much of it is evaluated."""
+    """The held-out data, when it is evaluated, and how much of it."""
 
     eval_dataset_path: tuple[str, ...] = parameter(
         (),
@@ -37,7 +37,7 @@ class EvaluationParameters:
     eval_dataset_prob: tuple[float, ...] = parameter(
         (1.0,),
         "The weight of each evaluation file, in the order of `eval_dataset_path`. A file of weight 0 is left out; of "
-        "the others every record is read once, whatever the weight, so that figures can be compared between runs.",
+        "the others every record is read once, whatever the weight, so that metrics can be compared between runs.",
         kind=NUMBERS,
         minimum=0.0,
         needs=when("do_eval"),
@@ -65,7 +65,7 @@ class EvaluationParameters:
     )
     eval_steps: int = parameter(
         100,
-        "Evaluate every so many optimizer steps, and after the last one.",
+        "Evaluate after this many optimizer steps, again and again, and after the last one.",
         minimum=1,
         unit="optimizer steps",
         needs=(when("do_eval"),),
@@ -73,7 +73,7 @@ class EvaluationParameters:
     )
     max_evaluate_steps: int = parameter(
         Derived(
-            "1; -1 with `do_train: false`, where the evaluation is all that is done",
+            "1; -1 with `do_train: false`, where the run only evaluates",
             lambda builder: (1, "") if builder["do_train"] else (-1, "with do_train false"),
             1,
         ),
@@ -102,7 +102,7 @@ class EvaluationParameters:
     )
     metric_for_best_model: str = parameter(
         "eval_loss",
-        "The figure of an evaluation that says how good the model is, for `load_best_model_at_end` and early stopping. "
+        "The metric of an evaluation that says how good the model is, for `load_best_model_at_end` and early stopping. "
         f"{_METRICS_OF_STAGES}; with `eval_answers` also {', '.join(GENERATION_METRICS)}. `eval_` may be left out.",
         choices=METRICS,
         spellings={name.removeprefix("eval_").lower(): name for name in METRICS},
@@ -158,7 +158,7 @@ def _greater_is_better(metric: str) -> bool:
 
 @rule("metric_for_best_model", "stage", "do_eval", "eval_answers")
 def the_metric_is_of_the_stage(builder: ConfigBuilder) -> None:
-    """`metric_for_best_model` is a figure that evaluations of the stage have."""
+    """`metric_for_best_model` is a metric that evaluations of the stage report."""
     metrics = builder.stage.metrics
     if builder["metric_for_best_model"] in GENERATION_METRICS:
         if builder["do_eval"] and (builder.stage.reads_text or not builder["eval_answers"]):

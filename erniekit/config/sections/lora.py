@@ -12,7 +12,7 @@ from erniekit.config.values import WORDS, format_value
 
 @dataclass(frozen=True)
 class LoraParameters:
-    """Low-rank adapters: small trainable updates beside frozen weights."""
+    """Low-rank adapters: small trainable updates of frozen weights."""
 
     lora: bool = parameter(
         False,
@@ -78,14 +78,14 @@ class LoraParameters:
     dora: bool = parameter(
         False,
         "DoRA: learn the length of every output's weights apart from their direction, which the adapter changes. It "
-        "often helps at low ranks, and takes about half as long again.",
+        "often helps at low ranks, and makes a step about 50% slower.",
         needs=when("lora"),
     )
     lora_init: str = parameter(
         "kaiming",
-        "How new adapters begin: with no effect (`kaiming`: A random, B zero), or with the largest singular values of "
-        "the weight, which leave the frozen weight for the run (`pissa`). Adapters that began with `pissa` are saved "
-        "as the difference from that, with twice the rank, and fit the original model.",
+        "How new adapters are initialised: with no effect (`kaiming`: A random, B zero), or with the largest singular "
+        "values of the weight, which are removed from the frozen weight during the run (`pissa`). Adapters that began "
+        "with `pissa` are saved as the difference from that, with twice the rank, and fit the original model.",
         choices=("kaiming", "pissa"),
         needs=when("lora"),
         example="pissa",
@@ -109,7 +109,7 @@ def alpha_is_positive(builder: ConfigBuilder) -> None:
 
 @rule("rslora_plus", "lora_alpha", "lora_plus_scale", "rslora", "lora")
 def preset_is_not_contradicted(builder: ConfigBuilder) -> None:
-    """`rslora_plus` fixes `rslora`, `lora_alpha` (4) and `lora_plus_scale` (4); other values beside it are errors."""
+    """`rslora_plus` fixes `rslora`, `lora_alpha` (4) and `lora_plus_scale` (4); other values are errors."""
     if not (builder["rslora_plus"] and builder["lora"]):
         return
     for name, value in (("rslora", True), ("lora_alpha", 4.0), ("lora_plus_scale", 4.0)):
@@ -135,7 +135,7 @@ def patterns_can_be_read(builder: ConfigBuilder) -> None:
 
 @rule("lora", "lora_path", "init_from_checkpoint", "continue_training")
 def adapters_have_a_base(builder: ConfigBuilder) -> None:
-    """Adapters are trained beside weights that were trained before."""
+    """Adapters need pretrained weights."""
     if builder.verb != "train" or not builder["lora"]:
         return
     if builder["lora_path"] and builder["init_from_checkpoint"]:
@@ -145,27 +145,27 @@ def adapters_have_a_base(builder: ConfigBuilder) -> None:
     if not builder["continue_training"] and not builder["init_from_checkpoint"]:
         builder.problem(
             "lora",
-            "adapters beside random weights would be of no use, for those are not saved with them",
+            "adapters of random weights are of no use, because these weights are not saved",
             "write `continue_training: true`, or `lora: false` to train all weights",
         )
 
 
 @rule("weight_quantize_algo", "lora", "lora_init", "do_train")
 def weights_in_few_bits_are_frozen(builder: ConfigBuilder) -> None:
-    """Weights in few bits (`weight_quantize_algo`) are trained beside, not themselves, and are no start for PiSSA."""
+    """Quantized weights (`weight_quantize_algo`) stay frozen while adapters are trained, and cannot start PiSSA."""
     algorithm = builder["weight_quantize_algo"]
     if builder.verb != "train" or not builder["do_train"] or algorithm in ("none", "fp8_linear"):
         return
     if not builder["lora"]:
         builder.problem(
             "weight_quantize_algo",
-            f"{algorithm} keeps weights in few bits, which cannot be trained",
-            "write `lora: true` to train adapters beside them, or `fp8_linear` to train all weights",
+            f"{algorithm} stores quantized weights, which cannot be trained",
+            "write `lora: true` to train adapters instead, or `fp8_linear` to train all weights",
         )
     elif builder["lora_init"] == "pissa":
         builder.problem(
             "lora_init",
-            f"pissa takes singular values out of the weights, which {algorithm} has rounded",
+            f"pissa needs the singular values of the weights, which {algorithm} has rounded",
             "write `kaiming`, or `weight_quantize_algo: none`",
         )
 

@@ -9,11 +9,11 @@ from erniekit.config.parameter import parameter, renamed, section, when
 
 @dataclass(frozen=True)
 class MemoryParameters:
-    """What is kept in memory and what is computed again, fused or moved away."""
+    """What is kept in memory, recomputed, fused or offloaded."""
 
     release_grads: bool = parameter(
         False,
-        "Give the memory of gradients back after every optimizer step instead of keeping it for the next one.",
+        "Free the memory of gradients after every optimizer step instead of keeping it for the next one.",
     )
     use_sparse_head_and_loss_fn: bool = parameter(
         False,
@@ -40,8 +40,8 @@ class MemoryParameters:
     recompute_granularity: str = parameter(
         "full",
         "How much of a layer is computed again: all of it (`full`), the attention block (`full_attn`), or the "
-        "attention product alone (`core_attn`, which keeps queries, keys and values). The less is computed again, the "
-        "faster, and the more memory it takes. Losses and gradients stay the same.",
+        "attention product alone (`core_attn`, which keeps queries, keys and values). Recomputing less is "
+        "faster and takes more memory. Losses and gradients stay the same.",
         choices=("full", "full_attn", "core_attn"),
         needs=when("recompute"),
     )
@@ -62,10 +62,10 @@ class MemoryParameters:
     )
     offload_optim: bool = parameter(
         False,
-        "Keep AdamW's moments, and its float32 copies of 16-bit weights, away from the device, which has them for its "
-        "step only, one tensor after another: in pinned host memory with a GPU, on a CPU in a file in `output_dir` "
-        "that is mapped into memory, so that the system takes the memory back where it is wanted for something else. "
-        "With `sharding` each rank does so with its part. Losses stay the same.",
+        "Offload AdamW's moments, and its float32 copies of 16-bit weights, from the device: into pinned host memory "
+        "with a GPU, on a CPU into a memory-mapped file in `output_dir`, whose memory the system can reclaim. The "
+        "optimizer step loads one tensor after another. With `sharding` each rank offloads its shard. Losses stay the "
+        "same.",
         example=True,
     )
 

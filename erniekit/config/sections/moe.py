@@ -13,9 +13,9 @@ class MoeParameters:
 
     moe_aux_loss_lambda: float = parameter(
         1e-5,
-        "The weight of the loss that spreads tokens evenly over the experts. 0 leaves it out. Like the other losses of "
-        "routers it is a mean over the tokens of a micro-batch, summed over the layers, and it is shown on its own: "
-        "the loss shown stays that of the target tokens.",
+        "The weight of the loss that spreads tokens evenly over the experts. 0 leaves it out. Like the other losses "
+        "of routers it is a mean over the tokens of a micro-batch, summed over the layers, and it is reported as a "
+        "separate metric: the reported loss is that of the target tokens.",
         minimum=0.0,
         example=1e-3,
     )

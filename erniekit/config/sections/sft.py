@@ -1,4 +1,4 @@
-"""2.1 SFT: how samples of several sources become an epoch."""
+"""2.1 SFT: how samples of several sources make an epoch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SftParameters:
         "How several sources become one epoch. `concat` uses every sample exactly once. `random` gives each source its "
         "share of the epoch by `train_dataset_prob`; a source with too few samples repeats some. `interleave_under` "
         "takes samples in these shares until the first source is used up, `interleave_over` until the last one is, "
-        "starting the others again. Unless you ask for something else, nothing is left out or repeated.",
+        "and starts the others again. By default nothing is left out or repeated.",
         choices=("random", "concat", "interleave_under", "interleave_over"),
         verbs=("train", "preview"),
     )

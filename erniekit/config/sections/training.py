@@ -170,7 +170,7 @@ class TrainingParameters:
     )
     learning_rate: float = parameter(
         Derived(_DEFAULT_LEARNING_RATES, _learning_rate, 3e-5),
-        "The highest learning rate, reached when warm-up ends; `lr_scheduler_type` says how it goes on from there.",
+        "The highest learning rate, reached when warm-up ends; `lr_scheduler_type` says how it changes after that.",
         minimum=0.0,
         example=1e-5,
     )
@@ -184,7 +184,7 @@ class TrainingParameters:
     )
     warmup_steps: int = parameter(
         0,
-        "Let the learning rate rise linearly from 0 (with `wsd` from `min_lr`) over the first so many optimizer "
+        "Let the learning rate rise linearly from 0 (with `wsd` from `min_lr`) over this many optimizer "
         "steps. Between 1% and 10% of the run is usual.",
         minimum=0,
         unit="optimizer steps",
@@ -303,7 +303,7 @@ def packed_data_is_replayed(builder: ConfigBuilder) -> None:
     if "packed" not in builder["train_dataset_type"]:
         return
     if len(builder["train_dataset_path"]) > 1:
-        what = f"{len(builder['train_dataset_path'])} files beside a packed folder"
+        what = f"{len(builder['train_dataset_path'])} files, one of which is a packed folder"
         builder.problem(
             "train_dataset_path", what, "pack them together with `erniekit pack`, and give that folder alone"
         )
@@ -350,7 +350,7 @@ def warmup_ends_within_the_run(builder: ConfigBuilder) -> None:
 
 
 def peak_lr_not_reached(warmup_steps: int, total_steps: int) -> str:
-    """What is told of a run that ends before its warm-up does; update k of a warm-up of W has (k - 1) / W."""
+    """Return the message for a run that ends before its warm-up; update k of a warm-up of W has rate (k - 1) / W."""
     return (
         f"warmup_steps {warmup_steps:,} takes all of the {total_steps:,} steps, so learning_rate is never reached: "
         f"the last step has {(total_steps - 1) / warmup_steps:.0%} of it"

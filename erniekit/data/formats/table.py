@@ -16,7 +16,7 @@ from erniekit.data.formats.problems import RecordProblem
 PARQUET = ".parquet"
 BATCH_ROWS = 256
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+(/[\w.-]+)?)?")
-_INSTALL = 'pip install "datasets==4.0.0"'
+_INSTALL = "pip install 'erniekit[data]'"
 
 
 def is_hub_dataset(path: str | Path) -> bool:

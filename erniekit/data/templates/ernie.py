@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from erniekit.data.conversation import ASSISTANT, Conversation
+from erniekit.data.conversation import Conversation
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError, ModelFileError
 
 IGNORE_INDEX = -100
+TEMPLATE_FILE = Path(__file__).with_name("ernie.jinja")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,10 @@ class Template(Protocol):
 
 
 class ErnieTemplate:
-    """ERNIE-4.5's dialogue format.
+    """ERNIE-4.5's dialogue format, which ernie.jinja describes.
 
-    `<|begin_of_sentence|>{system}\\nUser: {question}\\nAssistant: {answer}<|end_of_sentence|>User: ...`; without a
-    system text, "{system}\\n" is left out. In training the label at the end of an answer is `</s>`, at which generation
-    stops; what is read there, when the dialogue goes on, is `<|end_of_sentence|>`.
+    In training the label at the end of an answer is `</s>`, at which generation stops; the token read there, when the
+    dialogue goes on, is `<|end_of_sentence|>`.
     """
 
     BEGIN, END = "<|begin_of_sentence|>", "<|end_of_sentence|>"
@@ -91,6 +92,9 @@ class ErnieTemplate:
             raise ModelFileError(f"the tokenizer lacks {self.BEGIN} or {self.END}, which ERNIE-4.5's dialogues need")
         self.end_of_turn_target: int | None = tokenizer.eos_id
         self.stop_token_ids = tuple(dict.fromkeys((tokenizer.eos_id, end_id)))
+        from erniekit.data.templates.jinja import marked_segments  # jinja.py imports this module
+
+        self._render = marked_segments(TEMPLATE_FILE.read_text(encoding="utf-8"))
 
     def render(self, conversation: Conversation) -> list[Segment]:
         if conversation.uses_tools:
@@ -98,17 +102,7 @@ class ErnieTemplate:
                 "tools or tool calls, for which ERNIE-4.5's dialogue format has no place: put a chat_template.jinja "
                 "that takes tools into the model's folder (the Thinking models bring one), or remove these records"
             )
-        segments = []
-        before = self.BEGIN + (f"{conversation.system}\n" if conversation.system else "")
-        for turn in conversation.turns:
-            if turn.role == ASSISTANT:
-                segments += [Segment(before, False), Segment(turn.content + self.END, turn.trained)]
-                before = ""
-            else:
-                before += f"User: {turn.content}\nAssistant: "
-        if before:
-            segments.append(Segment(before, False))
-        return segments
+        return self._render(conversation)
 
 
 def chat_template(tokenizer: Tokenizer) -> Template:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -31,6 +33,7 @@ _PROBE = Conversation(
         Turn(ASSISTANT, "second answer", True),
     )
 )
+_MARK = secrets.token_hex(16)  # made anew by every process, so no text holds it
 # what the expressions of a template can raise, for example "a" + none
 _EVALUATION_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
@@ -45,6 +48,32 @@ class _GenerationBlock(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _MarkedGenerationBlock(_GenerationBlock):
+    """The same block with `_MARK` on both sides of its text."""
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        mark = jinja2.nodes.Output([jinja2.nodes.TemplateData(_MARK)])
+        return [mark, *super().parse(parser), mark]
+
+
+def marked_segments(source: str) -> Callable[[Conversation], list[Segment]]:
+    """Return a renderer for a template of ours, which marks every answer with `{% generation %}`.
+
+    One pass gives the text and its segments, where `JinjaTemplate` has to render a dialogue twice for each answer.
+    """
+    template = _compile(_environment(_MarkedGenerationBlock), source)
+
+    def render(conversation: Conversation) -> list[Segment]:
+        texts = template.render(messages=_messages(conversation)).split(_MARK)
+        trained = [turn.trained for turn in conversation.turns if turn.role == ASSISTANT]
+        segments = []
+        for number, is_target in enumerate(trained):
+            segments += [Segment(texts[2 * number], False), Segment(texts[2 * number + 1], is_target)]
+        return [*segments, Segment(texts[-1], False)] if texts[-1] else segments
+
+    return render
+
+
 class JinjaTemplate:
     """Raises ModelFileError for a broken template, DataError for one whose answers cannot be told apart."""
 
@@ -56,7 +85,7 @@ class JinjaTemplate:
         self._special_tokens = tokenizer.special_tokens
         try:
             environment = _environment()
-            self._template = environment.from_string(tokenizer.chat_template)
+            self._template = _compile(environment, tokenizer.chat_template)
             names = jinja2.meta.find_undeclared_variables(environment.parse(tokenizer.chat_template))
         except jinja2.TemplateSyntaxError as error:
             raise ModelFileError(f"{self._where}: chat_template, line {error.lineno}: {error.message}") from None
@@ -164,15 +193,21 @@ def _difference(shorter: str, longer: str) -> str:
     return f"{shorter[start : same + 25]!r} became {longer[start : same + 25]!r}"
 
 
-def _environment() -> jinja2.Environment:
-    """The helpers that chat templates rely on; sandboxed, because a template is somebody else's program."""
+def _environment(generation_block: type[_GenerationBlock] = _GenerationBlock) -> jinja2.Environment:
+    """Return the helpers that chat templates rely on, in a sandbox, because a template is somebody else's program."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[generation_block, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
+
+
+def _compile(environment: jinja2.Environment, source: str) -> jinja2.Template:
+    template = environment.from_string(source)
+    template.globals = dict(template.globals)  # jinja2's ChainMap would take most of the time of a rendering
+    return template
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:

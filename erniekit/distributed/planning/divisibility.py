@@ -44,7 +44,7 @@ def check_divisible(
     if topology.expert > 1 and topology.expert_axis and model.moe_num_experts % topology.expert:
         key = model.architecture.key_names.get("moe_num_experts", "moe_num_experts")
         problems.append(
-            f"{key} {model.moe_num_experts} cannot be divided between {topology.expert} ranks "
+            f"{key} {model.moe_num_experts} cannot be sharded over {topology.expert} ranks "
             f"({EXPERTS_ALONG[topology.expert_axis]})\n  write moe_group: dummy, or a degree of "
             f"{_divisors(model.moe_num_experts)}"
         )

@@ -17,10 +17,10 @@ from erniekit.model.architectures.rope_scaling import Frequencies
 from erniekit.model.architectures.sharding import ModuleRule, Placement, RuleTable, WeightInfo, prefixed
 
 if TYPE_CHECKING:
-    from paddle import nn
+    from paddle import Tensor, nn
 
     from erniekit.model.architectures.model_config import ModelConfig
-    from erniekit.model.decoder import DecoderModules
+    from erniekit.model.decoder import Decoder, DecoderModules
     from erniekit.model.tensor_parallel import TensorParallel
 
 ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -115,6 +115,8 @@ class Architecture:
 
     Attributes of the computation:
         modules: the classes of embedding, layer, final norm and head.
+        input_names: the arrays of a batch that `embed` reads.
+        embed: makes the hidden states that enter the first layer from these arrays, by the embedding and the towers.
         biases: the field that gives a linear its bias, or ALWAYS; linears not named here have none.
         qk_norm: queries and keys pass an RMSNorm over each head before they are turned.
         rotary_interleaved: rotary embeddings turn channels (2i, 2i + 1) of a head; otherwise (i, i + D / 2).
@@ -148,6 +150,8 @@ class Architecture:
     paddle_files: PaddleFiles | None = None
 
     modules: Callable[[], DecoderModules] = plain_decoder.plain_modules
+    input_names: tuple[str, ...] = ("input_ids",)
+    embed: Callable[[Decoder, Mapping[str, Tensor]], Tensor] = plain_decoder.embed_tokens
     biases: Mapping[str, str] = field(default_factory=dict)
     qk_norm: bool = False
     rotary_interleaved: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,11 @@ class ModelConfig:
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Every weight's Hugging Face name and shape (linear weights are [out, in]), in the order of the decoder."""
-        return self.architecture.weight_shapes(self)
+        return dict(self._weight_shapes)
+
+    @cached_property
+    def _weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        return self.architecture.weight_shapes(self)  # a tenth of a second where there are thousands of experts
 
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """The path of every linear layer between embedding and head, and its (out, in)."""

@@ -6,6 +6,7 @@ families are this decoder with other values; each function here is the default o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from erniekit.model.architectures.rope_scaling import Frequencies, rotary_frequencies
@@ -23,8 +24,10 @@ from erniekit.model.architectures.sharding import (
 )
 
 if TYPE_CHECKING:
+    from paddle import Tensor
+
     from erniekit.model.architectures.model_config import ModelConfig
-    from erniekit.model.decoder import DecoderModules
+    from erniekit.model.decoder import Decoder, DecoderModules
 
 Shapes = dict[str, tuple[int, ...]]
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -101,6 +104,11 @@ def plain_modules() -> DecoderModules:
     from erniekit.model.decoder import PLAIN_MODULES
 
     return PLAIN_MODULES
+
+
+def embed_tokens(decoder: Decoder, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the embeddings [B, S, H] of the tokens `input_ids` [B, S], which are all that a plain decoder reads."""
+    return decoder.embedding(inputs["input_ids"])
 
 
 def has_experts(config: ModelConfig, layer: int) -> bool:

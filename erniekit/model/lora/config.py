@@ -1,4 +1,4 @@
-"""What low-rank adapters are made of, and which linear layers get one. Needs neither Paddle nor NumPy."""
+"""Settings of low-rank adapters, and which linear layers get one. Needs no Paddle or NumPy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from erniekit.model.architectures.model_config import ModelConfig
 
 KAIMING, PISSA = "kaiming", "pissa"
-REGULAR_EXPRESSION = "re:"  # marks a pattern that is one
+REGULAR_EXPRESSION = "re:"  # prefix of a pattern that is a regular expression
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LoraSettings:
         return _by_pattern(self.alpha_pattern, path, self.alpha)
 
     def scaling_of(self, path: str) -> float:
-        """The factor on A B of the layer with this path."""
+        """Return the factor on A B of the layer with this path."""
         rank = self.rank_of(path)
         return self.alpha_of(path) / (math.sqrt(rank) if self.rslora else rank)
 
@@ -95,13 +95,13 @@ def _begins_with(pattern: str, prefixes: tuple[str, ...]) -> bool:
 
 
 def select_targets(paths: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """The linear layers among `paths` that the patterns name, in the order of `paths`; all of them without a pattern.
+    """Return the linear layers among `paths` that match the patterns, in order; all of them without a pattern.
 
     A pattern is the last words of a path (`q_proj`, `self_attn.q_proj`), a path with wildcards
-    (`model.layers.[0-3].*`), or `re:` and a regular expression for a whole path.
+    (`model.layers.[0-3].*`), or `re:` and a regular expression for a full path.
 
     Raises:
-        ConfigurationError: a pattern names none of them.
+        ConfigurationError: a pattern matches no layer.
     """
     paths, patterns = list(paths), list(patterns)
     if not patterns:
@@ -116,7 +116,7 @@ def select_targets(paths: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a pattern of `lora_target_modules` names the layer with this path."""
+    """Return whether a pattern of `lora_target_modules` matches the layer with this path."""
     if pattern.startswith(REGULAR_EXPRESSION):
         return re.fullmatch(pattern[len(REGULAR_EXPRESSION) :], path) is not None
     if set(pattern) & set("*?["):
@@ -125,7 +125,7 @@ def matches(pattern: str, path: str) -> bool:
 
 
 def adapter_shapes(config: ModelConfig, settings: LoraSettings) -> dict[str, tuple[int, ...]]:
-    """Return the name and shape of every parameter of the adapters beside a model."""
+    """Return the name and shape of every parameter of the adapters of a model."""
     linears = config.linear_shapes()
     shapes: dict[str, tuple[int, ...]] = {}
     for path in adapter_targets(config, settings.target_modules):
@@ -138,12 +138,13 @@ def adapter_shapes(config: ModelConfig, settings: LoraSettings) -> dict[str, tup
 
 
 def adapter_parameter_count(config: ModelConfig, settings: LoraSettings) -> int:
-    """Return how many parameters the adapters beside a model have."""
+    """Return how many parameters the adapters of a model have."""
     return sum(math.prod(shape) for shape in adapter_shapes(config, settings).values())
 
 
 def _by_pattern(patterns: Mapping[str, Any], path: str, default: Any) -> Any:
-    """PEFT's rule: the first key that, as a regular expression, matches the end of the path at a dot."""
+    """Return the value of the first key that, as a regular expression, matches the end of the path at a dot (PEFT's
+    rule)."""
     for key, value in patterns.items():
         if re.match(rf"(.*\.)?({key})$", path):
             return value
@@ -151,5 +152,5 @@ def _by_pattern(patterns: Mapping[str, Any], path: str, default: Any) -> Any:
 
 
 def _shapes_of_paths(paths: Iterable[str]) -> list[str]:
-    """Paths with their numbers replaced by `*`, each once."""
+    """Return paths with their numbers replaced by `*`, each once."""
     return list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", path) for path in paths))

@@ -70,7 +70,7 @@ class StoredAdapters:
 
 
 def read_adapters(folder: Path | str, model_config: ModelConfig) -> StoredAdapters:
-    """The adapters that PEFT, paddlenlp or this project wrote into `folder`, for a model of this configuration.
+    """Read the adapters that PEFT, paddlenlp or this project wrote into `folder`, for a model of this configuration.
 
     Multi-token prediction layers of the model may lack adapters, because a run may leave these layers out, as
     transformers does. Adapters of such layers that the model lacks are ignored.

@@ -73,7 +73,7 @@ def _no_weights(folder: Path) -> str:
 
 
 def _paddle_library(folder: Path) -> str:
-    """The library that can open Paddle's pickled weights of the model; paddlenlp where that is not known."""
+    """Return the library that opens Paddle's pickled weights of the model; paddlenlp if it is unknown."""
     try:
         model_type = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -9,20 +9,24 @@ from erniekit.config.sections.basic import BasicParameters
 from erniekit.training.callbacks import Callback
 from erniekit.training.callbacks.console import PlainLines
 from erniekit.training.callbacks.files import LogFile, LossCurve, Results
-from erniekit.training.callbacks.trackers import open_trackers
+from erniekit.training.callbacks.trackers import installed_trackers, open_trackers
 
 
-def default_callbacks(section: BasicParameters) -> list[Callback]:
+def default_callbacks(section: BasicParameters, *, skip_missing_trackers: bool = False) -> list[Callback]:
     """Build the callbacks for progress, log file, results, loss curve and the trackers of `report_to`.
 
     A file that cannot be written does not end a run.
+
+    Args:
+        skip_missing_trackers: do without a tracker whose package is not installed, with a log line; for defaults.
 
     Raises:
         ConfigurationError: a package that `report_to` needs is not installed.
     """
     output_dir = Path(section.output_dir).expanduser()
     output_dir.mkdir(parents=True, exist_ok=True)
-    trackers = open_trackers(section.report_to, Path(section.logging_dir).expanduser())
+    names = installed_trackers(section.report_to) if skip_missing_trackers else section.report_to
+    trackers = open_trackers(names, Path(section.logging_dir).expanduser())
     return [_progress(section), LogFile(output_dir), Results(output_dir), LossCurve(output_dir), *trackers]
 
 

@@ -142,7 +142,10 @@ def draw_loss_curve(log: Path, picture: Path) -> None:
     evaluated = [(record["step"], record["eval_loss"]) for record in records if record.get("eval_loss") is not None]
     if not trained and not evaluated:
         return
-    from matplotlib.figure import Figure  # 0.3 s, and only needed here
+    try:
+        from matplotlib.figure import Figure  # 0.3 s, and only needed here
+    except ImportError:
+        raise OSError("matplotlib is not installed (pip install 'erniekit[logs]')") from None
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot(xlabel="step", ylabel="loss per target token")

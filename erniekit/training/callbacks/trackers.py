@@ -7,6 +7,8 @@ name and the parameters of the run.
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,6 +19,7 @@ from erniekit.errors import ConfigurationError
 from erniekit.training.callbacks import Callback, Record
 from erniekit.training.callbacks.files import WarnOnIoError
 
+logger = logging.getLogger(__name__)
 _PROGRESS = {"step", "epoch"}
 
 
@@ -96,6 +99,14 @@ def open_trackers(report_to: Sequence[str], logging_dir: Path) -> list[Callback]
     return [_open(name, logging_dir) for name in report_to]
 
 
+def installed_trackers(report_to: Sequence[str]) -> list[str]:
+    """Return those of `report_to` whose package is installed; a log line names the others."""
+    missing = [name for name in report_to if importlib.util.find_spec(TRACKERS[name].package) is None]
+    for name in missing:
+        logger.info(f"no event files for {name}: it is not installed (pip install 'erniekit[logs]')")
+    return [name for name in report_to if name not in missing]
+
+
 def _check_writable(logging_dir: Path) -> None:
     try:
         logging_dir.mkdir(parents=True, exist_ok=True)
@@ -117,5 +128,5 @@ def _open(name: str, logging_dir: Path) -> Callback:
             raise
         raise ConfigurationError(
             f"report_to: {name} needs the package {tracker.package}, which is not installed.\n"
-            f"  Install it (pip install {tracker.package}), or write report_to: none"
+            f"  Install it (pip install 'erniekit[logs]'), or write report_to: none"
         ) from None

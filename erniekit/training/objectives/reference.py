@@ -28,32 +28,32 @@ from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 
 ReferenceLogps = tuple[
     Tensor, Tensor
-]  # of a batch: summed log-probabilities of its chosen and its rejected answers, [pairs]
+]  # of a batch: summed log-probabilities of the chosen and the rejected answers, float32 [pairs]
 ComputeLogps = Callable[[Decoder, Sequence[Any]], Sequence[ReferenceLogps]]  # (model, batches)
 
 
 class Reference(Protocol):
-    """What a preference loss asks of its reference, and a run of it."""
+    """The reference model of a preference loss."""
 
     def __call__(self, batches: Sequence[Any]) -> Sequence[ReferenceLogps]:
-        """The summed log-probabilities of the chosen and rejected answers of each batch."""
+        """Return the summed log-probabilities of the chosen and rejected answers of each batch."""
         ...
 
     def update(self) -> None:
-        """Become the model as it is now."""
+        """Copy the model's current weights."""
         ...
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """What a checkpoint must hold, beside the model, for a resumed run to have the same reference."""
+        """Return the extra state that a checkpoint needs for a resumed run to have the same reference."""
         ...
 
 
 class AdapterReference:
-    """The trained model itself, with its adapters put aside or replaced by earlier ones for the moment.
+    """The trained model itself, with its adapters disabled or temporarily replaced by earlier ones.
 
     Args:
-        adapters: the reference's adapters, where they are not without effect.
-        ranks: among which the model is divided.
+        adapters: the reference's adapters; None: the reference has none.
+        ranks: the ranks that share the model.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class AdapterReference:
 
 
 class FrozenReference:
-    """A second model that is not trained.
+    """A frozen copy of the model.
 
     Args:
-        updated: whether the run calls `update`; otherwise checkpoints need not hold the copy, for it is the model that
-            the run starts from.
-        ranks: among which the model is divided.
+            updated: whether the run calls `update`; otherwise checkpoints need not store the copy, because it is the
+            model that the run starts from.
+        ranks: the ranks that share the model.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class FrozenReference:
 
     def update(self) -> None:
         weights = named_weights(self._model)
-        for name, copied in named_weights(self._copy).items():  # one by one: the whole model may be too large
+        for name, copied in named_weights(self._copy).items():  # one by one: the full model may be too large
             with self._ranks.gather_params([weights[name]]):
                 copied.set_value(weights[name])
 
@@ -119,10 +119,10 @@ class FrozenReference:
 
 
 class PrecomputedReference:
-    """Log-probabilities that were measured before the run.
+    """Log-probabilities that were computed before the run.
 
     Args:
-        table: fp32[samples, 2], chosen and rejected; a row for every pair of the dataset, NaN where it is not needed.
+        table: fp32[samples, 2], chosen and rejected; a row for every pair of the dataset, NaN if it is not needed.
     """
 
     def __init__(self, table: np.ndarray) -> None:
@@ -144,7 +144,7 @@ class PrecomputedReference:
 
 
 def has_missing_logps(table: np.ndarray, batches: Iterable[Any]) -> bool:
-    """Whether `batches` need a row of `table` (see `PrecomputedReference`) that is NaN."""
+    """Return whether `batches` need a row of `table` (see `PrecomputedReference`) that is NaN."""
     return any(np.isnan(table[_samples(batch)]).any() for batch in batches)
 
 
@@ -156,15 +156,14 @@ def precompute_missing_logps(
     describe_sample: Callable[[int], str] = "pair {}".format,
     ranks: Ranks = SINGLE_PROCESS,
 ) -> int:
-    """Fill the rows of `table` (see `PrecomputedReference`) that `batches` need and that are NaN, here and on the
-    other ranks.
+    """Compute the rows of `table` (see `PrecomputedReference`) that `batches` need and that are NaN, on all ranks.
 
     Args:
-        batches: those of this rank, on every rank as many.
-        describe_sample: where the sample of a number comes from, for errors.
+        batches: of this rank; the same number on every rank.
+        describe_sample: returns the origin of a sample by its number, for errors.
 
     Returns:
-        How many pairs were measured, by all ranks.
+        The number of pairs computed by all ranks.
 
     Raises:
         TrainingError: log-probabilities are not finite; names one of the pairs.
@@ -175,7 +174,7 @@ def precompute_missing_logps(
         while some := list(islice(batches, ranks.num_forward_batches)):
             lacking = ranks.all_gather_object([bool(np.isnan(table[_samples(batch)]).any()) for batch in some])
             asked = [batch for batch, lack in zip(some, zip(*lacking, strict=True), strict=True) if any(lack)]
-            # ranks that share a model go through it together
+            # Ranks that share a model compute together.
             for batch, constants in zip(asked, measure(model, asked) if asked else (), strict=True):
                 count += _fill(table, _samples(batch), constants, describe_sample)
     known = ~np.isnan(table)
@@ -187,14 +186,14 @@ def precompute_missing_logps(
 def _fill(
     table: np.ndarray, samples: np.ndarray, constants: ReferenceLogps, describe_sample: Callable[[int], str]
 ) -> int:
-    """Put what was measured of these pairs where the table lacks it; returns of how many pairs."""
+    """Fill missing rows with the values of these pairs; return the number of pairs."""
     missing = np.isnan(table[samples]).any(axis=1)
     measured = np.stack([values.numpy() for values in constants], axis=1)
     unusable = missing & ~np.isfinite(measured).all(axis=1)
     if unusable.any():
         raise TrainingError(
             f"{describe_sample(int(samples[unusable][0]))}: the reference gives log-probabilities that are not finite "
-            f"to {unusable.sum()} of {len(samples)} pairs\n  Its weights are damaged, or hold numbers that are not "
+            f"to {unusable.sum()} of {len(samples)} pairs\n  Its weights are damaged, or contain values that are not "
             "finite; name another model."
         )
     table[samples[missing]] = measured[missing]
@@ -203,7 +202,7 @@ def _fill(
 
 @contextmanager
 def eval_mode(model: Decoder) -> Iterator[None]:
-    """Without gradients and dropout; the model's mode is put back afterwards."""
+    """Disable gradients and dropout; the model's mode is restored afterwards."""
     was_training = model.training
     model.eval()
     try:
@@ -215,16 +214,16 @@ def eval_mode(model: Decoder) -> Iterator[None]:
 
 
 def clone_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Constant copies, by the same names."""
+    """Return constant copies under the same names."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def set_values(tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-    """Give every tensor the value of its name."""
+    """Set every tensor to the value of the same name."""
     for name, tensor in tensors.items():
         tensor.set_value(values[name])
 
 
 def _samples(batch: Any) -> np.ndarray:
-    """The dataset's index of every pair, int64[pairs]."""
+    """Return the dataset index of every pair, int64[pairs]."""
     return np.array([sample for row in batch.samples for sample in row], dtype=np.int64)

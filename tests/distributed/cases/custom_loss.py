@@ -83,7 +83,7 @@ def _train(mesh: Mesh, features: bool) -> dict[str, Any]:
     ranks: Ranks = SINGLE_PROCESS
     if mesh is not SINGLE_PROCESS_MESH:
         pipeline = DecoderPipeline(mesh, tied_embeddings=last_stage_needs_embedding(config)) if stage else None
-        ranks = LayoutRanks(mesh, parameters, pipeline=pipeline)
+        ranks = LayoutRanks(mesh, parameters, decoder.config.architecture, pipeline=pipeline)
     batches = _batches(config.hidden_size)[mesh.dp_rank :: mesh.topology.dp_world_size]
     optimizer = RecordingOptimizer(parameters)
     result = train_step(

@@ -1,4 +1,4 @@
-"""Ranks that fail in every way; no Paddle, so they start fast."""
+"""Ranks that fail in every way; all but one without Paddle, so they start fast."""
 
 from __future__ import annotations
 
@@ -68,6 +68,14 @@ def hangs_and_others_notice(stopped: bool) -> None:
         _waits_for_ever()
     time.sleep(0.3)
     raise RankTimeoutError("rank 1 has sent nothing for 0.3 s")
+
+
+def hangs_before_the_store() -> None:
+    if _rank() == 1:
+        _waits_for_ever()
+    from erniekit.distributed.init import join_store
+
+    join_store(timeout=1.0)
 
 
 def _waits_for_ever() -> None:

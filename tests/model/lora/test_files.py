@@ -234,7 +234,7 @@ def test_paddlenlp_files_that_are_missing_pickled_or_of_another_model(tmp_path):
     (folder / "peft_model-00002-of-00002.safetensors").unlink()
     index = {"weight_map": {"a": "peft_model-00001-of-00002.safetensors", "b": "peft_model-00002-of-00002.safetensors"}}
     (folder / "peft_model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelFileError, match=r"shards are not there:\n +peft_model-00002"):
+    with pytest.raises(ModelFileError, match=r"shards are missing:\n +peft_model-00002"):
         read_adapters(folder, CONFIG)
     for path in folder.glob("peft_model*"):
         path.unlink()

@@ -93,7 +93,7 @@ def test_a_joined_loss_is_minimised_and_leaves_the_value_alone():
     np.testing.assert_array_equal(joined.numpy(), value.numpy())
     (joined * 10.0).sum().backward()
     np.testing.assert_array_equal(value.grad.numpy(), [10.0, 10.0])
-    assert float(weight.grad) == pytest.approx(0.25 * 6.0)  # whatever the value's own gradient is
+    assert weight.grad.item() == pytest.approx(0.25 * 6.0)  # whatever the value's own gradient is
 
 
 def test_a_loss_without_gradient_is_not_joined():

@@ -285,6 +285,7 @@ def test_a_saved_model_goes_on_with_its_averages(tmp_path) -> None:
         read_averages(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"quant_input_grad": True, "quant_weight_grad": True}])
 def test_training_reaches_the_loss_of_plain_training(changes: dict[str, bool]) -> None:
     """120 steps on three sentences; the founder's measure is the quickstart."""

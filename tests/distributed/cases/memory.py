@@ -1,0 +1,39 @@
+"""The memory of two training steps, as Paddle counts it; in a process whose peak nothing else has raised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.base import core
+
+from erniekit.model.attention import AttentionPlan
+from erniekit.model.builder import build_model
+from erniekit.model.head import token_loss
+from erniekit.model.lora.config import LoraSettings
+from erniekit.model.lora.lora import named_trainable_parameters
+from erniekit.model.recompute import Recompute
+from tests.model.tiny import tiny_config
+
+
+def peak_of_training(
+    shape: dict[str, Any], batch: int, length: int, documents: int, fused: bool, dense: bool, lora: bool,
+    dropout: float, again: str,
+) -> int:  # fmt: skip
+    """Return the peak in bytes of all tensors."""
+    settings = LoraSettings(rank=8, alpha=16.0, dropout=dropout) if lora else None
+    recompute = Recompute(granularity=again) if again else None
+    decoder = build_model(tiny_config(**shape), None, lora=settings, recompute=recompute)
+    optimizer = paddle.optimizer.AdamW(1e-4, parameters=list(named_trainable_parameters(decoder).values()))
+    ids = paddle.randint(0, shape["vocab_size"], [batch, length])
+    positions = paddle.arange(length).expand([batch, length])
+    each = length // documents
+    ends = np.repeat((np.arange(documents) + 1) * each, each)
+    indices = np.broadcast_to(ends[None, None, :, None], (batch, 1, length, 1)).astype(np.int32).copy()
+    for _ in range(2):
+        plan = AttentionPlan.build(indices, dense=dense)
+        token_loss(decoder, decoder(ids, positions, plan), ids, fused=fused).loss_sum.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    return int(core.host_memory_stat_peak_value("Allocated", 0))
