@@ -1,4 +1,4 @@
-"""The configuration that the program receives: frozen, typed sections, with the origin of every value."""
+"""The configuration of a command: frozen, typed sections, with the origin of every value."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from erniekit.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Config:
-    """A complete configuration. Made by `Config.load` or `Config.from_mapping`, never by hand.
+    """A complete configuration. `Config.load` and `Config.from_mapping` create it.
 
     Attributes:
-        messages: lines to print once: what was expanded, changed, or has no effect.
-        path: the file it came from, if any.
-        verb: the verb it was worked out for.
-        origins: parameter -> "default", "sft.yaml:12", "command line", "compute_type (sft.yaml:3)"; a default that
-            follows from other parameters begins with "default" and says why.
+        messages: lines to print once about values that were expanded or changed, or that have no effect.
+        path: the file that it was read from, if any.
+        verb: the verb that it was resolved for, such as "train".
+        origins: parameter -> "default", "sft.yaml:12", "command line", "compute_type (sft.yaml:3)"; the origin of a
+            default that follows from other parameters starts with "default" and gives the reason.
     """
 
     basic: BasicParameters
@@ -70,16 +70,16 @@ class Config:
         verb: str = "train",
         implied: Mapping[str, Any] | None = None,
     ) -> Config:
-        """Read a YAML or JSON file and `name=value` words, which take precedence.
+        """Read a YAML or JSON file and `name=value` overrides, which take precedence.
 
         Args:
             path: the file; None for the overrides alone.
-            overrides: words of the command line.
-            verb: the verb that will use it; decides what is required.
-            implied: what the command itself says, such as `stage: DPO`; the file and the words may say otherwise.
+            overrides: `name=value` arguments of the command line.
+            verb: the verb that uses the configuration; it decides which parameters are required.
+            implied: values that the command implies, such as `stage: DPO`; the file and the overrides take precedence.
 
         Raises:
-            ConfigurationError: everything that is wrong, one line each with file:line.
+            ConfigurationError: the configuration has problems; the message lists all of them, each with file:line.
         """
         file = None if path is None else Path(path)
         entries, problems = read_file(file) if file else ([], [])
@@ -89,7 +89,7 @@ class Config:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], overrides: Sequence[str] = (), *, verb: str = "train") -> Config:
-        """The same for values that a program holds, such as the resolved configuration of a checkpoint."""
+        """Resolve values that are in memory, such as the resolved configuration of a checkpoint; see `load`."""
         words, problems = read_overrides(overrides)
         entries = [Entry(name, _plain(value), SourceLocation("given values")) for name, value in values.items()]
         return cls._from_layers([entries, words], problems, verb, None)
@@ -106,17 +106,17 @@ class Config:
         return cls(**sections, messages=tuple(builder.messages), path=path, verb=verb, origins=dict(builder.origins))
 
     def __getitem__(self, name: str) -> Any:
-        """The value of any parameter by name."""
+        """Return the value of any parameter by name."""
         return getattr(getattr(self, PARAMETERS[name].section), name)
 
     @property
     def output_dir(self) -> Path:
-        """The folder of `output_dir`, with `~` as the user's home."""
+        """The folder of `output_dir`, with `~` expanded."""
         return Path(self.basic.output_dir).expanduser()
 
     @property
     def stage(self) -> Stage:
-        """What `stage` reads, reports and refuses."""
+        """The properties of the training stage."""
         return STAGES[self.basic.stage]
 
     def applies(self, name: str) -> bool:
@@ -124,20 +124,20 @@ class Config:
         return self.basic.stage in PARAMETERS[name].stages
 
     def origin(self, name: str) -> str:
-        """Where the value of a parameter comes from."""
+        """Return the origin of the value of a parameter, see `origins`."""
         return self.origins[name]
 
     def is_set(self, name: str) -> bool:
-        """Whether the user wrote the parameter, directly or by an alias."""
+        """Return whether the user wrote the parameter, directly or by an alias."""
         return not self.origins[name].startswith(DEFAULT)
 
     def resolved(self) -> dict[str, Any]:
-        """Every parameter with its value, as JSON and YAML hold it; loading it gives the same configuration."""
+        """Return every parameter with its value as plain JSON; loading the result gives the same configuration."""
         return {name: _plain(self[name]) for name in PARAMETERS}
 
     @property
     def uses_dense_mask(self) -> bool:
-        """Whether FlashMask is switched off; attention then runs with a dense mask made from the same indices."""
+        """Whether FlashMask is switched off; attention then uses a dense mask built from the same indices."""
         return not (
             self.acceleration.use_flash_attention
             and self.acceleration.use_sparse_flash_attn
@@ -145,9 +145,9 @@ class Config:
         )
 
     def ignored_on_cpu(self) -> list[str]:
-        """Lines for what the user asked of a GPU and a CPU cannot give; a runner prints them when it runs on a CPU.
+        """Return a line for each GPU-only parameter that the user set; a runner prints them when it runs on a CPU.
 
-        There are none where `device` names a GPU, for then nothing runs without one.
+        The list is empty if `device` names a GPU, because the run then fails without one.
         """
         if self.basic.device.startswith("gpu"):
             return []
@@ -172,7 +172,7 @@ def _plain(value: Any) -> Any:
 
 
 def _report(problems: list[Problem], path: Path | None) -> str:
-    last = 10**9  # behind every line: the command line, then what is missing
+    last = 10**9  # sort problems of the command line after the file, and missing parameters last
     ordered = sorted(problems, key=lambda problem: (problem.location.line or last) if problem.location else last + 1)
     lines = [str(problem) if problem.location or not path else f"{path}: {problem}" for problem in ordered]
     if len(lines) == 1:

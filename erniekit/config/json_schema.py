@@ -1,5 +1,7 @@
-"""JSON Schemas (draft 2020-12) from the declarations: the exact one that values are checked against once they are read,
-and the one for editors, which also takes values as users write them.
+"""Build two JSON Schemas (draft 2020-12) from the declarations of parameters.
+
+The exact schema checks values after they have been read. The schema for editors also accepts all forms that users
+write.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from erniekit.config.values import format_value
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMA_ID = "erniekit.schema.json"
-MARK = "Written by `erniekit docs`"  # files that begin with it may be replaced or removed
+MARK = "Written by `erniekit docs`"  # `erniekit docs` may replace or remove files that start with it
 GENERATED_BY = f"{MARK} from erniekit/config/sections/."
 
 
 def value_schema(parameter: Parameter) -> dict[str, Any]:
-    """The schema of a parameter's normalised value."""
+    """Return the schema of the normalised value of a parameter."""
     schema: dict[str, Any] = dict(parameter.kind.schema)
     target = schema
     if parameter.kind.is_list:
@@ -38,7 +40,7 @@ def value_schema(parameter: Parameter) -> dict[str, Any]:
 
 
 def exact_schema() -> dict[str, Any]:
-    """The schema of a configuration whose values have been read; every parameter is optional here."""
+    """Return the schema of a configuration whose values have been read; every parameter is optional here."""
     return {
         "$schema": DRAFT,
         "type": "object",
@@ -48,7 +50,7 @@ def exact_schema() -> dict[str, Any]:
 
 
 def editor_schema() -> dict[str, Any]:
-    """The schema for YAML editors: descriptions, aliases, and every accepted way of writing a value."""
+    """Return the schema for YAML editors: descriptions, aliases, and every accepted form of a value."""
     properties = {name: _written_schema(parameter) for name, parameter in PARAMETERS.items()}
     properties |= {name: _alias_schema(alias) for name, alias in ALIASES.items()}
     return {
@@ -83,8 +85,8 @@ def _alias_schema(alias: Alias) -> dict[str, Any]:
 
 
 def structural_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Check read values against the exact schema; yields (name, what is wrong and what to write)."""
-    from jsonschema import Draft202012Validator  # 80 ms, which `--help` does not pay
+    """Check read values against the exact schema; yield (name, problem and correction)."""
+    from jsonschema import Draft202012Validator  # takes 80 ms, which `--help` avoids
 
     validator = Draft202012Validator(exact_schema())
     seen: set[str] = set()
@@ -95,7 +97,7 @@ def structural_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                     yield name, "unknown parameter" + did_you_mean(name, (*PARAMETERS, *ALIASES))
             continue
         name = str(error.path[0])
-        if name not in seen:  # the first problem of a value says enough
+        if name not in seen:  # report only the first problem of a value
             seen.add(name)
             yield name, _explain(PARAMETERS[name], error.instance, str(error.validator), error.validator_value)
 
@@ -109,17 +111,17 @@ def _explain(parameter: Parameter, value: Any, keyword: str, bound: Any) -> str:
         unit = f" ({parameter.unit})" if parameter.unit else ""
         return f"must be {_BOUNDS[keyword]} {format_value(bound)}{unit}, {got}"
     if keyword == "uniqueItems":
-        return f"names the same word twice, {got}"
+        return f"contains the same item twice, {got}"
     if value is None or value == "":
         default = parameter.default_text
         return f"has no value; write {parameter.kind.expected}, or remove the line for the default {default}"
     if isinstance(value, str) and value.strip().lower() in _QUOTED and "true or false" in parameter.kind.expected:
-        return f'expected {parameter.kind.expected}, got the text "{value}"; remove the quotes'
+        return f'expected {parameter.kind.expected}, got the string "{value}"; remove the quotes'
     extra = f": {parameter.wrong_type}" if parameter.wrong_type else ""
     return f"expected {parameter.kind.expected}, {got}{extra}"
 
 
-_QUOTED = ("true", "false")  # texts where the user meant a boolean
+_QUOTED = ("true", "false")  # strings by which the user meant a boolean
 _BOUNDS = {
     "minimum": "at least",
     "maximum": "at most",

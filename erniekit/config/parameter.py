@@ -1,7 +1,7 @@
-"""How a parameter is declared: once, with everything that typing, checking, documentation and editors need.
+"""Declare parameters: each one once, with all that typing, checking, documentation and editors need.
 
 A section is a frozen dataclass whose fields are made with `parameter(...)`; `section(...)` binds it to its title, its
-aliases and the rules that concern several parameters. Nothing here knows a particular parameter.
+aliases and the rules that concern several parameters. No code here depends on a particular parameter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ CPU_AND_GPU, GPU_ONLY, NOT_IMPLEMENTED = ("CPU", "GPU"), ("GPU",), ()  # the dev
 
 @dataclass(frozen=True)
 class When:
-    """A condition on one parameter: one of `values`, or greater than `above`, or simply set to something true."""
+    """A condition on one parameter: it has one of `values`, or is greater than `above`, or is true.
+
+    With neither `values` nor `above` every true value meets the condition.
+    """
 
     name: str
     values: tuple[Scalar, ...] = ()
@@ -45,7 +48,10 @@ class When:
 
 
 def when(name: str, *values: Scalar, above: float | None = None) -> When:
-    """`when("lora")`, `when("lr_scheduler_type", "cosine", "wsd")`, `when("pipeline_parallel_degree", above=1)`."""
+    """Return a condition on the parameter `name`.
+
+    Examples: `when("lora")`, `when("lr_scheduler_type", "cosine", "wsd")`, `when("pipeline_parallel_degree", above=1)`.
+    """
     return When(name, values, above)
 
 
@@ -54,9 +60,9 @@ class Derived:
     """A default that follows from other parameters.
 
     Attributes:
-        text: what the documentation says instead of a value.
-        value: the draft of a configuration -> the default, and the words that its origin adds ("" for none).
-        neutral: stands for the value while it is not known.
+        text: the documentation shows this text instead of a value.
+        value: maps the configuration so far to the default and to the reason that its origin adds ("" for none).
+        neutral: the placeholder until the default is computed.
     """
 
     text: str
@@ -93,8 +99,8 @@ class Parameter:
     example: Any = None
 
     def read(self, raw: Any) -> Any:
-        """The normalised value of what the user wrote; unchanged where it cannot be read."""
-        if raw is None and self.default in ("", (), "none"):  # nothing written means nothing wanted
+        """Return the normalised form of the value that the user wrote, or `raw` itself if it cannot be read."""
+        if raw is None and self.default in ("", (), "none"):  # an empty line means the empty default
             raw = "none" if self.default == "none" else ""
         if self.nullable:
             raw = read_none(raw)
@@ -122,7 +128,7 @@ class Parameter:
 
     @property
     def takes_effect(self) -> str:
-        """Where it takes effect: `CPU and GPU`, `GPU`, or `nowhere yet`."""
+        """The devices on which it takes effect: `CPU and GPU`, `GPU`, or `nowhere yet`."""
         return " and ".join(self.devices) or "nowhere yet"
 
     @property
@@ -155,22 +161,23 @@ def parameter(
     """Declare one field of a section.
 
     Args:
-        default: the value when nothing is written, or a `Derived` default.
-        meaning: one paragraph for users.
-        kind: how the value is written; taken from the annotation for bool, int, float and str.
+        default: the value when the user writes none, or a `Derived` default.
+        meaning: one paragraph for users: what the parameter does and when to change it.
+        kind: how users write the value; by default it follows from the annotation bool, int, float or str.
         minimum, maximum, above, below: bounds of the value or of each item; the last two exclude the bound.
-        choices: the words allowed (for the value, or for each word of a list).
-        spellings: other ways of writing a choice, in lower case -> the value meant.
-        unit: of the value, for the documentation.
-        verbs, stages: where the parameter has an effect; default the section's.
-        needs: without one of these conditions the parameter has no effect, which is reported.
-        excludes: parameters that may not be true (or set) together with this one.
+        choices: the allowed values, or the allowed items of a list.
+        spellings: other ways of writing a choice, in lower case -> the choice.
+        unit: the unit of the value, for the documentation.
+        verbs, stages: where the parameter has an effect; by default those of the section.
+        needs: the parameter has an effect if one of these conditions holds; otherwise a message reports that it has
+            none.
+        excludes: parameters that must not be true (or set) together with this one.
         required_for: verbs that cannot run without a value.
-        devices: where it takes effect. `GPU_ONLY`: any value but the default changes nothing on a CPU, which is
-            reported. `NOT_IMPLEMENTED`: none of its verbs exists, and every other verb reports it.
-        stands_for: the parameters that it sets, for one whose value nothing else needs to know.
-        wrong_type: an explanation added to the message about a value of the wrong type.
-        example: a value worth showing; default the default.
+        devices: the devices on which it takes effect. `GPU_ONLY`: a value other than the default has no effect on a
+            CPU, and a message says so. `NOT_IMPLEMENTED`: none of its verbs exists, and every other verb reports it.
+        stands_for: the parameters that it sets, if no code reads the parameter itself.
+        wrong_type: an explanation for the message about a value of the wrong type.
+        example: the value that the documentation shows; by default the default.
     """
     derived = default if isinstance(default, Derived) else None
     value = derived.neutral if derived else default
@@ -201,12 +208,12 @@ def parameter(
 
 @dataclass(frozen=True)
 class Alias:
-    """A name that users write for other parameters; it is expanded with a message and never reaches the program.
+    """A name that users write for other parameters. Loading expands it and reports this; the program never sees it.
 
     Attributes:
         target: the parameter it renames, or "" when it expands.
-        expands: value in lower case -> the parameters it stands for.
-        choices: the values as the documentation writes them.
+        expands: value in lower case -> the parameters that it sets.
+        choices: the values in the spelling of the documentation.
     """
 
     name: str
@@ -217,36 +224,36 @@ class Alias:
 
 
 def renamed(name: str, target: str, meaning: str) -> Alias:
-    """Another name of one parameter."""
+    """Declare another name of one parameter."""
     return Alias(name, meaning, target=target)
 
 
 def shorthand(name: str, meaning: str, expands: Mapping[str, Mapping[str, Any]]) -> Alias:
-    """A name whose values stand for several parameters."""
+    """Declare a name whose values expand to several parameters."""
     folded = {word.casefold(): dict(values) for word, values in expands.items()}
     return Alias(name, meaning, expands=folded, choices=tuple(expands))
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A check over several parameters; it runs only in `stages`, and only when all of `names` could be read."""
+    """A check of several parameters. It runs in `stages` only, and only if all of `names` have valid values."""
 
     names: tuple[str, ...]
     check: Callable[[ConfigBuilder], None]
     stages: tuple[str, ...] = ALL_STAGES
 
     def applies(self, builder: ConfigBuilder) -> bool:
-        """Return whether the stage has this rule and the parameters that it reads are sound."""
+        """Return whether the stage has this rule and all parameters that it reads are valid."""
         return builder["stage"] in self.stages and not builder.broken.intersection(self.names)
 
     @property
     def text(self) -> str:
-        """The rule as the documentation states it: the function's docstring."""
+        """The text of the rule in the documentation: the docstring of the function."""
         return " ".join((self.check.__doc__ or "").split())
 
 
 def rule(*names: str, stages: tuple[str, ...] = ALL_STAGES) -> Callable[[Callable[[ConfigBuilder], None]], Rule]:
-    """Decorate a function of a `ConfigBuilder`, which becomes the rule that concerns `names` in some or all stages."""
+    """Return a decorator that makes a function of a `ConfigBuilder` the rule over `names` in some or all stages."""
     if stages != ALL_STAGES:
         names = (*names, "stage")
     return lambda check: Rule(names, check, stages)
@@ -254,7 +261,7 @@ def rule(*names: str, stages: tuple[str, ...] = ALL_STAGES) -> Callable[[Callabl
 
 @dataclass(frozen=True)
 class Section:
-    """A page of the reference: one dataclass of parameters with its aliases and rules."""
+    """A page of the parameter reference: one dataclass of parameters with its aliases and rules."""
 
     key: str
     title: str
@@ -266,7 +273,7 @@ class Section:
 
     @property
     def names(self) -> list[str]:
-        """Of its parameters and aliases."""
+        """The names of its parameters and aliases."""
         return [item.name for item in self.parameters] + [alias.name for alias in self.aliases]
 
 
@@ -280,7 +287,7 @@ def section(
     aliases: tuple[Alias, ...] = (),
     rules: tuple[Rule, ...] = (),
 ) -> Section:
-    """Bind the fields of a dataclass to a section; verbs and stages are those of parameters that name none."""
+    """Build a section from the fields of a dataclass; `verbs` and `stages` apply to parameters that name none."""
     parameters = []
     for item in dataclasses.fields(dataclass_):
         declared: Parameter = item.metadata["parameter"]
@@ -301,19 +308,19 @@ def section(
     return Section(key, title, summary, dataclass_, tuple(parameters), aliases, rules)
 
 
-# A configuration while it is being worked out: values, where they come from, problems and messages so far.
+# A configuration while it is being resolved: values, their origins, and the problems and messages so far.
 
 DEFAULT = "default"
 
 
 class ConfigBuilder(Mapping[str, Any]):
-    """What rules read and change. As a mapping it holds the value of every parameter."""
+    """A configuration that rules read and change. As a mapping it has the value of every parameter."""
 
     def __init__(self, parameters: Mapping[str, Parameter], entries: Mapping[str, Entry], verb: str) -> None:
         self.verb = verb
         self.problems: list[Problem] = []
         self.messages: list[str] = []
-        self.broken: set[str] = set()  # parameters with a problem; rules leave them alone
+        self.broken: set[str] = set()  # parameters with a problem; rules skip them
         self.origins: dict[str, str] = dict.fromkeys(parameters, DEFAULT)
         self._parameters = parameters
         self._entries = entries
@@ -331,42 +338,42 @@ class ConfigBuilder(Mapping[str, Any]):
 
     @property
     def stage(self) -> Stage:
-        """The stage that the configuration trains."""
+        """The training stage of the configuration."""
         return STAGES[self._values["stage"]]
 
     def location(self, name: str) -> SourceLocation | None:
-        """Where the user wrote the parameter; None for a default."""
+        """Return where the user wrote the parameter; None for a default."""
         entry = self._entries.get(name)
         return entry.location if entry else None
 
     def is_set(self, name: str) -> bool:
-        """Whether the user wrote the parameter, directly or by an alias."""
+        """Return whether the user wrote the parameter, directly or by an alias."""
         return name in self._entries
 
     def differs(self, name: str) -> bool:
-        """Whether the user gave the parameter a value other than its default."""
+        """Return whether the user gave the parameter a value other than its default."""
         return self.is_set(name) and self._values[name] != self._defaults[name]
 
     def take(self, name: str, value: Any) -> None:
-        """The value that the user wrote, read and checked."""
+        """Set the parameter to the value that the user wrote, after it was read and checked."""
         location = self.location(name)
         assert location is not None
         self._values[name] = value
         self.origins[name] = location.origin
 
     def derive(self, name: str, value: Any, reason: str) -> None:
-        """A default that follows from other parameters; it gives way to what the user wrote."""
+        """Set a default that follows from other parameters; a value that the user wrote takes precedence."""
         self._defaults[name] = value
         if not self.is_set(name):
             self._values[name] = value
             self.origins[name] = f"{DEFAULT} {reason}" if reason else DEFAULT
 
     def set_silently(self, name: str, value: Any) -> None:
-        """Another form of the same value."""
+        """Set another form of the same value without a message."""
         self._values[name] = value
 
     def change(self, name: str, value: Any, because: str) -> None:
-        """Give the parameter another value, which is told if the user had set it."""
+        """Give the parameter another value, and report this if the user had set it."""
         before = self._values[name]
         if before == value:
             return
@@ -375,11 +382,11 @@ class ConfigBuilder(Mapping[str, Any]):
             self.messages.append(f"changed {name} {_python(before)} -> {_python(value)} because {because}")
 
     def no_effect(self, name: str, why: str) -> None:
-        """Tell that what the user set changes nothing."""
+        """Report that the value which the user set has no effect."""
         self.messages.append(f"`{name}` ({self.origins[name]}) has no effect {why}")
 
     def problem(self, name: str, what: str, write: str = "") -> None:
-        """Something is wrong with the parameter; what to write instead."""
+        """Report a problem with the parameter, and the text to write instead."""
         self.broken.add(name)
         location = self.location(name)
         written = f"`{name}` (from `{location.alias}`)" if location and location.alias else f"`{name}`"
@@ -387,11 +394,11 @@ class ConfigBuilder(Mapping[str, Any]):
         self.problems.append(Problem(f"{text}; {write}" if write else text, location))
 
     def missing(self, name: str) -> None:
-        """A parameter that has no default was not written."""
+        """Report that a required parameter is not set."""
         example = format_value(self._parameters[name].example)
         self.problem(name, "is required and not set", f"write `{name}: {example}`, with your own value")
 
 
 def _python(value: Any) -> str:
-    """True and False read better than true and false in a sentence about a change."""
+    """Format a value for a message about a change, with booleans as True and False."""
     return str(value) if isinstance(value, bool) else format_value(value)

@@ -1,7 +1,7 @@
-"""Reading a configuration file or the words of a command line into entries: name, value as written, and place.
+"""Read a configuration file or the overrides of a command line into entries: name, value as written, and location.
 
-YAML files are composed, not loaded, so that every name keeps its line and a repeated name is seen. Only plain values
-and lists of them are accepted; tags, nested mappings and merge keys have no meaning in a flat file of parameters.
+YAML files are composed, not loaded, so that every name keeps its line and a repeated name is detected. Only plain
+values and lists of them are accepted; tags, nested mappings and merge keys have no meaning in a flat file.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class SourceLocation:
     """Where a value was written.
 
     Attributes:
-        file: the file as the user named it, or "" for the command line.
-        line: counted from 1; 0 where there is none.
-        alias: the alias that the user wrote instead, if any.
+        file: the path of the file as the user wrote it, or "" for the command line.
+        line: the line number from 1; 0 if there is none.
+        alias: the alias that the user wrote instead of the parameter, if any.
     """
 
     file: str
@@ -41,7 +41,7 @@ class SourceLocation:
 
     @property
     def origin(self) -> str:
-        """The place in few words, for tables: "sft.yaml:12", "compute_type (sft.yaml:3)"."""
+        """A short form for tables: "sft.yaml:12", "compute_type (sft.yaml:3)"."""
         short = f"{Path(self.file).name}:{self.line}" if self.file and self.line else str(self)
         return f"{self.alias} ({short})" if self.alias else short
 
@@ -51,7 +51,7 @@ class Entry:
     """One parameter as the user wrote it.
 
     Attributes:
-        text: on the command line, the value before YAML read it: `output_dir=2024` names a folder.
+        text: on the command line, the value before YAML parsed it, since `output_dir=2024` names a folder.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something the user has to mend."""
+    """An error that the user must correct."""
 
     text: str
     location: SourceLocation | None = None
@@ -72,10 +72,10 @@ class Problem:
 
 
 def read_file(path: Path) -> tuple[list[Entry], list[Problem]]:
-    """The entries of a YAML or JSON file, in order, and what is wrong with its form.
+    """Return the entries of a YAML or JSON file, in order, and the problems with its syntax.
 
     Raises:
-        ConfigurationError: the file cannot be read or is not a mapping, so that no entry could be found.
+        ConfigurationError: the file cannot be read or is not a mapping.
     """
     text = _read_text(path)
     try:
@@ -98,7 +98,7 @@ def read_file(path: Path) -> tuple[list[Entry], list[Problem]]:
 
 
 def read_overrides(words: Iterable[str]) -> tuple[list[Entry], list[Problem]]:
-    """The entries of `name=value` words; the value is read as in YAML."""
+    """Return the entries of `name=value` overrides, and the problems with their syntax; values are parsed as YAML."""
     entries: dict[str, Entry] = {}
     problems: list[Problem] = []
     for word in words:
@@ -158,14 +158,14 @@ def _yaml_value(loader: yaml.SafeLoader, node: yaml.Node, depth: int = 0) -> Any
         items = [_yaml_value(loader, item, depth + 1) for item in node.value]
         return next((item for item in items if isinstance(item, _Unusable)), items)
     if not isinstance(node, yaml.ScalarNode):
-        return _Unusable("holds a nested structure; parameters are flat: one line `name: value` each")
+        return _Unusable("is a nested structure; parameters are flat: one line `name: value` each")
     implicit = loader.resolve(yaml.ScalarNode, node.value, (node.style is None, node.style is not None))
     if node.tag == "tag:yaml.org,2002:timestamp" and node.tag == implicit:
         return node.value  # a folder may well be called 2025-01-31
     if node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and _NON_DECIMAL_NUMBER.fullmatch(node.value):
         return _Unusable(
             f"YAML 1.1 does not read {node.value} as a decimal number (1:30 is 90, 010 is 8); "
-            "write it without a colon or leading zero, or in quotes if it is a text"
+            "write it without a colon or leading zero, or in quotes if it is a string"
         )
     if node.tag != implicit:
         return _Unusable(f"YAML tags such as {node.tag.rsplit(':', 1)[-1]} are not used here; write the plain value")
@@ -200,7 +200,7 @@ def _override_value(text: str) -> Any:
 
 
 def _json_pairs(text: str, path: Path) -> list[tuple[str, Any, int]]:
-    """The pairs of a JSON object, read one by one so that each keeps its line."""
+    """Return the (name, value, line) triples of a JSON object, read one by one so that each keeps its line."""
     decoder, position, pairs = json.JSONDecoder(), 0, []
     try:
         position = _skip(text, position, "{")
@@ -229,12 +229,12 @@ def _json_pairs(text: str, path: Path) -> list[tuple[str, Any, int]]:
 
 def _json_value(value: Any) -> Any:
     if isinstance(value, dict):
-        return _Unusable("holds a nested structure; parameters are flat")
+        return _Unusable("is a nested structure; parameters are flat")
     return value
 
 
 def _skip(text: str, position: int, wanted: str = "") -> int:
-    """The position after white space, the `wanted` sign if any, and white space again."""
+    """Return the position after white space, the `wanted` character if any, and white space again."""
     while text[position : position + 1].isspace():
         position += 1
     if wanted:

@@ -1,4 +1,4 @@
-"""The reference pages in docs/parameters/, written from the declarations."""
+"""Generate the reference pages in docs/parameters/ from the declarations of parameters."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from erniekit.config.values import format_value
 
 GENERATED = f"<!-- {GENERATED_BY} Edit the declarations, not this file. -->"
 HOW_VALUES_ARE_WRITTEN = """\
-A configuration is a flat YAML or JSON file of `name: value` lines. Words on the command line (`name=value`) override
-the file, and the file overrides the defaults. All problems are reported at once, each with its line.
+A configuration is a flat YAML or JSON file of `name: value` lines. Overrides on the command line (`name=value`) take
+precedence over the file, and the file over the defaults. All problems are reported at once, each with its line.
 
 - Numbers may be written as `1e-5`, `32768` or `2 ** 15`.
-- Lists of words are YAML lists or one text with spaces; data files, their formats and weights are YAML lists or one
-  text with commas.
-- Words may be written in capitals or small letters.
-- `erniekit validate FILE` shows what a file comes to, and `erniekit params NAME` explains one parameter.
-- Editors that know the YAML language server complete names and check values in a file whose first line is
+- Lists of words are YAML lists or one string with spaces; data files, their formats and weights are YAML lists or one
+  string with commas.
+- Choices may be written in upper or lower case.
+- `erniekit validate FILE` shows the resolved configuration, and `erniekit params NAME` explains one parameter.
+- Editors with the YAML language server complete names and check values in a file whose first line is
   `# yaml-language-server: $schema=PATH/docs/parameters/erniekit.schema.json`.
 
-Nothing is ignored: what a user sets without any effect (on this machine, at this stage, beside these other values) is
-reported when a run starts, and by `erniekit validate`. The verb `server` comes later; its parameter `port` is declared
-already.
+No value is ignored silently: a value that has no effect on this machine, in this stage or together with the other
+values is reported when a run starts, and by `erniekit validate`. The verb `server` is not implemented yet; its
+parameter `port` is already declared.
 
-"Takes effect" says on which devices a value changes what happens. What only a GPU can do is accepted on a CPU as well,
-so that one file serves both; `erniekit validate` and a run on a CPU then report it as without effect.
+"Takes effect" lists the devices on which a parameter has an effect. A CPU accepts GPU-only parameters as well, so that
+the same file works on both; `erniekit validate` and a run on a CPU then report them as without effect.
 """
 
 
 def pages() -> dict[str, str]:
-    """File name -> content of everything in docs/parameters/."""
+    """Return the files of docs/parameters/: file name -> content."""
     content = {"index.md": _index()}
     content |= {f"{section.key}.md": _section_page(section) for section in SECTIONS}
     content[SCHEMA_ID] = json.dumps(editor_schema(), indent=2, ensure_ascii=False) + "\n"
@@ -41,7 +41,7 @@ def pages() -> dict[str, str]:
 
 
 def attribute_rows(parameter: Parameter) -> list[tuple[str, str]]:
-    """What is declared of a parameter beside its meaning, as (label, text), in the order of the documentation."""
+    """Return the attributes of a parameter except its meaning as (label, text), in the order of the documentation."""
     rows = [
         ("type", parameter.kind.title + (" or null" if parameter.nullable else "")),
         ("default", _default(parameter)),
@@ -53,14 +53,14 @@ def attribute_rows(parameter: Parameter) -> list[tuple[str, str]]:
         ("needs", " or ".join(str(need) for need in parameter.needs)),
         ("excludes", ", ".join(f"`{other}`" for other in parameter.excludes)),
         ("aliases", ", ".join(f"`{alias.name}`" for alias in aliases_of(parameter.name))),
-        ("stands for", ", ".join(f"`{other}`" for other in parameter.stands_for)),
+        ("sets", ", ".join(f"`{other}`" for other in parameter.stands_for)),
         ("takes effect", _takes_effect(parameter)),
     ]
     return [(label, text) for label, text in rows if text]
 
 
 def aliases_of(name: str) -> list[Alias]:
-    """The aliases that stand for a parameter, alone or among others."""
+    """Return the aliases that set a parameter, alone or among others."""
     return [
         alias
         for alias in ALIASES.values()
@@ -69,7 +69,7 @@ def aliases_of(name: str) -> list[Alias]:
 
 
 def example_line(parameter: Parameter) -> str:
-    """A line of YAML that sets the parameter."""
+    """Return a line of YAML that sets the parameter to its example."""
     value: Any = parameter.default if parameter.example is None else parameter.example
     return f"{parameter.name}: {format_value(value)}"
 
@@ -96,13 +96,13 @@ def _bounds(parameter: Parameter) -> str:
 
 
 def _takes_effect(parameter: Parameter) -> str:
-    reported = {GPU_ONLY: "; reported as without effect on a CPU", NOT_IMPLEMENTED: ": its verb comes later"}
+    reported = {GPU_ONLY: "; reported as without effect on a CPU", NOT_IMPLEMENTED: ": its verb is not implemented yet"}
     return parameter.takes_effect + reported.get(parameter.devices, "")
 
 
 def _index() -> str:
     lines = [GENERATED, "", "# Parameters", "", HOW_VALUES_ARE_WRITTEN]
-    lines += ["| section | what it is about |", "|---|---|"]
+    lines += ["| section | summary |", "|---|---|"]
     lines += [f"| [{section.title}]({section.key}.md) | {section.summary} |" for section in SECTIONS]
     lines += ["", "## All names", "", "| name | section | type | default | takes effect |", "|---|---|---|---|---|"]
     for name in sorted({*PARAMETERS, *ALIASES}):
@@ -123,7 +123,7 @@ def _section_page(section: Section) -> str:
         lines += [f"| {label} | {_cell(text)} |" for label, text in attribute_rows(parameter)]
         lines += ["", "```yaml", example_line(parameter), "```", ""]
     for alias in section.aliases:
-        lines += [f"## {alias.name}", "", f"An alias. {alias.meaning}", "", f"It stands for {alias_target(alias)}.", ""]
+        lines += [f"## {alias.name}", "", f"An alias. {alias.meaning}", "", f"It expands to {alias_target(alias)}.", ""]
     if section.rules:
         lines += ["## Rules", ""]
         lines += [f"- {rule.text}" for rule in section.rules]
@@ -132,7 +132,7 @@ def _section_page(section: Section) -> str:
 
 
 def alias_target(alias: Alias) -> str:
-    """What an alias is replaced by."""
+    """Return the parameters that an alias expands to, as text."""
     if alias.target:
         return f"`{alias.target}`"
     written = {choice.casefold(): choice for choice in alias.choices}

@@ -1,4 +1,4 @@
-"""The whole schema: every section, parameter, alias and rule, found by name."""
+"""The complete schema: every section, parameter, alias and rule, by name."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ RULES: tuple[Rule, ...] = tuple(rule for section in SECTIONS for rule in section
 
 
 def section_of(name: str) -> Section:
-    """The section that declares a parameter or an alias."""
+    """Return the section that declares a parameter or an alias."""
     return next(section for section in SECTIONS if name in section.names)
 
 
 def unmet_needs(parameter: Parameter, values: Mapping[str, Any]) -> list[When]:
-    """Why a parameter has no effect beside `values`; [] where it has.
+    """Return the conditions of a parameter that `values` do not meet; [] if it has an effect.
 
-    A need is met where its condition holds and the needs of the parameter that it names are met, too: `buffer_size`
-    needs `greedy_intokens`, and that needs `packing`.
+    A condition is met if it holds and the conditions of the parameter that it names are met, too: `buffer_size` needs
+    `greedy_intokens`, which needs `packing`.
     """
     unmet: list[When] = []
     for need in parameter.needs:
@@ -66,13 +66,13 @@ def unmet_needs(parameter: Parameter, values: Mapping[str, Any]) -> list[When]:
 
 
 def suggestion(word: str, known: list[str] | tuple[str, ...]) -> str:
-    """The known word that was probably meant, or ""."""
+    """Return the known name that `word` is most similar to, or "" if none is similar."""
     by_folded = {item.casefold(): item for item in known}
     close = difflib.get_close_matches(word.strip().casefold(), list(by_folded), n=1, cutoff=0.65)
     return by_folded[close[0]] if close else ""
 
 
 def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:
-    """ "; did you mean `x`?" or ""."""
+    """Return "; did you mean `x`?" for an error message, or "" if no known name is similar."""
     meant = suggestion(word, known)
     return f"; did you mean `{meant}`?" if meant else ""

@@ -1,6 +1,6 @@
-"""From entries to a finished draft: aliases are expanded, values read and checked, defaults derived, rules applied.
+"""Resolve entries to a complete configuration: expand aliases, read values, derive defaults, apply rules.
 
-Every step adds its problems to the draft; none stops the others, so that the user sees all of them at once.
+Every step adds its problems to the `ConfigBuilder` and none stops the others, so that the user sees all at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from erniekit.config.values import format_value
 
 
 def resolve(layers: Iterable[list[Entry]], verb: str) -> ConfigBuilder:
-    """Work out the configuration of `verb` from layers of entries; a later layer overrides an earlier one."""
+    """Resolve the configuration of `verb` from layers of entries; a later layer overrides an earlier one."""
     entries: dict[str, Entry] = {}
     problems: list[Problem] = []
     expansions: dict[str, str] = {}
@@ -60,14 +60,14 @@ def _expand_aliases(layer: list[Entry], problems: list[Problem], expansions: dic
                 plain[name] = Entry(name, value, location, entry.text if alias.target else None)
             elif PARAMETERS[name].read(other.value) != PARAMETERS[name].read(value):
                 text = (
-                    f"`{alias.name}` stands for {name}: {format_value(value)}, "
+                    f"`{alias.name}` expands to {name}: {format_value(value)}, "
                     f"but `{name}` is {format_value(other.value)} "
                     f"({other.location.origin}); remove one of the two"
                 )
                 problems.append(Problem(text, entry.location))
         meaning = ", ".join(f"{name}: {format_value(value)}" for name, value in expanded.items())
         expansions[alias.name] = (
-            f"`{alias.name}: {format_value(entry.value)}` ({entry.location.origin}) stands for {meaning}"
+            f"`{alias.name}: {format_value(entry.value)}` ({entry.location.origin}) expands to {meaning}"
         )
     return plain
 
@@ -123,12 +123,12 @@ def _refuse_excluded(builder: ConfigBuilder) -> None:
 
 
 def _report_without_effect(builder: ConfigBuilder, parameter: Parameter) -> None:
-    """A value that the user set either has its effect, or is reported to have none."""
+    """Report a value that the user set if it has no effect."""
     name = parameter.name
     if not builder.differs(name):
         return
     if not _effective_verbs(builder, name) & set(parameter.verbs):
-        builder.no_effect(name, f"with `erniekit {builder.verb}`; it serves {', '.join(parameter.verbs)}")
+        builder.no_effect(name, f"with `erniekit {builder.verb}`; it applies to {', '.join(parameter.verbs)}")
     elif builder["stage"] not in parameter.stages and "stage" not in builder.broken:
         builder.no_effect(name, f"with stage {builder['stage']}")
     elif unmet := unmet_needs(parameter, builder):
@@ -138,7 +138,7 @@ def _report_without_effect(builder: ConfigBuilder, parameter: Parameter) -> None
 
 
 def _effective_verbs(builder: ConfigBuilder, name: str) -> set[str]:
-    """`preview` and `export` are given training configurations, so what only training uses is no surprise there."""
+    """Return the verbs that `name` may apply to; `preview` and `export` also read configurations of training."""
     if builder.verb == "export" and builder.origins[name] != "command line":
         return {"export", "train"}
     return {"train"} if builder.verb == "preview" else {builder.verb}

@@ -1,8 +1,8 @@
-"""How users write values, and what a value becomes.
+"""Read the values that users write.
 
-A `ValueType` reads what a YAML file, a JSON file or the command line holds and returns the plain JSON value that the
-generated JSON Schema describes (`2 ** 15` becomes 32768, `"a.jsonl, b.jsonl"` a list). A reader never raises: what it
-cannot read it returns as it is, and the schema then refuses it with the parameter's name and place.
+A `ValueType` converts a value of a YAML file, a JSON file or the command line to the JSON value that the generated
+JSON Schema describes (`2 ** 15` becomes 32768, `"a.jsonl, b.jsonl"` a list). A reader never raises: it returns a value
+that it cannot read unchanged, and the schema then refuses it with the parameter's name and location.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _NONE_WORDS = {"none", "null", "~"}
 
 @dataclass(frozen=True)
 class ValueType:
-    """One way of writing values.
+    """The type of a parameter: how users write its value, and the schema of the normalised value.
 
     Attributes:
-        title: the type as the documentation names it.
-        expected: the phrase of an error message, after "expected".
-        read: user-written value -> normalised JSON value, or the value itself when it cannot be read.
+        title: the name of the type in the documentation.
+        expected: the phrase of an error message after "expected".
+        read: user-written value -> normalised JSON value, or the value itself if it cannot be read.
         schema: JSON Schema of the normalised value, without bounds and choices.
-        written: JSON Schemas of further forms that a file may hold, for editors.
+        written: JSON Schemas of the other forms that a file may contain, for editors.
     """
 
     title: str
@@ -45,7 +45,7 @@ class ValueType:
 
 
 def read_integer(raw: Any) -> Any:
-    """8, "8", 8.0, "1e4" and "2 ** 15" are integers; 8.5 and true are not."""
+    """Read an integer: 8, "8", 8.0, "1e4" and "2 ** 15" are integers; 8.5 and true are not."""
     if isinstance(raw, str):
         power = _POWER.fullmatch(raw)
         if power:
@@ -58,7 +58,7 @@ def read_integer(raw: Any) -> Any:
 
 
 def read_number(raw: Any) -> Any:
-    """1, "1e-5" (a text in YAML 1.1) and "2 ** 3" are numbers; nan and inf become texts, which no schema takes."""
+    """Read a number: 1, "1e-5" (a string in YAML 1.1) or "2 ** 3"; nan and inf become strings, which schemas refuse."""
     if isinstance(raw, bool):
         return raw
     if isinstance(raw, str):
@@ -109,14 +109,14 @@ def _read_segments(raw: Any) -> Any:
 
 
 def read_none(raw: Any) -> Any:
-    """For parameters that may be null: the words that users write for it."""
+    """Read the words that users write for null; return any other value unchanged."""
     return None if isinstance(raw, str) and raw.strip().lower() in _NONE_WORDS else raw
 
 
 _INTEGER_TEXT = {"type": "string", "pattern": r"^\s*-?\d+\s*(\*\*\s*\d+\s*)?$"}
 _NUMBER_TEXT = {"type": "string", "pattern": r"^\s*([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|-?\d+\s*\*\*\s*\d+)\s*$"}
 
-# A text that no folder is called, but a boolean or nothing in quotes or in Python's spelling.
+# Excludes quoted or Python-spelled booleans and null, which are not names of folders.
 _NO_WORD = r"^(?!\s*([Tt]rue|TRUE|[Ff]alse|FALSE|[Nn]one|NONE|[Nn]ull|NULL|~)\s*$)"
 
 BOOLEAN = ValueType("boolean", "true or false", _as_it_is, {"type": "boolean"})
@@ -129,17 +129,17 @@ FLAG = ValueType(
     ({"type": "boolean"},),
 )
 NUMBER = ValueType("number", "a finite number", read_number, {"type": "number"}, (_NUMBER_TEXT,))
-TEXT = ValueType("text", "a text (put numbers and dates in quotes)", _as_it_is, {"type": "string"})
+TEXT = ValueType("string", "a string (put numbers and dates in quotes)", _as_it_is, {"type": "string"})
 WORDS = ValueType(
     "list of words",
-    "words, either a YAML list or one text with spaces or commas between them",
+    "words, either a YAML list or one string with spaces or commas between them",
     _read_words,
     {"type": "array", "items": {"type": "string", "minLength": 1}, "uniqueItems": True},
     ({"type": "string"},),
 )
 TEXTS = ValueType(
     "comma-separated list",
-    "one or more texts, either comma-separated or a YAML list",
+    "one or more strings, either comma-separated or a YAML list",
     _split_at_commas,
     {"type": "array", "items": {"type": "string", "minLength": 1}},
     ({"type": "string"},),
@@ -152,7 +152,7 @@ NUMBERS = ValueType(
     ({"type": "string"}, {"type": "number"}, {"type": "array", "items": _NUMBER_TEXT}),
 )
 SEGMENTS = ValueType(
-    "text or list of integers",
+    "string or list of integers",
     "`uniform`, `layer:ClassName` or a list of layer indices such as [0, 29, 57]",
     _read_segments,
     {
@@ -170,7 +170,7 @@ PATH_OR_BOOLEAN = ValueType(
     {"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 1, "pattern": _NO_WORD}]},
 )
 DEVICE = ValueType(
-    "text",
+    "string",
     "`auto`, `cpu`, `gpu` or `gpu:N` with the number of a GPU",
     lambda raw: raw.strip().lower() if isinstance(raw, str) else raw,
     {"type": "string", "pattern": r"^(auto|cpu|gpu(:\d+)?)$"},
@@ -180,7 +180,7 @@ BY_ANNOTATION: Mapping[str, ValueType] = {"bool": BOOLEAN, "int": INTEGER, "floa
 
 
 def format_value(value: Any) -> str:
-    """A value as a user would write it in YAML, on one line; long values are cut."""
+    """Format a value as YAML on one line; texts of more than 120 characters are truncated."""
     if value is None:
         return "null"
     if isinstance(value, bool):

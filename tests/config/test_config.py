@@ -80,8 +80,8 @@ def test_alias_expands_visibly(tmp_path: Path) -> None:
     assert config.evaluation.per_device_eval_batch_size == 4
     assert (config.precision.bf16, config.precision.fp16, config.lora.lora) == (True, False, False)
     assert config.origin("bf16") == "compute_type (sft.yaml:5)"
-    assert "`batch_size: 4` (sft.yaml:4) stands for per_device_train_batch_size: 4" in config.messages
-    assert "`compute_type: BF16` (sft.yaml:5) stands for bf16: true, fp16: false" in config.messages
+    assert "`batch_size: 4` (sft.yaml:4) expands to per_device_train_batch_size: 4" in config.messages
+    assert "`compute_type: BF16` (sft.yaml:5) expands to bf16: true, fp16: false" in config.messages
 
 
 def test_alias_and_equal_value_agree() -> None:
@@ -92,9 +92,9 @@ def test_alias_and_another_value_conflict(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Config.load(_write(tmp_path / "sft.yaml", "compute_type: bf16\nbf16: false\n"))
     assert str(caught.value).endswith(
-        "sft.yaml:4: `compute_type` stands for bf16: true, but `bf16` is false (sft.yaml:5); remove one of the two"
+        "sft.yaml:4: `compute_type` expands to bf16: true, but `bf16` is false (sft.yaml:5); remove one of the two"
     )
-    assert "`batch_size` stands for" in problems(batch_size=4, per_device_train_batch_size=2)
+    assert "`batch_size` expands to" in problems(batch_size=4, per_device_train_batch_size=2)
 
 
 def test_override_by_alias_beats_the_file_without_conflict(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_changes_are_told_only_for_what_the_user_set() -> None:
         ({"beta": 0.2}, "`beta` (given values) has no effect with stage SFT"),
         (
             {"max_new_tokens": 7},
-            "`max_new_tokens` (given values) has no effect with `erniekit train`; it serves chat, generate",
+            "`max_new_tokens` (given values) has no effect with `erniekit train`; it applies to chat, generate",
         ),
         ({"min_lr": 1e-6}, "`min_lr` (given values) has no effect because lr_scheduler_type is linear"),
         (

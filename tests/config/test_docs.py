@@ -39,7 +39,7 @@ def test_page_tells_everything_declared() -> None:
     page = pages()["distributed.md"]
     entry = page[page.index("## sharding\n") : page.index("## sharding_parallel_degree\n")]
     for line in (
-        "| type | text |",
+        "| type | string |",
         "| default | `none` |",
         "| choices | `none`, `stage1`, `stage2`, `stage3` |",
         "| used by | train, eval; stages PT, SFT, DPO |",

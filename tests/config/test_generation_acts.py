@@ -90,4 +90,4 @@ def test_tokens_that_have_appeared_become_less_likely(answer: Answer, model: Any
 
 @pytest.mark.proves("port")
 def test_the_port_is_reported_where_there_is_no_server() -> None:
-    assert any("`port`" in line and "it serves server" in line for line in load(port=9000).messages)
+    assert any("`port`" in line and "it applies to server" in line for line in load(port=9000).messages)

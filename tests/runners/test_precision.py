@@ -80,7 +80,7 @@ def test_float32_gradients_do_not_go_with_those_that_fleet_adds_up(
     sixteen = {"bf16": True, "fp16_opt_level": "O2", "sharding_parallel_degree": 2}
     divided = {"sharding": sharding, "sharding_parallel_config": words}
     with pytest.raises(
-        ConfigurationError, match=r"`amp_master_grad`: float32 gradients do not go with `sharding: stage"
+        ConfigurationError, match=r"`amp_master_grad`: float32 gradients are not possible with `sharding: stage"
     ):
         make_config(**sixteen, **divided, amp_master_grad=True)
     make_config(**sixteen, **divided)

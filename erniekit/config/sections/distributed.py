@@ -1,4 +1,4 @@
-"""1.4 Distributed training: how the work is divided between devices."""
+"""1.4 Distributed training: how ranks share the model, the data and the work of a step."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ WITH_SHARDING = when("sharding_parallel_degree", above=1)
 
 @dataclass(frozen=True)
 class DistributedParameters:
-    """How one model and one step are divided between devices. The degrees multiply; data parallelism takes the rest."""
+    """How the ranks shard the model and share a step. The degrees multiply; data parallelism takes the other ranks."""
 
     tensor_parallel_degree: int = parameter(
         1,
-        "Cut every large matrix into this many slices, one per device. It divides weights, gradients, optimizer "
-        "states and much of the activations, at the price of communication in every layer.",
+        "Shard every large matrix into this many slices, one per device. This shards weights, gradients, optimizer "
+        "states and most activations, and communicates in every layer. Raise it when a layer does not fit into the "
+        "memory of one device, and keep it within one machine.",
         minimum=1,
         unit="ranks",
         example=8,
     )
     tensor_parallel_config: tuple[str, ...] = parameter(
         (),
-        "Options of tensor parallelism. `sync_param`, `sync_grad` and `sync_moment` keep the copies of parameters "
-        "that are not cut, their gradients and their moments equal on all ranks of a group, should their kernels add "
-        "in different orders. `enable_mp_skip_c_identity` saves a copy of what enters each block. The other words are "
-        "reported with the reason why they change nothing.",
+        "Options of tensor parallelism. `sync_param`, `sync_grad` and `sync_moment` broadcast replicated "
+        "parameters, their gradients and their moments within a group, so that they stay equal on all its ranks even "
+        "when kernels sum in different orders. `enable_mp_skip_c_identity` saves a copy of the input of each block. "
+        "The other flags have no effect; a message says why.",
         kind=WORDS,
         choices=TENSOR_PARALLEL_FLAGS,
         needs=WITH_TP,
@@ -46,39 +47,39 @@ class DistributedParameters:
     )
     tensor_parallel_output: bool = parameter(
         True,
-        "Leave the logits cut by vocabulary and compute the loss from the slices, so that no device ever holds "
-        "them whole.",
+        "Keep the logits sharded by vocabulary and compute the loss from the shards, so that no device ever holds "
+        "all logits.",
         needs=WITH_TP,
     )
     sequence_parallel: bool = parameter(
         True,
-        "Divide the sequence between the ranks of a tensor-parallel group wherever the layers do not need it "
-        "whole, so that activations are stored once instead of once per rank. Without tensor parallelism it is "
-        "false.",
+        "Shard the sequence across the ranks of a tensor-parallel group wherever layers do not need all tokens, so "
+        "that activations are stored once instead of once per rank. It is false without tensor parallelism.",
     )
     use_sp_callback: bool = parameter(
         False,
-        "Add up the gradients of parameters that sequence parallelism keeps on all ranks once a step, after the last "
-        "micro-batch, instead of during every backward pass.",
+        "Reduce the gradients of parameters that sequence parallelism replicates once per step, after the last "
+        "micro-batch, instead of in every backward pass.",
         needs=when("sequence_parallel"),
     )
     pipeline_parallel_degree: int = parameter(
         1,
-        "Cut the stack of layers into this many consecutive stages, one per device. Micro-batches flow through the "
-        "stages; `gradient_accumulation_steps` should be several times the degree.",
+        "Split the layers into this many consecutive stages, one per device. Micro-batches flow through the stages; "
+        "`gradient_accumulation_steps` should be several times the degree, or the stages wait for each other.",
         minimum=1,
         unit="ranks",
         example=2,
     )
     pipeline_parallel_config: tuple[str, ...] = parameter(
         (),
-        "Options of pipeline parallelism. How stages exchange tensors: with their shapes each time "
-        "(`disable_p2p_cache_shape`), whole instead of in parts (`disable_partial_send_recv`), one by one "
-        "(`disable_batch_p2p_comm`) instead of together, as `disable_non_batch_p2p_comm` insists on, and beside "
-        "computation in interleaved pipelines (`enable_overlap_p2p_comm`). `best_unbalanced_scheduler` chooses another "
-        "order for these, `enable_clear_every_step_cache` forgets exchanged shapes after each step, `enable_timer` "
-        "logs the time of every phase, `enable_release_grads` stands for `release_grads`. The other words are refused "
-        "or reported, with the reason.",
+        "Options of pipeline parallelism. `disable_p2p_cache_shape` sends the shape with every tensor. "
+        "`disable_partial_send_recv` sends full tensors instead of one slice per tensor-parallel rank. "
+        "`disable_batch_p2p_comm` sends tensors one by one instead of in batches; `disable_non_batch_p2p_comm` "
+        "requires batches. `enable_overlap_p2p_comm` overlaps communication with computation in interleaved "
+        "pipelines, and `best_unbalanced_scheduler` gives them another schedule. `enable_clear_every_step_cache` "
+        "clears the cached shapes after each step, `enable_timer` logs the time of every phase, and "
+        "`enable_release_grads` sets `release_grads`. The other flags are refused or have no effect; a message says "
+        "why.",
         kind=WORDS,
         choices=PIPELINE_FLAGS,
         needs=WITH_PP,
@@ -86,24 +87,25 @@ class DistributedParameters:
     )
     pp_seg_method: str | tuple[int, ...] = parameter(
         "layer:DecoderLayer",
-        "Where the stack is cut. `layer:DecoderLayer` gives every stage the same number of decoder layers (several "
-        "class names are separated by `|`), `uniform` counts all layers alike, and a list such as [0, 29, 57] "
-        "names the first layer of each stage (of each run, with `virtual_pp_degree`); the end may be left out.",
+        "Where the layers are split into stages. `layer:DecoderLayer` gives every stage the same number of decoder "
+        "layers (separate several class names by `|`), `uniform` balances the number of all layers, and a list such as "
+        "[0, 29, 57] gives the first layer of each stage, or of each model chunk with `virtual_pp_degree`. The last "
+        "boundary of a list, the number of layers, is optional.",
         kind=SEGMENTS,
         needs=WITH_PP,
         example=[0, 29, 57],
     )
     virtual_pp_degree: int = parameter(
         1,
-        "Give every stage this many shorter runs of layers instead of one long one (interleaved pipeline). It "
-        "shortens the time in which stages wait, and communicates more.",
+        "Give every stage this many smaller model chunks instead of one large one (interleaved pipeline). It "
+        "shrinks the pipeline bubble and communicates more.",
         minimum=1,
         needs=WITH_PP,
         example=2,
     )
     add_tail_layers: int = parameter(
         0,
-        "Append this many empty layers, so that the number of layers can be divided by the number of (virtual) stages.",
+        "Append this many empty layers, so that the number of layers is a multiple of the number of (virtual) stages.",
         minimum=0,
         unit="layers",
         needs=WITH_PP,
@@ -111,9 +113,9 @@ class DistributedParameters:
     )
     sharding: str = parameter(
         "none",
-        "What the ranks of a sharding group divide between them instead of each keeping all of it: optimizer states "
-        "(`stage1`), gradients too (`stage2`), parameters too (`stage3`, frozen ones as well). `stage1` goes with "
-        "every other kind of parallelism, the others with data parallelism.",
+        "Which tensors a sharding group shards across its ranks: optimizer states (`stage1`), also gradients "
+        "(`stage2`), also parameters, frozen ones included (`stage3`). `stage1` works with every other kind of "
+        "parallelism, the others with data parallelism only.",
         choices=("none", "stage1", "stage2", "stage3"),
         spellings={"": "none", "null": "none"},
         needs=WITH_SHARDING,
@@ -121,18 +123,18 @@ class DistributedParameters:
     )
     sharding_parallel_degree: int = parameter(
         1,
-        "The number of ranks that divide optimizer states, gradients or parameters between them. Each works on its "
-        "own data.",
+        "The number of ranks that shard optimizer states, gradients or parameters, as `sharding` says. Each rank "
+        "trains on different data.",
         minimum=1,
         unit="ranks",
         example=8,
     )
     sharding_parallel_config: tuple[str, ...] = parameter(
         (),
-        "Options of sharding. In `stage1`, `split_param` splits single parameters evenly between ranks, instead of "
-        "giving whole ones to each, and `enable_stage1_tensor_fusion` exchanges them in large pieces. "
-        "`enable_release_grads` stands for `release_grads`. The other words are reported with the reason why they "
-        "change nothing.",
+        "Options of sharding. In `stage1`, `split_param` shards every parameter evenly across the ranks instead of "
+        "assigning full parameters to ranks, and `enable_stage1_tensor_fusion` communicates parameters and gradients "
+        "in large buffers. `enable_release_grads` sets `release_grads`. The other flags have no effect; a message "
+        "says why.",
         kind=WORDS,
         choices=SHARDING_FLAGS,
         needs=WITH_SHARDING,
@@ -140,28 +142,29 @@ class DistributedParameters:
     )
     moe_group: str = parameter(
         "dummy",
-        "Which ranks divide the experts of a mixture-of-experts model: none (`dummy`, every rank holds all "
-        "experts), the tensor-parallel group (`mp`), or the ranks that work on different data (`data`, also "
-        "written `dp`). Their number must divide the number of experts. A routed expert stays whole; shared experts "
-        "are cut as other matrices are. It never changes the loss.",
+        "Expert parallelism: the group of ranks that the experts of a mixture-of-experts model are distributed over. "
+        "With `dummy` every rank has all experts, `mp` is the tensor-parallel group, and `data` (also written `dp`) "
+        "are the ranks that train on different data. The number of experts must be a multiple of the number of these "
+        "ranks. Routed experts are not sharded; shared experts are sharded like other matrices. It never changes the "
+        "loss.",
         choices=("dummy", "mp", "data"),
         spellings={"dp": "data"},
         example="mp",
     )
     distributed_timeout: float = parameter(
         1800.0,
-        "How long a rank waits for another one before it takes it for lost. A slower rank is no fault; one that hangs "
-        "longer ends the job, which shows where it hangs. It must exceed the longest time that one rank works alone, "
-        "such as rank 0 while it writes a checkpoint.",
+        "How long a rank waits for another rank before it ends the job and reports where the other rank hangs. It "
+        "must exceed the longest time that one rank works alone, such as rank 0 while it writes a checkpoint; raise it "
+        "when slow but healthy ranks time out.",
         above=0,
         unit="seconds",
         example=600,
     )
     max_restarts: int = parameter(
         0,
-        "How often a run is started again when it fails, on one rank or several: from the newest complete checkpoint "
-        "that it has written, or from its beginning where there is none. What the user can mend, and a run that a "
-        "signal has stopped, is not started again; nor are ranks that another launcher than `erniekit` has started.",
+        "How often a run restarts after a rank has failed: from its newest complete checkpoint, or from the "
+        "beginning when there is none. A run does not restart after an error that the user must correct or after a "
+        "signal, nor when another launcher than `erniekit` started the ranks.",
         minimum=0,
         unit="restarts",
         verbs=("train",),
@@ -178,7 +181,7 @@ def sequence_parallel_needs_tensor_parallel(builder: ConfigBuilder) -> None:
 
 @rule("pp_seg_method", "pipeline_parallel_degree", "virtual_pp_degree")
 def boundaries_are_increasing(builder: ConfigBuilder) -> None:
-    """A list in `pp_seg_method` starts at 0, increases, and names as many runs of layers as the degrees make."""
+    """A list in `pp_seg_method` starts at 0, increases, and has one entry for each stage or model chunk."""
     bounds, degree = builder["pp_seg_method"], builder["pipeline_parallel_degree"] * builder["virtual_pp_degree"]
     if not isinstance(bounds, (list, tuple)):
         return
@@ -186,11 +189,11 @@ def boundaries_are_increasing(builder: ConfigBuilder) -> None:
         builder.problem("pp_seg_method", "the boundaries must start at 0 and increase", "for example [0, 29, 57]")
     elif builder["pipeline_parallel_degree"] > 1 and len(bounds) not in (degree, degree + 1):
         what = f"{len(bounds)} boundaries do not make {degree} {_chunk_noun(builder)}"
-        builder.problem("pp_seg_method", what, f"write {degree} first layers, and the end if you like")
+        builder.problem("pp_seg_method", what, f"write the {degree} first layers, and optionally the end")
 
 
 def _chunk_noun(builder: ConfigBuilder) -> str:
-    return "stages" if builder["virtual_pp_degree"] == 1 else "runs (pipeline_parallel_degree x virtual_pp_degree)"
+    return "stages" if builder["virtual_pp_degree"] == 1 else "chunks (pipeline_parallel_degree x virtual_pp_degree)"
 
 
 SECTION = section(

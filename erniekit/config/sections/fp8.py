@@ -11,19 +11,19 @@ WITH_FP8 = when("weight_quantize_algo", "fp8_linear")
 
 @dataclass(frozen=True)
 class Fp8Parameters:
-    """Training through 8-bit floating point, and the optimizer that usually goes with it."""
+    """Training with 8-bit floating-point products, and the memory of the optimizer."""
 
     apply_hadamard: bool = parameter(
         True,
-        "Rotate activations and weights by a Hadamard matrix before they are rounded to FP8, which spreads "
-        "outliers over a block; the rotation cancels in the product.",
+        "Multiply activations and weights by a Hadamard matrix before they are rounded to FP8. It spreads outliers "
+        "over a block and cancels in the product.",
         verbs=("train", "eval"),
         needs=WITH_FP8,
     )
     hadamard_block_size: int = parameter(
         32,
-        "The side of the blocks of the Hadamard matrix, a power of two, which divides the inputs of every linear "
-        "layer.",
+        "The block size of the Hadamard matrix, a power of two. The input size of every linear layer must be a "
+        "multiple of it.",
         minimum=2,
         verbs=("train", "eval"),
         needs=WITH_FP8,
@@ -31,53 +31,54 @@ class Fp8Parameters:
     )
     apply_online_actscale_step: int = parameter(
         200,
-        "For this many optimizer steps the scale of activations follows the largest value of each batch; afterwards a "
-        "moving average of the steps before (see `actscale_moving_rate`), which evaluation always uses. 0 uses the "
-        "average from the second step on.",
+        "For this many optimizer steps the scale of activations is computed from the largest value of each batch. "
+        "Afterwards it is computed from a moving average over earlier steps (see `actscale_moving_rate`), which "
+        "evaluation always uses. 0 uses the average from the second step on.",
         minimum=0,
         unit="optimizer steps",
-        wrong_type="it counts steps, although the reference of the original calls it a bool; the default is 200",
+        wrong_type="it counts steps, although the upstream reference calls it a bool; the default is 200",
         needs=WITH_FP8,
     )
     actscale_moving_rate: float = parameter(
         0.01,
-        "The weight of the newest step in the moving average of the largest activations; while fewer than 1 / it "
-        "steps were seen, the average is their mean.",
+        "The weight w of the newest step in the moving average of the largest activations. During the first 1 / w "
+        "steps the average is the plain mean of all steps.",
         above=0.0,
         maximum=1.0,
         needs=WITH_FP8,
     )
     fp8_format_type: str = parameter(
         "hybrid",
-        "Which FP8 formats are used: `hybrid` takes e4m3 forward and e5m2 for gradients, `e4m3` takes it for both.",
+        "The FP8 formats: `hybrid` uses e4m3 in the forward pass and e5m2 for gradients, `e4m3` uses e4m3 for both.",
         choices=("hybrid", "e4m3"),
         needs=(when("quant_input_grad"), when("quant_weight_grad")),
     )
     quant_input_grad: bool = parameter(
         False,
-        "Compute the gradient of a layer's input through FP8 as well.",
+        "Compute the gradient of the input of linear layers in FP8 as well.",
         needs=WITH_FP8,
     )
     quant_weight_grad: bool = parameter(
         False,
-        "Compute the gradient of a layer's weight through FP8 as well.",
+        "Compute the gradient of the weight of linear layers in FP8 as well.",
         needs=WITH_FP8,
     )
     use_lowprecision_moment: bool = parameter(
         False,
-        "Keep AdamW's moments in bfloat16, at half the memory. They are rounded to nearest once a step, after the "
-        "update was made with the exact ones; losses change a little.",
+        "Store AdamW's moments in bfloat16, which takes half the memory. Each step updates the weights with the "
+        "float32 moments and then rounds the moments to nearest; losses change a little.",
         example=True,
     )
     tensorwise_offload_optimizer: bool = parameter(
         False,
-        "As `offload_optim`, and no more than one tensor of the moments is in memory at any time: on a CPU the pages "
-        "of the mapped file are given back as soon as a tensor has been updated. Losses stay the same.",
+        "Offload the optimizer states as `offload_optim` does, with the moments of at most one tensor in memory at any "
+        "time: on a CPU the pages of the memory-mapped file are released as soon as a tensor has been updated. Losses "
+        "stay the same.",
         example=True,
     )
     optim_shard_num: int = parameter(
         1,
-        "Write the optimizer states of each rank as this many files, so that saving needs less memory at a time.",
+        "Write the optimizer states of each rank as this many files. More files need less memory while saving.",
         minimum=1,
         unit="files",
         needs=when("unified_checkpoint_config", "ignore_merge_optimizer"),

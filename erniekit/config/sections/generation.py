@@ -9,19 +9,19 @@ from erniekit.config.parameter import NOT_IMPLEMENTED, parameter, section
 
 @dataclass(frozen=True)
 class GenerationParameters:
-    """How `erniekit chat` and `erniekit generate` sample an answer."""
+    """How `erniekit chat` and `erniekit generate` sample answers."""
 
     max_new_tokens: int = parameter(
         1024,
-        "Stop an answer after this many tokens, if it has not ended by itself.",
+        "The largest number of tokens in an answer. An answer also stops at the end token.",
         minimum=1,
         unit="tokens",
         example=256,
     )
     temperature: float = parameter(
         0.95,
-        "Divide the logits by this before sampling: below 1 the likely tokens gain, above 1 the unlikely ones. 0 "
-        "always takes the most likely token.",
+        "Divide the logits by this before sampling. Values below 1 favour likely tokens, values above 1 unlikely ones. "
+        "0 always takes the most likely token.",
         minimum=0.0,
         example=0.0,
     )
@@ -47,8 +47,9 @@ class GenerationParameters:
     )
     max_model_len: int | None = parameter(
         None,
-        "The longest prompt and answer together: an answer ends there, a prompt that leaves no room is refused, and a "
-        "longer conversation of `erniekit chat` loses its oldest turns. null takes the model's own limit.",
+        "The largest length of prompt and answer together. An answer stops there, a prompt that leaves no room for an "
+        "answer is refused, and `erniekit chat` drops the oldest turns of a longer conversation. null uses the model's "
+        "limit.",
         minimum=1,
         unit="tokens",
         verbs=("chat", "generate", "server"),
@@ -56,7 +57,7 @@ class GenerationParameters:
     )
     port: int = parameter(
         8188,
-        "The TCP port of `erniekit server`, a verb that comes later.",
+        "The TCP port of `erniekit server`, a verb that is not implemented yet.",
         minimum=1,
         maximum=65535,
         verbs=("server",),

@@ -10,13 +10,13 @@ from erniekit.config.values import WORDS
 FUSED_GRADIENT_FLAGS = (
     "split_param",
     "enable_stage1_tensor_fusion",
-)  # words of sharding with which fleet keeps gradients itself
+)  # flags of sharding with which fleet stores the gradients
 WITH_AMP = (when("bf16"), when("fp16"))
 
 
 @dataclass(frozen=True)
 class PrecisionParameters:
-    """Which number formats a GPU computes in. A CPU always computes in float32."""
+    """The number formats that a GPU computes in. A CPU always computes in float32."""
 
     bf16: bool = parameter(
         False,
@@ -34,17 +34,18 @@ class PrecisionParameters:
     )
     fp16_opt_level: str = parameter(
         "O1",
-        "How far mixed precision goes, for bfloat16 as well: `O1` keeps the parameters in float32 and casts around the "
-        "operators that gain from it; `O2` holds the parameters in 16 bits with float32 copies in the optimizer.",
+        "The level of mixed precision, for bfloat16 as well. `O1` keeps the parameters in float32 and casts the inputs "
+        "of the operators that are faster in 16 bits. `O2` stores the parameters in 16 bits, with float32 master "
+        "weights in the optimizer.",
         choices=("O1", "O2"),
         needs=WITH_AMP,
         devices=GPU_ONLY,
     )
     scale_loss: int = parameter(
         2**15,
-        "The first value of the dynamic loss scale, which keeps small gradients from vanishing in float16. A step "
-        "whose gradients overflow is skipped and the scale halved; after 2,000 steps without any it is doubled. "
-        "Where gradients overflow at a scale of 1 the run stops, with advice.",
+        "The initial value of the dynamic loss scale, which keeps small gradients from underflow in float16. A step "
+        "whose gradients overflow is skipped and the scale is halved; after 2,000 steps without overflow the scale is "
+        "doubled. The run stops with advice when gradients overflow at a scale of 1.",
         minimum=1,
         needs=when("fp16"),
         devices=GPU_ONLY,
@@ -52,7 +53,7 @@ class PrecisionParameters:
     )
     amp_custom_white_list: tuple[str, ...] = parameter(
         (),
-        "Operators that are computed in 16 bits in addition to Paddle's own list.",
+        "Operators to compute in 16 bits in addition to Paddle's list.",
         kind=WORDS,
         needs=WITH_AMP,
         devices=GPU_ONLY,
@@ -60,7 +61,7 @@ class PrecisionParameters:
     )
     amp_custom_black_list: tuple[str, ...] = parameter(
         (),
-        "Operators that are computed in float32 in addition to Paddle's own list.",
+        "Operators to compute in float32 in addition to Paddle's list.",
         kind=WORDS,
         needs=WITH_AMP,
         devices=GPU_ONLY,
@@ -68,8 +69,8 @@ class PrecisionParameters:
     )
     amp_master_grad: bool = parameter(
         False,
-        "Keep gradients in float32 where parameters are held in 16 bits, so that accumulating and clipping lose "
-        "nothing.",
+        "Store gradients in float32 although parameters are stored in 16 bits, so that accumulating and clipping keep "
+        "full precision.",
         needs=when("fp16_opt_level", "O2"),
         devices=GPU_ONLY,
     )
@@ -77,8 +78,9 @@ class PrecisionParameters:
 
 @rule("amp_master_grad", "sharding", "sharding_parallel_config", "sharding_parallel_degree", "fp16_opt_level")
 def gradients_have_one_type(builder: ConfigBuilder) -> None:
-    """`amp_master_grad` widens gradients after each backward pass; fleet's sharding in stage 2 or 3, and its buffers in
-    stage 1 (`split_param`, `enable_stage1_tensor_fusion`), add them up in the type of the weights before that."""
+    """`amp_master_grad` casts gradients to float32 after each backward pass, so it excludes `sharding` in `stage2` and
+    `stage3`, and in `stage1` with `split_param` or `enable_stage1_tensor_fusion`: these accumulate gradients in the
+    16-bit dtype of the weights."""
     if builder["sharding_parallel_degree"] == 1 or not (
         builder["amp_master_grad"] and builder["fp16_opt_level"] == "O2"
     ):
@@ -89,8 +91,8 @@ def gradients_have_one_type(builder: ConfigBuilder) -> None:
     what = f"`sharding: {builder['sharding']}`" + "".join(f" with `{flag}`" for flag in flags[:1])
     builder.problem(
         "amp_master_grad",
-        f"float32 gradients do not go with {what}, which adds gradients up in the 16 bits of the weights",
-        "write `amp_master_grad: false`, or `sharding: stage1` without these words",
+        f"float32 gradients are not possible with {what}, which accumulates gradients in 16 bits",
+        "write `amp_master_grad: false`, or `sharding: stage1` without these flags",
     )
 
 
@@ -103,7 +105,7 @@ SECTION = section(
     aliases=(
         shorthand(
             "compute_type",
-            "One word for a number format. Weight formats (`fp8`, `wint8`, `wint4/8`) come with bfloat16 arithmetic.",
+            "A shorthand for the number format. The weight formats `fp8`, `wint8` and `wint4/8` compute in bfloat16.",
             {
                 "fp32": {"bf16": False, "fp16": False},
                 "bf16": {"bf16": True, "fp16": False},
