@@ -1,4 +1,4 @@
-"""What a run trains beside frozen weights: the adapters that a configuration asks for, and where they come from.
+"""Build the adapters of a run from its configuration: their settings, and the folder that they come from.
 
 Needs no Paddle.
 """
@@ -27,7 +27,7 @@ _ADAPTER_PARAMETERS = ("lora", "lora_rank", "lora_alpha", "rslora", "dora", "lor
 
 @dataclass(frozen=True)
 class AdapterPlan:
-    """What becomes of the adapters in a run.
+    """The adapters that a run trains.
 
     Attributes:
         settings: how they compute.
@@ -87,7 +87,7 @@ def initial_adapters(config: Config) -> Path | None:
 
 
 def starts_from_adapters(config: Config) -> bool:
-    """Whether init_from_checkpoint names adapters, so that the weights beside them come from the model's own folder.
+    """Return whether init_from_checkpoint names adapters, so that the base weights come from the model's folder.
 
     Raises:
         ConfigurationError: it does, but all weights are to be trained.
@@ -104,7 +104,7 @@ def starts_from_adapters(config: Config) -> bool:
 
 
 def lora_settings(config: Config) -> LoraSettings:
-    """What the parameters of section 2.2 say; alpha -1 is 2 x rank, or 4 with rsLoRA."""
+    """Return the settings of new adapters from section 2.2; alpha -1 is 2 x rank, or 4 with rsLoRA."""
     section = config.lora
     usual = 4.0 if section.rslora else 2.0 * section.lora_rank
     return LoraSettings(
@@ -119,7 +119,7 @@ def lora_settings(config: Config) -> LoraSettings:
 
 
 def base_name(config: Config) -> str:
-    """What adapters of this run name as their base: the folder of the frozen weights, or the hub's id of the model."""
+    """Return the base that the adapters of this run name: the folder of the frozen weights, or a model id of a hub."""
     own = config.checkpoint.init_from_checkpoint if not starts_from_adapters(config) else ""
     name = own or config.basic.model_name_or_path
     folder = Path(name).expanduser()

@@ -193,7 +193,7 @@ class ModelWriter:
 
 
 def shards_of(config: Config, model: Decoder, ranks: Ranks) -> CheckpointShards:
-    """What every rank of a run writes of its own, and how it reads what it has written of the model."""
+    """Return which files each rank writes as its own shards, and how it reads those of the model."""
     section, own = config.checkpoint, LocalModelShard(model, ranks, config.lora.lora)
     kinds: frozenset[str] = frozenset()
     if not section.unified_checkpoint:
@@ -256,7 +256,7 @@ class LocalModelShard:
 
 
 def master_weight_policy(config: Config, model_config: ModelConfig, *, resumes_shards: bool) -> MasterWeightPolicy:
-    """What `remove_master_weight`, `skip_save_model_weight` and `master_weight_compatible` ask for.
+    """Return the policy of `remove_master_weight`, `skip_save_model_weight` and `master_weight_compatible`.
 
     Args:
         resumes_shards: whether the run resumes from weights that ranks wrote, each its own.

@@ -1,4 +1,4 @@
-"""What a configuration, its model and this machine must agree on. Needs neither Paddle nor NumPy."""
+"""Check that a configuration, its model and this machine agree, without Paddle and NumPy."""
 
 from __future__ import annotations
 

@@ -76,12 +76,12 @@ def training_dataset(config: Config, tokenizer: Tokenizer, template: Template | 
 
 
 def data_fingerprint_of(config: Config, tokenizer: Tokenizer, template: Template | None) -> DataFingerprint:
-    """What a pre-packed folder must have been made with, or is made with."""
+    """Return the fingerprint of what a pre-packed folder is made with."""
     return DataFingerprint(tokenizer.fingerprint, template.fingerprint if template else None, config.stage.reads_pairs)
 
 
 def evaluates(config: Config) -> bool:
-    """Whether the run evaluates from time to time."""
+    """Return whether the run evaluates during training."""
     return config.basic.do_eval and config.evaluation.evaluation_strategy != "no"
 
 
@@ -101,7 +101,7 @@ def _dataset(config: Config, tokenizer: Tokenizer, template: Template | None, so
 
 
 def sample_limits(config: Config) -> dict[str, Any]:
-    """What a record must keep to so as to become a sample; see `open_dataset`."""
+    """Return the limits that a record must keep to become a sample; see `open_dataset`."""
     return {
         "max_seq_len": config.training.max_seq_len,
         "over_length": config.sft.over_length_policy,
@@ -195,7 +195,7 @@ class LocalData(NamedTuple):
 
 @dataclass(frozen=True)
 class RunData:
-    """What a training run reads.
+    """The plans of the data that a training run reads.
 
     Attributes:
         plan: which samples of the training data make which step.
@@ -265,7 +265,7 @@ def count_steps(config: Config, plan: StepPlan, *, note: bool = True) -> int:
 
 
 def reads_data(config: Config, topology: Topology, rank: int) -> bool:
-    """Whether this rank opens data files."""
+    """Return whether this rank opens data files."""
     coords = topology.coordinates(rank)
     return not config.acceleration.distributed_dataloader or coords.pipeline == coords.tensor == 0
 

@@ -79,7 +79,7 @@ def join_ranks(config: Config, topology: Topology) -> Mesh:
 
 
 def model_shard_arguments(config: Config, model_config: ModelConfig, mesh: Mesh) -> dict[str, Any]:
-    """What this rank has of a model, as arguments of `build_model`."""
+    """Return the shard of the model that this rank holds, as arguments of `build_model`."""
     way, section = config.acceleration.moe_multimodal_dispatch_use_allgather, config.distributed
     layers = model_config.num_hidden_layers
     return {
@@ -174,7 +174,7 @@ def _layout_record(config: Config, topology: Topology) -> dict[str, Any]:
 
 
 def evaluation_ranks(config: Config, mesh: Mesh, model: Decoder) -> Ranks:
-    """What an evaluation on its own asks of the other ranks: nothing is trained, so only the model is divided."""
+    """Return the collectives of an evaluation without training, in which only the model is divided."""
     if mesh.topology.world_size == 1:
         return SINGLE_PROCESS
     return LayoutRanks(mesh, {}, model.config.architecture, pipeline=_pipeline(config, mesh, model))
@@ -189,7 +189,7 @@ def _pipeline(config: Config, mesh: Mesh, model: Decoder) -> DecoderPipeline | N
 
 
 def _padding_is_harmless(config: Config) -> bool:
-    """Whether micro-batches may be padded to one length, which changes the draws of dropout."""
+    """Return whether micro-batches may be padded to one length, which changes the draws of dropout."""
     basic, interleaved = config.basic, config.distributed.virtual_pp_degree > 1
     dropout = basic.hidden_dropout_prob or basic.attention_probs_dropout_prob or config.lora.lora_dropout
     return interleaved or not dropout

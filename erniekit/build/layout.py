@@ -37,7 +37,7 @@ SHARDING_LEVELS = {"none": 0, "stage1": 1, "stage2": 2, "stage3": 3}
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """What every rank of a run has.
+    """The layout of a run on paper, with the memory and the traffic of its ranks.
 
     Attributes:
         work: what a rank computes at a time.
@@ -57,7 +57,7 @@ class LayoutPlan:
 
     @property
     def max_traffic(self) -> dict[str, int]:
-        """What the rank that sends most sends in a step, by axis."""
+        """Return the bytes that the busiest rank sends in a step, by axis."""
         return max(self.bytes_sent, key=lambda axes: sum(axes.values()))
 
     @property
@@ -124,7 +124,7 @@ def partition_layers(config: Config, model: ModelConfig, topology: Topology) -> 
 
 
 def workload(config: Config, model: ModelConfig) -> Workload:
-    """What of a configuration decides how much memory a rank takes."""
+    """Return what decides how much memory a rank takes, from a configuration and its model."""
     adapters = adapter_plan(config, model)
     quantization = quantization_from(config)
     mode = reference_mode(config.dpo, lora=config.lora.lora)

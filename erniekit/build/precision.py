@@ -28,7 +28,7 @@ def choose_kernels(config: Config) -> None:
 
 
 def mixed_precision(config: Config) -> MixedPrecision | None:
-    """What section 1.8 asks of the current device; None where it computes in float32."""
+    """Return the mixed precision of section 1.8 on the current device; None where it computes in float32."""
     import paddle
 
     from erniekit.model.mixed_precision import MixedPrecision

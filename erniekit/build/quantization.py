@@ -22,7 +22,7 @@ def base_of_adapters(parameters: Mapping[str, Any]) -> WeightOnly | None:
 
 
 def quantization_from(config: Config) -> Quantization | None:
-    """What `weight_quantize_algo` and section 2.4 say; None: plain float weights and products."""
+    """Return the quantization of `weight_quantize_algo` and section 2.4; None for plain float weights and products."""
     algorithm, section = config.basic.weight_quantize_algo, config.fp8
     if algorithm in WEIGHT_ONLY:
         return WeightOnly(algorithm)

@@ -1,4 +1,4 @@
-"""What an earlier run learned about the steps of the same data and settings, so that `validate` can tell at once.
+"""Cache the number of steps of a run, so that `validate` can name it without reading the same data again.
 
 Exact steps need the tokenised data. Whoever has read it leaves a line in the cache folder, keyed by the files (path,
 size, time of change) and every parameter that shapes the plan. Neither Paddle nor NumPy is needed to look it up.

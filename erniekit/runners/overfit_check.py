@@ -39,7 +39,7 @@ def overfit_check(config: Config) -> bool:
         Whether the loss got there.
 
     Raises:
-        UserError: anything the user can mend.
+        UserError: the configuration, the data, the model or the machine does not allow the run.
     """
     model_config, tokenizer, template = begin_training(config)
     location, sample = first_sample(config, tokenizer, template)

@@ -1,4 +1,4 @@
-"""What the data becomes: the first samples as the model sees them, and the figures of reading and packing."""
+"""Show the data of a run: the first samples as the model sees them, and how records are read and packed."""
 
 from __future__ import annotations
 

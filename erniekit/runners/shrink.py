@@ -37,7 +37,7 @@ EXAMPLES = Path(erniekit.__file__).parents[1] / "examples"
 
 @dataclass(frozen=True)
 class ShrunkRun:
-    """What a run becomes.
+    """A run in miniature.
 
     Attributes:
         model: the tiny model.

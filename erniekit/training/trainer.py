@@ -60,60 +60,13 @@ from erniekit.training.early_stopping import BestSoFar, out_of_patience, stop_re
 from erniekit.training.evaluation import EvaluationResult, Plan
 from erniekit.training.gradients import LossScale
 from erniekit.training.metrics import Totals
+from erniekit.training.not_finite import describe_micro_batches, not_finite_error
 from erniekit.training.objectives.objective import Objective
 from erniekit.training.optim.adamw import trainable_parameters
 from erniekit.training.optim.schedules import dropout_scale, learning_rate
 from erniekit.training.step import NotFiniteError, StepResult, train_step
 
 logger = logging.getLogger(__name__)
-
-# What a user is told where a loss or a gradient is not finite.
-
-SHOWN = 20  # samples of a micro-batch
-
-
-def where_not_finite(error: NotFiniteError, batches: Sequence[Any], describe: Callable[[int], str]) -> list[str]:
-    """A line for each micro-batch of this rank that the error names.
-
-    Args:
-        batches: of the step.
-        describe: index of a sample -> "file.jsonl:17".
-    """
-    lines = []
-    for index in error.micro_batches:
-        samples = [describe(sample) for row in batches[index].samples for sample in row]
-        more = f" and {len(samples) - SHOWN} more" if len(samples) > SHOWN else ""
-        lines.append(f"micro-batch {index}: {', '.join(samples[:SHOWN])}{more}")
-    return lines
-
-
-def not_finite(
-    state: TrainerState, error: NotFiniteError, of_ranks: Sequence[Sequence[str]], newest: Path | None, unsaved: str
-) -> TrainingError:
-    """The error that ends the run.
-
-    Args:
-        of_ranks: `where_not_finite` of every rank.
-        newest: the last complete checkpoint.
-        unsaved: why a later one could not be written, if so.
-    """
-    at_scale = "" if error.scale is None else f" even at the loss scale {error.scale:g}, the smallest"
-    lines = [f"step {state.step + 1}: {error.what} is not finite{at_scale}; the model was not updated with it."]
-    for rank, found in enumerate(of_ranks):
-        lines += [f"  rank {rank}, {line}" if len(of_ranks) > 1 else f"  {line}" for line in found]
-    if state.loss_scale is not None:
-        lines.append("  float16 may be too narrow for this model: `bf16: true` has the range of float32.")
-    if unsaved:
-        lines.append(f"  {unsaved}")
-    if newest is None:
-        lines.append("  No checkpoint was saved. A lower learning_rate, warmup_steps or max_grad_norm may help.")
-    else:
-        lines.append(
-            f"  The last good checkpoint is {newest}: resume from it with a lower learning_rate, more warmup_steps "
-            "or a lower max_grad_norm, or start from its weights without these samples (init_from_checkpoint)."
-        )
-    return TrainingError("\n".join(lines))
-
 
 # How a run ended.
 
@@ -332,8 +285,10 @@ class Trainer:
             logger.info(f"{name}: stopping after this step; send it again to stop immediately")
 
     def _should_stop(self, request: StopRequest) -> bool:
-        """Whether a signal has reached any rank, or the first one was told to quit, so that all stop after the same
-        step; other commands are obeyed here."""
+        """Return whether all ranks stop after this step: a signal reached one of them, or a user wrote `quit`.
+
+        Other commands are executed here.
+        """
         request.check()  # what is raised in a destructor, Python drops
         own = [request.signal or 0, self.commands.lines() if self.ranks.is_main_process else []]
         of_ranks = self.ranks.all_gather_object(own)
@@ -502,17 +457,16 @@ class Trainer:
             self._save()
         self._saver.wait()
         if self.state.learning_rate != self._saved_learning_rate:
-            logger.info(
-                f"{checkpoint_name(self._saved_step)} was saved before `lr`: tell the run that goes on from it again"
-            )
+            saved = checkpoint_name(self._saved_step)
+            logger.info(f"{saved} was saved before `lr`: give the command again to the run that resumes from it")
         logger.info(f"stopped after step {self.state.step}; continue with resume_from_checkpoint=true")
 
     def _not_finite(self, error: NotFiniteError, batches: Sequence[Any]) -> TrainingError:
-        own = where_not_finite(error, batches, self.describe_sample)
+        own = describe_micro_batches(error, batches, self.describe_sample)
         try:
             self._saver.wait()
             unsaved = ""
         except CheckpointError as failed:
             unsaved = str(failed)
         newest, _ = newest_complete(self.config.output_dir)
-        return not_finite(self.state, error, self.ranks.all_gather_object(own), newest, unsaved)
+        return not_finite_error(self.state, error, self.ranks.all_gather_object(own), newest, unsaved)

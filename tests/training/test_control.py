@@ -238,7 +238,7 @@ def test_the_learning_rate_stays_until_the_schedule_has_it_again(tmp_path: Path,
 
 def test_a_learning_rate_that_came_after_the_checkpoint_is_told(tmp_path: Path, logged: list[str]) -> None:
     fake_trainer(tmp_path, commands=ScriptedCommands(s3=["save", "lr 2e-3", "quit"])).fit(FRESH)
-    assert "checkpoint-3 was saved before `lr`: tell the run that goes on from it again" in logged
+    assert "checkpoint-3 was saved before `lr`: give the command again to the run that resumes from it" in logged
     logged.clear()
     fake_trainer(tmp_path / "b", commands=ScriptedCommands(s3=["lr 2e-3", "save", "quit"])).fit(FRESH)
     assert not any("saved before" in line for line in logged)
