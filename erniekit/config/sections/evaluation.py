@@ -49,8 +49,8 @@ class EvaluationParameters:
             lambda builder: (builder["per_device_train_batch_size"], "as per_device_train_batch_size"),
             1,
         ),
-        "The number of packs, or of samples without packing, in one forward pass of an evaluation. It changes speed and "
-        "memory only: loss and perplexity are weighted by tokens.",
+        "The number of packs, or of samples without packing, in one forward pass of an evaluation. It changes speed "
+        "and memory only: loss and perplexity are weighted by tokens.",
         minimum=1,
         unit="packs",
         needs=when("do_eval"),
@@ -77,8 +77,8 @@ class EvaluationParameters:
             lambda builder: (1, "") if builder["do_train"] else (-1, "with do_train false"),
             1,
         ),
-        "Stop an evaluation after this many batches of `per_device_eval_batch_size`, so that evaluations during training "
-        'take little time; the logged line says "n of N". -1 evaluates all data.',
+        "Stop an evaluation after this many batches of `per_device_eval_batch_size`, so that evaluations during "
+        'training take little time; the logged line says "n of N". -1 evaluates all data.',
         minimum=-1,
         unit="batches",
         needs=when("do_eval"),
