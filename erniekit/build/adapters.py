@@ -30,8 +30,8 @@ class AdapterPlan:
     """The adapters that a run trains.
 
     Attributes:
-        settings: how they compute.
-        folder: where they come from; None for new ones.
+        settings: rank, alpha, targets and so on.
+        folder: the folder that they are loaded from; None for new adapters.
     """
 
     settings: LoraSettings
@@ -39,21 +39,21 @@ class AdapterPlan:
 
 
 def adapter_plan(config: Config, model_config: ModelConfig, checkpoint: Path | None = None) -> AdapterPlan | None:
-    """The adapters that the run trains, or None where it trains all weights.
+    """Return the adapters that the run trains, or None if it trains all weights.
 
     Args:
-        checkpoint: what the run resumes from.
+        checkpoint: the checkpoint that the run resumes from.
 
     Raises:
-        ConfigurationError: parameters contradict the adapters they start from, or fit no layer of the model.
-        CheckpointError: the checkpoint holds a whole model where adapters are trained, or the other way round.
+        ConfigurationError: parameters contradict the adapters that the run starts from, or match no layer of the model.
+        CheckpointError: the checkpoint has a full model although adapters are trained, or the reverse.
         ModelFileError: a folder of adapters is missing or damaged.
     """
     if checkpoint is not None and is_adapter_folder(checkpoint) != config.lora.lora:
-        held, trained = ("adapters", "all weights") if not config.lora.lora else ("a whole model", "adapters")
+        held, trained = ("adapters", "all weights") if not config.lora.lora else ("a full model", "adapters")
         raise CheckpointError(
-            f"cannot resume from {checkpoint}: it holds {held}, and this run trains {trained}.\n"
-            f"  Write lora: {str(not config.lora.lora).lower()} as the run that wrote it had, or choose another "
+            f"cannot resume from {checkpoint}: it has {held}, but this run trains {trained}.\n"
+            f"  Write lora: {str(not config.lora.lora).lower()} as in the run that wrote it, or choose another "
             "output_dir."
         )
     if not config.lora.lora:
@@ -70,10 +70,10 @@ def adapter_plan(config: Config, model_config: ModelConfig, checkpoint: Path | N
 
 
 def initial_adapters(config: Config) -> Path | None:
-    """The folder of adapters that a fresh run starts from; None for new ones, or none at all.
+    """Return the folder of adapters that a new run starts from; None if they are new or if all weights are trained.
 
     Raises:
-        ModelFileError: there is no such folder, or it holds no adapters.
+        ModelFileError: the folder is missing or has no adapters.
     """
     if starts_from_adapters(config):
         return Path(config.checkpoint.init_from_checkpoint).expanduser()
@@ -81,7 +81,7 @@ def initial_adapters(config: Config) -> Path | None:
         return None
     folder = Path(config.lora.lora_path).expanduser()
     if not is_adapter_folder(folder):
-        what = "is no folder of adapters: it has no adapter_config.json" if folder.is_dir() else "is not a folder here"
+        what = "is not a folder of adapters: it has no adapter_config.json" if folder.is_dir() else "is not a folder"
         raise ModelFileError(f"lora_path: {folder} {what}")
     return folder
 
@@ -90,15 +90,15 @@ def starts_from_adapters(config: Config) -> bool:
     """Return whether init_from_checkpoint names adapters, so that the base weights come from the model's folder.
 
     Raises:
-        ConfigurationError: it does, but all weights are to be trained.
+        ConfigurationError: it names adapters, but `lora` is false.
     """
     folder = config.checkpoint.init_from_checkpoint
     if not folder or not is_adapter_folder(Path(folder).expanduser()):
         return False
     if not config.lora.lora:
         raise ConfigurationError(
-            f"{config.origin('init_from_checkpoint')}: `init_from_checkpoint`: {folder} holds adapters, and lora is "
-            "false.\n  Write lora: true to train them on, or merge them first (erniekit export) to train all weights."
+            f"{config.origin('init_from_checkpoint')}: `init_from_checkpoint`: {folder} holds adapters, but lora is "
+            "false.\n  Write lora: true to train them, or merge them (erniekit export) to train all weights."
         )
     return True
 
@@ -127,10 +127,10 @@ def base_name(config: Config) -> str:
 
 
 def base_folder(adapters: Path) -> Path:
-    """The local folder of the model that a folder of adapters belongs to, fetched from a hub where it names one.
+    """Return the local folder of the base model of a folder of adapters; download it if it is a model of a hub.
 
     Raises:
-        ModelFileError: the adapters name no base, or it is not here.
+        ModelFileError: the adapters name no base model, or it is missing.
     """
     name = base_model_of(adapters)
     if name is None:
@@ -139,11 +139,11 @@ def base_folder(adapters: Path) -> Path:
     try:
         return model_folder(Config.from_mapping({"model_name_or_path": name, **hub}, verb="generate"), weights=True)
     except ModelFileError as error:
-        raise ModelFileError(f"{adapters}: the base model of these adapters is not here.\n  {error}") from None
+        raise ModelFileError(f"{adapters}: the base model of these adapters is missing.\n  {error}") from None
 
 
 def _hub_of(adapters: Path) -> dict[str, bool]:
-    """The parameter that names the hub of the base model: the run's own, or Hugging Face, which PEFT means."""
+    """Return the parameter that selects the hub of the base model: that of the run, or Hugging Face as PEFT assumes."""
     path = adapters / "training_config.yaml"
     stored = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     own = [name for name in ("from_aistudio", "from_modelscope") if stored.get(name)]
@@ -159,10 +159,10 @@ def _stored_settings(folder: Path, model_config: ModelConfig) -> LoraSettings:
 def _check_agreement(
     config: Config, stored: LoraSettings, model_config: ModelConfig, folder: Path, *, everything: bool
 ) -> None:
-    """Raise ConfigurationError where parameters are not those of the adapters in `folder`.
+    """Raise ConfigurationError if parameters differ from the adapters in `folder`.
 
     Args:
-        everything: also compare what the user has not written.
+        everything: also compare the parameters that the user has not set.
     """
     lines = []
     for name, (wanted, found) in _differences(config, stored, model_config).items():
@@ -178,7 +178,7 @@ def _check_agreement(
 
 
 def resolved_parameters(config: Config, plan: AdapterPlan | None, model_config: ModelConfig) -> dict[str, Any]:
-    """Every parameter with its value in the run: those of adapters are the adapters' own where it goes on with some."""
+    """Return every parameter with its value in the run; adapters that it continues to train determine theirs."""
     resolved = config.resolved()
     if plan is None or plan.folder is None:
         return resolved
@@ -187,7 +187,7 @@ def resolved_parameters(config: Config, plan: AdapterPlan | None, model_config: 
 
 
 def parent_adapters(adapters: Path) -> Path | None:
-    """The adapters that the run which left these has started from; None where they were new, or it is not known."""
+    """Return the adapters from which the run that wrote `adapters` started; None if they were new, or if unknown."""
     path = adapters / "training_config.yaml"
     stored = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     for name in (stored.get("init_from_checkpoint"), stored.get("lora_path")):
@@ -197,9 +197,10 @@ def parent_adapters(adapters: Path) -> Path | None:
 
 
 def refuse_other_adapters(checkpoint: Path, resolved: Mapping[str, Any]) -> None:
-    """Raise CheckpointError where a run is to train otherwise than the one that wrote a checkpoint without a model.
+    """Raise CheckpointError if the adapter settings of a run differ from those of the run that wrote a checkpoint.
 
     Args:
+        checkpoint: a sharded checkpoint, which has no model files to compare with.
         resolved: every parameter with its value in this run.
     """
     path = checkpoint / "training_config.yaml"
@@ -218,7 +219,7 @@ def refuse_other_adapters(checkpoint: Path, resolved: Mapping[str, Any]) -> None
 
 
 def _differences(config: Config, stored: LoraSettings, model_config: ModelConfig) -> dict[str, tuple[Any, Any]]:
-    """Parameters that are not those of stored adapters: what the configuration says, and what they have."""
+    """Return the parameters that differ from stored adapters: name -> (value in the configuration, stored value)."""
     own = lora_settings(config)
     compared: dict[str, tuple[Any, Any]] = {
         "lora_rank": (own.rank, stored.rank),

@@ -57,18 +57,18 @@ from erniekit.training.collectives import Ranks
 
 _STEM = "weights"
 
-# What decides which samples a step sees; a resumed run must have the same values.
+# The parameters that decide which samples a step has; a resumed run must have the same values.
 BATCH_PARAMETERS = (
     "max_seq_len", "per_device_train_batch_size", "gradient_accumulation_steps", "packing", "greedy_intokens",
     "buffer_size", "random_shuffle", "mix_strategy", "num_samples_each_epoch",
 )  # fmt: skip
-# The same, added later: noted only where they are not their defaults, so that older checkpoints can be resumed from.
+# Later additions to them, recorded only if they differ from their defaults, so that older checkpoints can resume.
 LATER_BATCH_PARAMETERS = ("batch_tokens", "max_batch_samples", "min_sample_len", "max_sample_len", "curriculum")
 
 
 @contextmanager
 def open_run_folder(config: Config, rank: int) -> Iterator[Start | None]:
-    """Lock `output_dir` for the first rank and find where the run starts; give None on other ranks.
+    """Lock `output_dir` for the first rank and yield the start of the run; yield None on other ranks.
 
     Raises:
         UserError: the folder is in use or holds another run, or the checkpoint to resume from is damaged.
@@ -92,8 +92,8 @@ class ModelSource:
 
     Attributes:
         weights: the folder that the model is built from; None for random weights.
-        adapters: the adapters that are trained; None where all weights are.
-        sharded_checkpoint: a checkpoint of which each rank reads its own shard, once the model is built.
+        adapters: the adapters that are trained; None if all weights are trained.
+        sharded_checkpoint: a checkpoint of which each rank reads its shard after the model has been built.
     """
 
     weights: Path | None
@@ -102,10 +102,10 @@ class ModelSource:
 
 
 def model_source(config: Config, model_config: ModelConfig, checkpoint: Path | None) -> ModelSource:
-    """Find where the weights of a run come from that starts afresh, or resumes from `checkpoint`.
+    """Return the source of the weights of a new run, or of a run that resumes from `checkpoint`.
 
     Raises:
-        CheckpointError: the checkpoint is that of a run which trained other weights.
+        CheckpointError: the run that wrote the checkpoint trained other weights.
     """
     sharded = checkpoint if checkpoint and WEIGHTS in sharded_kinds(checkpoint) else None
     full = None if sharded else checkpoint
@@ -117,10 +117,10 @@ def model_source(config: Config, model_config: ModelConfig, checkpoint: Path | N
 
 
 def load_own_shard(source: ModelSource, shards: CheckpointShards, ranks: Ranks) -> None:
-    """Load this rank's shard of the model where the run resumes from a sharded checkpoint.
+    """Load this rank's shard of the model if the run resumes from a sharded checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint was written by the ranks of another layout.
+        CheckpointError: the checkpoint was written on another layout.
     """
     if source.sharded_checkpoint is not None:
         check_same_layout(source.sharded_checkpoint, ranks)
@@ -128,7 +128,10 @@ def load_own_shard(source: ModelSource, shards: CheckpointShards, ranks: Ranks) 
 
 
 def run_identity(config: Config, model: Decoder, data: RunData) -> RunIdentity:
-    """Return what must stay the same when the run resumes; twice the ranks with half the accumulation do."""
+    """Return the values that must not change when a run resumes.
+
+    Data-parallel ranks and accumulation steps may change as long as their product stays the same.
+    """
     later = [name for name in LATER_BATCH_PARAMETERS if config[name] != PARAMETERS[name].default]
     batches = {name: config[name] for name in (*BATCH_PARAMETERS, *later)} | {"plan_version": PLAN_VERSION}
     accumulation = data.dp_rank.dp_world_size * config.training.gradient_accumulation_steps
@@ -143,7 +146,7 @@ def run_identity(config: Config, model: Decoder, data: RunData) -> RunIdentity:
 
 
 def read_generation_config(folder: Path) -> Mapping[str, Any]:
-    """Read `generation_config.json` of a model's folder; empty where there is none."""
+    """Read `generation_config.json` of a model's folder; return an empty mapping if it is missing."""
     path = folder / GENERATION_CONFIG_FILE
     return read_json_object(path) if path.is_file() else {}
 
@@ -153,8 +156,8 @@ class ModelWriter:
     """Writes the trained model, or its adapters, with the files that inference needs.
 
     Attributes:
-        tokenizer_files: copied into the folder.
-        generation: what the model's folder says of generation, read before the run, which may take days.
+        tokenizer_files: the files to copy into the folder.
+        generation: `generation_config.json` of the model's folder, read before the run, which may take days.
     """
 
     config: Config
@@ -164,10 +167,10 @@ class ModelWriter:
     generation: Mapping[str, Any]
 
     def write(self, folder: Path | None, weights: LocalTensors | None = None) -> None:
-        """Write the model into `folder`; without a folder, give what this rank holds of it to the rank that writes.
+        """Write the model into `folder`; without a folder, send the local tensors to the rank that writes.
 
         Args:
-            weights: written instead of this rank's weights, where all weights are trained.
+            weights: the local tensors to write instead of this rank's weights, if all weights are trained.
         """
         if self.config.lora.lora:
             adapters = self.ranks.full_tensors(local_adapters(self.model))
@@ -188,12 +191,12 @@ class ModelWriter:
         path.write_text(json.dumps(merged, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def write_master_weights(self, optimizer: Any, parameters: Mapping[str, Tensor], folder: Path | None) -> None:
-        """Write the model with the master weights of `optimizer` in the place of its 16-bit weights."""
+        """Write the model with the master weights of `optimizer` instead of its 16-bit weights."""
         self.write(folder, master_weights_as_model(local_tensors(named_weights(self.model)), optimizer, parameters))
 
 
 def shards_of(config: Config, model: Decoder, ranks: Ranks) -> CheckpointShards:
-    """Return which files each rank writes as its own shards, and how it reads those of the model."""
+    """Return the kinds of tensors that each rank writes as its shard, with the functions that write and load them."""
     section, own = config.checkpoint, LocalModelShard(model, ranks, config.lora.lora)
     kinds: frozenset[str] = frozenset()
     if not section.unified_checkpoint:
@@ -205,10 +208,10 @@ def shards_of(config: Config, model: Decoder, ranks: Ranks) -> CheckpointShards:
 
 @dataclass(frozen=True)
 class LocalModelShard:
-    """This rank's part of the trained model: all its weights, or the adapters where these are trained.
+    """This rank's shard of the trained weights: all weights, or only the adapters if these are trained.
 
     Attributes:
-        model: what this rank has of it.
+        model: the part of the model on this rank.
         adapters: whether adapters are trained.
     """
 
@@ -217,32 +220,31 @@ class LocalModelShard:
     adapters: bool
 
     def write(self, folder: Path) -> None:
-        """Put the values that this rank has into `folder`, as they lie in memory. Exchanges nothing, for another rank
-        may have failed before it came here."""
+        """Write this rank's local tensors into `folder`, without collectives, because another rank may have failed."""
         write_tensors(folder, _STEM, SingleProcessTensors(local_tensors(self._tensors())))
         if self.model.activation_scales:
             write_averages(folder, self.model.activation_scales.local_averages())
 
     @paddle.no_grad()
     def load(self, folder: Path) -> None:
-        """The opposite, on the same layout.
+        """Load the local tensors that `write` has written on the same layout.
 
         Raises:
-            CheckpointError: the files are those of another model.
+            CheckpointError: the files belong to another model.
         """
         own, stored = self._tensors(), open_tensors(folder, _STEM)
         missing, surplus = sorted(own.keys() - set(stored.names)), sorted(set(stored.names) - own.keys())
         if missing or surplus:
             raise CheckpointError(
-                f"{folder}: the weights are those of another model: {len(missing)} missing (for example "
+                f"{folder}: the weights belong to another model: {len(missing)} missing (for example "
                 f"{missing[:2]}), {len(surplus)} unknown (for example {surplus[:2]})"
             )
         for name, tensor in own.items():
             values = stored.read(name)
             if values.shape != tuple(tensor.shape):
                 raise CheckpointError(
-                    f"{folder}: {name}: expected shape {list(tensor.shape)}, got {list(values.shape)}; it is of "
-                    "another model"
+                    f"{folder}: {name}: expected shape {list(tensor.shape)}, got {list(values.shape)}; the "
+                    "weights belong to another model"
                 )
             tensor.set_value(paddle.to_tensor(values).astype(tensor.dtype))
         if self.model.activation_scales:
@@ -252,14 +254,14 @@ class LocalModelShard:
         return self.ranks.local_shards((named_adapter_weights if self.adapters else named_weights)(self.model))
 
 
-# How the checkpoints of a run have its master weights, from the words of `unified_checkpoint_config`.
+# How the checkpoints of a run store its master weights, from the flags of `unified_checkpoint_config`.
 
 
 def master_weight_policy(config: Config, model_config: ModelConfig, *, resumes_shards: bool) -> MasterWeightPolicy:
     """Return the policy of `remove_master_weight`, `skip_save_model_weight` and `master_weight_compatible`.
 
     Args:
-        resumes_shards: whether the run resumes from weights that ranks wrote, each its own.
+        resumes_shards: whether the run resumes from a checkpoint whose weights are sharded by rank.
     """
     words = {word for word in config[NAME] if not reason_ignored(config, word)}
     readable = not (config.lora.lora or resumes_shards)

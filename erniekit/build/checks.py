@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def check_paths(config: Config) -> None:
-    """Raise ConfigurationError where the run would read a folder or a file that is not there.
+    """Raise ConfigurationError if the run would read a folder or a file that does not exist.
 
-    A model of a hub need not be there yet; ModelFileError is raised where its name can be none.
+    A model of a hub may be missing, since it can be downloaded. Raise ModelFileError if its name is not valid on a hub.
     """
     training, evaluation, checkpoint = config.training, config.evaluation, config.checkpoint
     periodic = evaluation.evaluation_strategy != "no" or not config.basic.do_train
@@ -31,7 +31,7 @@ def check_paths(config: Config) -> None:
         if config.applies("ref_model_name_or_path"):
             read["ref_model_name_or_path"] = (config.dpo.ref_model_name_or_path,)
     else:
-        local_model_folder(config)  # raises for a name that no hub could know; the model itself may be fetched later
+        local_model_folder(config)  # raises if the name is not valid on a hub; the model may be downloaded later
     if config.basic.do_train or config.verb == "preview":
         read["train_dataset_path"] = training.train_dataset_path
     if config.verb == "train" and config.basic.do_eval and periodic:
@@ -48,25 +48,25 @@ def check_paths(config: Config) -> None:
         and not (name in ("train_dataset_path", "eval_dataset_path") and is_hub_dataset(path))
     ]
     if lines:
-        lines[-1] += f"\n  Paths count from the folder you are in: {Path.cwd()}"
+        lines[-1] += f"\n  Paths are relative to the current folder: {Path.cwd()}"
         raise ConfigurationError("\n".join(lines))
 
 
 def check_positions(config: Config, model_config: ModelConfig) -> None:
-    """Raise ConfigurationError where a pack could reach positions that the model was not made for."""
+    """Raise ConfigurationError if `max_seq_len` exceeds the positions of the model."""
     wanted, limit = config.training.max_seq_len, model_config.max_position_embeddings
     if wanted > limit:
         raise ConfigurationError(
             f"max_seq_len {wanted:,} ({config.origin('max_seq_len')}) exceeds the model's max_position_embeddings "
-            f"{limit:,}: it has never seen such positions.\n  Write max_seq_len: {limit} or less."
+            f"{limit:,}: it was not trained on such positions.\n  Write max_seq_len: {limit} or less."
         )
 
 
 def with_mtp_layers(model_config: ModelConfig, config: Config) -> ModelConfig:
-    """The model with as many multi-token prediction layers as `num_nextn_predict_layers` asks for.
+    """Return the model's configuration with `num_nextn_predict_layers` multi-token prediction layers.
 
     Raises:
-        ConfigurationError: the model has fewer, or, where weights are drawn at random, its family has none.
+        ConfigurationError: the model has fewer, or, with random weights, its architecture has none.
     """
     wanted, stored = config.basic.num_nextn_predict_layers, model_config.num_nextn_predict_layers
     limit = stored
@@ -81,15 +81,14 @@ def with_mtp_layers(model_config: ModelConfig, config: Config) -> ModelConfig:
 
 
 def model_warnings(config: Config, model_config: ModelConfig, folder: Path) -> list[str]:
-    """Lines for what was asked of experts the model does not have or of routers that are not trained, and for the parts
-    of the model that the run leaves out."""
+    """Return a line for each expert or router parameter without effect, and for prediction layers that are left out."""
     lines = []
     if not model_config.moe_num_experts:
         names = [name for name in config.moe.__dataclass_fields__ if name.startswith("moe_") and config.is_set(name)]
         lines += [f"`{name}: {config[name]}` has no effect: {model_config.model_type} has no experts" for name in names]
     elif config.lora.lora:
         names = [name for name in ("moe_orthogonal_loss_lambda", "moe_router_bias_update_rate") if config[name]]
-        lines += [f"`{name}: {config[name]}` has no effect: adapters leave routers as they are" for name in names]
+        lines += [f"`{name}: {config[name]}` has no effect: adapters leave routers unchanged" for name in names]
     elif config.moe.moe_router_bias_update_rate and not model_config.architecture.router_correction_bias:
         lines.append(
             f"`moe_router_bias_update_rate: {config.moe.moe_router_bias_update_rate}` has no effect: the routers of "
@@ -106,13 +105,13 @@ def model_warnings(config: Config, model_config: ModelConfig, folder: Path) -> l
 
 
 def expert_parallel_warnings(config: Config, model_config: ModelConfig, topology: Topology) -> list[str]:
-    """Lines for what was written about dividing experts where they are not divided, or nothing has to travel for it."""
+    """Return a line for each parameter of expert parallelism that has no effect in this layout."""
     group, way = config.distributed.moe_group, "moe_multimodal_dispatch_use_allgather"
     idle = {}
     if not model_config.moe_num_experts:
         idle = dict.fromkeys(("moe_group", way), f"{model_config.model_type} has no experts")
     elif topology.expert == 1:
-        alone = {"mp": "tensor_parallel_degree is 1", "data": "no two ranks work on different data"}
+        alone = {"mp": "tensor_parallel_degree is 1", "data": "no two ranks train on different data"}
         idle = {"moe_group": alone.get(group, ""), way: "every rank holds all experts"}
     elif group == "mp" and not topology.sequence_parallel:
         idle = {way: "without sequence_parallel every rank of `moe_group: mp` has all tokens already"}
@@ -121,7 +120,7 @@ def expert_parallel_warnings(config: Config, model_config: ModelConfig, topology
 
 
 def check_vocabulary(model_config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Raise ModelFileError where the tokenizer has ids for which the model has no embedding."""
+    """Raise ModelFileError if the tokenizer has ids without an embedding in the model."""
     if tokenizer.vocab_size > model_config.vocab_size:
         raise ModelFileError(
             f"the tokenizer has {tokenizer.vocab_size:,} tokens but config.json says vocab_size "
@@ -130,12 +129,12 @@ def check_vocabulary(model_config: ModelConfig, tokenizer: Tokenizer) -> None:
 
 
 def check_dense_mask(size: int, max_seq_len: int) -> None:
-    """Raise ConfigurationError where a dense mask of `size` bytes exceeds the memory that is available now."""
+    """Raise ConfigurationError if a dense mask of `size` bytes exceeds the available memory."""
     available = available_memory()
     if available is not None and size > available:
         raise ConfigurationError(
             f"FlashMask is switched off, and the dense mask of max_seq_len {max_seq_len:,} takes {_gib(size)}, "
-            f"but only {_gib(available)} of memory are available.\n"
+            f"but only {_gib(available)} of memory is available.\n"
             "  Remove use_flash_attention, use_sparse_flash_attn and use_attn_mask_startend_row_indices, or write a "
             "smaller max_seq_len or batch size."
         )

@@ -1,4 +1,4 @@
-"""From parameters to the data of a run: its files, tokenised, and which samples make which step."""
+"""Build the data of a run from its configuration: tokenised datasets, and the plan of samples for each step."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ logger = logging.getLogger(__name__)
 
 
 def training_sources(config: Config) -> list[Source]:
-    """The training files."""
+    """Return the training files as sources."""
     section = config.training
     return _sources(config, section.train_dataset_path, section.train_dataset_type, section.train_dataset_prob)
 
 
 def evaluation_sources(config: Config) -> list[Source]:
-    """The held-out files."""
+    """Return the held-out files as sources."""
     section = config.evaluation
     return _sources(config, section.eval_dataset_path, section.eval_dataset_type, section.eval_dataset_prob)
 
@@ -52,7 +52,7 @@ def evaluation_sources(config: Config) -> list[Source]:
 def _sources(
     config: Config, paths: tuple[str, ...], kinds: tuple[str, ...], probabilities: tuple[float, ...]
 ) -> list[Source]:
-    if not paths:  # formats and probabilities then have their one default each
+    if not paths:  # formats and probabilities then have their default of one item
         return []
     if config.stage.reads_pairs:
         kinds = tuple(preference_kind(kind) for kind in kinds)
@@ -63,7 +63,7 @@ def _sources(
 
 
 def training_dataset(config: Config, tokenizer: Tokenizer, template: Template | None) -> Dataset:
-    """The tokenised training data."""
+    """Open the tokenised training data."""
     if "packed" in config.training.train_dataset_type:
         return open_packed_dataset(
             Path(config.training.train_dataset_path[0]).expanduser(),
@@ -86,7 +86,7 @@ def evaluates(config: Config) -> bool:
 
 
 def evaluation_dataset(config: Config, tokenizer: Tokenizer, template: Template | None) -> Dataset:
-    """The tokenised evaluation data."""
+    """Open the tokenised evaluation data."""
     return _dataset(config, tokenizer, template, evaluation_sources(config))
 
 
@@ -112,7 +112,7 @@ def sample_limits(config: Config) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DataParallelRank:
-    """A process among those that divide every global batch, and how it comes to its part (`StepPlan`)."""
+    """The data-parallel rank of a process, and the source of its share of every global batch; see `StepPlan`."""
 
     dp_rank: int = 0
     dp_world_size: int = 1
@@ -121,7 +121,7 @@ class DataParallelRank:
 
 
 def training_plan(config: Config, dataset: Dataset, dp_rank: DataParallelRank = DataParallelRank()) -> StepPlan:
-    """Which samples make which optimizer step."""
+    """Return the plan that assigns samples to optimizer steps."""
     if dataset.packed is not None:
         return StepPlan(
             dataset,
@@ -156,7 +156,7 @@ def training_plan(config: Config, dataset: Dataset, dp_rank: DataParallelRank = 
 
 
 def _length_groups(config: Config) -> dict[str, Any]:
-    """How samples of similar length share a micro-batch, where they do."""
+    """Return the arguments of batches by length (`batch_tokens`); empty if it is off."""
     section = config.acceleration
     if not section.batch_tokens:
         return {}
@@ -173,7 +173,7 @@ def evaluation_plan(
     dataset: Dataset,
     dp_rank: DataParallelRank = DataParallelRank(),
 ) -> EvaluationPlan:
-    """Every evaluation sample once, in the order of the files; sources of probability 0 are left out."""
+    """Return the plan that evaluates every sample once, in the order of the files, without sources of probability 0."""
     return EvaluationPlan(
         dataset,
         max_seq_len=config.training.max_seq_len,
@@ -187,7 +187,7 @@ def evaluation_plan(
 
 
 class LocalData(NamedTuple):
-    """The datasets that this rank has opened; None where the run has none, or another rank reads it for this one."""
+    """The datasets that this rank has opened; None if the run has none, or if another rank reads it."""
 
     training: Dataset | None
     evaluation: Dataset | None
@@ -198,11 +198,11 @@ class RunData:
     """The plans of the data that a training run reads.
 
     Attributes:
-        plan: which samples of the training data make which step.
-        total_steps: the length of the run.
-        evaluation_plan: the same of the evaluation data; None where the run does not evaluate.
-        dp_rank: this rank's part of every global batch.
-        workers: how many processes prepare batches ahead; 0 where this rank opens no files.
+        plan: the plan of the training steps.
+        total_steps: the number of optimizer steps in the run.
+        evaluation_plan: the plan of the evaluations; None if the run does not evaluate.
+        dp_rank: the data-parallel rank, which determines this rank's share of every global batch.
+        workers: the number of processes that prepare batches ahead; 0 if this rank opens no files.
     """
 
     plan: StepPlan
@@ -215,7 +215,7 @@ class RunData:
 def open_local_data(
     config: Config, tokenizer: Tokenizer, template: Template | None, topology: Topology, rank: int
 ) -> LocalData:
-    """Open the data of a training run where this rank reads files; other ranks are not needed for it.
+    """Open the data of a training run if this rank reads files. There is no communication.
 
     Raises:
         DataError: a record cannot be used.
@@ -227,10 +227,10 @@ def open_local_data(
 
 
 def plan_run_data(config: Config, local: LocalData, mesh: Mesh) -> RunData:
-    """Plan the steps of a training run, and log what it reads.
+    """Plan the steps of a training run, and log the size of its data.
 
     Raises:
-        ConfigurationError: the schedule of the learning rate does not fit into the run.
+        ConfigurationError: the learning-rate schedule does not fit into the run.
     """
     dp_rank = dp_rank_of(config, mesh)
     dataset = broadcast_dataset_index(config, mesh, local.training)
@@ -251,17 +251,16 @@ def plan_run_data(config: Config, local: LocalData, mesh: Mesh) -> RunData:
 
 
 def count_steps(config: Config, plan: StepPlan, *, note: bool = True) -> int:
-    """The exact number of steps of the run, `note`d for `erniekit validate`."""
+    """Return the exact number of steps of the run; with `note`, cache it for `erniekit validate`."""
     steps = plan.total_steps(config.training.max_steps, config.training.num_train_epochs)
     if note:
         cache_step_count(config, steps, dp_world_size=plan.dp_world_size)
     return steps
 
 
-# How the ranks of a layout come to their data: each reads its part, or one of those that work on the same part does.
-#
-# Ranks of one pipeline and tensor group work on the same micro-batches. With `distributed_dataloader` the first of them
-# alone opens the data files; the others are handed what a dataset knows of itself, and every micro-batch.
+# How ranks receive their data. The ranks of one pipeline and tensor group compute the same micro-batches. Each of them
+# reads the files, or, with `distributed_dataloader`, only the first one does; it broadcasts the index of the dataset
+# and every micro-batch to the others.
 
 
 def reads_data(config: Config, topology: Topology, rank: int) -> bool:
@@ -271,7 +270,7 @@ def reads_data(config: Config, topology: Topology, rank: int) -> bool:
 
 
 def dp_rank_of(config: Config, mesh: Mesh) -> DataParallelRank:
-    """This rank's part of every global batch, and how it comes to it."""
+    """Return the data-parallel rank of this process, which reads its batches or receives them by broadcast."""
     from erniekit.distributed.broadcast import broadcast_arrays
 
     group = mesh.group(*MODEL_AXES) if config.acceleration.distributed_dataloader else None
@@ -287,7 +286,7 @@ def dp_rank_of(config: Config, mesh: Mesh) -> DataParallelRank:
 
 
 def broadcast_dataset_index(config: Config, mesh: Mesh, dataset: Dataset | None) -> Dataset:
-    """The dataset that this rank has opened; where it has not, what the rank that reads for it says of its own."""
+    """Return the dataset that this rank has opened, or the index that the rank which reads the files broadcasts."""
     from erniekit.distributed.broadcast import broadcast_arrays
 
     group = mesh.group(*MODEL_AXES) if config.acceleration.distributed_dataloader else None

@@ -1,4 +1,4 @@
-"""The ranks of a run: which of them this process is, what it has of the model, what a step asks of the others."""
+"""Build the distributed parts of a run: topology and mesh, model shards, optimizer, and collectives of a step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from erniekit.training.optim.offload import MomentStorage, StoredMomentsAdamW
 
 
 def moment_storage(config: Config) -> MomentStorage | None:
-    """How AdamW's moments are kept; None: as Paddle's AdamW keeps them."""
+    """Return how AdamW's moments are stored; None for Paddle's AdamW."""
     narrow, one_at_a_time = config.fp8.use_lowprecision_moment, config.fp8.tensorwise_offload_optimizer
     away = config.memory.offload_optim or one_at_a_time
     if not (config.training.optim == "adamw_custom" or narrow or away):
@@ -46,10 +46,10 @@ def moment_storage(config: Config) -> MomentStorage | None:
 
 
 def adamw_of(config: Config, parameters: Mapping[str, Tensor], num_layers: int) -> StatefulAdamW:
-    """Build AdamW over the trainable ones of `parameters`; it has no state yet.
+    """Build AdamW for the trainable tensors in `parameters`, without optimizer states.
 
     Args:
-        num_layers: the layers of the model.
+        num_layers: the number of layers of the model.
     """
     storage = moment_storage(config)
     make = StatefulAdamW if storage is None else partial(StoredMomentsAdamW, storage)
@@ -57,16 +57,16 @@ def adamw_of(config: Config, parameters: Mapping[str, Tensor], num_layers: int) 
     return stateless_optimizer(parameters, config.training, make, num_layers=num_layers, lora_plus_scale=scale)
 
 
-SHARDING_LAYOUT_WORDS = ("split_param", "enable_stage1_tensor_fusion")  # words that decide which values a rank updates
+SHARDING_LAYOUT_WORDS = ("split_param", "enable_stage1_tensor_fusion")  # flags that decide which values a rank updates
 
 
 def topology_and_rank(config: Config, model_config: ModelConfig) -> tuple[Topology, int]:
-    """The layout of the run, and which of its ranks this process is; known before any group forms.
+    """Return the topology of the run and the rank of this process, before any process group exists.
 
-    A process that no launcher has started is alone.
+    Without a launcher the world size is 1.
 
     Raises:
-        ConfigurationError: ranks or model cannot be divided as the configuration says.
+        ConfigurationError: the configured degrees do not divide the ranks or the model.
     """
     topology = topology_from(config, int(os.environ.get("PADDLE_TRAINERS_NUM", 1)))
     partition_layers(config, model_config, topology)
@@ -74,7 +74,7 @@ def topology_and_rank(config: Config, model_config: ModelConfig) -> tuple[Topolo
 
 
 def join_ranks(config: Config, topology: Topology) -> Mesh:
-    """Form the groups with the other ranks."""
+    """Create the process groups with the other ranks."""
     return init_mesh(topology, timeout=config.distributed.distributed_timeout)
 
 
@@ -96,7 +96,7 @@ def model_shard_arguments(config: Config, model_config: ModelConfig, mesh: Mesh)
 def optimizer_and_ranks(
     config: Config, mesh: Mesh, model: Decoder, parameters: Mapping[str, Tensor]
 ) -> tuple[Any, Ranks]:
-    """The optimizer of this rank, and what a step asks of the others.
+    """Build the optimizer of this rank, and the collectives that a step uses.
 
     Args:
         parameters: the trained weights of this rank, by name.
@@ -107,7 +107,7 @@ def optimizer_and_ranks(
         create_state(adamw, adamw._parameter_list)
         return adamw, SINGLE_PROCESS
     sharding_strategy = replicated_sync = None
-    # a sharding group may be one without adapters, on all its ranks: of a stage, or of experts
+    # the ranks of a sharding group may all be without adapters, such as those of one pipeline stage
     if topology.sharding > 1 and trainable_parameters(parameters):
         group, words = mesh.group("sharding"), section.sharding_parallel_config
         sharding_strategy = shard_model(
@@ -127,8 +127,8 @@ def optimizer_and_ranks(
     words = section.tensor_parallel_config
     if isinstance(adamw, StoredMomentsAdamW) and "sync_moment" in words:
         raise ConfigurationError(
-            "tensor_parallel_config: sync_moment cannot reach moments that are kept in fewer bits or away from the "
-            "device.\n  Leave it out: ranks of a tensor-parallel group compute equal moments without it, too."
+            "tensor_parallel_config: sync_moment does not work with moments that are stored in bfloat16 or offloaded.\n"
+            "  Leave it out: ranks of a tensor-parallel group compute equal moments without it, too."
         )
     if topology.tensor > 1 and SYNC_FLAGS.intersection(words):
         trained, updated = trainable_parameters(parameters), None
@@ -158,7 +158,7 @@ def optimizer_and_ranks(
 
 
 def _layout_record(config: Config, topology: Topology) -> dict[str, Any]:
-    """By parameter, everything that decides what a rank of a training run has; what is not divided is left out."""
+    """Return the parameters that decide which shard a rank of a training run has; degrees of 1 are left out."""
     section = config.distributed
     layout_record: dict[str, Any] = {"ranks": topology.world_size}
     layout_record |= {PARAMETER[axis]: topology.degree(axis) for axis in AXES if topology.degree(axis) > 1}
@@ -174,7 +174,7 @@ def _layout_record(config: Config, topology: Topology) -> dict[str, Any]:
 
 
 def evaluation_ranks(config: Config, mesh: Mesh, model: Decoder) -> Ranks:
-    """Return the collectives of an evaluation without training, in which only the model is divided."""
+    """Return the collectives of an evaluation without training, in which only the model is sharded."""
     if mesh.topology.world_size == 1:
         return SINGLE_PROCESS
     return LayoutRanks(mesh, {}, model.config.architecture, pipeline=_pipeline(config, mesh, model))
@@ -189,7 +189,7 @@ def _pipeline(config: Config, mesh: Mesh, model: Decoder) -> DecoderPipeline | N
 
 
 def _padding_is_harmless(config: Config) -> bool:
-    """Return whether micro-batches may be padded to one length, which changes the draws of dropout."""
+    """Return whether micro-batches may be padded to one length, which changes the masks of dropout."""
     basic, interleaved = config.basic, config.distributed.virtual_pp_degree > 1
     dropout = basic.hidden_dropout_prob or basic.attention_probs_dropout_prob or config.lora.lora_dropout
     return interleaved or not dropout

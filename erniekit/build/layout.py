@@ -1,4 +1,4 @@
-"""A run's layout on paper: topology, layers of each stage, memory of a rank. Needs neither Paddle nor NumPy."""
+"""Plan the layout of a run: topology, layers of each stage, memory of a rank. It needs neither Paddle nor NumPy."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ SHARDING_LEVELS = {"none": 0, "stage1": 1, "stage2": 2, "stage3": 3}
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """The layout of a run on paper, with the memory and the traffic of its ranks.
+    """The planned layout of a run, with the memory and the traffic of its ranks.
 
     Attributes:
-        work: what a rank computes at a time.
-        model_chunks: the layers of each run of the pipeline, see `stages.layer_runs`.
-        memory: bytes by purpose of a rank of each pipeline stage, see `training_memory`.
-        bytes_sent: bytes that a rank of each stage sends in a step, by axis, see `step_bytes`.
+        work: the micro-batch and the settings that determine the memory of a rank.
+        model_chunks: the layers of each model chunk of the pipeline.
+        memory: for a rank of each pipeline stage, bytes by purpose; see `training_memory`.
+        bytes_sent: for a rank of each pipeline stage, bytes sent in a step by axis; see `step_bytes`.
         bubble: the share of a step in which stages wait for each other, see `simulate`.
     """
 
@@ -57,25 +57,25 @@ class LayoutPlan:
 
     @property
     def max_traffic(self) -> dict[str, int]:
-        """Return the bytes that the busiest rank sends in a step, by axis."""
+        """The bytes that the busiest rank sends in a step, by axis."""
         return max(self.bytes_sent, key=lambda axes: sum(axes.values()))
 
     @property
     def max_memory(self) -> dict[str, int]:
-        """The memory of the rank that takes most."""
+        """The bytes by purpose of the rank that needs most memory."""
         return max(self.memory, key=lambda stage: stage["total"])
 
 
 def plan_layout(
     config: Config, model: ModelConfig, world_size: int | None = None, longest_document: int | None = None
 ) -> LayoutPlan:
-    """Divide a model as a configuration says, over `world_size` ranks, or over as few as its degrees need.
+    """Plan the layout of a model over `world_size` ranks, or over as few ranks as the configured degrees need.
 
     Args:
-        longest_document: in tokens, where the data has been read.
+        longest_document: the length of the longest document in tokens, if the data has been read.
 
     Raises:
-        ConfigurationError: ranks or model cannot be divided so.
+        ConfigurationError: the configured degrees do not divide the ranks or the model.
     """
     topology = topology_from(config, world_size)
     model_chunks = partition_layers(config, model, topology)
@@ -96,7 +96,7 @@ def plan_layout(
 
 
 def known_model_config(config: Config) -> ModelConfig | str:
-    """The shape of the model, or why it is unknown, which is no problem of the configuration: it may be made later."""
+    """Return the shape of the model, or a text that says why it is unknown; the model may be created later."""
     name = config.basic.model_name_or_path
     try:
         folder = local_model_folder(config)
@@ -108,10 +108,10 @@ def known_model_config(config: Config) -> ModelConfig | str:
 
 
 def partition_layers(config: Config, model: ModelConfig, topology: Topology) -> list[range]:
-    """The layers of each run of the pipeline, once everything of the model is known to be divisible.
+    """Check that the layout divides the model, and return the layers of each model chunk.
 
     Raises:
-        ConfigurationError: what cannot be divided, see `check_divisible`.
+        ConfigurationError: the layout does not divide the model, see `check_divisible`.
     """
     return check_divisible(
         model,
@@ -149,7 +149,7 @@ def workload(config: Config, model: ModelConfig) -> Workload:
 
 
 def number_formats(config: Config) -> Formats:
-    """Of the arithmetic, and of what AdamW remembers: nothing on the device where it is elsewhere between steps."""
+    """Return the bytes per value of weights, gradients and moments; 0 for offloaded states."""
     formats = _compute_formats(config)
     if config.memory.offload_optim or config.fp8.tensorwise_offload_optimizer:
         return replace(formats, moments=0, master=0)
@@ -157,7 +157,7 @@ def number_formats(config: Config) -> Formats:
 
 
 def _checkpoint_value(config: Config) -> float:
-    """Bytes of a trained value that `async_save` keeps in shared memory until the checkpoint is on the disk."""
+    """Return the bytes per trained value that `async_save` keeps in shared memory while a checkpoint is written."""
     section = config.checkpoint
     if not saves_asynchronously(section) or section.save_strategy == "no":
         return 0.0
@@ -168,7 +168,7 @@ def _checkpoint_value(config: Config) -> float:
 
 
 def _compute_formats(config: Config) -> Formats:
-    """float32 on a CPU; what section 1.8 says on the GPU that 16-bit formats or `device` ask for."""
+    """Return float32 for a CPU, else the formats of section 1.8; bf16, fp16 or a GPU in `device` imply a GPU."""
     precision = config.precision
     sixteen_bits = precision.bf16 or precision.fp16
     if config.basic.device == "cpu" or not (sixteen_bits or config.basic.device.startswith("gpu")):
@@ -180,7 +180,7 @@ def _compute_formats(config: Config) -> Formats:
 
 
 def describe_formats(formats: Formats) -> str:
-    """The same in words."""
+    """Return the formats as text for a report."""
     if formats.on_cpu:
         return "float32 on a CPU"
     if formats.weights == 4:

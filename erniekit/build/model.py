@@ -1,4 +1,4 @@
-"""From parameters to the parts of a run that several runners need, each made in one place; data: data_wiring."""
+"""Build the device, the tokenizer and the model of a run from its configuration."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ logger = logging.getLogger(__name__)
 
 
 def select_device(config: Config) -> str:
-    """Make Paddle compute on the device the configuration asks for, and log what that device cannot do.
+    """Select the device that the configuration asks for, and log the parameters that have no effect on it.
 
     Returns:
         "cpu" or "gpu:<n>".
 
     Raises:
-        ConfigurationError: no such device.
+        ConfigurationError: the device does not exist.
     """
     from erniekit.model.device import use_device
 
@@ -53,10 +53,10 @@ def select_device(config: Config) -> str:
 
 
 def begin_training(config: Config) -> tuple[ModelConfig, Tokenizer, Template | None]:
-    """Log the messages of the configuration, choose the device, and open the model's small files.
+    """Log the messages of the configuration, select the device, and read the model's configuration and tokenizer.
 
     Raises:
-        UserError: no such device or model, or its tokenizer belongs to another one.
+        UserError: the device or the model does not exist, or the tokenizer belongs to another model.
     """
     for line in config.messages:
         logger.info(line)
@@ -70,17 +70,17 @@ def begin_training(config: Config) -> tuple[ModelConfig, Tokenizer, Template | N
 
 
 def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
-    """The tokenizer of `model_name_or_path`, with its chat template where dialogues are read."""
+    """Return the tokenizer of `model_name_or_path`, with its chat template if the stage reads dialogues."""
     folder = model_folder(config)
     tokenizer = load_tokenizer(folder)
     return tokenizer, None if config.stage.reads_text else chat_template(tokenizer)
 
 
 def announce_dense_mask(config: Config, training: Dataset | None = None, evaluation: Dataset | None = None) -> None:
-    """Log how large the dense mask will be where FlashMask is switched off, before anything allocates it.
+    """Log the size of the dense mask if FlashMask is switched off, before it is allocated.
 
     Raises:
-        ConfigurationError: the mask exceeds the memory that is available.
+        ConfigurationError: the mask exceeds the available memory.
     """
     if not config.uses_dense_mask:
         return
@@ -103,7 +103,7 @@ def announce_dense_mask(config: Config, training: Dataset | None = None, evaluat
 
 
 def head_settings(config: Config) -> dict[str, bool]:
-    """How an objective computes head and attention."""
+    """Return the arguments of an objective for head and attention."""
     return {
         "fused_head": config.memory.use_fused_head_and_loss_fn,
         "sparse_head": config.memory.use_sparse_head_and_loss_fn,
@@ -112,10 +112,10 @@ def head_settings(config: Config) -> dict[str, bool]:
 
 
 def initial_weights(config: Config) -> Path | None:
-    """Where a fresh run takes its weights from; None for random ones.
+    """Return the folder of the initial weights of a new run; None for random weights.
 
     Raises:
-        ModelFileError: the model's folder holds no weights.
+        ModelFileError: the model's folder has no weights.
     """
     if config.checkpoint.init_from_checkpoint and not starts_from_adapters(config):
         return Path(config.checkpoint.init_from_checkpoint).expanduser()
@@ -141,9 +141,9 @@ def open_model(
     """Build the model of `model_name_or_path` for training, with the weights of a folder or random ones.
 
     Args:
-        adapters: what is trained beside frozen weights; None: all weights are trained.
-        mesh: the ranks that divide the model; None: this process has all of it.
-        log_level: the level of the log lines that describe the model; DEBUG for a second one that is like the first.
+        adapters: the adapters to train on frozen weights; None if all weights are trained.
+        mesh: the mesh of the ranks that shard the model; None for a single process.
+        log_level: the level of the log lines that describe the model; DEBUG for a second, equal model.
     """
     from erniekit.build.distributed import model_shard_arguments
     from erniekit.distributed.mesh import SINGLE_PROCESS_MESH
@@ -180,10 +180,10 @@ def _recompute(config: Config) -> Recompute | None:
 
 
 def read_model_config(config: Config) -> ModelConfig:
-    """`config.json` of `model_name_or_path`.
+    """Read and check `config.json` of `model_name_or_path`.
 
     Raises:
-        ModelFileError: it cannot be used.
+        ModelFileError: it is missing or not valid.
         ConfigurationError: `max_seq_len` exceeds the model's positions.
     """
     from erniekit.model.architectures.model_config import ModelConfig

@@ -1,4 +1,4 @@
-"""Build the objectives of a run from its configuration: the losses, and the references that they compare with."""
+"""Build the objectives of a run from its configuration: the losses and the references of preference losses."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def preference_objectives(
     The reference is the model that the run starts from, also where it resumes, or `ref_model_name_or_path`.
 
     Args:
-        checkpoint: what the run resumes from; `model` has its weights.
-        ranks, mesh: among which the run is divided.
+        checkpoint: the checkpoint that the run resumes from, whose weights `model` has.
+        ranks, mesh: the ranks of the run.
 
     Raises:
-        ModelFileError: the reference's folder cannot be used.
+        ModelFileError: the folder of the reference is not valid.
     """
     mode, fresh = reference_mode(config.dpo, lora=config.lora.lora), checkpoint is None
     saved = load_extra_state(checkpoint, ranks) if checkpoint else NO_TENSORS

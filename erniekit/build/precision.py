@@ -1,4 +1,4 @@
-"""Sections 1.7 and 1.8 on a GPU: its kernels, and the bits it computes in. `select_device` tells what a CPU lacks."""
+"""Select the fused kernels (section 1.7) and the mixed precision (section 1.8) of a GPU."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ def mixed_precision(config: Config) -> MixedPrecision | None:
 
 
 def apply_mixed_precision(config: Config, model: Decoder, log_level: int = logging.INFO) -> None:
-    """Make a model compute in 16 bits where the configuration asks for it and the device is a GPU. What of its fused
-    kernels it has no use for is logged."""
+    """Make a model compute in 16 bits if the configuration asks for it and the device is a GPU.
+
+    Log which fused kernels have no effect on this model, and which operators of the lists are unknown.
+    """
     from erniekit.model.kernels import fused_kernels
     from erniekit.model.linear import Linear
 
@@ -63,7 +65,7 @@ def apply_mixed_precision(config: Config, model: Decoder, log_level: int = loggi
 
 
 def unknown_operators(config: Config) -> list[str]:
-    """A line for each word of `amp_custom_white_list` and `amp_custom_black_list` that Paddle would pass over."""
+    """Return a line for each operator in `amp_custom_white_list` and `amp_custom_black_list` that Paddle lacks."""
     from paddle.base import core
     from paddle.base.framework import OpProtoHolder
 
@@ -78,6 +80,6 @@ def unknown_operators(config: Config) -> list[str]:
 
 
 def initial_loss_scale(config: Config) -> float | None:
-    """`scale_loss` where the run computes in float16."""
+    """Return `scale_loss` if the run computes in float16, else None."""
     precision = mixed_precision(config)
     return float(config.precision.scale_loss) if precision is not None and precision.dtype == "float16" else None

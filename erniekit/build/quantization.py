@@ -1,4 +1,4 @@
-"""From parameters to how linear layers keep their weights and compute products. Needs neither Paddle nor NumPy."""
+"""Build the quantization of linear layers from a configuration. It needs neither Paddle nor NumPy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PARAMETER = "weight_quantize_algo"
 
 
 def base_of_adapters(parameters: Mapping[str, Any]) -> WeightOnly | None:
-    """How the weights were kept that adapters were trained beside; None: as floats.
+    """Return the quantization of the base weights on which adapters were trained; None for plain float weights.
 
     Args:
-        parameters: of the run that trained them, as far as they are known.
+        parameters: the parameters of the run that trained the adapters, as far as they are known.
     """
     algorithm = parameters.get(PARAMETER)
     return WeightOnly(algorithm) if parameters.get("lora") and algorithm in WEIGHT_ONLY else None

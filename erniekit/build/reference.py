@@ -1,4 +1,4 @@
-"""Build the reference that preference losses compare the trained model with."""
+"""Build the reference model of preference losses."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ from erniekit.training.objectives.reference import (
 
 logger = logging.getLogger(__name__)
 
-# Log-probabilities of pairs under a reference model, kept on disk: one array for a set of pairs and a model.
+# Tables of log-probabilities on disk: one array for a set of pairs and a reference model.
 
-TABLE_VERSION = 1  # raise it where the same pairs and weights come to other log-probabilities
+TABLE_VERSION = 1  # raise it when the same pairs and weights give other log-probabilities
 
 
 def table_path(cache: Path, dataset: Dataset, model: Decoder, ranks: Ranks = SINGLE_PROCESS) -> Path:
     """Return the file of a table, the same on every rank.
 
-    Its name is a hash of what the values depend on: the pairs, the weights, how they are multiplied, and the adapters.
+    Its name is a hash of everything that the values depend on: pairs, weights, FP8 settings and adapters.
     """
     digest = hashlib.blake2b(digest_size=16)
     base = weights_fingerprint(model, ranks.all_gather_object)
@@ -76,7 +76,7 @@ def table_path(cache: Path, dataset: Dataset, model: Decoder, ranks: Ranks = SIN
         digest.update(weight.numpy().tobytes())
     digests = dict.fromkeys(
         ranks.all_gather_object(digest.hexdigest())
-    )  # one, unless ranks hold different parts of the model
+    )  # one digest, unless ranks have different shards of the model
     name = (
         "".join(digests)
         if len(digests) == 1
@@ -86,7 +86,7 @@ def table_path(cache: Path, dataset: Dataset, model: Decoder, ranks: Ranks = SIN
 
 
 def read_table(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Read a table, fp32 of `shape`; all NaN where the file is missing or cannot be used."""
+    """Read a table, fp32 of `shape`; all NaN if the file is missing or damaged."""
     try:
         table = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -95,7 +95,7 @@ def read_table(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def write_table(path: Path, table: np.ndarray) -> None:
-    """Replace the file atomically; where the disk cannot be written, warn and go on."""
+    """Replace the file atomically; log a warning if the disk cannot be written."""
     temp_path = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,17 +112,17 @@ _LOG_EVERY_S = 20.0
 
 @dataclass(frozen=True)
 class PairBatches:
-    """The pairs that a run reads; `batches` gives every batch that this rank will see in the run."""
+    """The pairs that a run reads; `batches` yields every batch that this rank reads in the run."""
 
     dataset: Dataset
     batches: Callable[[], Iterable[Batch]]
 
 
 def evaluation_reference(config: Config, model: Decoder, ranks: Ranks, mesh: Mesh) -> Reference | None:
-    """Build the reference of an evaluation without training, among the ranks that it is divided among.
+    """Build the reference of an evaluation without training.
 
-    It is `ref_model_name_or_path`; or for adapters those that their run started from, else their base. For a whole
-    model there is none without `ref_model_name_or_path`: its rewards are then beta x log-probability.
+    It is `ref_model_name_or_path`. Without it adapters are compared with the adapters that their run started from, or
+    with their base model; a full model has no reference, and its rewards are beta x log-probability.
     """
     if reference_mode(config.dpo, lora=config.lora.lora) == "none":
         return None
@@ -136,7 +136,7 @@ def evaluation_reference(config: Config, model: Decoder, ranks: Ranks, mesh: Mes
     model_config = read_model_config(config)
     adapters = adapter_plan(config, model_config)
     started_from = parent_adapters(adapters.folder) if adapters and adapters.folder else None
-    # PiSSA has moved a part of the base into its adapters: without them the base is not complete
+    # PiSSA has moved a part of the base into its adapters, so the base alone is not complete
     if started_from is None and not (adapters and adapters.settings.init == PISSA):
         logger.info("reference: the same model with its adapters disabled")
         return AdapterReference(model, measure, ranks=ranks)
@@ -154,10 +154,10 @@ def evaluation_reference(config: Config, model: Decoder, ranks: Ranks, mesh: Mes
 def open_reference_model(config: Config, mesh: Mesh = SINGLE_PROCESS_MESH) -> Decoder:
     """Open the model of `ref_model_name_or_path`, or else the model that a fresh run would start from.
 
-    It is divided among the ranks as the trained one is.
+    It is sharded like the trained model.
 
     Raises:
-        ModelFileError: the folder cannot be used.
+        ModelFileError: the folder is not valid.
     """
     name = config.dpo.ref_model_name_or_path
     if not name:
@@ -167,14 +167,14 @@ def open_reference_model(config: Config, mesh: Mesh = SINGLE_PROCESS_MESH) -> De
     folder = find_model_folder(name, chosen_hub(config), weights=True, parameter="ref_model_name_or_path")
     if is_adapter_folder(folder):
         raise ModelFileError(
-            f"ref_model_name_or_path: {folder} holds adapters.\n"
+            f"ref_model_name_or_path: {folder} is a folder of adapters.\n"
             f"  Merge them into their base first: erniekit export {folder} --output DIR"
         )
     own, other = read_model_config(config), ModelConfig.from_folder(folder)
     if own.vocab_size != other.vocab_size:
         raise ModelFileError(
             f"ref_model_name_or_path: {folder} has a vocabulary of {other.vocab_size:,}, the trained model one of "
-            f"{own.vocab_size:,}: they read different tokens\n  Write a reference with the trained model's tokenizer."
+            f"{own.vocab_size:,}: they have different tokenizers\n  Write a reference with the trained model's tokenizer."
         )
     logger.info(f"reference: {folder}")
     return build_model(other, folder, **model_shard_arguments(config, other, mesh))
@@ -190,8 +190,8 @@ def disabled_adapters_reference(
 ) -> AdapterReference:
     """Build the reference that is the trained model with its adapters disabled.
 
-    Where the adapters had an effect before the first step (they came from a folder, or PiSSA moved a part of the
-    weights into them) the reference has the adapters that the run started from instead.
+    If the adapters had an effect before the first step (they came from a folder, or PiSSA moved a part of the weights
+    into them), the reference has the adapters that the run started from instead.
     """
     own = [name for name in named_adapter_weights(model) if name in saved.names]
     adapters = {name: paddle.to_tensor(saved.read(name)) for name in own}
@@ -229,8 +229,8 @@ def precomputed_references(
 ) -> dict[str, PrecomputedReference]:
     """Build the references that are tables of the log-probabilities of every pair, fp32[pairs, 2].
 
-    The values come from the checkpoint or from the cache folder; the others are computed now. Every rank computes those
-    of the pairs that it will see, and all ranks have the tables of all.
+    The values come from the checkpoint or the cache folder; missing ones are computed now. Every rank computes those of
+    its pairs, and then all ranks have the full tables.
     """
     measure = log_prob_fn(config, ranks)
     reference = model if fresh and not config.dpo.ref_model_name_or_path else None
@@ -260,7 +260,7 @@ def precomputed_references(
 
 
 def _with_progress(batches: Iterable[Any], name: str) -> Iterator[Any]:
-    """Yield the batches, and log a line now and then."""
+    """Yield the batches, and log the progress every `_LOG_EVERY_S` seconds."""
     due = time.monotonic() + _LOG_EVERY_S
     for number, batch in enumerate(batches):
         if time.monotonic() > due:

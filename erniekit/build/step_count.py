@@ -1,7 +1,7 @@
 """Cache the number of steps of a run, so that `validate` can name it without reading the same data again.
 
-Exact steps need the tokenised data. Whoever has read it leaves a line in the cache folder, keyed by the files (path,
-size, time of change) and every parameter that shapes the plan. Neither Paddle nor NumPy is needed to look it up.
+The exact number needs the tokenised data. A run that has read the data writes it into the cache folder, keyed by the
+files (path, size, modification time) and every parameter of the plan. Reading it needs neither Paddle nor NumPy.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ PLAN_PARAMETERS = (
 
 
 def cache_folder(config: Config) -> Path:
-    """Where tokenised data is kept: `data_cache_dir`, else $ERNIEKIT_CACHE, else ~/.cache/erniekit."""
+    """Return the cache folder of tokenised data: `data_cache_dir`, else $ERNIEKIT_CACHE, else ~/.cache/erniekit."""
     chosen = config.training.data_cache_dir or os.environ.get("ERNIEKIT_CACHE") or "~/.cache/erniekit"
     return Path(chosen).expanduser()
 
 
 def cache_step_count(config: Config, total_steps: int, *, dp_world_size: int = 1) -> None:
-    """Note the exact number of steps, of a run whose batches so many ranks divide. A cache that cannot be written is no
-    reason to stop a run."""
+    """Cache the exact number of steps of a run with `dp_world_size` data-parallel ranks, if it can be written."""
     path = _path(config, dp_world_size)
     if cached_step_count(config, dp_world_size=dp_world_size) == total_steps:
         return
@@ -45,7 +44,7 @@ def cache_step_count(config: Config, total_steps: int, *, dp_world_size: int = 1
 
 
 def cached_step_count(config: Config, *, dp_world_size: int = 1) -> int | None:
-    """The exact number of steps, if data and settings are those that somebody has read before."""
+    """Return the exact number of steps if a run has cached it for the same data and settings, else None."""
     try:
         return int(json.loads(_path(config, dp_world_size).read_text(encoding="utf-8"))["total_steps"])
     except (OSError, ValueError, KeyError):

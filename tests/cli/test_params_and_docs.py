@@ -35,7 +35,7 @@ def test_params_searches_names_and_meanings(capsys: pytest.CaptureFixture[str]) 
     assert main(["params", "warmup"]) == 0
     found = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert found[:2] == ["dropout_warmup_steps", "warmup_steps"]
-    assert main(["params", "cosine", "waves"]) == 0
+    assert main(["params", "cosine", "periods"]) == 0
     assert capsys.readouterr().out.startswith("num_cycles")
 
 

@@ -1,4 +1,4 @@
-"""The words of `unified_checkpoint_config`: what they stand for, and where they contradict or change nothing."""
+"""The flags of `unified_checkpoint_config`: expansion, contradictions, and flags without effect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_all_options_stand_for_those_that_lose_nothing() -> None:
 
 @pytest.mark.parametrize("other", ["skip_save_model_weight", "enable_all_options"])
 def test_weights_are_saved_once_at_least(other: str) -> None:
-    with pytest.raises(ConfigurationError, match="would leave the weights out altogether; leave one of them out"):
+    with pytest.raises(ConfigurationError, match="would save no weights at all; leave one of them out"):
         loaded(f"remove_master_weight {other}", **IN_16_BITS)
 
 
@@ -52,7 +52,7 @@ def test_weights_are_saved_once_at_least(other: str) -> None:
             {"remove_master_weight": "weights are float32", "skip_save_model_weight": "weights are float32"},
         ),
         ({**IN_16_BITS, "lora": True}, {"skip_save_model_weight": "adapters are small"}),
-        ({**IN_16_BITS, "ignore_save_lr_and_optim": True}, {"remove_master_weight": "nothing of the optimizer"}),
+        ({**IN_16_BITS, "ignore_save_lr_and_optim": True}, {"remove_master_weight": "no optimizer state"}),
         (
             {**IN_16_BITS, "unified_checkpoint": False},
             dict.fromkeys(["remove_master_weight", "skip_save_model_weight", "ignore_merge_optimizer"], "every rank"),

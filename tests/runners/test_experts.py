@@ -166,7 +166,7 @@ def test_experts_that_no_rank_divides_are_told(train: Train, moe_model: Path) ->
     assert "`moe_group: data` has no effect: ernie4_5 has no experts" in said
     assert "`moe_multimodal_dispatch_use_allgather: v2-allgather` has no effect: ernie4_5 has no experts" in said
     said = train(model_name_or_path=str(moe_model), **asked).said
-    assert "`moe_group: data` has no effect: no two ranks work on different data" in said
+    assert "`moe_group: data` has no effect: no two ranks train on different data" in said
     assert "`moe_multimodal_dispatch_use_allgather: v2-allgather` has no effect: every rank holds all experts" in said
     said = train(model_name_or_path=str(moe_model), moe_group="mp").said
     assert "`moe_group: mp` has no effect: tensor_parallel_degree is 1" in said

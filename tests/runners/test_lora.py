@@ -97,7 +97,7 @@ def test_a_checkpoint_notices_what_has_changed(train_adapters: Train, tiny_base:
         train_adapters(**resume, lora_rank=4, lora_target_modules="q_proj")
     with pytest.raises(ConfigurationError, match="`dora`"):
         train_adapters(**resume, lora_rank=4, dora=True)
-    with pytest.raises(CheckpointError, match="it holds adapters, and this run trains all weights"):
+    with pytest.raises(CheckpointError, match="it has adapters, but this run trains all weights"):
         train_adapters(**resume, lora=False)
 
     other = tmp_path / "other"
@@ -119,7 +119,7 @@ def test_a_whole_checkpoint_is_not_continued_with_adapters(train: Train, tiny_ba
         "save_steps": 2,
     }
     train(**values)
-    with pytest.raises(CheckpointError, match="it holds a whole model, and this run trains adapters"):
+    with pytest.raises(CheckpointError, match="it has a full model, but this run trains adapters"):
         train(**values, lora=True, resume_from_checkpoint=True)
 
 
@@ -143,9 +143,9 @@ def test_parameters_must_be_those_of_the_adapters(train_adapters: Train, tmp_pat
         train_adapters(lora_path=first, lora_alpha=5)
     with pytest.raises(ConfigurationError, match="init_from_checkpoint names another"):
         train_adapters(lora_path=first, init_from_checkpoint=first)
-    with pytest.raises(ConfigurationError, match="holds adapters, and lora is false"):
+    with pytest.raises(ConfigurationError, match="holds adapters, but lora is false"):
         train_adapters(init_from_checkpoint=first, lora=False)
-    with pytest.raises(ModelFileError, match="is no folder of adapters"):
+    with pytest.raises(ModelFileError, match="is not a folder of adapters"):
         train_adapters(lora_path=str(tmp_path))
     with pytest.raises(ModelFileError, match="holds adapters; write their base model"):
         train_adapters(model_name_or_path=first)
@@ -235,7 +235,7 @@ def test_answers_come_from_base_and_adapters(
     (moved / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "base"}))
     assert answer(ChatModel.load(moved)) == expected
     (moved / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "/no/such/base"}))
-    with pytest.raises(ModelFileError, match="base model of these adapters is not here"):
+    with pytest.raises(ModelFileError, match="base model of these adapters is missing"):
         ChatModel.load(moved)
     with pytest.raises(ModelFileError, match="contains no adapters"):
         ChatModel.load(tiny_base, adapters=tiny_base)

@@ -97,9 +97,9 @@ def test_what_packing_has_decided_is_told_to_have_no_effect(make_config: Make) -
     decided = {"packing": False, "over_length_policy": "error", "max_prompt_len": 5}
     replay = {"stage": "DPO", "train_dataset_path": "packed", "train_dataset_type": "packed", **decided}
     messages = "\n".join(make_config(**replay).messages)
-    assert all(f"`{name}` (" in messages and "`erniekit pack` has decided it" in messages for name in decided)
+    assert all(f"`{name}` (" in messages and "`erniekit pack` has already applied it" in messages for name in decided)
     held_out = {"do_eval": True, "eval_dataset_path": "e.jsonl"}  # which is packed and cut by the run itself
-    assert not any("has decided it" in line for line in make_config(**replay, **held_out).messages)
+    assert not any("has already applied it" in line for line in make_config(**replay, **held_out).messages)
 
 
 def test_a_run_on_packed_data_has_the_losses_of_the_plain_run(

@@ -14,31 +14,32 @@ def _packing(builder: ConfigBuilder) -> tuple[bool, str]:
 
 @dataclass(frozen=True)
 class AccelerationParameters:
-    """What makes a step faster without changing its result."""
+    """Kernels, packing and data loading: parameters that make a step faster without changing its result."""
 
     use_flash_attention: bool = parameter(
         True,
-        "Compute attention without ever storing the matrix of weights: Paddle's FlashAttention on a GPU, an exact "
-        "equivalent by documents on a CPU. When false a dense mask is used.",
+        "Compute attention without storing the matrix of attention weights: with Paddle's FlashAttention on a GPU, and "
+        "document by document on a CPU, which gives exactly the same. When false a dense mask is used.",
     )
     use_sparse_flash_attn: bool = parameter(
         True,
-        "Skip the parts of attention that the FlashMask indices rule out, so that the cost follows the documents "
-        "of a pack and not the square of its length. When false a dense mask is made from the same indices.",
+        "Skip the parts of attention that the FlashMask indices mask out, so that the cost depends on the lengths of "
+        "the documents in a pack, not on the square of its length. When false a dense mask is built from the same "
+        "indices.",
     )
     fuse_rope: bool = parameter(False, "Apply the rotary position embedding in one fused GPU kernel.", devices=GPU_ONLY)
     fuse_linear: bool = parameter(
         False,
-        "Fuse matrix products with the addition of their bias. Models without biases, such as ERNIE-4.5, have nothing "
-        "to fuse.",
+        "Fuse matrix products with the addition of their bias. It has no effect on models without biases, such as "
+        "ERNIE-4.5.",
         devices=GPU_ONLY,
     )
     fuse_rms_norm: bool = parameter(False, "Compute RMSNorm in one fused GPU kernel.", devices=GPU_ONLY)
     fuse_swiglu: bool = parameter(False, "Compute the SwiGLU activation in one fused GPU kernel.", devices=GPU_ONLY)
     packing: bool = parameter(
         Derived("`true`; `false` with `batch_tokens`", _packing, True),
-        "Lay several samples end to end in one sequence of up to `max_seq_len` tokens, so that no computation is "
-        "spent on padding. Samples of a pack never see each other and each counts its positions from 0. When false "
+        "Concatenate several samples to one sequence of up to `max_seq_len` tokens, so that no computation is spent on "
+        "padding. Samples of a pack do not attend to each other, and the positions of each start at 0. When false "
         "every sample is a separate sequence, padded to the longest of its batch.",
         verbs=("train", "eval", "preview"),
     )
@@ -53,9 +54,9 @@ class AccelerationParameters:
     )
     buffer_size: int = parameter(
         100_000,
-        "The window of the packer: how many samples it may choose from. Only their lengths are needed, so a large "
-        "window costs 4 bytes a sample and leaves less than 1% of padding; a small one keeps neighbours in the "
-        "file closer.",
+        "The window of the packer: the number of samples that it may choose from. The packer needs only their lengths, "
+        "so a window takes 4 bytes per sample; a large one leaves less than 1% of padding, a small one keeps samples "
+        "closer to their order in the file.",
         minimum=1,
         unit="samples",
         needs=(when("greedy_intokens"), when("batch_tokens", above=0)),
@@ -105,8 +106,8 @@ class AccelerationParameters:
     )
     dataloader_num_workers: int = parameter(
         1,
-        "How many background workers prepare batches ahead of the model; 0 prepares them in between steps. The "
-        "order of samples never depends on it.",
+        "The number of background workers that prepare batches ahead of the model; 0 prepares them between steps. "
+        "Raise it when steps wait for data. The order of samples never depends on it.",
         minimum=0,
         unit="workers",
         verbs=("train", "eval"),
@@ -114,15 +115,15 @@ class AccelerationParameters:
     )
     distributed_dataloader: int = parameter(
         0,
-        "With 1, one rank of each pipeline and tensor group reads the data and hands batches to the others, instead of "
-        "every rank reading for itself.",
+        "With 1, one rank of each pipeline and tensor group reads the data and broadcasts the batches to the others; "
+        "with 0 every rank reads the data.",
         kind=FLAG,
         verbs=("train", "eval"),
         example=1,
     )
     moe_multimodal_dispatch_use_allgather: str = parameter(
         "v2-alltoall-unpad",
-        "How tokens reach their experts where ranks divide the experts (`moe_group`) and each has different tokens. "
+        "How tokens reach their experts with expert parallelism (`moe_group`), where each rank has different tokens. "
         "All-to-all sends each token to the ranks of its experts. All-gather sends all tokens to all ranks, which "
         "moves less data where a token has more experts than there are ranks. `unpad` sends the exact sizes; the "
         "others pad to the largest size of any rank. It changes speed and memory, never the loss.",

@@ -145,7 +145,7 @@ class BasicParameters:
     )
     logging_strategy: str = parameter(
         "steps",
-        "When to report figures: every `logging_steps` (`steps`), once an epoch (`epoch`), or never (`no`).",
+        "When to report metrics: every `logging_steps` (`steps`), once an epoch (`epoch`), or never (`no`).",
         choices=("steps", "epoch", "no"),
         verbs=("train",),
     )
@@ -161,7 +161,7 @@ class BasicParameters:
     )
     report_to: tuple[str, ...] = parameter(
         ("visualdl",),
-        "The loggers that write event files into `logging_dir`. `none` writes no event files, `all` stands for "
+        "The loggers that write event files into `logging_dir`. `none` writes no event files, `all` selects "
         "every logger.",
         kind=WORDS,
         choices=TRACKERS,

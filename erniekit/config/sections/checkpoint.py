@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
 from erniekit.config.values import PATH_OR_BOOLEAN, WORDS
 
-# The flags of `unified_checkpoint_config`: what they stand for, contradict, and where they have no effect.
+# The flags of `unified_checkpoint_config`: which ones exclude each other, and when one has no effect.
 
 NAME = "unified_checkpoint_config"
 UNIFIED_CHECKPOINT_FLAGS = (
@@ -19,7 +19,7 @@ UNIFIED_CHECKPOINT_FLAGS = (
     "skip_save_model_weight",
     "enable_all_options",
 )
-# What `enable_all_options` stands for: what saves time and room and loses nothing.
+# The flags that `enable_all_options` expands to: they save time and disk space and lose nothing.
 ALL_OPTIONS = ("async_save", "skip_save_model_weight", "master_weight_compatible")
 MASTER_WEIGHT_FLAGS = ("remove_master_weight", "skip_save_model_weight")
 
@@ -32,11 +32,11 @@ class ParameterValues(Protocol):
 
 @rule(NAME)
 def all_options(builder: ConfigBuilder) -> None:
-    """`enable_all_options` stands for `async_save`, `skip_save_model_weight` and `master_weight_compatible`."""
+    """`enable_all_options` expands to `async_save`, `skip_save_model_weight` and `master_weight_compatible`."""
     flags = builder[NAME]
     if "enable_all_options" in flags:
         others = [flag for flag in flags if flag != "enable_all_options"]
-        builder.change(NAME, tuple(dict.fromkeys((*ALL_OPTIONS, *others))), "enable_all_options stands for them")
+        builder.change(NAME, tuple(dict.fromkeys((*ALL_OPTIONS, *others))), "enable_all_options expands to them")
 
 
 @rule(NAME, "unified_checkpoint", "lora", "bf16", "fp16", "fp16_opt_level", "ignore_save_lr_and_optim")
@@ -44,7 +44,7 @@ def unified_checkpoint_flags(builder: ConfigBuilder) -> None:
     """Flags of `unified_checkpoint_config` that contradict each other are refused; those without effect are named."""
     flags = set(builder[NAME])
     if flags.issuperset(MASTER_WEIGHT_FLAGS):
-        what = "remove_master_weight and skip_save_model_weight together would leave the weights out altogether"
+        what = "remove_master_weight and skip_save_model_weight together would save no weights at all"
         builder.problem(NAME, what, "leave one of them out")
         return
     for flag in (*MASTER_WEIGHT_FLAGS, "ignore_merge_optimizer"):
@@ -63,7 +63,7 @@ def reason_ignored(values: ParameterValues, flag: str) -> str:
     if flag == "skip_save_model_weight" and values["lora"]:
         return "adapters are small, and are saved together with their master weights"
     if flag == "remove_master_weight" and values["ignore_save_lr_and_optim"]:
-        return "with ignore_save_lr_and_optim nothing of the optimizer is saved"
+        return "with ignore_save_lr_and_optim no optimizer state is saved"
     return ""
 
 
@@ -72,18 +72,18 @@ RULES = (all_options, unified_checkpoint_flags)
 
 @dataclass(frozen=True)
 class CheckpointParameters:
-    """What is saved, when and how, and where a run resumes."""
+    """The checkpoints of a run: their schedule and contents, and the checkpoint from which a run resumes."""
 
     save_strategy: str = parameter(
         "no",
         "When checkpoints are written: every `save_steps` (`steps`), at the end of each epoch (`epoch`), or not at all "
-        "(`no`). The final model is saved in any case; restarting after a fault needs `steps` or `epoch`.",
+        "(`no`). The final model is always saved; restarting after a failure needs `steps` or `epoch`.",
         choices=("no", "steps", "epoch"),
         example="steps",
     )
     save_steps: int = parameter(
         100,
-        "Write a checkpoint after this many optimizer steps, again and again.",
+        "The number of optimizer steps between two checkpoints.",
         minimum=1,
         unit="optimizer steps",
         needs=when("save_strategy", "steps"),
@@ -91,8 +91,8 @@ class CheckpointParameters:
     )
     save_total_limit: int | None = parameter(
         None,
-        "Keep exactly this many checkpoints, the newest, and delete older ones once a newer one is complete. The best "
-        "one, where `load_best_model_at_end` wants it, is never deleted and counts as one of them. null keeps all.",
+        "Keep this many of the newest checkpoints, and delete older ones once a newer one is complete. With "
+        "`load_best_model_at_end` the best one is never deleted and counts as one of them. null keeps all.",
         minimum=1,
         unit="checkpoints",
         needs=when("save_strategy", "steps", "epoch"),
@@ -108,7 +108,8 @@ class CheckpointParameters:
     )
     init_from_checkpoint: str = parameter(
         "",
-        "Start a new run from the weights of a checkpoint folder; optimizer, schedule and data begin anew.",
+        "Start a new run from the weights of a checkpoint folder; optimizer, schedule and data start from the "
+        "beginning.",
         example="output/sft/checkpoint-100",
     )
     unified_checkpoint: bool = parameter(
@@ -122,12 +123,12 @@ class CheckpointParameters:
         (),
         "Options of saving. `async_save`: training waits only until the values are in shared memory, and another "
         "process writes them; a second save waits for the first. `ignore_merge_optimizer`: every rank writes the "
-        "optimizer states that it has. The others concern runs whose weights have 16 bits (`fp16_opt_level: O2`) and "
-        "whose optimizer keeps float32 copies of them, the master weights. `remove_master_weight` leaves the copies "
-        "out; a resumed run makes them from the weights, which is not bit-exact. `skip_save_model_weight` saves the "
-        "copies instead of the weights, which are the rounded copies, so that nothing is stored twice and nothing is "
-        "lost. `master_weight_compatible` resumes from a checkpoint without them, or with some that the run does not "
-        "need. `enable_all_options` stands for `async_save`, `skip_save_model_weight` and `master_weight_compatible`.",
+        "optimizer states that it has. The others concern runs with 16-bit weights (`fp16_opt_level: O2`), whose "
+        "optimizer keeps float32 copies, the master weights. `remove_master_weight` does not save the master weights; "
+        "a resumed run makes them from the weights, which is not bit-exact. `skip_save_model_weight` saves the master "
+        "weights instead of the weights, which can be rounded from them without loss. `master_weight_compatible` "
+        "resumes from checkpoints with or without master weights, whether or not the run needs them. "
+        "`enable_all_options` expands to `async_save`, `skip_save_model_weight` and `master_weight_compatible`.",
         kind=WORDS,
         choices=UNIFIED_CHECKPOINT_FLAGS,
         example="async_save",
@@ -149,13 +150,13 @@ class CheckpointParameters:
     )
     ignore_save_lr_and_optim: bool = parameter(
         False,
-        "Leave the optimizer's states out of checkpoints, which become about a third of the size. To resume from such "
-        "a checkpoint set `ignore_load_lr_and_optim`; the run is then not an exact continuation.",
+        "Do not save optimizer states, so that checkpoints take about a third of the size. To resume from such a "
+        "checkpoint set `ignore_load_lr_and_optim`; the run is then not an exact continuation.",
     )
     ignore_load_lr_and_optim: bool = parameter(
         False,
-        "Resume with weights and position only: the optimizer's moments start anew. The schedule does not: the "
-        "learning rate is the one that it has at the restored step.",
+        "Resume the weights and the position only; the optimizer's moments start from zero. The learning rate "
+        "continues its schedule at the restored step.",
         needs=when("resume_from_checkpoint"),
     )
     max_shard_size: float = parameter(
@@ -178,7 +179,7 @@ class CheckpointParameters:
 def resume_or_initialise(builder: ConfigBuilder) -> None:
     """`resume_from_checkpoint` and `init_from_checkpoint` exclude each other."""
     if builder["resume_from_checkpoint"] and builder["init_from_checkpoint"]:
-        what = "a run either resumes or starts anew from a checkpoint's weights"
+        what = "a run either resumes or starts from the weights of a checkpoint"
         builder.problem("init_from_checkpoint", what, "remove it or `resume_from_checkpoint`")
 
 
@@ -200,12 +201,12 @@ def resumed_run_writes_no_checkpoint(builder: ConfigBuilder) -> None:
 
 
 def moment_quantization(section: CheckpointParameters) -> str:
-    """Return how checkpoints hold AdamW's moments: `O0` for whole, `O1` or `O2` for codes of fewer bits."""
+    """Return how checkpoints store AdamW's moments: `O0` uncompressed, `O1` in 8 bits, `O2` in 4 bits."""
     return "O0" if section.disable_ckpt_quant else section.ckpt_quant_stage
 
 
 def saves_asynchronously(section: CheckpointParameters) -> bool:
-    """Return whether checkpoints are written to the disk while training goes on."""
+    """Return whether another process writes checkpoints to disk while training continues."""
     return "async_save" in section.unified_checkpoint_config
 
 

@@ -18,7 +18,8 @@ class DpoParameters:
 
     beta: float = parameter(
         0.1,
-        "How strongly the loss holds the model to the reference: the factor of the difference of log-probabilities.",
+        "The factor of the log-probability differences in the loss. A larger beta keeps the model closer to the "
+        "reference.",
         above=0.0,
     )
     loss_type: str = parameter(
@@ -37,19 +38,19 @@ class DpoParameters:
     )
     offset_alpha: float = parameter(
         0.0,
-        "Ask for a larger margin where the scores of two answers differ more: alpha / beta x log(score difference) is "
-        "subtracted from the preference logits of the `sigmoid` and `robust` losses, before beta multiplies them. The "
-        "scores are the two numbers of "
-        "`sort` in erniekit records, `score_chosen` and `score_rejected` in others; the preferred answer's must be the "
-        "higher one. 0 asks for none.",
+        "Require a larger margin where the scores of two answers differ more: alpha / beta x log(score difference) is "
+        "subtracted from the preference logits of the `sigmoid` and `robust` losses, before they are multiplied by "
+        "beta. The scores are the two numbers of `sort` in erniekit records, `score_chosen` and `score_rejected` in "
+        "others; the preferred answer must have the higher score. 0 disables the offset.",
         minimum=0.0,
         verbs=("train", "eval", "preview"),
         example=1.0,
     )
     max_prompt_len: int = parameter(
         2048,
-        "The longest prompt, at most `max_seq_len` - 10. The oldest turns of a longer one are removed, and counted; "
-        "its system text and last question stay. Where these alone are longer, the pair follows `over_length_policy`.",
+        "The largest length of a prompt, at most `max_seq_len` - 10. The oldest turns of a longer prompt are removed "
+        "and counted; its system text and last question stay. If these alone are too long, `over_length_policy` "
+        "applies to the pair.",
         minimum=1,
         verbs=("train", "eval", "preview"),
         unit="tokens",
@@ -59,8 +60,8 @@ class DpoParameters:
     sft_loss_ratio: float = parameter(
         0.0,
         "The weight of an SFT loss on the preferred answers in the total: the mean over the pairs of each answer's "
-        "mean negative log-likelihood. A little of it keeps their probability from falling along with that of the "
-        "rejected ones.",
+        "mean negative log-likelihood. A small weight keeps their probability from falling together with that of "
+        "the rejected answers.",
         minimum=0.0,
         example=0.1,
     )
@@ -90,8 +91,8 @@ class DpoParameters:
     )
     ref_model_name_or_path: str = parameter(
         "",
-        "A model to take as the reference, a folder or a name on the hub as `model_name_or_path` is; it must read the "
-        "same tokens. Empty takes the model that the run starts from.",
+        "The reference model: a folder, or a name on the hub as for `model_name_or_path`. It must use the same "
+        "tokenizer. Empty means the model that the run starts from.",
         example="output/sft",
     )
     reference_model: str = parameter(
@@ -106,7 +107,7 @@ class DpoParameters:
     )
     ref_model_update_steps: int = parameter(
         -1,
-        "Copy the trained model into the reference after this many optimizer steps, again and again. -1 never does.",
+        "Copy the trained model into the reference every this many optimizer steps. -1 never does.",
         minimum=-1,
         unit="optimizer steps",
         example=500,
@@ -114,7 +115,7 @@ class DpoParameters:
 
 
 def reference_mode(section: DpoParameters, *, lora: bool) -> str:
-    """`adapters`, `copy` or `precomputed`, as `reference_model` says; `none` for losses without a reference."""
+    """Return `adapters`, `copy` or `precomputed` from `reference_model`; `none` for losses without a reference."""
     if section.reference_free or section.loss_type in REFERENCE_FREE_LOSSES:
         return "none"
     if section.reference_model != "auto":
@@ -126,7 +127,7 @@ def reference_mode(section: DpoParameters, *, lora: bool) -> str:
 
 @rule("max_prompt_len", "max_seq_len", stages=("DPO",))
 def prompt_leaves_space(builder: ConfigBuilder) -> None:
-    """`max_prompt_len` is at most `max_seq_len` - 10, so that answers have room."""
+    """`max_prompt_len` is at most `max_seq_len` - 10, so that there is room for answers."""
     limit = builder["max_seq_len"] - MIN_ANSWER_TOKENS
     if builder["max_prompt_len"] > limit:
         if limit < 1:

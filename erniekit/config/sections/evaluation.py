@@ -30,7 +30,7 @@ class EvaluationParameters:
     )
     eval_dataset_type: tuple[str, ...] = parameter(
         ("erniekit",),
-        f"The format of each evaluation file; one word may serve all. {FORMATS}",
+        f"The format of each evaluation file; one value applies to all files. {FORMATS}",
         **source_kinds(),
         needs=when("do_eval"),
     )
@@ -49,8 +49,8 @@ class EvaluationParameters:
             lambda builder: (builder["per_device_train_batch_size"], "as per_device_train_batch_size"),
             1,
         ),
-        "How many packs (or single samples without packing) one forward pass of an evaluation takes. It changes "
-        "speed and memory only: loss and perplexity are weighted by tokens.",
+        "The number of packs, or of samples without packing, in one forward pass of an evaluation. It changes speed "
+        "and memory only: loss and perplexity are weighted by tokens.",
         minimum=1,
         unit="packs",
         needs=when("do_eval"),
@@ -65,7 +65,7 @@ class EvaluationParameters:
     )
     eval_steps: int = parameter(
         100,
-        "Evaluate after this many optimizer steps, again and again, and after the last one.",
+        "The number of optimizer steps between two evaluations. The last step is always followed by one.",
         minimum=1,
         unit="optimizer steps",
         needs=(when("do_eval"),),
@@ -77,8 +77,8 @@ class EvaluationParameters:
             lambda builder: (1, "") if builder["do_train"] else (-1, "with do_train false"),
             1,
         ),
-        "Stop an evaluation after this many batches of `per_device_eval_batch_size`, so that one during training takes "
-        'little of its time; the line printed says "n of N". -1 reads everything.',
+        "Stop an evaluation after this many batches of `per_device_eval_batch_size`, so that evaluations during "
+        'training take little time; the logged line says "n of N". -1 evaluates all data.',
         minimum=-1,
         unit="batches",
         needs=when("do_eval"),
@@ -91,9 +91,9 @@ class EvaluationParameters:
             lambda builder: (0, "") if builder["do_train"] else (100, "with do_train false"),
             0,
         ),
-        "How many held-out dialogues of each file the model answers, greedily; the answers are scored by exact match, "
-        "ROUGE and BLEU and written to `eval_samples.jsonl` in `output_dir`. They are spread over the file; -1 takes "
-        "all. Answering takes far longer than the loss.",
+        "The number of held-out dialogues of each file that the model answers with greedy decoding, spread evenly over "
+        "the file; -1 takes all. The answers are scored by exact match, ROUGE and BLEU and written to "
+        "`eval_samples.jsonl` in `output_dir`. Answers take far longer than the loss.",
         minimum=-1,
         unit="dialogues",
         stages=DIALOGUE_STAGES,
@@ -102,7 +102,7 @@ class EvaluationParameters:
     )
     metric_for_best_model: str = parameter(
         "eval_loss",
-        "The metric of an evaluation that says how good the model is, for `load_best_model_at_end` and early stopping. "
+        "The metric that `load_best_model_at_end` and early stopping compare. "
         f"{_METRICS_OF_STAGES}; with `eval_answers` also {', '.join(GENERATION_METRICS)}. `eval_` may be left out.",
         choices=METRICS,
         spellings={name.removeprefix("eval_").lower(): name for name in METRICS},
@@ -220,7 +220,7 @@ def max_evaluate_steps_not_zero(builder: ConfigBuilder) -> None:
 
 @rule("eval_dataset_path", "eval_dataset_type", "eval_dataset_prob", "stage")
 def evaluation_sources_agree(builder: ConfigBuilder) -> None:
-    """Evaluation files, formats and probabilities agree in number (one value may serve all); formats fit the stage."""
+    """Evaluation files, formats and probabilities agree in number (one value applies to all); formats fit the stage."""
     agree_on_sources(builder, "eval")
 
 
@@ -229,7 +229,7 @@ SECTION = section(
     key="evaluation",
     title="1.2 Evaluation",
     verbs=("train", "eval"),
-    aliases=(renamed("load_best", "load_best_model_at_end", "Another name of it."),),
+    aliases=(renamed("load_best", "load_best_model_at_end", "Another name of `load_best_model_at_end`."),),
     rules=(
         evaluation_needs_data,
         eval_steps_need_their_strategy,

@@ -30,8 +30,7 @@ class LoraParameters:
     )
     lora_alpha: float = parameter(
         -1.0,
-        "The update is multiplied by alpha / r, or by alpha / sqrt(r) with `rslora`. -1 stands for 2 r, or for 4 with "
-        "`rslora`.",
+        "The update is multiplied by alpha / r, or by alpha / sqrt(r) with `rslora`. -1 means 2 r, or 4 with `rslora`.",
         minimum=-1.0,
         needs=when("lora"),
         example=64,
@@ -44,8 +43,8 @@ class LoraParameters:
     )
     lora_plus_scale: float = parameter(
         1.0,
-        "LoRA+: train the factor B with this multiple of the learning rate, which comes on top of "
-        "`layerwise_lr_decay_bound`. Between 4 and 16 often learns faster.",
+        "LoRA+: multiply the learning rate of the factor B by this, in addition to `layerwise_lr_decay_bound`. Values "
+        "between 4 and 16 often learn faster.",
         above=0.0,
         needs=when("lora"),
         example=4.0,
@@ -59,17 +58,17 @@ class LoraParameters:
     lora_target_modules: tuple[str, ...] = parameter(
         (),
         "The linear layers that get an adapter; empty means all of attention, MLP and experts, and of the multi-token "
-        "prediction layers that the run trains. Each word is the end of a layer's name (`q_proj`, `self_attn.o_proj`), "
-        "a whole name with wildcards (`model.layers.[0-3].*`), or `re:` and a regular expression for a whole name; one "
-        "with spaces or commas stands in a YAML list. Embedding, head and routers have none.",
+        "prediction layers that the run trains. Each item is the end of a layer's name (`q_proj`, `self_attn.o_proj`), "
+        "a full name with wildcards (`model.layers.[0-3].*`), or `re:` and a regular expression for full names. "
+        "Expressions with spaces or commas must be items of a YAML list. Embedding, head and routers get no adapter.",
         kind=WORDS,
         needs=when("lora"),
         example="q_proj v_proj",
     )
     lora_dropout: float = parameter(
         0.0,
-        "The probability with which an entry of an adapter's input is dropped in training. The path through the frozen "
-        "weight is not affected. It grows with `dropout_warmup_steps` as other dropout does.",
+        "The probability with which an element of an adapter's input is zeroed in training. The path through the "
+        "frozen weight is not affected. `dropout_warmup_steps` applies to it, too.",
         minimum=0.0,
         below=1.0,
         needs=when("lora"),
@@ -77,23 +76,23 @@ class LoraParameters:
     )
     dora: bool = parameter(
         False,
-        "DoRA: learn the length of every output's weights apart from their direction, which the adapter changes. It "
-        "often helps at low ranks, and makes a step about 50% slower.",
+        "DoRA: train the magnitude of every output's weights separately from their direction, which the adapter "
+        "changes. It often helps at low ranks, and makes a step about 50% slower.",
         needs=when("lora"),
     )
     lora_init: str = parameter(
         "kaiming",
         "How new adapters are initialised: with no effect (`kaiming`: A random, B zero), or with the largest singular "
-        "values of the weight, which are removed from the frozen weight during the run (`pissa`). Adapters that began "
-        "with `pissa` are saved as the difference from that, with twice the rank, and fit the original model.",
+        "values of the weight, which are removed from the frozen weight during the run (`pissa`). `pissa` adapters are "
+        "saved as the difference from their initial values, with twice the rank, so that they fit the original model.",
         choices=("kaiming", "pissa"),
         needs=when("lora"),
         example="pissa",
     )
     lora_path: str = parameter(
         "",
-        "A folder of adapters to start from, in PEFT's or paddlenlp's format; empty starts from new ones. Rank, alpha "
-        "and the like then come from the folder, and other values in the configuration are errors.",
+        "A folder of adapters to start from, in PEFT's or paddlenlp's format; empty starts from new ones. The folder "
+        "then determines rank, alpha and the other settings; different values in the configuration are errors.",
         needs=when("lora"),
         verbs=("train", "eval", "chat", "generate", "export"),
         example="output/lora",
@@ -122,7 +121,7 @@ def preset_is_not_contradicted(builder: ConfigBuilder) -> None:
 
 @rule("lora_target_modules", "lora")
 def patterns_can_be_read(builder: ConfigBuilder) -> None:
-    """Every word of `lora_target_modules` is a name, a name with wildcards, or `re:` and a regular expression."""
+    """Every item of `lora_target_modules` is a name, a name with wildcards, or `re:` and a regular expression."""
     for pattern in builder["lora_target_modules"]:
         if not pattern.strip():
             builder.problem("lora_target_modules", "contains an empty name", "remove it")
@@ -179,7 +178,7 @@ SECTION = section(
     aliases=(
         shorthand(
             "fine_tuning",
-            "What is trained: low-rank adapters (`LoRA`) or all weights (`Full`).",
+            "Train low-rank adapters (`LoRA`) or all weights (`Full`).",
             {"LoRA": {"lora": True}, "Full": {"lora": False}},
         ),
     ),

@@ -9,7 +9,7 @@ from erniekit.config.parameter import parameter, renamed, section, when
 
 @dataclass(frozen=True)
 class MemoryParameters:
-    """What is kept in memory, recomputed, fused or offloaded."""
+    """Recomputation, fused losses and offloading: parameters that save memory."""
 
     release_grads: bool = parameter(
         False,
@@ -17,19 +17,19 @@ class MemoryParameters:
     )
     use_sparse_head_and_loss_fn: bool = parameter(
         False,
-        "Compute the head and the loss only at the positions that have a label. Loss and gradients are the same; "
-        "memory and time for the logits fall with the share of trained tokens.",
+        "Compute the head and the loss only at the positions that have a label. Loss and gradients stay the same; "
+        "memory and time of the logits are proportional to the share of trained tokens.",
     )
     use_fused_head_and_loss_fn: bool = parameter(
         False,
-        "Compute head and loss together, a piece of the sequence at a time, so that the logits of a long pack "
-        "never exist as a whole. Loss and gradients are the same.",
+        "Compute head and loss together for one chunk of the sequence at a time, so that the logits of a long pack are "
+        "never in memory at once. Loss and gradients stay the same.",
     )
     use_attn_mask_startend_row_indices: bool = parameter(
         True,
-        "Describe which tokens see each other by a few row indices per token (FlashMask) instead of a matrix. When "
-        "false a dense mask is made from the same indices, whose size grows with the square of `max_seq_len`. The "
-        "size is printed first, and a run is refused whose mask exceeds the memory that is available.",
+        "Describe by a few row indices per token (FlashMask), instead of a matrix, which tokens attend to each other. "
+        "When false a dense mask is built from the same indices, whose size grows with the square of `max_seq_len`. "
+        "Its size is logged at the start, and the run is refused if the mask exceeds the available memory.",
     )
     recompute: bool = parameter(
         False,
@@ -53,8 +53,7 @@ class MemoryParameters:
     )
     no_recompute_layers: int = parameter(
         0,
-        "Keep the activations of this many layers, counted from the first, where memory allows it; each one saves "
-        "time.",
+        "Do not recompute the first this many layers. Each one saves time and takes the memory of its activations.",
         minimum=0,
         unit="layers",
         needs=when("recompute"),

@@ -13,8 +13,8 @@ class MoeParameters:
 
     moe_aux_loss_lambda: float = parameter(
         1e-5,
-        "The weight of the loss that spreads tokens evenly over the experts. 0 leaves it out. Like the other losses "
-        "of routers it is a mean over the tokens of a micro-batch, summed over the layers, and it is reported as a "
+        "The weight of the loss that balances the tokens over the experts. 0 disables it. Like the other losses of "
+        "routers it is a mean over the tokens of a micro-batch, summed over the layers, and it is reported as a "
         "separate metric: the reported loss is that of the target tokens.",
         minimum=0.0,
         example=1e-3,
@@ -34,8 +34,8 @@ class MoeParameters:
     moe_router_bias_update_rate: float = parameter(
         0.0,
         "Balance without a loss: after each optimizer step the correction bias of experts with less than the mean load "
-        "rises by this much, and that of the others falls. The bias takes part in the choice of experts only. 0 leaves "
-        "it as it is, and so do adapters, whose base is frozen.",
+        "rises by this much, and that of the others falls. The bias affects only the choice of experts. 0 does not "
+        "change it; training of adapters does not change it either.",
         minimum=0.0,
         example=1e-3,
     )

@@ -9,7 +9,7 @@ from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed
 from erniekit.config.stages import stages_by_learning_rate
 from erniekit.config.values import NUMBERS, TEXTS, format_value
 
-# What training and evaluation share: data files, their formats and probabilities, written as three parallel lists.
+# Training and evaluation share the declaration of data files, formats and probabilities as three parallel lists.
 
 FORMATS = (
     "`erniekit` has `src` and `tgt`, `alpaca` has `instruction`, `input` and `output`, `messages` has OpenAI roles, "
@@ -19,7 +19,7 @@ FORMATS = (
 
 
 def source_kinds(*more: str) -> dict[str, Any]:
-    """The declaration of a list of data formats, with `more` of them."""
+    """Return the arguments that declare a list of data formats, with `more` choices."""
     return {
         "kind": TEXTS,
         "choices": ("erniekit", "alpaca", "messages", "text", *more),
@@ -29,7 +29,7 @@ def source_kinds(*more: str) -> dict[str, Any]:
 
 
 def agree_on_sources(builder: ConfigBuilder, split: str) -> None:
-    """Check that paths, formats and probabilities of `split` ("train" or "eval") agree, and give every path its own."""
+    """Check that paths, formats and probabilities of `split`, "train" or "eval", agree in number."""
     path, kind, probability = (f"{split}_dataset_{what}" for what in ("path", "type", "prob"))
     count = len(builder[path])
     for name in (kind, probability):
@@ -46,7 +46,7 @@ def agree_on_sources(builder: ConfigBuilder, split: str) -> None:
 
 def _fit_stage(builder: ConfigBuilder, name: str) -> None:
     kinds = builder[name]
-    if "packed" in kinds:  # the folder itself says what it holds
+    if "packed" in kinds:  # the folder records its format
         return
     if builder.stage.reads_text:
         plain = tuple("text" if kind == "erniekit" else kind for kind in kinds)
@@ -91,8 +91,8 @@ class TrainingParameters:
     )
     train_dataset_type: tuple[str, ...] = parameter(
         ("erniekit",),
-        f"The format of each training file; one word may serve all. {FORMATS} `packed` is a folder that `erniekit "
-        "pack` wrote, and is then the only one; its rows are replayed in their order.",
+        f"The format of each training file; one value applies to all files. {FORMATS} `packed` is a folder that "
+        "`erniekit pack` wrote; it must be the only training data, and its rows keep their order.",
         **source_kinds("packed"),
         verbs=DATA_VERBS,
     )
@@ -107,8 +107,8 @@ class TrainingParameters:
     )
     data_cache_dir: str = parameter(
         "",
-        "Where tokenised data is kept, memory-mapped, so that a second run starts at once. Empty means the folder "
-        "named by the environment variable `ERNIEKIT_CACHE`, or `~/.cache/erniekit`.",
+        "The cache folder of tokenised data, which is memory-mapped, so that a second run starts at once. Empty means "
+        "the folder in the environment variable `ERNIEKIT_CACHE`, or else `~/.cache/erniekit`.",
         verbs=("train", "eval", "preview"),
         example="/tmp/erniekit-cache",
     )
@@ -130,7 +130,7 @@ class TrainingParameters:
     )
     num_train_epochs: int = parameter(
         1,
-        "How often the run goes through the data, in a new order each time.",
+        "The number of passes over the training data, each in a new order.",
         minimum=1,
         unit="epochs",
         needs=when("max_steps", -1),
@@ -138,7 +138,7 @@ class TrainingParameters:
     )
     per_device_train_batch_size: int = parameter(
         1,
-        "How many packs (or single samples without packing) one forward and backward pass takes on each device. One "
+        "The number of packs, or of samples without packing, in one forward and backward pass on each device. One "
         "optimizer step uses this x `gradient_accumulation_steps` x the number of data-parallel and sharding ranks.",
         minimum=1,
         unit="packs",
@@ -147,16 +147,16 @@ class TrainingParameters:
     )
     gradient_accumulation_steps: int = parameter(
         1,
-        "Add up the gradients of this many passes before each optimizer step. The loss is divided by the target "
-        "tokens of the whole step, so 4 passes of 1 pack equal 1 pass of 4 packs and only need less memory.",
+        "Accumulate the gradients of this many passes before each optimizer step. The loss is divided by the target "
+        "tokens of the step, so 4 passes of 1 pack give the same gradients as 1 pass of 4 packs, with less memory.",
         minimum=1,
         unit="passes",
         example=8,
     )
     seed: int = parameter(
         42,
-        "The root of every random draw: initial weights, order of samples, dropout, sampling of answers. Each draw "
-        "is seeded from the seed and its position (step, micro-batch, layer), so a run can be repeated and resumed "
+        "The seed of all random numbers: initial weights, order of samples, dropout, sampling of answers. Each draw is "
+        "seeded from this seed and its position (step, micro-batch, layer), so a run can be repeated and resumed "
         "exactly.",
         minimum=0,
         maximum=2**32 - 1,
@@ -176,9 +176,9 @@ class TrainingParameters:
     )
     lr_scheduler_type: str = parameter(
         "linear",
-        "How the learning rate falls after warm-up: `linear` to 0, `cosine` to `min_lr`, `polynomial` to `lr_end`, "
-        "`constant` (no warm-up), `constant_with_warmup`, or `wsd`, which stays constant and falls in the last "
-        "`decay_steps`.",
+        "The learning-rate schedule after warm-up: `linear` decay to 0, `cosine` to `min_lr`, `polynomial` to "
+        "`lr_end`, `constant` (no warm-up), `constant_with_warmup`, or `wsd`, which stays constant and decays in the "
+        "last `decay_steps`.",
         choices=("linear", "cosine", "polynomial", "constant", "constant_with_warmup", "wsd"),
         example="cosine",
     )
@@ -200,7 +200,7 @@ class TrainingParameters:
     )
     num_cycles: float = parameter(
         0.5,
-        "The number of waves of the cosine schedule. The default of one half wave falls once from the peak to "
+        "The number of periods of the cosine schedule. The default of half a period decays once from the peak to "
         "`min_lr`.",
         above=0.0,
         needs=when("lr_scheduler_type", "cosine"),
@@ -235,19 +235,18 @@ class TrainingParameters:
     )
     layerwise_lr_decay_bound: float = parameter(
         1.0,
-        "Give lower layers a smaller learning rate, rising in a straight line from the embedding to the head: with "
-        "bound b and L layers, depth d of L + 2 learns at b + (1 - b) x d / (L + 2) of the rate. The embedding has "
-        "d = 0, layer i has d = i, the final norm and the head have d = L + 2. 1 treats all layers alike.",
+        "Give lower layers a smaller learning rate, which rises linearly from the embedding to the head: with bound b "
+        "and L layers, depth d has b + (1 - b) x d / (L + 2) times the learning rate. The embedding has d = 0, layer i "
+        "has d = i, the final norm and the head have d = L + 2. 1 treats all layers alike.",
         above=0.0,
         maximum=1.0,
         example=0.5,
     )
     optim: str = parameter(
         "adamw",
-        "The optimizer. `adamw` is AdamW with decoupled weight decay, in Paddle's implementation; `adamw_custom` is "
-        "the same on moments that may be kept in fewer bits or away from the device. `use_lowprecision_moment`, "
-        "`offload_optim` and `tensorwise_offload_optimizer` choose it by themselves; without them it gives the same "
-        "losses as `adamw`.",
+        "The optimizer. `adamw` is Paddle's AdamW with decoupled weight decay; `adamw_custom` is the same algorithm "
+        "with moments that can be stored in bfloat16 or offloaded. `use_lowprecision_moment`, `offload_optim` and "
+        "`tensorwise_offload_optimizer` select it automatically; without them it gives the same losses as `adamw`.",
         choices=("adamw", "adamw_custom"),
         example="adamw_custom",
     )
@@ -257,11 +256,13 @@ class TrainingParameters:
         minimum=0.0,
         example=0.1,
     )
-    adam_beta1: float = parameter(0.9, "AdamW's decay of the mean of gradients.", minimum=0.0, below=1.0)
+    adam_beta1: float = parameter(0.9, "AdamW's decay rate of the mean of gradients.", minimum=0.0, below=1.0)
     adam_beta2: float = parameter(
-        0.999, "AdamW's decay of the mean of squared gradients.", minimum=0.0, below=1.0, example=0.95
+        0.999, "AdamW's decay rate of the mean of squared gradients.", minimum=0.0, below=1.0, example=0.95
     )
-    adam_epsilon: float = parameter(1e-8, "AdamW's addend to the denominator, against division by zero.", above=0.0)
+    adam_epsilon: float = parameter(
+        1e-8, "The constant that AdamW adds to the denominator, against division by zero.", above=0.0
+    )
     max_grad_norm: float = parameter(
         1.0,
         "Scale the gradients of a step down when their global 2-norm exceeds this. 0 does not clip.",
@@ -279,7 +280,7 @@ def training_needs_data(builder: ConfigBuilder) -> None:
 
 @rule("train_dataset_path", "train_dataset_type", "train_dataset_prob", "stage")
 def training_sources_agree(builder: ConfigBuilder) -> None:
-    """Training files, formats and probabilities agree in number (one value may serve all); formats fit the stage."""
+    """Training files, formats and probabilities agree in number (one value applies to all); formats fit the stage."""
     agree_on_sources(builder, "train")
 
 
@@ -308,13 +309,13 @@ def packed_data_is_replayed(builder: ConfigBuilder) -> None:
             "train_dataset_path", what, "pack them together with `erniekit pack`, and give that folder alone"
         )
     if builder.is_set("random_shuffle") and builder["random_shuffle"]:
-        what = "packed data is replayed in its order, and `train_dataset_type` is packed"
+        what = "`train_dataset_type` is packed, and packed data keeps its order"
         builder.problem("random_shuffle", what, "remove it, or train on the files it was packed from")
     else:
         builder.set_silently("random_shuffle", False)
     for name in _FIXED_BY_PACKING if builder["do_eval"] else (*_FIXED_BY_PACKING, *_USED_FOR_EVAL_TOO):
         if builder.differs(name):
-            builder.no_effect(name, "because train_dataset_type is packed: `erniekit pack` has decided it")
+            builder.no_effect(name, "because train_dataset_type is packed: `erniekit pack` has already applied it")
 
 
 @rule("max_steps")
@@ -382,7 +383,9 @@ SECTION = section(
     verbs=("train",),
     aliases=(
         renamed(
-            "batch_size", "per_device_train_batch_size", "The name of `per_device_train_batch_size` in older files."
+            "batch_size",
+            "per_device_train_batch_size",
+            "The name of `per_device_train_batch_size` in older configurations.",
         ),
     ),
     rules=(
