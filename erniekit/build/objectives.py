@@ -31,11 +31,15 @@ from erniekit.training.checkpoint.tensors import NO_TENSORS
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.objectives.objective import Objective, supervised
 from erniekit.training.objectives.preference import preference
-from erniekit.training.objectives.reference import PrecomputedReference, Reference, precompute_missing_logps
+from erniekit.training.objectives.reference import (
+    EVALUATION,
+    TRAINING,
+    PrecomputedReference,
+    Reference,
+    precompute_missing_logps,
+)
 
 logger = logging.getLogger(__name__)
-
-TRAINING, EVALUATION = "training", "evaluation"
 
 
 def supervised_objective(config: Config) -> Objective:

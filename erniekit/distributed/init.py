@@ -17,6 +17,7 @@ from paddle.base import core
 from paddle.distributed import fleet
 
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
+from erniekit.distributed.rank import RankLostError
 from erniekit.distributed.topology import AXES, BATCH_AXES, MODEL_AXES, Axis, Topology
 
 
@@ -29,6 +30,9 @@ def init_mesh(topology: Topology, *, timeout: float) -> Mesh:
         timeout: seconds that a rank waits for another one.
 
     A process whose peers do not come within `timeout` ends with exit code 1; see `join_store`.
+
+    Raises:
+        RankLostError: rank 0, which has the store, ended while the groups were formed.
     """
     if topology.world_size == 1:
         return SINGLE_PROCESS_MESH
@@ -44,9 +48,9 @@ def init_mesh(topology: Topology, *, timeout: float) -> Mesh:
         "sharding_degree": topology.sharding,
         "mp_degree": topology.tensor,
     }
-    if not dist.is_initialized():  # a second run of a process has met the others before
-        join_store(timeout)
-    with _suppress_fleet_warnings():
+    with _report_lost_store(), _suppress_fleet_warnings():
+        if not dist.is_initialized():  # a second run of a process has met the others before
+            join_store(timeout)
         fleet.init(is_collective=True, strategy=strategy)
         return Mesh(topology, dist.get_rank(), _groups(topology))
 
@@ -63,6 +67,18 @@ def join_store(timeout: float) -> None:
         core.create_or_get_global_tcp_store()
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@contextmanager
+def _report_lost_store() -> Iterator[None]:
+    """Raise RankLostError for a lost connection to Paddle's store, so that the launcher reports what ended rank 0."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if "TCP connection" not in str(error):
+            raise
+        rank = os.environ.get("PADDLE_TRAINER_ID", "?")
+        raise RankLostError(f"rank {rank}: rank 0 ended before all ranks had joined ({error})") from None
 
 
 @contextmanager

@@ -128,7 +128,9 @@ def hang_failures(stacks: Mapping[int, str], noticed: Sequence[Failure]) -> list
     if timed_out is None:
         return []
     said = [line for line in timed_out.text.splitlines() if RankTimeoutError.__name__ in line]
-    seen = said[-1].strip() if said else timed_out.what  # Paddle wraps what is raised in a backward pass in many lines
+    seen = (
+        said[-1].strip() if said else f"rank {timed_out.rank} {timed_out.what}"
+    )  # Paddle wraps what is raised in a backward pass in many lines
     waiting = {rank for rank, text in stacks.items() if WAITING_FOR_PEER.search(text)}
     return [
         Failure(rank, "hang", f"hangs{'' if text else ' and does not answer'}: {seen}", text, timed_out.code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -45,8 +46,8 @@ def test_a_rank_that_does_not_join_is_named() -> None:
     started = time.monotonic()
     with pytest.raises(RanksFailedError) as raised:
         run_ranks(groups.one_does_not_join, 3, patience=5)  # ranks 0 and 2 may start apart
-    assert "rank 0: ranks [1] did not join within 5 s" in str(raised.value)
-    assert "rank 1 hangs" in str(raised.value) and "in one_does_not_join" in str(raised.value)
+    assert re.search(r"rank 1 hangs: rank [02] waited in vain for the others to start", str(raised.value))
+    assert "in one_does_not_join" in str(raised.value)
     assert time.monotonic() - started < 5 + 15 + 5  # start-up, patience, and what a failure may take
 
 

@@ -118,6 +118,10 @@ class FrozenReference:
         return named_weights(self._copy) if self._updated else {}
 
 
+# The tables of a run, by the names that they have in checkpoints; every rank has the whole of each.
+REFERENCE_TABLES = TRAINING, EVALUATION = "training", "evaluation"
+
+
 class PrecomputedReference:
     """Log-probabilities that were computed before the run.
 
