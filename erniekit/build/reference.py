@@ -174,7 +174,7 @@ def open_reference_model(config: Config, mesh: Mesh = SINGLE_PROCESS_MESH) -> De
     if own.vocab_size != other.vocab_size:
         raise ModelFileError(
             f"ref_model_name_or_path: {folder} has a vocabulary of {other.vocab_size:,}, the trained model one of "
-            f"{own.vocab_size:,}: they have different tokenizers\n  Write a reference with the trained model's tokenizer."
+            f"{own.vocab_size:,}: their tokenizers differ\n  Write a reference with the trained model's tokenizer."
         )
     logger.info(f"reference: {folder}")
     return build_model(other, folder, **model_shard_arguments(config, other, mesh))

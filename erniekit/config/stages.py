@@ -1,7 +1,7 @@
 """Declare the training stages: what each one reads, reports and refuses, and its default learning rates.
 
 Code asks a stage for what it needs (`config.stage.records`, `config.applies("max_prompt_len")`) and never compares its
-name. What a stage minimises needs Paddle and is built in `erniekit.runners.stages`.
+name. Its objective needs Paddle and is built in `erniekit.runners.stages`.
 
 To add a stage:
 
@@ -33,12 +33,12 @@ GENERATION_METRICS = ("eval_exact_match", "eval_rouge1", "eval_rouge2", "eval_ro
 
 @dataclass(frozen=True)
 class Stage:
-    """What the rest of the program must know of a stage before anything is trained.
+    """A training stage: its data, metrics and defaults.
 
     Attributes:
         name: the value of the parameter `stage`.
-        records: what one record of its data holds: plain `text`, one of `dialogues`, or `pairs` of a preferred and a
-            rejected answer to the same prompt.
+        records: the contents of one record of its data: plain `text`, one of `dialogues`, or `pairs` of a preferred and
+            a rejected answer to the same prompt.
         metrics: the metrics of an evaluation, one of which `metric_for_best_model` names.
         learning_rate: the default of `learning_rate` where all weights are trained.
         lora_learning_rate: the default of `learning_rate` where adapters are trained.

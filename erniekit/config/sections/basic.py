@@ -47,8 +47,8 @@ class BasicParameters:
         False,
         "Allow a new run to write into an `output_dir` that is not empty. When false such a run is refused, so "
         "that an earlier result cannot be lost by repeating a command; resuming with `resume_from_checkpoint` is "
-        "always allowed. `erniekit export` and `split` want it on their command line where their folder is not empty: "
-        "files with the names they write are replaced, others stay.",
+        "always allowed. `erniekit export` and `split` need it on the command line if their folder is not empty: "
+        "they replace files of the same name and keep the others.",
         verbs=("train", "export", "split"),
     )
     continue_training: bool = parameter(

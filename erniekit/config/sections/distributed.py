@@ -28,8 +28,8 @@ class DistributedParameters:
     tensor_parallel_degree: int = parameter(
         1,
         "Shard every large matrix into this many slices, one per device. This shards weights, gradients, optimizer "
-        "states and most activations, and communicates in every layer. Raise it when a layer does not fit into the "
-        "memory of one device, and keep it within one machine.",
+        "states and most activations, and communicates in every layer. Raise it when the model does not fit into the "
+        "memory of one device, and keep the group within one machine.",
         minimum=1,
         unit="ranks",
         example=8,
@@ -38,7 +38,7 @@ class DistributedParameters:
         (),
         "Options of tensor parallelism. `sync_param`, `sync_grad` and `sync_moment` broadcast replicated "
         "parameters, their gradients and their moments within a group, so that they stay equal on all its ranks even "
-        "when kernels sum in different orders. `enable_mp_skip_c_identity` saves a copy of the input of each block. "
+        "when kernels sum in different orders. `enable_mp_skip_c_identity` avoids a copy of the input of each block. "
         "The other flags have no effect; a message says why.",
         kind=WORDS,
         choices=TENSOR_PARALLEL_FLAGS,

@@ -29,18 +29,18 @@ class SftParameters:
             _mix_strategy,
             "concat",
         ),
-        "How several sources become one epoch. `concat` uses every sample exactly once. `random` gives each source its "
-        "share of the epoch by `train_dataset_prob`; a source with too few samples repeats some. `interleave_under` "
-        "takes samples in these shares until the first source is used up, `interleave_over` until the last one is, "
-        "and starts the others again. By default nothing is left out or repeated.",
+        "How several sources are combined to one epoch. `concat` uses every sample exactly once. `random` gives each "
+        "source its share of the epoch by `train_dataset_prob`; a source with too few samples repeats some. "
+        "`interleave_under` takes samples in these shares until the first source is used up, `interleave_over` until "
+        "the last one is, and starts the others again. By default nothing is left out or repeated.",
         choices=("random", "concat", "interleave_under", "interleave_over"),
         verbs=("train", "preview"),
     )
     num_samples_each_epoch: int = parameter(
         6_000_000,
-        "The samples of an epoch of `mix_strategy: random`; where the data holds fewer, samples repeat. The default is "
-        "only an upper limit, whether it is written or not: with it an epoch never has more samples than the data. "
-        "Whatever happens once an epoch (evaluation, checkpoints, a new order of samples) follows it.",
+        "The number of samples in an epoch of `mix_strategy: random`; samples repeat if the data has fewer. The "
+        "default is only an upper limit, also when you write it: an epoch then never has more samples than the data. "
+        "It also sets the interval of everything that happens once per epoch: evaluation, checkpoints, a new order.",
         minimum=1,
         unit="samples",
         needs=when("mix_strategy", "random"),
@@ -49,18 +49,17 @@ class SftParameters:
     )
     curriculum: str = parameter(
         "none",
-        "`length` goes through the first epoch from the shortest sample to the longest (packs are filled in that "
-        "order, whatever `greedy_intokens` says); later epochs are as `random_shuffle` has them. `none` orders all "
-        "epochs alike.",
+        "`length` orders the first epoch from the shortest sample to the longest (packs are filled in that order, "
+        "whatever `greedy_intokens` says); `random_shuffle` determines later epochs. `none` orders all epochs alike.",
         choices=("none", "length"),
         verbs=("train", "preview"),
         example="length",
     )
     over_length_policy: str = parameter(
         "truncate_turns",
-        "What happens to a conversation of more than `max_seq_len` tokens. `truncate_turns` removes its oldest "
+        "The treatment of conversations of more than `max_seq_len` tokens. `truncate_turns` removes its oldest "
         "turns until it fits, and drops it when even the last turn does not; `drop` leaves it out; `error` stops "
-        "with the file and line. Of a pair, for stage DPO, it is the prompt that loses turns; an answer is never cut. "
+        "with the file and line. For pairs of stage DPO only the prompt loses turns; answers are never truncated. "
         "The numbers of truncated and dropped samples are printed before the first step.",
         choices=("drop", "truncate_turns", "error"),
         verbs=("train", "eval", "preview"),
