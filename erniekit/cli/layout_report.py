@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from erniekit.build.layout import LayoutPlan, describe_formats, number_formats
 from erniekit.distributed.stages import bubble_fraction, stage_layers
+from erniekit.distributed.topology import AXES
 
 if TYPE_CHECKING:
     from erniekit.config import Config
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
 MAX_RANKS_LISTED = 16  # in larger layouts the ranks of one tensor-parallel group share a line
 MAX_TABLE_ROWS = 24
-AXES_SHOWN = ("data", "pipeline", "sharding", "tensor")
 UNITS = {"GB": 10**9, "MB": 10**6}
 
 
@@ -23,7 +23,7 @@ def layout_blocks(config: Config, topology: Topology, plan: LayoutPlan | None) -
     Args:
         plan: None if the model's shape is unknown; then everything that depends on it is left out.
     """
-    degrees = " x ".join(f"{axis} {topology.degree(axis)}" for axis in AXES_SHOWN if topology.degree(axis) > 1)
+    degrees = " x ".join(f"{axis} {topology.degree(axis)}" for axis in AXES if topology.degree(axis) > 1)
     lines = [f"layout of {topology.world_size} ranks: {degrees or 'one process'}"]
     lines += [f"  {line}" for line in _rank_table(topology)]
     if topology.expert_axis and topology.expert > 1:
@@ -66,8 +66,8 @@ def _rank_table(topology: Topology) -> list[str]:
     if topology.world_size <= MAX_RANKS_LISTED:
         return lines
     titles = {"data": "batch", "pipeline": "stage", "sharding": "shard", "tensor": "matrices"}
-    degrees = {"data": topology.dp_world_size, **{axis: topology.degree(axis) for axis in AXES_SHOWN[1:]}}
-    shown_axes = [axis for axis in AXES_SHOWN if degrees[axis] > 1]
+    degrees = {"data": topology.dp_world_size, **{axis: topology.degree(axis) for axis in AXES[1:]}}
+    shown_axes = [axis for axis in AXES if degrees[axis] > 1]
     rows = [["ranks", *(titles[axis] for axis in shown_axes)]]
     if shown_axes == ["data"]:
         last = topology.world_size - 1
