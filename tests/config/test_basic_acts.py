@@ -182,7 +182,7 @@ def test_a_terminal_shows_live_progress_unless_lines_are_asked_for(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    shown = recorded("erniekit.training.callbacks.console.LiveProgress.on_step", "self", monkeypatch)
+    shown = recorded("erniekit.training.callbacks.live_progress.LiveProgress.on_step", "self", monkeypatch)
     train(disable_tqdm=True)
     assert not shown
     train(disable_tqdm=False)

@@ -127,7 +127,7 @@ def test_training_goes_on_while_another_process_writes(train: Train, monkeypatch
 
 @pytest.mark.proves("max_shard_size")
 def test_no_file_of_weights_is_larger_than_asked(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = recorded("erniekit.runners.train.save_model_folder", "max_shard_bytes", monkeypatch)
+    limits = recorded("erniekit.build.checkpoint.save_model_folder", "max_shard_bytes", monkeypatch)
     (whole,) = train().output.glob("model*.safetensors")
     assert whole.stat().st_size > 120_000
     shards = list(train(max_shard_size=7e-5).output.glob("model-*.safetensors"))
