@@ -72,7 +72,7 @@ def test_paddlenlp_is_imported_only_for_such_a_folder_and_says_why(tmp_path, tok
 def test_the_words_it_has_seen_do_not_fill_the_memory(tmp_path, monkeypatch):
     from erniekit.data.tokenizers import paddlenlp
 
-    monkeypatch.setattr(paddlenlp, "CACHED_WORDS", 50)
+    monkeypatch.setattr(paddlenlp, "MAX_CACHED_WORDS", 50)
     tokenizer = load_tokenizer(write_byte_pairs(tmp_path, "Qwen2Tokenizer"))
     texts = [f"word{chr(97 + number % 26)}{chr(97 + number // 26)}" for number in range(400)]
     together = [tokenizer.encode(text) for text in texts]

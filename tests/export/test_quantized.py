@@ -101,7 +101,7 @@ def test_packed_tensors_that_do_not_fit_are_refused(train: Train, tmp_path: Path
     path = target / "model.safetensors"
     data = path.read_bytes()
     path.write_bytes(data.replace(b"o_proj.weight_scale", b"o_proj.weight_scald"))
-    with pytest.raises(ModelFileError, match=r"o_proj\.weight_packed is there, .*o_proj\.weight_scale not"):
+    with pytest.raises(ModelFileError, match=r"o_proj\.weight_packed lacks .*o_proj\.weight_scale"):
         read(target)
 
 
