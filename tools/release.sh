@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
-extras=${EXTRAS:-cpu}
+extras=${EXTRAS:-cpu,logs} # the quickstart reports to VisualDL
 
 version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' erniekit/__init__.py)
 if ! grep -q "^## $version " CHANGELOG.md; then
