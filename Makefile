@@ -53,13 +53,14 @@ lint: $(VENV)/.dev ## ruff and the type checker
 docs: $(VENV)/.cpu ## regenerate docs/parameters from the schema
 	$(BIN)/erniekit docs
 
-check-generated: $(VENV)/.cpu ## fail when a generated file is stale, or nothing reads or proves a parameter
+check-generated: $(VENV)/.cpu ## fail when a generated file is stale, a link is broken, or nothing reads or proves a parameter
 	$(BIN)/erniekit docs --check
 	$(BIN)/python tools/quickstart/make_data.py --check
 	$(BIN)/python tools/quickstart/make_model.py --check
 	$(BIN)/python tools/quickstart/make_configs.py --check
 	$(BIN)/python tools/bench/layouts_on_paper.py --check
 	$(BIN)/python tools/parameter_audit.py --check
+	$(BIN)/python tools/check_links.py
 
 BENCHES := startup launching packing attention head_loss load export tokenise checkpoint cost host_memory memory compressed_state quantization
 BENCHES_TORCH := moe

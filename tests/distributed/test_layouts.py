@@ -83,17 +83,13 @@ def test_every_layout_gives_the_numbers_of_one_process(comparison, name: str, mo
 
 
 @pytest.mark.slow
-def test_a_run_that_is_not_the_same_is_told_apart(short_comparison) -> None:
+def test_a_run_that_is_not_the_same_is_told_apart(tmp_path: Path) -> None:
     """What the comparison can see: a learning rate that is off by a ten-thousandth, and other rows in a micro-batch."""
-    alone = short_comparison("dense", "sft")
+    alone = Comparison("dense", "sft", tmp_path, layers=4)
     same = alone.run_layout(Layout("recompute", {"recompute": True}))
     assert isinstance(same, Differences) and not same.too_large()
     faster = alone.run_layout(Layout("faster", {"learning_rate": 1.0001e-3}))
-    assert (
-        isinstance(faster, Differences)
-        and faster.gradient == 0.0
-        and faster.weights > 100 * layouts.MAY_DIFFER["weights"]
-    )
+    assert isinstance(faster, Differences) and faster.gradient == 0.0 and faster.weights > 1e-6
     other = alone.run_layout(Layout("other samples", {"per_device_train_batch_size": 2}))
     assert isinstance(other, Differences) and len(other.too_large()) == 3
 
