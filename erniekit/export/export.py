@@ -37,7 +37,7 @@ from erniekit.export.trained_weights import (
 )
 from erniekit.hub.upload import check_upload, upload
 from erniekit.json_files import read_json_object
-from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
+from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig, stored_type
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
 from erniekit.model.device import use_device
@@ -165,7 +165,7 @@ def _write_hugging_face(
     size = sum(path.stat().st_size for path in written)
     logger.info(f"weights: {len(weights.shapes):,} tensors, {size / 1e9:.3g} GB, files: {len(written)}")
     quantized = {CONFIG_KEY: form.config(quantized_weights)} if form else {}
-    _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), "torch_dtype": usual, **quantized})
+    _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), **stored_type(usual), **quantized})
     if isinstance(form, Float8Format):
         write_averages(folder, form.averages)  # read by FP8 runs; others read `input_scale`
     _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, weights.config))
