@@ -16,6 +16,7 @@ from erniekit.model.architectures.rope_scaling import rotary_frequencies
 
 from .tiny import CONFIG, tiny_config, tiny_model
 
+FAMILIES = tuple(sorted(ARCHITECTURES))
 COMMON_FIELDS = ("num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "rms_norm_eps", "tie_word_embeddings")
 LLAMA3 = {
     "rope_type": "llama3",
@@ -27,7 +28,7 @@ LLAMA3 = {
 
 
 @st.composite
-def config_files(draw, families=tuple(sorted(ARCHITECTURES))):
+def config_files(draw, families=FAMILIES):
     """A `config.json` of one of these families, with any of its optional keys left out."""
     heads = draw(st.integers(1, 4))
     values = {
