@@ -189,6 +189,23 @@ def test_each_type_of_layer_has_its_set_of_rotary_keys(two_ropes):
         assert message in str(error.value)
 
 
+def test_messages_are_short_and_do_not_steer_the_terminal():
+    deep = []
+    for _ in range(900):
+        deep = [deep]
+    hostile = {"\x1b[31m": 1, "\ud800": 2, "k" * 500: "\x1b]0;title\x07" * 99, "deep": deep}
+    for change in (
+        hostile,
+        {"hidden_size": "\x1b[2J" * 99},
+        {"rope_scaling": {"type": "\x1b[2J"}},
+        {"hidden_act": deep},
+    ):
+        with pytest.raises(ModelFileError) as error:
+            tiny_config(model_type="llama", **change)
+        text = str(error.value)
+        assert text.replace("\n", "").isprintable() and len(text) < 2000
+
+
 # numbers
 
 
