@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Show that the proofs of parameters can fail: ignore each parameter at each place that reads it, in turn; one of the
-parameter's proofs, or of the tests that mirror the file that reads it, must notice.
+parameter's proofs, or of the tests that mirror the file that reads it or that name the parameter, must notice.
 
     tools/ignored_parameters.py                     every reader, an hour
     tools/ignored_parameters.py seed beta           the readers of these parameters
@@ -20,6 +20,7 @@ import datetime
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -68,15 +69,12 @@ def readers_of(names: Iterable[str]) -> list[tuple[str, Reader]]:
         if PARAMETERS[name].devices and not PARAMETERS[name].required_for and not PARAMETERS[name].stands_for
     ]
     return [
-        (name, reader)
-        for name in able
-        for reader in found.get(name, [])
-        if f"{reader.path} {name}" not in UNNOTICEABLE
+        (name, reader) for name in able for reader in found.get(name, []) if f"{reader.path} {name}" not in UNNOTICEABLE
     ]
 
 
 def run_ignoring(name: str, reader: Reader, select: str = "not exhaustive") -> str:
-    """Run the proofs of a parameter that is ignored at one place; return "noticed", "NOT NOTICED" or what went wrong."""
+    """Run the proofs of a parameter, ignored at one place; return "noticed", "NOT NOTICED" or what went wrong."""
     module = reader.path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     position = [reader.line, reader.column, reader.end_line, reader.end_column]
     environment = os.environ | {
@@ -84,7 +82,7 @@ def run_ignoring(name: str, reader: Reader, select: str = "not exhaustive") -> s
         "PYTHONPATH": os.pathsep.join(filter(None, [str(HOOK), os.environ.get("PYTHONPATH")])),
     }
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", select]
-    for tests in (proofs_of(name), mirrors_of(reader)):
+    for tests in (proofs_of(name), mirrors_of(reader), files_that_name(name)):
         if not tests:
             continue
         try:
@@ -117,6 +115,13 @@ def _named(location: str) -> str:
     functions = (node for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body
                  if isinstance(node, ast.FunctionDef))  # fmt: skip
     return f"{ROOT / path}::{next(node.name for node in functions if node.lineno == int(line))}"
+
+
+def files_that_name(name: str) -> list[str]:
+    """Return the files of tests that write the name of the parameter, the shortest first."""
+    named = re.compile(rf"\b{name}\b")
+    files = (path for path in (ROOT / "tests").rglob("test_*.py") if named.search(path.read_text(encoding="utf-8")))
+    return [str(path) for path in sorted(files, key=lambda path: (path.stat().st_size, str(path)))]
 
 
 if __name__ == "__main__":

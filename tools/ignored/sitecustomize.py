@@ -68,7 +68,9 @@ class Finder:
         if fullname not in (IGNORED["module"], RESOLVE):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        return spec and importlib.util.spec_from_file_location(fullname, spec.origin, loader=Loader(fullname, spec.origin))  # type: ignore[arg-type]
+        return spec and importlib.util.spec_from_file_location(
+            fullname, spec.origin, loader=Loader(fullname, spec.origin)
+        )  # type: ignore[arg-type]
 
 
 DEFAULTS: dict[str, Any] = {}  # those of the configuration that was resolved last
