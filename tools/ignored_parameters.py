@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Show that the proofs of parameters can fail: ignore each parameter at each place that reads it, in turn; one of the
-parameter's proofs, or of the tests that mirror the file that reads it or that name the parameter, must notice.
+parameter's proofs, or of the tests that mirror the file that reads it, must notice.
 
     tools/ignored_parameters.py                     every reader, an hour
     tools/ignored_parameters.py seed beta           the readers of these parameters
@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="how many readers to draw; all by default")
     parser.add_argument("--draw", type=int, default=datetime.date.today().toordinal(), help="the seed of the sample")
     parser.add_argument("--select", default="not exhaustive", help="the marks of tests that run, as pytest's -m has it")
+    parser.add_argument("--wide", action="store_true", help="also run every file of tests that names the parameter")
     options = parser.parse_args()
     readers = readers_of(options.names or PARAMETERS)
     if options.sample:
@@ -51,7 +52,7 @@ def main() -> int:
         print(f"{len(readers)} readers, --draw {options.draw}")
     unnoticed = []
     for name, reader in readers:
-        result = run_ignoring(name, reader, options.select)
+        result = run_ignoring(name, reader, options.select, wide=options.wide)
         where = f"{name} at {reader.path}:{reader.line}"
         print(f"{where}: {result}", flush=True)
         unnoticed += [where] if result != "noticed" else []
@@ -73,7 +74,7 @@ def readers_of(names: Iterable[str]) -> list[tuple[str, Reader]]:
     ]
 
 
-def run_ignoring(name: str, reader: Reader, select: str = "not exhaustive") -> str:
+def run_ignoring(name: str, reader: Reader, select: str = "not exhaustive", *, wide: bool = False) -> str:
     """Run the proofs of a parameter, ignored at one place; return "noticed", "NOT NOTICED" or what went wrong."""
     module = reader.path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     position = [reader.line, reader.column, reader.end_line, reader.end_column]
@@ -82,7 +83,7 @@ def run_ignoring(name: str, reader: Reader, select: str = "not exhaustive") -> s
         "PYTHONPATH": os.pathsep.join(filter(None, [str(HOOK), os.environ.get("PYTHONPATH")])),
     }
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", select]
-    for tests in (proofs_of(name), mirrors_of(reader), files_that_name(name)):
+    for tests in (proofs_of(name), mirrors_of(reader), files_that_name(name) if wide else []):
         if not tests:
             continue
         try:
