@@ -10,7 +10,7 @@ from erniekit.model.architectures.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
 from erniekit.model.architectures.llama import LLAMA
 from erniekit.model.architectures.mistral import MISTRAL
 from erniekit.model.architectures.qwen import QWEN2, QWEN3
-from erniekit.model.architectures.qwen3_moe import QWEN3_MOE
+from erniekit.model.architectures.qwen_moe import QWEN3_MOE
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.model_type: architecture

@@ -1,7 +1,8 @@
-"""Qwen3 mixtures of experts: Qwen3's attention, a softmax router without a bias, and no shared experts.
+"""Mixtures of experts of Qwen2, with a gated shared expert, and of Qwen3, without one: softmax routers without a bias.
 
-Keys have names of their own. `num_experts` and `num_experts_per_tok` are the decoder's `moe_num_experts` and `moe_k`;
-`decoder_sparse_step` is its `moe_layer_interval`. Defaults are those of transformers 4.55's configuration class.
+Attention is that of the dense models. Keys have names of their own: `num_experts`, `num_experts_per_tok` and
+`decoder_sparse_step` are the decoder's `moe_num_experts`, `moe_k` and `moe_layer_interval`. Defaults are those of
+transformers 4.55's configuration classes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from erniekit.model.architectures import qwen
 from erniekit.model.architectures.architecture import ATTENTION_LINEARS, Architecture, Key
-from erniekit.model.architectures.plain_decoder import DENSE_LAYER, EXPERTS, QK_NORM, decoder_rules
+from erniekit.model.architectures.plain_decoder import (
+    DENSE_LAYER,
+    EXPERTS,
+    QK_NORM,
+    Routing,
+    decoder_rules,
+)
 from erniekit.model.architectures.plain_decoder import has_experts as is_at_interval
 
 if TYPE_CHECKING:
@@ -22,6 +29,11 @@ def has_experts(config: ModelConfig, layer: int) -> bool:
     return is_at_interval(config, layer) and layer not in config.own["mlp_only_layers"]
 
 
+def routing(config: ModelConfig) -> Routing:
+    """Return a softmax router that divides the weights of a token's experts by their sum where the key says so."""
+    return Routing(normalizes=config.own["norm_topk_prob"])
+
+
 def problems(config: ModelConfig) -> list[str]:
     """Return a line for layers in `mlp_only_layers` that are no numbers."""
     layers = config.own["mlp_only_layers"]
@@ -30,16 +42,20 @@ def problems(config: ModelConfig) -> list[str]:
     return [f"mlp_only_layers: expected numbers of layers, got {layers!r}"]
 
 
+FIELDS = ("moe_num_experts", "moe_k", "moe_intermediate_size", "moe_layer_interval")
+KEY_NAMES = {
+    "moe_num_experts": "num_experts",
+    "moe_k": "num_experts_per_tok",
+    "moe_layer_interval": "decoder_sparse_step",
+}
+OWN_KEYS = {"norm_topk_prob": Key(bool, default=False), "mlp_only_layers": Key(list, default=[])}
+
 QWEN3_MOE = Architecture(
     "qwen3_moe",
     "Qwen3MoeForCausalLM",
-    own_fields=("attention_bias", "moe_num_experts", "moe_k", "moe_intermediate_size", "moe_layer_interval"),
-    key_names={
-        "moe_num_experts": "num_experts",
-        "moe_k": "num_experts_per_tok",
-        "moe_layer_interval": "decoder_sparse_step",
-    },
-    own_keys={"norm_topk_prob": Key(bool, default=False), "mlp_only_layers": Key(list, default=[])},
+    own_fields=("attention_bias", *FIELDS),
+    key_names=KEY_NAMES,
+    own_keys=OWN_KEYS,
     defaults={
         **qwen.DEFAULTS,
         "num_key_value_heads": 4,
@@ -53,7 +69,7 @@ QWEN3_MOE = Architecture(
     problems=problems,
     rules=decoder_rules({**DENSE_LAYER, **QK_NORM, **EXPERTS}),
     biases=dict.fromkeys(ATTENTION_LINEARS, "attention_bias"),
-    qk_norm=True,
+    qk_norm="head",
     has_experts=has_experts,
-    normalizes_routes=lambda config: bool(config.own["norm_topk_prob"]),
+    routing=routing,
 )
