@@ -9,6 +9,7 @@ from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
 from erniekit.model.architectures.llama import LLAMA
 from erniekit.model.architectures.mistral import MISTRAL
+from erniekit.model.architectures.mixtral import MIXTRAL
 from erniekit.model.architectures.qwen import QWEN2, QWEN3
 from erniekit.model.architectures.qwen_moe import QWEN3_MOE
 
@@ -19,6 +20,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         ERNIE4_5_MOE,
         LLAMA,
         MISTRAL,
+        MIXTRAL,
         QWEN2,
         QWEN3,
         QWEN3_MOE,
