@@ -15,6 +15,8 @@ from erniekit.model.architectures.plain_decoder import (
     DENSE_LAYER,
     EXPERTS,
     QK_NORM,
+    SHARED_EXPERT_GATE,
+    SHARED_EXPERTS,
     Routing,
     decoder_rules,
 )
@@ -49,6 +51,33 @@ KEY_NAMES = {
     "moe_layer_interval": "decoder_sparse_step",
 }
 OWN_KEYS = {"norm_topk_prob": Key(bool, default=False), "mlp_only_layers": Key(list, default=[])}
+NAMES = {"shared_experts": "shared_expert"}
+
+QWEN2_MOE = Architecture(
+    "qwen2_moe",
+    "Qwen2MoeForCausalLM",
+    own_fields=("attention_bias", *FIELDS),
+    key_names={**KEY_NAMES, "attention_bias": "qkv_bias"},
+    own_keys={**OWN_KEYS, "shared_expert_intermediate_size": Key(int, 1, default=5632)},
+    defaults={
+        **qwen.DEFAULTS,
+        "num_key_value_heads": 16,
+        "attention_bias": True,
+        "moe_num_experts": 60,
+        "moe_k": 4,
+        "moe_intermediate_size": 1408,
+    },
+    neutral=qwen.NEUTRAL,
+    inert_keys=qwen.WINDOW_KEYS,
+    problems=problems,
+    names=NAMES,
+    rules=decoder_rules({**DENSE_LAYER, **EXPERTS, **SHARED_EXPERTS, **SHARED_EXPERT_GATE}, NAMES),
+    biases=dict.fromkeys(("q_proj", "k_proj", "v_proj"), "attention_bias"),
+    has_experts=has_experts,
+    routing=routing,
+    shared_experts_size=lambda config: config.own["shared_expert_intermediate_size"],
+    shared_expert_gate=True,
+)
 
 QWEN3_MOE = Architecture(
     "qwen3_moe",

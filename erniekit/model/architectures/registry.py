@@ -11,7 +11,7 @@ from erniekit.model.architectures.llama import LLAMA
 from erniekit.model.architectures.mistral import MISTRAL
 from erniekit.model.architectures.mixtral import MIXTRAL
 from erniekit.model.architectures.qwen import QWEN2, QWEN3
-from erniekit.model.architectures.qwen_moe import QWEN3_MOE
+from erniekit.model.architectures.qwen_moe import QWEN2_MOE, QWEN3_MOE
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.model_type: architecture
@@ -22,6 +22,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         MISTRAL,
         MIXTRAL,
         QWEN2,
+        QWEN2_MOE,
         QWEN3,
         QWEN3_MOE,
     )
