@@ -13,6 +13,7 @@ from erniekit.model.architectures.mistral import MISTRAL
 from erniekit.model.architectures.mixtral import MIXTRAL
 from erniekit.model.architectures.qwen import QWEN2, QWEN3
 from erniekit.model.architectures.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from erniekit.model.architectures.smollm3 import SMOLLM3
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.model_type: architecture
@@ -27,6 +28,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         QWEN2_MOE,
         QWEN3,
         QWEN3_MOE,
+        SMOLLM3,
     )
 }
 
