@@ -11,6 +11,7 @@ from erniekit.model.architectures.granite import GRANITE
 from erniekit.model.architectures.llama import LLAMA
 from erniekit.model.architectures.mistral import MISTRAL
 from erniekit.model.architectures.mixtral import MIXTRAL
+from erniekit.model.architectures.olmo2 import OLMO2
 from erniekit.model.architectures.qwen import QWEN2, QWEN3
 from erniekit.model.architectures.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from erniekit.model.architectures.smollm3 import SMOLLM3
@@ -24,6 +25,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         LLAMA,
         MISTRAL,
         MIXTRAL,
+        OLMO2,
         QWEN2,
         QWEN2_MOE,
         QWEN3,
