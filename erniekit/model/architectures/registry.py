@@ -7,6 +7,7 @@ from typing import Any
 from erniekit.errors import ModelFileError
 from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
+from erniekit.model.architectures.glm4 import GLM4
 from erniekit.model.architectures.granite import GRANITE
 from erniekit.model.architectures.llama import LLAMA
 from erniekit.model.architectures.mistral import MISTRAL
@@ -21,6 +22,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     for architecture in (
         ERNIE4_5,
         ERNIE4_5_MOE,
+        GLM4,
         GRANITE,
         LLAMA,
         MISTRAL,
