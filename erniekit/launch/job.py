@@ -24,7 +24,8 @@ from erniekit.errors import ConfigurationError
 from erniekit.launch.external import refuse_several_nodes
 from erniekit.launch.local import rank_log_path, spawn, visible_gpus
 from erniekit.launch.watch import Failure, received_signals, root_cause, signal_forwarder, watch
-from erniekit.training.checkpoint.atomic_folder import MANIFEST, checkpoint_folders, newest_complete
+from erniekit.manifest import MANIFEST
+from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, newest_complete
 from erniekit.training.control import Commands, forward_commands
 
 logger = logging.getLogger(__name__)

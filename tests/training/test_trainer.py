@@ -18,8 +18,9 @@ from paddle.autograd import PyLayer
 from safetensors.numpy import load_file
 
 from erniekit.errors import CheckpointError, TrainingError
+from erniekit.manifest import problems
 from erniekit.training.callbacks import Callback, TrainingRun
-from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, problems, step_of
+from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, step_of
 from erniekit.training.checkpoint.resume import Start, open_output_folder
 from erniekit.training.optim.schedules import learning_rate
 from erniekit.training.trainer import Trainer, is_due, result_of
@@ -177,7 +178,7 @@ def test_a_best_checkpoint_that_is_gone_is_told(tmp_path: Path, logged: list[str
     trainer = judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0], callbacks=[Remove()], load_best_model_at_end=True)
     trainer.fit(FRESH)
     assert logged[-2:] == [
-        f"checkpoint-2, where eval_loss was best, is not in {tmp_path}: the last model is saved",
+        f"checkpoint-2, where eval_loss was best, is not complete in {tmp_path}: the last model is saved",
         f"saved the model to {tmp_path}",
     ]
 

@@ -21,6 +21,7 @@ from erniekit.data.tokenizers.files import (
     special_tokens,
 )
 from erniekit.errors import ModelFileError
+from erniekit.manifest import refuse_changed
 
 
 class Backend(Protocol):
@@ -59,6 +60,7 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
+        refuse_changed(folder)
         settings = read_settings(folder)
         self._backend = _backend(folder, settings)
         self.special_tokens = {**self._backend.default_tokens, **special_tokens(settings)}

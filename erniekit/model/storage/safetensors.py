@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from erniekit.errors import ModelFileError
+from erniekit.manifest import refuse_changed
 
 _HEADER_LIMIT = 100_000_000  # the format's limit, bytes
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -63,6 +64,7 @@ class SafetensorsFile:
         self.path = Path(path)
         if not self.path.is_file():
             raise ModelFileError(f"{self.path}: no such file")
+        refuse_changed(self.path.parent, [self.path.name])
         size = self.path.stat().st_size
         with self.path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

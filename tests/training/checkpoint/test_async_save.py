@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from erniekit.errors import CheckpointError
+from erniekit.manifest import problems
 from erniekit.training.checkpoint import async_save, lock, manifest
 from erniekit.training.checkpoint.async_save import AsyncSaver, memory_shortage, new_staging, remove_abandoned
 from erniekit.training.checkpoint.atomic_folder import (
     checkpoint_folders,
     finalize_folder,
     newest_complete,
-    problems,
     step_of,
 )
 from erniekit.training.checkpoint.lock import locked, locked_by_writer
