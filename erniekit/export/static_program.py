@@ -28,8 +28,8 @@ from paddle import nn
 from paddle.static import InputSpec
 
 from erniekit.errors import ModelFileError
-from erniekit.manifest import refuse_changed
 from erniekit.export.logit_difference import LogitDifference, compare
+from erniekit.manifest import refuse_changed
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.attention import MASKED
 from erniekit.model.decoder import Decoder

@@ -303,6 +303,7 @@ def test_adapters_of_another_base_are_refused(adapters: Path, base: Path, tmp_pa
     for parameter in named_weights(decoder).values():
         parameter.set_value(parameter.numpy() * 1.5)
     save_weights(decoder, base)
+    (base / "manifest.json").unlink()
     with pytest.raises(UserError, match="trained on top of other weights"):
         export(adapters, tmp_path / "exported")
     assert not (tmp_path / "exported").exists() and not list(tmp_path.glob(".writing*"))

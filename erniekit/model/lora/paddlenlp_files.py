@@ -19,7 +19,7 @@ from erniekit.json_files import read_json_object
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, PADDLENLP_CONFIG_FILE
 from erniekit.model.lora.init import Factors
-from erniekit.model.storage.safetensors import SafetensorsFile
+from erniekit.model.storage.safetensors import SafetensorsFile, check_finite
 from erniekit.model.storage.shards import format_problems
 
 WEIGHTS_FILE = "peft_model.safetensors"
@@ -61,12 +61,16 @@ def read_paddlenlp(folder: Path, linears: Mapping[str, tuple[int, int]]) -> tupl
             problems.append(f"{name}: the base model has no such linear layer between embedding and head")
         elif file.shape(name) != expected[own]:
             problems.append(f"{name}: shape {list(file.shape(name))}, expected {list(expected[own])}")
+        elif not file.stored(name).is_float:
+            problems.append(f"{name}: holds {file.stored(name).dtype}, which are not the floats of an adapter")
     if problems:
         raise ModelFileError(format_problems(f"{folder}: the adapters do not fit the base model:", problems))
 
     def read(own: str) -> np.ndarray:
         name, file = stored[own]
-        return np.ascontiguousarray(file.read(name), np.float32)
+        values = file.read(name)
+        check_finite(values, name, file.path)
+        return np.ascontiguousarray(values, np.float32)
 
     factors = {path: Factors(read(f"{path}.lora_A"), read(f"{path}.lora_B")) for path in targets}
     settings = LoraSettings(settings.rank, settings.alpha, settings.rslora, target_modules=tuple(targets))

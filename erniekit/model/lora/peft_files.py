@@ -20,7 +20,7 @@ from erniekit.model.lora.config import PISSA, LoraSettings
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, peft_config, settings_from_peft
 from erniekit.model.lora.init import Factors, merged_weight, principal_factors
 from erniekit.model.lora.paddlenlp_files import is_paddlenlp_folder, read_paddlenlp
-from erniekit.model.storage.safetensors import SafetensorsFile, write_safetensors
+from erniekit.model.storage.safetensors import SafetensorsFile, check_finite, write_safetensors
 from erniekit.model.storage.shards import format_problems
 
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
@@ -162,12 +162,16 @@ def _read_factors(
                 problems.append(f"{stored}: {_why_unknown(own, linears)}")
         elif file.shape(stored) != expected[own]:
             problems.append(f"{stored}: shape {list(file.shape(stored))}, expected {list(expected[own])}")
+        elif not file.stored(stored).is_float:
+            problems.append(f"{stored}: holds {file.stored(stored).dtype}, which are not the floats of an adapter")
     if problems:
         title = f"{file.path}: the adapters do not fit {folder / ADAPTER_CONFIG_FILE} and the base model:"
         raise ModelFileError(format_problems(title, problems))
 
     def read(name: str) -> np.ndarray:
-        return np.ascontiguousarray(file.read(names[name]).T, np.float32)
+        values = file.read(names[name])
+        check_finite(values, names[name], file.path)
+        return np.ascontiguousarray(values.T, np.float32)
 
     return {
         path: Factors(

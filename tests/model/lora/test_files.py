@@ -146,6 +146,21 @@ def test_configurations_that_are_refused(folder, values, message):
         read_adapters(folder, CONFIG)
 
 
+def test_adapters_that_cannot_compute_are_named(folder):
+    def spoil(tensors):
+        tensors[f"{PREFIX}.lora_A.weight"][0, 0] = np.nan
+        return tensors
+
+    rewrite(folder, spoil)
+    with pytest.raises(ModelFileError, match=rf"{PREFIX}.lora_A.weight: 1 of 64 values read are NaN"):
+        read_adapters(folder, CONFIG)
+    path = folder / "adapter_model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"F32", b"I32", 2))
+    with pytest.raises(ModelFileError, match=r"holds I32, which are not the floats of an adapter"):
+        read_adapters(folder, CONFIG)
+
+
 @pytest.mark.parametrize("values", [{"modules_to_save": []}, {"peft_version": "0.17.1"}, {"init_lora_weights": "eva"}])
 def test_settings_without_effect_are_taken(folder, values):
     change_config(folder, **values)
