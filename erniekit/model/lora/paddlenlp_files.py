@@ -6,7 +6,6 @@ A factor is named after the layer in paddlenlp's model, which begins with the fa
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,11 +78,11 @@ def read_paddlenlp(folder: Path, linears: Mapping[str, tuple[int, int]]) -> tupl
 
 def _settings(values: Mapping[str, Any], path: Path) -> LoraSettings:
     problems = [f"{key}: {values[key]!r} is not available" for key in _CHANGE_THE_COMPUTATION if values.get(key)]
-    if values.get("tensor_parallel_degree", -1) > 1:
+    if values.get("tensor_parallel_degree") not in (None, -1, 0, 1):
         problems.append("tensor_parallel_degree: the factors are sharded; save them with merge_tensor_parallel")
     rank, alpha = values.get("r"), values.get("lora_alpha")
-    for key, value in (("r", rank), ("lora_alpha", alpha)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value > 0 and math.isfinite(value)):
+    for key, value, types in (("r", rank, int), ("lora_alpha", alpha, (int, float))):
+        if isinstance(value, bool) or not isinstance(value, types) or not 0 < value < 1e30:
             problems.append(f"{key}: expected a positive number, got {value!r}")
     if problems:
         raise ModelFileError(f"{path}: these adapters cannot be used:\n" + "\n".join(f"  {line}" for line in problems))

@@ -92,6 +92,12 @@ def read_adapters(folder: Path | str, model_config: ModelConfig) -> StoredAdapte
     if own is None:
         return StoredAdapters(settings, factors)
     stored, fingerprint = replace(own[0], target_modules=settings.target_modules), own[1]
+    growth = 2 if stored.init == PISSA else 1
+    if any(settings.rank_of(path) != growth * stored.rank_of(path) for path in settings.target_modules):
+        raise ModelFileError(
+            f"{file.path}: the metadata {_METADATA!r} names other ranks than {folder / ADAPTER_CONFIG_FILE}; "
+            "one of the two files belongs to other adapters"
+        )
     if stored.init == PISSA:
         factors = {path: _split_start(each) for path, each in factors.items()}
     return StoredAdapters(stored, factors, fingerprint)
@@ -232,5 +238,5 @@ def _own_metadata(file: SafetensorsFile) -> tuple[LoraSettings, str] | None:
     try:
         own = json.loads(text)
         return LoraSettings.from_json(own["settings"]), str(own["base_fingerprint"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFileError(f"{file.path}: the metadata {_METADATA!r} cannot be read ({error!r})") from None

@@ -87,10 +87,8 @@ def parse_header(path: Path, text: bytes, data_size: int) -> Header:
 
 
 def _entry(path: Path, name: str, value: Any) -> HeaderEntry:
-    problem = ""
-    dtype, shape, offsets = (
-        (value.get("dtype"), value.get("shape"), value.get("data_offsets")) if isinstance(value, dict) else (None,) * 3
-    )
+    fields: dict[str, Any] = value if isinstance(value, dict) else {}
+    dtype, shape, offsets, problem = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets"), ""
     if not isinstance(dtype, str) or dtype not in _BITS:
         problem = f"dtype {_shown(dtype)} is not one of the format's"
     elif not isinstance(shape, list) or not all(type(size) is int for size in shape) or _is_too_large(shape):
