@@ -21,6 +21,7 @@ _BITS = {
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
 _INTEGER_LIMIT = 2**64
+_ABSENT: Any = None
 _SHOWN = 200  # characters of a name or value in a message
 
 
@@ -88,7 +89,8 @@ def parse_header(path: Path, text: bytes, data_size: int) -> Header:
 
 def _entry(path: Path, name: str, value: Any) -> HeaderEntry:
     fields: dict[str, Any] = value if isinstance(value, dict) else {}
-    dtype, shape, offsets, problem = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets"), ""
+    dtype, shape, offsets = (fields.get(key, _ABSENT) for key in ("dtype", "shape", "data_offsets"))
+    problem = ""
     if not isinstance(dtype, str) or dtype not in _BITS:
         problem = f"dtype {_shown(dtype)} is not one of the format's"
     elif not isinstance(shape, list) or not all(type(size) is int for size in shape) or _is_too_large(shape):
