@@ -11,7 +11,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from erniekit.cli.process import TERMINATED, Terminated, raise_on_sigterm, standard_streams
+from erniekit.cli.process import Terminated, raise_on_termination, standard_streams
 from erniekit.distributed.rank import Launcher, attach
 from erniekit.errors import UserError
 from erniekit.log import console_logging
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
             0 on success, 1 if a check failed, 2 for an error that the user can fix, 130 after Ctrl-C, 141 if standard
-        output was closed, 143 after SIGTERM.
+        output was closed, 143 after SIGTERM, 129 after SIGHUP.
     """
     launcher = attach()
     try:
@@ -59,7 +59,7 @@ def _main(words: list[str], launcher: Launcher | None) -> int:
         output_may_fail=verb in ("train", "dpo")
     ) as output:  # training goes on when nobody reads its output
         try:
-            with raise_on_sigterm(), console_logging():
+            with raise_on_termination(), console_logging():
                 code = _run(verb, words[1:], launcher)
                 sys.stdout.flush()
         except OSError as error:
@@ -83,9 +83,9 @@ def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
         else:
             launcher.report_error(error)  # the launcher prints it once for all ranks
         return USAGE
-    except Terminated:
+    except Terminated as stop:
         print("terminated", file=sys.stderr)
-        return TERMINATED
+        return int(stop.code or 0)
     except SystemExit as stop:  # argparse exits this way after --help and wrong arguments
         return stop.code if isinstance(stop.code, int) else USAGE if stop.code else SUCCESS
     except KeyboardInterrupt:

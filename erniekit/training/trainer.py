@@ -88,7 +88,7 @@ class TrainResult:
 
     @property
     def exit_code(self) -> int:
-        """0, or what a shell expects of a program that a signal ended: 130 for SIGINT, 143 for SIGTERM."""
+        """0, or what a shell expects of a program that a signal ended: SIGHUP 129, SIGINT 130, SIGTERM 143."""
         return 0 if self.stopped_by is None else 128 + self.stopped_by
 
     def record(self) -> dict[str, Any]:

@@ -260,7 +260,7 @@ def wait_until_ready(config: Config, count: int) -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_reaches_every_rank(number: signal.Signals, code: int, make_config: MakeConfig) -> None:
     config = make_config(max_restarts=3)
     launcher = start_launcher(config, "stops_when_asked")

@@ -17,6 +17,7 @@ import yaml
 from paddle.autograd import PyLayer
 from safetensors.numpy import load_file
 
+from erniekit.environment import STOP_SIGNALS
 from erniekit.errors import CheckpointError, TrainingError
 from erniekit.manifest import problems
 from erniekit.training.callbacks import Callback, TrainingRun
@@ -357,11 +358,25 @@ class SignalAt(Callback):
                 os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_two_signals_of_a_closed_terminal_are_one(tmp_path: Path) -> None:
+    trainer = fake_trainer(tmp_path, callbacks=[SignalAt(signal.SIGHUP, 4, times=2)], save_strategy="epoch")
+    assert trainer.fit(FRESH).exit_code == 129
+    assert steps_of(tmp_path) == [3, 4]
+
+
+def test_nohup_is_respected(tmp_path: Path) -> None:
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert fake_trainer(tmp_path, callbacks=[SignalAt(signal.SIGHUP, 4)]).fit(FRESH).stopped_by is None
+    finally:
+        signal.signal(signal.SIGHUP, earlier)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_stops_after_the_step_with_a_checkpoint(
     tmp_path: Path, number: int, code: int, logged: list[str]
 ) -> None:
-    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    handlers = [signal.getsignal(n) for n in STOP_SIGNALS]
     logged.clear()
     recorder = Recorder()
     trainer = fake_trainer(tmp_path, callbacks=[recorder, SignalAt(number, 4)], save_strategy="epoch")
@@ -370,7 +385,7 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(
     assert steps_of(tmp_path) == [3, 4]
     assert any("resume_from_checkpoint=true" in line for line in logged)
     assert not (tmp_path / "model.safetensors").exists()  # the final model is that of a finished run
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [signal.getsignal(n) for n in STOP_SIGNALS] == handlers
 
     whole = fake_trainer(tmp_path / "whole")
     whole.fit(FRESH)
