@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +24,7 @@ from erniekit.launch.external import refuse_several_nodes
 from erniekit.launch.local import rank_log_path, spawn, visible_gpus
 from erniekit.launch.watch import Failure, received_signals, root_cause, signal_forwarder, watch
 from erniekit.manifest import MANIFEST
+from erniekit.temp_folders import temp_folder
 from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, newest_complete
 from erniekit.training.control import Commands, forward_commands
 
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 LOG_FOLDER = "rank_logs"  # in output_dir
 USER_ERROR = 2  # exit code
+_REPORTS = "erniekit-job-"  # begins the name of the temporary folder for what failing ranks say
 RESUME = "resume_from_checkpoint"
 
 
@@ -175,8 +176,8 @@ def _run_once(job: Job, resume: bool) -> _Attempt:
         with rank_log_path(job.logs, rank).open("a", encoding="utf-8") as log:
             log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} rank {rank} of {job.nproc}\n")
 
-    with tempfile.TemporaryDirectory(prefix="erniekit-ranks-") as reports, received_signals() as received:
-        ranks = spawn(job.nproc, command, logs=job.logs, reports=Path(reports), gpu=job.gpu)
+    with temp_folder(_REPORTS) as reports, received_signals() as received:
+        ranks = spawn(job.nproc, command, logs=job.logs, reports=reports, gpu=job.gpu)
         try:
             waiting, typed = signal_forwarder(received, ranks), Commands.typed()
 

@@ -284,6 +284,16 @@ def test_ranks_that_do_not_stop_are_ended_with_the_third_signal(make_config: Mak
         wait_for_the_end(path.read_text())
 
 
+def test_what_a_killed_launcher_left_goes_with_the_next(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    (temporary / "erniekit-job-left").mkdir(parents=True)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    assert run_job(job_of(make_config(), "say_who")) == 0
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_job_can_be_run_from_another_thread(make_config: MakeConfig) -> None:
     """Signals belong to the main thread; elsewhere a job is run without them."""
     codes: list[int] = []

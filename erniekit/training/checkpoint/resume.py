@@ -13,7 +13,7 @@ from erniekit.errors import CheckpointError
 from erniekit.manifest import MANIFEST, problems, refuse_changed, unknown_format
 from erniekit.model.storage.model_folder import refuse_half_written
 from erniekit.training.callbacks.files import LOSS_CURVE_FILE, RESULT_FILES
-from erniekit.training.checkpoint.async_save import remove_abandoned
+from erniekit.training.checkpoint.async_save import remove_abandoned_staging
 from erniekit.training.checkpoint.atomic_folder import (
     checkpoint_folders,
     holds_foreign_model,
@@ -73,7 +73,7 @@ def open_output_folder(
                 refuse_half_written(source)
         for leftover in remove_leftovers(output_dir):
             logger.info(f"removed {leftover}: left half-written by a run that was killed")
-        remove_abandoned()
+        remove_abandoned_staging()
         yield _find_start(output_dir, resume_from_checkpoint, overwrite_output_dir, weights_from)
 
 
