@@ -9,12 +9,15 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
+from types import TracebackType
 
 from erniekit.cli.process import Terminated, raise_on_termination, standard_streams
 from erniekit.distributed.rank import Launcher, attach
 from erniekit.errors import UserError
 from erniekit.log import console_logging
+from erniekit.terminal import escape_control_characters
 
 VERBS = {
     "train": "train a model from a configuration file",
@@ -44,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output was closed, 143 after SIGTERM, 129 after SIGHUP.
     """
     launcher = attach()
+    sys.excepthook = _show_defect
     try:
         return _main(list(sys.argv[1:] if arguments is None else arguments), launcher)
     except Exception as error:  # a defect of ERNIEKit: keep the traceback
@@ -51,6 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         launcher.report_error(error)
         return PROBLEMS
+
+
+def _show_defect(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Write a traceback, whose message may quote files of others."""
+    sys.stderr.write(escape_control_characters("".join(traceback.format_exception(kind, error, trace))))
 
 
 def _main(words: list[str], launcher: Launcher | None) -> int:
@@ -73,7 +82,10 @@ def _main(words: list[str], launcher: Launcher | None) -> int:
 
 def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
     if verb not in VERBS:
-        print(f"error: {verb}: unknown verb{_did_you_mean(verb)}; `erniekit help` lists them", file=sys.stderr)
+        print(
+            f"error: {escape_control_characters(verb)}: unknown verb{_did_you_mean(verb)}; `erniekit help` lists them",
+            file=sys.stderr,
+        )
         return USAGE
     try:
         return int(importlib.import_module(f"erniekit.cli.{verb}").run(words))

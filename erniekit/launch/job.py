@@ -25,6 +25,7 @@ from erniekit.launch.local import rank_log_path, spawn, visible_gpus
 from erniekit.launch.watch import Failure, received_signals, root_cause, signal_forwarder, watch
 from erniekit.manifest import MANIFEST
 from erniekit.temp_folders import temp_folder
+from erniekit.terminal import escape_control_characters
 from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, newest_complete
 from erniekit.training.control import Commands, forward_commands
 
@@ -157,7 +158,7 @@ def _run_until_done(job: Job) -> int:
     while True:
         verdict = _verdict(job, _run_once(job, resume), attempt, before)
         if verdict.failure is not None:
-            print(f"error: {verdict.failure}", file=sys.stderr)
+            print(f"error: {escape_control_characters(str(verdict.failure))}", file=sys.stderr)
             if verdict.failure.cause != "user error":
                 print(f"all ranks were ended; the output of each: {_logs(job)}", file=sys.stderr)
         for note in verdict.notes:
