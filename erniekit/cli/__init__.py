@@ -17,6 +17,7 @@ from erniekit.cli.process import Terminated, raise_on_termination, standard_stre
 from erniekit.distributed.rank import Launcher, attach
 from erniekit.errors import UserError
 from erniekit.log import console_logging
+from erniekit.memory_shortage import memory_shortage_told
 from erniekit.terminal import escape_control_characters
 
 VERBS = {
@@ -82,13 +83,11 @@ def _main(words: list[str], launcher: Launcher | None) -> int:
 
 def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
     if verb not in VERBS:
-        print(
-            f"error: {escape_control_characters(verb)}: unknown verb{_did_you_mean(verb)}; `erniekit help` lists them",
-            file=sys.stderr,
-        )
+        print(f"error: {verb}: unknown verb{_did_you_mean(verb)}; `erniekit help` lists them", file=sys.stderr)
         return USAGE
     try:
-        return int(importlib.import_module(f"erniekit.cli.{verb}").run(words))
+        with memory_shortage_told(verb):
+            return int(importlib.import_module(f"erniekit.cli.{verb}").run(words))
     except UserError as error:
         if launcher is None:
             print(f"error: {error}", file=sys.stderr)
@@ -106,6 +105,7 @@ def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
 
 
 def _verb(word: str) -> str:
+    word = escape_control_characters(word)
     return {"-h": "help", "--help": "help", "-V": "version", "--version": "version"}.get(word, word)
 
 
