@@ -37,6 +37,7 @@ from erniekit.export.trained_weights import (
 )
 from erniekit.hub.upload import check_upload, upload
 from erniekit.json_files import read_json_object
+from erniekit.manifest import MANIFEST
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig, stored_type
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
@@ -138,7 +139,7 @@ def open_trained_decoder(model: TrainedModel, model_config: ModelConfig, fp8_set
         raise ModelFileError(
             f"{model.folder}: these adapters were trained on top of other weights than those in {model.model_folder}.\n"
             "  Set the folder of their base model as base_model_name_or_path into "
-            f"{model.folder / ADAPTER_CONFIG_FILE}."
+            f"{model.folder / ADAPTER_CONFIG_FILE}, and remove {MANIFEST} there, which lists the file as it was."
         )
     return decoder
 
