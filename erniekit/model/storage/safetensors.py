@@ -3,6 +3,7 @@
 The format (https://huggingface.co/docs/safetensors): 8 bytes with the header's length, a JSON header with every
 tensor's type, shape and byte range, then the bytes. The library's NumPy interface reads no bfloat16 and needs all
 tensors of a file at once to write it; here one tensor at a time is in memory, and equal tensors give equal files.
+NumPy is imported where values are read or written: `erniekit validate` reads headers only.
 """
 
 from __future__ import annotations
@@ -12,28 +13,30 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from erniekit.errors import ModelFileError
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import DTypeLike
+
 _HEADER_LIMIT = 100_000_000  # the format's limit, bytes
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype("<f8"),
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),  # the upper half of a float32; widened on reading
-    "F8_E4M3": np.dtype("u1"),  # its code; widened on reading
-    "I64": np.dtype("<i8"),
-    "I32": np.dtype("<i4"),
-    "I16": np.dtype("<i2"),
-    "I8": np.dtype("i1"),
-    "U8": np.dtype("u1"),
-    "BOOL": np.dtype("?"),
+_DTYPES = {  # as NumPy writes them
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",  # the upper half of a float32; widened on reading
+    "F8_E4M3": "|u1",  # its code; widened on reading
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "|i1",
+    "U8": "|u1",
+    "BOOL": "|b1",
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items() if name not in ("BF16", "F8_E4M3")}
-_BITS = {name: 8 * dtype.itemsize for name, dtype in _DTYPES.items()} | {
+_BITS = {name: 8 * int(dtype[-1]) for name, dtype in _DTYPES.items()} | {
     "C64": 64, "U64": 64, "U32": 32, "U16": 16,
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
@@ -127,10 +130,12 @@ class SafetensorsFile:
 
     def _values(self, name: str, start: int, stop: int) -> np.ndarray:
         """Return the tensor's values from index `start` to `stop`, flat."""
+        import numpy as np
+
         entry = self._entries[name]
         if entry["dtype"] not in _DTYPES:
             raise ModelFileError(f"{self.path}: {name}: values of type {entry['dtype']} are not supported")
-        dtype = _DTYPES[entry["dtype"]]
+        dtype = np.dtype(_DTYPES[entry["dtype"]])
         offset = self._data_start + entry["data_offsets"][0] + start * dtype.itemsize
         values = np.fromfile(self.path, dtype, stop - start, offset=offset)
         if values.size < stop - start:
@@ -156,6 +161,8 @@ class SafetensorsFile:
 @cache
 def float8_values() -> np.ndarray:
     """Return the value of every byte in e4m3, float32 [256]; a byte with all bits but the sign set is NaN."""
+    import numpy as np
+
     codes = np.arange(256)
     exponent, fraction = codes >> 3 & 15, codes & 7
     magnitude = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
@@ -190,12 +197,14 @@ def write_safetensors(
     shapes: Mapping[str, tuple[int, ...]],
     tensors: Iterable[tuple[str, np.ndarray]],
     metadata: Mapping[str, str] | None = None,
-    dtype: np.dtype | type = np.float32,
+    dtype: DTypeLike = "float32",
 ) -> None:
     """Write tensors of one dtype, one at a time, in the order of `shapes`; `tensors` must yield the same order.
 
     Arrays of any memory layout are stored in C order. The file is not synced to disk.
     """
+    import numpy as np
+
     stored = np.dtype(dtype).newbyteorder("<")
 
     def contents() -> Iterator[tuple[str, Iterable[Any]]]:
@@ -204,7 +213,7 @@ def write_safetensors(
             yield name, [np.ascontiguousarray(values, stored).data]
 
     write_stored(
-        path, {name: StoredTensor(_NAMES[stored], shape) for name, shape in shapes.items()}, contents(), metadata
+        path, {name: StoredTensor(_NAMES[stored.str], shape) for name, shape in shapes.items()}, contents(), metadata
     )
 
 
