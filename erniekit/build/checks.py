@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +45,7 @@ def check_paths(config: Config) -> None:
         f"{config.origin(name)}: `{name}`: {path} does not exist" + hub_hint(path) * (name == "model_name_or_path")
         for name, paths in read.items()
         for path in filter(None, paths)
-        if not Path(path).expanduser().exists()
+        if not os.path.exists(os.path.expanduser(path))
         and not (name in ("train_dataset_path", "eval_dataset_path") and is_hub_dataset(path))
     ]
     if lines:

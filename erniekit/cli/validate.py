@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 from erniekit.build.checks import check_paths, check_positions
 from erniekit.build.layout import LayoutPlan, known_model_config, plan_layout
@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> int:
         help="check for this verb",
     )
     options = parse_with_overrides(parser, arguments)
-    overrides = [word for word in options.words if "=" in word and not Path(word).exists()]
+    overrides = [word for word in options.words if "=" in word and not os.path.exists(word)]
     files = [word for word in options.words if word not in overrides]
     if not files:
         parser.error("name at least one configuration file")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
 from erniekit.config.stages import ALL_STAGES
-from erniekit.config.values import DEVICE, WORDS
+from erniekit.config.values import DEVICE, PATH, WORDS
 
 TRACKERS = ("visualdl", "tensorboard")  # each is opened by `erniekit.training.callbacks.trackers`
 ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "export", "server")
@@ -30,6 +30,7 @@ class BasicParameters:
         "`continue_training` is false) and the tokenizer's files. The same folder supplies model and tokenizer. With "
         "`from_hf_hub`, `from_aistudio` or `from_modelscope`, a model's name on that hub: `organisation/name`, or "
         "`organisation/name@revision` for a branch, a tag or a commit. A folder that exists is taken first.",
+        kind=PATH,
         required_for=("train", "eval", "preview"),
         verbs=ALL_VERBS,
         example="models/ERNIE-4.5-0.3B",
@@ -39,6 +40,7 @@ class BasicParameters:
         "The folder that receives everything a run leaves behind: checkpoints, the final model with its tokenizer, the "
         "resolved configuration, results and logs. A folder that already holds a run is protected, see "
         "`overwrite_output_dir`.",
+        kind=PATH,
         required_for=("train",),
         verbs=("train", "eval", "export"),
         example="output/sft",
@@ -156,6 +158,7 @@ class BasicParameters:
             "",
         ),
         "The folder of the event files that VisualDL and TensorBoard read. Nothing else is written there.",
+        kind=PATH,
         verbs=("train",),
         example="output/sft/logs",
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
-from erniekit.config.values import PATH_OR_BOOLEAN, WORDS
+from erniekit.config.values import PATH, PATH_OR_BOOLEAN, WORDS
 
 # The flags of `unified_checkpoint_config`: which ones exclude each other, and when one has no effect.
 
@@ -110,6 +110,7 @@ class CheckpointParameters:
         "",
         "Start a new run from the weights of a checkpoint folder; optimizer, schedule and data start from the "
         "beginning.",
+        kind=PATH,
         example="output/sft/checkpoint-100",
     )
     unified_checkpoint: bool = parameter(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed, rule, section, when
 from erniekit.config.sections.training import FORMATS, agree_on_sources, source_kinds
 from erniekit.config.stages import DIALOGUE_STAGES, GENERATION_METRICS, STAGES, stages_by_metrics
-from erniekit.config.values import NUMBERS, TEXTS
+from erniekit.config.values import NUMBERS, PATHS
 
 METRICS = tuple(dict.fromkeys([name for stage in STAGES.values() for name in stage.metrics] + [*GENERATION_METRICS]))
 _METRICS_OF_STAGES = "; ".join(
@@ -24,7 +24,7 @@ class EvaluationParameters:
         (),
         "The file or files of held-out records; required when `do_eval` evaluates. Several are separated by commas or "
         "written as a YAML list.",
-        kind=TEXTS,
+        kind=PATHS,
         needs=when("do_eval"),
         example="data/sft-eval.jsonl",
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed, rule, section, when
 from erniekit.config.stages import stages_by_learning_rate
-from erniekit.config.values import NUMBERS, TEXTS, format_value
+from erniekit.config.values import NUMBERS, PATH, PATHS, TEXTS, format_value
 
 # Training and evaluation share the declaration of data files, formats and probabilities as three parallel lists.
 
@@ -85,7 +85,7 @@ class TrainingParameters:
         "The file or files of training records (JSON lines, JSON or Parquet), or data sets of the Hugging Face hub "
         "(`org/name`, `org/name:split`, `org/name:config/split`); required for training and for `erniekit preview`. "
         "Several are separated by commas or written as a YAML list.",
-        kind=TEXTS,
+        kind=PATHS,
         verbs=DATA_VERBS,
         example="data/sft-train.jsonl",
     )
@@ -109,6 +109,7 @@ class TrainingParameters:
         "",
         "The cache folder of tokenised data, which is memory-mapped, so that a second run starts at once. Empty means "
         "the folder in the environment variable `ERNIEKIT_CACHE`, or else `~/.cache/erniekit`.",
+        kind=PATH,
         verbs=("train", "eval", "preview"),
         example="/tmp/erniekit-cache",
     )
@@ -172,6 +173,7 @@ class TrainingParameters:
         Derived(_DEFAULT_LEARNING_RATES, _learning_rate, 3e-5),
         "The highest learning rate, reached when warm-up ends; `lr_scheduler_type` says how it changes after that.",
         minimum=0.0,
+        maximum=10.0,
         example=1e-5,
     )
     lr_scheduler_type: str = parameter(
