@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from erniekit.config.parameter import DEFAULT, GPU_ONLY, Parameter
+from erniekit.config.parameter import DEFAULT, GPU_ONLY, ConfigBuilder, Parameter
 from erniekit.config.parse import Entry, Problem, SourceLocation, read_file, read_overrides
 from erniekit.config.registry import PARAMETERS, SECTIONS, unmet_needs
 from erniekit.config.resolve import resolve
@@ -69,6 +69,7 @@ class Config:
         *,
         verb: str = "train",
         implied: Mapping[str, Any] | None = None,
+        inspect: Callable[[ConfigBuilder], None] | None = None,
     ) -> Config:
         """Read a YAML or JSON file and `name=value` overrides, which take precedence.
 
@@ -77,6 +78,7 @@ class Config:
             overrides: `name=value` arguments of the command line.
             verb: the verb that uses the configuration; it decides which parameters are required.
             implied: values that the command implies, such as `stage: DPO`; the file and the overrides take precedence.
+            inspect: adds further problems, such as files that do not exist, so that the user sees them with the others.
 
         Raises:
             ConfigurationError: the configuration has problems; the message lists all of them, each with file:line.
@@ -85,7 +87,7 @@ class Config:
         entries, problems = read_file(file) if file else ([], [])
         words, word_problems = read_overrides(overrides)
         implied_entries = [Entry(name, value, SourceLocation("the command")) for name, value in (implied or {}).items()]
-        return cls._from_layers([implied_entries, entries, words], [*problems, *word_problems], verb, file)
+        return cls._from_layers([implied_entries, entries, words], [*problems, *word_problems], verb, file, inspect)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], overrides: Sequence[str] = (), *, verb: str = "train") -> Config:
@@ -95,8 +97,17 @@ class Config:
         return cls._from_layers([entries, words], problems, verb, None)
 
     @classmethod
-    def _from_layers(cls, layers: list[list[Entry]], problems: list[Problem], verb: str, path: Path | None) -> Config:
+    def _from_layers(
+        cls,
+        layers: list[list[Entry]],
+        problems: list[Problem],
+        verb: str,
+        path: Path | None,
+        inspect: Callable[[ConfigBuilder], None] | None = None,
+    ) -> Config:
         builder = resolve(layers, verb)
+        if inspect is not None:
+            inspect(builder)
         if problems or builder.problems:
             raise ConfigurationError(_report([*problems, *builder.problems], path))
         sections = {

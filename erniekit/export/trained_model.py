@@ -10,11 +10,12 @@ from typing import Any
 import yaml
 
 from erniekit.build.adapters import base_folder
+from erniekit.build.checks import check_tokenizer, check_weights, has_tokenizer
 from erniekit.config import Config
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError, UserError
 from erniekit.hub.cache import local_model_folder
 from erniekit.json_files import read_json_object
-from erniekit.model.architectures.model_config import CONFIG_FILE
+from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
 from erniekit.model.storage.model_folder import refuse_half_written, refuse_sharded_checkpoint
 from erniekit.training.callbacks.files import RESULT_FILES
@@ -60,8 +61,24 @@ class TrainedModel:
         return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
-def find_trained_model(named: Path, config: Config) -> TrainedModel:
+def check_export(named: Path, config: Config) -> None:
+    """Check that `erniekit export NAMED` finds a model whose files fit each other; values are not read.
+
+    Raises:
+        UserError: as for `find_trained_model`, or the weights or the tokenizer do not fit `config.json`.
+    """
+    model = find_trained_model(named, config, hashes=False)
+    model_config = ModelConfig.from_folder(model.model_folder)
+    check_weights(model_config, model.model_folder)
+    own_tokenizer = next((folder for folder in (model.folder, model.base) if folder and has_tokenizer(folder)), None)
+    check_tokenizer(own_tokenizer or model.folder, None, with_template=False)
+
+
+def find_trained_model(named: Path, config: Config, *, hashes: bool = True) -> TrainedModel:
     """Find the model of a run's configuration file (`config` is its content) or of a folder.
+
+    Args:
+        hashes: compare the content of its files with their manifest; otherwise names and sizes only.
 
     Raises:
         ConfigurationError: the run has not been trained, or there is no such file or folder.
@@ -75,7 +92,7 @@ def find_trained_model(named: Path, config: Config) -> TrainedModel:
         folder = named
     else:
         raise ConfigurationError(f"{named}: there is no such file or folder")
-    _check_complete(folder, named)
+    _check_complete(folder, named, hashes=hashes)
     parameters = run_parameters(folder)
     start = str(parameters.get("model_name_or_path") or "")
     if is_adapter_folder(folder):
@@ -96,7 +113,7 @@ def _local_base_folder(parameters: Mapping[str, Any]) -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
-def _check_complete(folder: Path, named: Path) -> None:
+def _check_complete(folder: Path, named: Path, *, hashes: bool) -> None:
     refuse_half_written(folder)
     if not (folder / CONFIG_FILE).is_file() and not is_adapter_folder(folder):
         refuse_sharded_checkpoint(folder)
@@ -113,7 +130,7 @@ def _check_complete(folder: Path, named: Path) -> None:
                 f"  Train it first: erniekit train {named}"
             )
         raise ModelFileError(f"{folder}: neither {CONFIG_FILE} nor {ADAPTER_CONFIG_FILE}: this is not a model folder")
-    manifest = problems(folder, hashes=True)
+    manifest = problems(folder, hashes=hashes)
     damaged = [line for line in manifest if ".safetensors" in line]
     if damaged:
         raise CheckpointError(f"{folder}: the weights have changed since they were written: {'; '.join(damaged[:5])}")
