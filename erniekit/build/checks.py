@@ -299,6 +299,16 @@ def model_warnings(config: Config, model_config: ModelConfig, stored_mtp_layers:
             f"`moe_router_bias_update_rate: {config.moe.moe_router_bias_update_rate}` has no effect: the routers of "
             f"{model_config.model_type} have no correction bias"
         )
+    if config.memory.recompute and config.memory.no_recompute_layers >= model_config.num_hidden_layers:
+        lines.append(
+            f"`no_recompute_layers: {config.memory.no_recompute_layers}` leaves no layer to recompute: the model has "
+            f"{model_config.num_hidden_layers}, so `recompute: true` has no effect"
+        )
+    if config.basic.weight_quantize_algo == "weight_only_mix" and not model_config.moe_num_experts:
+        lines.append(
+            f"`weight_quantize_algo: weight_only_mix` is weight_only_int8 here: {model_config.model_type} has no "
+            "experts, whose weights it stores in int4"
+        )
     wanted = model_config.num_nextn_predict_layers
     left_out = stored_mtp_layers - wanted
     if left_out > 0:

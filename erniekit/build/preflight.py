@@ -32,7 +32,8 @@ from erniekit.build.checks import (
 )
 from erniekit.build.layout import partition_layers
 from erniekit.config import Config
-from erniekit.config.sections.dpo import reference_mode
+from erniekit.config.sections.checkpoint import leaves_no_checkpoint
+from erniekit.config.sections.dpo import REFERENCE_FREE_LOSSES, reference_mode
 from erniekit.distributed.topology import Topology, topology_from
 from erniekit.errors import ConfigurationError, UserError
 from erniekit.hub.cache import chosen_hub, local_model_folder, missing_files
@@ -121,7 +122,21 @@ def _check_run(
     found.attempt(check_scoring_libraries, config)
     if reads_files and writes_output:
         found.attempt(_check_output, config, model, folder)
-    return Preflight(model, tuple(notes))
+    return Preflight(model, (*notes, *_run_notes(config)))
+
+
+def _run_notes(config: Config) -> list[str]:
+    """Return lines about defaults that a user should know of before a run of hours."""
+    if not config.basic.do_train:
+        return []
+    lines = leaves_no_checkpoint(config.checkpoint)
+    loss = config.dpo.loss_type
+    if config.applies("normalize_logps") and not config.is_set("normalize_logps") and loss not in REFERENCE_FREE_LOSSES:
+        lines.append(
+            f"normalize_logps is false: {loss} sums log-probabilities over an answer, as its paper does; upstream "
+            "rescales them to the mean length of a pair, as normalize_logps: true does here"
+        )
+    return lines
 
 
 def _check_model_folder(config: Config, found: Findings) -> tuple[Path | None, ModelConfig | None]:

@@ -98,7 +98,8 @@ class BasicParameters:
         0,
         "Let the probabilities of dropout, `lora_dropout` too, grow linearly from 0 to their value over this many "
         "optimizer steps and stay there: p x min(1, finished steps / dropout_warmup_steps), so that the first step "
-        "drops nothing. 0 applies the full probability from the first step.",
+        "drops nothing. 0 applies the full probability from the first step. (The upstream reference says that dropout "
+        "ends after these steps, and that 0 disables it; a message at the start says which holds here.)",
         minimum=0,
         unit="optimizer steps",
         verbs=("train",),
@@ -157,7 +158,8 @@ class BasicParameters:
             lambda builder: (_inside(builder["output_dir"], "logs"), "inside output_dir"),
             "",
         ),
-        "The folder of the event files that VisualDL and TensorBoard read. Nothing else is written there.",
+        "The folder of the event files that VisualDL and TensorBoard read. Nothing else is written there. Upstream "
+        "writes them into `output_dir` itself.",
         kind=PATH,
         verbs=("train",),
         example="output/sft/logs",
@@ -226,6 +228,18 @@ def dropout_warmup_needs_dropout(builder: ConfigBuilder) -> None:
         builder["hidden_dropout_prob"] or builder["attention_probs_dropout_prob"] or of_adapters
     ):
         builder.no_effect("dropout_warmup_steps", "because all probabilities of dropout are 0")
+    elif builder.differs("dropout_warmup_steps"):
+        builder.messages.append(
+            f"dropout_warmup_steps: dropout grows over {builder['dropout_warmup_steps']:,} steps and then stays; the "
+            "upstream reference says that it ends there"
+        )
+
+
+@rule("logging_dir", "report_to")
+def a_folder_of_logs_needs_a_logger(builder: ConfigBuilder) -> None:
+    """`logging_dir` has no effect with `report_to: none`."""
+    if builder.is_set("logging_dir") and not builder["report_to"]:
+        builder.no_effect("logging_dir", "because report_to is none, and only its loggers write there")
 
 
 SECTION = section(
@@ -233,5 +247,5 @@ SECTION = section(
     key="basic",
     title="1.1 Basic configuration",
     verbs=ALL_VERBS,
-    rules=(something_to_do, dropout_warmup_needs_dropout),
+    rules=(something_to_do, dropout_warmup_needs_dropout, a_folder_of_logs_needs_a_logger),
 )

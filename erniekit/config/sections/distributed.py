@@ -12,6 +12,7 @@ from erniekit.config.sections.distributed_flags import (
     SHARDING_FLAGS,
     SHARDING_RULES,
     TENSOR_PARALLEL_FLAGS,
+    synchronized_moments_are_in_memory,
     tensor_parallel_flags,
 )
 from erniekit.config.values import SEGMENTS, WORDS
@@ -209,6 +210,7 @@ SECTION = section(
     rules=(
         sequence_parallel_needs_tensor_parallel,
         tensor_parallel_flags,
+        synchronized_moments_are_in_memory,
         boundaries_are_increasing,
         *PIPELINE_RULES,
         *SHARDING_RULES,

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, shorthand, when
-from erniekit.config.stages import LORA_STAGES
 from erniekit.config.values import PATH, WORDS, format_value
 
 
@@ -175,7 +174,6 @@ SECTION = section(
     key="lora",
     title="2.2 LoRA",
     verbs=("train",),
-    stages=LORA_STAGES,
     aliases=(
         shorthand(
             "fine_tuning",

@@ -96,12 +96,21 @@ def gradients_have_one_type(builder: ConfigBuilder) -> None:
     )
 
 
+@rule("amp_custom_white_list", "amp_custom_black_list")
+def an_operator_is_in_one_list(builder: ConfigBuilder) -> None:
+    """No operator stands in both `amp_custom_white_list` and `amp_custom_black_list`."""
+    both = [name for name in builder["amp_custom_white_list"] if name in builder["amp_custom_black_list"]]
+    if both:
+        what = f"{', '.join(both)}: also in `amp_custom_white_list`, and an operator computes in one format"
+        builder.problem("amp_custom_black_list", what, "remove it from one of the two lists")
+
+
 SECTION = section(
     PrecisionParameters,
     key="precision",
     title="1.8 Mixed precision",
     verbs=("train", "eval"),
-    rules=(gradients_have_one_type,),
+    rules=(gradients_have_one_type, an_operator_is_in_one_list),
     aliases=(
         shorthand(
             "compute_type",
