@@ -59,15 +59,17 @@ def missing_paths(values: Mapping[str, Any] | Config, verb: str) -> Iterator[tup
         for path in filter(None, paths):
             if os.path.exists(os.path.expanduser(path)) or (name.endswith("dataset_path") and is_hub_dataset(path)):
                 continue
-            yield name, f"{path} does not exist" + hub_hint(path) * (name == "model_name_or_path")
+            inside = "" if path.startswith(("/", "~")) else f" in the current folder, {Path.cwd()}"
+            yield name, f"{path} does not exist{inside}" + hub_hint(path) * (name == "model_name_or_path")
 
 
 def report_missing_paths(builder: ConfigBuilder) -> None:
     """Add what `missing_paths` finds to the other problems of a configuration, which the user then sees together."""
     if builder.verb not in ("train", "preview"):
         return
+    broken = set(builder.broken)
     for name, what in missing_paths(builder, builder.verb):
-        if name not in builder.broken:
+        if name not in broken:
             builder.problem(name, what)
 
 
@@ -75,7 +77,6 @@ def check_paths(config: Config) -> None:
     """Raise ConfigurationError if the run would read a folder or a file that does not exist."""
     lines = [f"{config.origin(name)}: `{name}`: {what}" for name, what in missing_paths(config, config.verb)]
     if lines:
-        lines[-1] += f"\n  Paths are relative to the current folder: {Path.cwd()}"
         raise ConfigurationError("\n".join(lines))
 
 

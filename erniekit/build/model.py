@@ -15,6 +15,7 @@ from erniekit.config import Config
 from erniekit.data.dataset import Dataset
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.hub.cache import chosen_hub
 from erniekit.hub.download import model_folder
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def begin(config: Config, *, writes_output: bool = True) -> tuple[ModelConfig, T
     for line in config.messages:
         logger.info(line)
     select_device(config)
-    model_folder(config)  # fetched first where a hub is chosen, so that there is something to check
+    if chosen_hub(config) is not None:
+        model_folder(config)  # fetched first, so that there is something to check
     is_first, world_size = os.environ.get("PADDLE_TRAINER_ID", "0") == "0", os.environ.get("PADDLE_TRAINERS_NUM", "1")
     known = preflight(config, world_size=int(world_size), reads_files=is_first, writes_output=writes_output)
     for line in known.notes:

@@ -39,6 +39,7 @@ from erniekit.errors import ConfigurationError, UserError
 from erniekit.hub.cache import chosen_hub, local_model_folder, missing_files
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.published import published_model
+from erniekit.model.storage.layouts import locate_weights
 from erniekit.training.checkpoint.resume import check_output_folder
 
 
@@ -70,11 +71,10 @@ class Findings:
             return None
 
     def raise_if_any(self) -> None:
-        """Raise the only error, or one with all messages."""
-        if len(self._errors) == 1:
-            raise next(iter(self._errors.values()))
-        if self._errors:
-            raise ConfigurationError("\n".join(self._errors))
+        """Raise one error with all messages, of their class if they have the same one."""
+        kinds = {type(error) for error in self._errors.values()}
+        if kinds:
+            raise (kinds.pop() if len(kinds) == 1 else ConfigurationError)("\n".join(self._errors))
 
 
 def preflight(
@@ -199,5 +199,5 @@ def _check_answers(config: Config, found: Findings) -> Preflight:
     model = found.attempt(ModelConfig.from_folder, folder)
     found.attempt(check_tokenizer, tokenizer_folder(folder, adapters), None, with_template=True)
     if model is not None and (chosen_hub(config) is None or not missing_files(folder, weights=True)):
-        found.attempt(check_weights, model, folder)
+        found.attempt(locate_weights, model, folder)
     return Preflight(model)

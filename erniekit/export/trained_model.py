@@ -10,13 +10,14 @@ from typing import Any
 import yaml
 
 from erniekit.build.adapters import base_folder
-from erniekit.build.checks import check_tokenizer, check_weights, has_tokenizer
+from erniekit.build.checks import check_tokenizer, has_tokenizer
 from erniekit.config import Config
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError, UserError
 from erniekit.hub.cache import local_model_folder
 from erniekit.json_files import read_json_object
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
+from erniekit.model.storage.layouts import locate_weights
 from erniekit.model.storage.model_folder import refuse_half_written, refuse_sharded_checkpoint
 from erniekit.training.callbacks.files import RESULT_FILES
 from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, problems
@@ -69,7 +70,7 @@ def check_export(named: Path, config: Config) -> None:
     """
     model = find_trained_model(named, config, hashes=False)
     model_config = ModelConfig.from_folder(model.model_folder)
-    check_weights(model_config, model.model_folder)
+    locate_weights(model_config, model.model_folder)
     own_tokenizer = next((folder for folder in (model.folder, model.base) if folder and has_tokenizer(folder)), None)
     check_tokenizer(own_tokenizer or model.folder, None, with_template=False)
 

@@ -21,6 +21,7 @@ from erniekit.config import Config
 from erniekit.distributed.rank import is_rank
 from erniekit.distributed.topology import AXES, Topology, topology_from
 from erniekit.errors import ConfigurationError
+from erniekit.hub.cache import chosen_hub
 from erniekit.hub.download import model_folder
 from erniekit.launch.external import refuse_several_nodes
 from erniekit.launch.local import rank_log_path, spawn, visible_gpus
@@ -101,7 +102,8 @@ def run_job(job: Job) -> int:
     Raises:
         UserError: model, data or layout cannot be used; raised before any rank is started.
     """
-    model_folder(job.config)  # fetched first where a hub is chosen, so that there is something to check
+    if chosen_hub(job.config) is not None:
+        model_folder(job.config)  # fetched first, so that there is something to check
     preflight(job.config, world_size=job.nproc)
     prepare(job.config)
     topology = topology_from(job.config, job.nproc)

@@ -173,7 +173,6 @@ class TrainingParameters:
         Derived(_DEFAULT_LEARNING_RATES, _learning_rate, 3e-5),
         "The highest learning rate, reached when warm-up ends; `lr_scheduler_type` says how it changes after that.",
         minimum=0.0,
-        maximum=10.0,
         example=1e-5,
     )
     lr_scheduler_type: str = parameter(
@@ -369,6 +368,17 @@ def minimum_below_the_peak(builder: ConfigBuilder) -> None:
         )
 
 
+@rule("learning_rate")
+def a_learning_rate_moves_weights(builder: ConfigBuilder) -> None:
+    """A `learning_rate` above 1 is told: AdamW moves every weight by about as much in each step."""
+    rate = builder["learning_rate"]
+    if rate > 1:
+        builder.messages.append(
+            f"learning_rate is {format_value(rate)}: AdamW moves every weight by about as much in each step, and usual "
+            "rates are 1e-6 to 1e-3; is the exponent missing?"
+        )
+
+
 @rule("lr_end", "learning_rate", "lr_scheduler_type")
 def polynomial_end_below_the_peak(builder: ConfigBuilder) -> None:
     """`lr_end` may not exceed `learning_rate` in the polynomial schedule."""
@@ -398,6 +408,7 @@ SECTION = section(
         schedule_fits_the_run,
         warmup_ends_within_the_run,
         minimum_below_the_peak,
+        a_learning_rate_moves_weights,
         polynomial_end_below_the_peak,
     ),
 )
