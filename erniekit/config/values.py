@@ -137,6 +137,14 @@ FLAG = ValueType(
     ({"type": "boolean"},),
 )
 NUMBER = ValueType("number", "a finite number", read_number, {"type": "number"}, (_NUMBER_TEXT,))
+
+
+def _read_epochs(raw: Any) -> Any:
+    number = read_number(raw)
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+EPOCHS = ValueType("number", "a finite number", _read_epochs, {"type": "number"}, (_NUMBER_TEXT,))
 TEXT = ValueType("string", "a string (put numbers and dates in quotes)", _as_it_is, {"type": "string"})
 WORDS = ValueType(
     "list of words",

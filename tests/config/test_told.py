@@ -14,7 +14,6 @@ from tests.config.samples import load, problems
 
 TENSOR = {"tensor_parallel_degree": 2}
 EVAL = {"do_eval": True, "eval_dataset_path": "a,b"}
-RANDOM = {"mix_strategy": "random", "num_samples_each_epoch": 6_000_000}
 BEST = {"load_best_model_at_end": True, "save_strategy": "steps"}
 
 
@@ -38,7 +37,6 @@ BEST = {"load_best_model_at_end": True, "save_strategy": "steps"}
         (EVAL | BEST, "the best model is chosen on 1 batch of the held-out data"),
         (EVAL | BEST | {"save_total_limit": 1}, "the newest checkpoint and the best one stay, so up to 2"),
         ({"dropout_warmup_steps": 5, "hidden_dropout_prob": 0.1}, "grows over 5 steps and then stays; the upstream"),
-        (RANDOM, "`num_samples_each_epoch` (given values) is the default, an upper limit"),
     ],
 )
 def test_it_is_told(values: dict[str, Any], told: str) -> None:
@@ -59,7 +57,6 @@ def test_it_is_told(values: dict[str, Any], told: str) -> None:
         {"ckpt_quant_stage": "O1", "save_strategy": "steps"},
         {"pipeline_parallel_degree": 4, "gradient_accumulation_steps": 8},
         EVAL | BEST | {"max_evaluate_steps": -1, "save_total_limit": 2},
-        RANDOM | {"num_samples_each_epoch": 20},
     ],
 )
 def test_what_acts_is_not_told(values: dict[str, Any]) -> None:

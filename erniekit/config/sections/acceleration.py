@@ -36,7 +36,12 @@ class AccelerationParameters:
         devices=GPU_ONLY,
     )
     fuse_rms_norm: bool = parameter(False, "Compute RMSNorm in one fused GPU kernel.", devices=GPU_ONLY)
-    fuse_swiglu: bool = parameter(False, "Compute the SwiGLU activation in one fused GPU kernel.", devices=GPU_ONLY)
+    fuse_swiglu: bool = parameter(
+        False,
+        "Compute the SwiGLU activation with Paddle's fused kernel, which a CPU has, too, instead of ERNIEKit's own. "
+        "Results differ in the last bits only.",
+        example=True,
+    )
     packing: bool = parameter(
         Derived("`true`; `false` with `batch_tokens`", _packing, True),
         "Concatenate several samples to one sequence of up to `max_seq_len` tokens, so that no computation is spent on "
@@ -138,7 +143,7 @@ class AccelerationParameters:
 MASK_SWITCHES = ("use_flash_attention", "use_sparse_flash_attn", "use_attn_mask_startend_row_indices")
 
 
-@rule(*MASK_SWITCHES)
+@rule(*MASK_SWITCHES, verbs=("train",))
 def one_switch_turns_flashmask_off(builder: ConfigBuilder) -> None:
     """Any of the three switches of FlashMask that is false makes attention use a dense mask, with the same result."""
     off = [name for name in MASK_SWITCHES if not builder[name]]

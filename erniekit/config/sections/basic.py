@@ -235,10 +235,10 @@ def dropout_warmup_needs_dropout(builder: ConfigBuilder) -> None:
         )
 
 
-@rule("logging_dir", "report_to")
+@rule("logging_dir", "report_to", verbs=("train",))
 def a_folder_of_logs_needs_a_logger(builder: ConfigBuilder) -> None:
     """`logging_dir` has no effect with `report_to: none`."""
-    if builder.is_set("logging_dir") and not builder["report_to"]:
+    if builder.differs("logging_dir") and not builder["report_to"]:
         builder.no_effect("logging_dir", "because report_to is none, and only its loggers write there")
 
 

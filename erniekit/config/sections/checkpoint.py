@@ -199,7 +199,7 @@ _OF_CHECKPOINTS = (
 )  # fmt: skip
 
 
-@rule("save_strategy", "resume_from_checkpoint", NAME, *_OF_CHECKPOINTS)
+@rule("save_strategy", "resume_from_checkpoint", NAME, *_OF_CHECKPOINTS, verbs=("train",))
 def options_of_checkpoints_need_checkpoints(builder: ConfigBuilder) -> None:
     """What checkpoints hold and how they are written has no effect with `save_strategy: no`."""
     if builder["save_strategy"] != "no":

@@ -219,7 +219,7 @@ def max_evaluate_steps_not_zero(builder: ConfigBuilder) -> None:
         builder.problem("max_evaluate_steps", "0 would evaluate nothing", "write -1 for no limit, or `do_eval: false`")
 
 
-@rule("eval_dataset_prob", "do_eval")
+@rule("eval_dataset_prob", "do_eval", verbs=("train",))
 def evaluation_reads_everything(builder: ConfigBuilder) -> None:
     """Weights in `eval_dataset_prob` other than 0 and 1 have no effect: a file is read whole, or left out."""
     weights = builder["eval_dataset_prob"]
@@ -228,7 +228,7 @@ def evaluation_reads_everything(builder: ConfigBuilder) -> None:
         builder.no_effect("eval_dataset_prob", why)
 
 
-@rule("load_best_model_at_end", "max_evaluate_steps", "do_eval", "save_total_limit")
+@rule("load_best_model_at_end", "max_evaluate_steps", "do_eval", "save_total_limit", verbs=("train",))
 def the_best_model_is_chosen_on_enough(builder: ConfigBuilder) -> None:
     """`load_best_model_at_end` with `max_evaluate_steps: 1` chooses by one batch; with `save_total_limit: 1` the
     newest checkpoint and the best one both stay."""

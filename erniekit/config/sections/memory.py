@@ -70,19 +70,19 @@ class MemoryParameters:
     )
 
 
-@rule("offload_optim", "tensorwise_offload_optimizer")
+@rule("offload_optim", "tensorwise_offload_optimizer", verbs=("train",))
 def states_are_offloaded_once(builder: ConfigBuilder) -> None:
     """`offload_optim` adds nothing to `tensorwise_offload_optimizer`."""
     if builder.differs("offload_optim") and builder["tensorwise_offload_optimizer"]:
         builder.no_effect("offload_optim", "because tensorwise_offload_optimizer offloads the same states already")
 
 
-@rule("optim", "offload_optim", "tensorwise_offload_optimizer", "use_lowprecision_moment")
+@rule("optim", "offload_optim", "tensorwise_offload_optimizer", "use_lowprecision_moment", verbs=("train",))
 def stored_moments_need_their_optimizer(builder: ConfigBuilder) -> None:
     """`optim: adamw` has no effect where moments are offloaded or stored in bfloat16: `adamw_custom` does that."""
     names = ("offload_optim", "tensorwise_offload_optimizer", "use_lowprecision_moment")
     stored = [name for name in names if builder[name]]
-    if builder.is_set("optim") and builder["optim"] == "adamw" and stored:
+    if builder.is_set("optim") and builder["optim"] == "adamw" and stored and builder["do_train"]:
         builder.no_effect("optim", f"because {stored[0]} is true, which adamw_custom does; it runs instead")
 
 

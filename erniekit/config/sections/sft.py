@@ -39,8 +39,7 @@ class SftParameters:
     num_samples_each_epoch: int = parameter(
         6_000_000,
         "The number of samples in an epoch of `mix_strategy: random`; samples repeat if the data has fewer. The "
-        "default is only an upper limit, also when you write it: an epoch then never has more samples than the data, "
-        "and a message says so. "
+        "default is only an upper limit, also when you write it: an epoch then never has more samples than the data. "
         "It also sets the interval of everything that happens once per epoch: evaluation, checkpoints, a new order.",
         minimum=1,
         unit="samples",
@@ -74,21 +73,10 @@ def probabilities_need_mixing(builder: ConfigBuilder) -> None:
         builder.no_effect("train_dataset_prob", "because mix_strategy is concat")
 
 
-@rule("num_samples_each_epoch", "mix_strategy")
-def the_default_is_an_upper_limit(builder: ConfigBuilder) -> None:
-    """The default of `num_samples_each_epoch` never repeats samples, also where it is written; other values do."""
-    name = "num_samples_each_epoch"
-    if builder["mix_strategy"] == "random" and builder.is_set(name) and not builder.differs(name):
-        builder.messages.append(
-            f"`{name}` ({builder.origins[name]}) is the default, an upper limit: an epoch has no more samples than the "
-            "data. Any other value is a target, for which samples repeat"
-        )
-
-
 SECTION = section(
     SftParameters,
     key="sft",
     title="2.1 SFT",
     verbs=("train",),
-    rules=(probabilities_need_mixing, the_default_is_an_upper_limit),
+    rules=(probabilities_need_mixing,),
 )

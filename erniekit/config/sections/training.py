@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed, rule, section, when
 from erniekit.config.stages import stages_by_learning_rate
-from erniekit.config.values import NUMBERS, PATH, PATHS, TEXTS, format_value
+from erniekit.config.values import EPOCHS, NUMBERS, PATH, PATHS, TEXTS, format_value
 
 # Training and evaluation share the declaration of data files, formats and probabilities as three parallel lists.
 
@@ -63,6 +64,9 @@ def _fit_stage(builder: ConfigBuilder, name: str) -> None:
 
 
 DATA_VERBS = ("train", "preview")
+WARMS_UP = when(
+    "lr_scheduler_type", "linear", "cosine", "polynomial", "constant_with_warmup", "inverse_sqrt", "wsd"
+)  # fmt: skip
 _DEFAULT_LEARNING_RATES = ", ".join(
     f"{value:.0e}".replace("e-0", "e-") + f" for {' and '.join(trainings)}"
     for value, trainings in stages_by_learning_rate().items()
@@ -129,10 +133,13 @@ class TrainingParameters:
         unit="optimizer steps",
         example=800,
     )
-    num_train_epochs: int = parameter(
+    num_train_epochs: float = parameter(
         1,
-        "The number of passes over the training data, each in a new order.",
-        minimum=1,
+        "The number of passes over the training data, each in a new order. A fraction ends the last pass early: 0.5 is "
+        "half of the steps of an epoch, rounded up.",
+        kind=EPOCHS,
+        above=0,
+        maximum=1_000_000,
         unit="epochs",
         needs=when("max_steps", -1),
         example=3,
@@ -178,9 +185,12 @@ class TrainingParameters:
     lr_scheduler_type: str = parameter(
         "linear",
         "The learning-rate schedule after warm-up: `linear` decay to 0, `cosine` to `min_lr`, `polynomial` to "
-        "`lr_end`, `constant` (no warm-up), `constant_with_warmup`, or `wsd`, which stays constant and decays in the "
-        "last `decay_steps`.",
-        choices=("linear", "cosine", "polynomial", "constant", "constant_with_warmup", "wsd"),
+        "`lr_end`, `constant` (no warm-up), `constant_with_warmup`, `inverse_sqrt`, which falls with the root of "
+        "the steps and never ends (with a warm-up of W to half the peak after 4 W steps; W is 10,000 without warm-up), "
+        "or `wsd`, which stays constant and decays in the last `decay_steps`. Formulas and rounding are those of "
+        "transformers: update k of N uses the rate of k - 1 finished updates, so the last one is one step before the "
+        "end of the curve.",
+        choices=("linear", "cosine", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt", "wsd"),
         example="cosine",
     )
     warmup_steps: int = parameter(
@@ -189,12 +199,22 @@ class TrainingParameters:
         "steps. Between 1% and 10% of the run is usual.",
         minimum=0,
         unit="optimizer steps",
-        needs=when("lr_scheduler_type", "linear", "cosine", "polynomial", "constant_with_warmup", "wsd"),
+        needs=WARMS_UP,
         example=20,
+    )
+    warmup_ratio: float = parameter(
+        0.0,
+        "The same as a share of all steps of the run, rounded up, for runs whose length is not known beforehand: with "
+        "0.03, 30 of 1,000 steps. `warmup_steps` above 0 takes precedence, as in transformers.",
+        minimum=0.0,
+        below=1.0,
+        needs=WARMS_UP,
+        example=0.03,
     )
     min_lr: float = parameter(
         0.0,
-        "The learning rate at which a cosine or WSD decay ends.",
+        "The learning rate at which a cosine or WSD decay ends. The last update is one step before the end of the "
+        "curve, so it is a little above.",
         minimum=0.0,
         needs=when("lr_scheduler_type", "cosine", "wsd"),
         example=1e-6,
@@ -330,16 +350,27 @@ def max_steps_not_zero(builder: ConfigBuilder) -> None:
         )
 
 
-@rule("lr_scheduler_type", "decay_steps", "warmup_steps", "max_steps")
+def warmup_length(warmup_steps: int, warmup_ratio: float, total_steps: int) -> int:
+    """Return the optimizer steps of the warm-up of a run of `total_steps`, as transformers computes them."""
+    return warmup_steps or math.ceil(warmup_ratio * total_steps)
+
+
+@rule("warmup_steps", "warmup_ratio", verbs=("train",))
+def warmup_is_given_once(builder: ConfigBuilder) -> None:
+    """`warmup_ratio` has no effect beside `warmup_steps` above 0."""
+    if builder.differs("warmup_ratio") and builder["warmup_steps"]:
+        builder.no_effect("warmup_ratio", f"because warmup_steps is {builder['warmup_steps']}, which takes precedence")
+
+
+@rule("lr_scheduler_type", "decay_steps", "warmup_steps", "warmup_ratio", "max_steps")
 def schedule_fits_the_run(builder: ConfigBuilder) -> None:
     """The `wsd` schedule needs `decay_steps`; warm-up and decay together must fit into `max_steps`."""
     decay = builder["decay_steps"] if builder["lr_scheduler_type"] == "wsd" else 0
     if builder["lr_scheduler_type"] == "wsd" and not decay:
         builder.problem("lr_scheduler_type", "`wsd` needs the length of its decay", "set `decay_steps` to at least 1")
-    if builder["max_steps"] > 0 and decay and builder["warmup_steps"] + decay > builder["max_steps"]:
-        what = (
-            f"warmup_steps + decay_steps = {builder['warmup_steps'] + decay} exceed max_steps = {builder['max_steps']}"
-        )
+    warmup = warmup_length(builder["warmup_steps"], builder["warmup_ratio"], builder["max_steps"])
+    if builder["max_steps"] > 0 and decay and warmup + decay > builder["max_steps"]:
+        what = f"warmup_steps + decay_steps = {warmup + decay} exceed max_steps = {builder['max_steps']}"
         builder.problem("decay_steps", what, "shorten one of them")
 
 
@@ -368,7 +399,7 @@ def minimum_below_the_peak(builder: ConfigBuilder) -> None:
         )
 
 
-@rule("learning_rate")
+@rule("learning_rate", verbs=("train",))
 def a_learning_rate_moves_weights(builder: ConfigBuilder) -> None:
     """A `learning_rate` above 1 is told: AdamW moves every weight by about as much in each step."""
     rate = builder["learning_rate"]
@@ -405,6 +436,7 @@ SECTION = section(
         training_sources_agree,
         packed_data_is_replayed,
         max_steps_not_zero,
+        warmup_is_given_once,
         schedule_fits_the_run,
         warmup_ends_within_the_run,
         minimum_below_the_peak,
