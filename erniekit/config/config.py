@@ -29,6 +29,8 @@ from erniekit.config.stages import STAGES, Stage
 from erniekit.config.values import format_value
 from erniekit.errors import ConfigurationError
 
+MOST_SHOWN = 200  # problems; a file with more is not a configuration
+
 
 @dataclass(frozen=True)
 class Config:
@@ -188,4 +190,6 @@ def _report(problems: list[Problem], path: Path | None) -> str:
     lines = [str(problem) if problem.location or not path else f"{path}: {problem}" for problem in ordered]
     if len(lines) == 1:
         return lines[0]
-    return f"{len(lines)} problems in the configuration\n" + "\n".join(f"  {line}" for line in lines)
+    more = [f"... and {len(lines) - MOST_SHOWN:,} more"] if len(lines) > MOST_SHOWN else []
+    shown = [f"  {line}" for line in [*lines[:MOST_SHOWN], *more]]
+    return "\n".join([f"{len(lines):,} problems in the configuration", *shown])
