@@ -168,6 +168,7 @@ class CheckpointParameters:
         above=0.0,
         unit="GB (10^9 bytes)",
         verbs=("train", "export", "split"),
+        example=2.0,
     )
     hf_hub_id: str = parameter(
         "",

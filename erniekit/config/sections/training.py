@@ -169,6 +169,7 @@ class TrainingParameters:
         minimum=0,
         maximum=2**32 - 1,
         verbs=("train", "eval", "preview", "chat", "generate"),
+        example=7,
     )
     random_shuffle: bool = parameter(
         True,
@@ -222,15 +223,18 @@ class TrainingParameters:
     num_cycles: float = parameter(
         0.5,
         "The number of periods of the cosine schedule. The default of half a period decays once from the peak to "
-        "`min_lr`.",
+        "`min_lr`. With 1.5 the rate returns to the peak once and ends at `min_lr`, which can leave a plateau; with a "
+        "whole number a run ends at the peak, which is rarely wanted.",
         above=0.0,
         needs=when("lr_scheduler_type", "cosine"),
+        example=1.5,
     )
     lr_end: float = parameter(
         1e-7,
         "The learning rate at which the polynomial schedule ends.",
         minimum=0.0,
         needs=when("lr_scheduler_type", "polynomial"),
+        example=1e-6,
     )
     power: float = parameter(
         1.0,
@@ -253,6 +257,7 @@ class TrainingParameters:
         "which falls steeply at first.",
         choices=("linear", "cosine", "1-sqrt"),
         needs=when("lr_scheduler_type", "wsd"),
+        example="cosine",
     )
     layerwise_lr_decay_bound: float = parameter(
         1.0,
@@ -273,21 +278,30 @@ class TrainingParameters:
     )
     weight_decay: float = parameter(
         0.0,
-        "AdamW's decoupled weight decay. Biases and the weights of normalisation layers are not decayed.",
+        "AdamW's decoupled weight decay: each step shrinks the weights by learning rate x this. Biases and the weights "
+        "of normalisation layers are not decayed. 0.1 is usual in pre-training; fine-tuning needs little or none, "
+        "because the weights should stay near where they began. It costs nothing.",
         minimum=0.0,
         example=0.1,
     )
-    adam_beta1: float = parameter(0.9, "AdamW's decay rate of the mean of gradients.", minimum=0.0, below=1.0)
+    adam_beta1: float = parameter(
+        0.9, "AdamW's decay rate of the mean of gradients.", minimum=0.0, below=1.0, example=0.85
+    )
     adam_beta2: float = parameter(
         0.999, "AdamW's decay rate of the mean of squared gradients.", minimum=0.0, below=1.0, example=0.95
     )
     adam_epsilon: float = parameter(
-        1e-8, "The constant that AdamW adds to the denominator, against division by zero.", above=0.0
+        1e-8,
+        "The constant that AdamW adds to the denominator, against division by zero. It bounds the step of weights "
+        "with tiny gradients: raise it to 1e-6 where such weights jump, as with 16-bit gradients that round to 0.",
+        above=0.0,
+        example=1e-6,
     )
     max_grad_norm: float = parameter(
         1.0,
         "Scale the gradients of a step down when their global 2-norm exceeds this. 0 does not clip.",
         minimum=0.0,
+        example=0.5,
     )
 
 
