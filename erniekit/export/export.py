@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from erniekit.build.checks import has_tokenizer
 from erniekit.build.quantization import base_of_adapters
 from erniekit.config import Config
-from erniekit.data.tokenizers.files import TOKENIZER_FILES
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ModelFileError
 from erniekit.export.logit_difference import PROMPTS, compare, encode, fits_in_memory, prompt_logits
@@ -93,7 +93,7 @@ def export_model(
     if repository:
         check_upload(repository)
     use_device(config.basic.device)
-    tokenizer_folder = next((folder for folder in sources if _has_tokenizer(folder)), model.folder)
+    tokenizer_folder = next((folder for folder in sources if has_tokenizer(folder)), model.folder)
     tokenizer = load_tokenizer(tokenizer_folder)
 
     def write(folder: Path) -> None:
@@ -236,10 +236,6 @@ def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form
         "form": "ONNX" if form == ONNX else "Paddle inference program",
         "logits compared with the trained model's": str(difference),
     }
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def _generation_config(model: TrainedModel, config: ModelConfig) -> dict[str, Any]:

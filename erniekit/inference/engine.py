@@ -6,22 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from erniekit.build.adapters import base_folder
+from erniekit.build.checks import answering_folders, tokenizer_folder
 from erniekit.build.quantization import base_of_adapters
 from erniekit.config.sections.generation import GenerationParameters
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
 from erniekit.data.templates.ernie import Template, chat_template, encode_prompt
-from erniekit.data.tokenizers.files import TOKENIZER_FILES
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from erniekit.errors import DataError, ModelFileError
+from erniekit.errors import DataError
 from erniekit.export.trained_model import ignored_config_keys, run_parameters
 from erniekit.inference.generation import check_prompt, generate, length_limit, stream
 from erniekit.inference.sampling import Sampling
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
-from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, is_adapter_folder
-from erniekit.model.storage.model_folder import refuse_sharded_checkpoint
 
 MAX_BATCH_SIZE = 64  # prompts answered together: bounds the memory of the key-value cache
 
@@ -66,27 +63,8 @@ class ChatModel:
         Raises:
             ModelFileError: a folder or one of its files is missing or damaged.
         """
-        if folder.is_file():
-            raise ModelFileError(
-                f"{folder}: is a file; name a model folder instead, such as the output_dir of a run.\n"
-                "  For example: erniekit chat output/quickstart/sft"
-            )
-        if not folder.is_dir():
-            raise ModelFileError(
-                f"{folder}: there is no such folder; name a model folder, an output_dir, a checkpoint, or a model of "
-                "a hub with --from-hf-hub, --from-aistudio or --from-modelscope"
-            )
-        if adapters is None and is_adapter_folder(folder):
-            folder, adapters = base_folder(folder), folder
-        refuse_sharded_checkpoint(folder)
-        if not (folder / "config.json").is_file():
-            checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
-            hint = f" Its newest checkpoint is {checkpoints[-1]}." if checkpoints else ""
-            raise ModelFileError(f"{folder}: there is no config.json, so this is not a model folder.{hint}")
-        if adapters is not None and not is_adapter_folder(adapters):
-            raise ModelFileError(f"{adapters}: contains no adapters (no {ADAPTER_CONFIG_FILE})")
-        has_tokenizer = adapters is not None and any((adapters / name).is_file() for name in TOKENIZER_FILES)
-        tokenizer = load_tokenizer(adapters if adapters and has_tokenizer else folder)
+        folder, adapters = answering_folders(folder, adapters)
+        tokenizer = load_tokenizer(tokenizer_folder(folder, adapters))
         weights = None if random_weights else folder
         run = run_parameters(adapters) if adapters else {}
         base = base_of_adapters(run) if adapters else None

@@ -14,12 +14,14 @@ from datetime import datetime
 from pathlib import Path
 
 from erniekit.build.data import evaluates, evaluation_dataset, training_dataset
-from erniekit.build.layout import known_model_config, partition_layers
 from erniekit.build.model import initial_weights, open_tokenizer
+from erniekit.build.preflight import preflight
 from erniekit.config import Config
 from erniekit.distributed.rank import is_rank
 from erniekit.distributed.topology import AXES, Topology, topology_from
 from erniekit.errors import ConfigurationError
+from erniekit.hub.cache import chosen_hub
+from erniekit.hub.download import model_folder
 from erniekit.launch.external import refuse_several_nodes
 from erniekit.launch.local import rank_log_path, spawn, visible_gpus
 from erniekit.launch.watch import Failure, received_signals, root_cause, signal_forwarder, watch
@@ -103,11 +105,11 @@ def run_job(job: Job) -> int:
     Raises:
         UserError: model, data or layout cannot be used; raised before any rank is started.
     """
+    if chosen_hub(job.config) is not None:
+        model_folder(job.config)  # fetched first, so that there is something to check
+    preflight(job.config, world_size=job.nproc)
     prepare(job.config)
     topology = topology_from(job.config, job.nproc)
-    model = known_model_config(job.config)
-    if not isinstance(model, str):  # otherwise the ranks say what is wrong with it
-        partition_layers(job.config, model, topology)
     _make_log_folder(job.logs)
     logger.info(_announcement(job, topology))
     return _run_until_done(job)

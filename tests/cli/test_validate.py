@@ -25,7 +25,8 @@ def _write(path: Path, text: str) -> str:
 def test_good_file_shows_values_origins_and_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = _write(
         tmp_path / "sft.yaml",
-        f"model_name_or_path: {TINY}\noutput_dir: out\ntrain_dataset_path: {DATA}\nmax_seq_len: 512\n"
+        f"model_name_or_path: {TINY}\ncontinue_training: false\noutput_dir: out\ntrain_dataset_path: {DATA}\n"
+        "max_seq_len: 512\n"
         "batch_size: 2\ngradient_accumulation_steps: 4\ncompute_type: bf16\n",
     )
     assert main(["validate", file, "max_steps=1200"]) == 0
@@ -33,12 +34,12 @@ def test_good_file_shows_values_origins_and_numbers(tmp_path: Path, capsys: pyte
     for line in (
         f"{file}: valid for `erniekit train`",
         "max_steps 1200 command line",
-        "per_device_train_batch_size 2 batch_size (sft.yaml:5)",
-        "bf16 true compute_type (sft.yaml:7)",
+        "per_device_train_batch_size 2 batch_size (sft.yaml:6)",
+        "bf16 true compute_type (sft.yaml:8)",
         "learning_rate 3e-05 default for SFT",
         "global batch 8 packs of up to 512 tokens, at most 4,096 tokens",
         "steps 1,200",
-        "`bf16: true` (compute_type (sft.yaml:7)) has no effect on a CPU: fp32 runs",
+        "`bf16: true` (compute_type (sft.yaml:8)) has no effect on a CPU: fp32 runs",
     ):
         assert line in lines
     parameters = next(line for line in lines if line.startswith("parameters"))
@@ -114,7 +115,8 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_positions_that_the_model_does_not_have_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = _write(tmp_path / "a.yaml", f"model_name_or_path: {TINY}\noutput_dir: o\ntrain_dataset_path: {DATA}\n")
+    inputs = f"model_name_or_path: {TINY}\ncontinue_training: false\ntrain_dataset_path: {DATA}\n"
+    file = _write(tmp_path / "a.yaml", f"{inputs}output_dir: o\n")
     assert main(["validate", file, "max_seq_len=4096"]) == 0
     assert main(["validate", file, "max_seq_len=4097"]) == 2
     error = capsys.readouterr().err
@@ -125,7 +127,7 @@ def test_what_is_not_there_is_named_with_its_line(tmp_path: Path, capsys: pytest
     file = _write(
         tmp_path / "a.yaml",
         f"model_name_or_path: {TINY}/absent\noutput_dir: o\ntrain_dataset_path: {DATA}, t.jsonl\n"
-        "do_eval: true\neval_dataset_path: e.jsonl\n",
+        "do_eval: true\neval_dataset_path: e.jsonl\ncontinue_training: false\n",
     )
     assert main(["validate", file, "resume_from_checkpoint=checkpoint-9"]) == 2
     error = capsys.readouterr().err
@@ -147,7 +149,7 @@ def test_an_evaluation_on_its_own_reads_no_training_data(tmp_path: Path, capsys:
     file = _write(
         tmp_path / "a.yaml",
         f"model_name_or_path: {TINY}\noutput_dir: o\ndo_train: false\ndo_eval: true\neval_dataset_path: {DATA}\n"
-        f"data_cache_dir: {tmp_path}\nmax_seq_len: 512\n",
+        f"continue_training: false\ndata_cache_dir: {tmp_path}\nmax_seq_len: 512\n",
     )
     assert main(["validate", file, "--data"]) == 0
     text = capsys.readouterr().out

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
 from erniekit.config.stages import ALL_STAGES
-from erniekit.config.values import DEVICE, WORDS
+from erniekit.config.values import DEVICE, PATH, WORDS
 
 TRACKERS = ("visualdl", "tensorboard")  # each is opened by `erniekit.training.callbacks.trackers`
 ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "export", "server")
@@ -30,6 +30,7 @@ class BasicParameters:
         "`continue_training` is false) and the tokenizer's files. The same folder supplies model and tokenizer. With "
         "`from_hf_hub`, `from_aistudio` or `from_modelscope`, a model's name on that hub: `organisation/name`, or "
         "`organisation/name@revision` for a branch, a tag or a commit. A folder that exists is taken first.",
+        kind=PATH,
         required_for=("train", "eval", "preview"),
         verbs=ALL_VERBS,
         example="models/ERNIE-4.5-0.3B",
@@ -39,6 +40,7 @@ class BasicParameters:
         "The folder that receives everything a run leaves behind: checkpoints, the final model with its tokenizer, the "
         "resolved configuration, results and logs. A folder that already holds a run is protected, see "
         "`overwrite_output_dir`.",
+        kind=PATH,
         required_for=("train",),
         verbs=("train", "eval", "export"),
         example="output/sft",
@@ -86,7 +88,9 @@ class BasicParameters:
     )
     attention_probs_dropout_prob: float = parameter(
         0.0,
-        "Probability with which an attention weight is zeroed in training, after the softmax.",
+        "Probability with which an attention weight is zeroed in training, after the softmax. 0 is usual for large "
+        "models; 0.1 may help where a small data set is repeated for many epochs and the held-out loss rises. It "
+        "raises the training loss, and costs the time and memory of a mask for each block of scores on a CPU.",
         minimum=0.0,
         below=1.0,
         verbs=("train",),
@@ -96,7 +100,8 @@ class BasicParameters:
         0,
         "Let the probabilities of dropout, `lora_dropout` too, grow linearly from 0 to their value over this many "
         "optimizer steps and stay there: p x min(1, finished steps / dropout_warmup_steps), so that the first step "
-        "drops nothing. 0 applies the full probability from the first step.",
+        "drops nothing. 0 applies the full probability from the first step. The upstream reference says that dropout "
+        "ends after these steps, and that 0 disables it; a message at the start says what happens here.",
         minimum=0,
         unit="optimizer steps",
         verbs=("train",),
@@ -165,7 +170,9 @@ class BasicParameters:
             lambda builder: (_inside(builder["output_dir"], "logs"), "inside output_dir"),
             "",
         ),
-        "The folder of the event files that VisualDL and TensorBoard read. Nothing else is written there.",
+        "The folder of the event files that VisualDL and TensorBoard read. Nothing else is written there. Upstream "
+        "writes them into `output_dir` itself.",
+        kind=PATH,
         verbs=("train",),
         example="output/sft/logs",
     )
@@ -233,6 +240,18 @@ def dropout_warmup_needs_dropout(builder: ConfigBuilder) -> None:
         builder["hidden_dropout_prob"] or builder["attention_probs_dropout_prob"] or of_adapters
     ):
         builder.no_effect("dropout_warmup_steps", "because all probabilities of dropout are 0")
+    elif builder.differs("dropout_warmup_steps"):
+        builder.messages.append(
+            f"dropout_warmup_steps: dropout grows over {builder['dropout_warmup_steps']:,} steps and then stays; the "
+            "upstream reference says that it ends there"
+        )
+
+
+@rule("logging_dir", "report_to", verbs=("train",))
+def a_folder_of_logs_needs_a_logger(builder: ConfigBuilder) -> None:
+    """`logging_dir` has no effect with `report_to: none`."""
+    if builder.differs("logging_dir") and not builder["report_to"]:
+        builder.no_effect("logging_dir", "because report_to is none, and only its loggers write there")
 
 
 SECTION = section(
@@ -240,5 +259,5 @@ SECTION = section(
     key="basic",
     title="1.1 Basic configuration",
     verbs=ALL_VERBS,
-    rules=(something_to_do, dropout_warmup_needs_dropout),
+    rules=(something_to_do, dropout_warmup_needs_dropout, a_folder_of_logs_needs_a_logger),
 )

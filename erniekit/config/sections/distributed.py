@@ -12,10 +12,12 @@ from erniekit.config.sections.distributed_flags import (
     SHARDING_FLAGS,
     SHARDING_RULES,
     TENSOR_PARALLEL_FLAGS,
+    synchronized_moments_are_in_memory,
     tensor_parallel_flags,
 )
 from erniekit.config.values import SEGMENTS, WORDS
 
+MOST_RANKS = 2**20  # of a job; no cluster is larger, and every rank is planned
 WITH_TP = when("tensor_parallel_degree", above=1)
 WITH_PP = when("pipeline_parallel_degree", above=1)
 WITH_SHARDING = when("sharding_parallel_degree", above=1)
@@ -31,6 +33,7 @@ class DistributedParameters:
         "states and most activations, and communicates in every layer. Raise it when the model does not fit into the "
         "memory of one device, and keep the group within one machine.",
         minimum=1,
+        maximum=MOST_RANKS,
         unit="ranks",
         example=8,
     )
@@ -67,6 +70,7 @@ class DistributedParameters:
         "Split the layers into this many consecutive stages, one per device. Micro-batches flow through the stages; "
         "`gradient_accumulation_steps` should be several times the degree, or the stages wait for each other.",
         minimum=1,
+        maximum=MOST_RANKS,
         unit="ranks",
         example=2,
     )
@@ -100,6 +104,7 @@ class DistributedParameters:
         "Give every stage this many smaller model chunks instead of one large one (interleaved pipeline). It "
         "shrinks the pipeline bubble and communicates more.",
         minimum=1,
+        maximum=MOST_RANKS,
         needs=WITH_PP,
         example=2,
     )
@@ -126,6 +131,7 @@ class DistributedParameters:
         "The number of ranks that shard optimizer states, gradients or parameters, as `sharding` says. Each rank "
         "trains on different data.",
         minimum=1,
+        maximum=MOST_RANKS,
         unit="ranks",
         example=8,
     )
@@ -204,6 +210,7 @@ SECTION = section(
     rules=(
         sequence_parallel_needs_tensor_parallel,
         tensor_parallel_flags,
+        synchronized_moments_are_in_memory,
         boundaries_are_increasing,
         *PIPELINE_RULES,
         *SHARDING_RULES,

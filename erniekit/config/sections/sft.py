@@ -73,4 +73,10 @@ def probabilities_need_mixing(builder: ConfigBuilder) -> None:
         builder.no_effect("train_dataset_prob", "because mix_strategy is concat")
 
 
-SECTION = section(SftParameters, key="sft", title="2.1 SFT", verbs=("train",), rules=(probabilities_need_mixing,))
+SECTION = section(
+    SftParameters,
+    key="sft",
+    title="2.1 SFT",
+    verbs=("train",),
+    rules=(probabilities_need_mixing,),
+)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from erniekit.data.conversation import Conversation
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError, ModelFileError
+
+if TYPE_CHECKING:  # `erniekit validate` checks templates without NumPy
+    import numpy as np
 
 IGNORE_INDEX = -100
 TEMPLATE_FILE = Path(__file__).with_name("ernie.jinja")
@@ -147,6 +148,8 @@ def encode_prompt(template: Template, tokenizer: Tokenizer, conversation: Conver
 
 def assemble(segments: Iterable[Segment], encoded: Sequence[Sequence[int]], template: Template) -> Sample:
     """Join encoded segments into a sample. Targets are marked by position, so a token's id never decides."""
+    import numpy as np
+
     tokens, targets = join_segments(segments, encoded, template)
     length = length_to_last_target(targets)
     return Sample(np.array(tokens[: max(0, length - 1)], dtype=np.int32), np.array(targets[1:length], dtype=np.int32))
@@ -179,5 +182,7 @@ def join_segments(
 
 def encode_plain_text(ids: Sequence[int], eos_id: int) -> Sample:
     """A plain document for stage PT: every token but the first is a target, and then `</s>`."""
+    import numpy as np
+
     tokens = np.array([*ids, eos_id], dtype=np.int32)
     return Sample(tokens[:-1], tokens[1:])

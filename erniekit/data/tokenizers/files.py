@@ -42,6 +42,14 @@ class AddedToken:
     single_word: bool = False
 
 
+def needs_paddlenlp(folder: Path) -> bool:
+    """Return whether only paddlenlp, which imports Paddle, reads the vocabulary in `folder`."""
+    others = (TOKENIZER_FILE, *SENTENCEPIECE_FILES)
+    if any((folder / name).is_file() for name in others):
+        return False
+    return any((folder / name).is_file() for name in VOCABULARY_FILES)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return a JSON object; {} if there is no such file."""
     return read_json_object(path) if path.exists() else {}

@@ -15,8 +15,8 @@ from erniekit.data.tokenizers.files import (
     SENTENCEPIECE_FILES,
     TOKENIZER_FILE,
     TOKENIZER_FILES,
-    VOCABULARY_FILES,
     chat_template_of,
+    needs_paddlenlp,
     read_json,
     read_settings,
     special_tokens,
@@ -155,7 +155,7 @@ def _backend(folder: Path, settings: dict[str, Any]) -> Backend:
             from erniekit.data.tokenizers.sentencepiece import SentencePieceBackend
 
             return SentencePieceBackend(folder, model_file, settings)
-        if any((folder / name).is_file() for name in VOCABULARY_FILES):
+        if needs_paddlenlp(folder):
             from erniekit.data.tokenizers.paddlenlp import PaddlenlpBackend
 
             return PaddlenlpBackend(folder, settings)
