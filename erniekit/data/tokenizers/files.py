@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from erniekit.data.tokenizers.breaks import BREAK, encode_without
 from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
 
@@ -135,6 +136,16 @@ def _named_template(value: object, path: Path) -> str | None:
     raise ModelFileError(f"{path}: chat_template: expected a string, or a list that holds a template named 'default'")
 
 
+def structural_tokens(tokens: Iterable[AddedToken], base_id: Callable[[str], int | None]) -> frozenset[str]:
+    """Return the texts of the tokens that give a dialogue its structure: special ones, and others such as `<tool_call>`
+    that are no words of the vocabulary. Runs of white space and words that are only listed as added tokens are text."""
+    return frozenset(
+        token.content
+        for token in tokens
+        if token.special or (token.content.strip(" \t\r\n\u2581") and base_id(token.content) != token.id)
+    )
+
+
 # Finding added tokens in a text, as transformers' slow tokenizers do, around any vocabulary.
 
 TextChunk = str | AddedToken
@@ -146,15 +157,24 @@ class AddedTokens:
     Attributes:
         by_text, by_id: the tokens.
         special: the texts of those that control the model.
+        structural: the texts of those that give a dialogue its structure, see `structural_tokens`.
+        structural_ids: their ids, without `unknown_id`, which stands for characters that the vocabulary lacks.
     """
 
-    def __init__(self, tokens: Iterable[AddedToken]) -> None:
+    def __init__(
+        self,
+        tokens: Iterable[AddedToken],
+        base_id: Callable[[str], int | None] = lambda text: None,
+        unknown_id: int | None = None,
+    ) -> None:
         self.by_text = {token.content: token for token in tokens}
         self.by_id = {token.id: token for token in self.by_text.values()}
         self.special = frozenset(text for text, token in self.by_text.items() if token.special)
+        self.structural = structural_tokens(self.by_text.values(), base_id)
+        self.structural_ids = frozenset(self.by_text[text].id for text in self.structural) - {unknown_id}
         # At one position the longest token wins.
         ordered = sorted(filter(None, self.by_text), key=len, reverse=True)
-        self._pattern = re.compile(f"({'|'.join(map(re.escape, ordered))})") if ordered else None
+        self._pattern = re.compile(f"(?<!{BREAK})({'|'.join(map(re.escape, ordered))})") if ordered else None
 
     def split(self, text: str) -> list[TextChunk]:
         """Split a text into added tokens and the stretches between them; no stretch is empty."""
@@ -185,8 +205,9 @@ class AddedTokens:
         self, chunked_texts: Sequence[Sequence[TextChunk]], encode: Callable[[list[str]], list[list[int]]]
     ) -> list[list[int]]:
         """Return the ids of texts that were split; `encode` returns those of the stretches between added tokens, in one
-        call."""
-        encoded_chunks = iter(encode([chunk for chunks in chunked_texts for chunk in chunks if isinstance(chunk, str)]))
+        call. No structural token arises within a stretch."""
+        stretches = [chunk for chunks in chunked_texts for chunk in chunks if isinstance(chunk, str)]
+        encoded_chunks = iter(encode_without(self.structural_ids, stretches, encode))
         return [
             [number for chunk in chunks for number in (next(encoded_chunks) if isinstance(chunk, str) else (chunk.id,))]
             for chunks in chunked_texts

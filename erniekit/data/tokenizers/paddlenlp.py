@@ -37,10 +37,11 @@ class PaddlenlpBackend:
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
             raise ModelFileError(f"{folder}: paddlenlp's {name} cannot load these files: {error}") from None
         vocabulary = self._tokenizer.get_vocab()
-        self._added = AddedTokens(added_tokens(folder, settings, vocabulary.get).values())
+        tokens = added_tokens(folder, settings, vocabulary.get).values()
+        self._added = AddedTokens(tokens, vocabulary.get, getattr(self._tokenizer, "unk_token_id", None))
         self._ids = {**vocabulary, **{text: token.id for text, token in self._added.by_text.items()}}
         self._known = frozenset(vocabulary.values())
-        self.control_tokens = self._added.special
+        self.control_tokens, self.structural_tokens = self._added.special, self._added.structural
         self.size = max(self._ids.values()) + 1
         self.files = tuple(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
         self.default_tokens: dict[str, str] = {}

@@ -52,8 +52,9 @@ class SentencePieceBackend:
         self._legacy = legacy
         self._adds_prefix = not legacy and settings.get("add_prefix_space") is not False
         self._unknown = special_tokens(settings).get("unk_token", "<unk>")
-        self._added = AddedTokens(added_tokens(folder, settings, self._piece_id).values())
-        self.control_tokens = self._added.special
+        tokens = added_tokens(folder, settings, self._piece_id).values()
+        self._added = AddedTokens(tokens, self._piece_id, self._model.unk_id())
+        self.control_tokens, self.structural_tokens = self._added.special, self._added.structural
         pieces = self._model.get_piece_size()
         controls = (number for number in range(pieces) if self._model.is_control(number))
         self._verbatim = {

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from erniekit.data.tokenizers.breaks import break_inserter
 from erniekit.data.tokenizers.files import (
     CONFIG_FILE,
     SENTENCEPIECE_FILES,
@@ -28,30 +29,39 @@ class Backend(Protocol):
 
     Attributes:
         size: the largest token id + 1.
-        control_tokens: see Tokenizer.
+        control_tokens, structural_tokens: see Tokenizer.
         files: the files that determine the ids of a text; their contents make the fingerprint.
         default_tokens: named tokens for folders that do not name them.
     """
 
     size: int
     control_tokens: frozenset[str]
+    structural_tokens: frozenset[str]
     files: tuple[Path, ...]
     default_tokens: dict[str, str]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """See Tokenizer; no structural token spans a break, and none arises from text that does not write it."""
+        ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
 
     def token_id(self, token: str) -> int | None: ...
 
 
+THOUGHT_MARKERS = frozenset({"<think>", "</think>"})  # which an answer itself writes
+
+
 class Tokenizer:
     """Encodes without adding tokens; control tokens written in the text (`</s>`) become their ids.
+
+    Text of others goes through `plain_text` or `answer_text` first, which keep it from becoming control tokens.
 
     Attributes:
         bos_id, eos_id, pad_id: ids; `bos_id` is None if the model has none, `pad_id` falls back to unk, then eos.
         vocab_size: the largest token id + 1.
         control_tokens: the texts of the tokens that control the model, such as `<|end_of_sentence|>`.
+        structural_tokens: these, and other added tokens such as `<tool_call>` that only a chat template may write.
         special_tokens: name -> text as the folder declares them, for jinja templates (`bos_token`, ...).
         chat_template: the folder's jinja template, or None; `template_path` is its file.
         files: the files to copy into the folder of a trained model.
@@ -65,6 +75,9 @@ class Tokenizer:
         self._check_special_tokens(folder)
         self.vocab_size = self._backend.size
         self.control_tokens = self._backend.control_tokens
+        self.structural_tokens = self._backend.structural_tokens
+        self.plain_text = break_inserter(self.structural_tokens)
+        self.answer_text = break_inserter(self.control_tokens - THOUGHT_MARKERS)
         # Longest first, so that a token is matched in full where another one is its prefix.
         ordered = sorted(self.control_tokens, key=len, reverse=True)
         self._control_pattern = re.compile("|".join(re.escape(token) for token in ordered)) if ordered else None
@@ -81,7 +94,12 @@ class Tokenizer:
         for path in self._backend.files:
             digest.update(path.read_bytes())
         digest.update(json.dumps(self.special_tokens, sort_keys=True).encode())
+        if self.structural_tokens != self.control_tokens:  # text that contains one of the others has other ids since
+            digest.update(b"plain text of others")
         self.fingerprint = digest.hexdigest()
+
+    # plain_text(text): text of users, tools and systems, in which no structural token is read.
+    # answer_text(text): text of assistants, in which thoughts and tokens that are not special may be marked.
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
