@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, is_adapter_folder
 from erniekit.model.storage.model_folder import refuse_sharded_checkpoint
+
+logger = logging.getLogger(__name__)
 
 MAX_BATCH_SIZE = 64  # prompts answered together: bounds the memory of the key-value cache
 
@@ -93,7 +96,7 @@ class ChatModel:
             raw: continue the texts as they are, without the chat template.
 
         Raises:
-            UserError: a prompt is empty, too long, not UTF-8, or contains a control token of the model.
+            UserError: a prompt is empty, too long, or not UTF-8.
         """
         encoded = [
             self.encode_text(prompt) if raw else self.encode(Conversation((Turn(USER, prompt),), system))
@@ -131,13 +134,20 @@ class ChatModel:
         return answers
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the token ids of a text as it is. Raises DataError if it is not UTF-8 or contains a control token."""
-        return self.tokenizer.encode(self._validated(text))
+        """Return the token ids of a text without the chat template; control tokens in it are ordinary text.
+
+        Raises:
+            DataError: it is not UTF-8.
+        """
+        _check_utf8(text)
+        self._tell_of_control_tokens(text)
+        return self.tokenizer.encode(self.tokenizer.plain_text(text))
 
     def encode(self, conversation: Conversation) -> list[int]:
         """Return the token ids of a dialogue, ending with the header of the next answer."""
         for text in (conversation.system, *(turn.content for turn in conversation.turns)):
-            self._validated(text)
+            _check_utf8(text)
+        self._tell_of_control_tokens(conversation.turns[-1].content)
         return encode_prompt(self.template, self.tokenizer, conversation)
 
     def stream(self, tokens: Sequence[int], sampling: Sampling, number: int = 0) -> Iterator[str]:
@@ -161,19 +171,19 @@ class ChatModel:
     def _with_stop_tokens(self, sampling: Sampling) -> Sampling:
         return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *self.template.stop_token_ids))
 
-    def _validated(self, text: str) -> str:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # Python reads a foreign byte as a lone surrogate
-            raise DataError(
-                f"the text is not UTF-8 (character {error.start + 1}); convert it, or set the terminal to UTF-8"
-            ) from None
+    def _tell_of_control_tokens(self, text: str) -> None:
         token = self.tokenizer.find_control_token(text)
         if token is not None:
-            raise DataError(
-                f"the text contains {token}, a control token of the model, which a message must not contain; remove it"
-            )
-        return text
+            logger.info(f"the text contains {token}; it is read as ordinary text, not as the model's control token")
+
+
+def _check_utf8(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # Python reads a foreign byte as a lone surrogate
+        raise DataError(
+            f"the text is not UTF-8 (character {error.start + 1}); convert it, or set the terminal to UTF-8"
+        ) from None
 
 
 @dataclass

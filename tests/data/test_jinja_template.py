@@ -124,19 +124,22 @@ def test_a_template_that_renders_like_ernie_becomes_ernies_own(folder_with):
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused_with_its_file(folder_with):
-    rewriting = CHATML.replace("{{ message['content'] }}", "{{ message['content'] if loop.last else 'gone' }}")
+    rewriting = CHATML.replace("{{ message['content'] }}", "{{ message['content'] if loop.index0 > messages | length - 3 else 'gone' }}")
     tokenizer = folder_with(rewriting)
     with pytest.raises(DataError) as caught:
         chat_template(tokenizer).render(DIALOGUE)
     assert str(tokenizer.template_path) in str(caught.value)
-    assert "only appends" in str(caught.value)
+    assert "only one answer of a sample" in str(caught.value)
     assert "gone" in str(caught.value)
 
 
 def test_a_generation_prompt_that_the_dialogue_does_not_repeat_is_refused(folder_with):
     thinking = CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
-    with pytest.raises(DataError, match="begin answers where the generation prompt ends"):
-        chat_template(folder_with(thinking))
+    template = chat_template(folder_with(thinking))
+    with pytest.raises(DataError, match="begins answers where the generation prompt ends"):
+        template.render(Conversation(DIALOGUE.turns[:1] + DIALOGUE.turns[3:]))
+    (prompt,) = template.render(Conversation(DIALOGUE.turns[:3]))  # which `chat` feeds, is rendered all the same
+    assert prompt.text.endswith("<|im_start|>assistant\n<think>\n")
 
 
 def test_a_template_whose_answers_have_no_end_is_refused(folder_with):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -58,6 +58,10 @@ class TemplateRefusedError(DataError):
     """A template will not render a dialogue, for example because it wants no system text."""
 
 
+class RewritesTurnsError(TemplateRefusedError):
+    """A template renders earlier turns in another way than the last one, so only one answer of a sample is trained."""
+
+
 class Template(Protocol):
     """What the rest of the project asks of a template.
 
@@ -72,7 +76,15 @@ class Template(Protocol):
     fingerprint: str
 
     def render(self, conversation: Conversation) -> list[Segment]:
-        """The dialogue; where it ends with a user turn, up to and with the header of the answer to come."""
+        """Return the dialogue; where it ends with a user turn, up to and with the header of the answer to come.
+
+        Raises:
+            TemplateRefusedError: it will not render this dialogue.
+        """
+        ...
+
+    def render_many(self, conversations: Sequence[Conversation]) -> list[list[Segment] | TemplateRefusedError]:
+        """Return what `render` returns or raises for each of them."""
         ...
 
 
@@ -94,7 +106,7 @@ class ErnieTemplate:
         self.stop_token_ids = tuple(dict.fromkeys((tokenizer.eos_id, end_id)))
         from erniekit.data.templates.jinja import marked_segments  # jinja.py imports this module
 
-        self._render = marked_segments(TEMPLATE_FILE.read_text(encoding="utf-8"))
+        self._render = marked_segments(TEMPLATE_FILE.read_text(encoding="utf-8"), tokenizer)
 
     def render(self, conversation: Conversation) -> list[Segment]:
         if conversation.uses_tools:
@@ -102,20 +114,38 @@ class ErnieTemplate:
                 "tools or tool calls, for which ERNIE-4.5's dialogue format has no place: put a chat_template.jinja "
                 "that takes tools into the model's folder (the Thinking models bring one), or remove these records"
             )
+        if any(turn.thoughts for turn in conversation.turns):
+            raise TemplateRefusedError(
+                "reasoning_content, for which ERNIE-4.5's dialogue format has no place: write the thoughts into the "
+                "answer's text, between <think> and </think>, or put a chat_template.jinja that takes "
+                "reasoning_content into the model's folder"
+            )
         return self._render(conversation)
 
+    def render_many(self, conversations: Sequence[Conversation]) -> list[list[Segment] | TemplateRefusedError]:
+        results: list[list[Segment] | TemplateRefusedError] = []
+        for conversation in conversations:
+            try:
+                results.append(self.render(conversation))
+            except TemplateRefusedError as error:
+                results.append(error)
+        return results
 
-def chat_template(tokenizer: Tokenizer) -> Template:
-    """The template of a model: the jinja one of its folder, or ERNIE-4.5's own if the folder has none.
+
+def chat_template(tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None) -> Template:
+    """Return the template of a model: the jinja one of its folder, or ERNIE-4.5's own if the folder has none.
 
     A jinja template that renders as ERNIE-4.5 does is replaced by ERNIE-4.5's own, which also knows the `</s>` label.
+
+    Args:
+        variables: further variables of a jinja template, such as `enable_thinking`.
 
     Raises:
         ModelFileError: no template is there and the tokenizer is not ERNIE's, or the jinja text is broken.
         DataError: the jinja template cannot be used for training (see JinjaTemplate).
     """
     ernie = ErnieTemplate(tokenizer) if {ErnieTemplate.BEGIN, ErnieTemplate.END} <= tokenizer.control_tokens else None
-    if tokenizer.chat_template is None:
+    if not tokenizer.chat_templates:
         if ernie is None:
             raise ModelFileError(
                 "the model's folder has no chat template and its tokenizer is not ERNIE-4.5's: put the template into "
@@ -124,9 +154,10 @@ def chat_template(tokenizer: Tokenizer) -> Template:
         return ernie
     from erniekit.data.templates.jinja import JinjaTemplate, renders_identically
 
-    jinja_template = JinjaTemplate(tokenizer)
-    plain = ernie is not None and not jinja_template.takes_tools and renders_identically(jinja_template, ernie)
-    return ernie if ernie is not None and plain else jinja_template
+    jinja_template = JinjaTemplate(tokenizer, variables)
+    if ernie is None or jinja_template.takes_tools or jinja_template.takes_thoughts:
+        return jinja_template
+    return ernie if renders_identically(jinja_template, ernie) else jinja_template
 
 
 def encode_sample(template: Template, tokenizer: Tokenizer, conversation: Conversation) -> Sample:
@@ -140,7 +171,7 @@ def encode_sample(template: Template, tokenizer: Tokenizer, conversation: Conver
 
 def encode_prompt(template: Template, tokenizer: Tokenizer, conversation: Conversation) -> list[int]:
     """The ids to generate from: the same ids that training has before the answer to the last (user) turn."""
-    segments = template.render(conversation)
+    segments = template.render(conversation.untrained())
     encoded = tokenizer.encode_batch([segment.text for segment in segments])
     return [token for ids in encoded for token in ids]
 

@@ -12,14 +12,14 @@ from tokenizers import Tokenizer as Library
 from tokenizers.models import Unigram
 
 from erniekit.data.tokenizers.breaks import BREAK
-from erniekit.data.tokenizers.files import TOKENIZER_FILE, AddedToken, AddedTokens
+from erniekit.data.tokenizers.files import TOKENIZER_FILE, AddedToken, AddedTokens, structural_tokens
 from erniekit.errors import ModelFileError
 
 
 class TokenizersBackend:
     """See tokenizer.Backend."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, template_text: str = "") -> None:
         path = folder / TOKENIZER_FILE
         try:
             self._library = Library.from_buffer(path.read_bytes())
@@ -33,16 +33,17 @@ class TokenizersBackend:
         self.size = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
         self._words = self._library.get_vocab(with_added_tokens=False)
         added = self._library.get_added_tokens_decoder()
-        structural = AddedTokens(
-            (
-                AddedToken(token.content, number, token.special, token.lstrip, token.rstrip, token.single_word)
-                for number, token in added.items()
-            ),
-            self._words.get,
-        )
-        self.control_tokens, self.structural_tokens = structural.special, structural.structural
+        tokens = [
+            AddedToken(token.content, number, token.special, token.lstrip, token.rstrip, token.single_word)
+            for number, token in added.items()
+        ]
+        self.control_tokens = frozenset(token.content for token in tokens if token.special)
+        self.structural_tokens = structural_tokens(tokens, self._words.get, template_text)
         self._structure = AddedTokens(
-            (structural.by_text[text] for text in self.structural_tokens), self._words.get, self._unknown_id()
+            (token for token in tokens if token.content in self.structural_tokens),
+            self._words.get,
+            self._unknown_id(),
+            template_text,
         )
         # A normalizer may turn other text into a token that is searched for behind it, or that the vocabulary holds.
         self._may_arise = self._library.normalizer is not None and any(

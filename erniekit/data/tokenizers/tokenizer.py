@@ -16,7 +16,7 @@ from erniekit.data.tokenizers.files import (
     TOKENIZER_FILE,
     TOKENIZER_FILES,
     VOCABULARY_FILES,
-    chat_template_of,
+    chat_templates_of,
     read_json,
     read_settings,
     special_tokens,
@@ -62,15 +62,18 @@ class Tokenizer:
         vocab_size: the largest token id + 1.
         control_tokens: the texts of the tokens that control the model, such as `<|end_of_sentence|>`.
         structural_tokens: these, and other added tokens such as `<tool_call>` that only a chat template may write.
+        plain_text: puts breaks into a text of users, tools or systems, so that no structural token is read in it.
+        answer_text: the same for an assistant's text, which may mark thoughts and use tokens that are not special.
         special_tokens: name -> text as the folder declares them, for jinja templates (`bos_token`, ...).
-        chat_template: the folder's jinja template, or None; `template_path` is its file.
+        chat_templates: the folder's jinja templates by name, `default` among them; `template_path` is their file.
         files: the files to copy into the folder of a trained model.
         fingerprint: hex digest of everything that determines the ids of a text.
     """
 
     def __init__(self, folder: Path) -> None:
         settings = read_settings(folder)
-        self._backend = _backend(folder, settings)
+        self.chat_templates, self.template_path = chat_templates_of(folder, read_json(folder / CONFIG_FILE))
+        self._backend = _backend(folder, settings, "".join(self.chat_templates.values()))
         self.special_tokens = {**self._backend.default_tokens, **special_tokens(settings)}
         self._check_special_tokens(folder)
         self.vocab_size = self._backend.size
@@ -88,7 +91,6 @@ class Tokenizer:
         self.eos_id = eos_id
         pad_ids = (self._named_id(name) for name in ("pad_token", "unk_token"))
         self.pad_id = next((token for token in pad_ids if token is not None), eos_id)
-        self.chat_template, self.template_path = chat_template_of(folder, read_json(folder / CONFIG_FILE))
         self.files = tuple(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
         digest = hashlib.blake2b(digest_size=16)
         for path in self._backend.files:
@@ -97,9 +99,6 @@ class Tokenizer:
         if self.structural_tokens != self.control_tokens:  # text that contains one of the others has other ids since
             digest.update(b"plain text of others")
         self.fingerprint = digest.hexdigest()
-
-    # plain_text(text): text of users, tools and systems, in which no structural token is read.
-    # answer_text(text): text of assistants, in which thoughts and tokens that are not special may be marked.
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
@@ -142,7 +141,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     return Tokenizer(Path(folder))
 
 
-def _backend(folder: Path, settings: dict[str, Any]) -> Backend:
+def _backend(folder: Path, settings: dict[str, Any], template_text: str) -> Backend:
     """Return the backend for the files in the folder; each library is imported only for its kind of files."""
     if not folder.is_dir():
         raise ModelFileError(f"{folder}: no such model folder")
@@ -151,12 +150,12 @@ def _backend(folder: Path, settings: dict[str, Any]) -> Backend:
         if model_file is not None:
             from erniekit.data.tokenizers.sentencepiece import SentencePieceBackend
 
-            return SentencePieceBackend(folder, model_file, settings)
+            return SentencePieceBackend(folder, model_file, settings, template_text)
         if any((folder / name).is_file() for name in VOCABULARY_FILES):
             from erniekit.data.tokenizers.paddlenlp import PaddlenlpBackend
 
-            return PaddlenlpBackend(folder, settings)
+            return PaddlenlpBackend(folder, settings, template_text)
 
     from erniekit.data.tokenizers.huggingface import TokenizersBackend
 
-    return TokenizersBackend(folder)
+    return TokenizersBackend(folder, template_text)
