@@ -37,7 +37,11 @@ def render_samples(
         parts = _render_groups(template, [conversations[number].split_answers() for number in again])
         for number, result in zip(again, parts, strict=True):
             results[number] = result
-    return results
+    return [_with_advice(result) if isinstance(result, RewritesTurnsError) else result for result in results]
+
+
+def _with_advice(error: RewritesTurnsError) -> RewritesTurnsError:
+    return RewritesTurnsError(f"{error}. Without split_multi_turn: false each answer becomes a sample of its own")
 
 
 def _render_groups(
