@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from erniekit.build.checks import (
 from erniekit.build.precision import apply_mixed_precision, choose_kernels
 from erniekit.build.quantization import quantization_from
 from erniekit.config import Config
+from erniekit.config.sections.basic import template_variables
 from erniekit.data.dataset import Dataset
 from erniekit.data.templates.ernie import Template, chat_template
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -73,7 +75,19 @@ def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
     """Return the tokenizer of `model_name_or_path`, with its chat template if the stage reads dialogues."""
     folder = model_folder(config)
     tokenizer = load_tokenizer(folder)
-    return tokenizer, None if config.stage.reads_text else chat_template(tokenizer)
+    if config.stage.reads_text:
+        return tokenizer, None
+    variables = template_variables(config.basic)
+    template = chat_template(tokenizer, variables)
+    warn_of_unused_variables(template, variables)
+    return tokenizer, template
+
+
+def warn_of_unused_variables(template: Template, variables: Mapping[str, object]) -> None:
+    """Warn of variables that the user gives to a template that does not use them."""
+    unused = sorted(set(variables) - template.variable_names)
+    if unused:
+        logger.warning(f"no effect: {', '.join(unused)}, because the model's chat template does not use it")
 
 
 def announce_dense_mask(config: Config, training: Dataset | None = None, evaluation: Dataset | None = None) -> None:

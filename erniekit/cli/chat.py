@@ -6,7 +6,8 @@ import argparse
 import sys
 
 from erniekit.cli.generate import add_model_arguments, generation_parameters, model_folder, select_device
-from erniekit.errors import DataError
+from erniekit.config.sections.basic import template_variables
+from erniekit.errors import UserError
 from erniekit.terminal import escape_control_characters
 
 HELP = "Type a message. /new starts a new dialogue, /exit (or Ctrl-D) leaves."
@@ -20,7 +21,11 @@ def run(arguments: list[str]) -> int:
     select_device(parameters)
     from erniekit.inference.engine import ChatModel, Dialogue, sampling_from
 
-    model = ChatModel.load(model_folder(options, parameters), adapters=options.lora_path)
+    model = ChatModel.load(
+        model_folder(options, parameters),
+        adapters=options.lora_path,
+        template_variables=template_variables(parameters.basic),
+    )
     sampling = sampling_from(parameters.generation, parameters.training.seed)
     limit = parameters.generation.max_model_len
     interactive = sys.stdin.isatty()
@@ -43,5 +48,5 @@ def run(arguments: list[str]) -> int:
             for piece in dialogue.reply(message, sampling):
                 print(escape_control_characters(piece), end="", flush=True)
             print()
-        except DataError as error:  # one message that cannot be answered does not end the dialogue
+        except UserError as error:  # one message that cannot be answered does not end the dialogue
             print(f"error: {error}", file=sys.stderr)

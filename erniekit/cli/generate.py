@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from erniekit.config import Config
+from erniekit.config.sections.basic import template_variables
 from erniekit.config.sections.generation import GenerationParameters
 from erniekit.environment import import_paddle
 from erniekit.hub.cache import HUBS, chosen_hub
@@ -58,7 +59,11 @@ def run(arguments: list[str]) -> int:
     select_device(parameters)
     from erniekit.inference.engine import ChatModel, sampling_from
 
-    model = ChatModel.load(model_folder(options, parameters), adapters=options.lora_path)
+    model = ChatModel.load(
+        model_folder(options, parameters),
+        adapters=options.lora_path,
+        template_variables=template_variables(parameters.basic),
+    )
     sampling = sampling_from(parameters.generation, parameters.training.seed)
     answers = model.answer(options.prompt, sampling, system=options.system, raw=options.raw)
     for prompt, answer in zip(options.prompt, answers, strict=True):
@@ -78,7 +83,11 @@ def _answer_file(options: argparse.Namespace, parameters: Config) -> int:
 
     if options.output:
         check_output(options.output)
-    model = ChatModel.load(model_folder(options, parameters), adapters=options.lora_path)
+    model = ChatModel.load(
+        model_folder(options, parameters),
+        adapters=options.lora_path,
+        template_variables=template_variables(parameters.basic),
+    )
     sampling = sampling_from(parameters.generation, parameters.training.seed)
     encoded = encode_prompts(model, prompts, options.prompts, sampling, system=options.system, raw=options.raw)
     records = answer_records(model, prompts, encoded, sampling)
@@ -105,6 +114,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", default="", help="system text that goes before the dialogue")
     parser.add_argument("--seed", default="42", help="seed of sampling (default 42)")
     parser.add_argument("--device", default="auto", help="auto, cpu, gpu or gpu:N (default auto)")
+    parser.add_argument("--enable-thinking", metavar="BOOL", help="for chat templates that have this switch")
+    parser.add_argument(
+        "--chat-template-kwargs", metavar="NAME=VALUE", help="variables of the chat template, with commas between them"
+    )
     defaults = GenerationParameters()
     for name, text in HELP.items():
         default = getattr(defaults, name)
@@ -114,7 +127,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def generation_parameters(options: argparse.Namespace) -> Config:
     """Return the options as validated parameters."""
-    names = (*HELP, "seed", "device")
+    names = (*HELP, "seed", "device", "enable_thinking", "chat_template_kwargs")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     given |= {hub.parameter: "true" for hub in HUBS if getattr(options, hub.parameter)}
     return Config.load(None, [f"{name}={value}" for name, value in given.items()], verb="generate")

@@ -51,9 +51,7 @@ class RenderedPair(NamedTuple):
         return [*self.prompt, *self.chosen, *self.rejected]
 
 
-def render_pairs(
-    template: Template, preferences: Sequence[Preference]
-) -> list[RenderedPair | TemplateRefusedError]:
+def render_pairs(template: Template, preferences: Sequence[Preference]) -> list[RenderedPair | TemplateRefusedError]:
     """Render pairs as their two dialogues, or return why the template refuses one of them."""
     dialogues = [
         Conversation(each.prompt.turns + answer, each.prompt.system)
@@ -61,9 +59,7 @@ def render_pairs(
         for answer in (each.chosen, each.rejected)
     ]
     rendered = template.render_many(dialogues)
-    return [
-        _join_dialogues(each, *rendered[2 * number : 2 * number + 2]) for number, each in enumerate(preferences)
-    ]
+    return [_join_dialogues(each, *rendered[2 * number : 2 * number + 2]) for number, each in enumerate(preferences)]
 
 
 def render_pair(template: Template, preference: Preference) -> RenderedPair:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from erniekit.build.adapters import base_folder
+from erniekit.build.model import warn_of_unused_variables
 from erniekit.build.quantization import base_of_adapters
 from erniekit.config.sections.generation import GenerationParameters
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
@@ -52,12 +54,19 @@ class ChatModel:
 
     @classmethod
     def load(
-        cls, folder: Path, *, adapters: Path | None = None, random_weights: bool = False, seed: int = 42
+        cls,
+        folder: Path,
+        *,
+        adapters: Path | None = None,
+        random_weights: bool = False,
+        seed: int = 42,
+        template_variables: Mapping[str, Any] | None = None,
     ) -> ChatModel:
         """Load a model folder, an `output_dir` or a checkpoint; a folder of adapters together with its base model.
 
         Args:
             adapters: a folder of adapters for the model in `folder`.
+            template_variables: variables of the chat template, such as `enable_thinking`.
 
         Raises:
             ModelFileError: a folder or one of its files is missing or damaged.
@@ -86,7 +95,9 @@ class ChatModel:
         weights = None if random_weights else folder
         base = base_of_adapters(run_parameters(adapters)) if adapters else None
         decoder = build_model(ModelConfig.from_folder(folder), weights, adapters=adapters, seed=seed, quantization=base)
-        return cls(decoder, tokenizer, chat_template(tokenizer))
+        template = chat_template(tokenizer, template_variables)
+        warn_of_unused_variables(template, template_variables or {})
+        return cls(decoder, tokenizer, template)
 
     def answer(self, prompts: Sequence[str], sampling: Sampling, *, system: str = "", raw: bool = False) -> list[str]:
         """Return one answer for each prompt; sampling depends on a prompt's index in the list, not on the other

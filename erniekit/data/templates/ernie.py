@@ -7,7 +7,7 @@ exactly those that chat feeds: the prompt's, then the answer's. They do not depe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -69,8 +69,10 @@ class Template(Protocol):
         stop_token_ids: generation ends at any of these.
         end_of_turn_target: the label that takes the place of a trained answer's last token; None leaves it as it is.
         fingerprint: changes when the rendered text could.
+        variable_names: the variables that it expects, see `chat_template`.
     """
 
+    variable_names: Set[str]
     stop_token_ids: tuple[int, ...]
     end_of_turn_target: int | None
     fingerprint: str
@@ -97,6 +99,7 @@ class ErnieTemplate:
 
     BEGIN, END = "<|begin_of_sentence|>", "<|end_of_sentence|>"
     fingerprint = "ernie-4.5"
+    variable_names: Set[str] = frozenset()
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         end_id = tokenizer.token_id(self.END)

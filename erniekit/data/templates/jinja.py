@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import jinja2
@@ -66,6 +66,7 @@ class JinjaTemplate:
 
     Attributes:
         takes_tools, takes_thoughts: whether the template has a place for tools, and for `reasoning_content`.
+        variable_names: the variables that it expects from outside.
 
     Raises:
         ModelFileError: a template is broken, or exceeds a limit of time or memory.
@@ -85,7 +86,7 @@ class JinjaTemplate:
         self.takes_tools = "tools" in names[self._tool_source]
         self._takes_calls = any("tool_calls" in source for source in self._sources.values())
         self.takes_thoughts = any("reasoning_content" in source for source in self._sources.values())
-        self.variable_names = set().union(*names.values())
+        self.variable_names: Set[str] = set().union(*names.values())
         self.fingerprint = self._fingerprint(variables or {})
         self._end_of_turn = self._find_end_of_turn(tokenizer)
         end_id = tokenizer.token_id(self._end_of_turn)
@@ -136,7 +137,7 @@ class JinjaTemplate:
         return any(segment.trained and text.strip() in segment.text for segment in segments)
 
     def _refusal(self, conversation: Conversation) -> TemplateRefusedError | None:
-        """Return why the template cannot hold a dialogue: it would leave out without a word what it does not mention."""
+        """Return why the template cannot hold a dialogue: it would leave out silently what it does not mention."""
         lacking = [
             name
             for name, used, taken in (
