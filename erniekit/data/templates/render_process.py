@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-SECONDS = 10.0  # of processor time for rendering one text
+SECONDS = 5.0  # of processor time for rendering one text
 MEMORY_BYTES = 2 << 30
 MAX_CHARACTERS = 100_000_000  # of one text
 _PACKAGES = Path(__file__).parents[3]  # where `erniekit` is imported from
@@ -86,7 +86,8 @@ atexit.register(RENDER_PROCESS.close)
 
 def _start() -> subprocess.Popen[bytes]:
     # -I and -S: neither the user's environment nor site packages' start-up files; the paths of this process serve both
-    program = f"import sys; sys.path[:] = {[str(_PACKAGES), *sys.path]!r}; from {__name__} import serve; serve()"
+    program = f"import sys; sys.path[:] = {[str(_PACKAGES), *sys.path]!r}; from {__name__} import serve; "
+    program += f"serve({SECONDS!r}, {MEMORY_BYTES!r})"
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", program],
         stdin=subprocess.PIPE,
@@ -104,8 +105,14 @@ def _reason(return_code: int) -> str:
 # The child's end.
 
 
-def serve() -> None:
-    """Answer requests until the parent closes its end."""
+def serve(seconds: float, memory_bytes: int) -> None:
+    """Answer requests until the parent closes its end.
+
+    Args:
+        seconds, memory_bytes: the limits of this process.
+    """
+    global SECONDS, MEMORY_BYTES
+    SECONDS, MEMORY_BYTES = seconds, memory_bytes
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; its end closes ours
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

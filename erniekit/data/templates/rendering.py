@@ -92,7 +92,7 @@ def segments_of(
     if messages[-1]["role"] != ASSISTANT:
         return [(render(messages, True), False)]
     before = render(messages[:-1], True)
-    answer = _answer(before, render(messages, False), end_of_turn)
+    answer = _answer(before, render(messages, False), messages[-2].get("content"), end_of_turn)
     return [(before, False), (answer, trained[-1])]
 
 
@@ -108,7 +108,8 @@ def _appended(
         before = render(messages[:number], True)
         _check_appends(rendered, before)
         try:
-            answer = _answer(before, render(messages[: number + 1], False), end_of_turn)
+            with_answer = render(messages[: number + 1], False)
+            answer = _answer(before, with_answer, messages[number - 1].get("content"), end_of_turn)
         except RefusedError as error:
             if trained[number]:
                 raise
@@ -122,18 +123,41 @@ def _appended(
     return segments
 
 
-def _answer(before: str, with_answer: str, end_of_turn: str) -> str:
-    """Return what an answer adds, up to and with its end of turn."""
-    if not with_answer.startswith(before):
+def _answer(before: str, with_answer: str, last_text: object, end_of_turn: str) -> str:
+    """Return what an answer adds, up to and with its end of turn.
+
+    Args:
+        before, with_answer: the dialogue with the header of the answer, and with the answer.
+        last_text: of the last message before the answer.
+    """
+    start = len(before) if with_answer.startswith(before) else _end_of_prompt(before, with_answer, last_text)
+    if start is None:
         raise RefusedError(
             f"an answer does not begin where the generation prompt ends ({_difference(before, with_answer)}), so it "
             "cannot be marked as a target. An answer needs the thoughts that the generation prompt begins, or a "
             "template that begins answers where the generation prompt ends"
         )
-    end = with_answer.rfind(end_of_turn, len(before))
+    end = with_answer.rfind(end_of_turn, start)
     if end < 0:
-        raise RefusedError(f"the answer {with_answer[len(before) :][:40]!r} is not ended in it")
-    return with_answer[len(before) : end + len(end_of_turn)]
+        raise RefusedError(f"the answer {with_answer[start:][:40]!r} is not ended in it")
+    return with_answer[start : end + len(end_of_turn)]
+
+
+def _end_of_prompt(before: str, with_answer: str, last_text: object) -> int | None:
+    """Return where an answer begins in a text whose prompt differs from `before` somewhere in front of the last message.
+
+    Mistral's templates show a system text only while the question is the last message.
+    """
+    begin = before.rfind(last_text) if isinstance(last_text, str) and last_text else -1
+    if begin < 0:
+        return None
+    tail, start = before[begin:], 0
+    for _ in range(before.count(tail)):  # the same question may stand in the dialogue before
+        begin = with_answer.find(tail, start)
+        if begin < 0:
+            return None
+        start = begin + len(tail)
+    return start
 
 
 def _check_appends(shorter: str, longer: str) -> None:
