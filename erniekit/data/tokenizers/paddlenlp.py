@@ -38,8 +38,11 @@ class PaddlenlpBackend:
             raise ModelFileError(f"{folder}: paddlenlp's {name} cannot load these files: {error}") from None
         vocabulary = self._tokenizer.get_vocab()
         tokens = added_tokens(folder, settings, vocabulary.get).values()
+        words = vocabulary.keys() - self._tokenizer.added_tokens_encoder.keys()
         unknown_id = getattr(self._tokenizer, "unk_token_id", None)
-        self._added = AddedTokens(tokens, vocabulary.get, unknown_id, template_text)
+        self._added = AddedTokens(
+            tokens, lambda text: vocabulary[text] if text in words else None, unknown_id, template_text
+        )
         self._ids = {**vocabulary, **{text: token.id for text, token in self._added.by_text.items()}}
         self._known = frozenset(vocabulary.values())
         self.control_tokens, self.structural_tokens = self._added.special, self._added.structural
