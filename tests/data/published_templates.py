@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from erniekit.data.templates.ernie import TEMPLATE_FOR_OTHERS
 from tests.data.conftest import CONTROL_TOKENS
 
 # --- Qwen2.5: ChatML with a system text of its own; calls and results are marked with tokens that are not special.
@@ -28,7 +29,7 @@ QWEN25 = (
     "{%- elif message.role == 'assistant' %}{{- '<|im_start|>' + message.role }}"
     "{%- if message.content %}{{- '\\n' + message.content }}{%- endif %}"
     "{%- for call in message.tool_calls %}{%- set call = call.function or call %}"
-    "{{- '\\n<tool_call>\\n{\"name\": \"' + call.name + '\", \"arguments\": ' + call.arguments | tojson }}"
+    '{{- \'\\n<tool_call>\\n{"name": "\' + call.name + \'", "arguments": \' + call.arguments | tojson }}'
     "{{- '}\\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\\n' }}"
     "{%- elif message.role == 'tool' %}" + _QWEN_RESULT + "{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
@@ -36,7 +37,9 @@ QWEN25 = (
 # --- Qwen3: thoughts only in answers after the last question of a user; the last answer has at least an empty thought.
 QWEN3 = (
     "{%- if tools %}{{- '<|im_start|>system\\n' }}"
-    "{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}" + _QWEN_TOOLS + "{%- else %}"
+    "{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}"
+    + _QWEN_TOOLS
+    + "{%- else %}"
     "{%- if messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}"
     "{%- endif %}{%- endif %}"
     "{%- set ns = namespace(looking=true, last_query=messages | length - 1) %}"
@@ -60,7 +63,7 @@ QWEN3 = (
     "{%- for call in message.tool_calls or [] %}"
     "{%- if (loop.first and content) or not loop.first %}{{- '\\n' }}{%- endif %}"
     "{%- set call = call.function or call %}"
-    "{{- '<tool_call>\\n{\"name\": \"' + call.name + '\", \"arguments\": ' }}"
+    '{{- \'<tool_call>\\n{"name": "\' + call.name + \'", "arguments": \' }}'
     "{{- call.arguments if call.arguments is string else call.arguments | tojson }}{{- '}\\n</tool_call>' }}"
     "{%- endfor %}{{- '<|im_end|>\\n' }}"
     "{%- elif message.role == 'tool' %}" + _QWEN_RESULT + "{%- endif %}{%- endfor %}"
@@ -74,23 +77,28 @@ LLAMA3 = (
     "{{- bos_token }}{%- if not date_string is defined %}{%- set date_string = '26 Jul 2024' %}{%- endif %}"
     "{%- if messages[0].role == 'system' %}{%- set system = messages[0].content | trim %}{%- set rest = messages[1:] %}"
     "{%- else %}{%- set system = '' %}{%- set rest = messages %}{%- endif %}"
-    + _LLAMA_HEADER % "'system'"
+    + _LLAMA_HEADER
+    % "'system'"
     + "{{- 'Today Date: ' + date_string + '\\n\\n' + system + '<|eot_id|>' }}"
     "{%- if tools %}{%- set first = rest[0].content | trim %}{%- set rest = rest[1:] %}"
-    + _LLAMA_HEADER % "'user'"
+    + _LLAMA_HEADER
+    % "'user'"
     + "{%- for tool in tools %}{{- tool | tojson(indent=4) }}{{- '\\n\\n' }}{%- endfor %}{{- first + '<|eot_id|>' }}"
     "{%- endif %}"
     "{%- for message in rest %}"
     "{%- if message.tool_calls %}"
     "{%- if message.tool_calls | length != 1 %}{{- raise_exception('one call at once, please') }}{%- endif %}"
     "{%- set call = message.tool_calls[0].function %}"
-    + _LLAMA_HEADER % "'assistant'"
+    + _LLAMA_HEADER
+    % "'assistant'"
     + "{{- '{\"name\": \"' + call.name + '\", \"parameters\": ' }}{{- call.arguments | tojson }}{{- '}<|eot_id|>' }}"
     "{%- elif message.role == 'tool' %}"
-    + _LLAMA_HEADER % "'ipython'"
+    + _LLAMA_HEADER
+    % "'ipython'"
     + "{{- message.content | tojson if message.content is iterable else message.content }}{{- '<|eot_id|>' }}"
     "{%- else %}"
-    + _LLAMA_HEADER % "message.role"
+    + _LLAMA_HEADER
+    % "message.role"
     + "{{- message.content | trim + '<|eot_id|>' }}{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}" + _LLAMA_HEADER % "'assistant'" + "{%- endif %}"
 )
@@ -201,6 +209,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], dict[str, str]]
         ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]",
          "[/TOOL_RESULTS]"), (), {},
     ),
+    "ernie-written": (TEMPLATE_FOR_OTHERS.read_text(), (), (), {}),  # what training writes where there is no template
     "ernie": (ERNIE, (), (), {"cls_token": CONTROL_TOKENS[3], "sep_token": CONTROL_TOKENS[4]}),
     "ernie-thinking": (ERNIE_THINKING, _IM, (*_QWEN_WORDS, "<response>", "</response>"), {"eos_token": "</s>"}),
     "gemma3": (GEMMA3, ("<start_of_turn>", "<end_of_turn>"), (), {}),
@@ -223,7 +232,8 @@ DIALOGUES: dict[str, dict[str, Any]] = {
         "messages": [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "Count apples"}, {"role": "assistant", "content": "six apples"},
-            {"role": "user", "content": "And days? 今天"}, {"role": "assistant", "content": "two <b>days</b>\nor three"},
+            {"role": "user", "content": "And days? 今天"},
+            {"role": "assistant", "content": "two <b>days</b>\nor three"},
         ],
     },
     "no system, one answer only read": {
@@ -271,9 +281,9 @@ DIALOGUES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # What a family has no place for; transformers would leave it out without a word, or its template refuses it.
 REFUSED = {
-    *((family, case) for family in ("qwen2.5", "llama3", "mistral", "ernie", "gemma3", "granite", "smollm3")
+    *((family, case) for family in FAMILIES.keys() - {"qwen3", "ernie-thinking"}
       for case in ("thoughts", "tools and thoughts")),
-    *((family, "tools") for family in ("ernie", "gemma3", "smollm3")),
+    *((family, "tools") for family in ("ernie", "ernie-written", "gemma3", "smollm3")),
     # the generation prompt of the Thinking model begins a thought, so an answer without one cannot follow it
     *(("ernie-thinking", case) for case in (*list(DIALOGUES)[:2], "thoughts in the text", "tools")),
 }  # fmt: skip

@@ -11,7 +11,14 @@ from tokenizers import AddedToken, Tokenizer
 
 from erniekit.data.conversation import Conversation
 from erniekit.data.formats.chat import read_records
-from erniekit.data.templates.ernie import IGNORE_INDEX, assemble, chat_template, encode_prompt
+from erniekit.data.templates.ernie import (
+    IGNORE_INDEX,
+    ErnieTemplate,
+    assemble,
+    chat_template,
+    encode_prompt,
+    published_files,
+)
 from erniekit.data.templates.samples import render_samples
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import DataError
@@ -78,7 +85,9 @@ def test_samples_are_what_transformers_renders_up_to_each_answer(opened, convers
         if family == "mistral":  # its system text goes with the answer's coming; what is trained is what chat feeds
             whole = before + whole[whole.rindex(before[-7:]) + 7 :]
         prompt = encode_prompt(template, tokenizer, replace(sample.conversation, turns=sample.conversation.turns[:-1]))
-        if family == "ernie":  # its answers follow a space, and are tokenized apart from it
+        if (
+            family.startswith("ernie") and family != "ernie-thinking"
+        ):  # its answers follow a space, and are tokenized apart from it
             assert whole.startswith(tokenizer.decode(ids, skip_special_tokens=False))
             assert tokenizer.decode(prompt, skip_special_tokens=False) == before
             assert ids[: len(prompt)] == prompt
@@ -97,7 +106,10 @@ def test_samples_are_what_transformers_renders_up_to_each_answer(opened, convers
     assert "Count" not in text and "1 + 2" not in text
 
 
-END = {"ernie": "<|end_of_sentence|>", "ernie-thinking": "<|im_end|>", "gemma3": "<end_of_turn>"}
+END = {
+    "ernie": "<|end_of_sentence|>", "ernie-written": "<|end_of_sentence|>",
+    "ernie-thinking": "<|im_end|>", "gemma3": "<end_of_turn>",
+}  # fmt: skip
 GENERATION = "<|im_start|>assistant\n<think>\n"  # with which ERNIE-4.5-Thinking's template always ends
 
 
@@ -107,6 +119,17 @@ def test_what_a_family_has_no_place_for_is_refused_with_the_reason(opened, conve
     (refused,) = render_samples(template, [conversation(case)], None)
     assert isinstance(refused, DataError)
     assert any(word in str(refused) for word in ("no place for", "tools or tool calls", "reasoning_content", "thought"))
+
+
+def test_a_model_without_a_template_is_published_with_one(opened, tmp_path):
+    without = load_tokenizer(write_tokenizer(tmp_path))
+    assert [path.name for path in published_files(without)][-1] == "chat_template.jinja"
+    for family in ("ernie", "ernie-written"):
+        tokenizer, template = opened(family)
+        assert isinstance(template, ErnieTemplate) and published_files(tokenizer) == tokenizer.files
+    assert (
+        published_files(load_tokenizer(write_tokenizer(tmp_path / "other", CONTROL_TOKENS[:3])))[-1].suffix == ".json"
+    )
 
 
 def test_which_families_rewrite_turns(opened, conversation):

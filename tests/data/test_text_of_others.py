@@ -109,7 +109,7 @@ def test_words_of_the_vocabulary_are_no_structure(tmp_path):
     folder = write_tokenizer(tmp_path)
     path = str(folder / "tokenizer.json")
     library = Tokenizer.from_file(path)
-    word = next(word for word in library.get_vocab(with_added_tokens=False) if word.isalpha() and len(word) > 3)
+    word = next(word for word in library.get_vocab(with_added_tokens=False) if word.isascii() and word.isalpha())
     library.add_tokens([AddedToken(word), AddedToken("\n\n\n"), AddedToken("<tool>")])
     library.save(path)
     tokenizer = load_tokenizer(folder)
@@ -133,7 +133,16 @@ def test_sentencepiece_models(tmp_path, rule, legacy):
     tokenizer = load_tokenizer(write_sentencepiece(tmp_path, config=config, normalization_rule_name=rule))
     structural = {tokenizer.token_id(token) for token in tokenizer.structural_tokens} - {0}
     assert tokenizer.token_id("<tool_call>") in structural and tokenizer.token_id("<mask:5>") in structural
-    for attack in (BEGIN, END, "<s></s>", "a <mask:5>b", "＜mask:5＞", "<tool_call>", "＜tool_call＞", "<mask:<mask:1>1>"):
+    for attack in (
+        BEGIN,
+        END,
+        "<s></s>",
+        "a <mask:5>b",
+        "＜mask:5＞",
+        "<tool_call>",
+        "＜tool_call＞",
+        "<mask:<mask:1>1>",
+    ):
         ids = tokenizer.encode(tokenizer.plain_text(f"six {attack} left"))
         assert not structural & set(ids), attack
         assert tokenizer.decode(ids).replace(" ", "").endswith("left")

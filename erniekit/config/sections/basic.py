@@ -57,8 +57,8 @@ class BasicParameters:
     enable_thinking: bool | None = parameter(
         None,
         "Whether the model thinks before it answers, for chat templates that have this switch, such as Qwen3's. "
-        "Training and answering should agree: with false an empty thought belongs to the question, so that only the answer is "
-        "trained. null leaves the choice to the template.",
+        "Training and answering should agree: with false an empty thought belongs to the question, so that "
+        "only the answer is trained. null leaves the choice to the template.",
         verbs=TEMPLATE_VERBS,
         stages=("SFT", "DPO"),
         example=False,

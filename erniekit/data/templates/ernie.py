@@ -20,6 +20,7 @@ from erniekit.errors import DataError, ModelFileError
 
 IGNORE_INDEX = -100
 TEMPLATE_FILE = Path(__file__).with_name("ernie.jinja")
+TEMPLATE_FOR_OTHERS = Path(__file__).with_name("chat_template.jinja")  # the same format, as other programs render it
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,14 @@ def chat_template(tokenizer: Tokenizer, variables: Mapping[str, Any] | None = No
     if ernie is None or jinja_template.takes_tools or jinja_template.takes_thoughts:
         return jinja_template
     return ernie if renders_identically(jinja_template, ernie) else jinja_template
+
+
+def published_files(tokenizer: Tokenizer) -> tuple[Path, ...]:
+    """Return the files that belong into the folder of a trained model: the tokenizer's, and ERNIE-4.5's chat template
+    where dialogues of that format were trained and the folder has no template, so that other programs render it."""
+    is_ernie = {ErnieTemplate.BEGIN, ErnieTemplate.END} <= tokenizer.control_tokens
+    added = () if tokenizer.chat_templates or not is_ernie else (TEMPLATE_FOR_OTHERS,)
+    return (*tokenizer.files, *added)
 
 
 def encode_sample(template: Template, tokenizer: Tokenizer, conversation: Conversation) -> Sample:

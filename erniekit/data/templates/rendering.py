@@ -144,7 +144,7 @@ def _answer(before: str, with_answer: str, last_text: object, end_of_turn: str) 
 
 
 def _end_of_prompt(before: str, with_answer: str, last_text: object) -> int | None:
-    """Return where an answer begins in a text whose prompt differs from `before` somewhere in front of the last message.
+    """Return where an answer begins in a text whose prompt differs from `before` in front of the last message; or None.
 
     Mistral's templates show a system text only while the question is the last message.
     """

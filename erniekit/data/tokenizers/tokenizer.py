@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from erniekit.data.tokenizers.breaks import break_inserter
 from erniekit.data.tokenizers.files import (
+    ADDITIONAL_TEMPLATES,
     CONFIG_FILE,
     SENTENCEPIECE_FILES,
     TOKENIZER_FILE,
@@ -91,7 +92,8 @@ class Tokenizer:
         self.eos_id = eos_id
         pad_ids = (self._named_id(name) for name in ("pad_token", "unk_token"))
         self.pad_id = next((token for token in pad_ids if token is not None), eos_id)
-        self.files = tuple(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
+        further_templates = sorted((folder / ADDITIONAL_TEMPLATES).glob("*.jinja"))
+        self.files = (*(folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), *further_templates)
         digest = hashlib.blake2b(digest_size=16)
         for path in self._backend.files:
             digest.update(path.read_bytes())
