@@ -99,7 +99,7 @@ def _start() -> subprocess.Popen[bytes]:
 def _reason(return_code: int) -> str:
     if return_code in (-signal.SIGPROF, -signal.SIGXCPU):
         return f"it needs more than {SECONDS:g} s of processor time to render one text"
-    return f"it needs more than {MEMORY_BYTES >> 30} GiB of memory, or recurses too deeply, to render one text"
+    return f"it needs more than {MEMORY_BYTES / 2**30:.2g} GiB of memory, or recurses too deeply, to render one text"
 
 
 # The child's end.
@@ -165,7 +165,7 @@ def _answer(source: str, variables: dict[str, Any], item: dict[str, Any]) -> Rep
     except jinja2.TemplateSyntaxError as error:
         return {"refused": str(error.message), "line": error.lineno}
     except MemoryError:
-        return {"limit": f"it needs more than {MEMORY_BYTES >> 30} GiB of memory, or renders a text without end"}
+        return {"limit": f"it needs more than {MEMORY_BYTES / 2**30:.2g} GiB of memory, or renders a text without end"}
     except RecursionError:
         return {"limit": "it recurses too deeply"}
     except Exception as error:  # whatever the expressions of a template raise, for example "a" + none
