@@ -127,6 +127,58 @@ def test_a_template_that_renders_like_ernie_becomes_ernies_own(folder_with):
     assert [part.text for part in own] == [part.text for part in jinja]
 
 
+@pytest.mark.parametrize(
+    ("plain", "other"),
+    [
+        ("message.content + '<|end_of_sentence|>'", "message.content.split('</think>')[-1] + '<|end_of_sentence|>'"),
+        ("'User: ' + message.content", "'User: ' + message.content | trim"),
+        ("message.content + '\\n' -", "(message.content | trim) + '\\n' -"),
+        ("{%- for message", "{%- if messages[-1].role == 'user' -%}{{- ' ' -}}{%- endif -%}{%- for message"),
+        ("{%- for message", "{%- if messages | length > 6 -%}{{- ' ' -}}{%- endif -%}{%- for message"),
+    ],
+    ids=["drops thoughts", "trims questions", "trims a system text", "marks a prompt", "marks a long dialogue"],
+)
+def test_a_template_that_differs_anywhere_is_never_replaced(folder_with, plain, other):
+    assert plain in ERNIE_LIKE
+    template = chat_template(folder_with(ERNIE_LIKE.replace(plain, other, 1)))
+    assert isinstance(template, JinjaTemplate)
+
+
+def test_named_templates_are_chosen_as_transformers_does(folder_with, tmp_path):
+    """`tool_use` where a dialogue lists tools, and there is such a template; else `default`."""
+    called = "{%- for call in message.tool_calls or [] %}{{ call }}{% endfor %}"
+    with_tools = "{{ tools | length }} tools\n" + CHATML.replace("<|im_end|>", called + "<|im_end|>")
+    folder = write_tokenizer(
+        tmp_path, (*CONTROL_TOKENS, "<|im_start|>", "<|im_end|>"),
+        chat_template=[{"name": "default", "template": CHATML}, {"name": "tool_use", "template": with_tools}],
+    )  # fmt: skip
+    template = chat_template(load_tokenizer(folder))
+    equipped = Conversation(DIALOGUE.turns, tools=({"name": "add"},))
+    first, second, third = template.render_many([DIALOGUE, equipped, DIALOGUE])
+    assert first == third == template.render(DIALOGUE) and first[0].text.startswith("<|im_start|>system")
+    assert second[0].text.startswith("1 tools\n<|im_start|>user")
+
+    (folder / "chat_template.jinja").write_text("new" + CHATML)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("newer" + with_tools)
+    tokenizer = load_tokenizer(folder)
+    texts = [chat_template(tokenizer).render(each)[0].text for each in (DIALOGUE, equipped)]
+    assert texts[0].startswith("new<|im_start|>") and texts[1].startswith("newer1 tools")
+    assert folder / "additional_chat_templates" / "tool_use.jinja" in tokenizer.files
+
+
+def test_thoughts_that_a_template_leaves_out_are_never_lost(folder_with):
+    """It mentions `reasoning_content`, and shows it of the first answer only."""
+    shy = CHATML.replace(
+        "{{ message['content'] }}", "{{ message.reasoning_content if loop.index == 2 }}{{ message.content }}"
+    )
+    template = chat_template(folder_with(shy))
+    answers = [Turn("assistant", "six", True, thoughts="why six"), Turn("assistant", "two", True, thoughts="why two")]
+    assert template.render(Conversation((DIALOGUE.turns[0], answers[0])))[-1].text == "why sixsix<|im_end|>"
+    with pytest.raises(TemplateRefusedError, match="leaves out the `reasoning_content`"):
+        template.render(Conversation((DIALOGUE.turns[0], answers[0], DIALOGUE.turns[2], answers[1])))
+
+
 FORGETTING = CHATML.replace(
     "{{ message['content'] }}",
     "{{ message['content'] if loop.last or message.role != 'assistant' else 'gone' }}",
