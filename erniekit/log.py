@@ -27,6 +27,7 @@ STDERR_LOGGERS = (
     "erniekit.hub.download",
     "erniekit.inference.batch",
     "erniekit.build.adapters",
+    "erniekit.build.checks",
     "erniekit.model.architectures.model_config",
 )
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -30,6 +31,8 @@ from erniekit.training.callbacks.trackers import refuse_missing_trackers
 
 if TYPE_CHECKING:
     from erniekit.distributed.topology import Topology
+
+logger = logging.getLogger(__name__)
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 
@@ -105,24 +108,42 @@ def read_generation_config(folder: Path) -> Mapping[str, Any]:
     return read_json_object(path) if path.is_file() else {}
 
 
-def open_tokenizer_of(folder: Path, *, with_template: bool) -> tuple[Tokenizer, Template | None]:
+def open_tokenizer_of(
+    folder: Path, *, with_template: bool, variables: Mapping[str, Any] | None = None
+) -> tuple[Tokenizer, Template | None]:
     """Return the tokenizer of a folder, with its chat template if dialogues are read.
+
+    Args:
+        variables: variables of the chat template, such as `enable_thinking`.
 
     Raises:
         UserError: a file is missing or damaged, or the template cannot be used.
     """
     tokenizer = load_tokenizer(folder)
-    return tokenizer, chat_template(tokenizer) if with_template else None
+    return tokenizer, chat_template(tokenizer, variables) if with_template else None
 
 
-def check_tokenizer(folder: Path, model_config: ModelConfig | None, *, with_template: bool) -> None:
+def warn_of_unused_variables(template: Template, variables: Mapping[str, Any]) -> None:
+    """Warn of variables that the user gives to a template that does not use them."""
+    unused = sorted(set(variables) - template.variable_names)
+    if unused:
+        logger.warning(f"no effect: {', '.join(unused)}, because the model's chat template does not use it")
+
+
+def check_tokenizer(
+    folder: Path,
+    model_config: ModelConfig | None,
+    *,
+    with_template: bool,
+    variables: Mapping[str, Any] | None = None,
+) -> None:
     """Raise UserError if the tokenizer of a folder cannot be used, or does not belong to the model.
 
     A vocabulary that only paddlenlp reads is not opened, because that imports Paddle.
     """
     if needs_paddlenlp(folder):
         return
-    tokenizer, _ = open_tokenizer_of(folder, with_template=with_template)
+    tokenizer, _ = open_tokenizer_of(folder, with_template=with_template, variables=variables)
     if model_config is not None:
         check_vocabulary(model_config, tokenizer)
 

@@ -107,6 +107,7 @@ def sample_limits(config: Config) -> dict[str, Any]:
         "over_length": config.sft.over_length_policy,
         "max_prompt_len": config.dpo.max_prompt_len,
         "needs_scores": config.dpo.offset_alpha > 0,
+        "split_multi_turn": config.sft.split_multi_turn,
     }
 
 

@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from erniekit.build.adapters import AdapterPlan, starts_from_adapters
-from erniekit.build.checks import check_dense_mask, open_tokenizer_of, read_local_model, with_mtp_layers
+from erniekit.build.checks import (
+    check_dense_mask,
+    open_tokenizer_of,
+    read_local_model,
+    warn_of_unused_variables,
+    with_mtp_layers,
+)
 from erniekit.build.precision import apply_mixed_precision, choose_kernels
 from erniekit.build.quantization import quantization_from
 from erniekit.config import Config
+from erniekit.config.sections.basic import template_variables
 from erniekit.data.dataset import Dataset
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
@@ -72,7 +79,13 @@ def begin(config: Config, *, writes_output: bool = True) -> tuple[ModelConfig, T
 
 def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
     """Return the tokenizer of `model_name_or_path`, with its chat template if the stage reads dialogues."""
-    return open_tokenizer_of(model_folder(config), with_template=not config.stage.reads_text)
+    variables = template_variables(config.basic)
+    tokenizer, template = open_tokenizer_of(
+        model_folder(config), with_template=not config.stage.reads_text, variables=variables
+    )
+    if template is not None:
+        warn_of_unused_variables(template, variables)
+    return tokenizer, template
 
 
 def announce_dense_mask(config: Config, training: Dataset | None = None, evaluation: Dataset | None = None) -> None:

@@ -32,6 +32,7 @@ from erniekit.build.checks import (
 )
 from erniekit.build.layout import partition_layers
 from erniekit.config import Config
+from erniekit.config.sections.basic import template_variables
 from erniekit.config.sections.checkpoint import leaves_no_checkpoint
 from erniekit.config.sections.dpo import REFERENCE_FREE_LOSSES, reference_mode
 from erniekit.distributed.topology import Topology, topology_from
@@ -148,7 +149,13 @@ def _check_model_folder(config: Config, found: Findings) -> tuple[Path | None, M
         return None, None
     model = found.attempt(read_local_model, config, folder)
     if folder.is_dir():
-        found.attempt(check_tokenizer, folder, model, with_template=not config.stage.reads_text)
+        found.attempt(
+            check_tokenizer,
+            folder,
+            model,
+            with_template=not config.stage.reads_text,
+            variables=template_variables(config.basic),
+        )
         found.attempt(read_generation_config, folder)
     return folder, model
 
@@ -185,7 +192,13 @@ def _check_data(config: Config, found: Findings) -> None:
     found.attempt(check_paths, config)
     folder = found.attempt(local_model_folder, config)
     if folder is not None and folder.exists():
-        found.attempt(check_tokenizer, folder, None, with_template=not config.stage.reads_text)
+        found.attempt(
+            check_tokenizer,
+            folder,
+            None,
+            with_template=not config.stage.reads_text,
+            variables=template_variables(config.basic),
+        )
 
 
 def _check_answers(config: Config, found: Findings) -> Preflight:
@@ -196,8 +209,14 @@ def _check_answers(config: Config, found: Findings) -> Preflight:
     if folders is None:
         return Preflight()
     folder, adapters = folders
-    model = found.attempt(ModelConfig.from_folder, folder)
-    found.attempt(check_tokenizer, tokenizer_folder(folder, adapters), None, with_template=True)
+    model = found.attempt(ModelConfig.from_folder, folder, config.basic.ignore_config_keys)
+    found.attempt(
+        check_tokenizer,
+        tokenizer_folder(folder, adapters),
+        None,
+        with_template=True,
+        variables=template_variables(config.basic),
+    )
     if model is not None and (chosen_hub(config) is None or not missing_files(folder, weights=True)):
         found.attempt(locate_weights, model, folder)
     return Preflight(model)

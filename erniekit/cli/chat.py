@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from erniekit.cli.generate import add_model_arguments, generation_parameters, load_model, select_device
-from erniekit.errors import DataError
+from erniekit.errors import UserError
 from erniekit.terminal import escape_control_characters
 
 HELP = "Type a message. /new starts a new dialogue, /exit (or Ctrl-D) leaves."
@@ -43,5 +43,5 @@ def run(arguments: list[str]) -> int:
             for piece in dialogue.reply(message, sampling):
                 print(escape_control_characters(piece), end="", flush=True)
             print()
-        except DataError as error:  # one message that cannot be answered does not end the dialogue
+        except UserError as error:  # one message that cannot be answered does not end the dialogue
             print(f"error: {error}", file=sys.stderr)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from erniekit.config import Config
+from erniekit.config.sections.basic import template_variables
 from erniekit.config.sections.generation import GenerationParameters
 from erniekit.environment import import_paddle
 from erniekit.hub.cache import HUBS, chosen_hub
@@ -112,6 +113,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", default="", help="system text that goes before the dialogue")
     parser.add_argument("--seed", default="42", help="seed of sampling (default 42)")
     parser.add_argument("--device", default="auto", help="auto, cpu, gpu or gpu:N (default auto)")
+    parser.add_argument("--enable-thinking", metavar="BOOL", help="for chat templates that have this switch")
+    parser.add_argument(
+        "--chat-template-kwargs", metavar="NAME=VALUE", help="variables of the chat template, with commas between them"
+    )
     defaults = GenerationParameters()
     for name, text in HELP.items():
         default = getattr(defaults, name)
@@ -121,7 +126,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def generation_parameters(options: argparse.Namespace) -> Config:
     """Return the options as validated parameters."""
-    names = (*HELP, "seed", "device", "ignore_config_keys")
+    names = (*HELP, "seed", "device", "ignore_config_keys", "enable_thinking", "chat_template_kwargs")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     given |= {hub.parameter: "true" for hub in HUBS if getattr(options, hub.parameter)}
     return Config.load(None, [f"{name}={value}" for name, value in given.items()], verb="generate")
@@ -137,8 +142,12 @@ def load_model(options: argparse.Namespace, parameters: Config) -> ChatModel:
     """Load MODEL, with its adapters."""
     from erniekit.inference.engine import ChatModel
 
-    ignored = parameters.basic.ignore_config_keys
-    return ChatModel.load(model_folder(options, parameters), adapters=options.lora_path, ignored_keys=ignored)
+    return ChatModel.load(
+        model_folder(options, parameters),
+        adapters=options.lora_path,
+        ignored_keys=parameters.basic.ignore_config_keys,
+        template_variables=template_variables(parameters.basic),
+    )
 
 
 def select_device(parameters: Config) -> None:

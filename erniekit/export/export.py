@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from erniekit.build.checks import has_tokenizer
 from erniekit.build.quantization import base_of_adapters
 from erniekit.config import Config
+from erniekit.data.templates.ernie import published_files
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ModelFileError
 from erniekit.export.logit_difference import PROMPTS, compare, encode, fits_in_memory, prompt_logits
@@ -47,6 +47,7 @@ from erniekit.model.lora.lora import load_adapters, merge_adapters
 from erniekit.model.quantization.fp8 import read_averages, write_averages
 from erniekit.model.quantization.settings import Fp8
 from erniekit.model.storage.packed_tensors import CONFIG_KEY
+from erniekit.model.weights import copy_companion_file
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +102,9 @@ def export_model(
             facts = _write_hugging_face(folder, model, tokenizer, config, dtype)
         else:
             facts = _write_program(folder, model, tokenizer, form)
-        for source in tokenizer.files:
-            shutil.copyfile(source, folder / source.name)
+        trained_dialogues = model.parameters.get("stage") != "PT"
+        for source in published_files(tokenizer) if trained_dialogues else tokenizer.files:
+            copy_companion_file(source, folder)
         card = model_card(
             name=target.resolve().name,
             base=model.base_name,

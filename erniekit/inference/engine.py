@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from erniekit.build.checks import answering_folders, tokenizer_folder
+from erniekit.build.checks import answering_folders, tokenizer_folder, warn_of_unused_variables
 from erniekit.build.quantization import base_of_adapters
 from erniekit.config.sections.generation import GenerationParameters
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
@@ -19,6 +21,8 @@ from erniekit.inference.sampling import Sampling
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
+
+logger = logging.getLogger(__name__)
 
 MAX_BATCH_SIZE = 64  # prompts answered together: bounds the memory of the key-value cache
 
@@ -53,12 +57,14 @@ class ChatModel:
         random_weights: bool = False,
         seed: int = 42,
         ignored_keys: Sequence[str] = (),
+        template_variables: Mapping[str, Any] | None = None,
     ) -> ChatModel:
         """Load a model folder, an `output_dir` or a checkpoint; a folder of adapters together with its base model.
 
         Args:
             adapters: a folder of adapters for the model in `folder`.
             ignored_keys: keys of `config.json` that change nothing, beside those that the adapters' run was told of.
+            template_variables: variables of the chat template, such as `enable_thinking`.
 
         Raises:
             ModelFileError: a folder or one of its files is missing or damaged.
@@ -70,7 +76,9 @@ class ChatModel:
         base = base_of_adapters(run) if adapters else None
         config = ModelConfig.from_folder(folder, (*ignored_keys, *ignored_config_keys(run)))
         decoder = build_model(config, weights, adapters=adapters, seed=seed, quantization=base)
-        return cls(decoder, tokenizer, chat_template(tokenizer))
+        template = chat_template(tokenizer, template_variables)
+        warn_of_unused_variables(template, template_variables or {})
+        return cls(decoder, tokenizer, template)
 
     def answer(self, prompts: Sequence[str], sampling: Sampling, *, system: str = "", raw: bool = False) -> list[str]:
         """Return one answer for each prompt; sampling depends on a prompt's index in the list, not on the other
@@ -80,7 +88,7 @@ class ChatModel:
             raw: continue the texts as they are, without the chat template.
 
         Raises:
-            UserError: a prompt is empty, too long, not UTF-8, or contains a control token of the model.
+            UserError: a prompt is empty, too long, or not UTF-8.
         """
         encoded = [
             self.encode_text(prompt) if raw else self.encode(Conversation((Turn(USER, prompt),), system))
@@ -118,13 +126,20 @@ class ChatModel:
         return answers
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the token ids of a text as it is. Raises DataError if it is not UTF-8 or contains a control token."""
-        return self.tokenizer.encode(self._validated(text))
+        """Return the token ids of a text without the chat template; control tokens in it are ordinary text.
+
+        Raises:
+            DataError: it is not UTF-8.
+        """
+        _check_utf8(text)
+        self._tell_of_control_tokens(text)
+        return self.tokenizer.encode(self.tokenizer.plain_text(text))
 
     def encode(self, conversation: Conversation) -> list[int]:
         """Return the token ids of a dialogue, ending with the header of the next answer."""
         for text in (conversation.system, *(turn.content for turn in conversation.turns)):
-            self._validated(text)
+            _check_utf8(text)
+        self._tell_of_control_tokens(conversation.turns[-1].content)
         return encode_prompt(self.template, self.tokenizer, conversation)
 
     def stream(self, tokens: Sequence[int], sampling: Sampling, number: int = 0) -> Iterator[str]:
@@ -148,19 +163,19 @@ class ChatModel:
     def _with_stop_tokens(self, sampling: Sampling) -> Sampling:
         return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *self.template.stop_token_ids))
 
-    def _validated(self, text: str) -> str:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # Python reads a foreign byte as a lone surrogate
-            raise DataError(
-                f"the text is not UTF-8 (character {error.start + 1}); convert it, or set the terminal to UTF-8"
-            ) from None
+    def _tell_of_control_tokens(self, text: str) -> None:
         token = self.tokenizer.find_control_token(text)
         if token is not None:
-            raise DataError(
-                f"the text contains {token}, a control token of the model, which a message must not contain; remove it"
-            )
-        return text
+            logger.info(f"the text contains {token}; it is read as ordinary text, not as the model's control token")
+
+
+def _check_utf8(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # Python reads a foreign byte as a lone surrogate
+        raise DataError(
+            f"the text is not UTF-8 (character {error.start + 1}); convert it, or set the terminal to UTF-8"
+        ) from None
 
 
 @dataclass

@@ -26,6 +26,7 @@ from erniekit.build.model import announce_dense_mask, begin, model_folder, open_
 from erniekit.build.precision import initial_loss_scale
 from erniekit.config import Config
 from erniekit.data.loader import prefetch
+from erniekit.data.templates.ernie import published_files
 from erniekit.distributed.topology import Topology
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_trainable_parameters
@@ -71,7 +72,8 @@ def run_training(config: Config) -> TrainResult:
         shards = shards_of(config, model, ranks)
         load_own_shard(source, shards, ranks)
         master_weights = master_weight_policy(config, model_config, resumes_shards=bool(source.sharded_checkpoint))
-        writer = ModelWriter(config, model, ranks, tokenizer.files, generation)
+        tokenizer_files = tokenizer.files if config.stage.reads_text else published_files(tokenizer)
+        writer = ModelWriter(config, model, ranks, tokenizer_files, generation)
         write_checkpoint: Callable[[Path | None], None] = writer.write
         if master_weights.stored == "as weights":
             write_checkpoint = partial(writer.write_master_weights, optimizer, parameters)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
 from erniekit.config.stages import ALL_STAGES
-from erniekit.config.values import DEVICE, PATH, WORDS
+from erniekit.config.values import DEVICE, PATH, TEXTS, WORDS
 
 TRACKERS = ("visualdl", "tensorboard")  # each is opened by `erniekit.training.callbacks.trackers`
 ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "export", "server")
+TEMPLATE_VERBS = ("train", "eval", "preview", "chat", "generate")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,25 @@ class BasicParameters:
         "always allowed. `erniekit export` and `split` need it on the command line if their folder is not empty: "
         "they replace files of the same name and keep the others.",
         verbs=("train", "export", "split"),
+    )
+    enable_thinking: bool | None = parameter(
+        None,
+        "Whether the model thinks before it answers, for chat templates that have this switch, such as Qwen3's. "
+        "Training and answering should agree: with false an empty thought belongs to the question, so that "
+        "only the answer is trained. null leaves the choice to the template.",
+        verbs=TEMPLATE_VERBS,
+        stages=("SFT", "DPO"),
+        example=False,
+    )
+    chat_template_kwargs: tuple[str, ...] = parameter(
+        (),
+        "Further variables of the model's chat template, as `name=value`; true, false, null and numbers are read as "
+        "such, everything else as text. The template's author says which there are, for example `date_string` for "
+        "Llama 3.",
+        kind=TEXTS,
+        verbs=TEMPLATE_VERBS,
+        stages=("SFT", "DPO"),
+        example="date_string=22 Nov 2026",
     )
     continue_training: bool = parameter(
         True,
@@ -223,6 +245,36 @@ def _inside(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if folder else ""
 
 
+def template_variables(basic: BasicParameters) -> dict[str, Any]:
+    """Return the variables that the user gives to the chat template."""
+    chosen = {} if basic.enable_thinking is None else {"enable_thinking": basic.enable_thinking}
+    for item in basic.chat_template_kwargs:
+        name, _, text = item.partition("=")
+        chosen[name.strip()] = _json_or_text(text.strip())
+    return chosen
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@rule("chat_template_kwargs")
+def template_variables_are_named(builder: ConfigBuilder) -> None:
+    """Each item of `chat_template_kwargs` is `name=value`, and none is a variable that dialogues fill."""
+    for item in builder["chat_template_kwargs"]:
+        name, equals, _ = item.partition("=")
+        if not equals or not name.strip().isidentifier():
+            builder.problem("chat_template_kwargs", f"{item!r} is not name=value", "write for example `thinking=true`")
+        elif name.strip() in _FILLED_BY_DIALOGUES:
+            builder.problem("chat_template_kwargs", f"{name.strip()!r} is filled by each dialogue", "remove it")
+
+
+_FILLED_BY_DIALOGUES = ("messages", "tools", "documents", "add_generation_prompt")
+
+
 @rule("do_train", "do_eval")
 def something_to_do(builder: ConfigBuilder) -> None:
     """With `do_train: false`, `erniekit train` only evaluates and needs `do_eval: true`."""
@@ -259,5 +311,10 @@ SECTION = section(
     key="basic",
     title="1.1 Basic configuration",
     verbs=ALL_VERBS,
-    rules=(something_to_do, dropout_warmup_needs_dropout, a_folder_of_logs_needs_a_logger),
+    rules=(
+        something_to_do,
+        dropout_warmup_needs_dropout,
+        a_folder_of_logs_needs_a_logger,
+        template_variables_are_named,
+    ),
 )

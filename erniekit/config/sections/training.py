@@ -324,7 +324,7 @@ def training_sources_agree(builder: ConfigBuilder) -> None:
 _FIXED_BY_PACKING = ("mix_strategy", "num_samples_each_epoch", "curriculum")
 _USED_FOR_EVAL_TOO = (
     "packing", "greedy_intokens", "buffer_size", "batch_tokens", "max_batch_samples", "min_sample_len",
-    "max_sample_len", "over_length_policy", "max_prompt_len",
+    "max_sample_len", "over_length_policy", "max_prompt_len", "split_multi_turn",
 )  # fmt: skip
 
 
