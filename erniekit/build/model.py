@@ -37,7 +37,7 @@ def select_device(config: Config) -> str:
     """Select the device that the configuration asks for, and log the parameters that have no effect on it.
 
     Returns:
-        "cpu" or "gpu:<n>".
+        "cpu", "gpu:<n>" or "<other>:<n>".
 
     Raises:
         ConfigurationError: the device does not exist.
@@ -45,7 +45,7 @@ def select_device(config: Config) -> str:
     from erniekit.model.device import use_device
 
     device = use_device(config.basic.device)
-    if device == "cpu":
+    if not device.startswith("gpu"):
         for line in config.ignored_on_cpu():
             logger.info(line)
     choose_kernels(config)

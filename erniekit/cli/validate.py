@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from erniekit.build.checks import check_paths, check_positions
+from erniekit.build.checks import check_paths, check_positions, pipeline_notes
 from erniekit.build.layout import LayoutPlan, known_model_config, plan_layout
 from erniekit.cli.layout_report import layout_blocks
 from erniekit.cli.ranks import at_least_one, parse_with_overrides
@@ -111,13 +111,16 @@ def report(
         for section in SECTIONS:
             names = [item.name for item in section.parameters if config.origin(item.name) == "default"]
             blocks += _block(f"defaults of {section.title}", _rows(config, names))
+    notes: list[str] = []
     if config.verb == "train":
         model, topology = known_model_config(config), topology_from(config, world_size)
         plan = model if isinstance(model, str) else plan_layout(config, model, world_size, longest_document)
+        if isinstance(plan, LayoutPlan):
+            notes = pipeline_notes(config, plan.model, topology)
         blocks += _block("derived numbers", derived_numbers(config, topology.dp_world_size, plan))
         if world_size or topology.world_size > 1:
             blocks += layout_blocks(config, topology, None if isinstance(plan, str) else plan)
-    lines = [*config.messages, *config.ignored_on_cpu()]
+    lines = [*config.messages, *notes, *config.ignored_on_cpu()]
     if lines:
         blocks.append("\n".join(["notes", *(f"  {line}" for line in lines)]))
     return "\n\n".join(blocks)

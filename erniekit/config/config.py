@@ -26,7 +26,7 @@ from erniekit.config.sections.precision import PrecisionParameters
 from erniekit.config.sections.sft import SftParameters
 from erniekit.config.sections.training import TrainingParameters
 from erniekit.config.stages import STAGES, Stage
-from erniekit.config.values import format_value
+from erniekit.config.values import format_value, other_device
 from erniekit.errors import ConfigurationError
 
 
@@ -145,17 +145,18 @@ class Config:
         )
 
     def ignored_on_cpu(self) -> list[str]:
-        """Return a line for each GPU-only parameter that the user set; a runner prints them when it runs on a CPU.
+        """Return a line for each GPU-only parameter that the user set; a runner prints them when it runs without a GPU.
 
         The list is empty if `device` names a GPU, because the run then fails without one.
         """
         if self.basic.device.startswith("gpu"):
             return []
+        place = other_device(self.basic.device) or "a CPU"
         lines = []
         for parameter in self._gpu_only_parameters():
             name = parameter.name
             tail = ": fp32 runs" if name in ("bf16", "fp16") else ""
-            lines.append(f"`{name}: {format_value(self[name])}` ({self.origin(name)}) has no effect on a CPU{tail}")
+            lines.append(f"`{name}: {format_value(self[name])}` ({self.origin(name)}) has no effect on {place}{tail}")
         return lines
 
     def _gpu_only_parameters(self) -> list[Parameter]:

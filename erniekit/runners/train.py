@@ -20,7 +20,7 @@ from erniekit.build.checkpoint import (
     run_identity,
     shards_of,
 )
-from erniekit.build.checks import expert_parallel_warnings
+from erniekit.build.checks import expert_parallel_warnings, pipeline_notes
 from erniekit.build.data import RunData, open_local_data, plan_run_data
 from erniekit.build.distributed import join_ranks, moment_storage, optimizer_and_ranks, topology_and_rank
 from erniekit.build.model import announce_dense_mask, begin_training, model_folder, open_model
@@ -54,7 +54,8 @@ def run_training(config: Config) -> TrainResult:
     model_config, tokenizer, template = begin_training(config)
     generation = read_generation_config(model_folder(config))
     topology, rank = topology_and_rank(config, model_config)
-    for line in expert_parallel_warnings(config, model_config, topology):
+    notes = pipeline_notes(config, model_config, topology)
+    for line in (*expert_parallel_warnings(config, model_config, topology), *notes):
         logger.info(line)
     with open_run_folder(config, rank) as local_start:
         local_data = open_local_data(config, tokenizer, template, topology, rank)  # before ranks wait for each other

@@ -265,8 +265,12 @@ def test_a_layout_that_does_not_fit_the_model_or_the_ranks_is_refused(
     assert "6 ranks cannot be divided by the layout" in capsys.readouterr().err
     assert _layout(tmp_path, monkeypatch, "--world-size", "8", "tensor_parallel_degree=8") == 2
     assert "does not divide num_attention_heads 20, num_key_value_heads 4" in capsys.readouterr().err
-    assert _layout(tmp_path, monkeypatch, "pipeline_parallel_degree=3") == 2  # without --world-size, too
+    words = ("pipeline_parallel_degree=3", "virtual_pp_degree=2", "gradient_accumulation_steps=6")
+    assert _layout(tmp_path, monkeypatch, *words) == 2  # without --world-size, too
     assert "28 layers cannot be divided equally" in capsys.readouterr().err
+    assert _layout(tmp_path, monkeypatch, "pipeline_parallel_degree=3") == 0
+    told = "`pp_seg_method: layer:DecoderLayer` is read as uniform: 28 layers cannot be divided equally into 3 model"
+    assert told in capsys.readouterr().out
     assert _layout(tmp_path, monkeypatch, "--world-size", "none") == 2
     assert "expected an integer of at least 1" in capsys.readouterr().err
     assert _layout(tmp_path, monkeypatch, "--world-size", "2", "--verb", "preview") == 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
 from erniekit.config.stages import ALL_STAGES
-from erniekit.config.values import DEVICE, WORDS
+from erniekit.config.values import DEVICE, WORDS, other_device
 
 TRACKERS = ("visualdl", "tensorboard")  # each is opened by `erniekit.training.callbacks.trackers`
 ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "export", "server")
@@ -128,7 +128,8 @@ class BasicParameters:
     device: str = parameter(
         "auto",
         "Where to compute. `auto` takes a GPU when PaddlePaddle was built for one and finds it, and the CPU otherwise; "
-        "`gpu:1` names one of several GPUs.",
+        "`gpu:1` names one of several GPUs. The names of Paddle's other devices, such as `xpu` and `npu`, are passed on "
+        "to it; ERNIEKit has never been run on one, and computes there in float32 as on a CPU.",
         kind=DEVICE,
         verbs=("train", "eval", "chat", "generate", "export"),
         example="cpu",
@@ -225,10 +226,20 @@ def dropout_warmup_needs_dropout(builder: ConfigBuilder) -> None:
         builder.no_effect("dropout_warmup_steps", "because all probabilities of dropout are 0")
 
 
+@rule("device")
+def other_devices_have_never_been_run(builder: ConfigBuilder) -> None:
+    """A `device` that is neither a CPU nor a GPU is passed on to Paddle; a message says that it has never been run."""
+    if kind := other_device(builder["device"]):
+        builder.messages.append(
+            f"`device: {builder['device']}` ({builder.origins['device']}) is passed on to Paddle; ERNIEKit has never "
+            f"been run on {kind}, and computes there in float32 with Paddle's own kernels, as on a CPU"
+        )
+
+
 SECTION = section(
     BasicParameters,
     key="basic",
     title="1.1 Basic configuration",
     verbs=ALL_VERBS,
-    rules=(something_to_do, dropout_warmup_needs_dropout),
+    rules=(something_to_do, dropout_warmup_needs_dropout, other_devices_have_never_been_run),
 )
