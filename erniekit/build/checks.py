@@ -94,6 +94,12 @@ def model_warnings(config: Config, model_config: ModelConfig, folder: Path) -> l
             f"`moe_router_bias_update_rate: {config.moe.moe_router_bias_update_rate}` has no effect: the routers of "
             f"{model_config.model_type} have no correction bias"
         )
+    if model_config.moe_num_experts and not config.moe.moe_use_aux_free:
+        if not model_config.architecture.router_correction_bias:
+            has_none = f"the routers of {model_config.model_type} have no correction bias"
+            lines.append(f"`moe_use_aux_free: false` has no effect: {has_none}")
+        elif config.lora.lora:
+            lines.append("moe_use_aux_free: adapters hold no router, so merging them brings the correction bias back")
     wanted = model_config.num_nextn_predict_layers
     left_out = type(model_config).from_folder(folder).num_nextn_predict_layers - wanted
     if left_out > 0:

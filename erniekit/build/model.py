@@ -148,6 +148,7 @@ def open_model(
     from erniekit.build.distributed import model_shard_arguments
     from erniekit.distributed.mesh import SINGLE_PROCESS_MESH
     from erniekit.model.builder import build_model
+    from erniekit.model.moe.router import clear_correction_bias
 
     model_config = read_model_config(config)
     model = build_model(
@@ -164,6 +165,8 @@ def open_model(
         **model_shard_arguments(config, model_config, mesh or SINGLE_PROCESS_MESH),
         log_level=log_level,
     )
+    if not config.moe.moe_use_aux_free:
+        clear_correction_bias(model)
     apply_mixed_precision(config, model, log_level)
     if model.pipeline_stage.last:
         model.head.parallel_output = config.distributed.tensor_parallel_output

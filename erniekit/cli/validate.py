@@ -12,6 +12,8 @@ from erniekit.build.layout import LayoutPlan, known_model_config, plan_layout
 from erniekit.cli.layout_report import layout_blocks
 from erniekit.cli.ranks import at_least_one, parse_with_overrides
 from erniekit.config import Config
+from erniekit.config.parse import read_pairs
+from erniekit.config.recognition import likely_verb
 from erniekit.config.registry import PARAMETERS, SECTIONS
 from erniekit.config.values import format_value
 from erniekit.distributed.topology import topology_from
@@ -42,16 +44,15 @@ def run(arguments: list[str]) -> int:
     )
     parser.add_argument(
         "--verb",
-        default="train",
         choices=("train", "preview", "chat", "generate", "export"),
-        help="check for this verb",
+        help="check for this verb (default: train, or what the file is for: chat or export)",
     )
     options = parse_with_overrides(parser, arguments)
     overrides = [word for word in options.words if "=" in word and not Path(word).exists()]
     files = [word for word in options.words if word not in overrides]
     if not files:
         parser.error("name at least one configuration file")
-    if options.world_size and options.verb != "train":
+    if options.world_size and options.verb not in (None, "train"):
         parser.error(f"--world-size applies to training, and --verb is {options.verb}; drop one of them")
     codes: list[int] = []
     for file in files:
@@ -63,8 +64,9 @@ def run(arguments: list[str]) -> int:
 
 def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> int:
     try:
-        config = Config.load(file, overrides, verb=options.verb)
-        if options.verb in ("train", "preview"):
+        verb = options.verb or _verb_of(Path(file), overrides)
+        config = Config.load(file, overrides, verb=verb)
+        if verb in ("train", "preview"):
             check_paths(config)
             _check_model(config, options.world_size)
         data, longest = _read_data(config, options.world_size) if options.data else ("", None)
@@ -73,6 +75,14 @@ def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> i
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _verb_of(file: Path, overrides: list[str]) -> str:
+    """Return the verb that a file is for, by the names in it."""
+    if not file.is_file():  # a stream, which can be read only once
+        return "train"
+    names = {name for name, _, _ in read_pairs(file)}
+    return likely_verb(names | {word.partition("=")[0] for word in overrides})
 
 
 def _check_model(config: Config, world_size: int | None) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.config.parameter import DEFAULT, GPU_ONLY, Parameter
-from erniekit.config.parse import Entry, Problem, SourceLocation, read_file, read_overrides
-from erniekit.config.registry import PARAMETERS, SECTIONS, unmet_needs
+from erniekit.config.parse import Entry, Problem, SourceLocation, entries_from, read_overrides, read_pairs
+from erniekit.config.recognition import foreign_file
+from erniekit.config.registry import ALIASES, PARAMETERS, SECTIONS, unmet_needs
 from erniekit.config.resolve import resolve
 from erniekit.config.sections.acceleration import AccelerationParameters
 from erniekit.config.sections.basic import BasicParameters
@@ -82,7 +83,7 @@ class Config:
             ConfigurationError: the configuration has problems; the message lists all of them, each with file:line.
         """
         file = None if path is None else Path(path)
-        entries, problems = read_file(file) if file else ([], [])
+        entries, problems = _read(file) if file else ([], [])
         words, word_problems = read_overrides(overrides)
         implied_entries = [Entry(name, value, SourceLocation("the command")) for name, value in (implied or {}).items()]
         return cls._from_layers([implied_entries, entries, words], [*problems, *word_problems], verb, file)
@@ -166,6 +167,15 @@ class Config:
             for item in PARAMETERS.values()
             if item.devices == GPU_ONLY and self[item.name] != item.default and not unmet_needs(item, values)
         ]
+
+
+def _read(file: Path) -> tuple[list[Entry], list[Problem]]:
+    """Return the entries of a file and its problems. Raises ConfigurationError if it is a file of another program."""
+    pairs = read_pairs(file)
+    values = {name: value for name, value, _ in pairs}
+    if sentence := foreign_file(values, {*PARAMETERS, *ALIASES}):
+        raise ConfigurationError(f"{file}: {sentence}")
+    return entries_from(pairs, file)
 
 
 def _plain(value: Any) -> Any:

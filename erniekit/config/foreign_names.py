@@ -177,7 +177,6 @@ _OF_PADDLEFORMERS = [
     ForeignName("tp_sync_param", _FORMERS, values=_flag("tensor_parallel_config", "sync_param")),
     ForeignName("sync_grad", _FORMERS, values=_flag("tensor_parallel_config", "sync_grad")),
     ForeignName("tp_sync_moment", _FORMERS, values=_flag("tensor_parallel_config", "sync_moment")),
-    ForeignName("split_param", _FORMERS, values=_flag("sharding_parallel_config", "split_param")),
     ForeignName("sd_release_grads", _FORMERS, values=_flag("sharding_parallel_config", "enable_release_grads")),
     ForeignName(
         "convert_from_hf", _FORMERS, values={True: {}}, why="model folders are read in Hugging Face's layout only"
@@ -208,6 +207,8 @@ _OF_PADDLEFORMERS = [
             "load_checkpoint_format": "a checkpoint says itself how it was written",
             "expert_model_parallel_size": "`moe_group: data` distributes the experts over all ranks that train on "
             "different data",
+            "split_param": "`sharding: stage1` assigns whole tensors to ranks; `sharding_parallel_config: split_param` "
+            "shards each one evenly",
             "data_parallel_size": "data parallelism takes the ranks that the other degrees leave",
             "recompute_num_layers": "each layer is recomputed by itself",
             "recompute_modules": "use_fused_head_and_loss_fn computes the loss in pieces, again in the backward pass",
