@@ -101,7 +101,7 @@ def model_warnings(config: Config, model_config: ModelConfig, folder: Path) -> l
         elif config.lora.lora:
             lines.append("moe_use_aux_free: adapters hold no router, so merging them brings the correction bias back")
     wanted = model_config.num_nextn_predict_layers
-    left_out = type(model_config).from_folder(folder).num_nextn_predict_layers - wanted
+    left_out = type(model_config).from_folder(folder, config.basic.ignore_config_keys).num_nextn_predict_layers - wanted
     if left_out > 0:
         lines.append(
             f"num_nextn_predict_layers is {wanted}: {left_out} of the model's multi-token prediction layers "

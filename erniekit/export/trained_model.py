@@ -131,6 +131,12 @@ def run_parameters(folder: Path) -> Mapping[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
+def ignored_config_keys(parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys of `config.json` that a run with these parameters was told to leave out."""
+    names = parameters.get("ignore_config_keys") or ()
+    return tuple(map(str, names)) if isinstance(names, (list, tuple)) else (str(names),)
+
+
 def _results(folder: Path) -> Mapping[str, Any]:
     """Return the metrics of a finished run, or the step and epoch of a checkpoint."""
     results: dict[str, Any] = {}

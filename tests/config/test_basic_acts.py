@@ -144,6 +144,21 @@ def test_prediction_layers_are_trained_and_saved_as_asked(train: Train, moe_mode
         assert json.loads((run.output / "config.json").read_text())["num_nextn_predict_layers"] == wanted
 
 
+@pytest.mark.proves("ignore_config_keys")
+def test_keys_of_the_model_that_are_not_understood_are_left_out_where_asked(
+    train: Train, tiny_model: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    config = json.loads((other / "config.json").read_text()) | {"attention_tilt": 0.5}
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"attention_tilt: 0\.5 is not understood"):
+        train(model_name_or_path=str(other))
+    run = train(model_name_or_path=str(other), ignore_config_keys="attention_tilt")
+    assert run.said.count("attention_tilt: 0.5 is ignored, as ignore_config_keys asks") == 1
+    assert "attention_tilt" not in json.loads((run.output / "config.json").read_text())
+
+
 @pytest.mark.proves("device")
 def test_the_device_is_the_one_asked_for(train: Train) -> None:
     import paddle

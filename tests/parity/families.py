@@ -16,7 +16,11 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-YARN_SCALING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+# the factor is the ratio of the lengths: where it is not, versions of transformers differ
+YARN = {
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "max_position_embeddings": 256,
+}
 
 # Every case: family and what differs from `random_model`'s shape.
 CASES = {
@@ -25,7 +29,7 @@ CASES = {
     "llama: biases, own head size": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 18}),
     "llama: Llama 3's scaling": ("llama", {"rope_scaling": LLAMA3_SCALING, "rope_theta": 500000.0}),
     "llama: linear scaling": ("llama", {"rope_scaling": {"type": "linear", "factor": 3.0}}),
-    "llama: yarn, whose factor gives way to the lengths": ("llama", {"rope_scaling": YARN_SCALING}),
+    "llama: yarn": ("llama", YARN),
     "mistral: a window of 16": ("mistral", {"sliding_window": 16}),
     "mistral: no window, tied, own head size": (
         "mistral",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from erniekit.model.architectures import plain_decoder
 from erniekit.model.architectures.plain_decoder import LayerAttention, Shapes
+from erniekit.model.architectures.rope_parameters import RopeKeys
 from erniekit.model.architectures.rope_scaling import Frequencies
 from erniekit.model.architectures.sharding import ModuleRule, Placement, RuleTable, WeightInfo, prefixed
 
@@ -31,6 +32,7 @@ NEUTRAL_FOR_PADDLENLP: dict[str, tuple[Any, ...]] = {
     "alibi": (False,),
     "rope_scaling_type": (None,),
     "use_long_sequence_strategies": (False,),
+    "long_sequence_init_args": ({},),
 }
 
 
@@ -41,7 +43,7 @@ class Key(NamedTuple):
         kind: its type; an integer is accepted as a float.
         minimum: the smallest value; None: any value of the type.
         required: whether the key must be there.
-        most: the largest integer. Paddle's sizes are int32.
+        most: the largest value; None: of an integer what Paddle's sizes, int32, can hold, of a float what float32 can.
         default: the value where the key is absent.
         nullable: whether null is a value of its own; otherwise null means absent.
     """
@@ -49,7 +51,7 @@ class Key(NamedTuple):
     kind: type
     minimum: float | None = None
     required: bool = False
-    most: int = 2**31 - 1
+    most: float | None = None
     default: Any = None
     nullable: bool = False
 
@@ -99,7 +101,12 @@ class Architecture:
         key_names: the key of a field where it is not the field's name.
         own_keys: keys that only this family has; ModelConfig keeps their values in `own`.
         head_dim: where the key is absent; None means hidden_size / num_attention_heads.
+        aliases: other names of keys, and the key that each means; both are written.
         neutral: keys that would change the computation, with the values that are available.
+        inert_keys: keys that change nothing in this family, whatever their value; for those that change nothing in any
+            family see `config_keys.py`. Every other key that is not read is refused.
+        rope_sets: where types of layers have rope tables of their own, the name of each type in `rope_parameters` and
+            the keys that transformers 4 writes of it (`rope_parameters.py`).
         saved_keys: written into a saved file that had no such keys.
         problems: one line for each thing in a configuration that cannot be used.
 
@@ -135,7 +142,10 @@ class Architecture:
     key_names: Mapping[str, str] = field(default_factory=dict)
     own_keys: Mapping[str, Key] = field(default_factory=dict)
     head_dim: int | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    inert_keys: tuple[str, ...] = ()
+    rope_sets: Mapping[str, RopeKeys] = field(default_factory=dict)
     saved_keys: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
     problems: Callable[[ModelConfig], list[str]] = lambda config: []
 

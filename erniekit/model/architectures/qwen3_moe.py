@@ -47,7 +47,9 @@ QWEN3_MOE = Architecture(
         "moe_k": 8,
         "moe_intermediate_size": 768,
     },
+    aliases={"num_local_experts": "num_experts"},  # of transformers 5
     neutral=qwen.NEUTRAL,
+    inert_keys=qwen.WINDOW_KEYS,
     problems=problems,
     rules=decoder_rules({**DENSE_LAYER, **QK_NORM, **EXPERTS}),
     biases=dict.fromkeys(ATTENTION_LINEARS, "attention_bias"),
