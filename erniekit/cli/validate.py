@@ -195,9 +195,9 @@ def _block(title: str, rows: list[tuple[str, ...]]) -> list[str]:
     if not rows:
         return []
     name_width = max(len(row[0]) for row in rows) + 2
-    value_width = max((min(len(row[1]), VALUE_WIDTH) for row in rows if len(row) > 2), default=0) + 2
+    value_width = max((min(len(row[1]), VALUE_WIDTH) for row in rows if len(row) > 2), default=0)
     lines = [
-        f"  {row[0]:<{name_width}}" + (f"{row[1]:<{value_width}}{row[2]}" if len(row) > 2 else row[1]) for row in rows
+        f"  {row[0]:<{name_width}}" + (f"{row[1]:<{value_width}}  {row[2]}" if len(row) > 2 else row[1]) for row in rows
     ]
     return ["\n".join([title, *lines])]
 

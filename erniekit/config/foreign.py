@@ -1,14 +1,28 @@
-"""Translate the names of other suites, see `foreign_names.py`: what their files mean here, and what to write instead."""
+"""Translate the names of other suites (`foreign_names.py`), or say what to write in place of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from erniekit.config.foreign_names import FOREIGN_NAMES, ForeignName
+from erniekit.config.foreign_hints import HINTS
+from erniekit.config.foreign_names import OF_ERNIE, OF_PADDLEFORMERS, ForeignName
 from erniekit.config.parse import Entry
 from erniekit.config.values import format_value
+
+
+def _merged(rows: list[ForeignName]) -> dict[str, ForeignName]:
+    """Return the rows by name; a name of several suites keeps its first row and gets all the suites."""
+    table: dict[str, ForeignName] = {}
+    for row in rows:
+        known = table.get(row.name)
+        suites = (*known.suites, *row.suites) if known else row.suites
+        table[row.name] = replace(known or row, suites=tuple(dict.fromkeys(suites)))
+    return table
+
+
+FOREIGN_NAMES: Mapping[str, ForeignName] = _merged([*OF_ERNIE, *OF_PADDLEFORMERS, *HINTS])
 
 
 @dataclass(frozen=True)
@@ -40,7 +54,8 @@ def translate(entry: Entry) -> Translation:
     if meant is None:
         known = " or ".join(format_value(value) for value in foreign.values)
         got = format_value(entry.value)
-        return Translation(None, f"`{foreign.name}`: expected {known}, got {got}{'; ' if foreign.why else ''}{foreign.why}")
+        advice = f"; {foreign.why}" if foreign.why else ""
+        return Translation(None, f"`{foreign.name}`: expected {known}, got {got}{advice}")
     words = ", ".join(f"{name}: {format_value(value)}" for name, value in meant.items())
     return Translation(meant, f"{written} is read as {words}" if words else "")
 

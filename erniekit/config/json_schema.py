@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from erniekit.config.foreign_names import FOREIGN_NAMES, ForeignName
+from erniekit.config.foreign import FOREIGN_NAMES
+from erniekit.config.foreign_names import ForeignName
 from erniekit.config.parameter import Alias, Parameter
 from erniekit.config.registry import ALIASES, PARAMETERS, did_you_mean
 from erniekit.config.values import format_value

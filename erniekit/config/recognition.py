@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from erniekit.config.foreign import instead
-from erniekit.config.foreign_names import AXOLOTL, FOREIGN_NAMES, LLAMA_FACTORY, TRANSFORMERS
+from erniekit.config.foreign import FOREIGN_NAMES, instead
+from erniekit.config.foreign_names import AXOLOTL, LLAMA_FACTORY, TRANSFORMERS
 
 OWN_NAMES = {"train_dataset_path", "train_dataset_type", "eval_dataset_path"}  # only files for ERNIEKit have them
 WIDTH = 100
@@ -124,8 +124,8 @@ def _vision(values: Mapping[str, Any]) -> str:
 def _offline(values: Mapping[str, Any]) -> str:
     if values.get("dataset_type") == "pretrain" or ("input_dir" in values and "split" in values):
         return (
-            "this file trains from indexed .bin/.idx data, which ERNIEKit does not read; write stage: PT, and name text "
-            "files (JSONL, Parquet) as train_dataset_path"
+            "this file trains from indexed .bin/.idx data, which ERNIEKit does not read; write stage: PT, and name "
+            "text files (JSONL, Parquet) as train_dataset_path"
         )
     return ""
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from erniekit.config.foreign import translate
-from erniekit.config.foreign_names import FOREIGN_NAMES
+from erniekit.config.foreign import FOREIGN_NAMES, translate
 from erniekit.config.json_schema import structural_problems
-from erniekit.config.parameter import Alias, ConfigBuilder, Parameter
+from erniekit.config.parameter import NOT_IMPLEMENTED, Alias, ConfigBuilder, Parameter
 from erniekit.config.parse import Entry, Problem, SourceLocation
 from erniekit.config.registry import ALIASES, PARAMETERS, RULES, did_you_mean, unmet_needs
 from erniekit.config.values import format_value
@@ -121,7 +120,8 @@ def _read(entry: Entry) -> Any:
 def _report_spelling(builder: ConfigBuilder, parameter: Parameter, raw: Any) -> None:
     meant = parameter.spellings.get(raw.strip().casefold()) if isinstance(raw, str) else None
     if isinstance(meant, str) and (raw.strip() or meant != "none"):
-        builder.messages.append(f"`{parameter.name}: {format_value(raw)}` ({builder.origins[parameter.name]}) is read as {meant}")
+        written = f"`{parameter.name}: {format_value(raw)}` ({builder.origins[parameter.name]})"
+        builder.messages.append(f"{written} is read as {format_value(meant)}")
 
 
 def _check_required(builder: ConfigBuilder) -> None:
@@ -147,7 +147,8 @@ def _refuse_excluded(builder: ConfigBuilder) -> None:
 def _report_without_effect(builder: ConfigBuilder, parameter: Parameter) -> None:
     """Report a value that the user set if it has no effect."""
     name = parameter.name
-    if not builder.differs(name):
+    serves = parameter.devices == NOT_IMPLEMENTED and builder.verb in ("chat", "generate")  # also with its default
+    if not builder.differs(name) and not serves:
         return
     if not _effective_verbs(builder, name) & set(parameter.verbs):
         builder.no_effect(name, f"with `erniekit {builder.verb}`; it applies to {', '.join(parameter.verbs)}")

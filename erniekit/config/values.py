@@ -189,6 +189,7 @@ def other_device(device: str) -> str:
     kind = device.partition(":")[0]
     return kind if kind in OTHER_DEVICES else ""
 
+
 BY_ANNOTATION: Mapping[str, ValueType] = {"bool": BOOLEAN, "int": INTEGER, "float": NUMBER, "str": TEXT}
 
 

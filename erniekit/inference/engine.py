@@ -21,6 +21,7 @@ from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, is_adapter_folder
+from erniekit.model.quantization.settings import WeightOnly
 from erniekit.model.storage.model_folder import refuse_sharded_checkpoint
 
 MAX_BATCH_SIZE = 64  # prompts answered together: bounds the memory of the key-value cache
@@ -56,12 +57,15 @@ class ChatModel:
         random_weights: bool = False,
         seed: int = 42,
         ignored_keys: Sequence[str] = (),
+        quantization: WeightOnly | None = None,
     ) -> ChatModel:
         """Load a model folder, an `output_dir` or a checkpoint; a folder of adapters together with its base model.
 
         Args:
             adapters: a folder of adapters for the model in `folder`.
             ignored_keys: keys of `config.json` that change nothing, beside those that the adapters' run was told of.
+            quantization: how linear weights are kept in few bits; None: as they are stored, and under adapters as in
+                their training.
 
         Raises:
             ModelFileError: a folder or one of its files is missing or damaged.
@@ -90,8 +94,9 @@ class ChatModel:
         weights = None if random_weights else folder
         run = run_parameters(adapters) if adapters else {}
         base = base_of_adapters(run) if adapters else None
+        quantization = base or quantization
         config = ModelConfig.from_folder(folder, (*ignored_keys, *ignored_config_keys(run)))
-        decoder = build_model(config, weights, adapters=adapters, seed=seed, quantization=base)
+        decoder = build_model(config, weights, adapters=adapters, seed=seed, quantization=quantization)
         return cls(decoder, tokenizer, chat_template(tokenizer))
 
     def answer(self, prompts: Sequence[str], sampling: Sampling, *, system: str = "", raw: bool = False) -> list[str]:

@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 import yaml
 
+from erniekit.config.foreign import FOREIGN_NAMES
 from erniekit.config.json_schema import editor_schema
 from erniekit.config.reference_docs import pages
-from erniekit.config.foreign_names import FOREIGN_NAMES
 from erniekit.config.registry import ALIASES, PARAMETERS, RULES, SECTIONS
 
 ROOT = Path(__file__).parents[2]

@@ -39,6 +39,7 @@ class BasicParameters:
         "The folder that receives everything a run leaves behind: checkpoints, the final model with its tokenizer, the "
         "resolved configuration, results and logs. A folder that already holds a run is protected, see "
         "`overwrite_output_dir`.",
+        spellings={"none": ""},
         required_for=("train",),
         verbs=("train", "eval", "export"),
         example="output/sft",
@@ -109,10 +110,10 @@ class BasicParameters:
         "int4 and the rest in int8. Each weight is dequantized where it is used, in forward and again in backward, "
         "and adapters are merged into the dequantized weights. `fp8_linear` rounds the operands of linear layers to "
         "8-bit floats, also when all weights are trained (see section 2.4). `erniekit export` writes weights in this "
-        "form where the command line asks for it.",
+        "form where the command line asks for it; `chat` and `generate` keep them so in memory.",
         choices=("none", "fp8_linear", "weight_only_int8", "weight_only_int4", "weight_only_mix", "nf4"),
         spellings={"": "none", "null": "none", "fp8linear": "fp8_linear"},
-        verbs=("train", "eval", "export"),
+        verbs=("train", "eval", "export", "chat", "generate"),
         example="fp8_linear",
     )
     num_nextn_predict_layers: int = parameter(
@@ -138,8 +139,8 @@ class BasicParameters:
     device: str = parameter(
         "auto",
         "Where to compute. `auto` takes a GPU when PaddlePaddle was built for one and finds it, and the CPU otherwise; "
-        "`gpu:1` names one of several GPUs. The names of Paddle's other devices, such as `xpu` and `npu`, are passed on "
-        "to it; ERNIEKit has never been run on one, and computes there in float32 as on a CPU.",
+        "`gpu:1` names one of several GPUs. The names of Paddle's other devices, such as `xpu` and `npu`, are passed "
+        "on to it; ERNIEKit has never been run on one, and computes there in float32 as on a CPU.",
         kind=DEVICE,
         verbs=("train", "eval", "chat", "generate", "export"),
         example="cpu",
