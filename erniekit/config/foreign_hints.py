@@ -97,7 +97,6 @@ HINTS = [
             "epochs": "num_train_epochs",
             "lr": "learning_rate",
             "seq_len": "max_seq_len",
-            "warmup": "warmup_steps",
             "gradient_clipping": "max_grad_norm",
         },
         read=False,

@@ -97,7 +97,7 @@ def test_other_verbs_need_less(tmp_path: Path, capsys: pytest.CaptureFixture[str
     file = _write(tmp_path / "chat.yaml", "max_new_tokens: 16\n")
     assert main(["validate", file, "--verb", "chat"]) == 0
     assert "global batch" not in capsys.readouterr().out
-    assert main(["validate", file]) == 2
+    assert main(["validate", file, "--verb", "train"]) == 2
 
 
 def test_no_file_is_a_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,6 +256,39 @@ def test_number_formats_decide_the_estimate(
     assert optimizer_and_title(*sixteen, "use_lowprecision_moment=true")[0] == 175
     assert optimizer_and_title("use_lowprecision_moment=true")[0] == 87.3
     assert optimizer_and_title(*sixteen, "device=cpu")[1].endswith("float32 on a CPU")
+
+
+def test_the_verb_is_what_the_file_is_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = _write(tmp_path / "run_chat.yaml", f"model_name_or_path: {TINY}\nmax_model_len: 512\noutput_dir: None\n")
+    export = _write(tmp_path / "run_export.yaml", f"model_name_or_path: {TINY}\nmax_shard_size: 5\noutput_dir: o\n")
+    assert main(["validate", chat]) == 0
+    assert "valid for `erniekit chat`" in capsys.readouterr().out
+    assert main(["validate", export]) == 0
+    assert "valid for `erniekit export`" in capsys.readouterr().out
+    assert main(["validate", chat, "--verb", "train"]) == 2
+    assert "`train_dataset_path`: is required" in capsys.readouterr().err
+
+
+def test_sharding_without_a_degree_takes_all_ranks_that_train_on_different_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("sharding=stage1", "tensor_parallel_degree=2", "--world-size", "8")
+    assert _layout(tmp_path, monkeypatch, *words) == 0
+    text = capsys.readouterr().out
+    assert "layout of 8 ranks: sharding 4 x tensor 2" in text
+    assert "all ranks that train on different data, for sharding: stage1" in text
+    assert _layout(tmp_path, monkeypatch, *words, "sharding_parallel_degree=1") == 0
+    assert "layout of 8 ranks: data 4 x tensor 2" in capsys.readouterr().out
+
+
+def test_wide_values_keep_apart_from_their_origin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lists = "amp_custom_white_list: [lookup_table, lookup_table_v2, flash_attn, matmul]\n"
+    file = _write(
+        tmp_path / "a.yaml",
+        f"model_name_or_path: {TINY}\noutput_dir: o\ntrain_dataset_path: {DATA}\nbf16: true\n{lists}",
+    )
+    assert main(["validate", file, "device=cpu", "max_seq_len=512"]) == 0
+    assert "matmul]  a.yaml:5" in capsys.readouterr().out
 
 
 def test_a_layout_that_does_not_fit_the_model_or_the_ranks_is_refused(
