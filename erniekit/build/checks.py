@@ -333,6 +333,12 @@ def model_warnings(config: Config, model_config: ModelConfig, stored_mtp_layers:
             f"`weight_quantize_algo: weight_only_mix` is weight_only_int8 here: {model_config.model_type} has no "
             "experts, whose weights it stores in int4"
         )
+    if model_config.moe_num_experts and not config.moe.moe_use_aux_free:
+        if model_config.architecture.routing(model_config).correction_bias is None:
+            has_none = f"the routers of {model_config.model_type} have no correction bias"
+            lines.append(f"`moe_use_aux_free: false` has no effect: {has_none}")
+        elif config.lora.lora:
+            lines.append("moe_use_aux_free: adapters hold no router, so merging them brings the correction bias back")
     wanted = model_config.num_nextn_predict_layers
     left_out = stored_mtp_layers - wanted
     if left_out > 0:
@@ -351,11 +357,28 @@ def expert_parallel_warnings(config: Config, model_config: ModelConfig, topology
         idle = dict.fromkeys(("moe_group", way), f"{model_config.model_type} has no experts")
     elif topology.expert == 1:
         alone = {"mp": "tensor_parallel_degree is 1", "data": "no two ranks train on different data"}
+        if topology.sharding > 1:
+            alone["data"] = "sharding_parallel_degree leaves no ranks to plain data parallelism, which share experts"
         idle = {"moe_group": alone.get(group, ""), way: "every rank holds all experts"}
     elif group == "mp" and not topology.sequence_parallel:
         idle = {way: "without sequence_parallel every rank of `moe_group: mp` has all tokens already"}
     asked = [key for key in idle if config.is_set(key) and config[key] != "dummy"]
     return [f"`{key}: {config[key]}` has no effect: {idle[key]}" for key in asked]
+
+
+def pipeline_notes(config: Config, model_config: ModelConfig, topology: Topology) -> list[str]:
+    """Return a line if the layers cannot be divided equally, so that the stages get unequal numbers of them."""
+    from erniekit.distributed.stages import falls_back_to_uniform, layer_chunks
+
+    layers, section = model_config.num_hidden_layers, config.distributed
+    method, tail = section.pp_seg_method, section.add_tail_layers
+    if not falls_back_to_uniform(layers, topology, method, tail):
+        return []
+    sizes = sorted(map(len, layer_chunks(layers, topology, method=method, tail=tail)))
+    return [
+        f"`pp_seg_method: {method}` is read as uniform: {layers + tail} layers cannot be divided equally into "
+        f"{len(sizes)} model chunks, so these have {sizes[0]} to {sizes[-1]}"
+    ]
 
 
 def check_vocabulary(model_config: ModelConfig, tokenizer: Tokenizer) -> None:

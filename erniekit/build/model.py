@@ -38,7 +38,7 @@ def select_device(config: Config) -> str:
     """Select the device that the configuration asks for, and log the parameters that have no effect on it.
 
     Returns:
-        "cpu" or "gpu:<n>".
+        "cpu", "gpu:<n>" or "<other>:<n>".
 
     Raises:
         ConfigurationError: the device does not exist.
@@ -46,7 +46,7 @@ def select_device(config: Config) -> str:
     from erniekit.model.device import use_device
 
     device = use_device(config.basic.device)
-    if device == "cpu":
+    if not device.startswith("gpu"):
         for line in config.ignored_on_cpu():
             logger.info(line)
     choose_kernels(config)
@@ -150,6 +150,7 @@ def open_model(
     from erniekit.build.distributed import model_shard_arguments
     from erniekit.distributed.mesh import SINGLE_PROCESS_MESH
     from erniekit.model.builder import build_model
+    from erniekit.model.moe.router import clear_correction_bias
 
     model_config = read_model_config(config)
     model = build_model(
@@ -166,6 +167,8 @@ def open_model(
         **model_shard_arguments(config, model_config, mesh or SINGLE_PROCESS_MESH),
         log_level=log_level,
     )
+    if not config.moe.moe_use_aux_free:
+        clear_correction_bias(model)
     apply_mixed_precision(config, model, log_level)
     if model.pipeline_stage.last:
         model.head.parallel_output = config.distributed.tensor_parallel_output

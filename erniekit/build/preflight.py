@@ -24,6 +24,7 @@ from erniekit.build.checks import (
     expert_parallel_warnings,
     local_weights,
     model_warnings,
+    pipeline_notes,
     read_generation_config,
     read_local_model,
     reference_config,
@@ -118,6 +119,7 @@ def _check_run(
         found.attempt(_check_parts, config, used, folder, topology, found)
         if topology is not None:
             notes += expert_parallel_warnings(config, used, topology)
+            notes += found.attempt(pipeline_notes, config, used, topology) or []
         model = used
     found.attempt(check_trackers, config)
     found.attempt(check_scoring_libraries, config)

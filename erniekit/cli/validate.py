@@ -16,6 +16,8 @@ from erniekit.cli.eval import evaluation_config
 from erniekit.cli.layout_report import layout_blocks
 from erniekit.cli.ranks import at_least_one, parse_with_overrides
 from erniekit.config import Config
+from erniekit.config.parse import read_pairs
+from erniekit.config.recognition import likely_verb
 from erniekit.config.registry import PARAMETERS, SECTIONS
 from erniekit.config.values import format_value
 from erniekit.distributed.topology import topology_from
@@ -51,16 +53,15 @@ def run(arguments: list[str]) -> int:
     )
     parser.add_argument(
         "--verb",
-        default="train",
         choices=VERBS,
-        help="check for this verb: whether it would begin (default train)",
+        help="check for this verb: whether it would begin (default: train, or what the file is for: chat or export)",
     )
     options = parse_with_overrides(parser, arguments)
     overrides = [word for word in options.words if "=" in word and not os.path.exists(word)]
     files = [word for word in options.words if word not in overrides]
     if not files:
         parser.error("name at least one configuration file")
-    if options.world_size and options.verb not in ("train", "dpo", "eval"):
+    if options.world_size and options.verb not in (None, "train", "dpo", "eval"):
         parser.error(f"--world-size applies to training, and --verb is {options.verb}; drop one of them")
     codes: list[int] = []
     for file in files:
@@ -73,11 +74,12 @@ def run(arguments: list[str]) -> int:
 
 def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> int:
     try:
-        config = _load(file, overrides, options.verb)
+        verb = options.verb or _verb_of(Path(file), overrides)
+        config = _load(file, overrides, verb)
         notes = preflight(config, world_size=options.world_size).notes
-        if options.verb == "pack":
+        if verb == "pack":
             refuse_packed_data(config)
-        if options.verb == "export":
+        if verb == "export":
             check_export(Path(file), config)
         data, longest = _read_data(config, options.world_size) if options.data else ("", None)
         text = report(config, options.world_size, longest, notes=notes, verb=options.verb, with_defaults=options.all)
@@ -86,6 +88,14 @@ def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> i
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _verb_of(file: Path, overrides: list[str]) -> str:
+    """Return the verb that a file is for, by the names in it."""
+    if not file.is_file():  # a stream, which can be read only once
+        return "train"
+    names = {name for name, _, _ in read_pairs(file)}
+    return likely_verb(names | {word.partition("=")[0] for word in overrides})
 
 
 def _load(file: str, overrides: list[str], verb: str) -> Config:
@@ -199,9 +209,9 @@ def _block(title: str, rows: list[tuple[str, ...]]) -> list[str]:
     if not rows:
         return []
     name_width = max(len(row[0]) for row in rows) + 2
-    value_width = max((min(len(row[1]), VALUE_WIDTH) for row in rows if len(row) > 2), default=0) + 2
+    value_width = max((min(len(row[1]), VALUE_WIDTH) for row in rows if len(row) > 2), default=0)
     lines = [
-        f"  {row[0]:<{name_width}}" + (f"{row[1]:<{value_width}}{row[2]}" if len(row) > 2 else row[1]) for row in rows
+        f"  {row[0]:<{name_width}}" + (f"{row[1]:<{value_width}}  {row[2]}" if len(row) > 2 else row[1]) for row in rows
     ]
     return ["\n".join([title, *lines])]
 

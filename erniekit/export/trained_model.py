@@ -91,7 +91,7 @@ def find_trained_model(named: Path, config: Config) -> TrainedModel:
         folder = named
     else:
         raise ConfigurationError(f"{named}: there is no such file or folder")
-    _check_complete(folder, named)
+    _check_complete(folder, named, config)
     parameters = run_parameters(folder)
     start = str(parameters.get("model_name_or_path") or "")
     if is_adapter_folder(folder):
@@ -112,7 +112,7 @@ def _local_base_folder(parameters: Mapping[str, Any]) -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
-def _check_complete(folder: Path, named: Path) -> None:
+def _check_complete(folder: Path, named: Path, config: Config) -> None:
     refuse_half_written(folder)
     if not (folder / CONFIG_FILE).is_file() and not is_adapter_folder(folder):
         refuse_sharded_checkpoint(folder)
@@ -124,9 +124,10 @@ def _check_complete(folder: Path, named: Path) -> None:
                 f"  Name its newest checkpoint, {checkpoints[-1]}, or let the run finish."
             )
         if named.is_file():
+            trains = config.training.train_dataset_path
             raise ConfigurationError(
-                f"{named}: this run has not been trained: {folder} contains no model.\n"
-                f"  Train it first: erniekit train {named}"
+                f"{named}: this run has not been trained: {folder} contains no model.\n  "
+                + (f"Train it first: erniekit train {named}" if trains else "Write the output_dir of a finished run.")
             )
         raise ModelFileError(f"{folder}: neither {CONFIG_FILE} nor {ADAPTER_CONFIG_FILE}: this is not a model folder")
 

@@ -21,6 +21,7 @@ from erniekit.inference.sampling import Sampling
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
+from erniekit.model.quantization.settings import WeightOnly
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class ChatModel:
         seed: int = 42,
         ignored_keys: Sequence[str] = (),
         template_variables: Mapping[str, Any] | None = None,
+        quantization: WeightOnly | None = None,
     ) -> ChatModel:
         """Load a model folder, an `output_dir` or a checkpoint; a folder of adapters together with its base model.
 
@@ -65,6 +67,8 @@ class ChatModel:
             adapters: a folder of adapters for the model in `folder`.
             ignored_keys: keys of `config.json` that change nothing, beside those that the adapters' run was told of.
             template_variables: variables of the chat template, such as `enable_thinking`.
+            quantization: how linear weights are kept in few bits; None: as they are stored, and under adapters as in
+                their training.
 
         Raises:
             ModelFileError: a folder or one of its files is missing or damaged.
@@ -74,8 +78,9 @@ class ChatModel:
         weights = None if random_weights else folder
         run = run_parameters(adapters) if adapters else {}
         base = base_of_adapters(run) if adapters else None
+        quantization = base or quantization
         config = ModelConfig.from_folder(folder, (*ignored_keys, *ignored_config_keys(run)))
-        decoder = build_model(config, weights, adapters=adapters, seed=seed, quantization=base)
+        decoder = build_model(config, weights, adapters=adapters, seed=seed, quantization=quantization)
         template = chat_template(tokenizer, template_variables)
         warn_of_unused_variables(template, template_variables or {})
         return cls(decoder, tokenizer, template)

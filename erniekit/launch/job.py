@@ -17,6 +17,7 @@ from erniekit.build.data import evaluates, evaluation_dataset, training_dataset
 from erniekit.build.model import initial_weights, open_tokenizer
 from erniekit.build.preflight import preflight
 from erniekit.config import Config
+from erniekit.config.values import other_device
 from erniekit.distributed.rank import is_rank
 from erniekit.distributed.topology import AXES, Topology, topology_from
 from erniekit.errors import ConfigurationError
@@ -78,7 +79,8 @@ def plan_job(config: Config, command: tuple[str, ...], *, nproc: int | None, log
         return None
     refuse_several_nodes(os.environ, command)
     device = config.basic.device
-    gpus = 0 if device == "cpu" else visible_gpus()
+    other = other_device(device)
+    gpus = 0 if device == "cpu" or other else visible_gpus()
     if gpus and nproc is not None and nproc > gpus:
         raise ConfigurationError(
             f"--nproc {nproc}: every rank needs a GPU of its own, and {gpus} can be seen\n"
@@ -89,6 +91,12 @@ def plan_job(config: Config, command: tuple[str, ...], *, nproc: int | None, log
     elif nproc is None:
         nproc = max(1, topology_from(config).world_size)
     topology_from(config, nproc)
+    if other and nproc > 1:
+        raise ConfigurationError(
+            f"device: {device}: ERNIEKit itself starts ranks on CPUs and GPUs only; start these {nproc} ranks with\n"
+            f"  python -m paddle.distributed.launch --devices {','.join(map(str, range(nproc)))} "
+            f'"$(which erniekit)" {" ".join(command[3:])}'
+        )
     if nproc == 1 and not config.distributed.max_restarts:
         return None
     folder = logs or _output_dir(config) / LOG_FOLDER

@@ -351,6 +351,21 @@ def test_what_fails_midway_leaves_nothing(
     assert not (tmp_path / "exported").exists() and not list(tmp_path.glob(".writing*"))
 
 
+def test_without_a_folder_it_is_written_inside_the_run(
+    full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run_export.yaml"
+    file.write_text(f"output_dir: {full}\nmax_shard_size: 5\n")
+    assert main(["export", str(file)]) == 0
+    assert (full / "export" / "model.safetensors").is_file() and not problems(full / "export", hashes=True)
+    assert main(["export", str(full / "checkpoint-4")]) == 2  # the same folder, which is not empty now
+    assert f"{full / 'export'}: the folder is not empty" in capsys.readouterr().err
+    assert find_trained_model(full, Config.load(file, verb="export")).folder == full
+    file.write_text("max_shard_size: 5\n")
+    assert main(["export", str(file)]) == 2
+    assert "name the folder to write with --output DIR" in capsys.readouterr().err
+
+
 def test_the_verb(full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["export", str(full), "--output", str(tmp_path / "exported")]
     assert main([*words, "--format", "inference", "--dtype", "bfloat16"]) == 2

@@ -8,7 +8,7 @@ from typing import Any
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
 from erniekit.config.stages import ALL_STAGES
-from erniekit.config.values import DEVICE, PATH, TEXTS, WORDS
+from erniekit.config.values import DEVICE, PATH, TEXTS, WORDS, other_device
 
 TRACKERS = ("visualdl", "tensorboard")  # each is opened by `erniekit.training.callbacks.trackers`
 ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "export", "server")
@@ -44,6 +44,7 @@ class BasicParameters:
         "resolved configuration, results and logs. A folder that already holds a run is protected, see "
         "`overwrite_output_dir`.",
         kind=PATH,
+        spellings={"none": ""},
         required_for=("train",),
         verbs=("train", "eval", "export"),
         example="output/sft",
@@ -136,10 +137,10 @@ class BasicParameters:
         "int4 and the rest in int8. Each weight is dequantized where it is used, in forward and again in backward, "
         "and adapters are merged into the dequantized weights. `fp8_linear` rounds the operands of linear layers to "
         "8-bit floats, also when all weights are trained (see section 2.4). `erniekit export` writes weights in this "
-        "form where the command line asks for it.",
+        "form where the command line asks for it; `chat` and `generate` keep them so in memory.",
         choices=("none", "fp8_linear", "weight_only_int8", "weight_only_int4", "weight_only_mix", "nf4"),
         spellings={"": "none", "null": "none", "fp8linear": "fp8_linear"},
-        verbs=("train", "eval", "export"),
+        verbs=("train", "eval", "export", "chat", "generate"),
         example="fp8_linear",
     )
     num_nextn_predict_layers: int = parameter(
@@ -165,7 +166,8 @@ class BasicParameters:
     device: str = parameter(
         "auto",
         "Where to compute. `auto` takes a GPU when PaddlePaddle was built for one and finds it, and the CPU otherwise; "
-        "`gpu:1` names one of several GPUs.",
+        "`gpu:1` names one of several GPUs. The names of Paddle's other devices, such as `xpu` and `npu`, are passed "
+        "on to it; ERNIEKit has never been run on one, and computes there in float32 as on a CPU.",
         kind=DEVICE,
         verbs=("train", "eval", "chat", "generate", "export"),
         example="cpu",
@@ -306,6 +308,16 @@ def a_folder_of_logs_needs_a_logger(builder: ConfigBuilder) -> None:
         builder.no_effect("logging_dir", "because report_to is none, and only its loggers write there")
 
 
+@rule("device")
+def other_devices_have_never_been_run(builder: ConfigBuilder) -> None:
+    """A `device` that is neither a CPU nor a GPU is passed on to Paddle; a message says that it has never been run."""
+    if kind := other_device(builder["device"]):
+        builder.messages.append(
+            f"`device: {builder['device']}` ({builder.origins['device']}) is passed on to Paddle; ERNIEKit has never "
+            f"been run on {kind}, and computes there in float32 with Paddle's own kernels, as on a CPU"
+        )
+
+
 SECTION = section(
     BasicParameters,
     key="basic",
@@ -316,5 +328,6 @@ SECTION = section(
         dropout_warmup_needs_dropout,
         a_folder_of_logs_needs_a_logger,
         template_variables_are_named,
+        other_devices_have_never_been_run,
     ),
 )
