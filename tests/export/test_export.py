@@ -185,9 +185,6 @@ def test_a_program_generates_what_the_model_generates(adapters: Path, tmp_path: 
     assert (target / "tokenizer.json").is_file() and "Paddle inference program" in (target / "README.md").read_text()
 
 
-@pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("paddle2onnx", "onnxruntime"))), reason="needs the extra `onnx`"
-)
 def test_onnx_generates_what_the_model_generates(full: Path, tmp_path: Path) -> None:
     from erniekit.export.onnx import open_onnx
 
