@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 PACKAGE = "erniekit"
 # verbs such as `generate` write their answers to standard output, so these report on standard error
-STDERR_LOGGERS = ("erniekit.hub.download", "erniekit.inference.batch")
+STDERR_LOGGERS = ("erniekit.hub.download", "erniekit.inference.batch", "erniekit.inference.engine")
 
 
 class ConsoleFormatter(logging.Formatter):

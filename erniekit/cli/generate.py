@@ -97,7 +97,11 @@ def _answer_file(options: argparse.Namespace, parameters: Config) -> int:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that `generate` and `chat` share; defaults and bounds come from the schema."""
-    parser.add_argument("model", type=Path, help="a model folder, an output_dir, a checkpoint, or a model of a hub")
+    parser.add_argument(
+        "model",
+        type=Path,
+        help="a model folder, an output_dir, a checkpoint, an exported program, or a model of a hub",
+    )
     hubs = parser.add_mutually_exclusive_group()
     for hub in HUBS:
         hubs.add_argument(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import paddle
 
 from erniekit.build.adapters import base_folder
 from erniekit.build.quantization import base_of_adapters
@@ -14,14 +17,16 @@ from erniekit.data.templates.ernie import Template, chat_template, encode_prompt
 from erniekit.data.tokenizers.files import TOKENIZER_FILES
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import DataError, ModelFileError
+from erniekit.export.saved_program import SavedProgram, is_program_folder
 from erniekit.export.trained_model import ignored_config_keys, run_parameters
-from erniekit.inference.generation import check_prompt, generate, length_limit, stream
+from erniekit.inference.generation import TextModel, check_prompt, generate, length_limit, stream
 from erniekit.inference.sampling import Sampling
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
-from erniekit.model.decoder import Decoder
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, is_adapter_folder
 from erniekit.model.storage.model_folder import refuse_sharded_checkpoint
+
+logger = logging.getLogger(__name__)
 
 MAX_BATCH_SIZE = 64  # prompts answered together: bounds the memory of the key-value cache
 
@@ -41,9 +46,9 @@ def sampling_from(parameters: GenerationParameters, seed: int) -> Sampling:
 
 @dataclass(frozen=True)
 class ChatModel:
-    """A decoder with its tokenizer and chat template."""
+    """A decoder or an exported program, with its tokenizer and chat template."""
 
-    decoder: Decoder
+    decoder: TextModel
     tokenizer: Tokenizer
     template: Template
 
@@ -57,7 +62,8 @@ class ChatModel:
         seed: int = 42,
         ignored_keys: Sequence[str] = (),
     ) -> ChatModel:
-        """Load a model folder, an `output_dir` or a checkpoint; a folder of adapters together with its base model.
+        """Load a model folder, an `output_dir` or a checkpoint; a folder of adapters together with its base model; or
+        an exported program.
 
         Args:
             adapters: a folder of adapters for the model in `folder`.
@@ -76,6 +82,8 @@ class ChatModel:
                 f"{folder}: there is no such folder; name a model folder, an output_dir, a checkpoint, or a model of "
                 "a hub with --from-hf-hub, --from-aistudio or --from-modelscope"
             )
+        if is_program_folder(folder):
+            return cls._open_program(folder, adapters)
         if adapters is None and is_adapter_folder(folder):
             folder, adapters = base_folder(folder), folder
         refuse_sharded_checkpoint(folder)
@@ -93,6 +101,18 @@ class ChatModel:
         config = ModelConfig.from_folder(folder, (*ignored_keys, *ignored_config_keys(run)))
         decoder = build_model(config, weights, adapters=adapters, seed=seed, quantization=base)
         return cls(decoder, tokenizer, chat_template(tokenizer))
+
+    @classmethod
+    def _open_program(cls, folder: Path, adapters: Path | None) -> ChatModel:
+        if adapters is not None:
+            raise ModelFileError(
+                f"{folder}: is an exported program, which takes no adapters.\n"
+                f"  Export the model with them: erniekit export {adapters} --output DIR"
+            )
+        if paddle.get_device() != "cpu":
+            logger.info(f"{folder}: exported programs run on the CPU here, whatever the device")
+        tokenizer = load_tokenizer(folder)
+        return cls(SavedProgram.open(folder), tokenizer, chat_template(tokenizer))
 
     def answer(self, prompts: Sequence[str], sampling: Sampling, *, system: str = "", raw: bool = False) -> list[str]:
         """Return one answer for each prompt; sampling depends on a prompt's index in the list, not on the other
