@@ -1,8 +1,37 @@
-"""What others wrote cannot steer the terminal."""
+"""What others wrote cannot steer the terminal, and its edge breaks no words."""
 
 from __future__ import annotations
 
-from erniekit.terminal import escape_control_characters
+import io
+import logging
+
+import pytest
+
+from erniekit.log import console_logging
+from erniekit.terminal import escape_control_characters, wrapped
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_lines_break_between_words_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    path = "/" + "folder/" * 6 + "file-with-hyphens.jsonl"
+    text = f"short  line\n  a line of many words, and {path} stays whole"
+    assert wrapped(text, io.StringIO()) == text
+    shown = wrapped(text, Terminal())
+    assert shown.splitlines() == [
+        "short  line",
+        "  a line of many words, and",
+        f"      {path}",
+        "      stays whole",
+    ]
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    with console_logging():
+        logging.getLogger("erniekit.x").info("a line of many words that reaches the edge")
+    assert max(map(len, terminal.getvalue().splitlines())) <= 30
 
 
 def test_control_characters_are_shown_not_obeyed() -> None:

@@ -20,6 +20,7 @@ from erniekit.config import Config
 from erniekit.data.dataset import Dataset
 from erniekit.data.templates.ernie import Template, chat_template
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from erniekit.environment import cpu_settings
 from erniekit.errors import ModelFileError
 from erniekit.hub.download import model_folder
 from erniekit.model.lora.folder import base_model_of, is_adapter_folder
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def select_device(config: Config) -> str:
-    """Select the device that the configuration asks for, and log the parameters that have no effect on it.
+    """Select the device that the configuration asks for, and log it and the parameters that have no effect on it.
 
     Returns:
         "cpu" or "gpu:<n>".
@@ -45,6 +46,8 @@ def select_device(config: Config) -> str:
     from erniekit.model.device import use_device
 
     device = use_device(config.basic.device)
+    threads = cpu_settings()["OMP_NUM_THREADS"]
+    logger.info(f"device: {device}" + (f", {threads} thread{'s' if threads != '1' else ''}" if device == "cpu" else ""))
     if device == "cpu":
         for line in config.ignored_on_cpu():
             logger.info(line)

@@ -152,13 +152,14 @@ class Config:
         if self.basic.device.startswith("gpu"):
             return []
         lines = []
-        for parameter in self._gpu_only_parameters():
+        for parameter in self.gpu_only_parameters():
             name = parameter.name
             tail = ": fp32 runs" if name in ("bf16", "fp16") else ""
             lines.append(f"`{name}: {format_value(self[name])}` ({self.origin(name)}) has no effect on a CPU{tail}")
         return lines
 
-    def _gpu_only_parameters(self) -> list[Parameter]:
+    def gpu_only_parameters(self) -> list[Parameter]:
+        """Return the parameters whose values differ from their defaults and have an effect on a GPU only."""
         values = {name: self[name] for name in PARAMETERS}
         return [
             item
