@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import textwrap
-from typing import TextIO
+from collections.abc import Callable
+from typing import NamedTuple, TextIO
 
 _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
@@ -38,3 +40,17 @@ def _wrapped_line(line: str, width: int) -> str:
         expand_tabs=False,
         replace_whitespace=False,
     )
+
+
+class Colours(NamedTuple):
+    """Functions that colour a text: the first speaker's, the second one's."""
+
+    first: Callable[[str], str]
+    second: Callable[[str], str]
+
+
+def colours_of(stream: TextIO) -> Colours:
+    """Return colours for a terminal; none for other streams, where NO_COLOR is set, and on a terminal without them."""
+    if not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return Colours(str, str)
+    return Colours(lambda text: f"\x1b[1;32m{text}\x1b[0m", lambda text: f"\x1b[1;34m{text}\x1b[0m")

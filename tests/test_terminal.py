@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from erniekit.log import console_logging
-from erniekit.terminal import escape_control_characters, wrapped
+from erniekit.terminal import colours_of, escape_control_characters, wrapped
 
 
 class Terminal(io.StringIO):
@@ -41,3 +41,14 @@ def test_control_characters_are_shown_not_obeyed() -> None:
 def test_other_text_is_left_as_it_is() -> None:
     text = "Größe\t1\n你好 🙂 \\ é"
     assert escape_control_characters(text) == text
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert colours_of(Terminal()).first("x") == "\x1b[1;32mx\x1b[0m"
+    assert colours_of(io.StringIO()).first("x") == "x"
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert colours_of(Terminal()).second("x") == "x"
