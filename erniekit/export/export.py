@@ -18,6 +18,7 @@ import numpy as np
 
 from erniekit.build.quantization import base_of_adapters
 from erniekit.config import Config
+from erniekit.data.templates.ernie import TEMPLATE_FILE, ErnieTemplate
 from erniekit.data.tokenizers.files import TOKENIZER_FILES
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ModelFileError
@@ -102,6 +103,7 @@ def export_model(
             facts = _write_program(folder, model, tokenizer, form)
         for source in tokenizer.files:
             shutil.copyfile(source, folder / source.name)
+        _write_missing_template(folder, tokenizer, model)
         card = model_card(
             name=target.resolve().name,
             base=model.base_name,
@@ -236,6 +238,15 @@ def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form
         "form": "ONNX" if form == ONNX else "Paddle inference program",
         "logits compared with the trained model's": str(difference),
     }
+
+
+def _write_missing_template(folder: Path, tokenizer: Tokenizer, model: TrainedModel) -> None:
+    """Add the ERNIE dialogue format that the model was trained with, where its files leave it to the reader: others
+    know no format without a file."""
+    reads_text = model.parameters.get("stage") == "PT"
+    is_ernie = {ErnieTemplate.BEGIN, ErnieTemplate.END} <= set(tokenizer.control_tokens)
+    if tokenizer.chat_template is None and is_ernie and not reads_text:
+        shutil.copyfile(TEMPLATE_FILE, folder / "chat_template.jinja")
 
 
 def _has_tokenizer(folder: Path) -> bool:

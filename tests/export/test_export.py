@@ -18,6 +18,7 @@ import yaml
 
 from erniekit.cli import main
 from erniekit.config import Config
+from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
 from erniekit.errors import CheckpointError, UserError
 from erniekit.export.export import export_model, open_trained_decoder
 from erniekit.export.logit_difference import prompt_logits
@@ -142,6 +143,16 @@ def weights_of_adapters(folder: Path) -> dict[str, np.ndarray]:
     from safetensors.numpy import load_file
 
     return load_file(folder / "adapter_model.safetensors")
+
+
+def test_the_dialogue_format_goes_along(full: Path, tmp_path: Path) -> None:
+    """transformers and servers read it from a file; ERNIEKit knows ERNIE's without one."""
+    assert ChatModel.load(full).tokenizer.chat_template is None
+    export(full, tmp_path / "exported")
+    model, exported = ChatModel.load(full), ChatModel.load(tmp_path / "exported")
+    assert exported.tokenizer.chat_template is not None
+    asked = Conversation((Turn(USER, "Hello"), Turn(ASSISTANT, "Hi"), Turn(USER, "What is 1 + 1?")), "Be brief.")
+    assert exported.encode(asked) == model.encode(asked)
 
 
 def test_the_card_tells_what_the_model_is(adapters: Path, base: Path, tmp_path: Path) -> None:
