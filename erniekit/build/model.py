@@ -22,6 +22,7 @@ from erniekit.config.sections.basic import template_variables
 from erniekit.data.dataset import Dataset
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.environment import cpu_settings
 from erniekit.hub.cache import chosen_hub
 from erniekit.hub.download import model_folder
 
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def select_device(config: Config) -> str:
-    """Select the device that the configuration asks for, and log the parameters that have no effect on it.
+    """Select the device that the configuration asks for, and log it and the parameters that have no effect on it.
 
     Returns:
         "cpu", "gpu:<n>" or "<other>:<n>".
@@ -46,6 +47,8 @@ def select_device(config: Config) -> str:
     from erniekit.model.device import use_device
 
     device = use_device(config.basic.device)
+    threads = cpu_settings()["OMP_NUM_THREADS"]
+    logger.info(f"device: {device}" + (f", {threads} thread{'s' if threads != '1' else ''}" if device == "cpu" else ""))
     if not device.startswith("gpu"):
         for line in config.ignored_on_cpu():
             logger.info(line)

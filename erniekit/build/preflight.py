@@ -42,6 +42,7 @@ from erniekit.hub.cache import chosen_hub, local_model_folder, missing_files
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.published import published_model
 from erniekit.model.storage.layouts import locate_weights
+from erniekit.model.storage.model_folder import is_program_folder
 from erniekit.training.checkpoint.resume import check_output_folder
 
 
@@ -206,6 +207,8 @@ def _check_data(config: Config, found: Findings) -> None:
 def _check_answers(config: Config, found: Findings) -> Preflight:
     """Check a command that answers with the model which the configuration names."""
     named = found.attempt(local_model_folder, config)
+    if named is not None and is_program_folder(named):
+        return Preflight()
     adapters = Path(config.lora.lora_path).expanduser() if config.lora.lora_path else None
     folders = None if named is None else found.attempt(answering_folders, named, adapters)
     if folders is None:

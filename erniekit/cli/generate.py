@@ -106,8 +106,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         type=Path,
-        help="a model folder, an output_dir, a checkpoint, a model of a hub, or a YAML or JSON file: the configuration "
-        "of a run, or one with model_name_or_path",
+        help="a model folder, an output_dir, a checkpoint, an exported program, a model of a hub, or a YAML or JSON "
+        "file: the configuration of a run, or one with model_name_or_path",
     )
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="name=value", help="parameters that override those of a file"

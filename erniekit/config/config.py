@@ -167,13 +167,14 @@ class Config:
             return []
         place = other_device(self.basic.device) or "a CPU"
         lines = []
-        for parameter in self._gpu_only_parameters():
+        for parameter in self.gpu_only_parameters():
             name = parameter.name
             tail = ": fp32 runs" if name in ("bf16", "fp16") else ""
             lines.append(f"`{name}: {format_value(self[name])}` ({self.origin(name)}) has no effect on {place}{tail}")
         return lines
 
-    def _gpu_only_parameters(self) -> list[Parameter]:
+    def gpu_only_parameters(self) -> list[Parameter]:
+        """Return the parameters whose values differ from their defaults and have an effect on a GPU only."""
         values = {name: self[name] for name in PARAMETERS}
         return [
             item

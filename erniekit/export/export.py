@@ -114,6 +114,7 @@ def export_model(
             results=model.results,
             facts=facts,
             use=_USE[form],
+            library="transformers" if form == HUGGING_FACE else None,
         )
         (folder / MODEL_CARD_FILE).write_text(card, encoding="utf-8")
 

@@ -8,20 +8,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import paddle
+
 from erniekit.build.checks import answering_folders, tokenizer_folder, warn_of_unused_variables
 from erniekit.build.quantization import base_of_adapters
 from erniekit.config.sections.generation import GenerationParameters
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
 from erniekit.data.templates.ernie import Template, chat_template, encode_prompt
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from erniekit.errors import DataError
+from erniekit.errors import DataError, ModelFileError
+from erniekit.export.saved_program import SavedProgram
 from erniekit.export.trained_model import ignored_config_keys, run_parameters
-from erniekit.inference.generation import check_prompt, generate, length_limit, stream
+from erniekit.inference.generation import TextModel, check_prompt, generate, length_limit, stream
 from erniekit.inference.sampling import Sampling
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
-from erniekit.model.decoder import Decoder
 from erniekit.model.quantization.settings import WeightOnly
+from erniekit.model.storage.model_folder import is_program_folder
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +46,9 @@ def sampling_from(parameters: GenerationParameters, seed: int) -> Sampling:
 
 @dataclass(frozen=True)
 class ChatModel:
-    """A decoder with its tokenizer and chat template."""
+    """A decoder or an exported program, with its tokenizer and chat template."""
 
-    decoder: Decoder
+    decoder: TextModel
     tokenizer: Tokenizer
     template: Template
 
@@ -61,7 +64,8 @@ class ChatModel:
         template_variables: Mapping[str, Any] | None = None,
         quantization: WeightOnly | None = None,
     ) -> ChatModel:
-        """Load a model folder, an `output_dir` or a checkpoint; a folder of adapters together with its base model.
+        """Load a model folder, an `output_dir` or a checkpoint; a folder of adapters together with its base model; or
+        an exported program.
 
         Args:
             adapters: a folder of adapters for the model in `folder`.
@@ -73,6 +77,8 @@ class ChatModel:
         Raises:
             ModelFileError: a folder or one of its files is missing or damaged.
         """
+        if is_program_folder(folder):
+            return cls._open_program(folder, adapters, template_variables)
         folder, adapters = answering_folders(folder, adapters)
         tokenizer = load_tokenizer(tokenizer_folder(folder, adapters))
         weights = None if random_weights else folder
@@ -84,6 +90,20 @@ class ChatModel:
         template = chat_template(tokenizer, template_variables)
         warn_of_unused_variables(template, template_variables or {})
         return cls(decoder, tokenizer, template)
+
+    @classmethod
+    def _open_program(
+        cls, folder: Path, adapters: Path | None, template_variables: Mapping[str, Any] | None
+    ) -> ChatModel:
+        if adapters is not None:
+            raise ModelFileError(
+                f"{folder}: is an exported program, which takes no adapters.\n"
+                f"  Export the model with them: erniekit export {adapters} --output DIR"
+            )
+        if paddle.get_device() != "cpu":
+            logger.info(f"{folder}: exported programs run on the CPU here, whatever the device")
+        tokenizer = load_tokenizer(folder)
+        return cls(SavedProgram.open(folder), tokenizer, chat_template(tokenizer, template_variables))
 
     def answer(self, prompts: Sequence[str], sampling: Sampling, *, system: str = "", raw: bool = False) -> list[str]:
         """Return one answer for each prompt; sampling depends on a prompt's index in the list, not on the other

@@ -107,7 +107,7 @@ def run_training(config: Config) -> TrainResult:
 
 def _describe_optimizer(config: Config, parameters: Mapping[str, Tensor], topology: Topology) -> None:
     on_rank = ", counted on this rank" if topology.tensor > 1 or topology.pipeline > 1 else ""
-    logger.info(describe_decay(parameters, config.training.weight_decay) + on_rank)
+    logger.debug(describe_decay(parameters, config.training.weight_decay) + on_rank)
     if (storage := moment_storage(config)) is not None:
         logger.info(f"AdamW: {storage}")
 
