@@ -131,8 +131,13 @@ class ChatModel:
         return answers
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the token ids of a text as it is. Raises DataError if it is not UTF-8 or contains a control token."""
-        return self.tokenizer.encode(self._validated(text))
+        """Return the token ids of a text as it is, after what the tokenizer puts before a text (nothing, or BOS).
+
+        Raises:
+            DataError: the text is not UTF-8 or contains a control token.
+        """
+        ids = self.tokenizer.encode(self._validated(text))
+        return [*self.tokenizer.document_prefix, *ids] if ids else []
 
     def encode(self, conversation: Conversation) -> list[int]:
         """Return the token ids of a dialogue, ending with the header of the next answer."""

@@ -11,7 +11,7 @@ import pytest
 
 from erniekit.cli import main
 from erniekit.config import Config
-from erniekit.data.conversation import Conversation
+from erniekit.data.conversation import USER, Conversation, Turn
 from erniekit.errors import DataError, ModelFileError, UserError
 from erniekit.inference.engine import ChatModel, Dialogue, sampling_from
 from erniekit.inference.sampling import Sampling
@@ -200,6 +200,14 @@ def test_a_file_is_no_model_folder(verb: str, tmp_path: Path, capsys: pytest.Cap
     assert main([verb, str(file), *(["--prompt", "Hi"] if verb == "generate" else [])]) == 2
     error = capsys.readouterr().err
     assert f"{file}: is a file" in error and "erniekit chat output/quickstart/sft" in error
+
+
+def test_raw_text_begins_as_the_tokenizer_begins_a_text(model: ChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = model.encode_text("Hi")
+    monkeypatch.setattr(model.tokenizer, "document_prefix", (model.tokenizer.eos_id,))
+    assert model.encode_text("Hi") == [model.tokenizer.eos_id, *plain]
+    dialogue = model.encode(Conversation((Turn(USER, "Hi"),)))
+    assert dialogue[0] != model.tokenizer.eos_id
 
 
 def test_raw_text_has_no_system_text(capsys: pytest.CaptureFixture[str]) -> None:

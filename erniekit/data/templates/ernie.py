@@ -177,7 +177,11 @@ def join_segments(
     return tokens, targets
 
 
-def encode_plain_text(ids: Sequence[int], eos_id: int) -> Sample:
-    """A plain document for stage PT: every token but the first is a target, and then `</s>`."""
-    tokens = np.array([*ids, eos_id], dtype=np.int32)
+def encode_plain_text(ids: Sequence[int], eos_id: int, prefix: Sequence[int] = ()) -> Sample:
+    """A plain document for stage PT: every token but the first is a target, and then `</s>`.
+
+    Args:
+        prefix: what the tokenizer puts before a document (`Tokenizer.document_prefix`).
+    """
+    tokens = np.array([*prefix, *ids, eos_id], dtype=np.int32)
     return Sample(tokens[:-1], tokens[1:])

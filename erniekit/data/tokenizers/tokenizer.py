@@ -31,12 +31,14 @@ class Backend(Protocol):
         control_tokens: see Tokenizer.
         files: the files that determine the ids of a text; their contents make the fingerprint.
         default_tokens: named tokens for folders that do not name them.
+        document_prefix: see Tokenizer.
     """
 
     size: int
     control_tokens: frozenset[str]
     files: tuple[Path, ...]
     default_tokens: dict[str, str]
+    document_prefix: tuple[int, ...]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
 
@@ -56,6 +58,8 @@ class Tokenizer:
         chat_template: the folder's jinja template, or None; `template_path` is its file.
         files: the files to copy into the folder of a trained model.
         fingerprint: hex digest of everything that determines the ids of a text.
+        document_prefix: the ids that transformers' `tokenizer(text)` puts before a text, mostly none or the BOS token.
+            They begin plain documents and raw prompts; in dialogues the chat template writes such tokens.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,6 +69,7 @@ class Tokenizer:
         self._check_special_tokens(folder)
         self.vocab_size = self._backend.size
         self.control_tokens = self._backend.control_tokens
+        self.document_prefix = self._backend.document_prefix
         # Longest first, so that a token is matched in full where another one is its prefix.
         ordered = sorted(self.control_tokens, key=len, reverse=True)
         self._control_pattern = re.compile("|".join(re.escape(token) for token in ordered)) if ordered else None
