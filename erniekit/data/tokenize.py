@@ -101,8 +101,10 @@ def tokenise(
     """
     found = recognise(source.path, source.kind)
     if found != source.kind:
-        problems.add(found if isinstance(found, RecordProblem) else _wrong_format(source, found))
-        return
+        problem = found if isinstance(found, RecordProblem) else _wrong_format(source, found)
+        if not problems.skips(problem):
+            problems.add(problem)
+            return
     for block in _blocks(source, settings.tokenizer, counts, unused, problems, block_records):
         samples: list[Sample] = []
         lines: list[int] = []

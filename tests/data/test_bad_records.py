@@ -103,6 +103,15 @@ def test_a_file_of_another_format_is_one_line_that_says_what_to_write(opened, ma
         assert len(rest) == 1
 
 
+def test_vision_data_is_refused_once_or_left_out(opened, make_source):
+    source = make_source([{**GOOD, "images": ["1.png"]}] * 9 + [GOOD])
+    expected = rf"^{source.path}:1: images: expected dialogues, got a vision record, as in what follows; ERNIEKit does"
+    with pytest.raises(DataError, match=expected) as caught:
+        opened(source)
+    assert "1 problem " in str(caught.value)
+    assert "10 records, 1 kept, 9 skipped" in str(opened(source, on_bad_record="skip").report)
+
+
 def test_an_unknown_policy(opened, make_source):
     with pytest.raises(DataError, match="on_bad_record 'ignore': expected one of stop, skip"):
         opened(make_source([GOOD]), on_bad_record="ignore")

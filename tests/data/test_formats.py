@@ -121,6 +121,16 @@ def test_prompt_and_completion_are_texts_or_messages():
 # OpenAI's messages
 
 
+def test_parts_and_weights_by_llama_factorys_names():
+    parts = [{"type": "text", "value": "a"}]
+    talk = [message("user", "q"), message("assistant", parts, loss_weight=1.0)]
+    assert parse("messages", messages=talk) == EXCHANGE
+    with pytest.raises(NothingToTrainError):
+        parse("messages", messages=[talk[0], message("assistant", "a", loss_weight=0.0)])
+    both = [talk[0], message("assistant", "a", loss_weight=1, weight=1)]
+    assert "either weight or loss_weight" in refusal("messages", messages=both)
+
+
 def test_text_parts_are_joined():
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
     record = parse("messages", messages=[message("system", parts), message("user", parts), message("assistant", parts)])
@@ -217,7 +227,8 @@ def test_erniekit_is_stripped_as_upstream_does():
         ({"image_info": [{"image_url": "1.png"}]}, "images: expected dialogues, got a vision record"),
         ({"videos": ["1.mp4"]}, "videos: expected dialogues, got a video record"),
         ({"audios": ["1.wav"]}, "audios: expected dialogues, got an audio record"),
-        ({"kto_tag": True}, "kto_tag: expected dialogues, got a KTO record; ERNIEKit trains pairs of answers"),
+        ({"kto_tag": True}, "label: expected dialogues, got a KTO record; ERNIEKit trains pairs of answers"),
+        ({"label": False}, "label: expected dialogues, got a KTO record; ERNIEKit trains pairs of answers"),
     ],
 )
 def test_records_of_other_kinds_are_refused_with_the_reason(record, told):

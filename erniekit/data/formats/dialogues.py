@@ -11,6 +11,7 @@ from typing import Any
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, PlainText, Turn
 from erniekit.data.formats.messages import last_must_be_assistant, parse_messages, parse_tools
 from erniekit.data.formats.problems import (
+    WEIGHT_FIELDS,
     MalformedError,
     NothingToTrainError,
     describe_value,
@@ -78,7 +79,7 @@ def with_labels(record: dict) -> object:
     labelled: list[Any] = list(messages)
     for number, label in zip(answers, labels, strict=True):
         labelled[number] = {**messages[number], "label": int(parse_flag(label, "label"))}
-        if "label" in messages[number] or "weight" in messages[number]:
+        if not messages[number].keys().isdisjoint(WEIGHT_FIELDS):
             raise MalformedError(f"messages[{number}]", "either its own label or weight, or `label` beside", "both")
     return labelled
 

@@ -9,6 +9,7 @@ from typing import Any
 from erniekit.data.conversation import ASSISTANT, TOOL_ROLES, USER, Turn
 from erniekit.data.formats.problems import (
     CALL_FIELDS,
+    WEIGHT_FIELDS,
     MalformedError,
     NothingToTrainError,
     describe_value,
@@ -118,7 +119,8 @@ def parse_content(value: object, name: str) -> str:
             other = next((what for word, what in OTHER_PARTS.items() if word in str(kind)), None)
             got = shorten(part) if other is None else f"{kind} ({other}; ERNIEKit trains on text only)"
             raise MalformedError(f"{name}[{number}]", "a string or parts of type text", got)
-        texts.append(parse_text(part.get("text"), f"{name}[{number}].text"))
+        key = "value" if "text" not in part and "value" in part else "text"  # "value" is LLaMA-Factory's name
+        texts.append(parse_text(part.get(key), f"{name}[{number}].{key}"))
     return "".join(texts)
 
 
@@ -200,7 +202,7 @@ def last_must_be_assistant(turns: list[Turn], messages: Sequence[object], name: 
 
 
 def _is_trained(message: dict, name: str) -> bool:
-    if "label" in message and "weight" in message:
-        raise MalformedError(name, "either label or weight", "both")
-    key = "weight" if "weight" in message else "label"
-    return parse_flag(message.get(key, 1), f"{name}.{key}")
+    keys = [key for key in WEIGHT_FIELDS if key in message]
+    if len(keys) > 1:
+        raise MalformedError(name, f"either {keys[0]} or {keys[1]}", "both")
+    return not keys or parse_flag(message[keys[0]], f"{name}.{keys[0]}")

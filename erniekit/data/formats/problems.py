@@ -127,11 +127,15 @@ class SourceProblems:
     skips_bad_records: bool = False
 
     def add(self, problem: RecordProblem) -> None:
-        by_policy = self.skips_bad_records and problem.effect is Effect.BY_POLICY
-        if problem.line and (by_policy or problem.effect is Effect.SKIP):
+        if self.skips(problem):
             self.skipped.add(problem)
         else:
             self.stopping.add(problem)
+
+    def skips(self, problem: RecordProblem) -> bool:
+        """Return whether the record of a problem is left out instead of stopping the run."""
+        by_policy = self.skips_bad_records and problem.effect is Effect.BY_POLICY
+        return problem.line > 0 and (by_policy or problem.effect is Effect.SKIP)
 
     @property
     def total(self) -> int:
@@ -274,6 +278,8 @@ def split_system(record: dict, questions: list[str], answers: list[str]) -> tupl
 # Fields that several formats share.
 
 SCORES = ("score_chosen", "score_rejected")
-MESSAGE_FIELDS = frozenset({"role", "content", "label", "weight"})
+# Of a message: whether it is trained. The names of upstream, OpenAI and LLaMA-Factory.
+WEIGHT_FIELDS = ("label", "weight", "loss_weight")
+MESSAGE_FIELDS = frozenset({"role", "content", *WEIGHT_FIELDS})
 CALL_FIELDS = frozenset({"tool_calls", "function_call"})  # of an assistant's message in the format `messages`
 RESULT_FIELDS = frozenset({"name", "tool_call_id"})  # of a tool's result

@@ -119,19 +119,22 @@ def _with_values(*names: str) -> Fits:
     return lambda record: any(record.get(name) for name in names)
 
 
+def _is_unpaired(record: dict) -> bool:
+    """Return whether one answer has a verdict, true or false; upstream's `label` of messages is a list."""
+    verdict = record.get("kto_tag", record.get("label"))
+    return isinstance(verdict, bool) and _with_values("messages", "conversations", "completion", "output")(record)
+
+
 REFUSED_FORMATS = (
     RefusedFormat(
         "images", "a vision record", _with_values("images", "image", "image_info"), "ERNIEKit does not read images"
     ),
-    RefusedFormat("videos", "a video record", _with_values("videos", "video", "video_info"), "it does not read videos"),
+    RefusedFormat(
+        "videos", "a video record", _with_values("videos", "video", "video_info"), "ERNIEKit does not read videos"
+    ),
     RefusedFormat("audios", "an audio record", _with_values("audios", "audio"), "ERNIEKit does not read sound"),
     RefusedFormat(
-        "kto_tag", "a KTO record", lambda record: isinstance(record.get("kto_tag"), bool),
-        "ERNIEKit trains pairs of answers (stage DPO), not single answers with a verdict",
-    ),
-    RefusedFormat(
-        "label", "a KTO record",
-        lambda record: isinstance(record.get("label"), bool) and _has("prompt", "completion")(record),
+        "label", "a KTO record", _is_unpaired,
         "ERNIEKit trains pairs of answers (stage DPO), not single answers with a verdict",
     ),
 )  # fmt: skip
@@ -197,12 +200,16 @@ def recognise(path: str | Path, kind: str) -> str | RecordProblem:
     of dialogues), or have no field of it.
     """
     declared = FORMATS[kind]
-    values = [item[1] for item in islice(_readable(path), RECOGNISED_RECORDS)]
-    records = [value for value in values if isinstance(value, dict)]
-    if not records or len(records) < len(values) or any(declared.fits(record) for record in records):
+    items = list(islice(_readable(path), RECOGNISED_RECORDS))
+    records = [value for _, value in items if isinstance(value, dict)]
+    if not records or len(records) < len(items):
         return kind
-    if any(refused.fits(record) for refused in REFUSED_FORMATS for record in records):
-        return kind  # refused one by one, with the reason
+    for refused in REFUSED_FORMATS:
+        if all(refused.fits(record) for record in records):  # so do not refuse record after record
+            got = f"{refused.title}, as in what follows; {refused.reason}"
+            return RecordProblem(str(path), items[0][0], refused.field, _CONTENTS[declared.records], got)
+    if any(declared.fits(record) for record in records):
+        return kind
     found = [other for other, form in FORMATS.items() if all(form.fits(record) for record in records)]
     alike = [other for other in found if FORMATS[other].records == declared.records]
     if len(alike) == 1:
