@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -379,8 +381,9 @@ def test_nothing_is_recognised_where_it_is_not_certain(write_jsonl):
 def test_fields_of_no_format_are_named_once(write_jsonl):
     problem = recognise(write_jsonl([{"question": "q", "answer": "a"}] * 5), "erniekit")
     assert str(problem).endswith(
-        "format: expected records of one of the formats erniekit, alpaca, messages, sharegpt, prompt_completion, "
-        "got the fields answer, question, which no format has"
+        "format: expected records of one of the formats erniekit (src, tgt), alpaca (instruction, output), messages "
+        "(messages), sharegpt (conversations), prompt_completion (prompt, completion), got the fields answer, "
+        "question, which no format has"
     )
 
 
@@ -394,6 +397,21 @@ def test_fields_of_no_format_are_named_once(write_jsonl):
 )
 def test_a_misspelt_field_is_named(record, told):
     assert refusal("erniekit", **record).startswith(told)
+
+
+def test_the_examples_of_the_documentation_are_of_the_formats_that_they_stand_under():
+    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    formats = text.partition("\n## Formats\n")[2].partition("\n### Tools\n")[0]
+    pairs = text.partition("\n## Preference pairs\n")[2].partition("\n### Long pairs\n")[0]
+    shown = []
+    for section, suffix in ((formats, ""), (pairs, " preferences")):
+        for name, example in re.findall(r"^`(\w+)`:.*\n\n```json\n(.*)\n```$", section, re.MULTILINE):
+            kind = name + suffix
+            record = json.loads(example)
+            parse(kind, **record)
+            assert [other for other, form in FORMATS.items() if form.fits(record)] == [kind]
+            shown.append(kind)
+    assert shown == list(FORMATS)
 
 
 def test_the_names_of_formats_are_those_of_the_parameters():

@@ -92,9 +92,9 @@ class TrainingParameters:
 
     train_dataset_path: tuple[str, ...] = parameter(
         (),
-        "The file or files of training records (JSON lines, JSON or Parquet), or data sets of the Hugging Face hub "
-        "(`org/name`, `org/name:split`, `org/name:config/split`); required for training and for `erniekit preview`. "
-        "Several are separated by commas or written as a YAML list.",
+        "The file or files of training records (JSON lines, JSON, Parquet, CSV, TSV or plain text), or data sets of "
+        "the Hugging Face hub (`org/name`, `org/name:split`, `org/name:config/split`); required for training and for "
+        "`erniekit preview`. Several are separated by commas or written as a YAML list.",
         kind=TEXTS,
         verbs=DATA_VERBS,
         example="data/sft-train.jsonl",

@@ -19,6 +19,7 @@ class Format:
     Attributes:
         name: its word in `train_dataset_type`.
         title: its name in messages to users.
+        required: the fields that it is known by, in messages to users.
         records: what a record holds; a stage trains one of the three.
         fields: the fields of a record that are used.
         fits: whether a record looks like one of this format, judged by its characteristic fields.
@@ -29,6 +30,7 @@ class Format:
 
     name: str
     title: str
+    required: str
     records: RecordKind
     fields: frozenset[str]
     fits: Callable[[dict], bool]

@@ -58,50 +58,50 @@ _IN_CONVERSATIONS = _lists("conversations", "from", "role")
 
 _FORMATS = (
     Format(
-        "erniekit", "ERNIEKit's format", "dialogues",
+        "erniekit", "ERNIEKit's format", "src, tgt", "dialogues",
         frozenset({"src", "tgt", "system", "label", "is_system"}),
         lambda record: _has("src", "tgt")(record) and "response" not in record, parse_erniekit,
     ),
     Format(
-        "alpaca", "alpaca", "dialogues",
+        "alpaca", "alpaca", "instruction, output", "dialogues",
         frozenset({"instruction", "input", "output", "history", "system"}),
         _has("instruction", "output"), parse_alpaca,
     ),
     Format(
-        "messages", "messages (OpenAI's format)", "dialogues",
+        "messages", "messages (OpenAI's format)", "messages", "dialogues",
         frozenset({"messages", "tools", "label"}),
         _lists("messages", "role"), parse_messages_record, ("messages",), calls_tools=True,
     ),
     Format(
-        "sharegpt", "ShareGPT", "dialogues",
+        "sharegpt", "ShareGPT", "conversations", "dialogues",
         frozenset({"conversations", "system", "tools"}),
         lambda record: _IN_CONVERSATIONS(record) and not _HAS_ANSWERS(record), parse_sharegpt,
     ),
     Format(
-        "prompt_completion", "prompt and completion", "dialogues",
+        "prompt_completion", "prompt and completion", "prompt, completion", "dialogues",
         frozenset({"prompt", "completion", "system", "tools"}),
         _has("prompt", "completion"), parse_prompt_completion, ("prompt", "completion"), calls_tools=True,
     ),
-    Format("text", "plain text", "text", frozenset({"text", "tgt"}), _is_plain_text, parse_plain_text),
+    Format("text", "plain text", "text", "text", frozenset({"text", "tgt"}), _is_plain_text, parse_plain_text),
     Format(
-        "erniekit", "ERNIEKit's pairs", "pairs",
+        "erniekit", "ERNIEKit's pairs", "src, response, sort", "pairs",
         frozenset({"src", "tgt", "response", "sort", "system", "is_system"}),
         _has("src", "response"), parse_erniekit_pair,
     ),
     Format(
-        "alpaca", "alpaca's pairs", "pairs",
+        "alpaca", "alpaca's pairs", "instruction, chosen, rejected", "pairs",
         frozenset({"question", "instruction", "input", "history", "system", "chosen", "rejected", *SCORES}),
         lambda record: _HAS_ANSWERS(record) and ("question" in record or "instruction" in record), parse_alpaca_pair,
     ),
     Format(
-        "messages", "pairs of messages", "pairs",
+        "messages", "pairs of messages", "prompt, chosen, rejected", "pairs",
         frozenset({"prompt", "chosen", "rejected", *SCORES}),
         lambda record: _HAS_ANSWERS(record)
         and ("prompt" in record or all(_lists(name, "role")(record) for name in ("chosen", "rejected"))),
         parse_messages_pair, ("prompt", "chosen", "rejected"),
     ),
     Format(
-        "sharegpt", "ShareGPT's pairs", "pairs",
+        "sharegpt", "ShareGPT's pairs", "conversations, chosen, rejected", "pairs",
         frozenset({"conversations", "system", "chosen", "rejected", *SCORES}),
         lambda record: _IN_CONVERSATIONS(record) and _HAS_ANSWERS(record), parse_sharegpt_pair,
     ),
@@ -222,7 +222,9 @@ def recognise(path: str | Path, kind: str) -> str | RecordProblem:
     names = sorted({name for record in records for name in record})
     misspelt = any(misspelling(declared, records[0], name) for name in declared.fields)
     if declared.fields.isdisjoint(names) and not misspelt:
-        known = ", ".join(form.name for form in FORMATS.values() if form.records == declared.records)
+        known = ", ".join(
+            f"{form.name} ({form.required})" for form in FORMATS.values() if form.records == declared.records
+        )
         got = f"the fields {', '.join(field_name(name) for name in names[:8])}, which no format has"
         return RecordProblem(str(path), 0, "format", f"records of one of the formats {known}", got)
     return kind
