@@ -7,10 +7,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-fast test-all parity lint docs check-generated smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
+.PHONY: help quickstart test test-fast test-all parity oracle-5 lint docs check-generated smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 12); \
@@ -41,6 +41,13 @@ test-fast: $(VENV)/.dev ## the unit tests only
 
 parity: $(VENV)/.parity ## compare with torch, transformers and their optimizers and schedules
 	$(BIN)/python -m pytest -m parity
+
+VENV_5 ?= .venv-transformers5# transformers 5 cannot lie beside transformers 4
+
+oracle-5: ## record anew what transformers 5 computes, in an environment of its own
+	test -x $(VENV_5)/bin/python || $(PYTHON) -m venv $(VENV_5)
+	$(VENV_5)/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0
+	$(VENV_5)/bin/python tools/parity/record_transformers5.py
 
 test-all: $(VENV)/.parity ## everything, with ranks that start anew and not as forks
 	ERNIEKIT_COLD_RANKS=1 $(BIN)/python -m pytest

@@ -89,13 +89,15 @@ def model_warnings(config: Config, model_config: ModelConfig, folder: Path) -> l
     elif config.lora.lora:
         names = [name for name in ("moe_orthogonal_loss_lambda", "moe_router_bias_update_rate") if config[name]]
         lines += [f"`{name}: {config[name]}` has no effect: adapters leave routers unchanged" for name in names]
-    elif config.moe.moe_router_bias_update_rate and not model_config.architecture.router_correction_bias:
+    elif config.moe.moe_router_bias_update_rate and (
+        model_config.architecture.routing(model_config).correction_bias is None
+    ):
         lines.append(
             f"`moe_router_bias_update_rate: {config.moe.moe_router_bias_update_rate}` has no effect: the routers of "
             f"{model_config.model_type} have no correction bias"
         )
     wanted = model_config.num_nextn_predict_layers
-    left_out = type(model_config).from_folder(folder).num_nextn_predict_layers - wanted
+    left_out = type(model_config).from_folder(folder, config.basic.ignore_config_keys).num_nextn_predict_layers - wanted
     if left_out > 0:
         lines.append(
             f"num_nextn_predict_layers is {wanted}: {left_out} of the model's multi-token prediction layers "

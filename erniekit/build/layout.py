@@ -102,7 +102,7 @@ def known_model_config(config: Config) -> ModelConfig | str:
         folder = local_model_folder(config)
         if folder is None:
             return published_model(name) or f"{name} is not here yet; training fetches it"
-        return ModelConfig.from_folder(folder)
+        return ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
     except UserError as error:
         return str(error)
 

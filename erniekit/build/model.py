@@ -194,6 +194,6 @@ def read_model_config(config: Config) -> ModelConfig:
             f"model_name_or_path: {folder} holds adapters; write their base model, {base_model_of(folder)}, as "
             f"model_name_or_path, and lora: true with lora_path: {folder}"
         )
-    model_config = ModelConfig.from_folder(folder)
+    model_config = ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
     check_positions(config, model_config)
     return with_mtp_layers(model_config, config)

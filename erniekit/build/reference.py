@@ -170,7 +170,7 @@ def open_reference_model(config: Config, mesh: Mesh = SINGLE_PROCESS_MESH) -> De
             f"ref_model_name_or_path: {folder} is a folder of adapters.\n"
             f"  Merge them into their base first: erniekit export {folder} --output DIR"
         )
-    own, other = read_model_config(config), ModelConfig.from_folder(folder)
+    own, other = read_model_config(config), ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
     if own.vocab_size != other.vocab_size:
         raise ModelFileError(
             f"ref_model_name_or_path: {folder} has a vocabulary of {other.vocab_size:,}, the trained model one of "

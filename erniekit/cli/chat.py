@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from erniekit.cli.generate import add_model_arguments, generation_parameters, model_folder, select_device
+from erniekit.cli.generate import add_model_arguments, generation_parameters, load_model, select_device
 from erniekit.errors import DataError
 from erniekit.terminal import escape_control_characters
 
@@ -18,9 +18,9 @@ def run(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     parameters = generation_parameters(options)
     select_device(parameters)
-    from erniekit.inference.engine import ChatModel, Dialogue, sampling_from
+    from erniekit.inference.engine import Dialogue, sampling_from
 
-    model = ChatModel.load(model_folder(options, parameters), adapters=options.lora_path)
+    model = load_model(options, parameters)
     sampling = sampling_from(parameters.generation, parameters.training.seed)
     limit = parameters.generation.max_model_len
     interactive = sys.stdin.isatty()

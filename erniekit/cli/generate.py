@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from erniekit.config import Config
 from erniekit.config.sections.generation import GenerationParameters
@@ -12,6 +13,9 @@ from erniekit.environment import import_paddle
 from erniekit.hub.cache import HUBS, chosen_hub
 from erniekit.hub.download import find_model_folder
 from erniekit.terminal import escape_control_characters
+
+if TYPE_CHECKING:
+    from erniekit.inference.engine import ChatModel
 
 HELP = {
     "max_new_tokens": "longest answer",
@@ -56,9 +60,9 @@ def run(arguments: list[str]) -> int:
     if options.prompts:
         return _answer_file(options, parameters)
     select_device(parameters)
-    from erniekit.inference.engine import ChatModel, sampling_from
+    from erniekit.inference.engine import sampling_from
 
-    model = ChatModel.load(model_folder(options, parameters), adapters=options.lora_path)
+    model = load_model(options, parameters)
     sampling = sampling_from(parameters.generation, parameters.training.seed)
     answers = model.answer(options.prompt, sampling, system=options.system, raw=options.raw)
     for prompt, answer in zip(options.prompt, answers, strict=True):
@@ -74,11 +78,11 @@ def _answer_file(options: argparse.Namespace, parameters: Config) -> int:
     prompts = read_prompts(options.prompts.expanduser())
     select_device(parameters)
     from erniekit.inference.batch import answer_records, check_output, encode_prompts, write_record, write_records
-    from erniekit.inference.engine import ChatModel, sampling_from
+    from erniekit.inference.engine import sampling_from
 
     if options.output:
         check_output(options.output)
-    model = ChatModel.load(model_folder(options, parameters), adapters=options.lora_path)
+    model = load_model(options, parameters)
     sampling = sampling_from(parameters.generation, parameters.training.seed)
     encoded = encode_prompts(model, prompts, options.prompts, sampling, system=options.system, raw=options.raw)
     records = answer_records(model, prompts, encoded, sampling)
@@ -102,6 +106,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lora-path", type=Path, metavar="FOLDER", help="adapters for the model, in the format of PEFT or paddlenlp"
     )
+    parser.add_argument(
+        "--ignore-config-keys", metavar="KEYS", help="keys of the model's config.json that change nothing: a,b"
+    )
     parser.add_argument("--system", default="", help="system text that goes before the dialogue")
     parser.add_argument("--seed", default="42", help="seed of sampling (default 42)")
     parser.add_argument("--device", default="auto", help="auto, cpu, gpu or gpu:N (default auto)")
@@ -114,7 +121,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def generation_parameters(options: argparse.Namespace) -> Config:
     """Return the options as validated parameters."""
-    names = (*HELP, "seed", "device")
+    names = (*HELP, "seed", "device", "ignore_config_keys")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     given |= {hub.parameter: "true" for hub in HUBS if getattr(options, hub.parameter)}
     return Config.load(None, [f"{name}={value}" for name, value in given.items()], verb="generate")
@@ -124,6 +131,14 @@ def model_folder(options: argparse.Namespace, parameters: Config) -> Path:
     """Return the folder of MODEL; download it first if a hub is chosen."""
     hub = chosen_hub(parameters)
     return options.model if hub is None else find_model_folder(str(options.model), hub, parameter="MODEL")
+
+
+def load_model(options: argparse.Namespace, parameters: Config) -> ChatModel:
+    """Load MODEL, with its adapters."""
+    from erniekit.inference.engine import ChatModel
+
+    ignored = parameters.basic.ignore_config_keys
+    return ChatModel.load(model_folder(options, parameters), adapters=options.lora_path, ignored_keys=ignored)
 
 
 def select_device(parameters: Config) -> None:

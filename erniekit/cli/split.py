@@ -7,6 +7,7 @@ from pathlib import Path
 
 from erniekit.cli.ranks import parse_with_overrides
 from erniekit.config import Config
+from erniekit.terminal import escape_control_characters
 
 
 def run(arguments: list[str]) -> int:
@@ -25,7 +26,7 @@ def run(arguments: list[str]) -> int:
     from erniekit.export.split import split_model
 
     for line in config.messages:
-        print(line)
+        print(escape_control_characters(line))
     split_model(
         options.folder.expanduser(),
         options.output.expanduser(),

@@ -10,6 +10,7 @@ from typing import Any
 from erniekit.cli.ranks import add_rank_options, parse_with_overrides, run_on_ranks
 from erniekit.config import Config
 from erniekit.environment import import_paddle
+from erniekit.terminal import escape_control_characters
 
 
 def run(arguments: list[str]) -> int:
@@ -52,7 +53,7 @@ def load_config(options: argparse.Namespace, implied: Mapping[str, Any] | None =
     from erniekit.runners.shrink import shrink_overrides
 
     words, ranks, lines = shrink_overrides(config)
-    print("\n".join(lines), flush=True)
+    print(escape_control_characters("\n".join(lines)), flush=True)
     overridden = {word.partition("=")[0] for word in words}
     options.overrides = [word for word in options.overrides if word.partition("=")[0] not in overridden] + words
     options.nproc = options.nproc or ranks

@@ -16,6 +16,7 @@ from erniekit.config.registry import PARAMETERS, SECTIONS
 from erniekit.config.values import format_value
 from erniekit.distributed.topology import topology_from
 from erniekit.errors import UserError
+from erniekit.terminal import escape_control_characters
 
 VALUE_WIDTH = 48
 
@@ -120,7 +121,7 @@ def report(
     lines = [*config.messages, *config.ignored_on_cpu()]
     if lines:
         blocks.append("\n".join(["notes", *(f"  {line}" for line in lines)]))
-    return "\n\n".join(blocks)
+    return escape_control_characters("\n\n".join(blocks))
 
 
 def derived_numbers(config: Config, dp_world_size: int, plan: LayoutPlan | str) -> list[tuple[str, ...]]:
@@ -171,7 +172,8 @@ def _read_data(config: Config, world_size: int | None) -> tuple[str, int | None]
     """Read the data; return a summary as text, and the length of the longest training sample in tokens."""
     from erniekit.runners.preview import data_summary, longest_sample
 
-    return "\n\n" + data_summary(config, topology_from(config, world_size).dp_world_size), longest_sample(config)
+    summary = data_summary(config, topology_from(config, world_size).dp_world_size)
+    return "\n\n" + escape_control_characters(summary), longest_sample(config)
 
 
 def _rows(config: Config, names: Iterable[str]) -> list[tuple[str, ...]]:

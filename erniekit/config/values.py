@@ -128,7 +128,10 @@ FLAG = ValueType(
     {"type": "integer", "minimum": 0, "maximum": 1},
     ({"type": "boolean"},),
 )
-NUMBER = ValueType("number", "a finite number", read_number, {"type": "number"}, (_NUMBER_TEXT,))
+LARGEST_NUMBER = 1e12  # of any rate or factor; more is a slip, and would overflow in float32 products
+NUMBER = ValueType(
+    "number", "a finite number", read_number, {"type": "number", "maximum": LARGEST_NUMBER}, (_NUMBER_TEXT,)
+)
 TEXT = ValueType("string", "a string (put numbers and dates in quotes)", _as_it_is, {"type": "string"})
 WORDS = ValueType(
     "list of words",

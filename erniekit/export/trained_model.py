@@ -14,11 +14,12 @@ from erniekit.config import Config
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError, UserError
 from erniekit.hub.cache import local_model_folder
 from erniekit.json_files import read_json_object
+from erniekit.manifest import problems
 from erniekit.model.architectures.model_config import CONFIG_FILE
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
 from erniekit.model.storage.model_folder import refuse_half_written, refuse_sharded_checkpoint
 from erniekit.training.callbacks.files import RESULT_FILES
-from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, problems
+from erniekit.training.checkpoint.atomic_folder import checkpoint_folders
 
 PARAMETERS_FILE = "training_config.yaml"
 STATE_FILE = "trainer_state.json"
@@ -113,10 +114,6 @@ def _check_complete(folder: Path, named: Path) -> None:
                 f"  Train it first: erniekit train {named}"
             )
         raise ModelFileError(f"{folder}: neither {CONFIG_FILE} nor {ADAPTER_CONFIG_FILE}: this is not a model folder")
-    manifest = problems(folder, hashes=True)
-    damaged = [line for line in manifest if ".safetensors" in line]
-    if damaged:
-        raise CheckpointError(f"{folder}: the weights have changed since they were written: {'; '.join(damaged[:5])}")
 
 
 def run_parameters(folder: Path) -> Mapping[str, Any]:
@@ -129,6 +126,12 @@ def run_parameters(folder: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ModelFileError(f"{path}: cannot be read: {error}") from None
     return values if isinstance(values, dict) else {}
+
+
+def ignored_config_keys(parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys of `config.json` that a run with these parameters was told to leave out."""
+    names = parameters.get("ignore_config_keys") or ()
+    return tuple(map(str, names)) if isinstance(names, (list, tuple)) else (str(names),)
 
 
 def _results(folder: Path) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from erniekit.data.templates.ernie import Template, chat_template, encode_prompt
 from erniekit.data.tokenizers.files import TOKENIZER_FILES
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import DataError, ModelFileError
-from erniekit.export.trained_model import run_parameters
+from erniekit.export.trained_model import ignored_config_keys, run_parameters
 from erniekit.inference.generation import check_prompt, generate, length_limit, stream
 from erniekit.inference.sampling import Sampling
 from erniekit.model.architectures.model_config import ModelConfig
@@ -49,12 +49,19 @@ class ChatModel:
 
     @classmethod
     def load(
-        cls, folder: Path, *, adapters: Path | None = None, random_weights: bool = False, seed: int = 42
+        cls,
+        folder: Path,
+        *,
+        adapters: Path | None = None,
+        random_weights: bool = False,
+        seed: int = 42,
+        ignored_keys: Sequence[str] = (),
     ) -> ChatModel:
         """Load a model folder, an `output_dir` or a checkpoint; a folder of adapters together with its base model.
 
         Args:
             adapters: a folder of adapters for the model in `folder`.
+            ignored_keys: keys of `config.json` that change nothing, beside those that the adapters' run was told of.
 
         Raises:
             ModelFileError: a folder or one of its files is missing or damaged.
@@ -81,8 +88,10 @@ class ChatModel:
         has_tokenizer = adapters is not None and any((adapters / name).is_file() for name in TOKENIZER_FILES)
         tokenizer = load_tokenizer(adapters if adapters and has_tokenizer else folder)
         weights = None if random_weights else folder
-        base = base_of_adapters(run_parameters(adapters)) if adapters else None
-        decoder = build_model(ModelConfig.from_folder(folder), weights, adapters=adapters, seed=seed, quantization=base)
+        run = run_parameters(adapters) if adapters else {}
+        base = base_of_adapters(run) if adapters else None
+        config = ModelConfig.from_folder(folder, (*ignored_keys, *ignored_config_keys(run)))
+        decoder = build_model(config, weights, adapters=adapters, seed=seed, quantization=base)
         return cls(decoder, tokenizer, chat_template(tokenizer))
 
     def answer(self, prompts: Sequence[str], sampling: Sampling, *, system: str = "", raw: bool = False) -> list[str]:

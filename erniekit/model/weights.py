@@ -33,8 +33,9 @@ def named_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
 
     Adapters are not among them.
     """
+    file_name = decoder.config.architecture.file_name
     return {
-        prefix + name: parameter
+        file_name(prefix + name): parameter
         for prefix, block in decoder.named_blocks()
         for name, parameter in block.named_parameters()
         if ".adapter." not in f".{name}"
@@ -43,8 +44,9 @@ def named_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
 
 def named_linears(decoder: Decoder) -> dict[str, Linear]:
     """Every linear layer between embedding and head, by its Hugging Face path, in the decoder's order."""
+    file_name = decoder.config.architecture.file_name
     return {
-        (prefix + name).removesuffix("."): layer
+        file_name((prefix + name).removesuffix(".")): layer
         for prefix, block in decoder.named_blocks()
         for name, layer in block.named_sublayers(include_self=True)  # a stage may be a linear layer itself
         if isinstance(layer, Linear)

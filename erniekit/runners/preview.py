@@ -55,7 +55,8 @@ def render_batch(
             if pair is not None:
                 parts = [slice(start + pair.chosen, start + pair.rejected), slice(start + pair.rejected, end)]
             targets = " + ".join(f"{int((batch.labels[row, part] != IGNORE_INDEX).sum()):,}" for part in parts)
-            heading = f"--- {what[:-1]} {number}: {dataset.location(index)}, positions {start:,}-{end - 1:,}, {targets}"
+            location = escape_control_characters(dataset.location(index))
+            heading = f"--- {what[:-1]} {number}: {location}, positions {start:,}-{end - 1:,}, {targets}"
             lines.append(_styled(f"{heading} targets", HEADING, color))
             if pair is None:
                 lines.append(_document(batch, tokenizer, row, start, end, color))

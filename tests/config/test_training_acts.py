@@ -130,6 +130,11 @@ def test_the_seed_decides_weights_and_order(train: Train) -> None:
     assert first.losses != other.losses and "random, seed 7" in other.said
 
 
+@pytest.mark.proves("seed")
+def test_the_seed_decides_the_order_of_samples(read_epoch: Read) -> None:
+    assert read_epoch().order == read_epoch().order != read_epoch(seed=7).order
+
+
 @pytest.mark.proves("random_shuffle")
 def test_without_shuffling_samples_keep_the_order_of_their_file(read_epoch: Read) -> None:
     one_by_one = {"packing": False}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -41,6 +42,16 @@ def test_truncation_and_padding_saved_in_the_file_are_switched_off(tokenizer_fol
     text = "The river runs past the old mill."
     assert own.encode(text) == plain.encode(text)
     assert own.encode("a") == plain.encode("a")
+
+
+@pytest.mark.parametrize("pattern", [{"String": ""}, {"Regex": ""}])
+def test_a_panic_of_the_library_is_an_error_of_the_file(tmp_path, pattern):
+    folder = copy_of(Path(__file__).parents[2] / "examples/models/tiny-ernie", tmp_path / "model")
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    stored["normalizer"] = {"type": "Replace", "pattern": pattern, "content": "x"}
+    (folder / "tokenizer.json").write_text(json.dumps(stored))
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json: the tokenizers library broke down"):
+        load_tokenizer(folder).encode("h\u00e9llo a b")
 
 
 def test_ids_of_named_tokens_and_the_size(tokenizer, tokenizer_folder):

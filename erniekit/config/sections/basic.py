@@ -125,6 +125,16 @@ class BasicParameters:
         verbs=("train",),
         example=1,
     )
+    ignore_config_keys: tuple[str, ...] = parameter(
+        (),
+        "Keys of the model's `config.json` to leave out. A key that ERNIEKit does not understand may change what the "
+        "model computes, so it is refused by its name; name it here where you know that it changes nothing. The run "
+        "says that it is left out, and the model that is saved has no such key. Keys that are understood cannot be "
+        "left out. For `generate` and `chat` it is the option `--ignore-config-keys`.",
+        kind=WORDS,
+        verbs=("train", "eval", "chat", "generate", "export"),
+        example="note_of_the_author",
+    )
     device: str = parameter(
         "auto",
         "Where to compute. `auto` takes a GPU when PaddlePaddle was built for one and finds it, and the CPU otherwise; "

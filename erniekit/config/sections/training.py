@@ -135,6 +135,7 @@ class TrainingParameters:
         -1,
         "Stop after this many optimizer steps, whatever `num_train_epochs` says. -1 sets no limit.",
         minimum=-1,
+        maximum=1_000_000_000,
         unit="optimizer steps",
         example=800,
     )
@@ -142,6 +143,7 @@ class TrainingParameters:
         1,
         "The number of passes over the training data, each in a new order.",
         minimum=1,
+        maximum=1_000_000,
         unit="epochs",
         needs=when("max_steps", -1),
         example=3,
@@ -182,6 +184,7 @@ class TrainingParameters:
         Derived(_DEFAULT_LEARNING_RATES, _learning_rate, 3e-5),
         "The highest learning rate, reached when warm-up ends; `lr_scheduler_type` says how it changes after that.",
         minimum=0.0,
+        maximum=100.0,
         example=1e-5,
     )
     lr_scheduler_type: str = parameter(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from erniekit.data.tokenizers.files import (
     special_tokens,
 )
 from erniekit.errors import ModelFileError
+from erniekit.manifest import refuse_changed
 
 
 class Backend(Protocol):
@@ -63,8 +65,11 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
+        refuse_changed(folder)
         settings = read_settings(folder)
-        self._backend = _backend(folder, settings)
+        with _panics_told(folder):
+            self._backend = _backend(folder, settings)
+        self._folder = folder
         self.special_tokens = {**self._backend.default_tokens, **special_tokens(settings)}
         self._check_special_tokens(folder)
         self.vocab_size = self._backend.size
@@ -93,10 +98,12 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, encoded separately."""
-        return self._backend.encode_batch(texts)
+        with _panics_told(self._folder):
+            return self._backend.encode_batch(texts)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return self._backend.decode(ids, skip_special_tokens)
+        with _panics_told(self._folder):
+            return self._backend.decode(ids, skip_special_tokens)
 
     def token_id(self, token: str) -> int | None:
         return self._backend.token_id(token)
@@ -115,6 +122,20 @@ class Tokenizer:
             if self._backend.token_id(text) is None:
                 vocabulary = self._backend.files[0].name
                 raise ModelFileError(f"{folder / CONFIG_FILE}: {name} is {text!r}, which is missing from {vocabulary}")
+
+
+@contextmanager
+def _panics_told(folder: Path) -> Iterator[None]:
+    """Turn a panic of a library written in Rust, which no `except Exception` sees, into ModelFileError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ModelFileError(
+            f"{folder / TOKENIZER_FILE}: the tokenizers library broke down over it: {error}\n"
+            "  Its normalizer or pre_tokenizer is damaged (an empty pattern?); take the file of the original model."
+        ) from None
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:

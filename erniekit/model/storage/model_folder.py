@@ -11,8 +11,8 @@ from typing import Any
 
 from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
+from erniekit.manifest import MANIFEST
 
-MANIFEST = "manifest.json"
 PUBLISHING = ".erniekit-publishing"
 RANKS_FILE = "ranks.json"  # of a sharded checkpoint, of which every rank has written its shard
 LONGEST_FILE_NAME = 255  # bytes
