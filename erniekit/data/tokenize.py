@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from erniekit.data.conversation import USER, Conversation, PlainText, Preference, Source
+from erniekit.data.conversation import Conversation, PlainText, Preference, Source
 from erniekit.data.formats.format import Record
 from erniekit.data.formats.problems import (
     Effect,
@@ -17,6 +17,7 @@ from erniekit.data.formats.problems import (
 )
 from erniekit.data.formats.registry import FORMATS, PAIR_KINDS, read_records, recognise
 from erniekit.data.formats.unused_fields import UnusedFields
+from erniekit.data.overlong import character_limit, count_characters, last_rounds
 from erniekit.data.pairs import assemble_pair, render_pair
 from erniekit.data.templates.ernie import (
     Sample,
@@ -33,10 +34,6 @@ OVER_LENGTH_POLICIES = ("drop", "truncate_turns", "error")
 BAD_RECORD_POLICIES = ("stop", "skip")
 BLOCK_RECORDS = 1000
 BLOCK_CHARACTERS = 2_000_000  # while a block is encoded, each of its tokens takes about a hundred bytes
-MAX_CHARACTERS_PER_TOKEN = 100  # on average; a text of more tokens than max_seq_len is then told without encoding it
-MIN_CHARACTERS_TO_JUDGE = (
-    1_000_000  # shorter texts are always encoded: 10 million characters take a gigabyte, these 0.1
-)
 MIN_SCORE_DIFFERENCE = 1e-30  # a smaller difference is 0 in float32, and its logarithm infinite
 
 NumberedRecord = tuple[int, Record]  # with its line in the file
@@ -169,12 +166,12 @@ def _without_hopeless(
     Under "truncate_turns" they lose their oldest rounds first; if something is left, truncation by tokens, which counts
     it, follows.
     """
-    limit = max(MIN_CHARACTERS_TO_JUDGE, MAX_CHARACTERS_PER_TOKEN * settings.max_seq_len)
+    limit = character_limit(settings.max_seq_len)
     promising = []
     for line, record in block:
         kept: Record | None = record
-        if not isinstance(record, PlainText) and (characters := _count_characters(record)) > limit:
-            kept = _last_rounds(record, limit) if settings.over_length == "truncate_turns" else None
+        if not isinstance(record, PlainText) and (characters := count_characters(record)) > limit:
+            kept = last_rounds(record, limit) if settings.over_length == "truncate_turns" else None
             if settings.over_length == "error":
                 expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len)"
                 got = f"{characters:,} characters"
@@ -184,27 +181,6 @@ def _without_hopeless(
         if kept is not None:
             promising.append((line, kept))
     return promising
-
-
-def _count_characters(record: Conversation | Preference) -> int:
-    if isinstance(record, Preference):
-        answers = sum(len(turn.content) for turn in (*record.chosen, *record.rejected))
-        return _count_characters(record.prompt) + answers
-    return len(record.system) + sum(len(turn.content) for turn in record.turns)
-
-
-def _last_rounds(record: Conversation | Preference, limit: int) -> Conversation | Preference | None:
-    """Return the record with as many of its last rounds as have at most `limit` characters; None if not one does."""
-    if isinstance(record, Preference):
-        prompt = _last_rounds(record.prompt, limit - _count_characters(replace(record, prompt=Conversation(()))))
-        return replace(record, prompt=prompt) if isinstance(prompt, Conversation) else None
-    left, kept = limit - len(record.system), 0
-    for turn in reversed(record.turns):
-        left -= len(turn.content)
-        if left < 0:
-            break
-        kept += turn.role == USER
-    return record.drop_oldest_rounds(record.rounds - kept) if kept else None
 
 
 def _texts(record: Record) -> list[tuple[str, str]]:

@@ -90,6 +90,15 @@ def test_fields_of_messages_count_once_a_record(unused_of):
     ]
 
 
+def test_fields_of_sharegpts_messages_are_counted(unused_of):
+    talk = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a", "weihgt": 1, "markdown": None}]
+    found = unused_of([{"conversations": talk}], "sharegpt")
+    assert lines(found, "sharegpt") == [
+        "field not used: conversations[].weihgt (1 record, first at line 1): did you mean conversations[].weight?",
+        "field not used: conversations[].markdown (1 record)",
+    ]
+
+
 def test_malformed_records_are_not_counted(unused_of):
     assert unused_of([{"src": "q", "difficulty": 1}, exchange()]) == []
 

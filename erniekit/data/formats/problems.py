@@ -281,5 +281,6 @@ SCORES = ("score_chosen", "score_rejected")
 # Of a message: whether it is trained. The names of upstream, OpenAI and LLaMA-Factory.
 WEIGHT_FIELDS = ("label", "weight", "loss_weight")
 MESSAGE_FIELDS = frozenset({"role", "content", *WEIGHT_FIELDS})
+SHAREGPT_FIELDS = frozenset({"from", "value"})
 CALL_FIELDS = frozenset({"tool_calls", "function_call"})  # of an assistant's message in the format `messages`
 RESULT_FIELDS = frozenset({"name", "tool_call_id"})  # of a tool's result

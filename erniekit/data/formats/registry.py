@@ -76,6 +76,7 @@ _FORMATS = (
         "sharegpt", "ShareGPT", "conversations", "dialogues",
         frozenset({"conversations", "system", "tools"}),
         lambda record: _IN_CONVERSATIONS(record) and not _HAS_ANSWERS(record), parse_sharegpt,
+        ("conversations",), calls_tools=True,
     ),
     Format(
         "prompt_completion", "prompt and completion", "prompt, completion", "dialogues",
@@ -104,6 +105,7 @@ _FORMATS = (
         "sharegpt", "ShareGPT's pairs", "conversations, chosen, rejected", "pairs",
         frozenset({"conversations", "system", "chosen", "rejected", *SCORES}),
         lambda record: _IN_CONVERSATIONS(record) and _HAS_ANSWERS(record), parse_sharegpt_pair,
+        ("conversations", "chosen", "rejected"),
     ),
 )  # fmt: skip
 FORMATS: dict[str, Format] = {

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from erniekit.data.conversation import ASSISTANT, TOOL_ROLES
 from erniekit.data.formats.format import Format
-from erniekit.data.formats.problems import CALL_FIELDS, MESSAGE_FIELDS, RESULT_FIELDS, field_name
+from erniekit.data.formats.problems import CALL_FIELDS, MESSAGE_FIELDS, RESULT_FIELDS, SHAREGPT_FIELDS, field_name
 
 # Fields that say where a record comes from. No format uses them and no trainer reads them, so they are not reported.
 BOOKKEEPING_FIELDS = frozenset({"id", "task", "source", "dataset", "category", "lang", "language"})
@@ -49,6 +49,8 @@ class UnusedFields:
                 self._count(line, {f"{name}[].{field}" for field in names})
 
     def _fields_of(self, message: dict) -> frozenset[str]:
+        if "from" in message:  # ShareGPT's
+            return MESSAGE_FIELDS | SHAREGPT_FIELDS
         role = message.get("role")
         if self._form.calls_tools and role == ASSISTANT:
             return MESSAGE_FIELDS | CALL_FIELDS
