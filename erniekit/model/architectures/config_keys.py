@@ -32,10 +32,11 @@ _INERT_BY_REASON: dict[str, str] = {  # keys that change nothing here, whatever 
         exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty max_length
         max_new_tokens min_length min_new_tokens min_p no_repeat_ngram_size num_beam_groups num_beams
         num_return_sequences remove_invalid_values repetition_penalty suppress_tokens temperature top_k top_p
-        typical_p""",
+        typical_p cache_implementation epsilon_cutoff eta_cutoff guidance_scale max_time penalty_alpha
+        renormalize_logits stop_strings _from_model_config""",
     "what a forward pass returns, beside the logits": """
         use_cache output_attentions output_hidden_states output_router_logits output_scores return_dict
-        return_dict_in_generate use_return_dict use_last_token_for_generation""",
+        return_dict_in_generate use_return_dict use_last_token_for_generation tie_last_hidden_states""",
     "heads of other tasks, which a causal language model does not have": """
         id2label label2id num_labels num_choices problem_type finetuning_task task_specific_params prefix
         classifier_dropout""",
