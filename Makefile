@@ -57,11 +57,13 @@ lint: $(VENV)/.dev ## ruff and the type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(VENV)/.cpu ## regenerate docs/parameters from the schema
+docs: $(VENV)/.cpu ## regenerate docs/parameters from the schema, and the tables of docs/migrating.md
 	$(BIN)/erniekit docs
+	$(BIN)/python tools/migrating.py
 
 check-generated: $(VENV)/.cpu ## fail when a generated file is stale, a link is broken, or nothing reads or proves a parameter
 	$(BIN)/erniekit docs --check
+	$(BIN)/python tools/migrating.py --check
 	$(BIN)/python tools/quickstart/make_data.py --check
 	$(BIN)/python tools/quickstart/make_model.py --check
 	$(BIN)/python tools/quickstart/make_configs.py --check

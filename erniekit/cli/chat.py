@@ -1,4 +1,4 @@
-"""`erniekit chat MODEL`: talk with a trained model in the terminal."""
+"""`erniekit chat MODEL|CONFIG [name=value ...]`: talk with a trained model in the terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 import sys
 
 from erniekit.cli.generate import add_model_arguments, generation_parameters, load_model, select_device
-from erniekit.errors import DataError
+from erniekit.cli.ranks import parse_with_overrides
+from erniekit.errors import UserError
 from erniekit.terminal import escape_control_characters
 
 HELP = "Type a message. /new starts a new dialogue, /exit (or Ctrl-D) leaves."
@@ -15,8 +16,8 @@ HELP = "Type a message. /new starts a new dialogue, /exit (or Ctrl-D) leaves."
 def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="erniekit chat", description=f"Talk with a trained model. {HELP}")
     add_model_arguments(parser)
-    options = parser.parse_args(arguments)
-    parameters = generation_parameters(options)
+    options = parse_with_overrides(parser, arguments)
+    parameters = generation_parameters(options, "chat")
     select_device(parameters)
     from erniekit.inference.engine import Dialogue, sampling_from
 
@@ -43,5 +44,5 @@ def run(arguments: list[str]) -> int:
             for piece in dialogue.reply(message, sampling):
                 print(escape_control_characters(piece), end="", flush=True)
             print()
-        except DataError as error:  # one message that cannot be answered does not end the dialogue
+        except UserError as error:  # one message that cannot be answered does not end the dialogue
             print(f"error: {error}", file=sys.stderr)

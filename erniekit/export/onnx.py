@@ -22,6 +22,7 @@ from erniekit.export.static_program import (
     open_program,
     save_program,
 )
+from erniekit.manifest import refuse_changed
 from erniekit.model.decoder import Decoder
 
 ONNX_FILE = "model.onnx"
@@ -75,11 +76,12 @@ def open_onnx(folder: Path) -> Step:
     """Open an exported ONNX model on the CPU.
 
     Raises:
-        ModelFileError: the file is damaged.
+        ModelFileError: the file is damaged, or has changed since it was exported.
     """
     import onnxruntime
     from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidProtobuf
 
+    refuse_changed(folder, [ONNX_FILE])
     try:
         session = onnxruntime.InferenceSession(str(folder / ONNX_FILE), providers=["CPUExecutionProvider"])
     except (Fail, InvalidProtobuf) as error:

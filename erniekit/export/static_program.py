@@ -29,6 +29,7 @@ from paddle.static import InputSpec
 
 from erniekit.errors import ModelFileError
 from erniekit.export.logit_difference import LogitDifference, compare
+from erniekit.manifest import refuse_changed
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.attention import MASKED
 from erniekit.model.decoder import Decoder
@@ -163,13 +164,14 @@ def open_program(folder: Path) -> Step:
     """Open a saved program in Paddle's inference engine.
 
     Raises:
-        ModelFileError: `folder` has no saved program, or only half of one.
+        ModelFileError: `folder` has no saved program, only half of one, or one that has changed since.
     """
     from paddle import inference
 
     program, parameters = folder / PROGRAM_FILE, folder / PARAMETERS_FILE
     if not program.is_file() or not parameters.is_file():
         raise ModelFileError(f"{folder}: {PROGRAM_FILE} or {PARAMETERS_FILE} is missing; export the model again")
+    refuse_changed(folder, [PROGRAM_FILE, PARAMETERS_FILE])
     names = ProgramDescription.read(folder).input_names()
     settings = inference.Config(str(program), str(parameters))
     settings.disable_glog_info()

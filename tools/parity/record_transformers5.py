@@ -58,6 +58,7 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}  # not the ratio of the lengths
 EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 6}
 ERNIE_EXPERTS = {"moe_num_experts": 3, "moe_k": 2, "moe_intermediate_size": 6}
+MIXTRAL = {"num_local_experts": 3, "num_experts_per_tok": 2}
 
 # Every case: the family, its name, and what differs from TINY.
 CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -89,6 +90,38 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("qwen3", "biases, tied", {"attention_bias": True, "tie_word_embeddings": True, "head_dim": 8}),
     ("qwen3", "own head size, yarn", {"head_dim": 6, "rope_parameters": {**YARN, "rope_theta": 1e6}}),
     ("qwen3_moe", "normalised, a dense layer", {**EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0]}),
+    (
+        "mixtral",
+        "window, other theta",
+        {**MIXTRAL, "head_dim": 6, "sliding_window": 16, "rope_parameters": {"rope_theta": 2e4}},
+    ),
+    (
+        "qwen2_moe",
+        "gated shared expert, a dense layer",
+        {**EXPERTS, "shared_expert_intermediate_size": 10, "mlp_only_layers": [0]},
+    ),
+    (
+        "granite",
+        "all multipliers",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 0.5,
+        },
+    ),
+    ("smollm3", "a layer without positions, untied", {"no_rope_layers": [1, 0], "tie_word_embeddings": False}),
+    ("olmo2", "biases, other theta", {"attention_bias": True, "rope_parameters": {"rope_theta": 5e5}}),
+    ("glm4", "half of each head turned", {"head_dim": 8}),
+    (
+        "glm4",
+        "a quarter, other theta, no biases",
+        {
+            "head_dim": 8,
+            "attention_bias": False,
+            "rope_parameters": {"rope_theta": 300.0, "partial_rotary_factor": 0.25},
+        },
+    ),
     (
         "ernie4_5",
         "own head size, biases, other theta",

@@ -45,7 +45,10 @@ _SMALLEST, _LARGEST = 1.2e-38, 3.4e38  # of float32
 
 
 class Frequencies(NamedTuple):
-    """Radians per position of each of the D / 2 pairs, and what multiplies cosines and sines."""
+    """Radians per position of each of the D / 2 pairs, and what multiplies cosines and sines.
+
+    Pairs with 0 pass unchanged, as those do that a partial rotary embedding leaves out.
+    """
 
     per_pair: tuple[float, ...]
     magnitude: float

@@ -11,11 +11,12 @@ from typing import Any
 
 from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
+from erniekit.manifest import MANIFEST
 
-MANIFEST = "manifest.json"
 PUBLISHING = ".erniekit-publishing"
 RANKS_FILE = "ranks.json"  # of a sharded checkpoint, of which every rank has written its shard
 LONGEST_FILE_NAME = 255  # bytes
+CONFIG_KEY = "quantization_config"  # of config.json, where weights are stored in few bits
 _CONFIGURATIONS = ("config.json", "adapter_config.json")
 
 
