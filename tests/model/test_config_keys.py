@@ -26,8 +26,9 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 @pytest.mark.parametrize("values", PUBLISHED_CONFIGS.values(), ids=PUBLISHED_CONFIGS)
 def test_published_files_are_read(values):
     config = ModelConfig.from_json(values)
-    differ = [remark for remark in config.remarks if not remark.startswith("yarn: factor 4 is taken as it is written")]
-    assert not differ
+    told = [remark.split(" ")[0] for remark in config.remarks]
+    assert ("attention_dropout:" in told) == bool(values.get("attention_dropout"))
+    assert set(told) <= {"yarn:", "attention_dropout:"}
     assert config.rope_theta == values.get("rope_theta", 10000.0)
     assert ModelConfig.from_json(config.to_json()) == config
 
@@ -219,7 +220,7 @@ ODD_VALUES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_values_are_either_refused_or_read_and_written(data):
     values = dict(data.draw(st.sampled_from(list(PUBLISHED_CONFIGS.values()))))
