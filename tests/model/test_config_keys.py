@@ -49,7 +49,11 @@ def test_a_key_is_left_out_where_the_user_says_so():
     values = {**CONFIG, "rope_base": 5.0, "attention_tilt": 1}
     config = ModelConfig.from_json(values, ignored_keys=["rope_base", "attention_tilt", "absent"])
     assert config == tiny_config()
-    assert [remark.split(" is ignored")[0] for remark in config.remarks] == ["rope_base: 5.0", "attention_tilt: 1"]
+    assert [remark.split(" is ignored")[0] for remark in config.remarks] == [
+        "rope_base: 5.0",
+        "attention_tilt: 1",
+        "absent: ignore_config_keys names it, but there is no such key",
+    ]
     assert not {"rope_base", "attention_tilt"} & set(config.to_json())
     with pytest.raises(ModelFileError, match="attention_tilt: 1 is not understood"):
         ModelConfig.from_json(values, ignored_keys=["rope_base"])

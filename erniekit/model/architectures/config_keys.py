@@ -154,16 +154,18 @@ def key_problems(
     return problems + _quantization_problems(values.get("quantization_config"))
 
 
-def key_remarks(values: Mapping[str, Any], ignored: Mapping[str, Any]) -> list[str]:
+def key_remarks(values: Mapping[str, Any], ignored: Sequence[str]) -> list[str]:
     """Return a line for each thing in a usable `config.json` that acts elsewhere and not here.
 
     Args:
         values: the keys of the file.
-        ignored: the keys that are left out because the user says so, with their values.
+        ignored: the keys that the user says to ignore.
     """
     remarks = [
-        f"{shown_key(key)}: {shown(value)} is ignored, as {IGNORE_PARAMETER} asks; a saved model has no such key"
-        for key, value in ignored.items()
+        f"{shown_key(key)}: {shown(values[key])} is ignored, as {IGNORE_PARAMETER} asks; a saved model has no such key"
+        if key in values
+        else f"{shown_key(key)}: {IGNORE_PARAMETER} names it, but there is no such key"
+        for key in dict.fromkeys(ignored)
     ]
     for key, parameter in DROPOUT_KEYS.items():
         if values.get(key):
