@@ -128,10 +128,14 @@ def proofs_of(name: str) -> list[str]:
 
 
 def mirrors_of(reader: Reader) -> list[str]:
-    """Return the files of tests that bear the name of the file that reads, in the folder that mirrors its own."""
+    """Return the files of tests whose names begin as the file that reads does, or its folder, where those belong."""
     path = Path(reader.path).relative_to("erniekit")
-    folders = [ROOT / "tests" / path.parent, *(ROOT / "tests" / parent for parent in path.parent.parents)]
-    return [str(file) for folder in folders if (file := folder / f"test_{path.stem}.py").is_file()]
+    files = []
+    for folder in path.parents:
+        for name in (path.stem, path.parent.name):
+            here = ROOT / "tests" / folder
+            files += [here / f"test_{name}.py", *sorted(here.glob(f"test_{name}_*.py"))]
+    return [str(file) for file in dict.fromkeys(files) if file.is_file()]
 
 
 def _named(location: str) -> str:
