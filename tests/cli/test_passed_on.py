@@ -16,8 +16,9 @@ from erniekit.cli.eval import evaluation_config
 from erniekit.cli.layout_report import layout_blocks
 from erniekit.config import Config
 from erniekit.distributed.topology import topology_from
-from erniekit.errors import ConfigurationError
+from erniekit.errors import ConfigurationError, UserError
 from erniekit.export import export
+from erniekit.export.trained_model import find_trained_model
 
 Made = Callable[..., Config]
 
@@ -90,7 +91,7 @@ def test_ranks_know_whether_they_need_a_gpu(make_config: Made, monkeypatch: pyte
     assert told == [False, True]
 
 
-@pytest.mark.proves("device", "overwrite_output_dir")
+@pytest.mark.proves("device", "overwrite_output_dir", "hf_hub_id")
 def test_export(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class DeviceChosenError(Exception):
         pass
@@ -108,6 +109,20 @@ def test_export(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         with pytest.raises(DeviceChosenError):
             export.export_model(tmp_path, tmp_path / "out", Config.load(None, words, verb="export"))
     assert told == [False, "auto", True, "gpu:1"]
+    monkeypatch.setattr(export, "check_upload", told.append)
+    with pytest.raises(DeviceChosenError):
+        export.export_model(tmp_path, tmp_path / "out", Config.load(None, ["hf_hub_id=a/b"], verb="export"))
+    assert told[-2:] == ["a/b", "auto"]
+
+
+@pytest.mark.proves("train_dataset_path")
+def test_export_knows_whether_a_file_trains(tmp_path: Path) -> None:
+    run = {"model_name_or_path": "base", "output_dir": str(tmp_path / "run")}
+    file = tmp_path / "config.yaml"
+    for data, advice in (({}, "Write the output_dir of a finished run"), ({"train_dataset_path": "t"}, "Train it first")):
+        file.write_text(yaml.safe_dump(run | data))
+        with pytest.raises(UserError, match=advice):
+            find_trained_model(file, Config.load(file, verb="export"))
 
 
 @pytest.mark.proves("continue_training", "init_from_checkpoint", "ref_model_name_or_path")
