@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from erniekit.build.checks import has_tokenizer
 from erniekit.build.quantization import base_of_adapters
 from erniekit.config import Config
-from erniekit.data.tokenizers.files import TOKENIZER_FILES
+from erniekit.data.templates.ernie import published_files
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ModelFileError
 from erniekit.export.logit_difference import PROMPTS, compare, encode, fits_in_memory, prompt_logits
@@ -27,7 +27,7 @@ from erniekit.export.onnx import check_onnx_packages, write_onnx
 from erniekit.export.publish import check_target, publish
 from erniekit.export.quantized import Float8Format, linear_weight_shapes, weight_format_from
 from erniekit.export.static_program import write_program
-from erniekit.export.trained_model import TrainedModel, find_trained_model
+from erniekit.export.trained_model import TrainedModel, find_trained_model, ignored_config_keys
 from erniekit.export.trained_weights import (
     TYPE_NAMES,
     open_trained_weights,
@@ -38,7 +38,7 @@ from erniekit.export.trained_weights import (
 from erniekit.hub.upload import check_upload, upload
 from erniekit.json_files import read_json_object
 from erniekit.manifest import MANIFEST
-from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
+from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig, stored_type
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
 from erniekit.model.device import use_device
@@ -47,6 +47,7 @@ from erniekit.model.lora.lora import load_adapters, merge_adapters
 from erniekit.model.quantization.fp8 import read_averages, write_averages
 from erniekit.model.quantization.settings import Fp8
 from erniekit.model.storage.packed_tensors import CONFIG_KEY
+from erniekit.model.weights import copy_companion_file
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def export_model(
     if repository:
         check_upload(repository)
     use_device(config.basic.device)
-    tokenizer_folder = next((folder for folder in sources if _has_tokenizer(folder)), model.folder)
+    tokenizer_folder = next((folder for folder in sources if has_tokenizer(folder)), model.folder)
     tokenizer = load_tokenizer(tokenizer_folder)
 
     def write(folder: Path) -> None:
@@ -101,8 +102,9 @@ def export_model(
             facts = _write_hugging_face(folder, model, tokenizer, config, dtype)
         else:
             facts = _write_program(folder, model, tokenizer, form)
-        for source in tokenizer.files:
-            shutil.copyfile(source, folder / source.name)
+        trained_dialogues = model.parameters.get("stage") != "PT"
+        for source in published_files(tokenizer) if trained_dialogues else tokenizer.files:
+            copy_companion_file(source, folder)
         card = model_card(
             name=target.resolve().name,
             base=model.base_name,
@@ -112,6 +114,7 @@ def export_model(
             results=model.results,
             facts=facts,
             use=_USE[form],
+            library="transformers" if form == HUGGING_FACE else None,
         )
         (folder / MODEL_CARD_FILE).write_text(card, encoding="utf-8")
 
@@ -166,7 +169,7 @@ def _write_hugging_face(
     size = sum(path.stat().st_size for path in written)
     logger.info(f"weights: {len(weights.shapes):,} tensors, {size / 1e9:.3g} GB, files: {len(written)}")
     quantized = {CONFIG_KEY: form.config(quantized_weights)} if form else {}
-    _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), "torch_dtype": usual, **quantized})
+    _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), **stored_type(usual), **quantized})
     if isinstance(form, Float8Format):
         write_averages(folder, form.averages)  # read by FP8 runs; others read `input_scale`
     _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, weights.config))
@@ -217,7 +220,7 @@ def _expected_logits(decoder: Decoder, prompts: Sequence[Sequence[int]], model: 
 
 
 def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form: str) -> Facts:
-    model_config = ModelConfig.from_folder(model.model_folder)
+    model_config = ModelConfig.from_folder(model.model_folder, ignored_config_keys(model.parameters))
     decoder = open_trained_decoder(model, model_config)
     prompts = [encode(tokenizer, text) for text in PROMPTS]
     expected = _expected_logits(decoder, prompts, model)
@@ -236,10 +239,6 @@ def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form
         "form": "ONNX" if form == ONNX else "Paddle inference program",
         "logits compared with the trained model's": str(difference),
     }
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def _generation_config(model: TrainedModel, config: ModelConfig) -> dict[str, Any]:

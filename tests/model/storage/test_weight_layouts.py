@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.errors import ModelFileError
+from erniekit.model.architectures.architecture import ALWAYS
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.builder import build_model
 from erniekit.model.storage.layouts import find_layout, open_weights
 from erniekit.model.storage.safetensors import SafetensorsFile
@@ -98,8 +100,8 @@ def configurations(draw):
     }
     if family == "ernie4_5_moe":
         values |= {**MOE, "num_nextn_predict_layers": draw(st.integers(0, 1))}
-    elif family != "qwen2":
-        values |= dict.fromkeys(("use_bias", "attention_bias", "mlp_bias"), draw(st.booleans()))
+    else:
+        values |= dict.fromkeys(set(ARCHITECTURES[family].biases.values()) - {ALWAYS}, draw(st.booleans()))
     return ModelConfig.from_json(values), prefix
 
 
