@@ -100,7 +100,7 @@ def _main(words: list[str], launcher: Launcher | None) -> int:
 
 def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
     if verb not in VERBS:
-        print(f"error: {_unknown_verb(verb, words)}", file=sys.stderr)
+        print(f"error: {escape_control_characters(_unknown_verb(verb, words))}", file=sys.stderr)
         return USAGE
     try:
         with memory_shortage_told(verb):
@@ -122,7 +122,6 @@ def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
 
 
 def _verb(word: str) -> str:
-    word = escape_control_characters(word)
     return {"-h": "help", "--help": "help", "-V": "version", "--version": "version"}.get(word, word)
 
 
