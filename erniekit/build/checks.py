@@ -29,6 +29,7 @@ from erniekit.model.storage.model_folder import RANKS_FILE, refuse_sharded_check
 from erniekit.training.callbacks.trackers import refuse_missing_trackers
 
 if TYPE_CHECKING:
+    from erniekit.data.dataset import Dataset
     from erniekit.distributed.topology import Topology
 
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -342,6 +343,20 @@ def check_vocabulary(model_config: ModelConfig, tokenizer: Tokenizer) -> None:
             f"the tokenizer has {tokenizer.vocab_size:,} tokens but config.json says vocab_size "
             f"{model_config.vocab_size:,}: they do not belong together"
         )
+
+
+def dense_mask_size(config: Config, training: Dataset | None = None, evaluation: Dataset | None = None) -> int:
+    """Return the bytes of the largest dense mask of the run, float32 [rows, 1, length, length]; see `AttentionPlan`."""
+    budget = config.acceleration.batch_tokens  # rows x length <= budget, so the longest rows make the largest mask
+
+    def mask_bytes(dataset: Dataset, rows: int) -> int:
+        longest = dataset.lengths.sum() if config.acceleration.packing else dataset.lengths.max()
+        length = min(config.training.max_seq_len, int(longest))
+        return 4 * (max(1, budget // length) if budget else rows) * length**2
+
+    sizes = [mask_bytes(training, config.training.per_device_train_batch_size)] if training is not None else []
+    sizes += [mask_bytes(evaluation, config.evaluation.per_device_eval_batch_size)] if evaluation is not None else []
+    return max(sizes)
 
 
 def check_dense_mask(size: int, max_seq_len: int) -> None:

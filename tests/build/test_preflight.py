@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from erniekit.build.checks import dense_mask_size
 from erniekit.build.preflight import preflight
 from erniekit.cli import main
 from erniekit.config import Config
@@ -181,3 +182,28 @@ def test_validate_looks_at_each_verb(
     (tmp_path / "run" / "model.safetensors").write_bytes(b"")
     assert "model.safetensors" in verdict("export") and "model.safetensors" in verdict("eval", held_out)
     assert "there is no such folder" in verdict("generate", "model_name_or_path=absent")
+
+
+def test_what_only_the_data_tells_is_refused_with_it(
+    make_config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("erniekit.build.checks.available_memory", lambda: 4096)
+    make_config(max_steps=None, lr_scheduler_type="wsd", decay_steps=1000)
+    words = ["validate", str(tmp_path / "config.yaml"), "--data"]
+    assert main(words[:-1]) == 0
+    assert main(words) == 2
+    assert "decay_steps 1000 exceed the 8 steps" in capsys.readouterr().err
+    assert main([*words, "lr_scheduler_type=linear", "use_flash_attention=false"]) == 2
+    assert "the dense mask of max_seq_len 128 takes" in capsys.readouterr().err
+
+
+def test_the_size_of_a_dense_mask_is_that_of_attention(make_config: Callable[..., Config]) -> None:
+    from types import SimpleNamespace
+
+    import numpy as np
+
+    from erniekit.model.attention import dense_mask_bytes
+
+    long, short = (SimpleNamespace(lengths=np.array([length])) for length in (200, 7))
+    config = make_config(use_flash_attention=False, per_device_eval_batch_size=3)
+    assert dense_mask_size(config, short, long) == dense_mask_bytes(3, 128)  # type: ignore[arg-type]
