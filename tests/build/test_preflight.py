@@ -14,7 +14,7 @@ from erniekit.build.checks import dense_mask_size
 from erniekit.build.preflight import preflight
 from erniekit.cli import main
 from erniekit.config import Config
-from erniekit.errors import UserError
+from erniekit.errors import CheckpointError, UserError
 from tests.tiny_runs import ROOT
 
 Change = Callable[[Path], None]
@@ -207,3 +207,18 @@ def test_the_size_of_a_dense_mask_is_that_of_attention(make_config: Callable[...
     long, short = (SimpleNamespace(lengths=np.array([length])) for length in (200, 7))
     config = make_config(use_flash_attention=False, per_device_eval_batch_size=3)
     assert dense_mask_size(config, short, long) == dense_mask_bytes(3, 128)  # type: ignore[arg-type]
+
+
+def test_a_run_that_would_go_on_with_other_batches_is_refused(
+    train: Callable[..., Any], make_config: Callable[..., Config]
+) -> None:
+    train(save_strategy="steps", save_steps=2)
+    resumed = {"save_strategy": "steps", "resume_from_checkpoint": True}
+    preflight(make_config(**resumed), world_size=1)
+    preflight(make_config(**resumed, per_device_train_batch_size=1, gradient_accumulation_steps=2), world_size=1)
+    for name, value in (("seed", 43), ("per_device_train_batch_size", 3), ("max_seq_len", 64)):
+        with pytest.raises(CheckpointError, match=rf"(?s)would train on other samples.*{name} was"):
+            preflight(make_config(**resumed, **{name: value}), world_size=1)
+    with pytest.raises(UserError, match="it has a full model, but this run trains adapters"):
+        preflight(make_config(**resumed, lora=True, continue_training=True), world_size=1)
+    preflight(make_config(**resumed, gradient_accumulation_steps=4))  # on a number of ranks that is not known here
