@@ -20,7 +20,7 @@ from erniekit.distributed.planning.memory import (
     Workload,
     training_memory,
 )
-from erniekit.distributed.planning.pipeline_bubble import chunk_costs, simulate
+from erniekit.distributed.planning.pipeline_bubble import bubble, chunk_costs
 from erniekit.distributed.topology import topology_from
 from erniekit.errors import UserError
 from erniekit.hub.cache import local_model_folder
@@ -45,7 +45,7 @@ class LayoutPlan:
         model_chunks: the layers of each model chunk of the pipeline.
         memory: for a rank of each pipeline stage, bytes by purpose; see `training_memory`.
         bytes_sent: for a rank of each pipeline stage, bytes sent in a step by axis; see `step_bytes`.
-        bubble: the share of a step in which stages wait for each other, see `simulate`.
+        bubble: the share of a step in which stages wait for each other.
     """
 
     model: ModelConfig
@@ -82,9 +82,7 @@ def plan_layout(
     model_chunks = partition_layers(config, model, topology)
     work = replace(workload(config, model), longest_document=longest_document)
     stages = range(topology.pipeline)
-    timeline = simulate(
-        topology, work.accumulation, chunk_costs(model, model_chunks), backward=3 if work.recompute else 2
-    )
+    waiting = bubble(topology, work.accumulation, chunk_costs(model, model_chunks), backward=3 if work.recompute else 2)
     return LayoutPlan(
         model,
         work,
@@ -92,7 +90,7 @@ def plan_layout(
         model_chunks,
         memory=[training_memory(model, work, topology, model_chunks, stage) for stage in stages],
         bytes_sent=[step_bytes(model, work, topology, model_chunks, stage) for stage in stages],
-        bubble=timeline.bubble,
+        bubble=waiting,
     )
 
 

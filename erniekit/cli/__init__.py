@@ -10,12 +10,16 @@ import difflib
 import importlib
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
+from types import TracebackType
 
-from erniekit.cli.process import TERMINATED, Terminated, raise_on_sigterm, standard_streams
+from erniekit.cli.process import Terminated, raise_on_termination, standard_streams
 from erniekit.distributed.rank import Launcher, attach
 from erniekit.errors import UserError
 from erniekit.log import console_logging
+from erniekit.memory_shortage import memory_shortage_told
+from erniekit.terminal import escape_control_characters
 
 VERBS = {
     "train": "train a model from a configuration file",
@@ -58,9 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
             0 on success, 1 if a check failed, 2 for an error that the user can fix, 130 after Ctrl-C, 141 if standard
-        output was closed, 143 after SIGTERM.
+        output was closed, 143 after SIGTERM, 129 after SIGHUP.
     """
     launcher = attach()
+    sys.excepthook = _show_defect
     try:
         return _main(list(sys.argv[1:] if arguments is None else arguments), launcher)
     except Exception as error:  # a defect of ERNIEKit: keep the traceback
@@ -70,13 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return PROBLEMS
 
 
+def _show_defect(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Write a traceback, whose message may quote files of others."""
+    sys.stderr.write(escape_control_characters("".join(traceback.format_exception(kind, error, trace))))
+
+
 def _main(words: list[str], launcher: Launcher | None) -> int:
     verb = _verb(words[0]) if words else "help"
     with standard_streams(
         output_may_fail=verb in ("train", "dpo")
     ) as output:  # training goes on when nobody reads its output
         try:
-            with raise_on_sigterm(), console_logging():
+            with raise_on_termination(), console_logging():
                 code = _run(verb, words[1:], launcher)
                 sys.stdout.flush()
         except OSError as error:
@@ -93,16 +103,17 @@ def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
         print(f"error: {_unknown_verb(verb, words)}", file=sys.stderr)
         return USAGE
     try:
-        return int(importlib.import_module(f"erniekit.cli.{verb}").run(words))
+        with memory_shortage_told(verb):
+            return int(importlib.import_module(f"erniekit.cli.{verb}").run(words))
     except UserError as error:
         if launcher is None:
             print(f"error: {error}", file=sys.stderr)
         else:
             launcher.report_error(error)  # the launcher prints it once for all ranks
         return USAGE
-    except Terminated:
+    except Terminated as stop:
         print("terminated", file=sys.stderr)
-        return TERMINATED
+        return int(stop.code or 0)
     except SystemExit as stop:  # argparse exits this way after --help and wrong arguments
         return stop.code if isinstance(stop.code, int) else USAGE if stop.code else SUCCESS
     except KeyboardInterrupt:
@@ -111,6 +122,7 @@ def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
 
 
 def _verb(word: str) -> str:
+    word = escape_control_characters(word)
     return {"-h": "help", "--help": "help", "-V": "version", "--version": "version"}.get(word, word)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from erniekit.build.quantization import quantization_from
 from erniekit.cli.ranks import parse_with_overrides
 from erniekit.config import Config
+from erniekit.config.sections.basic import template_variables
 from erniekit.config.sections.generation import GenerationParameters
 from erniekit.environment import import_paddle
 from erniekit.errors import ConfigurationError
@@ -105,8 +106,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         type=Path,
-        help="a model folder, an output_dir, a checkpoint, a model of a hub, or a YAML or JSON file: the configuration "
-        "of a run, or one with model_name_or_path",
+        help="a model folder, an output_dir, a checkpoint, an exported program, a model of a hub, or a YAML or JSON "
+        "file: the configuration of a run, or one with model_name_or_path",
     )
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="name=value", help="parameters that override those of a file"
@@ -125,6 +126,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", default="", help="system text that goes before the dialogue")
     parser.add_argument("--seed", help="seed of sampling (default 42)")
     parser.add_argument("--device", help="auto, cpu, gpu or gpu:N (default auto)")
+    parser.add_argument("--enable-thinking", metavar="BOOL", help="for chat templates that have this switch")
+    parser.add_argument(
+        "--chat-template-kwargs", metavar="NAME=VALUE", help="variables of the chat template, with commas between them"
+    )
     defaults = GenerationParameters()
     for name, text in HELP.items():
         default = getattr(defaults, name)
@@ -134,7 +139,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def generation_parameters(options: argparse.Namespace, verb: str = "generate") -> Config:
     """Return the options, over the values of a configuration file if MODEL is one, as validated parameters."""
-    names = (*HELP, "seed", "device", "ignore_config_keys")
+    names = (*HELP, "seed", "device", "ignore_config_keys", "enable_thinking", "chat_template_kwargs")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     given |= {hub.parameter: "true" for hub in HUBS if getattr(options, hub.parameter)}
     words = [*options.overrides, *(f"{name}={value}" for name, value in given.items())]
@@ -179,6 +184,7 @@ def load_model(options: argparse.Namespace, parameters: Config) -> ChatModel:
         model_folder(options, parameters),
         adapters=options.lora_path,
         ignored_keys=parameters.basic.ignore_config_keys,
+        template_variables=template_variables(parameters.basic),
         quantization=_weights_in_few_bits(parameters),
     )
 

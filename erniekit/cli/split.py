@@ -8,6 +8,7 @@ from pathlib import Path
 from erniekit.cli.ranks import parse_with_overrides
 from erniekit.config import Config
 from erniekit.export.split import SPLIT_FOLDER, split_model
+from erniekit.terminal import escape_control_characters
 
 
 def run(arguments: list[str]) -> int:
@@ -32,7 +33,7 @@ def run(arguments: list[str]) -> int:
     file = folder if folder.is_file() else None
     config = Config.load(file, options.overrides, verb="split")
     for line in config.messages if file is None else ():  # a file has the parameters of other verbs, too
-        print(line)
+        print(escape_control_characters(line))
     if file is not None:
         folder = config.output_dir
     split_model(

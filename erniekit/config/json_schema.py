@@ -15,6 +15,7 @@ from erniekit.config.parameter import Alias, Parameter
 from erniekit.config.registry import ALIASES, PARAMETERS, did_you_mean
 from erniekit.config.values import format_value
 
+MOST_HINTS = 100  # on unknown names
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMA_ID = "erniekit.schema.json"
 MARK = "Written by `erniekit docs`"  # `erniekit docs` may replace or remove files that start with it
@@ -101,9 +102,10 @@ def structural_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     seen: set[str] = set()
     for error in sorted(validator.iter_errors(dict(values)), key=lambda error: [str(step) for step in error.path]):
         if error.validator == "additionalProperties":
-            for name in values:
-                if name not in PARAMETERS:
-                    yield name, "unknown parameter" + did_you_mean(name, (*PARAMETERS, *ALIASES))
+            unknown = [name for name in values if name not in PARAMETERS]
+            for number, name in enumerate(unknown):  # a hint takes milliseconds, and a file may be no configuration
+                hint = did_you_mean(name, (*PARAMETERS, *ALIASES)) if number < MOST_HINTS else ""
+                yield name, f"unknown parameter{hint}"
             continue
         name = str(error.path[0])
         if name not in seen:  # report only the first problem of a value

@@ -13,7 +13,7 @@ from erniekit.config.json_schema import structural_problems
 from erniekit.config.parameter import NOT_IMPLEMENTED, Alias, ConfigBuilder, Parameter
 from erniekit.config.parse import Entry, Problem, SourceLocation
 from erniekit.config.registry import ALIASES, PARAMETERS, RULES, did_you_mean, unmet_needs
-from erniekit.config.values import format_value
+from erniekit.config.values import format_value, path_problem
 
 
 def resolve(layers: Iterable[list[Entry]], verb: str) -> ConfigBuilder:
@@ -107,7 +107,18 @@ def _read_values(builder: ConfigBuilder, entries: dict[str, Entry]) -> None:
     for name, value in values.items():
         if name not in builder.broken:
             builder.take(name, tuple(value) if isinstance(value, list) else value)
+            if PARAMETERS[name].kind.names_path:
+                _check_paths(builder, name)
             _report_spelling(builder, PARAMETERS[name], entries[name].value)
+
+
+def _check_paths(builder: ConfigBuilder, name: str) -> None:
+    """Report values of which no path can be made, so that no code that opens one need ask again."""
+    value = builder[name]
+    for path in value if isinstance(value, tuple) else (value,):
+        if isinstance(path, str) and (problem := path_problem(path)):
+            builder.problem(name, f"{format_value(path)} {problem}")
+            return
 
 
 def _read(entry: Entry) -> Any:

@@ -61,6 +61,8 @@ def _bounds(layers: int, topology: Topology, method: str | tuple[int, ...], tail
     if isinstance(method, str) and method.startswith(BY_LAYER):
         return _by_layer(layers, topology, method.removeprefix(BY_LAYER), tail, items)
     if isinstance(method, str):
+        _refuse_too_few_items(items, chunks)
+        _refuse_chunks_without_layers(layers, topology)
         return _uniform(items, chunks)
     bounds = [*method, items] if len(method) == chunks else list(method)
     if bounds[-1] != items or bounds[-2] > items - AFTER:
@@ -92,19 +94,33 @@ def _by_layer(layers: int, topology: Topology, name: str, tail: int, items: int)
     counted = range(BEFORE, BEFORE + layers + tail)
     if len(counted) % chunks:
         raise ConfigurationError(_not_divisible(layers, topology, tail))
+    _refuse_chunks_without_layers(layers, topology)
     size = len(counted) // chunks
     return [0, *(counted[chunk * size - 1] + 1 for chunk in range(1, chunks)), items]
 
 
 def _uniform(items: int, chunks: int) -> list[int]:
     """Cut into numbers of items as equal as possible, the longer stages last."""
-    if items < AFTER * chunks:
-        raise ConfigurationError(f"pp_seg_method uniform: {items} items are too few for {chunks} stages")
     size, longer = divmod(items, chunks)
     bounds = [0]
     for chunk in range(chunks):
         bounds.append(bounds[-1] + size + (chunk >= chunks - longer))
     return bounds
+
+
+def _refuse_too_few_items(items: int, chunks: int) -> None:
+    if items < AFTER * chunks:
+        raise ConfigurationError(f"pp_seg_method uniform: {items} items are too few for {chunks} stages")
+
+
+def _refuse_chunks_without_layers(layers: int, topology: Topology) -> None:
+    """Raise ConfigurationError for a stack of empty layers; the embedding, and norm with head, may stand alone."""
+    chunks = topology.pipeline * topology.virtual_pipeline
+    if chunks > layers + AFTER:
+        raise ConfigurationError(
+            f"{chunks:,} model chunks (pipeline_parallel_degree x virtual_pp_degree) are too many for {layers:,} "
+            f"layers\n  write pipeline_parallel_degree: {max(1, layers // topology.virtual_pipeline)} or less"
+        )
 
 
 def _not_divisible(layers: int, topology: Topology, tail: int) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Literal
 
-from erniekit.config.sections.distributed import ALL_RANKS
+from erniekit.config.sections.distributed import ALL_RANKS, MOST_RANKS
 from erniekit.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class Topology:
                 raise ConfigurationError(
                     f"{name} is {self.degree(field)}: a degree is at least 1; write 1 to switch it off"
                 )
+        if self.world_size > MOST_RANKS:
+            raise ConfigurationError(f"a layout of {self.world_size:,} ranks: at most {MOST_RANKS:,} are planned")
         if self.sequence_parallel and self.tensor == 1:
             raise ConfigurationError(
                 "sequence_parallel shards the sequence over the ranks of a tensor-parallel group, and "
@@ -118,6 +120,8 @@ class Topology:
         """
         if world_size < 1:
             raise ConfigurationError(f"the number of ranks is {world_size}: at least one rank must run")
+        if world_size > MOST_RANKS:
+            raise ConfigurationError(f"the number of ranks is {world_size:,}: at most {MOST_RANKS:,} are planned")
         without_dp = replace(self, data=1)
         if world_size % without_dp.world_size:
             raise ConfigurationError(_does_not_divide(world_size, without_dp))

@@ -9,9 +9,9 @@ from typing import Any
 
 from erniekit.errors import ConfigurationError
 from erniekit.export.publish import check_model_folder, check_target, publish
-from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING, read_shard_index
+from erniekit.manifest import MANIFEST
+from erniekit.model.storage.model_folder import PUBLISHING, read_shard_index
 from erniekit.model.storage.shards import INDEX_FILE, SHARD_FILES, WEIGHTS_FILE, open_weight_files, write_weight_files
-from erniekit.training.checkpoint.atomic_folder import refuse_damaged
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,6 @@ def split_model(source: Path, target: Path, max_shard_bytes: int, *, overwrite: 
         raise ConfigurationError(
             f"--output {target}: lies inside {source}, whose files are copied; name a folder outside it"
         )
-    refuse_damaged(source)
     files = open_weight_files(source)
     tensors = {name: file.stored(name) for name, file in files.items()}
     metadata: dict[str, str] = {}

@@ -10,15 +10,18 @@ from typing import Any
 import yaml
 
 from erniekit.build.adapters import base_folder
+from erniekit.build.checks import check_tokenizer, has_tokenizer
 from erniekit.config import Config
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError, UserError
 from erniekit.hub.cache import local_model_folder
 from erniekit.json_files import read_json_object
-from erniekit.model.architectures.model_config import CONFIG_FILE
+from erniekit.manifest import problems
+from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
+from erniekit.model.storage.layouts import locate_weights
 from erniekit.model.storage.model_folder import refuse_half_written, refuse_sharded_checkpoint
 from erniekit.training.callbacks.files import RESULT_FILES
-from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, problems
+from erniekit.training.checkpoint.atomic_folder import checkpoint_folders
 
 PARAMETERS_FILE = "training_config.yaml"
 STATE_FILE = "trainer_state.json"
@@ -58,6 +61,19 @@ class TrainedModel:
         """Return the path of a file in the trained folder, else in the base folder; None if neither has it."""
         folders = [self.folder, self.base] if self.base else [self.folder]
         return next((folder / name for folder in folders if (folder / name).is_file()), None)
+
+
+def check_export(named: Path, config: Config) -> None:
+    """Check that `erniekit export NAMED` finds a model whose files fit each other; values are not read.
+
+    Raises:
+        UserError: as for `find_trained_model`, or the weights or the tokenizer do not fit `config.json`.
+    """
+    model = find_trained_model(named, config)
+    model_config = ModelConfig.from_folder(model.model_folder, ignored_config_keys(model.parameters))
+    locate_weights(model_config, model.model_folder)
+    own_tokenizer = next((folder for folder in (model.folder, model.base) if folder and has_tokenizer(folder)), None)
+    check_tokenizer(own_tokenizer or model.folder, None, with_template=False)
 
 
 def find_trained_model(named: Path, config: Config) -> TrainedModel:
@@ -114,10 +130,6 @@ def _check_complete(folder: Path, named: Path, config: Config) -> None:
                 + (f"Train it first: erniekit train {named}" if trains else "Write the output_dir of a finished run.")
             )
         raise ModelFileError(f"{folder}: neither {CONFIG_FILE} nor {ADAPTER_CONFIG_FILE}: this is not a model folder")
-    manifest = problems(folder, hashes=True)
-    damaged = [line for line in manifest if ".safetensors" in line]
-    if damaged:
-        raise CheckpointError(f"{folder}: the weights have changed since they were written: {'; '.join(damaged[:5])}")
 
 
 def run_parameters(folder: Path) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from erniekit.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 BOUND = 0.45  # processor seconds; the target is 0.3 (tools/bench/startup.py), and a busy machine is slower
+NEEDED = {"validate": ("tokenizers",)}  # whether a tokenizer can be read, only its library can tell
 HEAVY = ("paddle", "paddlenlp", "numpy", "torch", "rich", "visualdl", "tokenizers")
 
 
@@ -114,7 +115,7 @@ def test_reader_that_goes_away_is_no_error() -> None:
 def test_light_verbs_import_nothing_heavy_and_answer_at_once(words: list[str]) -> None:
     program = (
         "import sys, time; from erniekit.cli import main; code = main(sys.argv[1:]); "
-        f"heavy = [name for name in {HEAVY!r} if name in sys.modules]; "
+        f"heavy = [name for name in {HEAVY!r} if name in sys.modules and name not in {NEEDED.get(words[0], ())!r}]; "
         "print(f'\\n{code} {time.process_time():.3f}', *heavy)"
     )
     fastest = math.inf

@@ -11,7 +11,7 @@ import yaml
 
 from erniekit.config.foreign import FOREIGN_NAMES
 from erniekit.config.json_schema import editor_schema
-from erniekit.config.reference_docs import pages
+from erniekit.config.reference_docs import GUIDES, example_of, pages
 from erniekit.config.registry import ALIASES, PARAMETERS, RULES, SECTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -125,3 +125,14 @@ def test_editor_accepts_the_examples(editor: jsonschema.Draft202012Validator, fi
     schema = text.splitlines()[0].partition("$schema=")[2]
     assert (file.parent / schema).resolve() == FOLDER / "erniekit.schema.json"
     editor.validate(yaml.safe_load(text))
+
+
+def test_no_example_repeats_the_default() -> None:
+    """Such an example would show nothing."""
+    shown = {name: example_of(item) for name, item in PARAMETERS.items()}
+    assert [name for name, value in shown.items() if value == PARAMETERS[name].default] == []
+
+
+def test_guides_exist() -> None:
+    assert GUIDES.keys() <= {section.key for section in SECTIONS}
+    assert all((ROOT / "docs" / page).is_file() for page in GUIDES.values())

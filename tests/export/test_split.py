@@ -14,9 +14,9 @@ from safetensors import safe_open
 from erniekit.cli import main
 from erniekit.errors import CheckpointError, UserError
 from erniekit.export.split import split_model
+from erniekit.manifest import problems
 from erniekit.model.storage import safetensors
 from erniekit.model.storage.safetensors import StoredTensor, write_stored
-from erniekit.training.checkpoint.atomic_folder import problems
 
 TENSORS = {
     "embed": StoredTensor("BF16", (64, 32)),

@@ -267,7 +267,7 @@ def wait_until_ready(config: Config, count: int) -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_reaches_every_rank(number: signal.Signals, code: int, make_config: MakeConfig) -> None:
     config = make_config(max_restarts=3)
     launcher = start_launcher(config, "stops_when_asked")
@@ -289,6 +289,16 @@ def test_ranks_that_do_not_stop_are_ended_with_the_third_signal(make_config: Mak
     assert launcher.wait(5) == 130
     for path in Path(config.basic.output_dir).glob("ready-*"):
         wait_for_the_end(path.read_text())
+
+
+def test_what_a_killed_launcher_left_goes_with_the_next(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    (temporary / "erniekit-job-left").mkdir(parents=True)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    assert run_job(job_of(make_config(), "say_who")) == 0
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_job_can_be_run_from_another_thread(make_config: MakeConfig) -> None:

@@ -12,10 +12,12 @@ from erniekit.config.sections.distributed_flags import (
     SHARDING_FLAGS,
     SHARDING_RULES,
     TENSOR_PARALLEL_FLAGS,
+    synchronized_moments_are_in_memory,
     tensor_parallel_flags,
 )
 from erniekit.config.values import SEGMENTS, WORDS
 
+MOST_RANKS = 2**20  # of a job; no cluster is larger, and every rank is planned
 ALL_RANKS = -1  # of `sharding_parallel_degree`
 WITH_TP = when("tensor_parallel_degree", above=1)
 WITH_PP = when("pipeline_parallel_degree", above=1)
@@ -32,6 +34,7 @@ class DistributedParameters:
         "states and most activations, and communicates in every layer. Raise it when the model does not fit into the "
         "memory of one device, and keep the group within one machine.",
         minimum=1,
+        maximum=MOST_RANKS,
         unit="ranks",
         example=8,
     )
@@ -68,6 +71,7 @@ class DistributedParameters:
         "Split the layers into this many consecutive stages, one per device. Micro-batches flow through the stages; "
         "`gradient_accumulation_steps` should be several times the degree, or the stages wait for each other.",
         minimum=1,
+        maximum=MOST_RANKS,
         unit="ranks",
         example=2,
     )
@@ -102,6 +106,7 @@ class DistributedParameters:
         "Give every stage this many smaller model chunks instead of one large one (interleaved pipeline). It "
         "shrinks the pipeline bubble and communicates more.",
         minimum=1,
+        maximum=MOST_RANKS,
         needs=WITH_PP,
         example=2,
     )
@@ -134,6 +139,7 @@ class DistributedParameters:
         "number of ranks divided by `tensor_parallel_degree` and `pipeline_parallel_degree`. 1 leaves those ranks to "
         "plain data parallelism.",
         minimum=-1,
+        maximum=MOST_RANKS,
         unit="ranks",
         example=8,
     )
@@ -227,6 +233,7 @@ SECTION = section(
     rules=(
         sequence_parallel_needs_tensor_parallel,
         tensor_parallel_flags,
+        synchronized_moments_are_in_memory,
         boundaries_are_increasing,
         no_degree_of_zero,
         *PIPELINE_RULES,

@@ -51,6 +51,7 @@ class MoeParameters:
         "The weight of the mean loss of the multi-token prediction layers.",
         minimum=0.0,
         needs=when("num_nextn_predict_layers", above=0),
+        example=0.1,
     )
 
 
