@@ -7,10 +7,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-fast test-all parity lint docs check-generated smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
+.PHONY: help quickstart test test-fast test-all parity oracle-5 lint docs check-generated smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
 
 $(VENV)/.python:
 	@$(PYTHON) -c '' 2> /dev/null || { echo "error: '$(PYTHON)' does not run here; name a Python 3.10, 3.11 or 3.12 that does:" \
@@ -52,6 +52,13 @@ test-fast: $(VENV)/.dev ## the unit tests only
 parity: $(VENV)/.parity ## compare with torch, transformers, peft and trl, their optimizers and schedules
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m parity tests/parity
 
+VENV_5 ?= .venv-transformers5# transformers 5 cannot lie beside transformers 4
+
+oracle-5: ## record anew what transformers 5 computes, in an environment of its own
+	test -x $(VENV_5)/bin/python || $(PYTHON) -m venv $(VENV_5)
+	$(VENV_5)/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0
+	$(VENV_5)/bin/python tools/parity/record_transformers5.py
+
 test-all: $(VENV)/.parity ## everything, with ranks that start anew and not as forks
 	ERNIEKIT_COLD_RANKS=1 $(BIN)/python -m pytest
 
@@ -60,11 +67,13 @@ lint: $(VENV)/.dev ## ruff and the type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(VENV)/.cpu ## regenerate docs/parameters from the schema
+docs: $(VENV)/.cpu ## regenerate docs/parameters from the schema, and the tables of docs/migrating.md
 	$(BIN)/erniekit docs
+	$(BIN)/python tools/migrating.py
 
 check-generated: $(VENV)/.cpu ## fail when a generated file is stale, a link is broken, or nothing reads or proves a parameter
 	$(BIN)/erniekit docs --check
+	$(BIN)/python tools/migrating.py --check
 	$(BIN)/python tools/quickstart/make_data.py --check
 	$(BIN)/python tools/quickstart/make_model.py --check
 	$(BIN)/python tools/quickstart/make_configs.py --check

@@ -20,18 +20,25 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from erniekit.terminal import wrapped
+from erniekit.terminal import escape_control_characters, wrapped
 
 PACKAGE = "erniekit"
 # verbs such as `generate` write their answers to standard output, so these report on standard error
-STDERR_LOGGERS = ("erniekit.hub.download", "erniekit.inference.batch", "erniekit.inference.engine")
+STDERR_LOGGERS = (
+    "erniekit.hub.download",
+    "erniekit.inference.batch",
+    "erniekit.inference.engine",
+    "erniekit.build.adapters",
+    "erniekit.build.checks",
+    "erniekit.model.architectures.model_config",
+)
 
 
 class ConsoleFormatter(logging.Formatter):
-    """Write the message alone; a warning begins with "warning: "."""
+    """Write the message alone, safe for a terminal; a warning begins with "warning: "."""
 
     def format(self, record: logging.LogRecord) -> str:
-        message = super().format(record)
+        message = escape_control_characters(super().format(record))
         return f"warning: {message}" if record.levelno == logging.WARNING else message
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
+from pathlib import Path
 
 import pytest
 
+from erniekit.cli import main
+from erniekit.errors import ModelFileError
 from erniekit.log import console_logging
 from erniekit.terminal import colours_of, escape_control_characters, wrapped
 
@@ -52,3 +56,46 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             assert colours_of(Terminal()).second("x") == "x"
+
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07"
+
+
+def test_errors_and_log_lines_are_safe_wherever_they_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    error = ModelFileError(f"{HOSTILE}: no such\n  tensor")
+    assert str(error) == "\\x1b[2J\\x1b]0;title\\x07: no such\n  tensor" == f"{error}"
+    with console_logging():
+        logging.getLogger("erniekit.any").warning(f"skipped {HOSTILE}")
+    assert capsys.readouterr().out == "warning: skipped \\x1b[2J\\x1b]0;title\\x07\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f'"{HOSTILE}": 1'.encode("unicode_escape").decode().replace("\\x07", "\\a"),
+        "output_dir: \"\\e[2Jout\"\nseed: 3\nmodel_name_or_path: \"m\\e[1m\"",
+        "learning_rate: \"\\e[31mfast\"",
+        "lr_scheduler_type: \"\\e[31mfast\"",
+        "train_dataset_path: \"\\e[31m.jsonl\"",
+        "\"\\e[31m",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("words", ["validate FILE", "train FILE", "preview FILE", "validate FILE --all --data"])
+def test_a_configuration_cannot_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, words: str
+) -> None:
+    file = tmp_path / "a\x1b[1mb.yaml"
+    file.write_text(content)
+    main([word.replace("FILE", str(file)) for word in words.split()])
+    shown = capsys.readouterr()
+    assert shown.out + shown.err and "\x1b" not in shown.out + shown.err
+    main([HOSTILE])
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_traceback_is_safe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    main(["version"])
+    error = RuntimeError(HOSTILE)
+    sys.excepthook(RuntimeError, error, None)
+    assert capsys.readouterr().err == "RuntimeError: \\x1b[2J\\x1b]0;title\\x07\n"

@@ -21,7 +21,7 @@ PLAN_PARAMETERS = (
     "num_samples_each_epoch", "over_length_policy", "max_seq_len", "packing", "greedy_intokens", "buffer_size",
     "random_shuffle", "seed", "max_prompt_len", "per_device_train_batch_size", "gradient_accumulation_steps",
     "max_steps", "num_train_epochs", "batch_tokens", "max_batch_samples", "min_sample_len", "max_sample_len",
-    "curriculum",
+    "curriculum", "split_multi_turn", "enable_thinking", "chat_template_kwargs",
 )  # fmt: skip
 
 

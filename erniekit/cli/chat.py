@@ -1,4 +1,4 @@
-"""`erniekit chat MODEL`: talk with a trained model in the terminal."""
+"""`erniekit chat MODEL|CONFIG [name=value ...]`: talk with a trained model in the terminal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from erniekit.cli.generate import add_model_arguments, generation_parameters, load_model, select_device
+from erniekit.cli.ranks import parse_with_overrides
 from erniekit.errors import UserError
 from erniekit.terminal import Colours, colours_of, escape_control_characters
 
@@ -22,8 +23,8 @@ HELP = "Type a message. /clear starts a new dialogue, /exit (or Ctrl-D) leaves, 
 def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="erniekit chat", description=f"Talk with a trained model. {HELP}")
     add_model_arguments(parser)
-    options = parser.parse_args(arguments)
-    parameters = generation_parameters(options)
+    options = parse_with_overrides(parser, arguments)
+    parameters = generation_parameters(options, "chat")
     select_device(parameters)
     from erniekit.inference.engine import Dialogue, sampling_from
 

@@ -35,6 +35,10 @@ class SourceReport:
         long_prompts: dropped records whose prompt exceeds max_prompt_len even without its older turns.
         truncated: dialogues, or prompts of pairs, that lost their oldest turns to fit.
         split: plain texts cut into several samples to fit.
+        split_dialogues: dialogues of which each trained answer is a sample; dropped_answers: such samples left out
+            because they exceed max_seq_len, of dialogues of which others are kept.
+        plain_control: records whose texts contain something that the tokenizer would read as a control token; it is
+            encoded as ordinary text.
         samples: number of training samples.
         tokens, targets: number of positions, and of positions with a label.
         lengths: 50th percentile, 95th percentile and maximum of the sample lengths, in tokens.
@@ -55,6 +59,9 @@ class SourceReport:
     targets: int
     lengths: tuple[int, int, int]
     unused_fields: tuple[UnusedField, ...]
+    split_dialogues: int = 0  # these are absent from folders that an older version packed
+    dropped_answers: int = 0
+    plain_control: int = 0
 
     @property
     def kept(self) -> int:
@@ -99,6 +106,9 @@ def _describe(source: SourceReport) -> str:
             (source.long_prompts, "dropped (their last question is longer than max_prompt_len)"),
             (source.truncated, "shortened by dropping their oldest turns"),
             (source.split, "split into several samples"),
+            (source.split_dialogues, "split into a sample for each answer"),
+            (source.dropped_answers, "of their answers dropped (longer than max_seq_len)"),
+            (source.plain_control, "with control tokens in their texts, read as ordinary text"),
         )
         if count
     ]
@@ -116,7 +126,7 @@ def _describe(source: SourceReport) -> str:
 
 
 # Increase when the same records of a kind give other samples: then runs are not resumed and caches not used.
-SAMPLES_VERSIONS = {"messages": 2}  # 1 for all others
+SAMPLES_VERSIONS = {"messages": 3}  # 1 for all others
 
 
 class Dataset:
@@ -218,6 +228,7 @@ def open_dataset(
     cache_dir: str | Path,
     max_prompt_len: int | None = None,
     needs_scores: bool = False,
+    split_multi_turn: bool | None = None,
 ) -> Dataset:
     """Open the tokenised samples of all sources; tokenise what is not in the cache, one block at a time.
 
@@ -230,13 +241,16 @@ def open_dataset(
             the template, max_seq_len and over_length, and for pairs max_prompt_len.
         max_prompt_len: the longest prompt of a pair; a longer one loses its oldest turns. None: no limit.
         needs_scores: every pair must have scores, and the chosen answer the higher one.
+        split_multi_turn: see templates.samples.render_samples.
 
     Raises:
             DataError: a record of any source is malformed (the first 20 are shown, all are counted), probabilities
             cannot be used, no sample is left to train on, or the cache folder cannot be written.
     """
     check_probabilities([source.probability for source in sources])
-    settings = TokenizationSettings(tokenizer, template, max_seq_len, over_length, max_prompt_len, needs_scores)
+    settings = TokenizationSettings(
+        tokenizer, template, max_seq_len, over_length, max_prompt_len, needs_scores, split_multi_turn
+    )
     problems = ProblemList()
     arrays = []
     fingerprint = hashlib.blake2b(digest_size=8)

@@ -11,7 +11,7 @@ from erniekit.data.conversation import Conversation, PlainText, Preference, Sour
 from erniekit.data.formats.chat import Record, read_records
 from erniekit.data.formats.preference import PREFERENCE_KINDS
 from erniekit.data.formats.problems import MalformedError, ProblemList, RecordProblem, UnusedFields
-from erniekit.data.pairs import assemble_pair, render_pair
+from erniekit.data.pairs import assemble_pair, render_pair, render_pairs
 from erniekit.data.templates.ernie import (
     Sample,
     Template,
@@ -20,6 +20,8 @@ from erniekit.data.templates.ernie import (
     encode_plain_text,
     encode_sample,
 )
+from erniekit.data.templates.samples import render_samples
+from erniekit.data.tokenizers.breaks import BREAK
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError
 
@@ -41,6 +43,7 @@ class TokenizationSettings:
     over_length: str
     max_prompt_len: int | None = None
     needs_scores: bool = False
+    split_multi_turn: bool | None = None
 
     def __post_init__(self) -> None:
         if self.over_length not in OVER_LENGTH_POLICIES:
@@ -50,7 +53,8 @@ class TokenizationSettings:
         """Return everything here that determines the samples of a source of this kind."""
         template = self.template.fingerprint if self.template else None
         pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PREFERENCE_KINDS else ()
-        return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *pair_settings
+        split = () if self.split_multi_turn is None else (f"split_multi_turn {self.split_multi_turn}",)
+        return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *pair_settings, *split
 
 
 @dataclass(slots=True)
@@ -62,6 +66,9 @@ class RecordCounts:
     long_prompts: int = 0
     truncated: int = 0
     split: int = 0
+    split_dialogues: int = 0
+    dropped_answers: int = 0
+    plain_control: int = 0
 
 
 def tokenise(
@@ -77,7 +84,7 @@ def tokenise(
 
     Malformed records are added to `problems` and yield no sample.
     """
-    for block in _blocks(source, settings.tokenizer, counts, unused, problems, block_records):
+    for block in _blocks(source, counts, unused, problems, block_records):
         samples: list[Sample] = []
         lines: list[int] = []
         encode = _ENCODERS.get(source.kind, _encode_conversations)
@@ -89,13 +96,12 @@ def tokenise(
 
 def _blocks(
     source: Source,
-    tokenizer: Tokenizer,
     counts: RecordCounts,
     unused: UnusedFields,
     problems: ProblemList,
     block_records: int,
 ) -> Iterator[list[NumberedRecord]]:
-    """Yield records without control tokens in their texts, in blocks limited by number and by characters."""
+    """Yield records in blocks limited by number and by characters."""
     block: list[NumberedRecord] = []
     characters = 0
     for item in read_records(source.path, source.kind, unused):
@@ -103,16 +109,8 @@ def _blocks(
             problems.add(item)
             continue
         counts.read += 1
-        line, record = item
-        named_texts = _texts(record)
-        control_tokens = [(name, token) for name, text in named_texts if (token := tokenizer.find_control_token(text))]
-        for name, token in control_tokens:
-            expected = "text without the tokenizer's control tokens (they would forge the dialogue's structure)"
-            problems.add(RecordProblem(str(source.path), line, name, expected, token))
-        if control_tokens:
-            continue
         block.append(item)
-        characters += sum(len(text) for _, text in named_texts)
+        characters += _characters(item[1])
         if len(block) == block_records or characters >= BLOCK_CHARACTERS:
             yield block
             block, characters = [], 0
@@ -120,17 +118,15 @@ def _blocks(
         yield block
 
 
-def _texts(record: Record) -> list[tuple[str, str]]:
+def _characters(record: Record) -> int:
+    """Return the number of characters of a record's texts."""
     if isinstance(record, PlainText):
-        return [("text", record.text)]
+        return len(record.text)
     if isinstance(record, Preference):
-        answers = (("chosen", record.chosen), ("rejected", record.rejected))
-        return _texts(record.prompt) + [(name, turn.content) for name, turns in answers for turn in turns]
-    turns = [(f"{turn.role} turn {1 + number // 2}", turn.content) for number, turn in enumerate(record.turns)]
-    if record.uses_tools:
-        turns.append(("tools", json.dumps(record.tools, ensure_ascii=False)))
-        turns += [("tool_calls", json.dumps(turn.fields, ensure_ascii=False)) for turn in record.turns if turn.fields]
-    return [("system", record.system), *turns]
+        return _characters(record.prompt) + sum(len(turn.content) for turn in (*record.chosen, *record.rejected))
+    texts = sum(len(turn.content) + len(turn.thoughts) for turn in record.turns)
+    calls = sum(len(json.dumps(turn.fields, ensure_ascii=False)) for turn in record.turns if turn.fields)
+    return len(record.system) + texts + calls + (len(json.dumps(record.tools)) if record.tools else 0)
 
 
 def _encode_texts(
@@ -141,7 +137,9 @@ def _encode_texts(
     problems: ProblemList,
 ) -> Iterator[tuple[int, Sample]]:
     """Encode plain texts. Every token is a target: labels are shifted before a long text is cut."""
-    encoded = settings.tokenizer.encode_batch([record.text for _, record in block if isinstance(record, PlainText)])
+    texts = [settings.tokenizer.answer_text(record.text) for _, record in block if isinstance(record, PlainText)]
+    counts.plain_control += sum(BREAK in text for text in texts)
+    encoded = settings.tokenizer.encode_batch(texts)
     for (line, _), ids in zip(block, encoded, strict=True):
         full_sample = encode_plain_text(ids, settings.tokenizer.eos_id)
         length = len(full_sample.input_ids)
@@ -161,29 +159,39 @@ def _encode_conversations(
     problems: ProblemList,
 ) -> Iterator[tuple[int, Sample]]:
     assert settings.template is not None
+    conversations = [record for _, record in block if isinstance(record, Conversation)]
     rendered = []
-    for line, record in block:
-        assert isinstance(record, Conversation)
-        try:
-            rendered.append((line, record, settings.template.render(record)))
-        except TemplateRefusedError as error:
-            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(error)))
-    encoded = iter(settings.tokenizer.encode_batch([part.text for _, _, segments in rendered for part in segments]))
-    for line, conversation, segments in rendered:
-        sample = assemble(segments, [next(encoded) for _ in segments], settings.template)
-        if not len(sample.input_ids):
-            problems.add(_no_tokens_problem(source, line, "record", "a trained answer that leaves a token to predict"))
-        elif len(sample.input_ids) <= settings.max_seq_len:
-            yield line, sample
-        elif settings.over_length == "error":
-            expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len)"
-            problems.add(RecordProblem(str(source.path), line, "length", expected, f"{len(sample.input_ids):,}"))
+    results = render_samples(settings.template, conversations, settings.split_multi_turn)
+    for (line, _), result in zip(block, results, strict=True):
+        if isinstance(result, TemplateRefusedError):
+            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(result)))
         else:
-            shorter = _truncate_turns(conversation, settings) if settings.over_length == "truncate_turns" else None
-            counts.truncated += shorter is not None
-            counts.dropped += shorter is None
-            if shorter is not None:
-                yield line, shorter
+            rendered.append((line, result))
+    segments = [part for _, parts in rendered for rendered_sample in parts for part in rendered_sample.segments]
+    encoded = iter(settings.tokenizer.encode_batch([part.text for part in segments]))
+    for line, parts in rendered:
+        counts.split_dialogues += len(parts) > 1
+        counts.plain_control += any(BREAK in segment.text for _, segments in parts for segment in segments)
+        dropped = truncated = 0
+        for conversation, segments in parts:
+            sample = assemble(segments, [next(encoded) for _ in segments], settings.template)
+            if not len(sample.input_ids):
+                expected = "a trained answer that leaves a token to predict"
+                problems.add(_no_tokens_problem(source, line, "record", expected))
+            elif len(sample.input_ids) <= settings.max_seq_len:
+                yield line, sample
+            elif settings.over_length == "error":
+                expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len)"
+                problems.add(RecordProblem(str(source.path), line, "length", expected, f"{len(sample.input_ids):,}"))
+            else:
+                shorter = _truncate_turns(conversation, settings) if settings.over_length == "truncate_turns" else None
+                truncated += shorter is not None
+                dropped += shorter is None
+                if shorter is not None:
+                    yield line, shorter
+        counts.truncated += truncated > 0
+        counts.dropped += dropped == len(parts)
+        counts.dropped_answers += dropped if dropped < len(parts) else 0
 
 
 def _encode_preferences(
@@ -194,7 +202,7 @@ def _encode_preferences(
     problems: ProblemList,
 ) -> Iterator[tuple[int, Sample]]:
     assert settings.template is not None
-    rendered = []
+    usable = []
     for line, record in block:
         assert isinstance(record, Preference)
         if settings.needs_scores and (record.score_difference or 0) < MIN_SCORE_DIFFERENCE:
@@ -202,10 +210,15 @@ def _encode_preferences(
             got = "none" if record.score_difference is None else f"a difference of {record.score_difference:g}"
             problems.add(RecordProblem(str(source.path), line, "score_chosen", expected, got))
             continue
-        try:
-            rendered.append((line, record, render_pair(settings.template, record)))
-        except TemplateRefusedError as error:
-            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(error)))
+        usable.append((line, record))
+    rendered = []
+    results = render_pairs(settings.template, [record for _, record in usable])
+    for (line, record), result in zip(usable, results, strict=True):
+        if isinstance(result, TemplateRefusedError):
+            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(result)))
+        else:
+            rendered.append((line, record, result))
+            counts.plain_control += any(BREAK in segment.text for segment in result.segments)
     encoded = iter(settings.tokenizer.encode_batch([part.text for _, _, pair in rendered for part in pair.segments]))
     for line, record, pair in rendered:
         ids = [next(encoded) for _ in pair.segments]

@@ -29,6 +29,7 @@ from erniekit.export.static_program import (
     open_program,
     save_program,
 )
+from erniekit.manifest import refuse_changed
 from erniekit.model.decoder import Decoder
 
 ONNX_FILE = "model.onnx"
@@ -131,7 +132,7 @@ def open_onnx(folder: Path) -> Step:
 
     Raises:
         ConfigurationError: onnxruntime is not installed.
-        ModelFileError: the file is damaged, or onnxruntime cannot run it.
+        ModelFileError: the file is damaged, has changed since it was exported, or onnxruntime cannot run it.
     """
     if importlib.util.find_spec("onnxruntime") is None:
         raise ConfigurationError(
@@ -140,6 +141,7 @@ def open_onnx(folder: Path) -> Step:
         )
     import onnxruntime
 
+    refuse_changed(folder, [ONNX_FILE])
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4  # its errors are raised, too
     path = folder / ONNX_FILE

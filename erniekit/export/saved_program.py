@@ -9,12 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from erniekit.export.onnx import ONNX_FILE, open_onnx
-from erniekit.export.static_program import DESCRIPTION_FILE, ProgramDescription, Step, open_program, prefill
-
-
-def is_program_folder(folder: Path) -> bool:
-    """Return whether `folder` was written by `erniekit export --format inference` or `onnx`."""
-    return (folder / DESCRIPTION_FILE).is_file()
+from erniekit.export.static_program import ProgramDescription, Step, open_program, prefill
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import yaml
 from erniekit.cli import main
 from erniekit.config import Config
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
-from erniekit.errors import CheckpointError, UserError
+from erniekit.errors import CheckpointError, ModelFileError, UserError
 from erniekit.export.export import export_model, open_trained_decoder
 from erniekit.export.logit_difference import prompt_logits
 from erniekit.export.static_program import ProgramDescription, generate_greedily, open_program
@@ -27,12 +27,12 @@ from erniekit.export.trained_model import find_trained_model
 from erniekit.inference.engine import ChatModel
 from erniekit.inference.generation import generate
 from erniekit.inference.sampling import Sampling
+from erniekit.manifest import problems
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
 from erniekit.model.storage.precision import round_to_bfloat16
 from erniekit.model.storage.shards import open_weight_files
 from erniekit.model.weights import named_weights, save_weights
-from erniekit.training.checkpoint.atomic_folder import problems
 from tests.log_capture import captured_log
 
 NAMES = ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
@@ -337,11 +337,15 @@ def test_adapters_of_another_base_are_refused(adapters: Path, base: Path, tmp_pa
     for parameter in named_weights(decoder).values():
         parameter.set_value(parameter.numpy() * 1.5)
     save_weights(decoder, base)
+    (base / "manifest.json").unlink()
     with pytest.raises(UserError, match="trained on top of other weights"):
         export(adapters, tmp_path / "exported")
     assert not (tmp_path / "exported").exists() and not list(tmp_path.glob(".writing*"))
     config = json.loads((adapters / "adapter_config.json").read_text())
     (adapters / "adapter_config.json").write_text(json.dumps(config | {"r": 7}))
+    with pytest.raises(UserError, match=r"adapter_config\.json (has .* bytes instead of|does not have)"):
+        export(adapters, tmp_path / "exported")
+    (adapters / "manifest.json").unlink()
     with pytest.raises(UserError, match=r"lora_A.*shape \[4, "):
         export(adapters, tmp_path / "exported")
     (adapters / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "/absent/base"}))
@@ -353,7 +357,7 @@ def test_damaged_weights_are_refused(full: Path, tmp_path: Path) -> None:
     content = bytearray((full / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (full / "model.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match="changed since they were written"):
+    with pytest.raises(ModelFileError, match=r"model\.safetensors does not have the content that was written"):
         export(full, tmp_path / "exported")
     (full / "manifest.json").unlink()
     (full / "model.safetensors").write_bytes(content[:-4])
@@ -379,6 +383,21 @@ def test_what_fails_midway_leaves_nothing(
     with pytest.raises(expected, match=r"No space left|^$"):
         export(full, tmp_path / "exported")
     assert not (tmp_path / "exported").exists() and not list(tmp_path.glob(".writing*"))
+
+
+def test_without_a_folder_it_is_written_inside_the_run(
+    full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run_export.yaml"
+    file.write_text(f"output_dir: {full}\nmax_shard_size: 5\n")
+    assert main(["export", str(file)]) == 0
+    assert (full / "export" / "model.safetensors").is_file() and not problems(full / "export", hashes=True)
+    assert main(["export", str(full / "checkpoint-4")]) == 2  # the same folder, which is not empty now
+    assert f"{full / 'export'}: the folder is not empty" in capsys.readouterr().err
+    assert find_trained_model(full, Config.load(file, verb="export")).folder == full
+    file.write_text("max_shard_size: 5\n")
+    assert main(["export", str(file)]) == 2
+    assert "name the folder to write with --output DIR" in capsys.readouterr().err
 
 
 def test_the_verb(full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

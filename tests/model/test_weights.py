@@ -8,9 +8,10 @@ import pytest
 import safetensors.numpy
 
 from erniekit.errors import ModelFileError
+from erniekit.manifest import MANIFEST
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
-from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING
+from erniekit.model.storage.model_folder import PUBLISHING
 from erniekit.model.weights import load_weights, named_weights, save_model_folder, save_weights
 
 from .tiny import logits_of, tiny_config, tiny_model

@@ -58,6 +58,7 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}  # not the ratio of the lengths
 EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 6}
 ERNIE_EXPERTS = {"moe_num_experts": 3, "moe_k": 2, "moe_intermediate_size": 6}
+MIXTRAL = {"num_local_experts": 3, "num_experts_per_tok": 2}
 
 # Every case: the family, its name, and what differs from TINY.
 CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -81,10 +82,46 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "linear scaling, tied",
         {"rope_parameters": {"rope_type": "linear", "factor": 3.0}, "tie_word_embeddings": True},
     ),
+    ("llama", "biases, own head size", {"attention_bias": True, "mlp_bias": True, "head_dim": 10}),
     ("mistral", "window", {"sliding_window": 16, "rope_parameters": {"rope_theta": 2e4, "rope_type": "default"}}),
+    ("mistral", "no window, tied", {"sliding_window": None, "tie_word_embeddings": True, "head_dim": 6}),
+    ("qwen2", "yarn, grouped queries", {"rope_parameters": {**YARN, "rope_theta": 1e6}}),
     ("qwen2", "other theta, tied", {"rope_parameters": {"rope_theta": 1e6}, "tie_word_embeddings": True}),
+    ("qwen3", "biases, tied", {"attention_bias": True, "tie_word_embeddings": True, "head_dim": 8}),
     ("qwen3", "own head size, yarn", {"head_dim": 6, "rope_parameters": {**YARN, "rope_theta": 1e6}}),
     ("qwen3_moe", "normalised, a dense layer", {**EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0]}),
+    (
+        "mixtral",
+        "window, other theta",
+        {**MIXTRAL, "head_dim": 6, "sliding_window": 16, "rope_parameters": {"rope_theta": 2e4}},
+    ),
+    (
+        "qwen2_moe",
+        "gated shared expert, a dense layer",
+        {**EXPERTS, "shared_expert_intermediate_size": 10, "mlp_only_layers": [0]},
+    ),
+    (
+        "granite",
+        "all multipliers",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 0.5,
+        },
+    ),
+    ("smollm3", "a layer without positions, untied", {"no_rope_layers": [1, 0], "tie_word_embeddings": False}),
+    ("olmo2", "biases, other theta", {"attention_bias": True, "rope_parameters": {"rope_theta": 5e5}}),
+    ("glm4", "half of each head turned", {"head_dim": 8}),
+    (
+        "glm4",
+        "a quarter, other theta, no biases",
+        {
+            "head_dim": 8,
+            "attention_bias": False,
+            "rope_parameters": {"rope_theta": 300.0, "partial_rotary_factor": 0.25},
+        },
+    ),
     (
         "ernie4_5",
         "own head size, biases, other theta",
@@ -100,6 +137,12 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "ernie4_5_moe",
         "no shared experts, another theta",
         {**ERNIE_EXPERTS, "moe_num_shared_experts": 0, "rope_parameters": {"rope_theta": 1e4}},
+    ),
+    (
+        "ernie4_5_moe",
+        "every other layer up to the third",
+        {**ERNIE_EXPERTS, "num_hidden_layers": 4, "moe_layer_end_index": 2, "moe_layer_start_index": 0}
+        | {"moe_layer_interval": 2, "moe_norm_min": 0.6, "tie_word_embeddings": False},
     ),
 )
 

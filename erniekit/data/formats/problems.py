@@ -173,6 +173,7 @@ FIELDS = {
     "messages preferences": frozenset({"prompt", "chosen", "rejected", *SCORES}),
 }
 MESSAGE_LISTS = {"messages": ("messages",), "messages preferences": ("prompt", "chosen", "rejected")}
+THOUGHTS_FIELD = "reasoning_content"  # of an assistant's message
 MESSAGE_FIELDS = frozenset({"role", "content", "label", "weight"})
 CALL_FIELDS = frozenset({"tool_calls", "function_call"})  # of an assistant's message in the format `messages`
 RESULT_FIELDS = frozenset({"name", "tool_call_id"})  # of a tool's result
@@ -216,8 +217,8 @@ class UnusedFields:
 
     def _fields_of(self, message: dict) -> frozenset[str]:
         role = message.get("role")
-        if self._kind == "messages" and role == ASSISTANT:
-            return MESSAGE_FIELDS | CALL_FIELDS
+        if role == ASSISTANT:
+            return MESSAGE_FIELDS | {THOUGHTS_FIELD} | (CALL_FIELDS if self._kind == "messages" else set())
         return MESSAGE_FIELDS | RESULT_FIELDS if self._kind == "messages" and role in TOOL_ROLES else MESSAGE_FIELDS
 
     def found(self) -> list[UnusedField]:

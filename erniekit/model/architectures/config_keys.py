@@ -8,6 +8,7 @@ transformers 5. A key whose value is null says nothing. Needs neither Paddle nor
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,20 @@ _STORED_FORMATS = ("pack-quantized", "float-quantized", "nf4")  # of weights in 
 _PADDLENLP_METHODS = ("weight_quantize_algo", "quant_method", "quant_type")
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 80, 80, 40
+
+
+def shown(value: Any) -> str:
+    """Return a value of a file for a message: short, on one line, and nothing that steers a terminal."""
+    return _SHORT.repr(value)
+
+
+def shown_key(key: str) -> str:
+    """Return a key of a file for a message, as it is written where that is harmless."""
+    return key if key.isprintable() and len(key) <= 80 else shown(key)
+
+
 def key_problems(
     architecture: Architecture, values: Mapping[str, Any], used: Collection[str], ignored: Sequence[str] = ()
 ) -> list[str]:
@@ -120,11 +135,12 @@ def key_problems(
         value = values.get(key)
         entries = value if isinstance(value, list) and value else [value]
         if any(entry is not None and entry not in kept for entry in entries):
-            problems.append(f"{key}: {value!r} is not supported; only {kept[-1]!r} is")
+            problems.append(f"{key}: {shown(value)} is not supported; only {kept[-1]!r} is")
     understood = {*used, *neutral, *INERT_KEYS, *DROPOUT_KEYS, *architecture.inert_keys, "quantization_config"}
-    unknown = [key for key, value in values.items() if key not in understood and value is not None]
+    unknown = {shown_key(key): value for key, value in values.items() if key not in understood and value is not None}
     problems += [
-        f"{key}: {_shown(values[key])} is not understood, and may change what the model computes" for key in unknown
+        f"{key}: {shown(value)} is not understood, and may change what the model computes"
+        for key, value in unknown.items()
     ]
     if unknown:
         problems.append(
@@ -145,18 +161,13 @@ def key_remarks(values: Mapping[str, Any], ignored: Mapping[str, Any]) -> list[s
         ignored: the keys that are left out because the user says so, with their values.
     """
     remarks = [
-        f"{key}: {_shown(value)} is ignored, as {IGNORE_PARAMETER} asks; a model that is saved has no such key"
+        f"{shown_key(key)}: {shown(value)} is ignored, as {IGNORE_PARAMETER} asks; a saved model has no such key"
         for key, value in ignored.items()
     ]
     for key, parameter in DROPOUT_KEYS.items():
         if values.get(key):
-            remarks.append(f"{key}: {_shown(values[key])} has no effect here; the run's {parameter} decides")
+            remarks.append(f"{key}: {shown(values[key])} has no effect here; the run's {parameter} decides")
     return remarks
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _quantization_problems(quantized: Any) -> list[str]:
@@ -167,5 +178,5 @@ def _quantization_problems(quantized: Any) -> list[str]:
             return []
         if "weight_quantize_algo" in quantized and not any(quantized.get(name) for name in _PADDLENLP_METHODS):
             return []
-    shown = quantized.get("format") or quantized.get("quant_method") if isinstance(quantized, dict) else quantized
-    return [f"quantization_config: weights as {shown!r} cannot be read; formats: {', '.join(_STORED_FORMATS)}"]
+    named = quantized.get("format") or quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+    return [f"quantization_config: weights as {shown(named)} cannot be read; formats: {', '.join(_STORED_FORMATS)}"]

@@ -13,6 +13,7 @@ from erniekit.model.architectures.plain_decoder import (
     DENSE_LAYER,
     EXPERTS,
     SHARED_EXPERTS,
+    Routing,
     decoder_rules,
     mtp_rules,
 )
@@ -82,6 +83,6 @@ ERNIE4_5_MOE = Architecture(
     rules=decoder_rules(_MOE_LAYER),
     mtp_rules=mtp_rules(_MOE_LAYER),
     rotary_interleaved=True,
-    router_correction_bias=True,
+    routing=lambda config: Routing(correction_bias=(1, config.moe_num_experts)),
     paddle_files=_PADDLE_FILES,
 )

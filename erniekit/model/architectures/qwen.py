@@ -45,5 +45,5 @@ QWEN3 = Architecture(
     inert_keys=WINDOW_KEYS,
     rules=decoder_rules({**DENSE_LAYER, **QK_NORM}),
     biases=dict.fromkeys(ATTENTION_LINEARS, "attention_bias"),
-    qk_norm=True,
+    qk_norm="head",
 )
