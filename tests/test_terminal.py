@@ -47,17 +47,6 @@ def test_other_text_is_left_as_it_is() -> None:
     assert escape_control_characters(text) == text
 
 
-def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    assert colours_of(Terminal()).first("x") == "\x1b[1;32mx\x1b[0m"
-    assert colours_of(io.StringIO()).first("x") == "x"
-    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, value)
-            assert colours_of(Terminal()).second("x") == "x"
-
-
 HOSTILE = "\x1b[2J\x1b]0;title\x07"
 
 
@@ -99,3 +88,14 @@ def test_a_traceback_is_safe(capsys: pytest.CaptureFixture[str], monkeypatch: py
     error = RuntimeError(HOSTILE)
     sys.excepthook(RuntimeError, error, None)
     assert capsys.readouterr().err == "RuntimeError: \\x1b[2J\\x1b]0;title\\x07\n"
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert colours_of(Terminal()).first("x") == "\x1b[1;32mx\x1b[0m"
+    assert colours_of(io.StringIO()).first("x") == "x"
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert colours_of(Terminal()).second("x") == "x"

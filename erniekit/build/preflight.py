@@ -207,10 +207,9 @@ def _check_data(config: Config, found: Findings) -> None:
 def _check_answers(config: Config, found: Findings) -> Preflight:
     """Check a command that answers with the model which the configuration names."""
     named = found.attempt(local_model_folder, config)
-    adapters = Path(config.lora.lora_path).expanduser() if config.lora.lora_path else None
     if named is not None and is_program_folder(named):
-        found.attempt(check_tokenizer, named, None, with_template=True, variables=template_variables(config.basic))
         return Preflight()
+    adapters = Path(config.lora.lora_path).expanduser() if config.lora.lora_path else None
     folders = None if named is None else found.attempt(answering_folders, named, adapters)
     if folders is None:
         return Preflight()
