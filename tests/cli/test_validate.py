@@ -260,9 +260,12 @@ def test_number_formats_decide_the_estimate(
     assert optimizer_and_title(*sixteen, "device=cpu")[1].endswith("float32 on a CPU")
 
 
-def test_the_verb_is_what_the_file_is_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chat = _write(tmp_path / "run_chat.yaml", f"model_name_or_path: {TINY}\nmax_model_len: 512\noutput_dir: None\n")
-    export = _write(tmp_path / "run_export.yaml", f"model_name_or_path: {TINY}\nmax_shard_size: 5\noutput_dir: o\n")
+def test_the_verb_is_what_the_file_is_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_base: Path
+) -> None:
+    model = f"model_name_or_path: {tiny_base}\n"
+    chat = _write(tmp_path / "run_chat.yaml", f"{model}max_model_len: 512\noutput_dir: None\n")
+    export = _write(tmp_path / "run_export.yaml", f"{model}max_shard_size: 5\noutput_dir: {tiny_base}\n")
     assert main(["validate", chat]) == 0
     assert "valid for `erniekit chat`" in capsys.readouterr().out
     assert main(["validate", export]) == 0
@@ -287,7 +290,8 @@ def test_wide_values_keep_apart_from_their_origin(tmp_path: Path, capsys: pytest
     lists = "amp_custom_white_list: [lookup_table, lookup_table_v2, flash_attn, matmul]\n"
     file = _write(
         tmp_path / "a.yaml",
-        f"model_name_or_path: {TINY}\noutput_dir: o\ntrain_dataset_path: {DATA}\nbf16: true\n{lists}",
+        f"model_name_or_path: {TINY}\noutput_dir: o\ntrain_dataset_path: {DATA}\nbf16: true\n{lists}"
+        "continue_training: false\n",
     )
     assert main(["validate", file, "device=cpu", "max_seq_len=512"]) == 0
     assert "matmul]  a.yaml:5" in capsys.readouterr().out
