@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from erniekit.data.conversation import Conversation
-from erniekit.data.formats.chat import read_records
+from erniekit.data.formats.registry import read_records
 from erniekit.data.templates.ernie import (
     IGNORE_INDEX,
     ErnieTemplate,
