@@ -81,7 +81,7 @@ def test_the_first_pair_of_a_try_is_that_of_a_run(
     assert logged == ["skipped 1 records before it, longer than max_seq_len 128 or max_prompt_len 60"]
     with pytest.raises(DataError, match=r"pairs.jsonl:1: prompt: expected at most 60 tokens"):
         first([LONG_QUESTION, PAIR], max_prompt_len=60, over_length_policy="error")
-    with pytest.raises(DataError, match=r"pairs.jsonl:1: chosen: .*control tokens"):
-        first([PAIR | {"chosen": "2</s>"}, PAIR])
+    with pytest.raises(DataError, match=r"pairs.jsonl:1: rejected: expected two different answers"):
+        first([PAIR | {"chosen": "2", "rejected": "2"}, PAIR])
     with pytest.raises(DataError, match=r"none of 1 records fits max_seq_len 128 or max_prompt_len 60"):
         first([LONG_QUESTION], max_prompt_len=60)
