@@ -68,6 +68,11 @@ class SourceReport:
     def kept(self) -> int:
         return self.read - self.dropped - self.skipped
 
+    @property
+    def loses_something(self) -> bool:
+        """Whether records are left out or shortened, or fields not used."""
+        return bool(self.dropped or self.skipped or self.truncated or self.unused_fields)
+
 
 @dataclass(frozen=True, slots=True)
 class DatasetReport:
