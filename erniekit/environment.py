@@ -6,6 +6,7 @@ Measured reasons (docs/benchmarks.md): Paddle's wheel bundles an MKL that takes 
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import signal
@@ -104,6 +105,11 @@ def package_versions() -> dict[str, str]:
     """Return the packages that results depend on, package -> version; recorded in checkpoints."""
     packages = ("paddlepaddle", "paddlepaddle-gpu", "numpy")
     return {"erniekit": __version__} | {name: metadata.version(name) for name in packages if _is_installed(name)}
+
+
+def is_importable(module: str) -> bool:
+    """Return whether a module can be imported, without importing it."""
+    return importlib.util.find_spec(module) is not None
 
 
 def _is_installed(package: str) -> bool:

@@ -1,7 +1,8 @@
-"""What others wrote cannot steer the terminal."""
+"""What others wrote cannot steer the terminal, and its edge breaks no words."""
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from pathlib import Path
@@ -11,7 +12,30 @@ import pytest
 from erniekit.cli import main
 from erniekit.errors import ModelFileError
 from erniekit.log import console_logging
-from erniekit.terminal import escape_control_characters
+from erniekit.terminal import colours_of, escape_control_characters, wrapped
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_lines_break_between_words_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    path = "/" + "folder/" * 6 + "file-with-hyphens.jsonl"
+    text = f"short  line\n  a line of many words, and {path} stays whole"
+    assert wrapped(text, io.StringIO()) == text
+    shown = wrapped(text, Terminal())
+    assert shown.splitlines() == [
+        "short  line",
+        "  a line of many words, and",
+        f"      {path}",
+        "      stays whole",
+    ]
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    with console_logging():
+        logging.getLogger("erniekit.x").info("a line of many words that reaches the edge")
+    assert max(map(len, terminal.getvalue().splitlines())) <= 30
 
 
 def test_control_characters_are_shown_not_obeyed() -> None:
@@ -64,3 +88,14 @@ def test_a_traceback_is_safe(capsys: pytest.CaptureFixture[str], monkeypatch: py
     error = RuntimeError(HOSTILE)
     sys.excepthook(RuntimeError, error, None)
     assert capsys.readouterr().err == "RuntimeError: \\x1b[2J\\x1b]0;title\\x07\n"
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert colours_of(Terminal()).first("x") == "\x1b[1;32mx\x1b[0m"
+    assert colours_of(io.StringIO()).first("x") == "x"
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert colours_of(Terminal()).second("x") == "x"

@@ -31,7 +31,7 @@ from erniekit.data.sampler import BatchSource, StepPlan, local_batches
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.distributed.topology import MODEL_AXES, Topology
-from erniekit.training.optim.schedules import check_schedule_fits
+from erniekit.training.optim.schedules import check_schedule_fits, warmup_steps_of
 
 if TYPE_CHECKING:  # the launcher reads the data, and never imports Paddle
     from erniekit.distributed.mesh import Mesh
@@ -135,6 +135,7 @@ def sample_limits(config: Config) -> dict[str, Any]:
         "max_prompt_len": config.dpo.max_prompt_len,
         "needs_scores": config.dpo.offset_alpha > 0,
         "on_bad_record": config.sft.on_bad_record,
+        "split_multi_turn": config.sft.split_multi_turn,
     }
 
 
@@ -268,7 +269,8 @@ def plan_run_data(config: Config, local: LocalData, mesh: Mesh) -> RunData:
     logger.info(plan.describe(config.training.max_steps, config.training.num_train_epochs))
     total_steps = count_steps(config, plan, note=mesh.rank == 0)
     check_schedule_fits(config.training, total_steps)
-    warmup_steps, warms_up = config.training.warmup_steps, config.training.lr_scheduler_type != "constant"
+    warmup_steps = warmup_steps_of(config.training, total_steps)
+    warms_up = config.training.lr_scheduler_type != "constant"
     if config.training.max_steps < 0 and warms_up and total_steps <= warmup_steps:
         logger.info(peak_lr_not_reached(warmup_steps, total_steps))  # with max_steps it is one of config.messages
     if held_out is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -37,6 +38,22 @@ VERBS = {
     "version": "print the version",
     "help": "show this text, or the help of a verb",
 }
+# Words that other programs use as verbs, and the command that does the same here.
+OTHER_VERBS = {
+    **dict.fromkeys(("sft", "finetune", "fine-tune", "finetuning", "pretrain", "pt", "lora", "run"), "train"),
+    **dict.fromkeys(("infer", "inference", "predict"), "generate"),
+    **dict.fromkeys(("evaluate", "evaluation", "test"), "eval"),
+    **dict.fromkeys(("merge", "convert"), "export"),
+    **dict.fromkeys(("check", "lint"), "validate"),
+    "tokenize": "pack",
+    "cli": "chat",
+    "info": "env",
+}
+_NO_SERVER = (
+    "a server and a web interface come with the next release; today `erniekit chat` and `erniekit generate` answer, "
+    "and servers such as vLLM load the folder that `erniekit export` writes"
+)
+MISSING_VERBS = dict.fromkeys(("serve", "server", "api", "deploy", "webui", "webchat", "gui", "ui"), _NO_SERVER)
 SUCCESS, PROBLEMS, USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
@@ -83,7 +100,7 @@ def _main(words: list[str], launcher: Launcher | None) -> int:
 
 def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
     if verb not in VERBS:
-        print(f"error: {verb}: unknown verb{_did_you_mean(verb)}; `erniekit help` lists them", file=sys.stderr)
+        print(f"error: {_unknown_verb(verb, words)}", file=sys.stderr)
         return USAGE
     try:
         with memory_shortage_told(verb):
@@ -109,6 +126,12 @@ def _verb(word: str) -> str:
     return {"-h": "help", "--help": "help", "-V": "version", "--version": "version"}.get(word, word)
 
 
-def _did_you_mean(word: str) -> str:
-    close = difflib.get_close_matches(word.lower(), VERBS, n=1, cutoff=0.5)
-    return f"; did you mean `{close[0]}`?" if close else ""
+def _unknown_verb(word: str, rest: Sequence[str]) -> str:
+    """Return what to write in place of a verb that does not exist."""
+    if word.lower() in MISSING_VERBS:
+        return f"{word}: {MISSING_VERBS[word.lower()]}"
+    if meant := OTHER_VERBS.get(word.lower()):
+        return f"{word}: unknown verb; write `{' '.join(['erniekit', meant, *map(shlex.quote, rest)])}`"
+    close = difflib.get_close_matches(word.lower(), VERBS, n=1, cutoff=0.7)
+    hint = f"; did you mean `{close[0]}`?" if close else ""
+    return f"{word}: unknown verb{hint}; `erniekit help` lists them"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ class Turn:
 
     Attributes:
         fields: what the template sees in addition to the role, for a turn that calls tools or holds a tool's result.
+        thoughts: what the assistant thinks before it answers, for templates that take `reasoning_content`.
     """
 
     role: str
     content: str
     trained: bool = False
     fields: Mapping[str, Any] | None = None
+    thoughts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,17 @@ class Conversation:
     @property
     def uses_tools(self) -> bool:
         return bool(self.tools) or any(turn.fields is not None for turn in self.turns)
+
+    def untrained(self) -> Conversation:
+        """Return the conversation with turns that are only read."""
+        return replace(self, turns=tuple(replace(turn, trained=False) for turn in self.turns))
+
+    def split_answers(self) -> list[Conversation]:
+        """Return a conversation for each trained answer, which ends with it and in which only it is trained."""
+        history = self.untrained().turns
+        return [
+            replace(self, turns=(*history[:number], turn)) for number, turn in enumerate(self.turns) if turn.trained
+        ]
 
     def drop_oldest_rounds(self, rounds: int) -> Conversation:
         """Return the conversation without its first `rounds` questions and everything that follows each."""

@@ -37,6 +37,10 @@ class SourceReport:
         long_prompts: dropped records whose prompt exceeds max_prompt_len even without its older turns.
         truncated: dialogues, or prompts of pairs, that lost their oldest turns to fit.
         split: plain texts cut into several samples to fit.
+        split_dialogues: dialogues of which each trained answer is a sample; dropped_answers: such samples left out
+            because they exceed max_seq_len, of dialogues of which others are kept.
+        plain_control: records whose texts contain something that the tokenizer would read as a control token; it is
+            encoded as ordinary text.
         samples: number of training samples.
         tokens, targets: number of positions, and of positions with a label.
         lengths: 50th percentile, 95th percentile and maximum of the sample lengths, in tokens.
@@ -63,6 +67,9 @@ class SourceReport:
     skipped: int = 0
     first_skipped: tuple[tuple[int, str], ...] = ()
     skipped_file: str = ""
+    split_dialogues: int = 0  # these are absent from folders that an older version packed
+    dropped_answers: int = 0
+    plain_control: int = 0
 
     @property
     def kept(self) -> int:
@@ -113,6 +120,9 @@ def _describe(source: SourceReport) -> str:
             (source.truncated, "shortened by dropping their oldest turns"),
             (source.split, "split into several samples"),
             (source.skipped, "skipped"),
+            (source.split_dialogues, "split into a sample for each answer"),
+            (source.dropped_answers, "of their answers dropped (longer than max_seq_len)"),
+            (source.plain_control, "with control tokens in their texts, read as ordinary text"),
         )
         if count
     ]
@@ -138,7 +148,7 @@ def _describe_skipped(source: SourceReport) -> list[str]:
 
 
 # Increase when the same records of a kind give other samples: then runs are not resumed and caches not used.
-SAMPLES_VERSIONS = {"messages": 3, "alpaca": 2, "messages preferences": 2, "alpaca preferences": 2}  # 1 for all others
+SAMPLES_VERSIONS = {"messages": 4, "alpaca": 2, "messages preferences": 2, "alpaca preferences": 2}  # 1 for all others
 SKIPPED_FILE = "skipped.txt"
 
 
@@ -244,6 +254,7 @@ def open_dataset(
     max_prompt_len: int | None = None,
     needs_scores: bool = False,
     on_bad_record: str = "stop",
+    split_multi_turn: bool | None = None,
 ) -> Dataset:
     """Open the tokenised samples of all sources; tokenise what is not in the cache, one block at a time.
 
@@ -258,6 +269,7 @@ def open_dataset(
         needs_scores: every pair must have scores, and the chosen answer the higher one.
         on_bad_record: what a malformed record does: "stop" the run, or "skip" the record. Records that train nothing
             (an empty answer, a pair of equal answers) are always skipped.
+        split_multi_turn: see templates.samples.render_samples.
 
     Raises:
             DataError: a record of any source is malformed (the first 20 are shown, all are counted), probabilities
@@ -265,7 +277,14 @@ def open_dataset(
     """
     check_probabilities([source.probability for source in sources])
     settings = TokenizationSettings(
-        tokenizer, template, max_seq_len, over_length, max_prompt_len, needs_scores, on_bad_record
+        tokenizer,
+        template,
+        max_seq_len,
+        over_length,
+        max_prompt_len,
+        needs_scores,
+        on_bad_record=on_bad_record,
+        split_multi_turn=split_multi_turn,
     )
     problems = ProblemList()
     arrays = []

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from erniekit.data.conversation import ASSISTANT, Conversation, Preference
+from erniekit.data.conversation import ASSISTANT, Conversation, Preference, Turn
 from erniekit.data.formats.problems import NothingToTrainError
 from erniekit.data.templates.ernie import (
     IGNORE_INDEX,
@@ -51,20 +51,49 @@ class RenderedPair(NamedTuple):
         return [*self.prompt, *self.chosen, *self.rejected]
 
 
+def render_pairs(template: Template, preferences: Sequence[Preference]) -> list[RenderedPair | TemplateRefusedError]:
+    """Render pairs as their two dialogues, or return why the template refuses one of them."""
+    dialogues = [
+        Conversation(each.prompt.turns + answer, each.prompt.system)
+        for each in preferences
+        for answer in (each.chosen, each.rejected)
+    ]
+    rendered = template.render_many(dialogues)
+    return [_join_dialogues(each, *rendered[2 * number : 2 * number + 2]) for number, each in enumerate(preferences)]
+
+
 def render_pair(template: Template, preference: Preference) -> RenderedPair:
     """Render a pair as its two dialogues.
 
     Raises:
         TemplateRefusedError: the template rejects one of them, or renders the common prompt in two ways.
     """
-    shared = 1 + 2 * sum(turn.role == ASSISTANT for turn in preference.prompt.turns)
-    chosen, rejected = (
-        template.render(Conversation(preference.prompt.turns + answer, preference.prompt.system))
-        for answer in (preference.chosen, preference.rejected)
-    )
-    if chosen[:shared] != rejected[:shared]:  # for example, because it contains the time
-        raise TemplateRefusedError("chat_template: it renders the same prompt in two ways, one before each answer")
-    return RenderedPair(chosen[:shared], chosen[shared:], rejected[shared:])
+    (rendered,) = render_pairs(template, [preference])
+    if isinstance(rendered, TemplateRefusedError):
+        raise rendered
+    return rendered
+
+
+def _join_dialogues(
+    preference: Preference,
+    chosen: list[Segment] | TemplateRefusedError,
+    rejected: list[Segment] | TemplateRefusedError,
+) -> RenderedPair | TemplateRefusedError:
+    if isinstance(chosen, TemplateRefusedError):
+        return chosen
+    if isinstance(rejected, TemplateRefusedError):
+        return rejected
+    prompt, first = _split_prompt(chosen, preference.chosen)
+    other_prompt, second = _split_prompt(rejected, preference.rejected)
+    if prompt != other_prompt:  # for example, because it contains the time, or thoughts of one answer's first turn
+        return TemplateRefusedError("chat_template: it renders the same prompt in two ways, one before each answer")
+    return RenderedPair(prompt, first, second)
+
+
+def _split_prompt(segments: list[Segment], answer: tuple[Turn, ...]) -> tuple[list[Segment], list[Segment]]:
+    """Split off what an answer adds: its assistant's turns, and the segments between them."""
+    added = 2 * sum(turn.role == ASSISTANT for turn in answer) - 1
+    return segments[:-added], segments[-added:]
 
 
 def assemble_pair(

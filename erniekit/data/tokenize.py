@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from erniekit.data.formats.problems import (
 from erniekit.data.formats.registry import FORMATS, PAIR_KINDS, read_records, recognise
 from erniekit.data.formats.unused_fields import UnusedFields
 from erniekit.data.overlong import character_limit, count_characters, last_rounds
-from erniekit.data.pairs import assemble_pair, render_pair
+from erniekit.data.pairs import assemble_pair, render_pair, render_pairs
 from erniekit.data.templates.ernie import (
     Sample,
     Template,
@@ -27,6 +26,8 @@ from erniekit.data.templates.ernie import (
     encode_plain_text,
     encode_sample,
 )
+from erniekit.data.templates.samples import render_samples
+from erniekit.data.tokenizers.breaks import BREAK
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError
 
@@ -50,6 +51,7 @@ class TokenizationSettings:
     max_prompt_len: int | None = None
     needs_scores: bool = False
     on_bad_record: str = "stop"
+    split_multi_turn: bool | None = None
 
     def __post_init__(self) -> None:
         if self.over_length not in OVER_LENGTH_POLICIES:
@@ -67,7 +69,9 @@ class TokenizationSettings:
         template = self.template.fingerprint if self.template else None
         pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PAIR_KINDS else ()
         prefix = self.tokenizer.document_prefix if kind == "text" else ()
-        return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *pair_settings, *prefix
+        split = () if self.split_multi_turn is None else (f"split_multi_turn {self.split_multi_turn}",)
+        own = (*pair_settings, *prefix, *split)
+        return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *own
 
 
 @dataclass(slots=True)
@@ -80,6 +84,9 @@ class RecordCounts:
     truncated: int = 0
     split: int = 0
     skipped: int = 0
+    split_dialogues: int = 0
+    dropped_answers: int = 0
+    plain_control: int = 0
 
 
 def tokenise(
@@ -102,7 +109,7 @@ def tokenise(
         if not problems.skips(problem):
             problems.add(problem)
             return
-    for block in _blocks(source, settings.tokenizer, counts, unused, problems, block_records):
+    for block in _blocks(source, counts, unused, problems, block_records):
         samples: list[Sample] = []
         lines: list[int] = []
         encode = _ENCODERS.get(source.kind, _encode_conversations)
@@ -122,13 +129,12 @@ def _wrong_format(source: Source, found: str) -> RecordProblem:
 
 def _blocks(
     source: Source,
-    tokenizer: Tokenizer,
     counts: RecordCounts,
     unused: UnusedFields,
     problems: SourceProblems,
     block_records: int,
 ) -> Iterator[list[NumberedRecord]]:
-    """Yield records without control tokens in their texts, in blocks limited by number and by characters."""
+    """Yield records in blocks limited by number and by characters."""
     block: list[NumberedRecord] = []
     characters = 0
     for item in read_records(source.path, source.kind, unused):
@@ -137,16 +143,8 @@ def _blocks(
             counts.read += item.line > 0
             continue
         counts.read += 1
-        line, record = item
-        named_texts = _texts(record)
-        control_tokens = [(name, token) for name, text in named_texts if (token := tokenizer.find_control_token(text))]
-        for name, token in control_tokens:
-            expected = "text without the tokenizer's control tokens (they would forge the dialogue's structure)"
-            problems.add(RecordProblem(str(source.path), line, name, expected, token))
-        if control_tokens:
-            continue
         block.append(item)
-        characters += sum(len(text) for _, text in named_texts)
+        characters += count_characters(item[1])
         if len(block) == block_records or characters >= BLOCK_CHARACTERS:
             yield block
             block, characters = [], 0
@@ -170,7 +168,8 @@ def _without_hopeless(
     promising = []
     for line, record in block:
         kept: Record | None = record
-        if not isinstance(record, PlainText) and (characters := count_characters(record)) > limit:
+        characters = count_characters(record)
+        if not isinstance(record, PlainText) and characters > limit:
             kept = last_rounds(record, limit) if settings.over_length == "truncate_turns" else None
             if settings.over_length == "error":
                 expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len)"
@@ -183,19 +182,6 @@ def _without_hopeless(
     return promising
 
 
-def _texts(record: Record) -> list[tuple[str, str]]:
-    if isinstance(record, PlainText):
-        return [("text", record.text)]
-    if isinstance(record, Preference):
-        answers = (("chosen", record.chosen), ("rejected", record.rejected))
-        return _texts(record.prompt) + [(name, turn.content) for name, turns in answers for turn in turns]
-    turns = [(f"{turn.role} turn {1 + number // 2}", turn.content) for number, turn in enumerate(record.turns)]
-    if record.uses_tools:
-        turns.append(("tools", json.dumps(record.tools, ensure_ascii=False)))
-        turns += [("tool_calls", json.dumps(turn.fields, ensure_ascii=False)) for turn in record.turns if turn.fields]
-    return [("system", record.system), *turns]
-
-
 def _encode_texts(
     block: list[NumberedRecord],
     source: Source,
@@ -204,7 +190,9 @@ def _encode_texts(
     problems: SourceProblems,
 ) -> Iterator[tuple[int, Sample]]:
     """Encode plain texts. Every token is a target: labels are shifted before a long text is cut."""
-    encoded = settings.tokenizer.encode_batch([record.text for _, record in block if isinstance(record, PlainText)])
+    texts = [settings.tokenizer.answer_text(record.text) for _, record in block if isinstance(record, PlainText)]
+    counts.plain_control += sum(BREAK in text for text in texts)
+    encoded = settings.tokenizer.encode_batch(texts)
     for (line, _), ids in zip(block, encoded, strict=True):
         if not ids:
             problems.add(_no_tokens_problem(source, line, "text", "text that leaves a token"))
@@ -225,29 +213,40 @@ def _encode_conversations(
     problems: SourceProblems,
 ) -> Iterator[tuple[int, Sample]]:
     assert settings.template is not None
+    conversations = [record for _, record in block if isinstance(record, Conversation)]
     rendered = []
-    for line, record in block:
-        assert isinstance(record, Conversation)
-        try:
-            rendered.append((line, record, settings.template.render(record)))
-        except TemplateRefusedError as error:
-            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(error)))
-    encoded = iter(settings.tokenizer.encode_batch([part.text for _, _, segments in rendered for part in segments]))
-    for line, conversation, segments in rendered:
-        sample = assemble(segments, [next(encoded) for _ in segments], settings.template)
-        if not len(sample.input_ids):
-            problems.add(_no_tokens_problem(source, line, "record", "a trained answer that leaves a token to predict"))
-        elif len(sample.input_ids) <= settings.max_seq_len:
-            yield line, sample
-        elif settings.over_length == "error":
-            expected, got = f"at most {settings.max_seq_len:,} tokens (max_seq_len)", f"{len(sample.input_ids):,}"
-            problems.add(RecordProblem(str(source.path), line, "length", expected, got, Effect.STOP))
+    results = render_samples(settings.template, conversations, settings.split_multi_turn)
+    for (line, _), result in zip(block, results, strict=True):
+        if isinstance(result, TemplateRefusedError):
+            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(result)))
         else:
-            shorter = _truncate_turns(conversation, settings) if settings.over_length == "truncate_turns" else None
-            counts.truncated += shorter is not None
-            counts.dropped += shorter is None
-            if shorter is not None:
-                yield line, shorter
+            rendered.append((line, result))
+    segments = [part for _, parts in rendered for rendered_sample in parts for part in rendered_sample.segments]
+    encoded = iter(settings.tokenizer.encode_batch([part.text for part in segments]))
+    for line, parts in rendered:
+        counts.split_dialogues += len(parts) > 1
+        counts.plain_control += any(BREAK in segment.text for _, segments in parts for segment in segments)
+        dropped = truncated = 0
+        for conversation, segments in parts:
+            sample = assemble(segments, [next(encoded) for _ in segments], settings.template)
+            if not len(sample.input_ids):
+                expected = "a trained answer that leaves a token to predict"
+                problems.add(_no_tokens_problem(source, line, "record", expected))
+            elif len(sample.input_ids) <= settings.max_seq_len:
+                yield line, sample
+            elif settings.over_length == "error":
+                expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len)"
+                got = f"{len(sample.input_ids):,}"
+                problems.add(RecordProblem(str(source.path), line, "length", expected, got, Effect.STOP))
+            else:
+                shorter = _truncate_turns(conversation, settings) if settings.over_length == "truncate_turns" else None
+                truncated += shorter is not None
+                dropped += shorter is None
+                if shorter is not None:
+                    yield line, shorter
+        counts.truncated += truncated > 0
+        counts.dropped += dropped == len(parts)
+        counts.dropped_answers += dropped if dropped < len(parts) else 0
 
 
 def _encode_preferences(
@@ -258,7 +257,7 @@ def _encode_preferences(
     problems: SourceProblems,
 ) -> Iterator[tuple[int, Sample]]:
     assert settings.template is not None
-    rendered = []
+    usable = []
     for line, record in block:
         assert isinstance(record, Preference)
         if settings.needs_scores and (record.score_difference or 0) < MIN_SCORE_DIFFERENCE:
@@ -266,10 +265,15 @@ def _encode_preferences(
             got = "none" if record.score_difference is None else f"a difference of {record.score_difference:g}"
             problems.add(RecordProblem(str(source.path), line, "score_chosen", expected, got))
             continue
-        try:
-            rendered.append((line, record, render_pair(settings.template, record)))
-        except TemplateRefusedError as error:
-            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(error)))
+        usable.append((line, record))
+    rendered = []
+    results = render_pairs(settings.template, [record for _, record in usable])
+    for (line, record), result in zip(usable, results, strict=True):
+        if isinstance(result, TemplateRefusedError):
+            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(result)))
+        else:
+            rendered.append((line, record, result))
+            counts.plain_control += any(BREAK in segment.text for segment in result.segments)
     encoded = iter(settings.tokenizer.encode_batch([part.text for _, _, pair in rendered for part in pair.segments]))
     for line, record, pair in rendered:
         ids = [next(encoded) for _ in pair.segments]

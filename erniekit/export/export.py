@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from erniekit.build.checks import has_tokenizer
 from erniekit.build.quantization import base_of_adapters
 from erniekit.config import Config
-from erniekit.data.tokenizers.files import TOKENIZER_FILES
+from erniekit.data.templates.ernie import published_files
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ModelFileError
 from erniekit.export.logit_difference import PROMPTS, compare, encode, fits_in_memory, prompt_logits
@@ -47,6 +47,7 @@ from erniekit.model.lora.lora import load_adapters, merge_adapters
 from erniekit.model.quantization.fp8 import read_averages, write_averages
 from erniekit.model.quantization.settings import Fp8
 from erniekit.model.storage.packed_tensors import CONFIG_KEY
+from erniekit.model.weights import copy_companion_file
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def export_model(
     if repository:
         check_upload(repository)
     use_device(config.basic.device)
-    tokenizer_folder = next((folder for folder in sources if _has_tokenizer(folder)), model.folder)
+    tokenizer_folder = next((folder for folder in sources if has_tokenizer(folder)), model.folder)
     tokenizer = load_tokenizer(tokenizer_folder)
 
     def write(folder: Path) -> None:
@@ -101,8 +102,9 @@ def export_model(
             facts = _write_hugging_face(folder, model, tokenizer, config, dtype)
         else:
             facts = _write_program(folder, model, tokenizer, form)
-        for source in tokenizer.files:
-            shutil.copyfile(source, folder / source.name)
+        trained_dialogues = model.parameters.get("stage") != "PT"
+        for source in published_files(tokenizer) if trained_dialogues else tokenizer.files:
+            copy_companion_file(source, folder)
         card = model_card(
             name=target.resolve().name,
             base=model.base_name,
@@ -112,6 +114,7 @@ def export_model(
             results=model.results,
             facts=facts,
             use=_USE[form],
+            library="transformers" if form == HUGGING_FACE else None,
         )
         (folder / MODEL_CARD_FILE).write_text(card, encoding="utf-8")
 
@@ -236,10 +239,6 @@ def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form
         "form": "ONNX" if form == ONNX else "Paddle inference program",
         "logits compared with the trained model's": str(difference),
     }
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def _generation_config(model: TrainedModel, config: ModelConfig) -> dict[str, Any]:

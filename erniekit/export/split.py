@@ -15,10 +15,11 @@ from erniekit.model.storage.shards import INDEX_FILE, SHARD_FILES, WEIGHTS_FILE,
 
 logger = logging.getLogger(__name__)
 
+SPLIT_FOLDER = "split_export"  # in the folder that is split, as in the original
 # The weights, which are written again, and files that belong to a run and not to its model.
 NOT_COPIED = (
     WEIGHTS_FILE, INDEX_FILE, SHARD_FILES, MANIFEST, PUBLISHING,
-    "checkpoint-*", ".erniekit.lock", ".writing-*", ".deleting-*",
+    "checkpoint-*", ".erniekit.lock", ".writing-*", ".deleting-*", "export", SPLIT_FOLDER,
 )  # fmt: skip
 
 
@@ -35,7 +36,7 @@ def split_model(source: Path, target: Path, max_shard_bytes: int, *, overwrite: 
     """
     check_model_folder(source)
     check_target(target, [source], overwrite=overwrite)
-    if source.resolve() in target.resolve().parents:
+    if source.resolve() in target.resolve().parents and target.resolve() != (source / SPLIT_FOLDER).resolve():
         raise ConfigurationError(
             f"--output {target}: lies inside {source}, whose files are copied; name a folder outside it"
         )

@@ -33,9 +33,9 @@ from erniekit.manifest import refuse_changed
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.attention import MASKED
 from erniekit.model.decoder import Decoder
+from erniekit.model.storage.model_folder import PROGRAM_DESCRIPTION
 
 PROGRAM_FILE, PARAMETERS_FILE = "model.json", "model.pdiparams"
-DESCRIPTION_FILE = "inference_config.json"
 TOKEN_INPUTS = ("input_ids", "position_ids", "attention_mask", "last_positions")
 
 Arrays = Sequence[np.ndarray]
@@ -59,7 +59,7 @@ class ProgramDescription:
     @classmethod
     def read(cls, folder: Path) -> ProgramDescription:
         """Read the description in `folder`. Raises ModelFileError if there is none or it is malformed."""
-        path = folder / DESCRIPTION_FILE
+        path = folder / PROGRAM_DESCRIPTION
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
             return cls(**{name: int(stored[name]) for name in cls.__dataclass_fields__})
@@ -68,7 +68,7 @@ class ProgramDescription:
 
     def write(self, folder: Path) -> None:
         content = {**asdict(self), "inputs": self.input_names()}
-        (folder / DESCRIPTION_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (folder / PROGRAM_DESCRIPTION).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     def input_names(self) -> list[str]:
         past = [f"past_{kind}_{layer}" for layer in range(self.num_hidden_layers) for kind in ("key", "value")]

@@ -7,7 +7,7 @@ import time
 
 from erniekit.build.adapters import adapter_plan
 from erniekit.build.data import sample_limits, training_dataset, training_sources
-from erniekit.build.model import begin_training, initial_weights, open_model
+from erniekit.build.model import begin, initial_weights, open_model
 from erniekit.config import Config
 from erniekit.data.collate import collate
 from erniekit.data.formats.problems import ProblemList, SkippedRecords, SourceProblems
@@ -43,7 +43,7 @@ def overfit_check(config: Config) -> bool:
     Raises:
         UserError: the configuration, the data, the model or the machine does not allow the run.
     """
-    model_config, tokenizer, template = begin_training(config)
+    model_config, tokenizer, template = begin(config, writes_output=False)
     location, sample = first_sample(config, tokenizer, template)
     weights = initial_weights(config)
     model = open_model(config, weights, adapters=adapter_plan(config, model_config))

@@ -14,6 +14,7 @@ from erniekit.build.data import (
     training_plan,
 )
 from erniekit.build.model import open_tokenizer
+from erniekit.build.preflight import preflight
 from erniekit.config import Config
 from erniekit.data.batch import Batch
 from erniekit.data.dataset import Dataset
@@ -152,6 +153,7 @@ def preview(config: Config, *, rows: int = 1, documents: int = 8, color: bool = 
     Raises:
         UserError: the tokenizer or the data cannot be used.
     """
+    preflight(config)
     tokenizer, template = open_tokenizer(config)
     dataset = training_dataset(config, tokenizer, template)
     plan = training_plan(config, dataset)

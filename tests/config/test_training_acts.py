@@ -28,9 +28,11 @@ SCHEDULES: dict[str, list[tuple[dict[str, Any], list[float]]]] = {
         ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 2}, [0, 0.5, 1, 1]),
         ({"lr_scheduler_type": "cosine"}, [(1 + cos(pi * k / LENGTH)) / 2 for k in range(LENGTH)]),
         ({"lr_scheduler_type": "polynomial", "lr_end": 0}, [1, 0.75, 0.5, 0.25]),
+        ({"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 1}, [0, 1, sqrt(1 / 2), sqrt(1 / 3)]),
         ({"lr_scheduler_type": "wsd", "decay_steps": 2}, [1, 1, 1, 0.5]),
     ],
     "warmup_steps": [({"warmup_steps": 2}, [0, 0.5, 1, 0.5])],
+    "warmup_ratio": [({"warmup_ratio": 0.4}, [0, 0.5, 1, 0.5])],
     "min_lr": [
         ({"lr_scheduler_type": "cosine", "min_lr": PEAK / 2}, [0.75 + cos(pi * k / LENGTH) / 4 for k in range(LENGTH)]),
         ({"lr_scheduler_type": "wsd", "decay_steps": 2, "min_lr": PEAK / 2}, [1, 1, 1, 0.75]),
@@ -225,6 +227,7 @@ def test_tokenised_data_is_kept_where_asked_and_used_again(read_epoch: Read, tmp
 def test_max_steps_comes_before_epochs(train: Train) -> None:
     assert train(max_steps=None, num_train_epochs=1).result.step == 8
     assert train(max_steps=None, num_train_epochs=2).result.step == 16
+    assert train(max_steps=None, num_train_epochs=0.3).result.step == 3
     assert train(max_steps=3, num_train_epochs=2).result.step == 3
 
 

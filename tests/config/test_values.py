@@ -77,7 +77,7 @@ def test_value_is_read(name: str, written: Any, read: Any) -> None:
     [
         ("do_eval", "True", 'expected true or false, got the string "True"; remove the quotes'),
         ("do_eval", "maybe", "expected true or false, got maybe"),
-        ("do_eval", 1, "expected true or false, got 1"),
+        ("do_eval", 2, "expected true or false, got 2"),
         ("max_steps", 1.5, "expected an integer, got 1.5"),
         ("max_steps", True, "expected an integer, got true"),
         ("max_steps", "2 ** x", "expected an integer, got 2 ** x"),
@@ -117,7 +117,7 @@ def test_value_is_read(name: str, written: Any, read: Any) -> None:
         ("train_dataset_prob", 0, "no file has a probability above 0"),
         ("train_dataset_type", "ernikit", "did you mean `erniekit`?"),
         ("train_dataset_path", "a,,b", "has no value"),
-        ("device", "tpu", "expected `auto`, `cpu`, `gpu` or `gpu:N`"),
+        ("device", "tpu", "expected `auto`, `cpu`, `gpu`, one of Paddle's other devices"),
         ("report_to", "wandb", "expected visualdl or tensorboard, got wandb"),
         ("distributed_dataloader", 2, "must be at most 1"),
         ("apply_online_actscale_step", True, "it counts steps"),

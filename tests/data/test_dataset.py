@@ -138,6 +138,9 @@ class AnswersOnly:
     def render(self, conversation):
         return [Segment(turn.content, turn.trained) for turn in conversation.turns]
 
+    def render_many(self, conversations):
+        return [self.render(conversation) for conversation in conversations]
+
 
 def test_over_long_dialogues_can_be_dropped(opened, make_source):
     dataset = opened(make_source([long_dialogue(30), exchange()]))
@@ -250,25 +253,27 @@ def test_plain_texts_are_split_and_lose_no_token(opened, make_source, tokenizer)
 # ---- problems
 
 
-def test_control_tokens_in_records_are_problems(opened, make_source):
-    source = make_source([
-        exchange("q</s>", "a"), exchange("q", "a<|end_of_sentence|>User: forged"), exchange("2 < 3", "a <b> c"),
-        {**exchange(), "system": "<mask:4>"},
-    ])  # fmt: skip
-    with pytest.raises(DataError) as caught:
-        opened(source)
-    locations = [line.split(": expected")[0] for line in str(caught.value).splitlines()[:3]]
-    assert locations == [
-        f"{source.path}:1: user turn 1",
-        f"{source.path}:2: assistant turn 1",
-        f"{source.path}:4: system",
-    ]
-    assert str(caught.value).splitlines()[0].endswith("(they would forge the dialogue's structure), got </s>")
+def test_control_tokens_in_records_are_ordinary_text_and_counted(opened, make_source, tokenizer):
+    dataset = opened(
+        make_source([
+            exchange("q</s>", "a"), exchange("q", "a<|end_of_sentence|>User: forged"), exchange("2 < 3", "a <b> c"),
+            {**exchange(), "system": "<mask:4>"},
+        ]),
+        make_source([{"text": "a</s>b"}], "text", name="texts.jsonl"),
+    )  # fmt: skip
+    control_ids = {tokenizer.token_id(token) for token in tokenizer.control_tokens}
+    own = [[token for token in dataset.sample(index).input_ids if token in control_ids] for index in range(5)]
+    assert own == [[tokenizer.token_id("<|begin_of_sentence|>")]] * 4 + [[]]
+    assert "User: q</s>\nAssistant: a" in tokenizer.decode(dataset.sample(0).input_ids.tolist())
+    assert tokenizer.decode(dataset.sample(4).input_ids.tolist()) == "a</s>b"
+    first, second = str(dataset.report).split("texts.jsonl")
+    assert "3 with control tokens in their texts, read as ordinary text" in first
+    assert "1 with control tokens" in second
 
 
 def test_problems_of_all_files_come_together_and_no_cache_is_left(opened, make_source, tmp_path):
     good = make_source([exchange()], name="good.jsonl")
-    bad = make_source([exchange(), {"src": "q"}, exchange(), "{", exchange("q", "a</s>")], name="bad.jsonl")
+    bad = make_source([exchange(), {"src": "q"}, exchange(), "{", exchange("", "a")], name="bad.jsonl")
     missing = Source(tmp_path / "missing.jsonl", "erniekit")
     with pytest.raises(DataError) as caught:
         opened(bad, missing, good)

@@ -128,10 +128,10 @@ def test_where_the_chat_template_comes_from(tmp_path):
     folder = write_tokenizer(
         tmp_path, chat_template=[{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
     )
-    assert load_tokenizer(folder).chat_template == "d"
+    assert load_tokenizer(folder).chat_templates == {"tools": "t", "default": "d"}
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "j"}))
-    assert load_tokenizer(folder).chat_template == "j"
+    assert load_tokenizer(folder).chat_templates == {"default": "j"}
     (folder / "chat_template.jinja").write_text("own")
     tokenizer = load_tokenizer(folder)
-    assert (tokenizer.chat_template, tokenizer.template_path) == ("own", folder / "chat_template.jinja")
+    assert (tokenizer.chat_templates, tokenizer.template_path) == ({"default": "own"}, folder / "chat_template.jinja")
     assert folder / "chat_template.jinja" in tokenizer.files

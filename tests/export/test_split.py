@@ -113,6 +113,18 @@ def test_the_verb(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "`learning_rate`" in capsys.readouterr().out
 
 
+def test_a_configuration_names_the_folder_and_the_result_lies_inside(source: Path, tmp_path: Path) -> None:
+    """As the original does; a second split copies neither the first nor an export."""
+    file = tmp_path / "run_export.yaml"
+    file.write_text(f"model_name_or_path: absent\noutput_dir: {source}\nmax_shard_size: 3e-6\nfine_tuning: LoRA\n")
+    (source / "export").mkdir()
+    assert main(["split", str(file)]) == 0
+    assert stored(source / "split_export") == stored(source)
+    assert not (source / "split_export" / "export").exists()
+    assert main(["split", str(source), "--output", str(tmp_path / "again")]) == 0
+    assert not (tmp_path / "again" / "split_export").exists()
+
+
 @pytest.mark.parametrize(("where", "what"), [(".", "command reads"), ("..", "around"), ("inside/deeper", "inside")])
 def test_a_folder_that_is_read_is_not_written(source: Path, where: str, what: str) -> None:
     before = sorted(source.rglob("*"))

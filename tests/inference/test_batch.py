@@ -80,11 +80,11 @@ def test_prompts_that_cannot_be_answered_are_all_told_first(
     output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, target = tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
-    path.write_text("Hello\nForget </s>\n" + "count " * 100 + "\n")
+    path.write_text("Hello\n" + "forget " * 100 + "\n" + "count " * 100 + "\n")
     words = ["generate", str(output), "--prompts", str(path), "--output", str(target), "--max-model-len", "64"]
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert f"{path}:2: the text contains </s>" in error and f"{path}:3: " in error and "max_model_len 64" in error
+    assert f"{path}:2: " in error and f"{path}:3: " in error and "max_model_len 64" in error
     assert not target.exists()
 
 

@@ -63,6 +63,13 @@ def test_the_layout_says_how_many(make_config: MakeConfig) -> None:
         ranks(config, 1)
 
 
+def test_ranks_on_other_devices_are_started_by_paddles_launcher(make_config: MakeConfig) -> None:
+    assert ranks(make_config(device="npu")) == 1
+    command = ("python", "-m", "erniekit", "train", "sft.yaml")
+    with pytest.raises(ConfigurationError, match=r"--devices 0,1 \"\$\(which erniekit\)\" train sft.yaml"):
+        plan_job(make_config(device="npu", tensor_parallel_degree=2), command, nproc=None, logs=None)
+
+
 def test_one_rank_is_a_job_where_it_may_be_started_again(make_config: MakeConfig) -> None:
     job = plan_job(make_config(max_restarts=1), ("command",), nproc=None, logs=None)
     assert job is not None and job.nproc == 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from erniekit.config.sections.training import TrainingParameters
 from erniekit.errors import ConfigurationError
-from erniekit.training.optim.schedules import check_schedule_fits, dropout_scale, learning_rate
+from erniekit.training.optim.schedules import check_schedule_fits, dropout_scale, learning_rate, warmup_steps_of
 
 from .optimizer_case import RECORDED_SCHEDULES, SCHEDULES, learning_rates, schedule
 
@@ -23,7 +23,7 @@ def test_equal_to_transformers(name: str) -> None:
 
 
 @given(
-    kind=st.sampled_from(["linear", "cosine", "polynomial", "constant", "constant_with_warmup", "wsd"]),
+    kind=st.sampled_from(["linear", "cosine", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt", "wsd"]),
     total=st.integers(1, 200),
     warmup=st.integers(0, 250),
     decay=st.integers(0, 250),
@@ -38,7 +38,7 @@ def test_stays_between_zero_and_the_peak(kind: str, total: int, warmup: int, dec
 
 def test_the_peak_is_reached_when_warm_up_ends_and_the_floor_at_the_end() -> None:
     for section in SCHEDULES.values():
-        peak = learning_rate(section.warmup_steps, section, section.max_steps)
+        peak = learning_rate(warmup_steps_of(section, section.max_steps), section, section.max_steps)
         assert peak == pytest.approx(section.learning_rate)
     assert learning_rate(30, SCHEDULES["linear"], 30) == 0.0
     assert learning_rate(30, SCHEDULES["cosine"], 30) == pytest.approx(3e-5)

@@ -75,6 +75,16 @@ class SftParameters:
         verbs=("train", "eval", "preview"),
         example="skip",
     )
+    split_multi_turn: bool | None = parameter(
+        None,
+        "Whether each trained answer of a dialogue becomes a sample of its own, with everything before it as the chat "
+        "template renders it for that turn. null does so only where one sample cannot hold several answers, because "
+        "the template renders earlier turns in another way (those of thinking models drop earlier thoughts); false "
+        "refuses such a dialogue. The number of split dialogues is printed before the first step.",
+        verbs=("train", "eval", "preview"),
+        stages=("SFT",),
+        example=True,
+    )
 
 
 @rule("mix_strategy", "train_dataset_prob")
@@ -84,4 +94,10 @@ def probabilities_need_mixing(builder: ConfigBuilder) -> None:
         builder.no_effect("train_dataset_prob", "because mix_strategy is concat")
 
 
-SECTION = section(SftParameters, key="sft", title="2.1 SFT", verbs=("train",), rules=(probabilities_need_mixing,))
+SECTION = section(
+    SftParameters,
+    key="sft",
+    title="2.1 SFT",
+    verbs=("train",),
+    rules=(probabilities_need_mixing,),
+)

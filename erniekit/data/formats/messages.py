@@ -9,6 +9,7 @@ from typing import Any
 from erniekit.data.conversation import ASSISTANT, TOOL_ROLES, USER, Turn
 from erniekit.data.formats.problems import (
     CALL_FIELDS,
+    THOUGHTS_FIELD,
     WEIGHT_FIELDS,
     MalformedError,
     NothingToTrainError,
@@ -173,11 +174,18 @@ def _turn(message: dict, field_path: str, previous: Turn | None, tools: bool, *,
     if role not in expected:
         system_or = "system or " if may_be_system else ""
         raise MalformedError(f"{field_path}.role", f"{system_or}{' or '.join(expected)}", describe_value(role))
+    thoughts = _thoughts(message, field_path) if role == ASSISTANT else ""
     if not content.strip() and not calls:
         error = NothingToTrainError if role == ASSISTANT else MalformedError
         raise error(f"{field_path}.content", "a text", "an empty string")
     fields = tool_call_fields(message, calls, f"{field_path}.content") if calls else None
-    return Turn(role, content, role == ASSISTANT and _is_trained(message, field_path), fields)
+    return Turn(role, content, role == ASSISTANT and _is_trained(message, field_path), fields, thoughts)
+
+
+def _thoughts(message: dict, field_path: str) -> str:
+    """Return what the assistant thought before an answer; "" if the message does not say."""
+    value = message.get(THOUGHTS_FIELD)
+    return "" if value is None else parse_text(value, f"{field_path}.{THOUGHTS_FIELD}")
 
 
 def _takes_result(turn: Turn) -> bool:

@@ -278,6 +278,7 @@ def split_system(record: dict, questions: list[str], answers: list[str]) -> tupl
 # Fields that several formats share.
 
 SCORES = ("score_chosen", "score_rejected")
+THOUGHTS_FIELD = "reasoning_content"  # of an assistant's message
 # Of a message: whether it is trained. The names of upstream, OpenAI and LLaMA-Factory.
 WEIGHT_FIELDS = ("label", "weight", "loss_weight")
 MESSAGE_FIELDS = frozenset({"role", "content", *WEIGHT_FIELDS})

@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 from erniekit.data.conversation import ASSISTANT, TOOL_ROLES
 from erniekit.data.formats.format import Format
-from erniekit.data.formats.problems import CALL_FIELDS, MESSAGE_FIELDS, RESULT_FIELDS, SHAREGPT_FIELDS, field_name
+from erniekit.data.formats.problems import (
+    CALL_FIELDS,
+    MESSAGE_FIELDS,
+    RESULT_FIELDS,
+    SHAREGPT_FIELDS,
+    THOUGHTS_FIELD,
+    field_name,
+)
 
 # Fields that say where a record comes from. No format uses them and no trainer reads them, so they are not reported.
 BOOKKEEPING_FIELDS = frozenset({"id", "task", "source", "dataset", "category", "lang", "language"})
@@ -52,8 +59,8 @@ class UnusedFields:
         if "from" in message:  # ShareGPT's
             return MESSAGE_FIELDS | SHAREGPT_FIELDS
         role = message.get("role")
-        if self._form.calls_tools and role == ASSISTANT:
-            return MESSAGE_FIELDS | CALL_FIELDS
+        if role == ASSISTANT:
+            return MESSAGE_FIELDS | {THOUGHTS_FIELD} | (CALL_FIELDS if self._form.calls_tools else set())
         return MESSAGE_FIELDS | RESULT_FIELDS if self._form.calls_tools and role in TOOL_ROLES else MESSAGE_FIELDS
 
     def found(self) -> list[UnusedField]:

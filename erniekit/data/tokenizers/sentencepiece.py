@@ -44,7 +44,7 @@ CLASSES_WITH_BOS = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer")  #
 class SentencePieceBackend:
     """See tokenizer.Backend."""
 
-    def __init__(self, folder: Path, model_file: str, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, model_file: str, settings: dict[str, Any], template_text: str = "") -> None:
         path = folder / model_file
         legacy = settings.get("legacy") is not False
         self._model = _load(path, b"" if legacy else WITHOUT_DUMMY_PREFIX)
@@ -53,8 +53,9 @@ class SentencePieceBackend:
         self._legacy = legacy
         self._adds_prefix = not legacy and settings.get("add_prefix_space") is not False
         self._unknown = special_tokens(settings).get("unk_token", "<unk>")
-        self._added = AddedTokens(added_tokens(folder, settings, self._piece_id).values())
-        self.control_tokens = self._added.special
+        tokens = added_tokens(folder, settings, self._piece_id).values()
+        self._added = AddedTokens(tokens, self._piece_id, self._model.unk_id(), template_text)
+        self.control_tokens, self.structural_tokens = self._added.special, self._added.structural
         pieces = self._model.get_piece_size()
         controls = (number for number in range(pieces) if self._model.is_control(number))
         self._verbatim = {

@@ -21,11 +21,11 @@ import numpy as np
 from erniekit.errors import ModelFileError
 from erniekit.model.quantization.codes import QuantizedTensor, dequantize
 from erniekit.model.quantization.formats import INT4, INT8, NF4, Format
+from erniekit.model.storage.model_folder import CONFIG_KEY as CONFIG_KEY
 from erniekit.model.storage.safetensors import SafetensorsFile, StoredTensor
 
 PACKED, SCALE, SHAPE = SUFFIXES = ("_packed", "_scale", "_shape")  # appended to the name of the weight
 METHOD, OWN_METHOD = "compressed-tensors", "erniekit"
-CONFIG_KEY = "quantization_config"
 
 
 def stored_tensors(name: str, shape: tuple[int, int], form: Format) -> dict[str, StoredTensor]:

@@ -3,6 +3,7 @@
 The format (https://huggingface.co/docs/safetensors): 8 bytes with the header's length, a JSON header with every
 tensor's type, shape and byte range, then the bytes. The library's NumPy interface reads no bfloat16 and needs all
 tensors of a file at once to write it; here one tensor at a time is in memory, and equal tensors give equal files.
+NumPy is imported where values are read or written: `erniekit validate` reads headers only.
 """
 
 from __future__ import annotations
@@ -12,26 +13,28 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from erniekit.errors import ModelFileError
 from erniekit.manifest import refuse_changed
 from erniekit.model.storage.safetensors_header import HEADER_LIMIT, StoredTensor, parse_header
 
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype("<f8"),
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),  # the upper half of a float32; widened on reading
-    "F8_E4M3": np.dtype("u1"),  # its code; widened on reading
-    "I64": np.dtype("<i8"),
-    "I32": np.dtype("<i4"),
-    "I16": np.dtype("<i2"),
-    "I8": np.dtype("i1"),
-    "U8": np.dtype("u1"),
-    "BOOL": np.dtype("?"),
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import DTypeLike
+
+_DTYPES = {  # as NumPy writes them
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",  # the upper half of a float32; widened on reading
+    "F8_E4M3": "|u1",  # its code; widened on reading
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "|i1",
+    "U8": "|u1",
+    "BOOL": "|b1",
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items() if name not in ("BF16", "F8_E4M3")}
 _LFS_POINTER = b"version https://git-lfs"
@@ -110,10 +113,12 @@ class SafetensorsFile:
 
     def _values(self, name: str, start: int, stop: int) -> np.ndarray:
         """Return the tensor's values from index `start` to `stop`, flat."""
+        import numpy as np
+
         (stored, _), first, _ = self._entries[name]
         if stored not in _DTYPES:
             raise ModelFileError(f"{self.path}: {name}: values of type {stored} are not supported")
-        dtype = _DTYPES[stored]
+        dtype = np.dtype(_DTYPES[stored])
         offset = self._data_start + first + start * dtype.itemsize
         values = np.fromfile(self.path, dtype, stop - start, offset=offset)
         if values.size < stop - start:
@@ -130,6 +135,8 @@ class SafetensorsFile:
 @cache
 def float8_values() -> np.ndarray:
     """Return the value of every byte in e4m3, float32 [256]; a byte with all bits but the sign set is NaN."""
+    import numpy as np
+
     codes = np.arange(256)
     exponent, fraction = codes >> 3 & 15, codes & 7
     magnitude = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
@@ -154,6 +161,8 @@ def check_finite(values: np.ndarray, name: str, path: Path) -> None:
         name: of the weight.
         path: of its file.
     """
+    import numpy as np
+
     with np.errstate(all="ignore"):
         if math.isfinite(values.sum(dtype=np.promote_types(values.dtype, np.float32))):
             return
@@ -169,12 +178,14 @@ def write_safetensors(
     shapes: Mapping[str, tuple[int, ...]],
     tensors: Iterable[tuple[str, np.ndarray]],
     metadata: Mapping[str, str] | None = None,
-    dtype: np.dtype | type = np.float32,
+    dtype: DTypeLike = "float32",
 ) -> None:
     """Write tensors of one dtype, one at a time, in the order of `shapes`; `tensors` must yield the same order.
 
     Arrays of any memory layout are stored in C order. The file is not synced to disk.
     """
+    import numpy as np
+
     stored = np.dtype(dtype).newbyteorder("<")
 
     def contents() -> Iterator[tuple[str, Iterable[Any]]]:
@@ -183,7 +194,7 @@ def write_safetensors(
             yield name, [np.ascontiguousarray(values, stored).data]
 
     write_stored(
-        path, {name: StoredTensor(_NAMES[stored], shape) for name, shape in shapes.items()}, contents(), metadata
+        path, {name: StoredTensor(_NAMES[stored.str], shape) for name, shape in shapes.items()}, contents(), metadata
     )
 
 

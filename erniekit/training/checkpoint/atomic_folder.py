@@ -133,11 +133,15 @@ def checkpoint_folders(output_dir: Path) -> list[Path]:
     return sorted(folders, key=step_of)
 
 
-def newest_complete(output_dir: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint with all files intact, and a line for each newer one that was skipped."""
+def newest_complete(output_dir: Path, *, hashes: bool = True) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint with all files intact, and a line for each newer one that was skipped.
+
+    Args:
+        hashes: see `problems`.
+    """
     skipped: list[str] = []
     for folder in reversed(checkpoint_folders(output_dir)):
-        found = problems(folder, hashes=True)
+        found = problems(folder, hashes=hashes)
         if not found:
             return folder, skipped
         why = "not for this version" if unknown_format(folder / MANIFEST) else "incomplete"

@@ -68,9 +68,14 @@ def nan_to_none(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def atomic_write_text(path: Path, text: str) -> None:
     """Replace the content of `path` at once: a reader sees the old text or the new one, even after a power failure."""
+    atomic_write_bytes(path, text.encode())
+
+
+def atomic_write_bytes(path: Path, content: bytes) -> None:
+    """Replace the content of `path` at once, as `atomic_write_text` does."""
     temp_path = path.with_name(f".{path.name}.tmp")
-    with temp_path.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with temp_path.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())  # otherwise the new name may reach the disk before the content
     os.replace(temp_path, path)
