@@ -21,6 +21,7 @@ YARN = {
     "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
     "max_position_embeddings": 256,
 }
+GEMMA = {"head_dim": 18, "sliding_window": 16, "query_pre_attn_scalar": 12, "rope_local_base_freq": 100.0}
 
 # Every case: family and what differs from `random_model`'s shape.
 CASES = {
@@ -126,6 +127,25 @@ CASES = {
         "glm4",
         {"head_dim": 24, "partial_rotary_factor": 0.25, "attention_bias": False, "tie_word_embeddings": True},
     ),
+    "gemma3_text: every other layer with a window, linear scaling": (
+        "gemma3_text",
+        {
+            **GEMMA,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_scaling": {"rope_type": "linear", "factor": 3.0},
+        },
+    ),
+    "gemma3_text: every third layer without a window, untied, bias": (
+        "gemma3_text",
+        {
+            **GEMMA,
+            "num_hidden_layers": 3,
+            "sliding_window_pattern": 3,
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "sliding_window": 40,
+        },
+    ),
     "ernie4_5_moe: shared and routed experts": (
         "ernie4_5_moe",
         {
@@ -177,6 +197,7 @@ CASES = {
 CLASSES = {
     "ernie4_5": (transformers.Ernie4_5Config, transformers.Ernie4_5ForCausalLM),
     "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig, transformers.Ernie4_5_MoeForCausalLM),
+    "gemma3_text": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     "glm4": (transformers.Glm4Config, transformers.Glm4ForCausalLM),
     "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
@@ -211,6 +232,7 @@ def random_model(family, seed=0, **shape):
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
                 parameter.uniform_(0.4, 1.8)
+                parameter.sub_(1.0 if family == "gemma3_text" else 0.0)  # it adds 1
             elif name.endswith("e_score_correction_bias"):
                 parameter.normal_(0.0, 0.05)  # more would leave experts without any token
             elif name.endswith("bias"):

@@ -119,6 +119,20 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         },
     ),
     (
+        "gemma3_text",
+        "layers of both types",
+        {
+            "head_dim": 6,
+            "sliding_window": 16,
+            "query_pre_attn_scalar": 12,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"},
+                "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 2.0},
+            },
+        },
+    ),
+    (
         "ernie4_5",
         "own head size, biases, other theta",
         {"head_dim": 6, "use_bias": True, "rope_parameters": {"rope_theta": 300.0}},

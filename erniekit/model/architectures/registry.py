@@ -7,6 +7,7 @@ from typing import Any
 from erniekit.errors import ModelFileError
 from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
+from erniekit.model.architectures.gemma3 import GEMMA3_TEXT
 from erniekit.model.architectures.glm4 import GLM4
 from erniekit.model.architectures.granite import GRANITE
 from erniekit.model.architectures.llama import LLAMA
@@ -22,6 +23,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     for architecture in (
         ERNIE4_5,
         ERNIE4_5_MOE,
+        GEMMA3_TEXT,
         GLM4,
         GRANITE,
         LLAMA,
