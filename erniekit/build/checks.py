@@ -96,6 +96,8 @@ def model_warnings(config: Config, model_config: ModelConfig, folder: Path) -> l
             f"`moe_router_bias_update_rate: {config.moe.moe_router_bias_update_rate}` has no effect: the routers of "
             f"{model_config.model_type} have no correction bias"
         )
+    if model_config.other_keys.get("num_nextn_predict_layers"):
+        lines.append("the model's multi-token prediction layers are left out, of training and of the saved model")
     wanted = model_config.num_nextn_predict_layers
     left_out = type(model_config).from_folder(folder, config.basic.ignore_config_keys).num_nextn_predict_layers - wanted
     if left_out > 0:

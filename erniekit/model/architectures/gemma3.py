@@ -13,6 +13,7 @@ from erniekit.model.architectures.layer_types import (
     FULL,
     LAYER_TYPES,
     SLIDING,
+    SLIDING_WINDOW,
     acting_window,
     is_sliding,
     layer_type_problems,
@@ -71,7 +72,7 @@ GEMMA3_TEXT = Architecture(
     own_fields=("attention_bias",),
     own_keys={
         "layer_types": LAYER_TYPES,
-        "sliding_window": Key(int, 1, default=4096),
+        "sliding_window": SLIDING_WINDOW,
         "sliding_window_pattern": Key(int, 1, default=6),
         "query_pre_attn_scalar": Key(float, 1, default=256.0),
         "rope_local_base_freq": Key(float, 1.001, default=10000.0),

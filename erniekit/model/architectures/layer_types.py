@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 LAYER_TYPES = Key(list, nullable=True)
+SLIDING_WINDOW = Key(int, 1, default=4096, nullable=True)
 
 
 def is_sliding(config: ModelConfig, layer: int, interval: int) -> bool:
