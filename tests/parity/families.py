@@ -22,6 +22,22 @@ YARN = {
     "max_position_embeddings": 256,
 }
 GEMMA = {"head_dim": 18, "sliding_window": 16, "query_pre_attn_scalar": 12, "rope_local_base_freq": 100.0}
+GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 18, "sliding_window": 16}
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 10,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 12,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "max_position_embeddings": 256,
+}
 
 # Every case: family and what differs from `random_model`'s shape.
 CASES = {
@@ -146,6 +162,33 @@ CASES = {
             "sliding_window": 40,
         },
     ),
+    "gpt_oss: layers of both types, sinks": ("gpt_oss", {**GPT_OSS, "rope_scaling": None}),
+    "gpt_oss: yarn without whole pairs, one key head": (
+        "gpt_oss",
+        {
+            **GPT_OSS,
+            "num_key_value_heads": 1,
+            "layer_types": ["full_attention", "sliding_attention"],
+            **YARN,
+            "rope_scaling": {**YARN["rope_scaling"], "truncate": False},
+        },
+    ),
+    "deepseek_v3: groups of experts, yarn": (
+        "deepseek_v3",
+        {**DEEPSEEK, "rope_scaling": {**YARN["rope_scaling"], "mscale": 0.7, "mscale_all_dim": 0.5}},
+    ),
+    "deepseek_v3: no latent of queries, one group, values as wide as keys": (
+        "deepseek_v3",
+        {
+            **DEEPSEEK,
+            "q_lora_rank": None,
+            "n_group": 1,
+            "topk_group": 1,
+            "v_head_dim": 14,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+        },
+    ),
     "ernie4_5_moe: shared and routed experts": (
         "ernie4_5_moe",
         {
@@ -195,10 +238,12 @@ CASES = {
     "ernie4_5: linear scaling": ("ernie4_5", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "head_dim": 8}),
 }
 CLASSES = {
+    "deepseek_v3": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM),
     "ernie4_5": (transformers.Ernie4_5Config, transformers.Ernie4_5ForCausalLM),
     "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig, transformers.Ernie4_5_MoeForCausalLM),
     "gemma3_text": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     "glm4": (transformers.Glm4Config, transformers.Glm4ForCausalLM),
+    "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
     "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
@@ -239,6 +284,9 @@ def random_model(family, seed=0, **shape):
                 parameter.normal_(0.0, 0.3)
             else:
                 parameter.normal_(0.0, 0.25)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.05)
     return model.eval()
 
 
