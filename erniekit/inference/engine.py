@@ -151,9 +151,8 @@ class ChatModel:
         return answers
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the token ids of a text without the chat template; control tokens in it are ordinary text.
-
-        They begin with what the tokenizer puts before a text (nothing, or BOS).
+        """Return the token ids of a text without the chat template, after what the tokenizer puts before a text
+        (nothing, or BOS); control tokens in it are ordinary text.
 
         Raises:
             DataError: it is not UTF-8.
