@@ -51,8 +51,8 @@ class TokenizationSettings:
     over_length: str
     max_prompt_len: int | None = None
     needs_scores: bool = False
-    split_multi_turn: bool | None = None
     on_bad_record: str = "stop"
+    split_multi_turn: bool | None = None
 
     def __post_init__(self) -> None:
         if self.over_length not in OVER_LENGTH_POLICIES:
@@ -71,8 +71,8 @@ class TokenizationSettings:
         pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PAIR_KINDS else ()
         prefix = self.tokenizer.document_prefix if kind == "text" else ()
         split = () if self.split_multi_turn is None else (f"split_multi_turn {self.split_multi_turn}",)
-        settings = (self.max_seq_len, self.over_length, *pair_settings, *prefix, *split)
-        return self.tokenizer.fingerprint, template, *settings
+        own = (*pair_settings, *prefix, *split)
+        return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *own
 
 
 @dataclass(slots=True)
@@ -84,10 +84,10 @@ class RecordCounts:
     long_prompts: int = 0
     truncated: int = 0
     split: int = 0
+    skipped: int = 0
     split_dialogues: int = 0
     dropped_answers: int = 0
     plain_control: int = 0
-    skipped: int = 0
 
 
 def tokenise(
