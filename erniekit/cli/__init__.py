@@ -7,6 +7,7 @@ the chosen verb is imported.
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import shlex
 import sys
@@ -111,6 +112,11 @@ def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
         else:
             launcher.report_error(error)  # the launcher prints it once for all ranks
         return USAGE
+    except (OSError, RuntimeError) as error:
+        if not (told := _impossible_path(error)):
+            raise
+        print(f"error: {escape_control_characters(told)}", file=sys.stderr)
+        return USAGE
     except Terminated as stop:
         print("terminated", file=sys.stderr)
         return int(stop.code or 0)
@@ -119,6 +125,15 @@ def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _impossible_path(error: OSError | RuntimeError) -> str:
+    """Return the message about an argument that names no possible path; "" for any other error."""
+    if isinstance(error, OSError):
+        too_long = error.errno == errno.ENAMETOOLONG
+        return f"{str(error.filename)[:80]}...: the name is too long for a file system" if too_long else ""
+    no_home = "home directory" in str(error)  # of `Path.expanduser`
+    return "a path begins with ~ and a name, and there is no such user; write the whole path" if no_home else ""
 
 
 def _verb(word: str) -> str:
