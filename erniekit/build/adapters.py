@@ -5,6 +5,7 @@ Needs no Paddle.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from erniekit.training.checkpoint.sharded import WEIGHTS, sharded_kinds
 if TYPE_CHECKING:
     from erniekit.model.architectures.model_config import ModelConfig
 
+
+logger = logging.getLogger(__name__)
 
 _ADAPTER_PARAMETERS = ("lora", "lora_rank", "lora_alpha", "rslora", "dora", "lora_init", "lora_target_modules")
 
@@ -161,6 +164,8 @@ def base_folder(adapters: Path) -> Path:
     if name is None:
         raise ModelFileError(f"{adapters}: the adapters do not name their base model (base_model_name_or_path)")
     hub = {} if Path(name).expanduser().exists() else _hub_of(adapters)
+    if not hub:
+        logger.info(f"adapters: {adapters}, on top of their base model in {name}")
     try:
         return model_folder(Config.from_mapping({"model_name_or_path": name, **hub}, verb="generate"), weights=True)
     except ModelFileError as error:

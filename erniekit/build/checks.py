@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -34,6 +35,8 @@ from erniekit.training.checkpoint.resume import IDENTITY_FILE, RunIdentity, chec
 if TYPE_CHECKING:
     from erniekit.data.dataset import Dataset
     from erniekit.distributed.topology import Topology
+
+logger = logging.getLogger(__name__)
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 
@@ -100,7 +103,7 @@ def read_local_model(config: Config, folder: Path) -> ModelConfig:
             f"model_name_or_path: {folder} holds adapters; write their base model, {base_model_of(folder)}, as "
             f"model_name_or_path, and lora: true with lora_path: {folder}"
         )
-    return ModelConfig.from_folder(folder)
+    return ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
 
 
 def read_generation_config(folder: Path) -> Mapping[str, Any]:
@@ -109,24 +112,42 @@ def read_generation_config(folder: Path) -> Mapping[str, Any]:
     return read_json_object(path) if path.is_file() else {}
 
 
-def open_tokenizer_of(folder: Path, *, with_template: bool) -> tuple[Tokenizer, Template | None]:
+def open_tokenizer_of(
+    folder: Path, *, with_template: bool, variables: Mapping[str, Any] | None = None
+) -> tuple[Tokenizer, Template | None]:
     """Return the tokenizer of a folder, with its chat template if dialogues are read.
+
+    Args:
+        variables: variables of the chat template, such as `enable_thinking`.
 
     Raises:
         UserError: a file is missing or damaged, or the template cannot be used.
     """
     tokenizer = load_tokenizer(folder)
-    return tokenizer, chat_template(tokenizer) if with_template else None
+    return tokenizer, chat_template(tokenizer, variables) if with_template else None
 
 
-def check_tokenizer(folder: Path, model_config: ModelConfig | None, *, with_template: bool) -> None:
+def warn_of_unused_variables(template: Template, variables: Mapping[str, Any]) -> None:
+    """Warn of variables that the user gives to a template that does not use them."""
+    unused = sorted(set(variables) - template.variable_names)
+    if unused:
+        logger.warning(f"no effect: {', '.join(unused)}, because the model's chat template does not use it")
+
+
+def check_tokenizer(
+    folder: Path,
+    model_config: ModelConfig | None,
+    *,
+    with_template: bool,
+    variables: Mapping[str, Any] | None = None,
+) -> None:
     """Raise UserError if the tokenizer of a folder cannot be used, or does not belong to the model.
 
     A vocabulary that only paddlenlp reads is not opened, because that imports Paddle.
     """
     if needs_paddlenlp(folder):
         return
-    tokenizer, _ = open_tokenizer_of(folder, with_template=with_template)
+    tokenizer, _ = open_tokenizer_of(folder, with_template=with_template, variables=variables)
     if model_config is not None:
         check_vocabulary(model_config, tokenizer)
 
@@ -215,7 +236,7 @@ def reference_config(config: Config, model_config: ModelConfig) -> ModelConfig |
             f"ref_model_name_or_path: {folder} is a folder of adapters.\n"
             f"  Merge them into their base first: erniekit export {folder} --output DIR"
         )
-    other = ModelConfig.from_folder(folder)
+    other = ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
     if model_config.vocab_size != other.vocab_size:
         raise ModelFileError(
             f"ref_model_name_or_path: {folder} has a vocabulary of {other.vocab_size:,}, the trained model one of "
@@ -333,7 +354,9 @@ def model_warnings(config: Config, model_config: ModelConfig, stored_mtp_layers:
     elif config.lora.lora:
         names = [name for name in ("moe_orthogonal_loss_lambda", "moe_router_bias_update_rate") if config[name]]
         lines += [f"`{name}: {config[name]}` has no effect: adapters leave routers unchanged" for name in names]
-    elif config.moe.moe_router_bias_update_rate and not model_config.architecture.router_correction_bias:
+    elif config.moe.moe_router_bias_update_rate and (
+        model_config.architecture.routing(model_config).correction_bias is None
+    ):
         lines.append(
             f"`moe_router_bias_update_rate: {config.moe.moe_router_bias_update_rate}` has no effect: the routers of "
             f"{model_config.model_type} have no correction bias"
@@ -348,6 +371,12 @@ def model_warnings(config: Config, model_config: ModelConfig, stored_mtp_layers:
             f"`weight_quantize_algo: weight_only_mix` is weight_only_int8 here: {model_config.model_type} has no "
             "experts, whose weights it stores in int4"
         )
+    if model_config.moe_num_experts and not config.moe.moe_use_aux_free:
+        if model_config.architecture.routing(model_config).correction_bias is None:
+            has_none = f"the routers of {model_config.model_type} have no correction bias"
+            lines.append(f"`moe_use_aux_free: false` has no effect: {has_none}")
+        elif config.lora.lora:
+            lines.append("moe_use_aux_free: adapters hold no router, so merging them brings the correction bias back")
     wanted = model_config.num_nextn_predict_layers
     left_out = stored_mtp_layers - wanted
     if left_out > 0:
@@ -366,11 +395,28 @@ def expert_parallel_warnings(config: Config, model_config: ModelConfig, topology
         idle = dict.fromkeys(("moe_group", way), f"{model_config.model_type} has no experts")
     elif topology.expert == 1:
         alone = {"mp": "tensor_parallel_degree is 1", "data": "no two ranks train on different data"}
+        if topology.sharding > 1:
+            alone["data"] = "sharding_parallel_degree leaves no ranks to plain data parallelism, which share experts"
         idle = {"moe_group": alone.get(group, ""), way: "every rank holds all experts"}
     elif group == "mp" and not topology.sequence_parallel:
         idle = {way: "without sequence_parallel every rank of `moe_group: mp` has all tokens already"}
     asked = [key for key in idle if config.is_set(key) and config[key] != "dummy"]
     return [f"`{key}: {config[key]}` has no effect: {idle[key]}" for key in asked]
+
+
+def pipeline_notes(config: Config, model_config: ModelConfig, topology: Topology) -> list[str]:
+    """Return a line if the layers cannot be divided equally, so that the stages get unequal numbers of them."""
+    from erniekit.distributed.stages import falls_back_to_uniform, layer_chunks
+
+    layers, section = model_config.num_hidden_layers, config.distributed
+    method, tail = section.pp_seg_method, section.add_tail_layers
+    if not falls_back_to_uniform(layers, topology, method, tail):
+        return []
+    sizes = sorted(map(len, layer_chunks(layers, topology, method=method, tail=tail)))
+    return [
+        f"`pp_seg_method: {method}` is read as uniform: {layers + tail} layers cannot be divided equally into "
+        f"{len(sizes)} model chunks, so these have {sizes[0]} to {sizes[-1]}"
+    ]
 
 
 def check_vocabulary(model_config: ModelConfig, tokenizer: Tokenizer) -> None:

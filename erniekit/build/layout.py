@@ -9,6 +9,7 @@ from erniekit.build.adapters import adapter_plan
 from erniekit.build.quantization import quantization_from
 from erniekit.config.sections.checkpoint import moment_quantization, saves_asynchronously
 from erniekit.config.sections.dpo import reference_mode
+from erniekit.config.values import other_device
 from erniekit.distributed.planning.communication import step_bytes
 from erniekit.distributed.planning.divisibility import check_divisible
 from erniekit.distributed.planning.memory import (
@@ -100,7 +101,7 @@ def known_model_config(config: Config) -> ModelConfig | str:
         folder = local_model_folder(config)
         if folder is None:
             return published_model(name) or f"{name} is not here yet; training fetches it"
-        return ModelConfig.from_folder(folder)
+        return ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
     except UserError as error:
         return str(error)
 
@@ -167,9 +168,9 @@ def _checkpoint_value(config: Config) -> float:
 
 def _compute_formats(config: Config) -> Formats:
     """Return float32 for a CPU, else the formats of section 1.8; bf16, fp16 or a GPU in `device` imply a GPU."""
-    precision = config.precision
+    precision, device = config.precision, config.basic.device
     sixteen_bits = precision.bf16 or precision.fp16
-    if config.basic.device == "cpu" or not (sixteen_bits or config.basic.device.startswith("gpu")):
+    if device == "cpu" or other_device(device) or not (sixteen_bits or device.startswith("gpu")):
         return FLOAT32_ON_CPU
     formats = replace(FLOAT32_ON_CPU, on_cpu=False)
     if sixteen_bits:

@@ -13,14 +13,17 @@ from erniekit.build.checks import (
     dense_mask_size,
     open_tokenizer_of,
     read_local_model,
+    warn_of_unused_variables,
     with_mtp_layers,
 )
 from erniekit.build.precision import apply_mixed_precision, choose_kernels
 from erniekit.build.quantization import quantization_from
 from erniekit.config import Config
+from erniekit.config.sections.basic import template_variables
 from erniekit.data.dataset import Dataset
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.environment import cpu_settings
 from erniekit.hub.cache import chosen_hub
 from erniekit.hub.download import model_folder
 
@@ -34,10 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 def select_device(config: Config) -> str:
-    """Select the device that the configuration asks for, and log the parameters that have no effect on it.
+    """Select the device that the configuration asks for, and log it and the parameters that have no effect on it.
 
     Returns:
-        "cpu" or "gpu:<n>".
+        "cpu", "gpu:<n>" or "<other>:<n>".
 
     Raises:
         ConfigurationError: the device does not exist.
@@ -45,7 +48,9 @@ def select_device(config: Config) -> str:
     from erniekit.model.device import use_device
 
     device = use_device(config.basic.device)
-    if device == "cpu":
+    threads = cpu_settings()["OMP_NUM_THREADS"]
+    logger.info(f"device: {device}" + (f", {threads} thread{'s' if threads != '1' else ''}" if device == "cpu" else ""))
+    if not device.startswith("gpu"):
         for line in config.ignored_on_cpu():
             logger.info(line)
     choose_kernels(config)
@@ -78,7 +83,13 @@ def begin(config: Config, *, writes_output: bool = True) -> tuple[ModelConfig, T
 
 def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
     """Return the tokenizer of `model_name_or_path`, with its chat template if the stage reads dialogues."""
-    return open_tokenizer_of(model_folder(config), with_template=not config.stage.reads_text)
+    variables = template_variables(config.basic)
+    tokenizer, template = open_tokenizer_of(
+        model_folder(config), with_template=not config.stage.reads_text, variables=variables
+    )
+    if template is not None:
+        warn_of_unused_variables(template, variables)
+    return tokenizer, template
 
 
 def announce_dense_mask(config: Config, training: Dataset | None = None, evaluation: Dataset | None = None) -> None:
@@ -132,6 +143,7 @@ def open_model(
     from erniekit.build.distributed import model_shard_arguments
     from erniekit.distributed.mesh import SINGLE_PROCESS_MESH
     from erniekit.model.builder import build_model
+    from erniekit.model.moe.router import clear_correction_bias
 
     model_config = read_model_config(config)
     model = build_model(
@@ -148,6 +160,8 @@ def open_model(
         **model_shard_arguments(config, model_config, mesh or SINGLE_PROCESS_MESH),
         log_level=log_level,
     )
+    if not config.moe.moe_use_aux_free:
+        clear_correction_bias(model)
     apply_mixed_precision(config, model, log_level)
     if model.pipeline_stage.last:
         model.head.parallel_output = config.distributed.tensor_parallel_output

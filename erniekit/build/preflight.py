@@ -24,6 +24,7 @@ from erniekit.build.checks import (
     expert_parallel_warnings,
     local_weights,
     model_warnings,
+    pipeline_notes,
     read_generation_config,
     read_local_model,
     reference_config,
@@ -33,6 +34,7 @@ from erniekit.build.checks import (
 )
 from erniekit.build.layout import partition_layers
 from erniekit.config import Config
+from erniekit.config.sections.basic import template_variables
 from erniekit.config.sections.checkpoint import leaves_no_checkpoint
 from erniekit.config.sections.dpo import REFERENCE_FREE_LOSSES, reference_mode
 from erniekit.distributed.topology import Topology, topology_from
@@ -41,6 +43,7 @@ from erniekit.hub.cache import chosen_hub, local_model_folder, missing_files
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.published import published_model
 from erniekit.model.storage.layouts import locate_weights
+from erniekit.model.storage.model_folder import is_program_folder
 from erniekit.training.checkpoint.resume import check_output_folder
 
 
@@ -118,6 +121,7 @@ def _check_run(
         found.attempt(_check_parts, config, used, folder, topology, found)
         if topology is not None:
             notes += expert_parallel_warnings(config, used, topology)
+            notes += found.attempt(pipeline_notes, config, used, topology) or []
         model = used
     found.attempt(check_trackers, config)
     found.attempt(check_scoring_libraries, config)
@@ -150,7 +154,13 @@ def _check_model_folder(config: Config, found: Findings) -> tuple[Path | None, M
         return None, None
     model = found.attempt(read_local_model, config, folder)
     if folder.is_dir():
-        found.attempt(check_tokenizer, folder, model, with_template=not config.stage.reads_text)
+        found.attempt(
+            check_tokenizer,
+            folder,
+            model,
+            with_template=not config.stage.reads_text,
+            variables=template_variables(config.basic),
+        )
         found.attempt(read_generation_config, folder)
     return folder, model
 
@@ -189,19 +199,33 @@ def _check_data(config: Config, found: Findings) -> None:
     found.attempt(check_paths, config)
     folder = found.attempt(local_model_folder, config)
     if folder is not None and folder.exists():
-        found.attempt(check_tokenizer, folder, None, with_template=not config.stage.reads_text)
+        found.attempt(
+            check_tokenizer,
+            folder,
+            None,
+            with_template=not config.stage.reads_text,
+            variables=template_variables(config.basic),
+        )
 
 
 def _check_answers(config: Config, found: Findings) -> Preflight:
     """Check a command that answers with the model which the configuration names."""
     named = found.attempt(local_model_folder, config)
+    if named is not None and is_program_folder(named):
+        return Preflight()
     adapters = Path(config.lora.lora_path).expanduser() if config.lora.lora_path else None
     folders = None if named is None else found.attempt(answering_folders, named, adapters)
     if folders is None:
         return Preflight()
     folder, adapters = folders
-    model = found.attempt(ModelConfig.from_folder, folder)
-    found.attempt(check_tokenizer, tokenizer_folder(folder, adapters), None, with_template=True)
+    model = found.attempt(ModelConfig.from_folder, folder, config.basic.ignore_config_keys)
+    found.attempt(
+        check_tokenizer,
+        tokenizer_folder(folder, adapters),
+        None,
+        with_template=True,
+        variables=template_variables(config.basic),
+    )
     if model is not None and (chosen_hub(config) is None or not missing_files(folder, weights=True)):
         found.attempt(locate_weights, model, folder)
     return Preflight(model)

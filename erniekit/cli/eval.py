@@ -46,13 +46,12 @@ _NO_HUB = ("from_hf_hub=false", "from_aistudio=false", "from_modelscope=false")
 _MODEL_PARAMETERS = ("model_name_or_path", "init_from_checkpoint", "lora_path")
 
 
-def evaluation_config(named: Path, overrides: Sequence[str], *, hashes: bool = True) -> Config:
+def evaluation_config(named: Path, overrides: Sequence[str]) -> Config:
     """Return the configuration of `erniekit eval NAMED`: the model, the data and the settings of the run that it names.
 
     Args:
         named: the configuration of a run, its output_dir or a checkpoint. Where a word of the command line chooses a
             model, that model is evaluated.
-        hashes: compare the content of the model's files with their manifest; otherwise names and sizes only.
 
     Raises:
         UserError: the configuration cannot be used, or the run has not left a model.
@@ -76,7 +75,7 @@ def evaluation_config(named: Path, overrides: Sequence[str], *, hashes: bool = T
         return config
     # output_dir on the command line is where results go; the model is where the run has left it
     run_config = _load(file, [word for word in words if not word.startswith("output_dir=")])
-    trained = find_trained_model(named, run_config, hashes=hashes)
+    trained = find_trained_model(named, run_config)
     if trained.is_adapter:
         other_weights = config.checkpoint.init_from_checkpoint and not starts_from_adapters(config)
         words.append("init_from_checkpoint=")

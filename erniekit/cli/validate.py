@@ -16,11 +16,14 @@ from erniekit.cli.eval import evaluation_config
 from erniekit.cli.layout_report import layout_blocks
 from erniekit.cli.ranks import at_least_one, parse_with_overrides
 from erniekit.config import Config
+from erniekit.config.parse import read_pairs
+from erniekit.config.recognition import likely_verb
 from erniekit.config.registry import PARAMETERS, SECTIONS
 from erniekit.config.values import format_value
 from erniekit.distributed.topology import topology_from
 from erniekit.errors import UserError
 from erniekit.export.trained_model import check_export
+from erniekit.terminal import escape_control_characters
 
 VALUE_WIDTH = 48
 VERBS = ("train", "dpo", "eval", "preview", "pack", "chat", "generate", "export")
@@ -49,16 +52,15 @@ def run(arguments: list[str]) -> int:
     )
     parser.add_argument(
         "--verb",
-        default="train",
         choices=VERBS,
-        help="check for this verb: whether it would begin (default train)",
+        help="check for this verb: whether it would begin (default: train, or what the file is for: chat or export)",
     )
     options = parse_with_overrides(parser, arguments)
     overrides = [word for word in options.words if "=" in word and not os.path.exists(word)]
     files = [word for word in options.words if word not in overrides]
     if not files:
         parser.error("name at least one configuration file")
-    if options.world_size and options.verb not in ("train", "dpo", "eval"):
+    if options.world_size and options.verb not in (None, "train", "dpo", "eval"):
         parser.error(f"--world-size applies to training, and --verb is {options.verb}; drop one of them")
     codes: list[int] = []
     for file in files:
@@ -70,11 +72,12 @@ def run(arguments: list[str]) -> int:
 
 def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> int:
     try:
-        config = _load(file, overrides, options.verb)
+        verb = options.verb or _verb_of(Path(file), overrides)
+        config = _load(file, overrides, verb)
         notes = preflight(config, world_size=options.world_size).notes
-        if options.verb == "pack":
+        if verb == "pack":
             refuse_packed_data(config)
-        if options.verb == "export":
+        if verb == "export":
             check_export(Path(file), config)
         data, longest = _read_data(config, options.world_size) if options.data else ("", None)
         text = report(config, options.world_size, longest, notes=notes, verb=options.verb, with_defaults=options.all)
@@ -85,10 +88,18 @@ def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> i
     return 0
 
 
+def _verb_of(file: Path, overrides: list[str]) -> str:
+    """Return the verb that a file is for, by the names in it."""
+    if not file.is_file():  # a stream, which can be read only once
+        return "train"
+    names = {name for name, _, _ in read_pairs(file)}
+    return likely_verb(names | {word.partition("=")[0] for word in overrides})
+
+
 def _load(file: str, overrides: list[str], verb: str) -> Config:
     """Load a configuration as the verb does, with missing files among the problems."""
     if verb == "eval":
-        return evaluation_config(Path(file), overrides, hashes=False)
+        return evaluation_config(Path(file), overrides)
     implied = {"stage": "DPO"} if verb == "dpo" else None
     loaded = Config.load(
         file, overrides, verb=LOADED_FOR.get(verb, verb), implied=implied, inspect=report_missing_paths
@@ -133,7 +144,7 @@ def report(
     lines = [*config.messages, *notes, *config.ignored_on_cpu()]
     if lines:
         blocks.append("\n".join(["notes", *(f"  {line}" for line in lines)]))
-    return "\n\n".join(blocks)
+    return escape_control_characters("\n\n".join(blocks))
 
 
 def derived_numbers(config: Config, dp_world_size: int, plan: LayoutPlan | str) -> list[tuple[str, ...]]:
@@ -184,7 +195,8 @@ def _read_data(config: Config, world_size: int | None) -> tuple[str, int | None]
     """Read the data; return a summary as text, and the length of the longest training sample in tokens."""
     from erniekit.runners.preview import data_summary, longest_sample
 
-    return "\n\n" + data_summary(config, topology_from(config, world_size).dp_world_size), longest_sample(config)
+    summary = data_summary(config, topology_from(config, world_size).dp_world_size)
+    return "\n\n" + escape_control_characters(summary), longest_sample(config)
 
 
 def _rows(config: Config, names: Iterable[str]) -> list[tuple[str, ...]]:
@@ -195,9 +207,9 @@ def _block(title: str, rows: list[tuple[str, ...]]) -> list[str]:
     if not rows:
         return []
     name_width = max(len(row[0]) for row in rows) + 2
-    value_width = max((min(len(row[1]), VALUE_WIDTH) for row in rows if len(row) > 2), default=0) + 2
+    value_width = max((min(len(row[1]), VALUE_WIDTH) for row in rows if len(row) > 2), default=0)
     lines = [
-        f"  {row[0]:<{name_width}}" + (f"{row[1]:<{value_width}}{row[2]}" if len(row) > 2 else row[1]) for row in rows
+        f"  {row[0]:<{name_width}}" + (f"{row[1]:<{value_width}}  {row[2]}" if len(row) > 2 else row[1]) for row in rows
     ]
     return ["\n".join([title, *lines])]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.config.parameter import DEFAULT, GPU_ONLY, ConfigBuilder, Parameter
-from erniekit.config.parse import Entry, Problem, SourceLocation, read_file, read_overrides
-from erniekit.config.registry import PARAMETERS, SECTIONS, unmet_needs
+from erniekit.config.parse import Entry, Problem, SourceLocation, entries_from, read_overrides, read_pairs
+from erniekit.config.recognition import foreign_file
+from erniekit.config.registry import ALIASES, PARAMETERS, SECTIONS, unmet_needs
 from erniekit.config.resolve import resolve
 from erniekit.config.sections.acceleration import AccelerationParameters
 from erniekit.config.sections.basic import BasicParameters
@@ -26,7 +27,7 @@ from erniekit.config.sections.precision import PrecisionParameters
 from erniekit.config.sections.sft import SftParameters
 from erniekit.config.sections.training import TrainingParameters
 from erniekit.config.stages import STAGES, Stage
-from erniekit.config.values import format_value
+from erniekit.config.values import format_value, other_device
 from erniekit.errors import ConfigurationError
 
 MOST_SHOWN = 200  # problems; a file with more is not a configuration
@@ -86,7 +87,7 @@ class Config:
             ConfigurationError: the configuration has problems; the message lists all of them, each with file:line.
         """
         file = None if path is None else Path(path)
-        entries, problems = read_file(file) if file else ([], [])
+        entries, problems = _read(file) if file else ([], [])
         words, word_problems = read_overrides(overrides)
         implied_entries = [Entry(name, value, SourceLocation("the command")) for name, value in (implied or {}).items()]
         return cls._from_layers([implied_entries, entries, words], [*problems, *word_problems], verb, file, inspect)
@@ -158,26 +159,37 @@ class Config:
         )
 
     def ignored_on_cpu(self) -> list[str]:
-        """Return a line for each GPU-only parameter that the user set; a runner prints them when it runs on a CPU.
+        """Return a line for each GPU-only parameter that the user set; a runner prints them when it runs without a GPU.
 
         The list is empty if `device` names a GPU, because the run then fails without one.
         """
         if self.basic.device.startswith("gpu"):
             return []
+        place = other_device(self.basic.device) or "a CPU"
         lines = []
-        for parameter in self._gpu_only_parameters():
+        for parameter in self.gpu_only_parameters():
             name = parameter.name
             tail = ": fp32 runs" if name in ("bf16", "fp16") else ""
-            lines.append(f"`{name}: {format_value(self[name])}` ({self.origin(name)}) has no effect on a CPU{tail}")
+            lines.append(f"`{name}: {format_value(self[name])}` ({self.origin(name)}) has no effect on {place}{tail}")
         return lines
 
-    def _gpu_only_parameters(self) -> list[Parameter]:
+    def gpu_only_parameters(self) -> list[Parameter]:
+        """Return the parameters whose values differ from their defaults and have an effect on a GPU only."""
         values = {name: self[name] for name in PARAMETERS}
         return [
             item
             for item in PARAMETERS.values()
             if item.devices == GPU_ONLY and self[item.name] != item.default and not unmet_needs(item, values)
         ]
+
+
+def _read(file: Path) -> tuple[list[Entry], list[Problem]]:
+    """Return the entries of a file and its problems. Raises ConfigurationError if it is a file of another program."""
+    pairs = read_pairs(file)
+    values = {name: value for name, value, _ in pairs}
+    if sentence := foreign_file(values, {*PARAMETERS, *ALIASES}):
+        raise ConfigurationError(f"{file}: {sentence}")
+    return entries_from(pairs, file)
 
 
 def _plain(value: Any) -> Any:

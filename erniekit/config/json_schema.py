@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from erniekit.config.foreign import FOREIGN_NAMES
+from erniekit.config.foreign_names import ForeignName
 from erniekit.config.parameter import Alias, Parameter
 from erniekit.config.registry import ALIASES, PARAMETERS, did_you_mean
 from erniekit.config.values import format_value
@@ -54,6 +56,7 @@ def editor_schema() -> dict[str, Any]:
     """Return the schema for YAML editors: descriptions, aliases, and every accepted form of a value."""
     properties = {name: _written_schema(parameter) for name, parameter in PARAMETERS.items()}
     properties |= {name: _alias_schema(alias) for name, alias in ALIASES.items()}
+    properties |= {name: _foreign_schema(foreign) for name, foreign in FOREIGN_NAMES.items() if foreign.read}
     return {
         "$schema": DRAFT,
         "$id": SCHEMA_ID,
@@ -83,6 +86,12 @@ def _alias_schema(alias: Alias) -> dict[str, Any]:
     if alias.target:
         return _written_schema(PARAMETERS[alias.target]) | described
     return described | {"enum": sorted({*alias.choices, *alias.expands})}
+
+
+def _foreign_schema(foreign: ForeignName) -> dict[str, Any]:
+    """Return the schema of a name of another suite that is read; its values are checked when they are translated."""
+    meaning = f"It is read as `{foreign.word}`" if foreign.word else foreign.why
+    return {"description": f"A name of {' and '.join(foreign.suites)}. {meaning}".strip(), "deprecated": True}
 
 
 def structural_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

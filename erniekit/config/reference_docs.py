@@ -28,7 +28,8 @@ HOW_VALUES_ARE_WRITTEN = """\
 A configuration is a flat YAML or JSON file of `name: value` lines. Overrides on the command line (`name=value`) take
 precedence over the file, and the file over the defaults. All problems are reported at once, each with its line.
 
-- Numbers may be written as `1e-5`, `32768` or `2 ** 15`.
+- Numbers may be written as `1e-5`, `32768` or `2 ** 15`, booleans as `true` and `false` or 1 and 0.
+- Names of other suites are translated or answered with the name here, see [migrating](../migrating.md).
 - Lists of words are YAML lists or one string with spaces; data files, their formats and weights are YAML lists or one
   string with commas.
 - Choices may be written in upper or lower case.

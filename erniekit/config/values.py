@@ -83,6 +83,11 @@ def read_number(raw: Any) -> Any:
     return number if math.isfinite(number) else str(number)
 
 
+def read_boolean(raw: Any) -> Any:
+    """Read a boolean: true and false, or 1 and 0 as other suites write them; a quoted word stays a string."""
+    return bool(raw) if isinstance(raw, int) and raw in (0, 1) else raw
+
+
 def _as_it_is(raw: Any) -> Any:
     return raw
 
@@ -124,7 +129,7 @@ _NUMBER_TEXT = {"type": "string", "pattern": r"^\s*([-+]?(\d+\.?\d*|\.\d+)([eE][
 # Excludes quoted or Python-spelled booleans and null, which are not names of folders.
 _NO_WORD = r"^(?!\s*([Tt]rue|TRUE|[Ff]alse|FALSE|[Nn]one|NONE|[Nn]ull|NULL|~)\s*$)"
 
-BOOLEAN = ValueType("boolean", "true or false", _as_it_is, {"type": "boolean"})
+BOOLEAN = ValueType("boolean", "true or false", read_boolean, {"type": "boolean"}, ({"enum": [0, 1]},))
 LARGEST_INTEGER = 10**12  # of anything that is counted here; more is a slip, and would overflow later
 INTEGER = ValueType(
     "integer", "an integer", read_integer, {"type": "integer", "maximum": LARGEST_INTEGER}, (_INTEGER_TEXT,)
@@ -136,7 +141,9 @@ FLAG = ValueType(
     {"type": "integer", "minimum": 0, "maximum": 1},
     ({"type": "boolean"},),
 )
-NUMBER = ValueType("number", "a finite number", read_number, {"type": "number"}, (_NUMBER_TEXT,))
+LARGEST_NUMBER = 1e12  # of any rate or factor; more is a slip, and would overflow in float32 products
+_NUMBER_SCHEMA = {"type": "number", "maximum": LARGEST_NUMBER}
+NUMBER = ValueType("number", "a finite number", read_number, _NUMBER_SCHEMA, (_NUMBER_TEXT,))
 
 
 def _read_epochs(raw: Any) -> Any:
@@ -144,7 +151,7 @@ def _read_epochs(raw: Any) -> Any:
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
-EPOCHS = ValueType("number", "a finite number", _read_epochs, {"type": "number"}, (_NUMBER_TEXT,))
+EPOCHS = ValueType("number", "a finite number", _read_epochs, _NUMBER_SCHEMA, (_NUMBER_TEXT,))
 TEXT = ValueType("string", "a string (put numbers and dates in quotes)", _as_it_is, {"type": "string"})
 WORDS = ValueType(
     "list of words",
@@ -188,11 +195,13 @@ PATH_OR_BOOLEAN = ValueType(
 )
 PATH = replace(TEXT, names_path=True)
 PATHS = replace(TEXTS, names_path=True)
+# The names under which other builds of PaddlePaddle and its plug-ins know accelerators.
+OTHER_DEVICES = ("xpu", "npu", "iluvatar_gpu", "metax_gpu", "mlu", "gcu", "intel_hpu", "sdaa", "musa")
 DEVICE = ValueType(
     "string",
-    "`auto`, `cpu`, `gpu` or `gpu:N` with the number of a GPU",
+    f"`auto`, `cpu`, `gpu`, one of Paddle's other devices ({', '.join(OTHER_DEVICES)}), or one of several: `gpu:N`",
     lambda raw: raw.strip().lower() if isinstance(raw, str) else raw,
-    {"type": "string", "pattern": r"^(auto|cpu|gpu(:\d+)?)$"},
+    {"type": "string", "pattern": rf"^(auto|cpu|(gpu|{'|'.join(OTHER_DEVICES)})(:\d+)?)$"},
 )
 
 LONGEST_PATH, LONGEST_NAME = 4095, 255  # bytes; the limits of Linux
@@ -214,6 +223,12 @@ def path_problem(path: str) -> str:
     if longest := max((len(name) for name in expanded.split(b"/") if len(name) > LONGEST_NAME), default=0):
         return f"contains a name of {longest:,} bytes, and a file's name has at most {LONGEST_NAME}"
     return ""
+
+
+def other_device(device: str) -> str:
+    """Return the kind of a device that is neither a CPU nor a GPU ("npu" of "npu:1"), or ""."""
+    kind = device.partition(":")[0]
+    return kind if kind in OTHER_DEVICES else ""
 
 
 BY_ANNOTATION: Mapping[str, ValueType] = {"bool": BOOLEAN, "int": INTEGER, "float": NUMBER, "str": TEXT}

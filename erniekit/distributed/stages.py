@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BY_LAYER = "layer:"
 DECODER_LAYER = "DecoderLayer"
+DEFAULT_METHODS = (BY_LAYER + DECODER_LAYER, "layer:Ernie4_5_DecoderLayer|EmptyLayer")  # ours, and the original's
 BEFORE, AFTER = 1, 2  # items around the layers: the embedding; the final norm and the head
 
 
@@ -55,6 +56,8 @@ def _bounds(layers: int, topology: Topology, method: str | tuple[int, ...], tail
     items, chunks = BEFORE + layers + tail + AFTER, topology.pipeline * topology.virtual_pipeline
     if chunks == 1:
         return [0, items]
+    if falls_back_to_uniform(layers, topology, method, tail):
+        return _uniform(items, chunks)
     if isinstance(method, str) and method.startswith(BY_LAYER):
         return _by_layer(layers, topology, method.removeprefix(BY_LAYER), tail, items)
     if isinstance(method, str):
@@ -69,6 +72,16 @@ def _bounds(layers: int, topology: Topology, method: str | tuple[int, ...], tail
             f"may be left out, and the last stage begins at {items - AFTER} or before: norm and head stay together."
         )
     return bounds
+
+
+def falls_back_to_uniform(layers: int, topology: Topology, method: str | tuple[int, ...], tail: int) -> bool:
+    """Return whether a default method means "uniform", as in the original: where layers cannot be divided equally.
+
+    Not in interleaved pipelines, in which unequal chunks wait for each other many times a step.
+    """
+    if method not in DEFAULT_METHODS or topology.virtual_pipeline > 1:
+        return False
+    return (layers + tail) % topology.pipeline != 0 and BEFORE + layers + tail + AFTER >= AFTER * topology.pipeline
 
 
 def _by_layer(layers: int, topology: Topology, name: str, tail: int, items: int) -> list[int]:
@@ -129,6 +142,7 @@ def _not_divisible(layers: int, topology: Topology, tail: int) -> str:
         instead.append(f"{'one of ' if len(fitting) > 1 else ''}pipeline_parallel_degree: {', '.join(fitting)}")
     if interleaved and (layers + tail) % topology.pipeline == 0:
         instead.append("virtual_pp_degree: 1")
+    instead.append("pp_seg_method: uniform")
     instead.append(f"a list of the first item of each {'chunk' if interleaved else 'stage'} as pp_seg_method")
     return "\n".join([*lines, "  write " + "\n  or ".join(instead)])
 

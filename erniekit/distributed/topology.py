@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Literal
 
-from erniekit.config.sections.distributed import MOST_RANKS
+from erniekit.config.sections.distributed import ALL_RANKS, MOST_RANKS
 from erniekit.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -260,10 +260,14 @@ def topology_from(config: Config, world_size: int | None = None) -> Topology:
                 "ranks shard\n  write sharding: stage1 (optimizer states), stage2 (also gradients) or "
                 "stage3 (also parameters); or sharding_parallel_degree: 1 for plain data parallelism"
             )
+        whole_model = section.tensor_parallel_degree * section.pipeline_parallel_degree
+        sharding = section.sharding_parallel_degree
+        if sharding == ALL_RANKS:
+            sharding = max(1, (world_size or 1) // whole_model) if section.sharding != "none" else 1
         least = Topology(
             tensor=section.tensor_parallel_degree,
             pipeline=section.pipeline_parallel_degree,
-            sharding=section.sharding_parallel_degree,
+            sharding=sharding,
             expert_axis=EXPERT_AXES[section.moe_group],
             sequence_parallel=section.sequence_parallel,
             virtual_pipeline=section.virtual_pp_degree if section.pipeline_parallel_degree > 1 else 1,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from erniekit.build.checks import has_tokenizer
 from erniekit.build.quantization import base_of_adapters
 from erniekit.config import Config
+from erniekit.data.templates.ernie import published_files
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ModelFileError
 from erniekit.export.logit_difference import PROMPTS, compare, encode, fits_in_memory, prompt_logits
@@ -27,7 +27,7 @@ from erniekit.export.onnx import check_onnx_packages, write_onnx
 from erniekit.export.publish import check_target, publish
 from erniekit.export.quantized import Float8Format, linear_weight_shapes, weight_format_from
 from erniekit.export.static_program import write_program
-from erniekit.export.trained_model import TrainedModel, find_trained_model
+from erniekit.export.trained_model import TrainedModel, find_trained_model, ignored_config_keys
 from erniekit.export.trained_weights import (
     TYPE_NAMES,
     open_trained_weights,
@@ -37,7 +37,8 @@ from erniekit.export.trained_weights import (
 )
 from erniekit.hub.upload import check_upload, upload
 from erniekit.json_files import read_json_object
-from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
+from erniekit.manifest import MANIFEST
+from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig, stored_type
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
 from erniekit.model.device import use_device
@@ -46,6 +47,7 @@ from erniekit.model.lora.lora import load_adapters, merge_adapters
 from erniekit.model.quantization.fp8 import read_averages, write_averages
 from erniekit.model.quantization.settings import Fp8
 from erniekit.model.storage.packed_tensors import CONFIG_KEY
+from erniekit.model.weights import copy_companion_file
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +102,9 @@ def export_model(
             facts = _write_hugging_face(folder, model, tokenizer, config, dtype)
         else:
             facts = _write_program(folder, model, tokenizer, form)
-        for source in tokenizer.files:
-            shutil.copyfile(source, folder / source.name)
+        trained_dialogues = model.parameters.get("stage") != "PT"
+        for source in published_files(tokenizer) if trained_dialogues else tokenizer.files:
+            copy_companion_file(source, folder)
         card = model_card(
             name=target.resolve().name,
             base=model.base_name,
@@ -111,6 +114,7 @@ def export_model(
             results=model.results,
             facts=facts,
             use=_USE[form],
+            library="transformers" if form == HUGGING_FACE else None,
         )
         (folder / MODEL_CARD_FILE).write_text(card, encoding="utf-8")
 
@@ -138,7 +142,7 @@ def open_trained_decoder(model: TrainedModel, model_config: ModelConfig, fp8_set
         raise ModelFileError(
             f"{model.folder}: these adapters were trained on top of other weights than those in {model.model_folder}.\n"
             "  Set the folder of their base model as base_model_name_or_path into "
-            f"{model.folder / ADAPTER_CONFIG_FILE}."
+            f"{model.folder / ADAPTER_CONFIG_FILE}, and remove {MANIFEST} there, which lists the file as it was."
         )
     return decoder
 
@@ -165,7 +169,7 @@ def _write_hugging_face(
     size = sum(path.stat().st_size for path in written)
     logger.info(f"weights: {len(weights.shapes):,} tensors, {size / 1e9:.3g} GB, files: {len(written)}")
     quantized = {CONFIG_KEY: form.config(quantized_weights)} if form else {}
-    _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), "torch_dtype": usual, **quantized})
+    _write_json(folder / CONFIG_FILE, {**weights.config.to_json(), **stored_type(usual), **quantized})
     if isinstance(form, Float8Format):
         write_averages(folder, form.averages)  # read by FP8 runs; others read `input_scale`
     _write_json(folder / GENERATION_CONFIG_FILE, _generation_config(model, weights.config))
@@ -216,7 +220,7 @@ def _expected_logits(decoder: Decoder, prompts: Sequence[Sequence[int]], model: 
 
 
 def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form: str) -> Facts:
-    model_config = ModelConfig.from_folder(model.model_folder)
+    model_config = ModelConfig.from_folder(model.model_folder, ignored_config_keys(model.parameters))
     decoder = open_trained_decoder(model, model_config)
     prompts = [encode(tokenizer, text) for text in PROMPTS]
     expected = _expected_logits(decoder, prompts, model)

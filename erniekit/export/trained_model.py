@@ -15,12 +15,13 @@ from erniekit.config import Config
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError, UserError
 from erniekit.hub.cache import local_model_folder
 from erniekit.json_files import read_json_object
+from erniekit.manifest import problems
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
 from erniekit.model.storage.layouts import locate_weights
 from erniekit.model.storage.model_folder import refuse_half_written, refuse_sharded_checkpoint
 from erniekit.training.callbacks.files import RESULT_FILES
-from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, problems
+from erniekit.training.checkpoint.atomic_folder import checkpoint_folders
 
 PARAMETERS_FILE = "training_config.yaml"
 STATE_FILE = "trainer_state.json"
@@ -68,18 +69,15 @@ def check_export(named: Path, config: Config) -> None:
     Raises:
         UserError: as for `find_trained_model`, or the weights or the tokenizer do not fit `config.json`.
     """
-    model = find_trained_model(named, config, hashes=False)
-    model_config = ModelConfig.from_folder(model.model_folder)
+    model = find_trained_model(named, config)
+    model_config = ModelConfig.from_folder(model.model_folder, ignored_config_keys(model.parameters))
     locate_weights(model_config, model.model_folder)
     own_tokenizer = next((folder for folder in (model.folder, model.base) if folder and has_tokenizer(folder)), None)
     check_tokenizer(own_tokenizer or model.folder, None, with_template=False)
 
 
-def find_trained_model(named: Path, config: Config, *, hashes: bool = True) -> TrainedModel:
+def find_trained_model(named: Path, config: Config) -> TrainedModel:
     """Find the model of a run's configuration file (`config` is its content) or of a folder.
-
-    Args:
-        hashes: compare the content of its files with their manifest; otherwise names and sizes only.
 
     Raises:
         ConfigurationError: the run has not been trained, or there is no such file or folder.
@@ -93,7 +91,7 @@ def find_trained_model(named: Path, config: Config, *, hashes: bool = True) -> T
         folder = named
     else:
         raise ConfigurationError(f"{named}: there is no such file or folder")
-    _check_complete(folder, named, hashes=hashes)
+    _check_complete(folder, named, config)
     parameters = run_parameters(folder)
     start = str(parameters.get("model_name_or_path") or "")
     if is_adapter_folder(folder):
@@ -114,7 +112,7 @@ def _local_base_folder(parameters: Mapping[str, Any]) -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
-def _check_complete(folder: Path, named: Path, *, hashes: bool) -> None:
+def _check_complete(folder: Path, named: Path, config: Config) -> None:
     refuse_half_written(folder)
     if not (folder / CONFIG_FILE).is_file() and not is_adapter_folder(folder):
         refuse_sharded_checkpoint(folder)
@@ -126,15 +124,12 @@ def _check_complete(folder: Path, named: Path, *, hashes: bool) -> None:
                 f"  Name its newest checkpoint, {checkpoints[-1]}, or let the run finish."
             )
         if named.is_file():
+            trains = config.training.train_dataset_path
             raise ConfigurationError(
-                f"{named}: this run has not been trained: {folder} contains no model.\n"
-                f"  Train it first: erniekit train {named}"
+                f"{named}: this run has not been trained: {folder} contains no model.\n  "
+                + (f"Train it first: erniekit train {named}" if trains else "Write the output_dir of a finished run.")
             )
         raise ModelFileError(f"{folder}: neither {CONFIG_FILE} nor {ADAPTER_CONFIG_FILE}: this is not a model folder")
-    manifest = problems(folder, hashes=hashes)
-    damaged = [line for line in manifest if ".safetensors" in line]
-    if damaged:
-        raise CheckpointError(f"{folder}: the weights have changed since they were written: {'; '.join(damaged[:5])}")
 
 
 def run_parameters(folder: Path) -> Mapping[str, Any]:
@@ -147,6 +142,12 @@ def run_parameters(folder: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ModelFileError(f"{path}: cannot be read: {error}") from None
     return values if isinstance(values, dict) else {}
+
+
+def ignored_config_keys(parameters: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys of `config.json` that a run with these parameters was told to leave out."""
+    names = parameters.get("ignore_config_keys") or ()
+    return tuple(map(str, names)) if isinstance(names, (list, tuple)) else (str(names),)
 
 
 def _results(folder: Path) -> Mapping[str, Any]:

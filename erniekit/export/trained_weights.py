@@ -13,7 +13,7 @@ import numpy as np
 from erniekit.build.quantization import base_of_adapters
 from erniekit.errors import ModelFileError
 from erniekit.export.quantized import WeightFormat, linear_weight_shapes, stored_tensor_specs
-from erniekit.export.trained_model import TrainedModel
+from erniekit.export.trained_model import TrainedModel, ignored_config_keys
 from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.lora.peft_files import read_adapters
@@ -49,7 +49,7 @@ def open_trained_weights(model: TrainedModel) -> TrainedWeights:
     Raises:
         ModelFileError: files are missing or damaged, or do not match `config.json`.
     """
-    config = ModelConfig.from_folder(model.model_folder)
+    config = ModelConfig.from_folder(model.model_folder, ignored_config_keys(model.parameters))
     shapes, stored = config.weight_shapes(), open_weights(config, model.model_folder)
     if not model.is_adapter:
         return TrainedWeights(config, shapes, lambda: ((name, stored.read(name)) for name in shapes))

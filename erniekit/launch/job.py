@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ from erniekit.build.data import evaluates, evaluation_dataset, training_dataset
 from erniekit.build.model import initial_weights, open_tokenizer
 from erniekit.build.preflight import preflight
 from erniekit.config import Config
+from erniekit.config.values import other_device
 from erniekit.distributed.rank import is_rank
 from erniekit.distributed.topology import AXES, Topology, topology_from
 from erniekit.errors import ConfigurationError
@@ -26,13 +26,17 @@ from erniekit.hub.download import model_folder
 from erniekit.launch.external import refuse_several_nodes
 from erniekit.launch.local import rank_log_path, spawn, visible_gpus
 from erniekit.launch.watch import Failure, received_signals, root_cause, signal_forwarder, watch
-from erniekit.training.checkpoint.atomic_folder import MANIFEST, checkpoint_folders, newest_complete
+from erniekit.manifest import MANIFEST
+from erniekit.temp_folders import temp_folder
+from erniekit.terminal import escape_control_characters
+from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, newest_complete
 from erniekit.training.control import Commands, forward_commands
 
 logger = logging.getLogger(__name__)
 
 LOG_FOLDER = "rank_logs"  # in output_dir
 USER_ERROR = 2  # exit code
+_REPORTS = "erniekit-job-"  # begins the name of the temporary folder for what failing ranks say
 RESUME = "resume_from_checkpoint"
 
 
@@ -75,7 +79,8 @@ def plan_job(config: Config, command: tuple[str, ...], *, nproc: int | None, log
         return None
     refuse_several_nodes(os.environ, command)
     device = config.basic.device
-    gpus = 0 if device == "cpu" else visible_gpus()
+    other = other_device(device)
+    gpus = 0 if device == "cpu" or other else visible_gpus()
     if gpus and nproc is not None and nproc > gpus:
         raise ConfigurationError(
             f"--nproc {nproc}: every rank needs a GPU of its own, and {gpus} can be seen\n"
@@ -86,6 +91,12 @@ def plan_job(config: Config, command: tuple[str, ...], *, nproc: int | None, log
     elif nproc is None:
         nproc = max(1, topology_from(config).world_size)
     topology_from(config, nproc)
+    if other and nproc > 1:
+        raise ConfigurationError(
+            f"device: {device}: ERNIEKit itself starts ranks on CPUs and GPUs only; start these {nproc} ranks with\n"
+            f"  python -m paddle.distributed.launch --devices {','.join(map(str, range(nproc)))} "
+            f'"$(which erniekit)" {" ".join(command[3:])}'
+        )
     if nproc == 1 and not config.distributed.max_restarts:
         return None
     folder = logs or _output_dir(config) / LOG_FOLDER
@@ -157,9 +168,10 @@ def _run_until_done(job: Job) -> int:
     while True:
         verdict = _verdict(job, _run_once(job, resume), attempt, before)
         if verdict.failure is not None:
-            print(f"error: {verdict.failure}", file=sys.stderr)
+            print(f"error: {escape_control_characters(str(verdict.failure))}", file=sys.stderr)
             if verdict.failure.cause != "user error":
-                print(f"all ranks were ended; the output of each: {_logs(job)}", file=sys.stderr)
+                said = escape_control_characters(str(_logs(job)))
+                print(f"all ranks were ended; the output of each: {said}", file=sys.stderr)
         for note in verdict.notes:
             logger.info(note)
         if not verdict.restart:
@@ -176,14 +188,14 @@ def _run_once(job: Job, resume: bool) -> _Attempt:
         with rank_log_path(job.logs, rank).open("a", encoding="utf-8") as log:
             log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} rank {rank} of {job.nproc}\n")
 
-    with tempfile.TemporaryDirectory(prefix="erniekit-ranks-") as reports, received_signals() as received:
-        ranks = spawn(job.nproc, command, logs=job.logs, reports=Path(reports), gpu=job.gpu)
+    with temp_folder(_REPORTS) as reports, received_signals() as received:
+        ranks = spawn(job.nproc, command, logs=job.logs, reports=reports, gpu=job.gpu)
         try:
             waiting, typed = signal_forwarder(received, ranks), Commands.typed()
 
             def keep_waiting() -> bool:
                 if problem := forward_commands(typed.lines(), _output_dir(job.config)):
-                    print(problem, file=sys.stderr)
+                    print(escape_control_characters(problem), file=sys.stderr)
                 return waiting()
 
             failures = watch(ranks, keep_waiting=keep_waiting)

@@ -16,7 +16,7 @@ from paddle import nn
 
 from erniekit.config.sections.moe import MoeParameters
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.decoder_layer import AttentionBackend, BatchContext, DecoderLayer, Rotation
+from erniekit.model.decoder_layer import AttentionBackend, BatchContext, DecoderLayer, Rotation, SelfAttention
 from erniekit.model.linear import ZEROS
 from erniekit.model.moe.dispatch import NO_EXPERT_PARALLEL, ExpertParallel
 from erniekit.model.moe.experts import MoE
@@ -89,16 +89,17 @@ class DecoderModules(NamedTuple):
     """The classes that a decoder is made of (`Architecture.modules`).
 
     One that an architecture puts in the place of a plain class takes the same arguments, and the methods and attributes
-    of the plain class are called on it: `Embedding`, `DecoderLayer`, `RMSNorm`, `Head`.
+    of the plain class are called on it: `Embedding`, `DecoderLayer`, `RMSNorm`, `Head`, `SelfAttention`.
     """
 
     embedding: type[nn.Layer]
     layer: type[nn.Layer]
     norm: type[nn.Layer]  # the last one, before the head
     head: type[nn.Layer]
+    attention: type[nn.Layer]
 
 
-PLAIN_MODULES = DecoderModules(Embedding, DecoderLayer, RMSNorm, Head)
+PLAIN_MODULES = DecoderModules(Embedding, DecoderLayer, RMSNorm, Head, SelfAttention)
 
 
 def last_stage_needs_embedding(config: ModelConfig) -> bool:
@@ -195,7 +196,8 @@ class Decoder(nn.Layer):
             for depth in range(predictions)
         )
         if pipeline_stage.last:
-            self.norm = modules.norm(config.hidden_size, config.rms_norm_eps)
+            offset, scale = architecture.norm_offset, architecture.multipliers(config).logits
+            self.norm = modules.norm(config.hidden_size, config.rms_norm_eps, offset=offset, scale=scale)
             self.head = modules.head(config, self.embedding if config.tie_word_embeddings else None, tp)
 
     @property
@@ -204,7 +206,8 @@ class Decoder(nn.Layer):
         return [layer for chunk in self.model_chunks for layer in chunk]
 
     def named_blocks(self) -> Iterator[tuple[str, nn.Layer]]:
-        """Every stage that is here with the prefix of its Hugging Face weight names."""
+        """Every stage that is here with the prefix of its weight names, which `Architecture.file_name` makes those of
+        Hugging Face."""
         for tower, layer in zip(self.config.architecture.towers, self.towers, strict=False):
             yield tower.prefix, layer
         if hasattr(self, "embedding"):

@@ -13,6 +13,12 @@ import paddle
 from paddle import nn
 
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.plain_decoder import (
+    ATTENTION_INPUT_NORM,
+    ATTENTION_OUTPUT_NORM,
+    MLP_INPUT_NORM,
+    MLP_OUTPUT_NORM,
+)
 from erniekit.model.linear import Linear
 from erniekit.model.mlp import MLP
 from erniekit.model.moe.dispatch import LOCAL_DISPATCHER, TokenDispatcher
@@ -77,8 +83,19 @@ class BatchContext:
     run_core_attention: Callable[..., paddle.Tensor] = call_directly
 
 
+def layer_norm(config: ModelConfig, size: int, tp: TensorParallel = NO_TENSOR_PARALLEL) -> RMSNorm:
+    """Return a norm over `size` channels, which the ranks of `tp` divide, as the architecture has them."""
+    return RMSNorm(size, config.rms_norm_eps, offset=config.architecture.norm_offset, tp=tp)
+
+
+def query_scale(config: ModelConfig, head_dim: int) -> float:
+    """Return what multiplies queries, so that a product which divides scores by sqrt(D) gives the architecture's."""
+    attention = config.architecture.multipliers(config).attention
+    return 1.0 if attention is None else attention * head_dim**0.5
+
+
 class SelfAttention(nn.Layer):
-    """Grouped-query attention with rotary position embeddings, in some families with normalised queries and keys.
+    """Grouped-query attention with rotary position embeddings; queries and keys may be normalised.
 
     The ranks of `tensor` divide the heads.
     """
@@ -86,7 +103,9 @@ class SelfAttention(nn.Layer):
     def __init__(self, config: ModelConfig, layer: int, tp: TensorParallel = NO_TENSOR_PARALLEL) -> None:
         super().__init__()
         self.layer, self.head_dim, self.tp = layer, config.head_dim, tp
-        self.window, self.rope = config.architecture.layer_attention(config, layer)
+        architecture = config.architecture
+        self.window, self.rope = architecture.layer_attention(config, layer)
+        self.query_scale = query_scale(config, config.head_dim)
 
         def linear(name: str, inputs: int, outputs: int, shard_along: Literal["inputs", "outputs"]) -> Linear:
             return Linear(inputs, outputs, config.has_bias(name), tp=tp, shard_along=shard_along)
@@ -96,20 +115,28 @@ class SelfAttention(nn.Layer):
         self.k_proj = linear("k_proj", config.hidden_size, keys, "outputs")
         self.v_proj = linear("v_proj", config.hidden_size, keys, "outputs")
         self.o_proj = linear("o_proj", queries, config.hidden_size, "inputs")
-        qk_norm = config.architecture.qk_norm
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if qk_norm else None
+        self.normalises = architecture.qk_norm
+        if self.normalises == "head":
+            self.q_norm, self.k_norm = layer_norm(config, config.head_dim), layer_norm(config, config.head_dim)
+        elif self.normalises == "projection":
+            self.q_norm, self.k_norm = layer_norm(config, queries, tp), layer_norm(config, keys, tp)
 
     def forward(self, x_BSH: paddle.Tensor, context: BatchContext, dropout: float, key: Sequence[int]) -> paddle.Tensor:
         batch, length = context.shape if self.tp.sequence_parallel_active else x_BSH.shape[:2]
         x_BSH = self.tp.copy_to_tp(x_BSH)
         by_token = [batch * length, -1, self.head_dim]
         heads = [batch, length, -1, self.head_dim]
-        q, k = self.q_proj(x_BSH).reshape(by_token), self.k_proj(x_BSH).reshape(by_token)
-        if self.q_norm is not None and self.k_norm is not None:
+        q, k = self.q_proj(x_BSH), self.k_proj(x_BSH)
+        if self.normalises == "projection":
             q, k = self.q_norm(q), self.k_norm(k)
-        rotation = context.rotations[self.rope]
-        q, k = apply_rotary(q, rotation.queries).reshape(heads), apply_rotary(k, rotation.keys).reshape(heads)
+        q, k = q.reshape(by_token), k.reshape(by_token)
+        if self.normalises == "head":
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rope is not None:
+            rotation = context.rotations[self.rope]
+            q, k = apply_rotary(q, rotation.queries), apply_rotary(k, rotation.keys)
+        q, k = q.reshape(heads), k.reshape(heads)
+        q = q if self.query_scale == 1.0 else q * self.query_scale
         v = self.v_proj(x_BSH).reshape(heads)
 
         def core(q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
@@ -120,7 +147,10 @@ class SelfAttention(nn.Layer):
 
 
 class DecoderLayer(nn.Layer):
-    """Pre-norm residual block; hidden dropout acts on both branches just before they are added."""
+    """Attention and MLP as residual branches, each with the norms of `Architecture.norms` before and after it.
+
+    Hidden dropout acts on both branches just before they are added.
+    """
 
     def __init__(
         self,
@@ -138,12 +168,20 @@ class DecoderLayer(nn.Layer):
         super().__init__()
         self.layer, self.randomness, self.tp = layer, randomness, tp
         self.hidden_dropout, self.attention_dropout = hidden_dropout, attention_dropout
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = SelfAttention(config, layer, tp)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        architecture = config.architecture
+        self.residual_multiplier = architecture.multipliers(config).residual
+
+        def norm(name: str) -> nn.Layer | None:
+            return layer_norm(config, config.hidden_size) if name in architecture.norms else None
+
+        self.input_layernorm = norm(ATTENTION_INPUT_NORM)
+        self.self_attn = architecture.modules().attention(config, layer, tp)
+        self.attention_output_norm = norm(ATTENTION_OUTPUT_NORM)
+        self.post_attention_layernorm = norm(MLP_INPUT_NORM)
         self.mlp: MoE | MLP = (
             MoE(config, layer, balance, tp, dispatcher) if moe else MLP(config, config.intermediate_size, tp)
         )
+        self.mlp_output_norm = norm(MLP_OUTPUT_NORM)
 
     def forward(self, x_BSH: paddle.Tensor, context: BatchContext) -> paddle.Tensor:
         scale = self.randomness.dropout_scale if self.training else 0.0
@@ -154,15 +192,26 @@ class DecoderLayer(nn.Layer):
         )  # of the tokens, in what is not inside of a block
         key = self.randomness.key(self.layer, Site.ATTENTION_PROBABILITIES, self.tp.rank)
         branch = context.run_attention(self._attention, x_BSH, context, self.attention_dropout * scale, key)
-        x_BSH = x_BSH + dropout(
-            branch, hidden_dropout, self.randomness.key(self.layer, Site.ATTENTION_OUTPUT, token_shard)
+        x_BSH = x_BSH + self._scaled(
+            dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.ATTENTION_OUTPUT, token_shard))
         )
 
-        normalised = self.post_attention_layernorm(x_BSH)
-        branch = self.mlp(normalised, context.is_token) if isinstance(self.mlp, MoE) else self.mlp(normalised)
-        return x_BSH + dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.MLP_OUTPUT, token_shard))
+        branch = _normalised(self.post_attention_layernorm, x_BSH)
+        branch = self.mlp(branch, context.is_token) if isinstance(self.mlp, MoE) else self.mlp(branch)
+        branch = _normalised(self.mlp_output_norm, branch)
+        return x_BSH + self._scaled(
+            dropout(branch, hidden_dropout, self.randomness.key(self.layer, Site.MLP_OUTPUT, token_shard))
+        )
 
     def _attention(
         self, x_BSH: paddle.Tensor, context: BatchContext, dropout: float, key: Sequence[int]
     ) -> paddle.Tensor:
-        return self.self_attn(self.input_layernorm(x_BSH), context, dropout, key)
+        branch = self.self_attn(_normalised(self.input_layernorm, x_BSH), context, dropout, key)
+        return _normalised(self.attention_output_norm, branch)
+
+    def _scaled(self, branch_BSH: paddle.Tensor) -> paddle.Tensor:
+        return branch_BSH if self.residual_multiplier == 1.0 else branch_BSH * self.residual_multiplier
+
+
+def _normalised(norm: nn.Layer | None, x_BSH: paddle.Tensor) -> paddle.Tensor:
+    return x_BSH if norm is None else norm(x_BSH)

@@ -1,7 +1,8 @@
-"""The gated feed-forward network of every family (SwiGLU; Shazeer, 2020, arXiv:2002.05202)."""
+"""The gated feed-forward network of every family (Shazeer, 2020, arXiv:2002.05202)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import paddle
@@ -44,20 +45,48 @@ class _SwiGLU(PyLayer):
         return filter_gradients((slope.multiply_(up).multiply_(grad), grad_up), ctx.needs_input_grad)
 
 
+def geglu_tanh(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
+    """Compute gelu(gate) * up with the tanh approximation of GELU (Hendrycks and Gimpel, 2016, arXiv:1606.08415)."""
+    return F.gelu(gate, approximate=True) * up
+
+
+# What joins gate and up, by `Architecture.activation`.
+ACTIVATIONS: dict[str, Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]] = {
+    "swiglu": swiglu,
+    "geglu_tanh": geglu_tanh,
+}
+
+
 class MLP(nn.Layer):
-    """down(silu(gate x) * up x) with `inner_size` channels, which the ranks of `tp` shard."""
+    """down(activation(gate x, up x)) with `inner_size` channels, which the ranks of `tp` shard.
+
+    Of a fused `gate_up_proj`, gates first, every rank has the whole and takes its channels of the output, so that
+    files and adapters keep their order.
+    """
 
     def __init__(self, config: ModelConfig, inner_size: int, tp: TensorParallel = NO_TENSOR_PARALLEL) -> None:
         super().__init__()
-        self.tp = tp
+        self.tp, self.inner_size = tp, tp.local_size(inner_size)
+        self.activation, self.fused = ACTIVATIONS[config.architecture.activation], config.architecture.fused_gate_up
 
         def linear(name: str, inputs: int, outputs: int, shard_along: Literal["inputs", "outputs"]) -> Linear:
             return Linear(inputs, outputs, config.has_bias(name), tp=tp, shard_along=shard_along)
 
-        self.gate_proj = linear("gate_proj", config.hidden_size, inner_size, "outputs")
-        self.up_proj = linear("up_proj", config.hidden_size, inner_size, "outputs")
+        if self.fused:
+            self.gate_up_proj = Linear(config.hidden_size, 2 * inner_size, config.has_bias("gate_up_proj"))
+        else:
+            self.gate_proj = linear("gate_proj", config.hidden_size, inner_size, "outputs")
+            self.up_proj = linear("up_proj", config.hidden_size, inner_size, "outputs")
         self.down_proj = linear("down_proj", inner_size, config.hidden_size, "inputs")
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.tp.copy_to_tp(x)
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        gate, up = self._split(self.gate_up_proj(x)) if self.fused else (self.gate_proj(x), self.up_proj(x))
+        return self.down_proj(self.activation(gate, up))
+
+    def _split(self, gate_up: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        gate, up = gate_up.chunk(2, axis=-1)
+        if self.tp.size == 1:
+            return gate, up
+        own = slice(self.tp.rank * self.inner_size, (self.tp.rank + 1) * self.inner_size)
+        return gate[..., own], up[..., own]

@@ -8,27 +8,54 @@ from paddle.autograd import PyLayer
 
 from erniekit.model.autograd import apply, disable_autocast
 from erniekit.model.kernels import fused_kernels, fused_rms_norm
+from erniekit.model.tensor_parallel import NO_TENSOR_PARALLEL, TensorParallel
 
 
 def expand_like(x: paddle.Tensor, like: paddle.Tensor) -> paddle.Tensor:
     """Expand x to the shape of `like`, before an elementwise operation with it.
 
     On a CPU Paddle's broadcasting operations take 3 to 7 times as long as those of two tensors of the same shape,
-    including the copy. The result is the same, bit for bit.
+    including the copy. The result is the same, bit for bit. A saved program leaves the broadcast to the operation,
+    because paddle2onnx writes the shape of `like` as it was recorded, with -1 for a varying length.
     """
-    return x.expand_as(like)
+    return x.expand_as(like) if paddle.in_dynamic_mode() else x
 
 
 class RMSNorm(nn.Layer):
-    """y = weight * x / sqrt(mean(x^2) + epsilon), over the last axis."""
+    """y = scale * (offset + weight) * x / sqrt(mean(x^2) + epsilon), over the last axis.
 
-    def __init__(self, size: int, epsilon: float) -> None:
+    Args:
+        offset: of the weights that files hold, as in Gemma.
+        tp: the ranks that divide the axis, where they do.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        epsilon: float,
+        *,
+        offset: float = 0.0,
+        scale: float = 1.0,
+        tp: TensorParallel = NO_TENSOR_PARALLEL,
+    ) -> None:
         super().__init__()
-        self.epsilon = epsilon
-        self.weight = self.create_parameter([size], default_initializer=nn.initializer.Constant(1.0))
+        self.epsilon, self.offset, self.scale, self.tp = epsilon, offset, scale, tp
+        initial = nn.initializer.Constant(1.0 - offset)
+        self.weight = self.create_parameter([tp.local_size(size)], default_initializer=initial)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return rms_norm(x, self.weight, self.epsilon)
+        weight = self.weight if self.offset == 0.0 else self.weight + self.offset
+        weight = weight if self.scale == 1.0 else weight * self.scale
+        if self.tp.size > 1:
+            return sharded_rms_norm(x, weight, self.epsilon, self.tp)
+        return rms_norm(x, weight, self.epsilon)
+
+
+def sharded_rms_norm(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float, tp: TensorParallel) -> paddle.Tensor:
+    """Compute RMSNorm over an axis that ranks divide, from this rank's x [..., H / n] and weight [H / n]."""
+    dtype, x = x.dtype, x.astype(weight.dtype)
+    mean = tp.sum_shards((x * x).mean(-1, keepdim=True)) / tp.size
+    return (x * paddle.rsqrt(mean + epsilon) * weight).astype(dtype)
 
 
 def rms_norm(x: paddle.Tensor, weight: paddle.Tensor, epsilon: float) -> paddle.Tensor:

@@ -40,8 +40,9 @@ def rotary_tables(
     angles = position_ids.reshape([-1, 1, 1]).astype("float32") * paddle.to_tensor(per_channel)
     angles = paddle.tile(angles, [1, heads, 1])  # before cos: oneDNN's sine read its output in saved programs
     cos, sin = paddle.cos(angles), paddle.sin(angles)
-    if frequencies.magnitude != 1.0:
-        cos, sin = cos * frequencies.magnitude, sin * frequencies.magnitude
+    if frequencies.magnitude != 1.0:  # of the channels that turn
+        magnitude = paddle.to_tensor(np.where(per_channel == 0, 1.0, frequencies.magnitude).astype(np.float32))
+        cos, sin = cos * magnitude, sin * magnitude
     return RotaryTables(cos, sin, interleaved)
 
 

@@ -103,6 +103,12 @@ class TensorParallel:
             return mp_ops._mp_allreduce(x, group=self.group, skip_c_identity_dynamic=self.skip_c_identity)
         return ReduceScatterOp.apply(_rows(x)).unsqueeze(0)
 
+    def sum_shards(self, x: Tensor) -> Tensor:
+        """Sum over the ranks what each goes on to use for its own shard, so that their gradients are summed, too."""
+        if self.size == 1:
+            return x
+        return mp_ops._c_identity(mp_ops._mp_allreduce(x, group=self.group), self.group)
+
     def gather_from_tp(self, x: Tensor) -> Tensor:
         """Concatenate all ranks' shards of the last axis; the gradient is this rank's shard."""
         return x if self.size == 1 else mp_ops._c_concat(x, group=self.group)

@@ -33,8 +33,9 @@ def named_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
 
     Adapters are not among them.
     """
+    file_name = decoder.config.architecture.file_name
     return {
-        prefix + name: parameter
+        file_name(prefix + name): parameter
         for prefix, block in decoder.named_blocks()
         for name, parameter in block.named_parameters()
         if ".adapter." not in f".{name}"
@@ -43,8 +44,9 @@ def named_weights(decoder: Decoder) -> dict[str, paddle.Tensor]:
 
 def named_linears(decoder: Decoder) -> dict[str, Linear]:
     """Every linear layer between embedding and head, by its Hugging Face path, in the decoder's order."""
+    file_name = decoder.config.architecture.file_name
     return {
-        (prefix + name).removesuffix("."): layer
+        file_name((prefix + name).removesuffix(".")): layer
         for prefix, block in decoder.named_blocks()
         for name, layer in block.named_sublayers(include_self=True)  # a stage may be a linear layer itself
         if isinstance(layer, Linear)
@@ -176,9 +178,15 @@ def save_companion_files(decoder: Decoder, folder: Path, tokenizer_files: Iterab
         name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config
     }
     written = [_write_json(folder / GENERATION_CONFIG_FILE, token_ids)]
-    for source in tokenizer_files:
-        written.append(Path(shutil.copyfile(source, folder / Path(source).name)))
-    return written
+    return written + [copy_companion_file(Path(source), folder) for source in tokenizer_files]
+
+
+def copy_companion_file(source: Path, folder: Path) -> Path:
+    """Copy one of the tokenizer's files; further chat templates keep the name of their own folder."""
+    is_further_template = source.parent.name == "additional_chat_templates"
+    target = folder / source.parent.name / source.name if is_further_template else folder / source.name
+    target.parent.mkdir(exist_ok=True)
+    return Path(shutil.copyfile(source, target))
 
 
 def _stored(weight: np.ndarray | None, dtype: str, transposed: bool) -> Iterator[memoryview]:

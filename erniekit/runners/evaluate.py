@@ -30,7 +30,6 @@ from erniekit.model.decoder import Decoder
 from erniekit.runners.stages import stage_objectives
 from erniekit.terminal import escape_control_characters
 from erniekit.training.callbacks.files import EVALUATION_FILE, Results
-from erniekit.training.checkpoint.atomic_folder import refuse_damaged
 from erniekit.training.checkpoint.lock import locked
 from erniekit.training.evaluation import EvaluationResult, ExtraMetrics, evaluate
 
@@ -47,8 +46,6 @@ def run_evaluation(config: Config) -> EvaluationResult:
     """
     model_config, tokenizer, template = begin(config)
     weights, adapters = initial_weights(config), adapter_plan(config, model_config)
-    if weights is not None:
-        refuse_damaged(weights)
     output_dir = config.output_dir
     topology, rank = topology_and_rank(config, model_config)
     # first, so that no evaluation runs whose metrics cannot be written

@@ -58,7 +58,8 @@ def render_batch(
             if pair is not None:
                 parts = [slice(start + pair.chosen, start + pair.rejected), slice(start + pair.rejected, end)]
             targets = " + ".join(f"{int((batch.labels[row, part] != IGNORE_INDEX).sum()):,}" for part in parts)
-            heading = f"--- {what[:-1]} {number}: {dataset.location(index)}, positions {start:,}-{end - 1:,}, {targets}"
+            location = escape_control_characters(dataset.location(index))
+            heading = f"--- {what[:-1]} {number}: {location}, positions {start:,}-{end - 1:,}, {targets}"
             lines.append(_styled(f"{heading} targets", HEADING, color))
             if pair is None:
                 lines.append(_document(batch, tokenizer, row, start, end, color))
@@ -149,6 +150,8 @@ def _styled(text: str, style: str, color: bool) -> str:
 def preview(config: Config, *, rows: int = 1, documents: int = 8, color: bool = False) -> str:
     """The first documents of the first training step, token by token where they are trained and where not.
 
+    The counts of the files follow if a record or a field of them is left out.
+
     Raises:
         UserError: the tokenizer or the data cannot be used.
     """
@@ -161,6 +164,8 @@ def preview(config: Config, *, rows: int = 1, documents: int = 8, color: bool = 
         if rows > 0:
             shown.append(render_batch(batch, tokenizer, dataset, rows=rows, documents=documents, color=color))
             rows -= len(batch.samples)
+    if any(source.loses_something for source in dataset.report.sources):
+        shown.append(str(dataset.report))
     shown.append(plan.describe(config.training.max_steps, config.training.num_train_epochs))
     return "\n\n".join(shown)
 

@@ -26,6 +26,7 @@ from erniekit.build.model import announce_dense_mask, begin, model_folder, open_
 from erniekit.build.precision import initial_loss_scale
 from erniekit.config import Config
 from erniekit.data.loader import prefetch
+from erniekit.data.templates.ernie import published_files
 from erniekit.distributed.topology import Topology
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_trainable_parameters
@@ -71,7 +72,8 @@ def run_training(config: Config) -> TrainResult:
         shards = shards_of(config, model, ranks)
         load_own_shard(source, shards, ranks)
         master_weights = master_weight_policy(config, model_config, resumes_shards=bool(source.sharded_checkpoint))
-        writer = ModelWriter(config, model, ranks, tokenizer.files, generation)
+        tokenizer_files = tokenizer.files if config.stage.reads_text else published_files(tokenizer)
+        writer = ModelWriter(config, model, ranks, tokenizer_files, generation)
         write_checkpoint: Callable[[Path | None], None] = writer.write
         if master_weights.stored == "as weights":
             write_checkpoint = partial(writer.write_master_weights, optimizer, parameters)
@@ -105,7 +107,7 @@ def run_training(config: Config) -> TrainResult:
 
 def _describe_optimizer(config: Config, parameters: Mapping[str, Tensor], topology: Topology) -> None:
     on_rank = ", counted on this rank" if topology.tensor > 1 or topology.pipeline > 1 else ""
-    logger.info(describe_decay(parameters, config.training.weight_decay) + on_rank)
+    logger.debug(describe_decay(parameters, config.training.weight_decay) + on_rank)
     if (storage := moment_storage(config)) is not None:
         logger.info(f"AdamW: {storage}")
 

@@ -74,4 +74,4 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["validate", str(file)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert "5,003 problems" in lines[0] and lines[-1].endswith("more") and len(lines) < 300
-    assert "did you mean `learning_rate`?" in lines[1]
+    assert "`lerning_rate_0`: unknown parameter" in lines[1]

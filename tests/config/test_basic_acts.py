@@ -101,9 +101,19 @@ def test_do_train_false_only_evaluates(make_config: MakeConfig, records: Path, t
 
 
 @pytest.mark.proves("hidden_dropout_prob", "attention_probs_dropout_prob")
-@pytest.mark.parametrize("name", ["hidden_dropout_prob", "attention_probs_dropout_prob"])
-def test_dropout_changes_training_and_no_evaluation(name: str, train: Train, records: Path) -> None:
-    still = {"learning_rate": 0.0, "max_steps": 1, "do_eval": True, "eval_dataset_path": str(records), "eval_steps": 1}
+@pytest.mark.parametrize(
+    ("name", "flashmask"),
+    [("hidden_dropout_prob", True), ("attention_probs_dropout_prob", True), ("attention_probs_dropout_prob", False)],
+)
+def test_dropout_changes_training_and_no_evaluation(name: str, flashmask: bool, train: Train, records: Path) -> None:
+    still = {
+        "use_flash_attention": flashmask,
+        "learning_rate": 0.0,
+        "max_steps": 1,
+        "do_eval": True,
+        "eval_dataset_path": str(records),
+        "eval_steps": 1,
+    }
     plain, dropped, more = train(**still), train(**still, **{name: 0.3}), train(**still, **{name: 0.6})
     assert len({run.losses[0] for run in (plain, dropped, more)}) == 3
     assert dropped.log[-1]["eval_loss"] == plain.log[-1]["eval_loss"]
@@ -142,6 +152,21 @@ def test_prediction_layers_are_trained_and_saved_as_asked(train: Train, moe_mode
         assert ("mtp_loss" in run.log[0]) == bool(wanted)
         assert any("mtp" in name for name in tensors(run.output)) == bool(wanted)
         assert json.loads((run.output / "config.json").read_text())["num_nextn_predict_layers"] == wanted
+
+
+@pytest.mark.proves("ignore_config_keys")
+def test_keys_of_the_model_that_are_not_understood_are_left_out_where_asked(
+    train: Train, tiny_model: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    config = json.loads((other / "config.json").read_text()) | {"attention_tilt": 0.5}
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"attention_tilt: 0\.5 is not understood"):
+        train(model_name_or_path=str(other))
+    run = train(model_name_or_path=str(other), ignore_config_keys="attention_tilt")
+    assert run.said.count("attention_tilt: 0.5 is ignored, as ignore_config_keys asks") == 1
+    assert "attention_tilt" not in json.loads((run.output / "config.json").read_text())
 
 
 @pytest.mark.proves("device")

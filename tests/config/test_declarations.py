@@ -30,7 +30,7 @@ def parameters_where(condition: Callable[[Parameter], bool]) -> pytest.MarkDecor
 
 
 def has_no_effect_by_default(parameter: Parameter) -> bool:
-    brings_its_need = parameter.name == "num_samples_each_epoch"  # test_config.py
+    brings_its_need = parameter.name in ("num_samples_each_epoch", "sharding")  # test_config.py
     return bool(parameter.needs) and not any(need.holds(DEFAULTS) for need in parameter.needs) and not brings_its_need
 
 

@@ -13,9 +13,12 @@ from erniekit.errors import ModelFileError
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.architectures.rope_scaling import rotary_frequencies
+from erniekit.model.weights import named_weights
 
-from .tiny import CONFIG, tiny_config, tiny_model
+from .tiny import CONFIG, logits_of, tiny_config, tiny_model
 
+FAMILIES = tuple(sorted(ARCHITECTURES))
+COMMON_FIELDS = ("num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "rms_norm_eps", "tie_word_embeddings")
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -26,11 +29,11 @@ LLAMA3 = {
 
 
 @st.composite
-def config_files(draw):
-    """A `config.json` of any family, with any of its optional keys left out."""
+def config_files(draw, families=FAMILIES):
+    """A `config.json` of one of these families, with any of its optional keys left out."""
     heads = draw(st.integers(1, 4))
     values = {
-        "model_type": draw(st.sampled_from(sorted(ARCHITECTURES))),
+        "model_type": draw(st.sampled_from(families)),
         "vocab_size": draw(st.integers(1, 99)),
         "hidden_size": 8 * heads * draw(st.integers(1, 3)),
         "intermediate_size": draw(st.integers(1, 50)),
@@ -58,12 +61,17 @@ def config_files(draw):
         "moe_layer_interval": st.integers(1, 3),
         "num_nextn_predict_layers": st.integers(0, 2),
         "rope_scaling": st.sampled_from([None, LLAMA3, {"type": "linear", "factor": 2}]),
-        "a_key_of_tomorrow": st.lists(st.integers()),
+        "task_specific_params": st.dictionaries(st.text(), st.integers()),  # a key that nothing here reads
     }
-    if values["model_type"] == "ernie4_5":  # these are refused there
-        optional = {key: value for key, value in optional.items() if not key.startswith(("moe_num", "num_nextn"))}
-    needed = ARCHITECTURES[values["model_type"]].defaults.keys() & {"num_key_value_heads"}  # which may not divide heads
+    architecture = ARCHITECTURES[values["model_type"]]
+    keys = {architecture.key_names.get(name, name) for name in (*COMMON_FIELDS, *architecture.own_fields)}
+    keys |= {"task_specific_params", *architecture.own_keys}
+    needed = architecture.defaults.keys() & {"num_key_value_heads"}  # which may not divide heads
+    if values["model_type"] == "glm4":  # half of a head is turned, in pairs
+        optional["head_dim"] = st.sampled_from([4, 128])
     for key, value in optional.items():
+        if key not in keys:
+            continue
         if key in needed or draw(st.booleans()):
             values[key] = draw(value)
     return values
@@ -84,9 +92,9 @@ def test_what_is_read_is_written_and_read_again(values):
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(config_files())
+@given(config_files(families=["ernie4_5_moe"]))
 def test_layers_have_experts_where_the_interval_says(values):
-    config = ModelConfig.from_json({**values, "model_type": "ernie4_5_moe"})
+    config = ModelConfig.from_json(values)
     last = config.moe_layer_end_index if config.moe_layer_end_index >= 0 else config.num_hidden_layers - 1
     for layer in range(config.num_hidden_layers):
         expected = config.moe_layer_start_index <= layer <= last and (layer + 1) % config.moe_layer_interval == 0
@@ -140,15 +148,32 @@ def test_published_models_have_their_published_sizes(count, family, sizes, more)
         ("qwen3", {}, set()),
         ("qwen3", {"attention_bias": True}, {"q", "k", "v", "o"}),
         ("qwen3_moe", {"attention_bias": True, "mlp_only_layers": [1]}, {"q", "k", "v", "o"}),
+        ("qwen2_moe", {}, {"q", "k", "v"}),
+        ("qwen2_moe", {"qkv_bias": False, "mlp_only_layers": [1]}, set()),
+        ("mixtral", {}, set()),
+        ("granite", {"attention_bias": True, "mlp_bias": True}, {"q", "k", "v", "o", "gate", "up", "down"}),
+        ("smollm3", {"attention_bias": True}, {"q", "k", "v", "o"}),
+        ("olmo2", {"attention_bias": True}, {"q", "k", "v", "o"}),
+        ("glm4", {}, {"q", "k", "v"}),
+        ("glm4", {"attention_bias": False}, set()),
     ],
 )
 def test_the_decoder_has_the_weights_that_are_listed(family, changes, biased):
     decoder = tiny_model(model_type=family, head_dim=4, **changes)
-    names = [prefix + name for prefix, stage in decoder.named_blocks() for name, _ in stage.named_parameters()]
     listed = decoder.config.weight_shapes()
-    assert sorted(names) == sorted(listed)
+    assert sorted(named_weights(decoder)) == sorted(listed)
     assert {name.split(".")[-2].removesuffix("_proj") for name in listed if name.endswith(".bias")} == biased
-    assert any("q_norm" in name for name in listed) == family.startswith("qwen3")
+    assert any("q_norm" in name for name in listed) == (family.startswith("qwen3") or family == "olmo2")
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_documents_of_a_row_have_the_logits_that_each_has_alone(family):
+    decoder = tiny_model(model_type=family, head_dim=8, num_key_value_heads=2)
+    ids = np.random.default_rng(3).integers(0, 53, 40)
+    packed = logits_of(decoder, ids, ends=[11, 12, 40])
+    alone = np.concatenate([logits_of(decoder, ids[start:stop]) for start, stop in ((0, 11), (11, 12), (12, 40))])
+    assert np.std(alone) > 0.1
+    np.testing.assert_allclose(packed, alone, atol=2e-5)
 
 
 @pytest.mark.parametrize(("window", "expected"), [(None, None), (4096, None), (128, None), (127, 127)])
@@ -163,9 +188,25 @@ def test_experts_stand_where_neither_the_step_nor_the_list_leaves_them_out():
     assert [config.is_moe_layer(layer) for layer in range(6)] == [False, False, False, True, False, True]
 
 
+def test_layers_turn_nothing_where_the_list_or_the_interval_says():
+    layers = [{"no_rope_layer_interval": 2}, {"no_rope_layers": [0, 1, 1, 0]}]
+    configs = [tiny_config(model_type="smollm3", num_hidden_layers=4, **change) for change in layers]
+    turned = [[config.architecture.layer_attention(config, layer).rope for layer in range(4)] for config in configs]
+    assert turned == [[0, None, 0, None], [None, 0, 0, None]]
+
+
+def test_the_part_of_a_head_that_is_not_turned_has_no_frequency():
+    config = tiny_config(model_type="glm4", head_dim=16, partial_rotary_factor=0.25)
+    (table,) = config.architecture.rope_tables(config)
+    assert table.per_pair == (1.0, 0.01, 0, 0, 0, 0, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("family", "change", "message"),
     [
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers: expected a 0 or 1 for each of 2 layers, got [1]"),
+        ("glm4", {"head_dim": 10, "partial_rotary_factor": 0.5}, "0.5 of head_dim 10 is no part of pairs"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling: must be at least 1e-06, got 0"),
         ("mistral", {"sliding_window": 0}, "sliding_window: must be positive, got 0"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window: True is not supported; only False is"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: "),

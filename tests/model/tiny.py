@@ -20,10 +20,14 @@ CONFIG = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
+# What some families need for a tiny shape.
+FAMILIES = {
+    "qwen2_moe": {"num_experts": 6, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 24},
+}
 
 
 def tiny_config(**changes):
-    return ModelConfig.from_json({**CONFIG, **changes})
+    return ModelConfig.from_json({**CONFIG, **FAMILIES.get(changes.get("model_type"), {}), **changes})
 
 
 def tiny_model(seed=0, hidden_dropout=0.0, attention_dropout=0.0, **changes):

@@ -16,7 +16,11 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-YARN_SCALING = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+# the factor is the ratio of the lengths: where it is not, versions of transformers differ
+YARN = {
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "max_position_embeddings": 256,
+}
 
 # Every case: family and what differs from `random_model`'s shape.
 CASES = {
@@ -25,7 +29,7 @@ CASES = {
     "llama: biases, own head size": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 18}),
     "llama: Llama 3's scaling": ("llama", {"rope_scaling": LLAMA3_SCALING, "rope_theta": 500000.0}),
     "llama: linear scaling": ("llama", {"rope_scaling": {"type": "linear", "factor": 3.0}}),
-    "llama: yarn, whose factor gives way to the lengths": ("llama", {"rope_scaling": YARN_SCALING}),
+    "llama: yarn": ("llama", YARN),
     "mistral: a window of 16": ("mistral", {"sliding_window": 16}),
     "mistral: no window, tied, own head size": (
         "mistral",
@@ -62,6 +66,65 @@ CASES = {
             "tie_word_embeddings": True,
             "head_dim": 18,
         },
+    ),
+    "mixtral: a window, grouped queries": ("mixtral", {"num_local_experts": 5, "sliding_window": 16}),
+    "mixtral: three experts a token, tied, own head size": (
+        "mixtral",
+        {"num_local_experts": 4, "num_experts_per_tok": 3, "tie_word_embeddings": True, "head_dim": 18},
+    ),
+    "qwen2_moe: a gated shared expert beside experts as they are": (
+        "qwen2_moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 20,
+        },
+    ),
+    "qwen2_moe: every other layer, normalised, tied": (
+        "qwen2_moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 8,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite: all multipliers": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 0.5,
+        },
+    ),
+    "granite: biases, tied, no multipliers": (
+        "granite",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "smollm3: every fourth layer without positions": ("smollm3", {"num_hidden_layers": 4}),
+    "smollm3: layers named, untied, biases of MLPs": (
+        "smollm3",
+        {
+            "num_hidden_layers": 3,
+            "no_rope_layers": [0, 1, 0],
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "olmo2: grouped queries": ("olmo2", {}),
+    "olmo2: bias, all key heads, other theta": (
+        "olmo2",
+        {"attention_bias": True, "num_key_value_heads": 4, "rope_theta": 5e5},
+    ),
+    "glm4: half of each head turned": ("glm4", {"head_dim": 16}),
+    "glm4: a quarter, no biases, tied": (
+        "glm4",
+        {"head_dim": 24, "partial_rotary_factor": 0.25, "attention_bias": False, "tie_word_embeddings": True},
     ),
     "ernie4_5_moe: shared and routed experts": (
         "ernie4_5_moe",
@@ -114,11 +177,17 @@ CASES = {
 CLASSES = {
     "ernie4_5": (transformers.Ernie4_5Config, transformers.Ernie4_5ForCausalLM),
     "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig, transformers.Ernie4_5_MoeForCausalLM),
+    "glm4": (transformers.Glm4Config, transformers.Glm4ForCausalLM),
+    "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+    "olmo2": (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen2_moe": (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
     "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+    "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
 }
 
 

@@ -13,7 +13,6 @@ import paddle  # noqa: E402
 from erniekit.inference.generation import generate  # noqa: E402
 from erniekit.inference.sampling import Sampling  # noqa: E402
 from erniekit.model.architectures.model_config import ModelConfig  # noqa: E402
-from erniekit.model.architectures.rope_scaling import rotary_frequencies  # noqa: E402
 from erniekit.model.builder import build_model  # noqa: E402
 from erniekit.model.head import token_loss  # noqa: E402
 from erniekit.model.weights import named_weights, save_model_folder  # noqa: E402
@@ -22,7 +21,8 @@ from .families import CASES, CLASSES, VOCABULARY, random_model  # noqa: E402
 from .test_decoder import our_hidden, ours_from  # noqa: E402
 
 pytestmark = pytest.mark.parity
-MOE_LAYERS = {"ernie4_5_moe": 2, "qwen3_moe": 3}  # by default, of the first two and the last
+# By default, of the first two layers and the last.
+MOE_LAYERS = {"ernie4_5_moe": 2, "mixtral": 3, "qwen2_moe": 3, "qwen3_moe": 3}
 every_case = pytest.mark.parametrize(("family", "shape"), CASES.values(), ids=CASES.keys())
 
 
@@ -35,13 +35,16 @@ def test_logits_and_gradients_agree(family, shape, tmp_path):
     labels = np.where(rng.random((1, 150)) < 0.3, -100, rng.integers(0, VOCABULARY, (1, 150)))
 
     their_logits = theirs(input_ids=torch.tensor(ids)).logits
-    torch.nn.functional.cross_entropy(their_logits[0], torch.tensor(labels[0]), reduction="sum").backward()
+    their_loss = torch.nn.functional.cross_entropy(their_logits[0], torch.tensor(labels[0]), reduction="sum")
+    their_loss.backward()
     hidden = our_hidden(ours, ids[0], [150])
     our_logits = ours.head(hidden).numpy()
-    token_loss(ours, hidden, paddle.to_tensor(labels)).loss_sum.backward()
+    our_loss = token_loss(ours, hidden, paddle.to_tensor(labels)).loss_sum
+    our_loss.backward()
+    assert float(our_loss) == pytest.approx(their_loss.item(), rel=1e-6)
 
     assert np.std(our_logits) > 1.0
-    np.testing.assert_allclose(our_logits, their_logits.detach().numpy(), atol=1e-4)
+    np.testing.assert_allclose(our_logits, their_logits.detach().numpy(), atol=8e-5)
     our_weights = named_weights(ours)
     assert set(our_weights) == {name for name, _ in theirs.named_parameters()} == set(ours.config.weight_shapes())
     for name, parameter in theirs.named_parameters():
@@ -52,7 +55,7 @@ def test_logits_and_gradients_agree(family, shape, tmp_path):
         gradient = gradient.T if ours.config.architecture.is_linear(name) else gradient
         scale = np.abs(expected).max()
         assert scale > 1e-4, name
-        assert np.abs(gradient - expected).max() < 1e-3 * scale, name
+        assert np.abs(gradient - expected).max() < 1e-4 * scale, name
 
 
 @every_case
@@ -86,10 +89,11 @@ def test_greedy_answers_agree(family, shape, tmp_path):
 def test_frequencies_agree(family, shape, tmp_path):
     config = random_model(family, **shape).config
     config.save_pretrained(tmp_path)
-    ours = rotary_frequencies(ModelConfig.from_folder(tmp_path))
+    model_config = ModelConfig.from_folder(tmp_path)
+    ours = model_config.architecture.rope_tables(model_config)[0]
     kind = (getattr(config, "rope_scaling", None) or {}).get("rope_type", "default")
     expected, magnitude = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](config, "cpu")
-    np.testing.assert_allclose(ours.per_pair, expected.numpy(), rtol=1e-6)
+    np.testing.assert_allclose([pair for pair in ours.per_pair if pair], expected.numpy(), rtol=1e-6)
     assert ours.magnitude == pytest.approx(magnitude, rel=1e-6)
 
 
@@ -103,7 +107,8 @@ def test_absent_keys_have_their_defaults(family):
     keys = {name: ours.architecture.key_names.get(name, name) for name in names if name != "moe_layer_end_index"}
     known = {name: key for name, key in keys.items() if key in theirs}
     assert {name: getattr(ours, name) for name in known} == {name: theirs[key] for name, key in known.items()}
-    assert ours.own == {key: theirs[key] for key in ours.own}
+    own = {key: value for key, value in ours.own.items() if value is not None}  # null: as another key says
+    assert own == {key: theirs[key] for key in own}
     layers = [ours.is_moe_layer(layer) for layer in (0, 1, ours.num_hidden_layers - 1)]
     assert layers.count(True) == MOE_LAYERS.get(family, 0)
     if family not in ("ernie4_5", "ernie4_5_moe"):  # theirs says 128; Paddle's ERNIE folders leave the key out

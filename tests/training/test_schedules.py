@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from erniekit.training.optim.schedules import dropout_scale, learning_rate, warmup_steps_of
+from erniekit.config.sections.training import TrainingParameters
+from erniekit.errors import ConfigurationError
+from erniekit.training.optim.schedules import check_schedule_fits, dropout_scale, learning_rate, warmup_steps_of
 
 from .optimizer_case import RECORDED_SCHEDULES, SCHEDULES, learning_rates, schedule
 
@@ -47,6 +50,16 @@ def test_wsd_is_flat_between_warm_up_and_decay() -> None:
     section = SCHEDULES["wsd cosine"]
     assert {learning_rate(step, section, 30) for step in range(5, 21)} == {section.learning_rate}
     assert learning_rate(21, section, 30) < section.learning_rate
+
+
+@pytest.mark.proves("lr_scheduler_type", "warmup_steps", "decay_steps")
+def test_a_schedule_that_is_longer_than_the_run_is_refused() -> None:
+    fits = TrainingParameters(lr_scheduler_type="wsd", warmup_steps=3, decay_steps=4)
+    check_schedule_fits(fits, 7)
+    check_schedule_fits(replace(fits, lr_scheduler_type="linear"), 6)
+    for longer in ({"warmup_steps": 4}, {"decay_steps": 5}):
+        with pytest.raises(ConfigurationError, match="exceed the 7 steps"):
+            check_schedule_fits(replace(fits, **longer), 7)
 
 
 def test_unknown_schedule() -> None:

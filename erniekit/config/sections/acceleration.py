@@ -137,6 +137,7 @@ class AccelerationParameters:
         "moves less data where a token has more experts than there are ranks. `unpad` sends the exact sizes; the "
         "others pad to the largest size of any rank. It changes speed and memory, never the loss.",
         choices=("v2-alltoall-unpad", "v2-alltoall", "v2-allgather-unpad", "v2-allgather"),
+        spellings={"": "v2-alltoall-unpad", "v2-alltoall-unpad-text": "v2-alltoall-unpad"},
         example="v2-allgather-unpad",
     )
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
 from erniekit.config.stages import ALL_STAGES
-from erniekit.config.values import DEVICE, PATH, WORDS
+from erniekit.config.values import DEVICE, PATH, TEXTS, WORDS, other_device
 
 TRACKERS = ("visualdl", "tensorboard")  # each is opened by `erniekit.training.callbacks.trackers`
 ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "export", "server")
+TEMPLATE_VERBS = ("train", "eval", "preview", "chat", "generate")
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class BasicParameters:
         "resolved configuration, results and logs. A folder that already holds a run is protected, see "
         "`overwrite_output_dir`.",
         kind=PATH,
+        spellings={"none": ""},
         required_for=("train",),
         verbs=("train", "eval", "export"),
         example="output/sft",
@@ -52,6 +56,25 @@ class BasicParameters:
         "always allowed. `erniekit export` and `split` need it on the command line if their folder is not empty: "
         "they replace files of the same name and keep the others.",
         verbs=("train", "export", "split"),
+    )
+    enable_thinking: bool | None = parameter(
+        None,
+        "Whether the model thinks before it answers, for chat templates that have this switch, such as Qwen3's. "
+        "Training and answering should agree: with false an empty thought belongs to the question, so that "
+        "only the answer is trained. null leaves the choice to the template.",
+        verbs=TEMPLATE_VERBS,
+        stages=("SFT", "DPO"),
+        example=False,
+    )
+    chat_template_kwargs: tuple[str, ...] = parameter(
+        (),
+        "Further variables of the model's chat template, as `name=value`; true, false, null and numbers are read as "
+        "such, everything else as text. The template's author says which there are, for example `date_string` for "
+        "Llama 3.",
+        kind=TEXTS,
+        verbs=TEMPLATE_VERBS,
+        stages=("SFT", "DPO"),
+        example="date_string=22 Nov 2026",
     )
     continue_training: bool = parameter(
         True,
@@ -114,10 +137,10 @@ class BasicParameters:
         "int4 and the rest in int8. Each weight is dequantized where it is used, in forward and again in backward, "
         "and adapters are merged into the dequantized weights. `fp8_linear` rounds the operands of linear layers to "
         "8-bit floats, also when all weights are trained (see section 2.4). `erniekit export` writes weights in this "
-        "form where the command line asks for it.",
+        "form where the command line asks for it; `chat` and `generate` keep them so in memory.",
         choices=("none", "fp8_linear", "weight_only_int8", "weight_only_int4", "weight_only_mix", "nf4"),
         spellings={"": "none", "null": "none", "fp8linear": "fp8_linear"},
-        verbs=("train", "eval", "export"),
+        verbs=("train", "eval", "export", "chat", "generate"),
         example="fp8_linear",
     )
     num_nextn_predict_layers: int = parameter(
@@ -130,10 +153,21 @@ class BasicParameters:
         verbs=("train",),
         example=1,
     )
+    ignore_config_keys: tuple[str, ...] = parameter(
+        (),
+        "Keys of the model's `config.json` to leave out. A key that ERNIEKit does not understand may change what the "
+        "model computes, so it is refused by its name; name it here where you know that it changes nothing. The run "
+        "says that it is left out, and the model that is saved has no such key. Keys that are understood cannot be "
+        "left out. For `generate` and `chat` it is the option `--ignore-config-keys`.",
+        kind=WORDS,
+        verbs=("train", "eval", "chat", "generate", "export"),
+        example="note_of_the_author",
+    )
     device: str = parameter(
         "auto",
         "Where to compute. `auto` takes a GPU when PaddlePaddle was built for one and finds it, and the CPU otherwise; "
-        "`gpu:1` names one of several GPUs.",
+        "`gpu:1` names one of several GPUs. The names of Paddle's other devices, such as `xpu` and `npu`, are passed "
+        "on to it; ERNIEKit has never been run on one, and computes there in float32 as on a CPU.",
         kind=DEVICE,
         verbs=("train", "eval", "chat", "generate", "export"),
         example="cpu",
@@ -213,6 +247,36 @@ def _inside(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if folder else ""
 
 
+def template_variables(basic: BasicParameters) -> dict[str, Any]:
+    """Return the variables that the user gives to the chat template."""
+    chosen = {} if basic.enable_thinking is None else {"enable_thinking": basic.enable_thinking}
+    for item in basic.chat_template_kwargs:
+        name, _, text = item.partition("=")
+        chosen[name.strip()] = _json_or_text(text.strip())
+    return chosen
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@rule("chat_template_kwargs")
+def template_variables_are_named(builder: ConfigBuilder) -> None:
+    """Each item of `chat_template_kwargs` is `name=value`, and none is a variable that dialogues fill."""
+    for item in builder["chat_template_kwargs"]:
+        name, equals, _ = item.partition("=")
+        if not equals or not name.strip().isidentifier():
+            builder.problem("chat_template_kwargs", f"{item!r} is not name=value", "write for example `thinking=true`")
+        elif name.strip() in _FILLED_BY_DIALOGUES:
+            builder.problem("chat_template_kwargs", f"{name.strip()!r} is filled by each dialogue", "remove it")
+
+
+_FILLED_BY_DIALOGUES = ("messages", "tools", "documents", "add_generation_prompt")
+
+
 @rule("do_train", "do_eval")
 def something_to_do(builder: ConfigBuilder) -> None:
     """With `do_train: false`, `erniekit train` only evaluates and needs `do_eval: true`."""
@@ -244,10 +308,26 @@ def a_folder_of_logs_needs_a_logger(builder: ConfigBuilder) -> None:
         builder.no_effect("logging_dir", "because report_to is none, and only its loggers write there")
 
 
+@rule("device")
+def other_devices_have_never_been_run(builder: ConfigBuilder) -> None:
+    """A `device` that is neither a CPU nor a GPU is passed on to Paddle; a message says that it has never been run."""
+    if kind := other_device(builder["device"]):
+        builder.messages.append(
+            f"`device: {builder['device']}` ({builder.origins['device']}) is passed on to Paddle; ERNIEKit has never "
+            f"been run on {kind}, and computes there in float32 with Paddle's own kernels, as on a CPU"
+        )
+
+
 SECTION = section(
     BasicParameters,
     key="basic",
     title="1.1 Basic configuration",
     verbs=ALL_VERBS,
-    rules=(something_to_do, dropout_warmup_needs_dropout, a_folder_of_logs_needs_a_logger),
+    rules=(
+        something_to_do,
+        dropout_warmup_needs_dropout,
+        a_folder_of_logs_needs_a_logger,
+        template_variables_are_named,
+        other_devices_have_never_been_run,
+    ),
 )

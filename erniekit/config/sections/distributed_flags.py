@@ -177,7 +177,7 @@ def sharding_flags(builder: ConfigBuilder) -> None:
 def sharding_levels_and_parallelism(builder: ConfigBuilder) -> None:
     """`sharding: stage2` and `stage3` work with data parallelism only; `stage1` works with every layout."""
     others = [name for name in ("tensor_parallel_degree", "pipeline_parallel_degree") if builder[name] > 1]
-    if builder["sharding_parallel_degree"] > 1 and builder["sharding"] in ("stage2", "stage3") and others:
+    if builder["sharding_parallel_degree"] != 1 and builder["sharding"] in ("stage2", "stage3") and others:
         what = (
             f"fleet shards gradients and parameters only across ranks that each hold the full model, but "
             f"{' and '.join(f'{name} is {builder[name]}' for name in others)}"

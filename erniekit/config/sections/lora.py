@@ -24,6 +24,7 @@ class LoraParameters:
         "The rank r of the update B @ A. Each adapted matrix of m x n gains r (m + n) parameters; 8, 16 and 32 are "
         "usual.",
         minimum=1,
+        maximum=65_536,
         needs=when("lora"),
         example=32,
     )

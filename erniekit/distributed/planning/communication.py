@@ -60,7 +60,7 @@ def _tensor(
     hidden = work.tokens * model.hidden_size * work.formats.activations
     blocks = 0
     for layer in stage_layers(chunks, pp_stage, topology.pipeline):
-        mlp = not model.is_moe_layer(layer) or model.moe_num_shared_experts > 0
+        mlp = not model.is_moe_layer(layer) or model.architecture.shared_experts_size(model) > 0
         blocks += _passes(work, layer, "full", "full_attn") + mlp * _passes(work, layer, "full")
     last = pp_stage == topology.pipeline - 1
     blocks += (pp_stage == 0) + last  # after the embedding, and before the head

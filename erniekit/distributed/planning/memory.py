@@ -17,7 +17,7 @@ from erniekit.distributed.stages import (
 )
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.architectures.plain_decoder import EMBEDDING, Shapes
+from erniekit.model.architectures.plain_decoder import EMBEDDING, POST_NORMS, Shapes
 from erniekit.model.lora.config import LoraSettings, adapter_shapes
 from erniekit.model.quantization.settings import WeightOnly
 
@@ -197,8 +197,9 @@ class _LayerActivations:
         self.model, self.work, self.topology = model, work, topology
         # Outside of blocks a rank has all tokens, or its shard of the sequence.
         self.own_tokens = work.tokens // (topology.tensor if topology.sequence_parallel else 1)
-        self.queries = model.num_attention_heads * model.head_dim // topology.tensor
-        self.keys = model.num_key_value_heads * model.head_dim // topology.tensor
+        head_dim = model.architecture.qk_head_dim(model)
+        self.queries = model.num_attention_heads * head_dim // topology.tensor
+        self.keys = model.num_key_value_heads * head_dim // topology.tensor
         self.longest = work.longest_document or work.max_seq_len
 
     def stage_values(self, chunks: list[range], pp_stage: int) -> tuple[int, int]:
@@ -227,10 +228,18 @@ class _LayerActivations:
         """Return the values that a layer saves between forward and backward."""
         model, tokens = self.model, self.work.tokens
         streams = 2 * self.own_tokens * model.hidden_size  # the two residual streams
+        output_norms = sum(name in POST_NORMS for name in model.architecture.norms)
+        streams += output_norms * self.own_tokens * model.hidden_size  # their inputs
         inputs = 2 * tokens * model.hidden_size  # the two normalised inputs, of all tokens
         attention = 2 * tokens * (self.queries + self.keys) + self._saved_scores()
-        mlp = self._expert_values() if moe else 3 * tokens * self._per_tp_rank(model.intermediate_size)
+        mlp = self._expert_values() if moe else self._mlp_values()
         return streams + inputs + attention + mlp + self._dropped(moe)
+
+    def _mlp_values(self) -> int:
+        """Return gate, up and product; of a fused gate and up every rank has the whole, and a copy of its channels."""
+        inner = self._per_tp_rank(self.model.intermediate_size)
+        fused = 2 * self.model.intermediate_size if self.model.architecture.fused_gate_up else 0
+        return self.work.tokens * (3 * inner + fused)
 
     def recomputed_values(self, moe: bool) -> int:
         """Return how many of these values are recomputed instead of saved."""
@@ -245,7 +254,7 @@ class _LayerActivations:
         """Return the sorted inputs and outputs of experts; gate, up and product, also of shared experts; and the
         router's."""
         model, inner = self.model, self.model.moe_intermediate_size
-        shared = 3 * self.work.tokens * self._per_tp_rank(model.moe_num_shared_experts * inner)
+        shared = 3 * self.work.tokens * self._per_tp_rank(model.architecture.shared_experts_size(model))
         router = 3 * self.own_tokens * model.moe_num_experts
         return self._routed() * (2 * model.hidden_size + 3 * inner) + shared + router
 
@@ -289,8 +298,7 @@ class _LayerActivations:
         if not moe:
             return 2 * (inputs + tokens * (2 * model.hidden_size + self._per_tp_rank(model.intermediate_size)))
         inputs += self._routed() * (2 * model.hidden_size + model.moe_intermediate_size)
-        if model.moe_num_shared_experts:
-            shared = self._per_tp_rank(model.moe_num_shared_experts * model.moe_intermediate_size)
+        if shared := self._per_tp_rank(model.architecture.shared_experts_size(model)):
             inputs += tokens * (2 * model.hidden_size + shared)
         return 2 * inputs
 

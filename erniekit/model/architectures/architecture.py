@@ -12,7 +12,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from erniekit.model.architectures import plain_decoder
-from erniekit.model.architectures.plain_decoder import LayerAttention, Shapes
+from erniekit.model.architectures.plain_decoder import (
+    PRE_NORMS,
+    LayerAttention,
+    Multipliers,
+    Routing,
+    Shapes,
+    renamed,
+)
+from erniekit.model.architectures.rope_parameters import RopeKeys
 from erniekit.model.architectures.rope_scaling import Frequencies
 from erniekit.model.architectures.sharding import ModuleRule, Placement, RuleTable, WeightInfo, prefixed
 
@@ -31,6 +39,7 @@ NEUTRAL_FOR_PADDLENLP: dict[str, tuple[Any, ...]] = {
     "alibi": (False,),
     "rope_scaling_type": (None,),
     "use_long_sequence_strategies": (False,),
+    "long_sequence_init_args": ({},),
 }
 
 
@@ -41,7 +50,7 @@ class Key(NamedTuple):
         kind: its type; an integer is accepted as a float.
         minimum: the smallest value; None: any value of the type.
         required: whether the key must be there.
-        most: the largest integer. Paddle's sizes are int32.
+        most: the largest value; None: of an integer what Paddle's sizes, int32, can hold, of a float what float32 can.
         default: the value where the key is absent.
         nullable: whether null is a value of its own; otherwise null means absent.
     """
@@ -49,7 +58,7 @@ class Key(NamedTuple):
     kind: type
     minimum: float | None = None
     required: bool = False
-    most: int = 2**31 - 1
+    most: float | None = None
     default: Any = None
     nullable: bool = False
 
@@ -99,11 +108,17 @@ class Architecture:
         key_names: the key of a field where it is not the field's name.
         own_keys: keys that only this family has; ModelConfig keeps their values in `own`.
         head_dim: where the key is absent; None means hidden_size / num_attention_heads.
+        aliases: other names of keys, and the key that each means; both are written.
         neutral: keys that would change the computation, with the values that are available.
+        inert_keys: keys that change nothing in this family, whatever their value; for those that change nothing in any
+            family see `config_keys.py`. Every other key that is not read is refused.
+        rope_sets: where types of layers have rope tables of their own, the name of each type in `rope_parameters` and
+            the keys that transformers 4 writes of it (`rope_parameters.py`).
         saved_keys: written into a saved file that had no such keys.
         problems: one line for each thing in a configuration that cannot be used.
 
     Attributes of the weights:
+        names: what files call parts of paths that the decoder calls otherwise.
         decoder_shapes: the Hugging Face name and shape of every weight of the decoder, in its order.
         rules: what each module is and how ranks share it, by pattern of its path (`sharding.py`).
         mtp_rules: the same of multi-token prediction layers; files may have more of these than the model.
@@ -114,17 +129,25 @@ class Architecture:
         paddle_files: how Paddle's libraries store the weights; None: they do not know the family.
 
     Attributes of the computation:
-        modules: the classes of embedding, layer, final norm and head.
+        modules: the classes of embedding, layer, final norm, head and attention.
+        attention_shapes: the weights of attention by name, and their shapes.
+        qk_head_dim: the channels of each query and key, which values do not exceed.
         input_names: the arrays of a batch that `embed` reads.
         embed: makes the hidden states that enter the first layer from these arrays, by the embedding and the towers.
         biases: the field that gives a linear its bias, or ALWAYS; linears not named here have none.
-        qk_norm: queries and keys pass an RMSNorm over each head before they are turned.
+        norms: those that a layer has of the norms before and after attention and MLP (`plain_decoder`).
+        norm_offset: is added to the weights of norms.
+        qk_norm: queries and keys pass an RMSNorm before they are turned, over each head or the whole projection.
+        multipliers: constants that multiply embeddings, branches, attention scores and logits.
+        activation: what joins gate and up in an MLP (`mlp.ACTIVATIONS`).
+        fused_gate_up: gate and up are one linear layer, `gate_up_proj`.
         rotary_interleaved: rotary embeddings turn channels (2i, 2i + 1) of a head; otherwise (i, i + D / 2).
         rope_tables: the frequencies that layers choose from.
         layer_attention: the window and the rope table of the layer with this number.
         has_experts: whether the layer with this number has experts in place of its MLP.
-        router_correction_bias: experts are chosen by probability plus a bias that no gradient reaches.
-        normalizes_routes: whether the weights of a token's experts are divided by their sum.
+        routing: how routers choose experts.
+        shared_experts_size: the channels of the shared experts together.
+        shared_expert_gate: the output of the shared experts is multiplied by sigmoid(w x).
     """
 
     model_type: str
@@ -135,10 +158,14 @@ class Architecture:
     key_names: Mapping[str, str] = field(default_factory=dict)
     own_keys: Mapping[str, Key] = field(default_factory=dict)
     head_dim: int | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    inert_keys: tuple[str, ...] = ()
+    rope_sets: Mapping[str, RopeKeys] = field(default_factory=dict)
     saved_keys: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
     problems: Callable[[ModelConfig], list[str]] = lambda config: []
 
+    names: Mapping[str, str] = field(default_factory=dict)
     decoder_shapes: Callable[[ModelConfig], Shapes] = plain_decoder.decoder_shapes
     rules: Mapping[str, ModuleRule] = field(
         default_factory=lambda: plain_decoder.decoder_rules(plain_decoder.DENSE_LAYER)
@@ -150,21 +177,33 @@ class Architecture:
     paddle_files: PaddleFiles | None = None
 
     modules: Callable[[], DecoderModules] = plain_decoder.plain_modules
+    attention_shapes: Callable[[ModelConfig], Shapes] = plain_decoder.attention_shapes
+    qk_head_dim: Callable[[ModelConfig], int] = lambda config: config.head_dim
     input_names: tuple[str, ...] = ("input_ids",)
     embed: Callable[[Decoder, Mapping[str, Tensor]], Tensor] = plain_decoder.embed_tokens
     biases: Mapping[str, str] = field(default_factory=dict)
-    qk_norm: bool = False
+    norms: tuple[str, ...] = PRE_NORMS
+    norm_offset: float = 0.0
+    qk_norm: Literal["head", "projection"] | None = None
+    multipliers: Callable[[ModelConfig], Multipliers] = lambda config: Multipliers()
+    activation: str = "swiglu"
+    fused_gate_up: bool = False
     rotary_interleaved: bool = False
     rope_tables: Callable[[ModelConfig], tuple[Frequencies, ...]] = plain_decoder.one_rope_table
     layer_attention: Callable[[ModelConfig, int], LayerAttention] = plain_decoder.full_attention
     has_experts: Callable[[ModelConfig, int], bool] = plain_decoder.has_experts
-    router_correction_bias: bool = False
-    normalizes_routes: Callable[[ModelConfig], bool] = lambda config: True
+    routing: Callable[[ModelConfig], Routing] = lambda config: Routing()
+    shared_experts_size: Callable[[ModelConfig], int] = plain_decoder.shared_experts_size
+    shared_expert_gate: bool = False
 
     def weight_shapes(self, config: ModelConfig) -> Shapes:
         """Return every weight's Hugging Face name and shape (linear weights are [out, in]): towers, then decoder."""
         towers = {tower.prefix + name: shape for tower in self.towers for name, shape in tower.shapes(config).items()}
         return towers | self.decoder_shapes(config)
+
+    def file_name(self, path: str) -> str:
+        """Return the Hugging Face name of a weight or module that the decoder has under this path."""
+        return renamed(path, self.names) if self.names else path
 
     def weight_info(self, name: str) -> WeightInfo:
         """Return what the rules say of a weight, or of a parameter of an adapter.

@@ -13,6 +13,7 @@ from erniekit.model.architectures.plain_decoder import (
     DENSE_LAYER,
     EXPERTS,
     SHARED_EXPERTS,
+    Routing,
     decoder_rules,
     mtp_rules,
 )
@@ -27,6 +28,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "compression_ratio": (1, 1.0),
     "scale_qk_coeff": (1, 1.0),
     "use_rmsnorm": (True,),
+    "rope_reorder": (False,),
+    "cachekv_quant": (False,),
+    "is_quantized": (False,),
 }
 _PADDLE_FILES = PaddleFiles("paddleformers", "ernie.", grouped_qkv="blocks")
 _MOE_LAYER = {**DENSE_LAYER, **EXPERTS, **SHARED_EXPERTS, **CORRECTION_BIAS}
@@ -72,11 +76,13 @@ ERNIE4_5_MOE = Architecture(
         "moe_norm_gate_logits": (True,),
         "moe_use_hard_gate": (False,),
         "moe_group_experts": (False,),
+        "moe_gate": ("top2_fused", "topk"),  # two programs of one computation
+        "moe_gate_scale": (False,),
         "use_bias": (False,),  # the head has a bias as well there
     },
     rules=decoder_rules(_MOE_LAYER),
     mtp_rules=mtp_rules(_MOE_LAYER),
     rotary_interleaved=True,
-    router_correction_bias=True,
+    routing=lambda config: Routing(correction_bias=(1, config.moe_num_experts)),
     paddle_files=_PADDLE_FILES,
 )

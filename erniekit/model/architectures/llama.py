@@ -20,7 +20,7 @@ LLAMA = Architecture(
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": False,
     },
-    neutral=NEUTRAL_FOR_PADDLENLP,
+    neutral={**NEUTRAL_FOR_PADDLENLP, "rope_interleaved": (False,)},
     biases={**dict.fromkeys(ATTENTION_LINEARS, "attention_bias"), **dict.fromkeys(MLP_LINEARS, "mlp_bias")},
     paddle_files=PaddleFiles("paddlenlp", "llama."),
 )

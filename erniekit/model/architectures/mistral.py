@@ -13,6 +13,8 @@ from erniekit.model.architectures.plain_decoder import LayerAttention
 if TYPE_CHECKING:
     from erniekit.model.architectures.model_config import ModelConfig
 
+SLIDING_WINDOW = Key(int, 1, default=4096, nullable=True)
+
 
 def layer_attention(config: ModelConfig, layer: int) -> LayerAttention:
     """Return the window of every layer, or full attention where no document can be longer than it."""
@@ -23,7 +25,7 @@ def layer_attention(config: ModelConfig, layer: int) -> LayerAttention:
 MISTRAL = Architecture(
     "mistral",
     "MistralForCausalLM",
-    own_keys={"sliding_window": Key(int, 1, default=4096, nullable=True)},
+    own_keys={"sliding_window": SLIDING_WINDOW},
     defaults={
         "max_position_embeddings": 131072,
         "rope_theta": 10000.0,

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.architectures.architecture import ALWAYS, Architecture, Key
+from erniekit.model.architectures.config_keys import key_problems, key_remarks, shown
 from erniekit.model.architectures.registry import ARCHITECTURES, architecture_of
-from erniekit.model.architectures.rope_scaling import rope_scaling_problems
+from erniekit.model.architectures.rope_parameters import ROPE_PARAMETERS, rope_parameters, with_keys_before_5
+from erniekit.model.architectures.rope_scaling import rope_scaling_problems, yarn_remark
 from erniekit.model.storage.model_folder import refuse_sharded_checkpoint
 
 CONFIG_FILE = "config.json"
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class ModelConfig:
     Attributes:
         own: the values of the keys that only this architecture has (`Architecture.own_keys`).
         other_keys: every key that this project does not use, so that a saved model folder loses nothing.
+        remarks: lines for the user on what the file says and does not act here.
     """
 
     vocab_size: int
@@ -57,6 +63,7 @@ class ModelConfig:
     model_type: str = "ernie4_5"
     own: dict[str, Any] = field(default_factory=dict, hash=False)
     other_keys: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    remarks: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def architecture(self) -> Architecture:
@@ -72,41 +79,78 @@ class ModelConfig:
         return self.architecture.has_experts(self, layer)
 
     @classmethod
-    def from_folder(cls, folder: Path | str) -> ModelConfig:
-        """Read `folder/config.json`. Raises ModelFileError for a missing, unreadable or inconsistent file."""
+    def from_folder(cls, folder: Path | str, ignored_keys: Sequence[str] = ()) -> ModelConfig:
+        """Read `folder/config.json`, and log what it says that does not act here, once.
+
+        Args:
+            ignored_keys: see `from_json`.
+
+        Raises:
+            ModelFileError: the file is missing, unreadable or inconsistent, or has a key that is not understood.
+        """
         path = Path(folder) / CONFIG_FILE
         if not path.is_file():
             refuse_sharded_checkpoint(folder)
             raise ModelFileError(f"{path}: no such file. A model folder needs a Hugging Face {CONFIG_FILE}.")
-        return cls.from_json(read_json_object(path), where=str(path))
+        config = cls.from_json(read_json_object(path), where=str(path), ignored_keys=ignored_keys)
+        for remark in config.remarks:
+            _warn_once(f"{path}: {remark}")
+        return config
 
     @classmethod
-    def from_json(cls, values: dict[str, Any], where: str = CONFIG_FILE) -> ModelConfig:
-        """The configuration that the keys of a `config.json` describe; `where` heads the error message.
+    def from_json(
+        cls, values: dict[str, Any], where: str = CONFIG_FILE, ignored_keys: Sequence[str] = ()
+    ) -> ModelConfig:
+        """The configuration that the keys of a `config.json` describe, as transformers 4 or 5 writes them.
 
         Absent keys have the family's defaults; `num_key_value_heads` is num_attention_heads then.
+
+        Args:
+            where: heads the error message.
+            ignored_keys: keys that are not understood here, and of which the user says that they change nothing.
+
+        Raises:
+            ModelFileError: a value cannot be used, values contradict each other, or a key is not understood.
         """
         architecture = architecture_of(values.get("model_type"), where)
         problems: list[str] = []
-        known_values = _known_values(architecture, values, problems)
-        problems += _unavailable_values(architecture, values)
+        kept = {key: value for key, value in values.items() if key not in ignored_keys}
+        plain = with_keys_before_5(kept, architecture.rope_sets, problems)
+        _replace_aliases(architecture, plain, problems)
+        known_values = _known_values(architecture, plain, problems)
+        used_keys = {*architecture.own_keys, *_keys_of(architecture).values()}
+        understood = {*used_keys, *architecture.aliases, ROPE_PARAMETERS}
+        problems += key_problems(architecture, plain, understood, ignored_keys)
         if not problems:
             problems = _inconsistencies(architecture, known_values)
-        used_keys = {*architecture.own_keys, *_keys_of(architecture).values()}
-        other_keys = {key: value for key, value in values.items() if key not in used_keys}
+            problems += rope_scaling_problems(known_values.get("rope_scaling"), _scaling_key(values))
+        other_keys = {key: value for key, value in plain.items() if key not in used_keys}
         if not problems:
+            remarks = key_remarks(values, ignored_keys)
             config = cls(**known_values, other_keys=other_keys)
+            remarks += filter(None, [yarn_remark(config.rope_scaling, config.max_position_embeddings)])
+            config = replace(config, remarks=tuple(remarks))
             problems = architecture.problems(config)
         if problems:
             raise ModelFileError(f"{where} cannot be used:\n" + "\n".join(f"  {problem}" for problem in problems))
         return config
 
     def to_json(self) -> dict[str, Any]:
-        """Every key of `config.json`, those this project does not use included; weights are float32, not quantised."""
-        known = {key: getattr(self, name) for name, key in _keys_of(self.architecture).items()}
+        """Every key of `config.json`, those this project does not use included; weights are float32, not quantised.
+
+        Keys that transformers 5 renamed are written under both names, so that it and transformers 4 read the same.
+        """
+        architecture = self.architecture
+        known = {key: getattr(self, name) for name, key in _keys_of(architecture).items()}
         other = {key: value for key, value in self.other_keys.items() if key != "quantization_config"}
-        classes = {"architectures": [self.architecture.transformers_class], "torch_dtype": "float32"}
-        return {**self.architecture.saved_keys, **other, **known, **self.own, **classes}
+        values = {**architecture.saved_keys, **other, **known, **self.own}
+        return {
+            **values,
+            **{alias: values[key] for alias, key in architecture.aliases.items()},
+            ROPE_PARAMETERS: rope_parameters(values, architecture.rope_sets),
+            "architectures": [architecture.transformers_class],
+            **stored_type("float32"),
+        }
 
     def parameter_count(self) -> int:
         """The number of weights; tied embeddings count once."""
@@ -125,8 +169,21 @@ class ModelConfig:
         return self.architecture.linear_shapes(self)
 
 
-_MOST_LAYERS = 100_000  # of layers and of experts: their weights are listed one by one
-_POSITIVE = 1e-300  # the smallest value that "positive" lets through, for numbers that need not be whole
+def stored_type(name: str) -> dict[str, str]:
+    """Return the keys of `config.json` that say the type of the stored weights, such as "bfloat16"."""
+    return {"torch_dtype": name, "dtype": name}  # of transformers 4 and 5
+
+
+@lru_cache(maxsize=256)
+def _warn_once(line: str) -> None:
+    logger.warning(line)  # a run reads the file of its model several times
+
+
+_MOST_LAYERS = 2_000  # weights are listed one by one
+_MOST_EXPERTS = 10_000
+_MOST_LAYERS_OF_EXPERTS = 60_000  # layers x experts, for the same reason
+_POSITIVE = 1.2e-38  # of float32: the smallest that "positive" lets through, for numbers that need not be whole
+_LARGEST = {int: 2**31 - 1, float: 3.4e38}
 _KEYS: dict[str, Key] = {
     "vocab_size": Key(int, 1, required=True),
     "hidden_size": Key(int, 1, required=True),
@@ -136,10 +193,10 @@ _KEYS: dict[str, Key] = {
     "num_key_value_heads": Key(int, 1),
     "head_dim": Key(int, 1),
     "max_position_embeddings": Key(int, 1),
-    "rope_theta": Key(float, _POSITIVE),
+    "rope_theta": Key(float),
     "rope_scaling": Key(dict),
-    "rms_norm_eps": Key(float, _POSITIVE),
-    "initializer_range": Key(float, _POSITIVE),
+    "rms_norm_eps": Key(float, _POSITIVE, most=1),
+    "initializer_range": Key(float, _POSITIVE, most=1000),
     "tie_word_embeddings": Key(bool),
     "model_type": Key(str),
 }
@@ -147,7 +204,7 @@ _OPTIONAL_KEYS: dict[str, Key] = {  # of fields that some architectures have
     "use_bias": Key(bool),
     "attention_bias": Key(bool),
     "mlp_bias": Key(bool),
-    "moe_num_experts": Key(int, 1, most=_MOST_LAYERS),
+    "moe_num_experts": Key(int, 1, most=_MOST_EXPERTS),
     "moe_k": Key(int, 1),
     "moe_intermediate_size": Key(int, 1),
     "moe_num_shared_experts": Key(int, 0),
@@ -157,12 +214,6 @@ _OPTIONAL_KEYS: dict[str, Key] = {  # of fields that some architectures have
     "moe_norm_min": Key(float, 0),
     "num_nextn_predict_layers": Key(int, 0, most=_MOST_LAYERS),
 }
-# Keys of any architecture that would change the computation, with the values that change nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
-    "partial_rotary_factor": (1, 1.0),
-}
-_STORED_FORMATS = ("pack-quantized", "float-quantized", "nf4")  # of weights in few bits; see model/storage
 
 
 def _keys_of(architecture: Architecture) -> dict[str, str]:
@@ -203,37 +254,39 @@ def _checked(name: str, key: Key, value: Any, problems: list[str]) -> Any:
         if key.required:
             problems.append(f"{name}: missing")
         return None
-    if isinstance(value, int) and value > key.most:
-        problems.append(f"{name}: must be at most {key.most:,}, got {str(value)[:20]}")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    most = _LARGEST.get(key.kind) if key.most is None else key.most
+    if is_number and most is not None and value > most:
+        limit = f"{most:,}" if isinstance(most, int) else f"{most:g}"
+        problems.append(f"{name}: must be at most {limit}, got {str(value)[:20]}")
         return None
-    if key.kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if key.kind is float and is_number:
         value = float(value)
     if not isinstance(value, key.kind) or (key.kind is not bool and isinstance(value, bool)):
-        problems.append(f"{name}: expected {key.kind.__name__}, got {value!r}")
+        problems.append(f"{name}: expected {key.kind.__name__}, got {shown(value)}")
         return None
-    if _is_below(value, key.minimum):
+    if is_number and _is_below(value, key.minimum):
         wanted = "positive" if key.minimum in (1, _POSITIVE) else f"at least {key.minimum:g}"
-        problems.append(f"{name}: must be {wanted}, got {value!r}")
+        problems.append(f"{name}: must be {wanted}, got {shown(value)}")
+        return None
+    if isinstance(value, float) and math.isnan(value):
+        problems.append(f"{name}: expected a number, got {shown(value)}")
         return None
     return value
 
 
-def _unavailable_values(architecture: Architecture, values: dict[str, Any]) -> list[str]:
-    """One line for each key of a `config.json` that asks for a computation which is not available."""
-    problems = []
-    for key, neutral in {**_NEUTRAL, **architecture.neutral}.items():
-        if key not in values:
+def _replace_aliases(architecture: Architecture, values: dict[str, Any], problems: list[str]) -> None:
+    for alias, key in architecture.aliases.items():
+        value = values.pop(alias, None)
+        if value is None:
             continue
-        entries = values[key] if isinstance(values[key], list) and values[key] else [values[key]]
-        if any(entry not in neutral for entry in entries):
-            problems.append(f"{key}: {values[key]!r} is not supported; only {neutral[-1]!r} is")
-    quantized = values.get("quantization_config")
-    if quantized is not None and (not isinstance(quantized, dict) or quantized.get("format") not in _STORED_FORMATS):
-        shown = quantized.get("format") or quantized.get("quant_method") if isinstance(quantized, dict) else quantized
-        problems.append(
-            f"quantization_config: weights as {shown!r} cannot be read; formats: {', '.join(_STORED_FORMATS)}"
-        )
-    return problems
+        if values.get(key) is not None and values[key] != value:
+            problems.append(f"{key}: {shown(values[key])} contradicts {alias}: {shown(value)}; keep the right one")
+        values[key] = value
+
+
+def _scaling_key(values: dict[str, Any]) -> str:
+    return "rope_scaling" if values.get("rope_scaling") else ROPE_PARAMETERS
 
 
 def _is_below(value: Any, minimum: float | None) -> bool:
@@ -247,9 +300,17 @@ def _inconsistencies(architecture: Architecture, known: dict[str, Any]) -> list[
             f"num_attention_heads {known['num_attention_heads']} is not a multiple of "
             f"num_key_value_heads {known['num_key_value_heads']}"
         )
+    if known["rope_theta"] <= 1:
+        problems.append(f"rope_theta: must be more than 1, got {known['rope_theta']!r}")
     if known["head_dim"] % 2:
         problems.append(f"head_dim {known['head_dim']} is odd; rotary position embeddings turn pairs")
     if known.get("moe_k", 0) > known.get("moe_num_experts", 0):
         chosen, experts = (architecture.key_names.get(name, name) for name in ("moe_k", "moe_num_experts"))
         problems.append(f"{chosen} {known['moe_k']} is more than {experts} {known['moe_num_experts']}")
-    return problems + rope_scaling_problems(known.get("rope_scaling"))
+    if known["num_hidden_layers"] * known.get("moe_num_experts", 0) > _MOST_LAYERS_OF_EXPERTS:
+        experts = architecture.key_names.get("moe_num_experts", "moe_num_experts")
+        problems.append(
+            f"num_hidden_layers {known['num_hidden_layers']:,} x {experts} {known['moe_num_experts']:,}: at most "
+            f"{_MOST_LAYERS_OF_EXPERTS:,}"
+        )
+    return problems

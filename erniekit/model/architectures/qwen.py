@@ -21,14 +21,16 @@ DEFAULTS = {
 }
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (False,),
-    "layer_types": (None, "full_attention"),  # of a list, every entry
+    "layer_types": ("full_attention",),  # of a list, every entry
 }
+WINDOW_KEYS = ("sliding_window", "max_window_layers")  # these act where use_sliding_window is true
 
 QWEN2 = Architecture(
     "qwen2",
     "Qwen2ForCausalLM",
     defaults=DEFAULTS,
     neutral={**NEUTRAL, **NEUTRAL_FOR_PADDLENLP},
+    inert_keys=WINDOW_KEYS,
     biases=dict.fromkeys(("q_proj", "k_proj", "v_proj"), ALWAYS),
     paddle_files=PaddleFiles("paddlenlp", "qwen2."),
 )
@@ -40,7 +42,8 @@ QWEN3 = Architecture(
     defaults=DEFAULTS,
     head_dim=128,
     neutral=NEUTRAL,
+    inert_keys=WINDOW_KEYS,
     rules=decoder_rules({**DENSE_LAYER, **QK_NORM}),
     biases=dict.fromkeys(ATTENTION_LINEARS, "attention_bias"),
-    qk_norm=True,
+    qk_norm="head",
 )

@@ -7,21 +7,32 @@ from typing import Any
 from erniekit.errors import ModelFileError
 from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
+from erniekit.model.architectures.glm4 import GLM4
+from erniekit.model.architectures.granite import GRANITE
 from erniekit.model.architectures.llama import LLAMA
 from erniekit.model.architectures.mistral import MISTRAL
+from erniekit.model.architectures.mixtral import MIXTRAL
+from erniekit.model.architectures.olmo2 import OLMO2
 from erniekit.model.architectures.qwen import QWEN2, QWEN3
-from erniekit.model.architectures.qwen3_moe import QWEN3_MOE
+from erniekit.model.architectures.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from erniekit.model.architectures.smollm3 import SMOLLM3
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.model_type: architecture
     for architecture in (
         ERNIE4_5,
         ERNIE4_5_MOE,
+        GLM4,
+        GRANITE,
         LLAMA,
         MISTRAL,
+        MIXTRAL,
+        OLMO2,
         QWEN2,
+        QWEN2_MOE,
         QWEN3,
         QWEN3_MOE,
+        SMOLLM3,
     )
 }
 

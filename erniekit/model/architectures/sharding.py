@@ -67,10 +67,14 @@ ROW_PARALLEL = ModuleRule(  # the inputs are divided
     "linear", _LINEAR_PARAMETERS, axes={"weight": 0, "lora_A": 0}, partial=("lora_B", "lora_magnitude_vector")
 )
 REPLICATED_LINEAR = ModuleRule("linear", _LINEAR_PARAMETERS)  # also those of routed experts, which are never cut
+SLICED_LINEAR = ModuleRule(  # every rank has the whole, and uses its own channels of the outputs
+    "linear", _LINEAR_PARAMETERS, partial=(*_LINEAR_PARAMETERS, *_ADAPTER)
+)
 VOCAB_PARALLEL = ModuleRule("embedding", axes={"weight": 0})
 NORM = ModuleRule("norm", initial=1.0)
 HEAD_NORM = ModuleRule("norm", partial=("weight",), initial=1.0)  # each rank normalises its own heads
-ROUTER = ModuleRule("router")
+SHARDED_NORM = ModuleRule("norm", axes={"weight": 0}, initial=1.0)  # of channels that the ranks divide
+ROUTER = ModuleRule("router", _LINEAR_PARAMETERS)
 ROUTER_CORRECTION = ModuleRule("router", ("e_score_correction_bias",))
 
 

@@ -69,13 +69,16 @@ class MoE(nn.Layer):
     ) -> None:
         super().__init__()
         self.tp, self.dispatcher = tp, dispatcher
-        self.gate = Gate(config)
-        self.moe_statics = GateStatistics(config) if config.architecture.router_correction_bias else None
+        architecture = config.architecture
+        routing = architecture.routing(config)
+        self.gate = Gate(config.hidden_size, config.moe_num_experts, routing.bias)
+        self.moe_statics = GateStatistics(routing.correction_bias) if routing.correction_bias is not None else None
         numbers = local_expert_ids(config.moe_num_experts, dispatcher.group)
         token_shard = tp.rank if tp.sequence_parallel else 0
         self.experts = Experts(config, numbers, run_all_experts=dispatcher.run_all_experts, token_shard=token_shard)
-        inner = config.moe_num_shared_experts * config.moe_intermediate_size
+        inner = architecture.shared_experts_size(config)
         self.shared_experts = MLP(config, inner, tp) if inner else None
+        self.shared_expert_gate = Gate(config.hidden_size, 1) if architecture.shared_expert_gate else None
         self.router = Router(config, layer, self.gate, self.moe_statics, balance, tp)
 
     def forward(self, x_BSH: paddle.Tensor, is_token_BS: paddle.Tensor | None = None) -> paddle.Tensor:
@@ -97,7 +100,10 @@ class MoE(nn.Layer):
         if self.shared_experts is not None:
             if self.tp.size > 1 and self.dispatcher.group is not None:  # both communicate
                 x_TH, out_TH = order_backward(x_TH, out_TH)
-            out_TH = out_TH + self.shared_experts(x_TH).reshape(out_TH.shape)
+            shared_TH = self.shared_experts(x_TH).reshape(out_TH.shape)
+            if self.shared_expert_gate is not None:
+                shared_TH = shared_TH * F.sigmoid(self.shared_expert_gate(x_TH)).astype(shared_TH.dtype)
+            out_TH = out_TH + shared_TH
         return out_TH.reshape(x_BSH.shape)
 
     def _all_experts(self, x_TH: paddle.Tensor, routes: Routes) -> paddle.Tensor:

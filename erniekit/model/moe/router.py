@@ -1,11 +1,11 @@
-"""Choose the experts of each token and their weights (ERNIE-4.5's gate), with the losses that balance the experts.
+"""Choose the experts of each token and their weights, with the losses that balance the experts.
 
 Shapes: T tokens, E experts, K of them per token, H hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -185,12 +185,12 @@ class Routes(NamedTuple):
 
 
 class Gate(nn.Layer):
-    """A score for each expert: x W^T, always in float32; W [E, H] as Hugging Face stores it."""
+    """A score for each of E outputs: x W^T + b, always in float32; W [E, H] as Hugging Face stores it."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, hidden_size: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
-        shape = [config.moe_num_experts, config.hidden_size]
-        self.weight = self.create_parameter(shape, default_initializer=ZEROS)
+        self.weight = self.create_parameter([outputs, hidden_size], default_initializer=ZEROS)
+        self.bias = self.create_parameter([outputs], default_initializer=ZEROS, is_bias=True) if bias else None
 
     def forward(
         self, x_TH: paddle.Tensor, compute: Callable[[paddle.Tensor], paddle.Tensor] | None = None
@@ -198,24 +198,44 @@ class Gate(nn.Layer):
         """Return the logits [T, E], or `compute(weight)`, because the weight may only be used in here (see `Head`)."""
         if compute is not None:
             return compute(self.weight)
-        return paddle.matmul(x_TH.astype(self.weight.dtype), self.weight, transpose_y=True)
+        logits_TE = paddle.matmul(x_TH.astype(self.weight.dtype), self.weight, transpose_y=True)
+        return logits_TE if self.bias is None else logits_TE + self.bias
 
 
 class GateStatistics(nn.Layer):
-    """The correction bias [1, E]: it only affects the choice of experts, and no gradient reaches it."""
+    """The correction bias, [1, E] or [E]: it only affects the choice of experts, and no gradient reaches it."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
-        shape = [1, config.moe_num_experts]
-        self.e_score_correction_bias = self.create_parameter(shape, default_initializer=ZEROS)
+        self.e_score_correction_bias = self.create_parameter(list(shape), default_initializer=ZEROS)
         self.e_score_correction_bias.stop_gradient = True
+
+
+def only_in_best_groups(scores_TE: paddle.Tensor, groups: int, chosen: int) -> paddle.Tensor:
+    """Return the scores with 0 in all but the `chosen` groups of experts whose two largest scores have the largest sum.
+
+    DeepSeek-V3, 2024, arXiv:2412.19437, section 2.1.2.
+    """
+    grouped_TGM = scores_TE.reshape([scores_TE.shape[0], groups, -1])
+    sums_TG = paddle.topk(grouped_TGM, 2, axis=2)[0].sum(2)
+    best_TC = paddle.topk(sums_TG, chosen, axis=1)[1]
+    kept_TG = F.one_hot(best_TC, groups).sum(1).astype(scores_TE.dtype)
+    return (grouped_TGM * kept_TG.unsqueeze(2)).reshape(scores_TE.shape)
+
+
+def clear_correction_bias(model: nn.Layer) -> None:
+    """Set the correction bias of every router to zero, so that experts are chosen by their probability alone."""
+    for layer in model.sublayers():
+        if isinstance(layer, GateStatistics):
+            layer.e_score_correction_bias.set_value(paddle.zeros_like(layer.e_score_correction_bias))
 
 
 class Router:
     """The gate and its statistics; the layer of experts owns both, for the sake of their weight names.
 
-    The K experts with the largest softmax probability, plus the correction bias where there is one, are chosen. Their
-    weights are their probabilities, in most families over the sum of these, which counts as at least `moe_norm_min`.
+    The K experts with the largest score, plus the correction bias where there is one, are chosen. Their weights are
+    their scores, in most families over the sum of these, which counts as at least `moe_norm_min`. `Routing` has the
+    rest.
     """
 
     _balance: ExpertBalance
@@ -235,20 +255,31 @@ class Router:
         )  # the group's ranks share the tokens
         self._token_shards = tp.size if tp.sequence_parallel else 1
         self._k, self._norm_min, self._balance = config.moe_k, config.moe_norm_min, balance
-        self._normalizes = config.architecture.normalizes_routes(config)
+        self._routing = config.architecture.routing(config)
 
     def __call__(self, x_TH: paddle.Tensor) -> tuple[Routes, paddle.Tensor]:
         """Return the routes, and the logits [T, E] for `with_aux_losses`."""
         logits_TE = self.gate(x_TH)
-        probabilities_TE = F.softmax(logits_TE)
-        scores_TE = probabilities_TE
+        scores_TE = F.softmax(logits_TE) if self._routing.scores == "softmax" else F.sigmoid(logits_TE)
+        choice_TE = scores_TE.detach()
         if self.moe_statics is not None:
-            scores_TE = scores_TE + self.moe_statics.e_score_correction_bias
-        experts_TK = paddle.topk(scores_TE.detach(), self._k, axis=1)[1]
-        weights_TK = paddle.take_along_axis(probabilities_TE, experts_TK, axis=1)
-        if self._normalizes:
+            choice_TE = choice_TE + self.moe_statics.e_score_correction_bias
+        if self._routing.groups > 1:
+            choice_TE = only_in_best_groups(choice_TE, self._routing.groups, self._routing.chosen_groups)
+        experts_TK = paddle.topk(choice_TE, self._k, axis=1)[1]
+        weights_TK = paddle.take_along_axis(scores_TE, experts_TK, axis=1)
+        if self._routing.normalizes:
             weights_TK = weights_TK / paddle.clip(weights_TK.sum(1, keepdim=True), min=self._norm_min)
+        if self._routing.scale != 1.0:
+            weights_TK = weights_TK * self._routing.scale
         return Routes(experts_TK, weights_TK), logits_TE
+
+    def _probabilities(self, logits_TE: paddle.Tensor) -> paddle.Tensor:
+        """Return the scores of all experts over their sum, for the balance loss."""
+        if self._routing.scores == "softmax":
+            return F.softmax(logits_TE)
+        scores_TE = F.sigmoid(logits_TE)
+        return scores_TE / scores_TE.sum(1, keepdim=True)
 
     def with_aux_losses(
         self, routes: Routes, logits_TE: paddle.Tensor, experts_TK: np.ndarray, is_token_T: paddle.Tensor | None
@@ -263,7 +294,7 @@ class Router:
         losses: dict[str, tuple[float, paddle.Tensor]] = {}
         token_weights_T = token_weights(logits_TE, is_token_T, self._all_reduce)
         if section.moe_aux_loss_lambda:
-            loss = balance_loss(F.softmax(logits_TE), self._k, token_weights_T, self._all_reduce)
+            loss = balance_loss(self._probabilities(logits_TE), self._k, token_weights_T, self._all_reduce)
             losses["router_aux_loss"] = section.moe_aux_loss_lambda, loss
         if section.moe_z_loss_lambda:
             losses["router_z_loss"] = section.moe_z_loss_lambda, z_loss(logits_TE, token_weights_T, self._all_reduce)

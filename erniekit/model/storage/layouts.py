@@ -27,7 +27,7 @@ from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.architectures.plain_decoder import EMBEDDING, HEAD
 from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.storage.model_folder import CONFIG_KEY, refuse_half_written, refuse_sharded_checkpoint
-from erniekit.model.storage.safetensors import SafetensorsFile
+from erniekit.model.storage.safetensors import SafetensorsFile, check_finite
 from erniekit.model.storage.shards import format_problems, open_weight_files
 
 if TYPE_CHECKING:
@@ -116,6 +116,9 @@ class StoredWeights:
 
         Args:
             wanted: consecutive rows; None: all. If the weight has a tensor for itself, other rows are not read.
+
+        Raises:
+            ModelFileError: values are NaN or infinite.
         """
         import numpy as np
 
@@ -124,8 +127,9 @@ class StoredWeights:
             own = range(region.shape[0]) if wanted is None else wanted
             yield slice(own.start, own.stop), np.zeros((len(own), *region.shape[1:]), np.float32)
             return
-        blocks = self._files[region.stored].row_blocks(region.stored, wanted if region.outputs is None else None)
-        for rows, values in blocks:
+        file = self._files[region.stored]
+        for rows, values in file.row_blocks(region.stored, wanted if region.outputs is None else None):
+            check_finite(values, region.stored, file.path)
             if region.outputs is None:
                 yield rows, values
             elif values.ndim == 2:
@@ -151,7 +155,9 @@ class StoredWeights:
             import numpy as np
 
             return np.zeros(region.shape, np.float32)
-        values = self._files[region.stored].read(region.stored)
+        file = self._files[region.stored]
+        values = file.read(region.stored)
+        check_finite(values, region.stored, file.path)
         if region.outputs is not None:
             values = values[..., region.outputs]
         return values.T if region.transposed else values
@@ -328,6 +334,8 @@ def _misfits(
             problems.append(f"{name}: the model has no such weight ({files[name].path.name})")
         elif name in expected and shape != expected[name]:
             problems.append(f"{name}: shape {list(shape)}, expected {list(expected[name])}")
+        elif name in expected and not files[name].stored(name).is_float:
+            problems.append(f"{name}: holds {files[name].stored(name).dtype}, which are not the floats of a weight")
     return problems
 
 

@@ -10,23 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.errors import CheckpointError
-from erniekit.model.storage.model_folder import MANIFEST, refuse_half_written
+from erniekit.manifest import MANIFEST, problems, refuse_changed, unknown_format
+from erniekit.model.storage.model_folder import refuse_half_written
 from erniekit.training.callbacks.files import LOSS_CURVE_FILE, RESULT_FILES
-from erniekit.training.checkpoint.async_save import remove_abandoned
+from erniekit.training.checkpoint.async_save import remove_abandoned_staging
 from erniekit.training.checkpoint.atomic_folder import (
     checkpoint_folders,
     holds_foreign_model,
     holds_model,
     newest_complete,
-    problems,
-    refuse_damaged,
     remove_folder,
     remove_leftovers,
     remove_model,
     step_of,
 )
 from erniekit.training.checkpoint.lock import locked
-from erniekit.training.checkpoint.manifest import unknown_format
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +70,7 @@ def open_output_folder(
         _refuse_sources(output_dir, model_folder, weights_from)
         for leftover in remove_leftovers(output_dir):
             logger.info(f"removed {leftover}: left half-written by a run that was killed")
-        remove_abandoned()
+        remove_abandoned_staging()
         start, notes = _find_start(output_dir, resume_from_checkpoint, overwrite_output_dir, weights_from)
         for line in notes:
             logger.info(line)
@@ -188,7 +186,7 @@ def _start_afresh(output_dir: Path, overwrite: bool, weights_from: Path | None) 
             f"  Set {resume}overwrite_output_dir: true to have it removed, or choose another output_dir."
         )
     if weights_from is not None:
-        refuse_damaged(weights_from)
+        refuse_changed(weights_from, (path.name for path in weights_from.glob("*model*.safetensors")))
     return Start(None, tuple(present), bool(model))
 
 
