@@ -10,6 +10,8 @@ import pytest
 
 from erniekit.build.preflight import preflight
 from erniekit.config import Config
+from erniekit.config.foreign import FOREIGN_NAMES
+from erniekit.config.registry import ALIASES, PARAMETERS
 from tests.config.samples import load, problems
 
 TENSOR = {"tensor_parallel_degree": 2}
@@ -109,3 +111,9 @@ def test_what_depends_on_the_model_is_told(notes: Callable[..., list[str]], tiny
     assert "is weight_only_int8 here" in notes(**saves, **mixed, model_name_or_path=str(tiny_base))[0]
     for values in ({"moe_group": "data"}, {"moe_multimodal_dispatch_use_allgather": "v2-allgather"}):
         assert "has no experts" in notes(**saves, **values)[0]
+
+
+def test_a_name_of_other_suites_is_none_of_ours() -> None:
+    """A name that becomes a parameter leaves the table of foreign names, which would refuse it."""
+    assert not set(FOREIGN_NAMES) & {*PARAMETERS, *ALIASES}
+    assert load(warmup_ratio=0.1).training.warmup_ratio == 0.1
