@@ -260,9 +260,7 @@ def test_number_formats_decide_the_estimate(
     assert optimizer_and_title(*sixteen, "device=cpu")[1].endswith("float32 on a CPU")
 
 
-def test_the_verb_is_what_the_file_is_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_base: Path
-) -> None:
+def test_the_verb_is_what_the_file_is_for(tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_base: Path) -> None:
     model = f"model_name_or_path: {tiny_base}\n"
     chat = _write(tmp_path / "run_chat.yaml", f"{model}max_model_len: 512\noutput_dir: None\n")
     export = _write(tmp_path / "run_export.yaml", f"{model}max_shard_size: 5\noutput_dir: {tiny_base}\n")
