@@ -62,10 +62,9 @@ def rope_scaling_problems(scaling: Mapping[str, Any] | None, name: str = "rope_s
     """
     if scaling is None:
         return []
-    kind = scaling_kind(scaling)
-    if scaling.get("type", kind) != scaling.get("rope_type", kind):
-        old, new = shown(scaling["type"]), shown(scaling["rope_type"])
-        return [f"{name}: type {old} contradicts rope_type {new}; keep the right one"]
+    kind, old, new = scaling_kind(scaling), scaling.get("type"), scaling.get("rope_type")
+    if old is not None and new is not None and old != new:
+        return [f"{name}: type {shown(old)} contradicts rope_type {shown(new)}; keep the right one"]
     if not isinstance(kind, str) or kind not in _NEEDED:
         known = ", ".join(_NEEDED)
         return [f"{name}: rope_type {shown(kind)} is not supported; supported: {known}"]
@@ -129,7 +128,8 @@ def rotary_frequencies(config: ModelConfig) -> Frequencies:
 
 def scaling_kind(scaling: Mapping[str, Any]) -> Any:
     """Return the `rope_type` of a `rope_scaling`, whichever of its two keys says it."""
-    return scaling.get("type") or scaling.get("rope_type") or "default"
+    kinds = (scaling.get("type"), scaling.get("rope_type"), "default")
+    return next(kind for kind in kinds if kind is not None)
 
 
 def _llama3(frequency: float, scaling: Mapping[str, Any]) -> float:
@@ -164,10 +164,11 @@ def _yarn(plain: tuple[float, ...], theta: float, scaling: Mapping[str, Any], ma
 def _yarn_magnitude(scaling: Mapping[str, Any], factor: float) -> float:
     if scaling.get("attention_factor") is not None:
         return float(scaling["attention_factor"])
-
-    def growth(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return growth(scaling["mscale"]) / growth(scaling["mscale_all_dim"])
-    return growth(1.0)
+        return yarn_growth(scaling["mscale"], factor) / yarn_growth(scaling["mscale_all_dim"], factor)
+    return yarn_growth(1.0, factor)
+
+
+def yarn_growth(weight: float, factor: float) -> float:
+    """Return by how much attention scores grow in each of queries and keys for contexts `factor` times as long."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
