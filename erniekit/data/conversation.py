@@ -32,8 +32,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns that alternate user, assistant, user, ... and the system text ("" if there is none).
+    """Turns of user and assistant, and the system text ("" if there is none). It begins with the user.
 
+    A user may have several turns before the assistant's; no other role has two turns one after the other, except tools.
     An assistant turn that calls tools is followed by their results, and those by another assistant turn.
 
     Attributes:
@@ -101,13 +102,15 @@ class Source:
     """One data file of the mixture.
 
     Attributes:
-        kind: one of formats.chat.KINDS.
+        kind: one of formats.registry.KINDS.
         probability: relative to the other sources; 0 leaves the source out.
+        type_parameter: the parameter that names the format, for messages.
     """
 
     path: Path
     kind: str
     probability: float = 1.0
+    type_parameter: str = "train_dataset_type"
 
 
 def check_probabilities(values: Sequence[str | float]) -> list[float]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from erniekit.data.conversation import ASSISTANT, Conversation, Preference, Turn
-from erniekit.data.formats.problems import MalformedError
+from erniekit.data.formats.problems import NothingToTrainError
 from erniekit.data.templates.ernie import (
     IGNORE_INDEX,
     PairOffsets,
@@ -102,7 +102,7 @@ def assemble_pair(
     """Build the sample of a rendered pair from its encoded segments; return it and the number of prompt tokens.
 
     Raises:
-        MalformedError: the tokenizer drops a prompt or answer completely, or gives both answers the same tokens.
+        NothingToTrainError: the tokenizer drops a prompt or answer completely, or gives both answers the same tokens.
     """
     first, second = len(rendered.prompt), len(rendered.prompt) + len(rendered.chosen)
     prompt = [token for ids in encoded[:first] for token in ids]
@@ -110,9 +110,9 @@ def assemble_pair(
     rejected = _answer(rendered.rejected, encoded[second:], template)
     for name, tokens in (("prompt", prompt), ("chosen", chosen.tokens), ("rejected", rejected.tokens)):
         if not tokens:
-            raise MalformedError(name, "text that leaves a token", "none: the tokenizer drops every character")
+            raise NothingToTrainError(name, "text that leaves a token", "none: the tokenizer drops every character")
     if chosen.tokens == rejected.tokens:
-        raise MalformedError("rejected", "another answer than chosen", "the same tokens")
+        raise NothingToTrainError("rejected", "another answer than chosen", "the same tokens")
     return join_pair(prompt, chosen, rejected, score_difference), len(prompt)
 
 

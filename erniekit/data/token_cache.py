@@ -103,10 +103,10 @@ class TokenArrays:
 
 
 class TokenWriter:
-    """Append samples to the arrays of a folder, keeping none in memory."""
+    """Append samples to the arrays of a folder, keeping none in memory. The folder may get further files."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._files: dict[str, BinaryIO] = {name: open(folder / f"{name}.bin", "wb") for name in ARRAYS}  # noqa: SIM115
         self._checksums = dict.fromkeys(ARRAYS, 0)
         self._end = 0
@@ -137,7 +137,7 @@ class TokenWriter:
             sizes[name] = file.tell()
         self.close()
         manifest = {"version": FORMAT_VERSION, "facts": metadata, "bytes": sizes, "crc32": self._checksums}
-        with open(self._folder / MANIFEST, "w", encoding="utf-8") as text:
+        with open(self.folder / MANIFEST, "w", encoding="utf-8") as text:
             json.dump(manifest, text, indent=1)
             text.flush()
             os.fsync(text.fileno())

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from erniekit.data.conversation import Conversation, PlainText, Preference, Source
-from erniekit.data.formats.chat import Record, read_records
-from erniekit.data.formats.preference import PREFERENCE_KINDS
-from erniekit.data.formats.problems import MalformedError, ProblemList, RecordProblem, UnusedFields
+from erniekit.data.formats.format import Record
+from erniekit.data.formats.problems import (
+    Effect,
+    MalformedError,
+    RecordProblem,
+    SourceProblems,
+)
+from erniekit.data.formats.registry import FORMATS, PAIR_KINDS, read_records, recognise
+from erniekit.data.formats.unused_fields import UnusedFields
+from erniekit.data.overlong import character_limit, count_characters, last_rounds
 from erniekit.data.pairs import assemble_pair, render_pair, render_pairs
 from erniekit.data.templates.ernie import (
     Sample,
@@ -26,6 +32,7 @@ from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError
 
 OVER_LENGTH_POLICIES = ("drop", "truncate_turns", "error")
+BAD_RECORD_POLICIES = ("stop", "skip")
 BLOCK_RECORDS = 1000
 BLOCK_CHARACTERS = 2_000_000  # while a block is encoded, each of its tokens takes about a hundred bytes
 MIN_SCORE_DIFFERENCE = 1e-30  # a smaller difference is 0 in float32, and its logarithm infinite
@@ -43,18 +50,28 @@ class TokenizationSettings:
     over_length: str
     max_prompt_len: int | None = None
     needs_scores: bool = False
+    on_bad_record: str = "stop"
     split_multi_turn: bool | None = None
 
     def __post_init__(self) -> None:
         if self.over_length not in OVER_LENGTH_POLICIES:
             raise DataError(f"over_length {self.over_length!r}: expected one of {', '.join(OVER_LENGTH_POLICIES)}")
+        if self.on_bad_record not in BAD_RECORD_POLICIES:
+            raise DataError(f"on_bad_record {self.on_bad_record!r}: expected one of {', '.join(BAD_RECORD_POLICIES)}")
+
+    @property
+    def skips_bad_records(self) -> bool:
+        """Whether malformed records are left out; otherwise they stop the run."""
+        return self.on_bad_record == "skip"
 
     def key(self, kind: str) -> tuple:
-        """Return everything here that determines the samples of a source of this kind."""
+        """Return everything here that determines the samples of the sound records of a source of this kind."""
         template = self.template.fingerprint if self.template else None
-        pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PREFERENCE_KINDS else ()
+        pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PAIR_KINDS else ()
+        prefix = self.tokenizer.document_prefix if kind == "text" else ()
         split = () if self.split_multi_turn is None else (f"split_multi_turn {self.split_multi_turn}",)
-        return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *pair_settings, *split
+        own = (*pair_settings, *prefix, *split)
+        return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *own
 
 
 @dataclass(slots=True)
@@ -66,6 +83,7 @@ class RecordCounts:
     long_prompts: int = 0
     truncated: int = 0
     split: int = 0
+    skipped: int = 0
     split_dialogues: int = 0
     dropped_answers: int = 0
     plain_control: int = 0
@@ -76,29 +94,44 @@ def tokenise(
     settings: TokenizationSettings,
     counts: RecordCounts,
     unused: UnusedFields,
-    problems: ProblemList,
+    problems: SourceProblems,
     *,
     block_records: int = BLOCK_RECORDS,
 ) -> Iterator[tuple[list[Sample], list[int]]]:
     """Yield the samples of a source and the lines of their records, a block of records at a time, in file order.
 
-    Malformed records are added to `problems` and yield no sample.
+    Malformed records are added to `problems` and yield no sample. A file of another format than the source says is one
+    problem, and is not read further.
     """
+    found = recognise(source.path, source.kind)
+    if found != source.kind:
+        problem = found if isinstance(found, RecordProblem) else _wrong_format(source, found)
+        if not problems.skips(problem):
+            problems.add(problem)
+            return
     for block in _blocks(source, counts, unused, problems, block_records):
         samples: list[Sample] = []
         lines: list[int] = []
         encode = _ENCODERS.get(source.kind, _encode_conversations)
-        for line, sample in encode(block, source, settings, counts, problems):
+        promising = _without_hopeless(block, source, settings, counts, problems)
+        for line, sample in encode(promising, source, settings, counts, problems):
             samples.append(sample)
             lines.append(line)
         yield samples, lines
+
+
+def _wrong_format(source: Source, found: str) -> RecordProblem:
+    """Return the problem of a file whose records look like those of another format."""
+    form = FORMATS[found]
+    got = f"what looks like {form.title}: write {source.type_parameter}: {form.name}"
+    return RecordProblem(str(source.path), 0, "format", FORMATS[source.kind].name, got)
 
 
 def _blocks(
     source: Source,
     counts: RecordCounts,
     unused: UnusedFields,
-    problems: ProblemList,
+    problems: SourceProblems,
     block_records: int,
 ) -> Iterator[list[NumberedRecord]]:
     """Yield records in blocks limited by number and by characters."""
@@ -107,10 +140,11 @@ def _blocks(
     for item in read_records(source.path, source.kind, unused):
         if isinstance(item, RecordProblem):
             problems.add(item)
+            counts.read += item.line > 0
             continue
         counts.read += 1
         block.append(item)
-        characters += _characters(item[1])
+        characters += count_characters(item[1])
         if len(block) == block_records or characters >= BLOCK_CHARACTERS:
             yield block
             block, characters = [], 0
@@ -118,15 +152,34 @@ def _blocks(
         yield block
 
 
-def _characters(record: Record) -> int:
-    """Return the number of characters of a record's texts."""
-    if isinstance(record, PlainText):
-        return len(record.text)
-    if isinstance(record, Preference):
-        return _characters(record.prompt) + sum(len(turn.content) for turn in (*record.chosen, *record.rejected))
-    texts = sum(len(turn.content) + len(turn.thoughts) for turn in record.turns)
-    calls = sum(len(json.dumps(turn.fields, ensure_ascii=False)) for turn in record.turns if turn.fields)
-    return len(record.system) + texts + calls + (len(json.dumps(record.tools)) if record.tools else 0)
+def _without_hopeless(
+    block: list[NumberedRecord],
+    source: Source,
+    settings: TokenizationSettings,
+    counts: RecordCounts,
+    problems: SourceProblems,
+) -> list[NumberedRecord]:
+    """Return the records without dialogues and pairs that have too many characters to fit, which are not encoded.
+
+    Under "truncate_turns" they lose their oldest rounds first; if something is left, truncation by tokens, which counts
+    it, follows.
+    """
+    limit = character_limit(settings.max_seq_len)
+    promising = []
+    for line, record in block:
+        kept: Record | None = record
+        characters = count_characters(record)
+        if not isinstance(record, PlainText) and characters > limit:
+            kept = last_rounds(record, limit) if settings.over_length == "truncate_turns" else None
+            if settings.over_length == "error":
+                expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len)"
+                got = f"{characters:,} characters"
+                problems.add(RecordProblem(str(source.path), line, "length", expected, got, Effect.STOP))
+            else:
+                counts.dropped += kept is None
+        if kept is not None:
+            promising.append((line, kept))
+    return promising
 
 
 def _encode_texts(
@@ -134,17 +187,18 @@ def _encode_texts(
     source: Source,
     settings: TokenizationSettings,
     counts: RecordCounts,
-    problems: ProblemList,
+    problems: SourceProblems,
 ) -> Iterator[tuple[int, Sample]]:
     """Encode plain texts. Every token is a target: labels are shifted before a long text is cut."""
     texts = [settings.tokenizer.answer_text(record.text) for _, record in block if isinstance(record, PlainText)]
     counts.plain_control += sum(BREAK in text for text in texts)
     encoded = settings.tokenizer.encode_batch(texts)
     for (line, _), ids in zip(block, encoded, strict=True):
-        full_sample = encode_plain_text(ids, settings.tokenizer.eos_id)
-        length = len(full_sample.input_ids)
-        if not length:
+        if not ids:
             problems.add(_no_tokens_problem(source, line, "text", "text that leaves a token"))
+            continue
+        full_sample = encode_plain_text(ids, settings.tokenizer.eos_id, settings.tokenizer.document_prefix)
+        length = len(full_sample.input_ids)
         counts.split += length > settings.max_seq_len
         for start in range(0, length, settings.max_seq_len):
             part = slice(start, start + settings.max_seq_len)
@@ -156,7 +210,7 @@ def _encode_conversations(
     source: Source,
     settings: TokenizationSettings,
     counts: RecordCounts,
-    problems: ProblemList,
+    problems: SourceProblems,
 ) -> Iterator[tuple[int, Sample]]:
     assert settings.template is not None
     conversations = [record for _, record in block if isinstance(record, Conversation)]
@@ -182,7 +236,8 @@ def _encode_conversations(
                 yield line, sample
             elif settings.over_length == "error":
                 expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len)"
-                problems.add(RecordProblem(str(source.path), line, "length", expected, f"{len(sample.input_ids):,}"))
+                got = f"{len(sample.input_ids):,}"
+                problems.add(RecordProblem(str(source.path), line, "length", expected, got, Effect.STOP))
             else:
                 shorter = _truncate_turns(conversation, settings) if settings.over_length == "truncate_turns" else None
                 truncated += shorter is not None
@@ -199,7 +254,7 @@ def _encode_preferences(
     source: Source,
     settings: TokenizationSettings,
     counts: RecordCounts,
-    problems: ProblemList,
+    problems: SourceProblems,
 ) -> Iterator[tuple[int, Sample]]:
     assert settings.template is not None
     usable = []
@@ -225,7 +280,7 @@ def _encode_preferences(
         try:
             full_sample, prompt = assemble_pair(pair, ids, settings.template, record.score_difference)
         except MalformedError as error:
-            problems.add(RecordProblem(str(source.path), line, error.field, error.expected, error.got))
+            problems.add(RecordProblem(str(source.path), line, error.field, error.expected, error.got, error.effect))
             continue
         sample, prompt = _truncate_prompt(record, full_sample, prompt, settings)
         if _fits(sample, prompt, settings):
@@ -257,7 +312,7 @@ def _truncate_prompt(
     """
     assert settings.template is not None
     template, tokenizer = settings.template, settings.tokenizer
-    max_dropped = len(record.prompt.turns) // 2
+    max_dropped = record.prompt.rounds - 1
     fits = _fits if settings.over_length == "truncate_turns" else lambda _, prompt, of: _prompt_fits(prompt, of)
     if not max_dropped or fits(sample, prompt, settings):
         return sample, prompt
@@ -280,16 +335,17 @@ def _too_long_problem(
     """Return the problem of a pair that is too long even without the turns it may lose."""
     if not _prompt_fits(prompt, settings):
         expected = f"at most {settings.max_prompt_len:,} tokens (max_prompt_len) in system text and last question"
-        return RecordProblem(str(source.path), line, "prompt", expected, f"{prompt:,}")
+        return RecordProblem(str(source.path), line, "prompt", expected, f"{prompt:,}", Effect.STOP)
     expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len) in prompt and both answers"
-    return RecordProblem(str(source.path), line, "length", expected, f"{len(sample.input_ids):,}")
+    return RecordProblem(str(source.path), line, "length", expected, f"{len(sample.input_ids):,}", Effect.STOP)
 
 
-_ENCODERS = {"text": _encode_texts, **dict.fromkeys(PREFERENCE_KINDS, _encode_preferences)}
+_ENCODERS = {"text": _encode_texts, **dict.fromkeys(PAIR_KINDS, _encode_preferences)}
 
 
 def _no_tokens_problem(source: Source, line: int, field: str, expected: str) -> RecordProblem:
-    return RecordProblem(str(source.path), line, field, expected, "none: the tokenizer drops every character")
+    got = "none: the tokenizer drops every character"
+    return RecordProblem(str(source.path), line, field, expected, got, Effect.SKIP)
 
 
 def _truncate_turns(conversation: Conversation, settings: TokenizationSettings) -> Sample | None:

@@ -160,12 +160,15 @@ class ChatModel:
     def encode_text(self, text: str) -> list[int]:
         """Return the token ids of a text without the chat template; control tokens in it are ordinary text.
 
+        They begin with what the tokenizer puts before a text (nothing, or BOS).
+
         Raises:
             DataError: it is not UTF-8.
         """
         _check_utf8(text)
         self._tell_of_control_tokens(text)
-        return self.tokenizer.encode(self.tokenizer.plain_text(text))
+        ids = self.tokenizer.encode(self.tokenizer.plain_text(text))
+        return [*self.tokenizer.document_prefix, *ids] if ids else []
 
     def encode(self, conversation: Conversation) -> list[int]:
         """Return the token ids of a dialogue, ending with the header of the next answer."""

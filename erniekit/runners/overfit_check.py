@@ -10,7 +10,9 @@ from erniekit.build.data import sample_limits, training_dataset, training_source
 from erniekit.build.model import begin, initial_weights, open_model
 from erniekit.config import Config
 from erniekit.data.collate import collate
-from erniekit.data.formats.problems import ProblemList, UnusedFields
+from erniekit.data.formats.problems import ProblemList, SkippedRecords, SourceProblems
+from erniekit.data.formats.registry import FORMATS
+from erniekit.data.formats.unused_fields import UnusedFields
 from erniekit.data.templates.ernie import Sample, Template
 from erniekit.data.tokenize import RecordCounts, TokenizationSettings, tokenise
 from erniekit.data.tokenizers.tokenizer import Tokenizer
@@ -108,8 +110,9 @@ def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None
     for source in training_sources(config):
         if source.probability == 0:
             continue
-        problems, counts = ProblemList(), RecordCounts()
-        for samples, lines in tokenise(source, settings, counts, UnusedFields(source.kind), problems, block_records=1):
+        problems = SourceProblems(ProblemList(), SkippedRecords(), settings.skips_bad_records)
+        counts, unused = RecordCounts(), UnusedFields(FORMATS[source.kind])
+        for samples, lines in tokenise(source, settings, counts, unused, problems, block_records=1):
             problems.raise_if_any()
             if samples:
                 if skipped + counts.dropped:

@@ -180,8 +180,23 @@ def test_the_format_says_how_records_are_read(read_epoch: Read, tmp_path: Path) 
     assert (
         "(alpaca): 1 records, 1 kept" in read_epoch(train_dataset_path=str(path), train_dataset_type="alpaca").reported
     )
-    with pytest.raises(UserError, match=r"alpaca\.jsonl:1"):
+    with pytest.raises(UserError, match=r"looks like alpaca: write train_dataset_type: alpaca"):
         read_epoch(train_dataset_path=str(path), train_dataset_type="messages")
+
+
+def test_a_format_that_is_not_named_is_recognised_and_told_once(
+    read_epoch: Read, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text("prompt,completion\nq,a\n")
+    with caplog.at_level("INFO"):
+        assert "(prompt_completion): 1 records" in read_epoch(train_dataset_path=str(path)).reported
+        read_epoch(train_dataset_path=str(path))
+    told = [message for message in caplog.messages if "to say so" in message]
+    assert told == [
+        f"{path}: read as prompt and completion, which its records look like; "
+        "to say so, train_dataset_type: prompt_completion"
+    ]
 
 
 @pytest.mark.proves("train_dataset_prob")

@@ -8,8 +8,9 @@ import pytest
 
 from erniekit.data.conversation import Conversation
 from erniekit.data.dataset import open_dataset
-from erniekit.data.formats.chat import read_records
-from erniekit.data.formats.problems import RecordProblem, UnusedFields
+from erniekit.data.formats.problems import RecordProblem
+from erniekit.data.formats.registry import FORMATS, read_records
+from erniekit.data.formats.unused_fields import UnusedFields
 from erniekit.data.templates.ernie import ErnieTemplate, TemplateRefusedError, chat_template, encode_sample
 from erniekit.data.templates.jinja import JinjaTemplate
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
@@ -229,7 +230,7 @@ def test_control_tokens_in_calls_and_tools_are_ordinary_text(make_source, tokeni
 
 
 def test_fields_of_tools_are_used_only_where_they_are_read(tokenizer_with, read):
-    unused = UnusedFields("messages")
+    unused = UnusedFields(FORMATS["messages"])
     for record in RECORDS.values():
         unused.add(1, record)
     assert unused.found() == []

@@ -13,7 +13,7 @@ import pytest
 
 from erniekit.cli import main
 from erniekit.config import Config
-from erniekit.data.conversation import Conversation, Turn
+from erniekit.data.conversation import USER, Conversation, Turn
 from erniekit.errors import DataError, ModelFileError, UserError
 from erniekit.inference.engine import ChatModel, Dialogue, sampling_from
 from erniekit.inference.sampling import Sampling
@@ -266,6 +266,14 @@ def test_weights_are_kept_in_few_bits_where_a_file_asks_for_it(
     assert "is read as weight_quantize_algo: weight_only_int4" in capsys.readouterr().err
     assert main(["generate", str(output), "--prompt", "Hi", "weight_quantize_algo=fp8_linear"]) == 2
     assert "not computed through 8-bit floats" in capsys.readouterr().err
+
+
+def test_raw_text_begins_as_the_tokenizer_begins_a_text(model: ChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = model.encode_text("Hi")
+    monkeypatch.setattr(model.tokenizer, "document_prefix", (model.tokenizer.eos_id,))
+    assert model.encode_text("Hi") == [model.tokenizer.eos_id, *plain]
+    dialogue = model.encode(Conversation((Turn(USER, "Hi"),)))
+    assert dialogue[0] != model.tokenizer.eos_id
 
 
 def test_raw_text_has_no_system_text(capsys: pytest.CaptureFixture[str]) -> None:

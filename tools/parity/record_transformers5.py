@@ -69,7 +69,7 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "yarn with weights of its magnitude",
         {
             "rope_parameters": {**YARN, "rope_theta": 1e4, "mscale": 0.7, "mscale_all_dim": 0.4, "truncate": False},
-            "head_dim": 6,
+            "head_dim": 16,
         },
     ),
     (

@@ -64,6 +64,17 @@ class SftParameters:
         choices=("drop", "truncate_turns", "error"),
         verbs=("train", "eval", "preview"),
     )
+    on_bad_record: str = parameter(
+        "stop",
+        "The treatment of a malformed record. `stop` ends the run before anything is trained and reports the bad "
+        "records of all files; `skip` leaves them out. The report before the first step counts skipped records, shows "
+        "the first ten of a file with line and reason, and names the text file that lists all of them. Records that "
+        "train nothing (an empty answer, a pair of equal answers or scores, every label 0) are always skipped. A file "
+        "that cannot be read, or has another format, always stops the run.",
+        choices=("stop", "skip"),
+        verbs=("train", "eval", "preview"),
+        example="skip",
+    )
     split_multi_turn: bool | None = parameter(
         None,
         "Whether each trained answer of a dialogue becomes a sample of its own, with everything before it as the chat "

@@ -14,8 +14,10 @@ from erniekit.config.values import EPOCHS, NUMBERS, PATH, PATHS, TEXTS, format_v
 
 FORMATS = (
     "`erniekit` has `src` and `tgt`, `alpaca` has `instruction`, `input` and `output`, `messages` has OpenAI roles, "
+    "`sharegpt` has `conversations` with `from` and `value`, `prompt_completion` has `prompt` and `completion`, "
     "`text` is plain text for stage PT. For stage DPO the records of a format are pairs: `erniekit` with `response` "
-    "and `sort`, `alpaca` with `question`, `messages` with `prompt`, the latter two with `chosen` and `rejected`."
+    "and `sort`, `alpaca` with `question`, `messages` with `prompt`, `sharegpt` with `conversations`, the latter three "
+    "with `chosen` and `rejected`. If it is left out, a file's first records decide, and the run says so."
 )
 
 
@@ -23,8 +25,13 @@ def source_kinds(*more: str) -> dict[str, Any]:
     """Return the arguments that declare a list of data formats, with `more` choices."""
     return {
         "kind": TEXTS,
-        "choices": ("erniekit", "alpaca", "messages", "text", *more),
-        "spellings": {"chatml": "messages", "openai": "messages"},
+        "choices": ("erniekit", "alpaca", "messages", "sharegpt", "prompt_completion", "text", *more),
+        "spellings": {
+            "chatml": "messages",
+            "openai": "messages",
+            "prompt-completion": "prompt_completion",
+            "share_gpt": "sharegpt",
+        },
         "example": "erniekit,alpaca",
     }
 
@@ -55,6 +62,9 @@ def _fit_stage(builder: ConfigBuilder, name: str) -> None:
         dialogues = sorted(set(plain) - {"text"})
         if dialogues:
             builder.problem(name, f"stage PT cannot read {format_value(dialogues)}", "write `text`, or `stage: SFT`")
+    elif builder.stage.reads_pairs and "prompt_completion" in kinds:
+        what = f"stage {builder['stage']} reads pairs of answers, and `prompt_completion` has one answer"
+        builder.problem(name, what, "write `messages` for records of `prompt`, `chosen` and `rejected`")
     elif "text" in kinds:
         builder.problem(
             name,
@@ -86,9 +96,9 @@ class TrainingParameters:
 
     train_dataset_path: tuple[str, ...] = parameter(
         (),
-        "The file or files of training records (JSON lines, JSON or Parquet), or data sets of the Hugging Face hub "
-        "(`org/name`, `org/name:split`, `org/name:config/split`); required for training and for `erniekit preview`. "
-        "Several are separated by commas or written as a YAML list.",
+        "The file or files of training records (JSON lines, JSON, Parquet, CSV, TSV or plain text), or data sets of "
+        "the Hugging Face hub (`org/name`, `org/name:split`, `org/name:config/split`); required for training and for "
+        "`erniekit preview`. Several are separated by commas or written as a YAML list.",
         kind=PATHS,
         verbs=DATA_VERBS,
         example="data/sft-train.jsonl",

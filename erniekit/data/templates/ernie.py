@@ -223,9 +223,13 @@ def join_segments(
     return tokens, targets
 
 
-def encode_plain_text(ids: Sequence[int], eos_id: int) -> Sample:
-    """A plain document for stage PT: every token but the first is a target, and then `</s>`."""
+def encode_plain_text(ids: Sequence[int], eos_id: int, prefix: Sequence[int] = ()) -> Sample:
+    """A plain document for stage PT: every token but the first is a target, and then `</s>`.
+
+    Args:
+        prefix: what the tokenizer puts before a document (`Tokenizer.document_prefix`).
+    """
     import numpy as np
 
-    tokens = np.array([*ids, eos_id], dtype=np.int32)
+    tokens = np.array([*prefix, *ids, eos_id], dtype=np.int32)
     return Sample(tokens[:-1], tokens[1:])

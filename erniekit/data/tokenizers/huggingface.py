@@ -15,6 +15,8 @@ from erniekit.data.tokenizers.breaks import BREAK
 from erniekit.data.tokenizers.files import TOKENIZER_FILE, AddedToken, AddedTokens, structural_tokens
 from erniekit.errors import ModelFileError
 
+_PROBE = "a"  # any text that leaves a token
+
 
 class TokenizersBackend:
     """See tokenizer.Backend."""
@@ -53,6 +55,7 @@ class TokenizersBackend:
         )
         self.files: tuple[Path, ...] = (path,)
         self.default_tokens: dict[str, str] = {}
+        self.document_prefix = self._find_document_prefix()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode with several threads (one with TOKENIZERS_PARALLELISM=false)."""
@@ -65,6 +68,12 @@ class TokenizersBackend:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         return self._library.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def _find_document_prefix(self) -> tuple[int, ...]:
+        """Return the ids that the post-processor of tokenizer.json puts before a text."""
+        encoding = self._library.encode(_PROBE, add_special_tokens=True)
+        first = next((number for number, sequence in enumerate(encoding.sequence_ids) if sequence is not None), 0)
+        return tuple(encoding.ids[:first])
 
     def token_id(self, token: str) -> int | None:
         return self._library.token_to_id(token)

@@ -49,6 +49,9 @@ class PaddlenlpBackend:
         self.size = max(self._ids.values()) + 1
         self.files = tuple(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
         self.default_tokens: dict[str, str] = {}
+        text = [-1]  # stands for the ids of a text
+        whole = list(self._tokenizer.build_inputs_with_special_tokens(text))
+        self.document_prefix = tuple(int(number) for number in whole[: whole.index(-1)])
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return self._added.encode_batch([self._added.split(text) for text in texts], self._encode)

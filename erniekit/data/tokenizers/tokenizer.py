@@ -35,6 +35,7 @@ class Backend(Protocol):
         control_tokens, structural_tokens: see Tokenizer.
         files: the files that determine the ids of a text; their contents make the fingerprint.
         default_tokens: named tokens for folders that do not name them.
+        document_prefix: see Tokenizer.
     """
 
     size: int
@@ -42,6 +43,7 @@ class Backend(Protocol):
     structural_tokens: frozenset[str]
     files: tuple[Path, ...]
     default_tokens: dict[str, str]
+    document_prefix: tuple[int, ...]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See Tokenizer; no structural token spans a break, and none arises from text that does not write it."""
@@ -71,6 +73,8 @@ class Tokenizer:
         chat_templates: the folder's jinja templates by name, `default` among them; `template_path` is their file.
         files: the files to copy into the folder of a trained model.
         fingerprint: hex digest of everything that determines the ids of a text.
+        document_prefix: the ids that transformers' `tokenizer(text)` puts before a text, mostly none or the BOS token.
+            They begin plain documents and raw prompts; in dialogues the chat template writes such tokens.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,6 +88,7 @@ class Tokenizer:
         self._check_special_tokens(folder)
         self.vocab_size = self._backend.size
         self.control_tokens = self._backend.control_tokens
+        self.document_prefix = self._backend.document_prefix
         self.structural_tokens = self._backend.structural_tokens
         self.plain_text = break_inserter(self.structural_tokens)
         self.answer_text = break_inserter(self.control_tokens - THOUGHT_MARKERS)

@@ -32,10 +32,11 @@ _INERT_BY_REASON: dict[str, str] = {  # keys that change nothing here, whatever 
         exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty max_length
         max_new_tokens min_length min_new_tokens min_p no_repeat_ngram_size num_beam_groups num_beams
         num_return_sequences remove_invalid_values repetition_penalty suppress_tokens temperature top_k top_p
-        typical_p""",
+        typical_p cache_implementation epsilon_cutoff eta_cutoff guidance_scale max_time penalty_alpha
+        renormalize_logits stop_strings _from_model_config""",
     "what a forward pass returns, beside the logits": """
         use_cache output_attentions output_hidden_states output_router_logits output_scores return_dict
-        return_dict_in_generate use_return_dict use_last_token_for_generation""",
+        return_dict_in_generate use_return_dict use_last_token_for_generation tie_last_hidden_states""",
     "heads of other tasks, which a causal language model does not have": """
         id2label label2id num_labels num_choices problem_type finetuning_task task_specific_params prefix
         classifier_dropout""",
@@ -153,16 +154,18 @@ def key_problems(
     return problems + _quantization_problems(values.get("quantization_config"))
 
 
-def key_remarks(values: Mapping[str, Any], ignored: Mapping[str, Any]) -> list[str]:
+def key_remarks(values: Mapping[str, Any], ignored: Sequence[str]) -> list[str]:
     """Return a line for each thing in a usable `config.json` that acts elsewhere and not here.
 
     Args:
         values: the keys of the file.
-        ignored: the keys that are left out because the user says so, with their values.
+        ignored: the keys that the user says to ignore.
     """
     remarks = [
-        f"{shown_key(key)}: {shown(value)} is ignored, as {IGNORE_PARAMETER} asks; a saved model has no such key"
-        for key, value in ignored.items()
+        f"{shown_key(key)}: {shown(values[key])} is ignored, as {IGNORE_PARAMETER} asks; a saved model has no such key"
+        if key in values
+        else f"{shown_key(key)}: {IGNORE_PARAMETER} names it, but there is no such key"
+        for key in dict.fromkeys(ignored)
     ]
     for key, parameter in DROPOUT_KEYS.items():
         if values.get(key):

@@ -114,8 +114,7 @@ class ModelConfig:
         """
         architecture = architecture_of(values.get("model_type"), where)
         problems: list[str] = []
-        ignored = {key: values[key] for key in ignored_keys if key in values}
-        kept = {key: value for key, value in values.items() if key not in ignored}
+        kept = {key: value for key, value in values.items() if key not in ignored_keys}
         plain = with_keys_before_5(kept, architecture.rope_sets, problems)
         _replace_aliases(architecture, plain, problems)
         known_values = _known_values(architecture, plain, problems)
@@ -127,7 +126,7 @@ class ModelConfig:
             problems += rope_scaling_problems(known_values.get("rope_scaling"), _scaling_key(values))
         other_keys = {key: value for key, value in plain.items() if key not in used_keys}
         if not problems:
-            remarks = key_remarks(plain, ignored)
+            remarks = key_remarks(values, ignored_keys)
             config = cls(**known_values, other_keys=other_keys)
             remarks += filter(None, [yarn_remark(config.rope_scaling, config.max_position_embeddings)])
             config = replace(config, remarks=tuple(remarks))

@@ -62,10 +62,9 @@ def rope_scaling_problems(scaling: Mapping[str, Any] | None, name: str = "rope_s
     """
     if scaling is None:
         return []
-    kind = scaling_kind(scaling)
-    if scaling.get("type", kind) != scaling.get("rope_type", kind):
-        old, new = shown(scaling["type"]), shown(scaling["rope_type"])
-        return [f"{name}: type {old} contradicts rope_type {new}; keep the right one"]
+    kind, old, new = scaling_kind(scaling), scaling.get("type"), scaling.get("rope_type")
+    if old is not None and new is not None and old != new:
+        return [f"{name}: type {shown(old)} contradicts rope_type {shown(new)}; keep the right one"]
     if not isinstance(kind, str) or kind not in _NEEDED:
         known = ", ".join(_NEEDED)
         return [f"{name}: rope_type {shown(kind)} is not supported; supported: {known}"]
@@ -129,7 +128,8 @@ def rotary_frequencies(config: ModelConfig) -> Frequencies:
 
 def scaling_kind(scaling: Mapping[str, Any]) -> Any:
     """Return the `rope_type` of a `rope_scaling`, whichever of its two keys says it."""
-    return scaling.get("type") or scaling.get("rope_type") or "default"
+    kinds = (scaling.get("type"), scaling.get("rope_type"), "default")
+    return next(kind for kind in kinds if kind is not None)
 
 
 def _llama3(frequency: float, scaling: Mapping[str, Any]) -> float:
