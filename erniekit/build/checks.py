@@ -377,6 +377,8 @@ def model_warnings(config: Config, model_config: ModelConfig, stored_mtp_layers:
             lines.append(f"`moe_use_aux_free: false` has no effect: {has_none}")
         elif config.lora.lora:
             lines.append("moe_use_aux_free: adapters hold no router, so merging them brings the correction bias back")
+    if model_config.other_keys.get("num_nextn_predict_layers"):
+        lines.append("the model's multi-token prediction layers are left out, of training and of the saved model")
     wanted = model_config.num_nextn_predict_layers
     left_out = stored_mtp_layers - wanted
     if left_out > 0:

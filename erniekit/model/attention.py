@@ -51,6 +51,7 @@ class AttentionPlan:
         self.causal, self.indices, self.blocks, self.mask, self.live_rows = causal, indices, blocks, mask, live_rows
         self._startend_row_indices = startend_row_indices  # what was planned, for plans with a window
         self._windowed: dict[int, AttentionPlan] = {}
+        self._with_sink: AttentionPlan | None = None
         self._block_masks: dict[tuple[int, int], list[_BlockMask]] = {}
         self._rows_of_heads: dict[tuple[int, int], list[paddle.Tensor]] = {}
 
@@ -94,6 +95,16 @@ class AttentionPlan:
             self._windowed[window] = self if unchanged else AttentionPlan.build(narrowed, dense=self.mask is not None)
         return self._windowed[window]
 
+    def with_sink(self) -> AttentionPlan:
+        """Return the plan of rows with one more key in front, which all queries of the row see; made once."""
+        if self._with_sink is None:
+            indices = self._startend_row_indices
+            assert indices is not None and self.causal and indices.shape[-1] == 1, "sinks are of causal documents"
+            length = np.int32(indices.shape[2] + 1)
+            shifted = np.pad(indices + np.int32(1), ((0, 0), (0, 0), (1, 0), (0, 0)), constant_values=length)
+            self._with_sink = AttentionPlan.build(shifted, dense=self.mask is not None)
+        return self._with_sink
+
     def attend(
         self,
         q_BSHD: paddle.Tensor,
@@ -104,10 +115,15 @@ class AttentionPlan:
         dropout: float = 0.0,
         key: Sequence[int] = (0,),
         window: int | None = None,
+        sinks_H: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         """Run attention for a decoder layer; a key-value cache has the same method (only there `layer` matters)."""
         del layer
         plan = self if window is None else self.windowed(window)
+        if sinks_H is not None:
+            inputs = with_sink_key(q_BSHD, k_BSKD, v_BSKD, sinks_H)
+            out_BSHD = attention(*inputs, plan.with_sink(), dropout=dropout, key=key)
+            return out_BSHD[:, 1:, :, : q_BSHD.shape[-1]]
         return attention(q_BSHD, k_BSKD, v_BSKD, plan, dropout=dropout, key=key)
 
     def block_masks(self, query_heads: int, key_heads: int) -> list[_BlockMask]:
@@ -128,6 +144,32 @@ class AttentionPlan:
             numbers = np.arange(tokens * key_heads).reshape(tokens, key_heads)
             self._rows_of_heads[tokens, key_heads] = [paddle.to_tensor(rows) for rows in numbers.T]
         return self._rows_of_heads[tokens, key_heads]
+
+
+SINK_CHANNELS = 8  # kernels want sizes of heads that are multiples of it
+
+
+def with_sink_key(
+    q_BSHD: paddle.Tensor, k_BSKD: paddle.Tensor, v_BSKD: paddle.Tensor, sinks_H: paddle.Tensor
+) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    """Return queries, keys and values [B, S + 1, ..., D + 8] in which attention has a sink (`Architecture`).
+
+    A sink takes a share of a query's probabilities, as a key with value 0 does whose score is the head's. Such a key
+    stands before the others. It alone has 1 in a channel in which queries hold the scores of their heads.
+    """
+    batch, length, heads, size = q_BSHD.shape
+    width = size + SINK_CHANNELS
+
+    def widened(x: paddle.Tensor) -> paddle.Tensor:
+        return F.pad(x, [0, 0, 1, 0, 0, 0, 0, SINK_CHANNELS], pad_from_left_axis=True)
+
+    channel = paddle.zeros([width], q_BSHD.dtype)
+    channel[size] = 1.0
+    scores_HD = sinks_H.astype(q_BSHD.dtype).unsqueeze(1) * (channel * width**0.5)
+    q = widened(q_BSHD * (width / size) ** 0.5) + scores_HD.expand([batch, length + 1, heads, width])
+    sink_key = channel.expand([batch, 1, k_BSKD.shape[2], width])
+    k = paddle.concat([sink_key, widened(k_BSKD)[:, 1:]], axis=1)
+    return q, k, widened(v_BSKD)
 
 
 def attention(

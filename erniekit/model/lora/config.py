@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from erniekit.errors import ConfigurationError
+from erniekit.model.architectures.stacked_experts import place_of
 
 if TYPE_CHECKING:
     from erniekit.model.architectures.model_config import ModelConfig
@@ -83,7 +84,8 @@ def adapter_targets(config: ModelConfig, patterns: Iterable[str]) -> list[str]:
 
     Without patterns they are what the architecture names: all of the decoder's where it names none. A pattern reaches
     the layers of a tower only if it begins with the tower's prefix, as `audio_tower.layers.*.q_proj` does, so that no
-    pattern that is meant for the decoder adapts a tower.
+    pattern that is meant for the decoder adapts a tower. No pattern reaches experts that files stack, because PEFT
+    knows no adapters of single ones.
 
     Raises:
         ConfigurationError: a pattern names no layer.
@@ -92,7 +94,9 @@ def adapter_targets(config: ModelConfig, patterns: Iterable[str]) -> list[str]:
     towers = tuple(tower.prefix for tower in config.architecture.towers)
     for_towers = [pattern for pattern in patterns if _begins_with(pattern, towers)]
     for_decoder = [pattern for pattern in patterns if pattern not in for_towers]
-    paths, chosen = list(config.linear_shapes()), set[str]()
+    stacked = config.architecture.stacked_experts
+    paths = [path for path in config.linear_shapes() if place_of(f"{path}.weight", stacked) is None]
+    chosen = set[str]()
     if for_decoder or not for_towers:
         chosen.update(select_targets((path for path in paths if not path.startswith(towers)), for_decoder))
     if for_towers:
