@@ -7,27 +7,37 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-fast test-all parity lint docs check-generated smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
+.PHONY: help quickstart test test-fast test-all parity oracle-5 lint docs check-generated smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
 
 $(VENV)/.python:
+	@$(PYTHON) -c '' 2> /dev/null || { echo "error: '$(PYTHON)' does not run here; name a Python 3.10, 3.11 or 3.12 that does:" \
+	    "make $(MAKECMDGOALS) PYTHON=python3.11, or PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 12); \
 	    sys.exit(0 if ok else f"error: ERNIEKit needs Python 3.10, 3.11 or 3.12, and $(PYTHON) is {sys.version.split()[0]}; try: make $(MAKECMDGOALS) PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 $(VENV)/.cpu: $(VENV)/.python pyproject.toml
-	$(PIP) install --quiet --editable '.[cpu,logs,eval,data,paddlenlp]'
+	@echo "Installing PaddlePaddle and what training needs into $(VENV): 1.2 GB, one to two minutes"
+	$(PIP) install --editable '.[cpu,logs]'
+	@touch $@
+
+$(VENV)/.all: $(VENV)/.cpu pyproject.toml
+	@echo "Installing every extra into $(VENV), 2.1 GB in all"
+	$(PIP) install --editable '.[cpu,all]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.cpu pyproject.toml
-	$(PIP) install --quiet --editable '.[cpu,dev]'
+	@echo "Installing every extra and the test tools into $(VENV), 2.1 GB in all"
+	$(PIP) install --editable '.[cpu,dev]'
 	@touch $@
 
 $(VENV)/.parity: $(VENV)/.dev pyproject.toml
-	$(PIP) install --quiet --editable '.[cpu,dev,parity]'
+	@echo "Installing torch and what the results are compared with into $(VENV), 3 GB in all with a CPU build of torch"
+	$(PIP) install --editable '.[cpu,dev,parity]'
 	@touch $@
 
 quickstart: $(VENV)/.cpu ## create a virtual environment, train a tiny ERNIE on shipped data on the CPU, and ask it
@@ -39,8 +49,15 @@ test: $(VENV)/.dev ## run the tests (no torch, no network)
 test-fast: $(VENV)/.dev ## the unit tests only
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not slow and not distributed and not exhaustive"
 
-parity: $(VENV)/.parity ## compare with torch, transformers and their optimizers and schedules
-	$(BIN)/python -m pytest -m parity
+parity: $(VENV)/.parity ## compare with torch, transformers, peft and trl, their optimizers and schedules
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m parity tests/parity
+
+VENV_5 ?= .venv-transformers5# transformers 5 cannot lie beside transformers 4
+
+oracle-5: ## record anew what transformers 5 computes, in an environment of its own
+	test -x $(VENV_5)/bin/python || $(PYTHON) -m venv $(VENV_5)
+	$(VENV_5)/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0
+	$(VENV_5)/bin/python tools/parity/record_transformers5.py
 
 test-all: $(VENV)/.parity ## everything, with ranks that start anew and not as forks
 	ERNIEKIT_COLD_RANKS=1 $(BIN)/python -m pytest
@@ -50,11 +67,13 @@ lint: $(VENV)/.dev ## ruff and the type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(VENV)/.cpu ## regenerate docs/parameters from the schema
+docs: $(VENV)/.cpu ## regenerate docs/parameters from the schema, and the tables of docs/migrating.md
 	$(BIN)/erniekit docs
+	$(BIN)/python tools/migrating.py
 
 check-generated: $(VENV)/.cpu ## fail when a generated file is stale, a link is broken, or nothing reads or proves a parameter
 	$(BIN)/erniekit docs --check
+	$(BIN)/python tools/migrating.py --check
 	$(BIN)/python tools/quickstart/make_data.py --check
 	$(BIN)/python tools/quickstart/make_model.py --check
 	$(BIN)/python tools/quickstart/make_configs.py --check
@@ -66,7 +85,7 @@ BENCHES := startup launching packing attention head_loss load export tokenise ch
 BENCHES_TORCH := moe
 PEERS ?= .peers# where the virtual environments of peers lie
 
-bench: $(VENV)/.cpu ## the benchmarks that need no torch; results belong in docs/benchmarks.md
+bench: $(VENV)/.all ## the benchmarks that need no torch; results belong in docs/benchmarks.md
 	set -e; for name in $(BENCHES); do echo "== $$name"; $(BIN)/python tools/bench/$$name.py; done
 
 layouts: $(VENV)/.cpu ## every parallel layout against one process, traffic and speed of ranks, into docs/exactness.md and docs/layout-estimates.md (an hour)

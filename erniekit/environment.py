@@ -6,23 +6,40 @@ Measured reasons (docs/benchmarks.md): Paddle's wheel bundles an MKL that takes 
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
+from typing import Any
 
 from erniekit import __version__
 from erniekit.errors import UserError
 
+# What asks a program to end: Ctrl-C, an operator or a cluster, a terminal that was closed.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MKL_FAST_PATH_ON_AMD = "7"  # the AVX-512 code path; type 5 is AVX2
+
+
+def answer_stop_signals(answer: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Let `answer` handle the signals that ask for an end, in the main thread; return the earlier handlers by signal.
+
+    A SIGHUP that is ignored stays ignored: `nohup` has asked for that.
+    """
+    heard = [number for number in STOP_SIGNALS if not (number == signal.SIGHUP and _is_ignored(number))]
+    return {number: signal.signal(number, answer) for number in heard}
+
+
+def _is_ignored(number: int) -> bool:
+    return signal.getsignal(number) == signal.SIG_IGN
 
 
 def apply_cpu_settings(threads: int | None = None) -> dict[str, str]:
@@ -90,6 +107,11 @@ def package_versions() -> dict[str, str]:
     return {"erniekit": __version__} | {name: metadata.version(name) for name in packages if _is_installed(name)}
 
 
+def is_importable(module: str) -> bool:
+    """Return whether a module can be imported, without importing it."""
+    return importlib.util.find_spec(module) is not None
+
+
 def _is_installed(package: str) -> bool:
     try:
         metadata.version(package)
@@ -149,9 +171,9 @@ def import_paddlenlp(reason: str) -> ModuleType:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Deliver Ctrl-C and SIGTERM after the body: an extension module that is interrupted while it loads reports an
-    ImportError, or forgets the interruption."""
-    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Deliver the signals that ask for an end after the body: an extension module that is interrupted while it loads
+    reports an ImportError, or forgets the interruption."""
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:

@@ -4,9 +4,14 @@ A message says what is wrong, where (file:line, parameter, tensor), and what to 
 Every other exception is a defect of ERNIEKit and keeps its traceback.
 """
 
+from erniekit.terminal import escape_control_characters
+
 
 class UserError(Exception):
-    """Base of every error that the user can fix."""
+    """Base of every error that the user can fix. Its text may quote files of others, so it is safe for a terminal."""
+
+    def __str__(self) -> str:
+        return escape_control_characters(super().__str__())
 
 
 class ConfigurationError(UserError):

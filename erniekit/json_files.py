@@ -1,4 +1,4 @@
-"""Read the JSON files of model folders and checkpoints."""
+"""Read the JSON files of model folders and checkpoints, if they are still what was written."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.errors import ModelFileError
+from erniekit.manifest import refuse_changed
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises ModelFileError if there is none."""
+    """Return the JSON object in a file.
+
+    Raises:
+        ModelFileError: there is none, or the folder's manifest lists small files that have changed.
+    """
+    refuse_changed(path.parent)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -109,3 +109,13 @@ def test_every_rank_shows_its_own_lines(rank: str) -> None:
     environment = {"PADDLE_TRAINER_ID": rank, "PADDLE_TRAINERS_NUM": "2", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "saved the model\n", "")
+
+
+def test_details_are_shown_on_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("ERNIEKIT_LOG", "debug")
+    with console_logging():
+        logger.debug("AdamW: which weights decay")
+    monkeypatch.delenv("ERNIEKIT_LOG")
+    with console_logging():
+        logger.debug("not this")
+    assert capsys.readouterr().out == "AdamW: which weights decay\n"

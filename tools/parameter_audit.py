@@ -35,6 +35,17 @@ MARK = "proves"
 Locations = dict[str, list[str]]  # parameter -> "file:line"
 
 
+@dataclass(frozen=True)
+class Reader:
+    """An expression that reads a parameter: its file below the root, and where it begins and ends there."""
+
+    path: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
 @dataclass
 class Module:
     """One file: its tree, and what its imports and definitions stand for (`Config`: `erniekit.config.Config`)."""
@@ -96,7 +107,8 @@ class Reads(ast.NodeVisitor):
 
     def __init__(self, project: Project, module: Module, of_the_schema: Mapping[str, set[str]]) -> None:
         self.project, self.module, self.of_the_schema = project, module, of_the_schema
-        self.found: list[tuple[str, str, int]] = []  # function, parameter, line
+        self.found: list[tuple[str, str, Reader]] = []  # function, parameter, where
+        self.calls: list[tuple[str, str, Reader]] = []  # the same, where a function of the schema reads it
         self.types: dict[str, str] = {}
         self.words: dict[str, list[str]] = {}  # a loop's variable -> the names that it goes through
         self.inside = module.name
@@ -181,7 +193,7 @@ class Reads(ast.NodeVisitor):
         if owner in NAMES:
             self._note([node.attr], node)
         elif owner:
-            self._note(self.of_the_schema.get(f"{owner}.{node.attr}", ()), node)
+            self._note(self.of_the_schema.get(f"{owner}.{node.attr}", ()), node, self.calls)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         self.generic_visit(node)
@@ -193,15 +205,18 @@ class Reads(ast.NodeVisitor):
         if self.type_of(node.func) == GETTER and node.args:
             self._note(self._written(node.args[0]), node)
         if isinstance(node.func, ast.Name):
-            self._note(self.of_the_schema.get(self._named(node.func), ()), node)
+            self._note(self.of_the_schema.get(self._named(node.func), ()), node, self.calls)
 
     def _written(self, node: ast.expr) -> list[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             return [node.value]
         return self.words.get(node.id, []) if isinstance(node, ast.Name) else []
 
-    def _note(self, names: Iterable[str], node: ast.expr) -> None:
-        self.found += [(self.inside, name, node.lineno) for name in names if name in PARAMETERS]
+    def _note(self, names: Iterable[str], node: ast.expr, found: list[tuple[str, str, Reader]] | None = None) -> None:
+        end = node.end_lineno or node.lineno, node.end_col_offset or 0
+        reader = Reader(self.module.path, node.lineno, node.col_offset, *end)
+        found = self.found if found is None else found
+        found += [(self.inside, name, reader) for name in names if name in PARAMETERS]
 
 
 def modules_below(root: Path) -> list[Module]:
@@ -217,25 +232,46 @@ def modules_below(root: Path) -> list[Module]:
 
 def find_reads(modules: Iterable[Module]) -> Locations:
     """Where the value of each parameter is read, outside the schema."""
+    locations: Locations = defaultdict(list)
+    for name, readers in _all_reads(modules)[0].items():
+        locations[name] = list(dict.fromkeys(f"{reader.path}:{reader.line}" for reader in readers))
+    return locations
+
+
+def find_readers(modules: Iterable[Module]) -> dict[str, list[Reader]]:
+    """The expressions that read each parameter; where a function of the schema does, those inside it."""
+    outside, calls, inside = _all_reads(modules)
+    for name, callers in calls.items():
+        outside[name] = [reader for reader in outside[name] if reader not in callers] + inside[name]
+    return {name: list(dict.fromkeys(readers)) for name, readers in outside.items()}
+
+
+Readers = dict[str, list[Reader]]
+
+
+def _all_reads(modules: Iterable[Module]) -> tuple[Readers, Readers, Readers]:
+    """The reads outside the schema, those among them that call a function of the schema, and the schema's own."""
     project = Project(modules)
     of_the_schema: dict[str, set[str]] = defaultdict(set)  # its functions, and what they read of a section
-    outside = []
+    outside: Readers = defaultdict(list)
+    calls: Readers = defaultdict(list)
+    inside: Readers = defaultdict(list)
     for module in project.modules.values():
         if module.name.startswith(SCHEMA):
             visitor = Reads(project, module, {})
             visitor.visit(module.tree)
-            for function, name, _ in visitor.found:
+            for function, name, reader in visitor.found:
                 of_the_schema[function].add(name)
-        else:
-            outside.append(module)
-    locations: Locations = defaultdict(list)
-    for module in outside:
-        visitor = Reads(project, module, of_the_schema)
-        visitor.visit(module.tree)
-        for _, name, line in visitor.found:
-            if (location := f"{module.path}:{line}") not in locations[name]:
-                locations[name].append(location)
-    return locations
+                inside[name].append(reader)
+    for module in project.modules.values():
+        if not module.name.startswith(SCHEMA):
+            visitor = Reads(project, module, of_the_schema)
+            visitor.visit(module.tree)
+            for _, name, reader in [*visitor.found, *visitor.calls]:
+                outside[name].append(reader)
+            for _, name, reader in visitor.calls:
+                calls[name].append(reader)
+    return outside, calls, inside
 
 
 def proofs(root: Path) -> Locations:
@@ -303,6 +339,9 @@ def table(read: Locations, proved: Locations) -> str:
         for parameter in section.parameters:
             blocks.append(f"  {parameter.name}  ({parameter.takes_effect})")
             blocks += [f"    read   {location}" for location in read.get(parameter.name, [])]
+            blocks += [
+                f"    read   as {name}: {place}" for name in parameter.stands_for for place in read.get(name, [])
+            ]
             blocks += [f"    proof  {location}" for location in proved.get(parameter.name, [])]
     return "\n".join(blocks)
 

@@ -5,6 +5,7 @@ Needs no Paddle.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +16,15 @@ import yaml
 from erniekit.config import Config
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError
 from erniekit.hub.download import model_folder
-from erniekit.model.lora.config import LoraSettings, adapter_targets
+from erniekit.model.lora.config import PISSA, LoraSettings, adapter_targets
 from erniekit.model.lora.folder import base_model_of, is_adapter_folder
+from erniekit.training.checkpoint.sharded import WEIGHTS, sharded_kinds
 
 if TYPE_CHECKING:
     from erniekit.model.architectures.model_config import ModelConfig
 
+
+logger = logging.getLogger(__name__)
 
 _ADAPTER_PARAMETERS = ("lora", "lora_rank", "lora_alpha", "rslora", "dora", "lora_init", "lora_target_modules")
 
@@ -62,11 +66,35 @@ def adapter_plan(config: Config, model_config: ModelConfig, checkpoint: Path | N
     folder = checkpoint or first
     settings = lora_settings(config)
     if folder is None:
-        adapter_targets(model_config, settings.target_modules)
+        _check_new_adapters(settings, model_config)
         return AdapterPlan(settings, None)
     stored = _stored_settings(folder, model_config)
     _check_agreement(config, stored, model_config, folder, everything=checkpoint is not None and first is None)
     return AdapterPlan(replace(stored, dropout=settings.dropout), folder)
+
+
+def _check_new_adapters(settings: LoraSettings, model_config: ModelConfig) -> None:
+    """Raise ConfigurationError if a pattern names no layer, or PiSSA's rank exceeds the singular values of one."""
+    linears = model_config.linear_shapes()
+    smallest = min(min(linears[path]) for path in adapter_targets(model_config, settings.target_modules))
+    if settings.init == PISSA and settings.rank > smallest:
+        raise ConfigurationError(
+            f"lora_rank {settings.rank}: the smallest adapted layer has only {smallest} singular values, and "
+            f"lora_init: pissa needs as many as the rank.\n  Set lora_rank: {smallest} or less, or lora_init: kaiming."
+        )
+
+
+def refuse_other_checkpoint(config: Config, model_config: ModelConfig, checkpoint: Path) -> None:
+    """Check that a run trains the kind of weights that its checkpoint holds.
+
+    Raises:
+        CheckpointError, ConfigurationError: it does not.
+    """
+    if WEIGHTS in sharded_kinds(checkpoint):
+        plan = adapter_plan(config, model_config)
+        refuse_other_adapters(checkpoint, resolved_parameters(config, plan, model_config))
+    else:
+        adapter_plan(config, model_config, checkpoint)
 
 
 def initial_adapters(config: Config) -> Path | None:
@@ -136,6 +164,8 @@ def base_folder(adapters: Path) -> Path:
     if name is None:
         raise ModelFileError(f"{adapters}: the adapters do not name their base model (base_model_name_or_path)")
     hub = {} if Path(name).expanduser().exists() else _hub_of(adapters)
+    if not hub:
+        logger.info(f"adapters: {adapters}, on top of their base model in {name}")
     try:
         return model_folder(Config.from_mapping({"model_name_or_path": name, **hub}, verb="generate"), weights=True)
     except ModelFileError as error:

@@ -17,8 +17,7 @@ from erniekit.build.adapters import (
     adapter_plan,
     base_name,
     initial_adapters,
-    refuse_other_adapters,
-    resolved_parameters,
+    refuse_other_checkpoint,
 )
 from erniekit.build.data import RunData
 from erniekit.build.model import initial_weights
@@ -29,7 +28,6 @@ from erniekit.data import PLAN_VERSION
 from erniekit.environment import cpu_settings, package_versions
 from erniekit.errors import CheckpointError
 from erniekit.hub.download import model_folder
-from erniekit.json_files import read_json_object
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.decoder import Decoder
 from erniekit.model.local_tensors import LocalTensors, SingleProcessTensors, local_tensors
@@ -109,9 +107,9 @@ def model_source(config: Config, model_config: ModelConfig, checkpoint: Path | N
     """
     sharded = checkpoint if checkpoint and WEIGHTS in sharded_kinds(checkpoint) else None
     full = None if sharded else checkpoint
-    adapters = adapter_plan(config, model_config, full)
     if sharded:
-        refuse_other_adapters(sharded, resolved_parameters(config, adapters, model_config))
+        refuse_other_checkpoint(config, model_config, sharded)
+    adapters = adapter_plan(config, model_config, full)
     weights = full if full and not adapters else initial_weights(config)
     return ModelSource(weights, adapters, sharded)
 
@@ -143,12 +141,6 @@ def run_identity(config: Config, model: Decoder, data: RunData) -> RunIdentity:
         versions=package_versions(),
         base_weights=base_fingerprint(model),
     )
-
-
-def read_generation_config(folder: Path) -> Mapping[str, Any]:
-    """Read `generation_config.json` of a model's folder; return an empty mapping if it is missing."""
-    path = folder / GENERATION_CONFIG_FILE
-    return read_json_object(path) if path.is_file() else {}
 
 
 @dataclass(frozen=True)

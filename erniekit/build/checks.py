@@ -1,55 +1,278 @@
-"""Check that a configuration, its model and this machine agree, without Paddle and NumPy."""
+"""Check that a configuration, its model and this machine agree, without Paddle and NumPy.
+
+`erniekit.build.preflight` says which command needs which of these checks.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from erniekit.build.adapters import base_folder, starts_from_adapters
 from erniekit.config import Config
+from erniekit.config.parameter import ConfigBuilder
 from erniekit.data.formats.table import is_hub_dataset
-from erniekit.environment import available_memory
+from erniekit.data.templates.ernie import Template, chat_template
+from erniekit.data.tokenizers.files import TOKENIZER_FILES, needs_paddlenlp
+from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from erniekit.environment import available_memory, is_importable
 from erniekit.errors import ConfigurationError, ModelFileError
-from erniekit.hub.cache import chosen_hub, hub_hint, local_model_folder
+from erniekit.hub.cache import HUBS, chosen_hub, find_local_folder, hub_hint, missing_files
+from erniekit.json_files import read_json_object
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
+from erniekit.model.storage.layouts import locate_weights
+from erniekit.model.storage.model_folder import RANKS_FILE, refuse_sharded_checkpoint
+from erniekit.training.callbacks.trackers import refuse_missing_trackers
 
 if TYPE_CHECKING:
-    from erniekit.data.tokenizers.tokenizer import Tokenizer
     from erniekit.distributed.topology import Topology
-    from erniekit.model.architectures.model_config import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+GENERATION_CONFIG_FILE = "generation_config.json"
+
+
+def missing_paths(values: Mapping[str, Any] | Config, verb: str) -> Iterator[tuple[str, str]]:
+    """Yield (parameter, what is wrong) for each folder or file that a command would read and that does not exist.
+
+    A model of a hub may be missing, since it can be downloaded, and so may a data set of one.
+    """
+    trains, evaluates = values["do_train"], values["do_eval"]
+    read: dict[str, tuple[str, ...]] = {}
+    if not any(values[hub.parameter] for hub in HUBS):
+        read["model_name_or_path"] = (values["model_name_or_path"],)
+        if values["stage"] == "DPO":
+            read["ref_model_name_or_path"] = (values["ref_model_name_or_path"],)
+    if trains or verb == "preview":
+        read["train_dataset_path"] = values["train_dataset_path"]
+    if verb == "train" and evaluates and (values["evaluation_strategy"] != "no" or not trains):
+        read["eval_dataset_path"] = values["eval_dataset_path"]
+    if verb == "train":
+        read["init_from_checkpoint"] = (values["init_from_checkpoint"],)
+        if isinstance(values["resume_from_checkpoint"], str):
+            read["resume_from_checkpoint"] = (values["resume_from_checkpoint"],)
+        if values["lora"]:
+            read["lora_path"] = (values["lora_path"],)
+    for name, paths in read.items():
+        for path in filter(None, paths):
+            if os.path.exists(os.path.expanduser(path)) or (name.endswith("dataset_path") and is_hub_dataset(path)):
+                continue
+            inside = "" if path.startswith(("/", "~")) else f" in the current folder, {Path.cwd()}"
+            yield name, f"{path} does not exist{inside}" + hub_hint(path) * (name == "model_name_or_path")
+
+
+def report_missing_paths(builder: ConfigBuilder) -> None:
+    """Add what `missing_paths` finds to the other problems of a configuration, which the user then sees together."""
+    if builder.verb not in ("train", "preview"):
+        return
+    broken = set(builder.broken)
+    for name, what in missing_paths(builder, builder.verb):
+        if name not in broken:
+            builder.problem(name, what)
 
 
 def check_paths(config: Config) -> None:
-    """Raise ConfigurationError if the run would read a folder or a file that does not exist.
-
-    A model of a hub may be missing, since it can be downloaded. Raise ModelFileError if its name is not valid on a hub.
-    """
-    training, evaluation, checkpoint = config.training, config.evaluation, config.checkpoint
-    periodic = evaluation.evaluation_strategy != "no" or not config.basic.do_train
-    read: dict[str, tuple[str, ...]] = {}
-    if chosen_hub(config) is None:
-        read["model_name_or_path"] = (config.basic.model_name_or_path,)
-        if config.applies("ref_model_name_or_path"):
-            read["ref_model_name_or_path"] = (config.dpo.ref_model_name_or_path,)
-    else:
-        local_model_folder(config)  # raises if the name is not valid on a hub; the model may be downloaded later
-    if config.basic.do_train or config.verb == "preview":
-        read["train_dataset_path"] = training.train_dataset_path
-    if config.verb == "train" and config.basic.do_eval and periodic:
-        read["eval_dataset_path"] = evaluation.eval_dataset_path
-    if config.verb == "train":
-        read["init_from_checkpoint"] = (checkpoint.init_from_checkpoint,)
-        if isinstance(checkpoint.resume_from_checkpoint, str):
-            read["resume_from_checkpoint"] = (checkpoint.resume_from_checkpoint,)
-    lines = [
-        f"{config.origin(name)}: `{name}`: {path} does not exist" + hub_hint(path) * (name == "model_name_or_path")
-        for name, paths in read.items()
-        for path in filter(None, paths)
-        if not Path(path).expanduser().exists()
-        and not (name in ("train_dataset_path", "eval_dataset_path") and is_hub_dataset(path))
-    ]
+    """Raise ConfigurationError if the run would read a folder or a file that does not exist."""
+    lines = [f"{config.origin(name)}: `{name}`: {what}" for name, what in missing_paths(config, config.verb)]
     if lines:
-        lines[-1] += f"\n  Paths are relative to the current folder: {Path.cwd()}"
         raise ConfigurationError("\n".join(lines))
+
+
+def read_local_model(config: Config, folder: Path) -> ModelConfig:
+    """Return the shape of the model in `folder`, with all its multi-token prediction layers.
+
+    Raises:
+        ModelFileError: the folder is a file, holds adapters instead of a model, or its `config.json` cannot be used.
+    """
+    if not folder.is_dir():
+        raise ModelFileError(
+            f"{config.origin('model_name_or_path')}: `model_name_or_path`: {folder} is a file\n"
+            "  Write the path of a folder that holds config.json, the tokenizer's files and *.safetensors."
+        )
+    if is_adapter_folder(folder):
+        raise ModelFileError(
+            f"model_name_or_path: {folder} holds adapters; write their base model, {base_model_of(folder)}, as "
+            f"model_name_or_path, and lora: true with lora_path: {folder}"
+        )
+    return ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
+
+
+def read_generation_config(folder: Path) -> Mapping[str, Any]:
+    """Read `generation_config.json` of a model's folder; return an empty mapping if it is missing."""
+    path = folder / GENERATION_CONFIG_FILE
+    return read_json_object(path) if path.is_file() else {}
+
+
+def open_tokenizer_of(
+    folder: Path, *, with_template: bool, variables: Mapping[str, Any] | None = None
+) -> tuple[Tokenizer, Template | None]:
+    """Return the tokenizer of a folder, with its chat template if dialogues are read.
+
+    Args:
+        variables: variables of the chat template, such as `enable_thinking`.
+
+    Raises:
+        UserError: a file is missing or damaged, or the template cannot be used.
+    """
+    tokenizer = load_tokenizer(folder)
+    return tokenizer, chat_template(tokenizer, variables) if with_template else None
+
+
+def warn_of_unused_variables(template: Template, variables: Mapping[str, Any]) -> None:
+    """Warn of variables that the user gives to a template that does not use them."""
+    unused = sorted(set(variables) - template.variable_names)
+    if unused:
+        logger.warning(f"no effect: {', '.join(unused)}, because the model's chat template does not use it")
+
+
+def check_tokenizer(
+    folder: Path,
+    model_config: ModelConfig | None,
+    *,
+    with_template: bool,
+    variables: Mapping[str, Any] | None = None,
+) -> None:
+    """Raise UserError if the tokenizer of a folder cannot be used, or does not belong to the model.
+
+    A vocabulary that only paddlenlp reads is not opened, because that imports Paddle.
+    """
+    if needs_paddlenlp(folder):
+        return
+    tokenizer, _ = open_tokenizer_of(folder, with_template=with_template, variables=variables)
+    if model_config is not None:
+        check_vocabulary(model_config, tokenizer)
+
+
+def tokenizer_folder(folder: Path, adapters: Path | None) -> Path:
+    """Return where the tokenizer lies that belongs to a model and its adapters: these may have brought their own."""
+    return adapters if adapters is not None and has_tokenizer(adapters) else folder
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder holds any file of a tokenizer."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def answering_folders(folder: Path, adapters: Path | None) -> tuple[Path, Path | None]:
+    """Return the folders of the base model and of the adapters with which a command answers.
+
+    Args:
+        folder: a model, or adapters that name their base model.
+        adapters: for the model in `folder`.
+
+    Raises:
+        ModelFileError: a folder is missing, or is not one of a model or of adapters.
+    """
+    if folder.is_file():
+        raise ModelFileError(
+            f"{folder}: is a file; name a model folder instead, such as the output_dir of a run.\n"
+            "  For example: erniekit chat output/quickstart/sft"
+        )
+    if not folder.is_dir():
+        raise ModelFileError(
+            f"{folder}: there is no such folder; name a model folder, an output_dir, a checkpoint, or a model of "
+            "a hub with --from-hf-hub, --from-aistudio or --from-modelscope"
+        )
+    if adapters is None and is_adapter_folder(folder):
+        folder, adapters = base_folder(folder), folder
+    refuse_sharded_checkpoint(folder)
+    if not (folder / "config.json").is_file():
+        checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
+        hint = f" Its newest checkpoint is {checkpoints[-1]}." if checkpoints else ""
+        raise ModelFileError(f"{folder}: there is no config.json, so this is not a model folder.{hint}")
+    if adapters is not None and not is_adapter_folder(adapters):
+        raise ModelFileError(f"{adapters}: contains no adapters (no {ADAPTER_CONFIG_FILE})")
+    return folder, adapters
+
+
+def local_weights(config: Config, folder: Path | None) -> Path | None:
+    """Return the folder of the initial weights of a run; None for random ones, or for those that are not here yet.
+
+    Args:
+        folder: of the model; None: it is not here yet.
+    """
+    if config.checkpoint.init_from_checkpoint and not starts_from_adapters(config):
+        return Path(config.checkpoint.init_from_checkpoint).expanduser()
+    if not config.basic.continue_training or folder is None:
+        return None
+    fetched = chosen_hub(config) is not None and missing_files(folder, weights=True)
+    return None if fetched else folder
+
+
+def check_weights(model_config: ModelConfig, folder: Path) -> None:
+    """Raise ModelFileError if a folder lacks weights, or their headers do not fit the model; values are not read."""
+    if not folder.is_dir():  # a missing folder is told by `check_paths`
+        return
+    pickled = any(folder.glob("*.pdparams")) or any(folder.glob("pytorch_model*.bin"))
+    if not any(folder.glob("*.safetensors")) and not (folder / RANKS_FILE).exists() and not pickled:
+        raise ModelFileError(
+            f"model_name_or_path: {folder} holds no *.safetensors weights to continue from.\n"
+            "  Put them there, or write continue_training: false to start from random weights."
+        )
+    locate_weights(model_config, folder)
+
+
+def reference_config(config: Config, model_config: ModelConfig) -> ModelConfig | None:
+    """Return the shape of the model of `ref_model_name_or_path`; None if it names none, or one that is not here yet.
+
+    Raises:
+        ModelFileError: the folder is not one of a model, or its vocabulary is not that of the trained model.
+    """
+    name = config.dpo.ref_model_name_or_path
+    folder = find_local_folder(name, chosen_hub(config)) if name else None
+    if folder is None or not folder.is_dir():
+        return None
+    if is_adapter_folder(folder):
+        raise ModelFileError(
+            f"ref_model_name_or_path: {folder} is a folder of adapters.\n"
+            f"  Merge them into their base first: erniekit export {folder} --output DIR"
+        )
+    other = ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
+    if model_config.vocab_size != other.vocab_size:
+        raise ModelFileError(
+            f"ref_model_name_or_path: {folder} has a vocabulary of {other.vocab_size:,}, the trained model one of "
+            f"{model_config.vocab_size:,}: their tokenizers differ\n"
+            "  Write a reference with the trained model's tokenizer."
+        )
+    if chosen_hub(config) is None or not missing_files(folder, weights=True):
+        locate_weights(other, folder)
+    return other
+
+
+def refuse_packed_data(config: Config) -> None:
+    """Raise ConfigurationError if the data that is to be packed is packed already."""
+    if "packed" in config.training.train_dataset_type:
+        raise ConfigurationError("train_dataset_type: the data is packed already; give the files it was made from")
+
+
+def check_trackers(config: Config) -> None:
+    """Raise ConfigurationError if a tracker that the user named is not installed."""
+    if config.basic.do_train and config.is_set("report_to"):
+        refuse_missing_trackers(config.basic.report_to)
+
+
+def check_scoring_libraries(config: Config) -> None:
+    """Raise ConfigurationError if answers are to be scored and a library for that is not installed."""
+    answers = config.basic.do_eval and config.evaluation.eval_answers and not config.stage.reads_text
+    absent = [name for name in SCORING_LIBRARIES if not is_importable(name)] if answers else []
+    if absent:
+        raise ConfigurationError(scoring_libraries_missing(", ".join(absent)))
+
+
+SCORING_LIBRARIES = ("rouge_score", "sacrebleu")
+
+
+def scoring_libraries_missing(what: str) -> str:
+    """Return the message about libraries that score answers and are not installed."""
+    return (
+        f"scoring generated answers needs the libraries rouge-score and sacrebleu ({what})\n"
+        "  Install them: pip install 'erniekit[eval]'   (or write eval_answers: 0)"
+    )
 
 
 def check_positions(config: Config, model_config: ModelConfig) -> None:
@@ -80,8 +303,12 @@ def with_mtp_layers(model_config: ModelConfig, config: Config) -> ModelConfig:
     return replace(model_config, num_nextn_predict_layers=wanted)
 
 
-def model_warnings(config: Config, model_config: ModelConfig, folder: Path) -> list[str]:
-    """Return a line for each expert or router parameter without effect, and for prediction layers that are left out."""
+def model_warnings(config: Config, model_config: ModelConfig, stored_mtp_layers: int) -> list[str]:
+    """Return a line for each value without effect on this model, and for prediction layers that are left out.
+
+    Args:
+        stored_mtp_layers: the multi-token prediction layers that the model has, of which the run may use fewer.
+    """
     lines = []
     if not model_config.moe_num_experts:
         names = [name for name in config.moe.__dataclass_fields__ if name.startswith("moe_") and config.is_set(name)]
@@ -98,8 +325,24 @@ def model_warnings(config: Config, model_config: ModelConfig, folder: Path) -> l
         )
     if model_config.other_keys.get("num_nextn_predict_layers"):
         lines.append("the model's multi-token prediction layers are left out, of training and of the saved model")
+    if config.memory.recompute and config.memory.no_recompute_layers >= model_config.num_hidden_layers:
+        lines.append(
+            f"`no_recompute_layers: {config.memory.no_recompute_layers}` leaves no layer to recompute: the model has "
+            f"{model_config.num_hidden_layers}, so `recompute: true` has no effect"
+        )
+    if config.basic.weight_quantize_algo == "weight_only_mix" and not model_config.moe_num_experts:
+        lines.append(
+            f"`weight_quantize_algo: weight_only_mix` is weight_only_int8 here: {model_config.model_type} has no "
+            "experts, whose weights it stores in int4"
+        )
+    if model_config.moe_num_experts and not config.moe.moe_use_aux_free:
+        if model_config.architecture.routing(model_config).correction_bias is None:
+            has_none = f"the routers of {model_config.model_type} have no correction bias"
+            lines.append(f"`moe_use_aux_free: false` has no effect: {has_none}")
+        elif config.lora.lora:
+            lines.append("moe_use_aux_free: adapters hold no router, so merging them brings the correction bias back")
     wanted = model_config.num_nextn_predict_layers
-    left_out = type(model_config).from_folder(folder, config.basic.ignore_config_keys).num_nextn_predict_layers - wanted
+    left_out = stored_mtp_layers - wanted
     if left_out > 0:
         lines.append(
             f"num_nextn_predict_layers is {wanted}: {left_out} of the model's multi-token prediction layers "
@@ -116,11 +359,28 @@ def expert_parallel_warnings(config: Config, model_config: ModelConfig, topology
         idle = dict.fromkeys(("moe_group", way), f"{model_config.model_type} has no experts")
     elif topology.expert == 1:
         alone = {"mp": "tensor_parallel_degree is 1", "data": "no two ranks train on different data"}
+        if topology.sharding > 1:
+            alone["data"] = "sharding_parallel_degree leaves no ranks to plain data parallelism, which share experts"
         idle = {"moe_group": alone.get(group, ""), way: "every rank holds all experts"}
     elif group == "mp" and not topology.sequence_parallel:
         idle = {way: "without sequence_parallel every rank of `moe_group: mp` has all tokens already"}
     asked = [key for key in idle if config.is_set(key) and config[key] != "dummy"]
     return [f"`{key}: {config[key]}` has no effect: {idle[key]}" for key in asked]
+
+
+def pipeline_notes(config: Config, model_config: ModelConfig, topology: Topology) -> list[str]:
+    """Return a line if the layers cannot be divided equally, so that the stages get unequal numbers of them."""
+    from erniekit.distributed.stages import falls_back_to_uniform, layer_chunks
+
+    layers, section = model_config.num_hidden_layers, config.distributed
+    method, tail = section.pp_seg_method, section.add_tail_layers
+    if not falls_back_to_uniform(layers, topology, method, tail):
+        return []
+    sizes = sorted(map(len, layer_chunks(layers, topology, method=method, tail=tail)))
+    return [
+        f"`pp_seg_method: {method}` is read as uniform: {layers + tail} layers cannot be divided equally into "
+        f"{len(sizes)} model chunks, so these have {sizes[0]} to {sizes[-1]}"
+    ]
 
 
 def check_vocabulary(model_config: ModelConfig, tokenizer: Tokenizer) -> None:

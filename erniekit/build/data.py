@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +18,7 @@ from erniekit.data.conversation import Source
 from erniekit.data.dataset import Dataset, open_dataset, open_packed_dataset
 from erniekit.data.eval_sampler import EvaluationPlan
 from erniekit.data.formats.preference import preference_kind
+from erniekit.data.formats.registry import FORMATS, recognise
 from erniekit.data.loader import (
     ArrayMessage,
     deserialize_batches,
@@ -29,7 +31,7 @@ from erniekit.data.sampler import BatchSource, StepPlan, local_batches
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.distributed.topology import MODEL_AXES, Topology
-from erniekit.training.optim.schedules import check_schedule_fits
+from erniekit.training.optim.schedules import check_schedule_fits, warmup_steps_of
 
 if TYPE_CHECKING:  # the launcher reads the data, and never imports Paddle
     from erniekit.distributed.mesh import Mesh
@@ -40,26 +42,51 @@ logger = logging.getLogger(__name__)
 def training_sources(config: Config) -> list[Source]:
     """Return the training files as sources."""
     section = config.training
-    return _sources(config, section.train_dataset_path, section.train_dataset_type, section.train_dataset_prob)
+    return _sources(
+        config, "train_dataset_type", section.train_dataset_path, section.train_dataset_type, section.train_dataset_prob
+    )
 
 
 def evaluation_sources(config: Config) -> list[Source]:
     """Return the held-out files as sources."""
     section = config.evaluation
-    return _sources(config, section.eval_dataset_path, section.eval_dataset_type, section.eval_dataset_prob)
+    return _sources(
+        config, "eval_dataset_type", section.eval_dataset_path, section.eval_dataset_type, section.eval_dataset_prob
+    )
 
 
 def _sources(
-    config: Config, paths: tuple[str, ...], kinds: tuple[str, ...], probabilities: tuple[float, ...]
+    config: Config,
+    type_parameter: str,
+    paths: tuple[str, ...],
+    kinds: tuple[str, ...],
+    probabilities: tuple[float, ...],
 ) -> list[Source]:
+    """Return files as sources. Where the user has not set `type_parameter`, their formats are recognised."""
     if not paths:  # formats and probabilities then have their default of one item
         return []
     if config.stage.reads_pairs:
         kinds = tuple(preference_kind(kind) for kind in kinds)
-    return [
-        Source(Path(path).expanduser(), kind, probability)
+    sources = [
+        Source(Path(path).expanduser(), kind, probability, type_parameter)
         for path, kind, probability in zip(paths, kinds, probabilities, strict=True)
     ]
+    return sources if config.is_set(type_parameter) else [_recognised(source) for source in sources]
+
+
+def _recognised(source: Source) -> Source:
+    """Return a source with the format that its records have, if that is certain; what else they are, reading tells."""
+    found = recognise(source.path, source.kind)
+    if not isinstance(found, str) or found == source.kind:
+        return source
+    _tell_format(source.path, found, source.type_parameter)
+    return replace(source, kind=found)
+
+
+@cache  # the sources of a run are asked for several times
+def _tell_format(path: Path, kind: str, type_parameter: str) -> None:
+    form = FORMATS[kind]
+    logger.info(f"{path}: read as {form.title}, which its records look like; to say so, {type_parameter}: {form.name}")
 
 
 def training_dataset(config: Config, tokenizer: Tokenizer, template: Template | None) -> Dataset:
@@ -101,12 +128,14 @@ def _dataset(config: Config, tokenizer: Tokenizer, template: Template | None, so
 
 
 def sample_limits(config: Config) -> dict[str, Any]:
-    """Return the limits that a record must keep to become a sample; see `open_dataset`."""
+    """Return the limits that a record must keep to become a sample, and what happens otherwise; see `open_dataset`."""
     return {
         "max_seq_len": config.training.max_seq_len,
         "over_length": config.sft.over_length_policy,
         "max_prompt_len": config.dpo.max_prompt_len,
         "needs_scores": config.dpo.offset_alpha > 0,
+        "split_multi_turn": config.sft.split_multi_turn,
+        "on_bad_record": config.sft.on_bad_record,
     }
 
 
@@ -240,7 +269,8 @@ def plan_run_data(config: Config, local: LocalData, mesh: Mesh) -> RunData:
     logger.info(plan.describe(config.training.max_steps, config.training.num_train_epochs))
     total_steps = count_steps(config, plan, note=mesh.rank == 0)
     check_schedule_fits(config.training, total_steps)
-    warmup_steps, warms_up = config.training.warmup_steps, config.training.lr_scheduler_type != "constant"
+    warmup_steps = warmup_steps_of(config.training, total_steps)
+    warms_up = config.training.lr_scheduler_type != "constant"
     if config.training.max_steps < 0 and warms_up and total_steps <= warmup_steps:
         logger.info(peak_lr_not_reached(warmup_steps, total_steps))  # with max_steps it is one of config.messages
     if held_out is not None:

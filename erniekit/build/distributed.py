@@ -21,7 +21,6 @@ from erniekit.distributed.pipeline import PipelineOptions
 from erniekit.distributed.replicated import SYNC_FLAGS, ReplicatedParameterSync
 from erniekit.distributed.sharding import ShardedOptimizer, shard_model
 from erniekit.distributed.topology import AXES, PARAMETER, Topology, topology_from
-from erniekit.errors import ConfigurationError
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.decoder import Decoder, last_stage_needs_embedding
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
@@ -125,11 +124,6 @@ def optimizer_and_ranks(
         optimizer = adamw
         create_state(adamw, adamw._parameter_list)
     words = section.tensor_parallel_config
-    if isinstance(adamw, StoredMomentsAdamW) and "sync_moment" in words:
-        raise ConfigurationError(
-            "tensor_parallel_config: sync_moment does not work with moments that are stored in bfloat16 or offloaded.\n"
-            "  Leave it out: ranks of a tensor-parallel group compute equal moments without it, too."
-        )
     if topology.tensor > 1 and SYNC_FLAGS.intersection(words):
         trained, updated = trainable_parameters(parameters), None
         if sharding_strategy is not None:

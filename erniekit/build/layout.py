@@ -9,6 +9,7 @@ from erniekit.build.adapters import adapter_plan
 from erniekit.build.quantization import quantization_from
 from erniekit.config.sections.checkpoint import moment_quantization, saves_asynchronously
 from erniekit.config.sections.dpo import reference_mode
+from erniekit.config.values import other_device
 from erniekit.distributed.planning.communication import step_bytes
 from erniekit.distributed.planning.divisibility import check_divisible
 from erniekit.distributed.planning.memory import (
@@ -19,7 +20,7 @@ from erniekit.distributed.planning.memory import (
     Workload,
     training_memory,
 )
-from erniekit.distributed.planning.pipeline_bubble import chunk_costs, simulate
+from erniekit.distributed.planning.pipeline_bubble import bubble, chunk_costs
 from erniekit.distributed.topology import topology_from
 from erniekit.errors import UserError
 from erniekit.hub.cache import local_model_folder
@@ -44,7 +45,7 @@ class LayoutPlan:
         model_chunks: the layers of each model chunk of the pipeline.
         memory: for a rank of each pipeline stage, bytes by purpose; see `training_memory`.
         bytes_sent: for a rank of each pipeline stage, bytes sent in a step by axis; see `step_bytes`.
-        bubble: the share of a step in which stages wait for each other, see `simulate`.
+        bubble: the share of a step in which stages wait for each other.
     """
 
     model: ModelConfig
@@ -81,9 +82,7 @@ def plan_layout(
     model_chunks = partition_layers(config, model, topology)
     work = replace(workload(config, model), longest_document=longest_document)
     stages = range(topology.pipeline)
-    timeline = simulate(
-        topology, work.accumulation, chunk_costs(model, model_chunks), backward=3 if work.recompute else 2
-    )
+    waiting = bubble(topology, work.accumulation, chunk_costs(model, model_chunks), backward=3 if work.recompute else 2)
     return LayoutPlan(
         model,
         work,
@@ -91,7 +90,7 @@ def plan_layout(
         model_chunks,
         memory=[training_memory(model, work, topology, model_chunks, stage) for stage in stages],
         bytes_sent=[step_bytes(model, work, topology, model_chunks, stage) for stage in stages],
-        bubble=timeline.bubble,
+        bubble=waiting,
     )
 
 
@@ -169,9 +168,9 @@ def _checkpoint_value(config: Config) -> float:
 
 def _compute_formats(config: Config) -> Formats:
     """Return float32 for a CPU, else the formats of section 1.8; bf16, fp16 or a GPU in `device` imply a GPU."""
-    precision = config.precision
+    precision, device = config.precision, config.basic.device
     sixteen_bits = precision.bf16 or precision.fp16
-    if config.basic.device == "cpu" or not (sixteen_bits or config.basic.device.startswith("gpu")):
+    if device == "cpu" or other_device(device) or not (sixteen_bits or device.startswith("gpu")):
         return FLOAT32_ON_CPU
     formats = replace(FLOAT32_ON_CPU, on_cpu=False)
     if sixteen_bits:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from erniekit.build.adapters import AdapterPlan, starts_from_adapters
 from erniekit.build.checks import (
     check_dense_mask,
-    check_positions,
-    check_vocabulary,
-    model_warnings,
+    open_tokenizer_of,
+    read_local_model,
+    warn_of_unused_variables,
     with_mtp_layers,
 )
 from erniekit.build.precision import apply_mixed_precision, choose_kernels
 from erniekit.build.quantization import quantization_from
 from erniekit.config import Config
+from erniekit.config.sections.basic import template_variables
 from erniekit.data.dataset import Dataset
-from erniekit.data.templates.ernie import Template, chat_template
-from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from erniekit.errors import ModelFileError
+from erniekit.data.templates.ernie import Template
+from erniekit.data.tokenizers.tokenizer import Tokenizer
+from erniekit.environment import cpu_settings
+from erniekit.hub.cache import chosen_hub
 from erniekit.hub.download import model_folder
-from erniekit.model.lora.folder import base_model_of, is_adapter_folder
 
 if TYPE_CHECKING:
     from erniekit.distributed.mesh import Mesh
@@ -34,10 +36,10 @@ logger = logging.getLogger(__name__)
 
 
 def select_device(config: Config) -> str:
-    """Select the device that the configuration asks for, and log the parameters that have no effect on it.
+    """Select the device that the configuration asks for, and log it and the parameters that have no effect on it.
 
     Returns:
-        "cpu" or "gpu:<n>".
+        "cpu", "gpu:<n>" or "<other>:<n>".
 
     Raises:
         ConfigurationError: the device does not exist.
@@ -45,35 +47,48 @@ def select_device(config: Config) -> str:
     from erniekit.model.device import use_device
 
     device = use_device(config.basic.device)
-    if device == "cpu":
+    threads = cpu_settings()["OMP_NUM_THREADS"]
+    logger.info(f"device: {device}" + (f", {threads} thread{'s' if threads != '1' else ''}" if device == "cpu" else ""))
+    if not device.startswith("gpu"):
         for line in config.ignored_on_cpu():
             logger.info(line)
     choose_kernels(config)
     return device
 
 
-def begin_training(config: Config) -> tuple[ModelConfig, Tokenizer, Template | None]:
-    """Log the messages of the configuration, select the device, and read the model's configuration and tokenizer.
+def begin(config: Config, *, writes_output: bool = True) -> tuple[ModelConfig, Tokenizer, Template | None]:
+    """Log the messages of the configuration, select the device, check all that can be checked before anything is
+    built, and read the model's configuration and tokenizer.
+
+    Args:
+        writes_output: whether the command writes into `output_dir`.
 
     Raises:
-        UserError: the device or the model does not exist, or the tokenizer belongs to another model.
+        UserError: the run cannot begin, see `preflight`.
     """
+    from erniekit.build.preflight import preflight
+
     for line in config.messages:
         logger.info(line)
     select_device(config)
-    model_config = read_model_config(config)
-    tokenizer, template = open_tokenizer(config)
-    check_vocabulary(model_config, tokenizer)
-    for line in model_warnings(config, model_config, model_folder(config)):
+    if chosen_hub(config) is not None:
+        model_folder(config)  # fetched first, so that there is something to check
+    is_first, world_size = os.environ.get("PADDLE_TRAINER_ID", "0") == "0", os.environ.get("PADDLE_TRAINERS_NUM", "1")
+    known = preflight(config, world_size=int(world_size), reads_files=is_first, writes_output=writes_output)
+    for line in known.notes:
         logger.info(line)
-    return model_config, tokenizer, template
+    return read_model_config(config), *open_tokenizer(config)
 
 
 def open_tokenizer(config: Config) -> tuple[Tokenizer, Template | None]:
     """Return the tokenizer of `model_name_or_path`, with its chat template if the stage reads dialogues."""
-    folder = model_folder(config)
-    tokenizer = load_tokenizer(folder)
-    return tokenizer, None if config.stage.reads_text else chat_template(tokenizer)
+    variables = template_variables(config.basic)
+    tokenizer, template = open_tokenizer_of(
+        model_folder(config), with_template=not config.stage.reads_text, variables=variables
+    )
+    if template is not None:
+        warn_of_unused_variables(template, variables)
+    return tokenizer, template
 
 
 def announce_dense_mask(config: Config, training: Dataset | None = None, evaluation: Dataset | None = None) -> None:
@@ -112,22 +127,12 @@ def head_settings(config: Config) -> dict[str, bool]:
 
 
 def initial_weights(config: Config) -> Path | None:
-    """Return the folder of the initial weights of a new run; None for random weights.
-
-    Raises:
-        ModelFileError: the model's folder has no weights.
-    """
+    """Return the folder of the initial weights of a new run, which are fetched first; None for random weights."""
     if config.checkpoint.init_from_checkpoint and not starts_from_adapters(config):
         return Path(config.checkpoint.init_from_checkpoint).expanduser()
     if not config.basic.continue_training:
         return None
-    folder = model_folder(config, weights=True)
-    if not any(folder.glob("*.safetensors")):
-        raise ModelFileError(
-            f"model_name_or_path: {folder} holds no *.safetensors weights to continue from.\n"
-            "  Put them there, or write continue_training: false to start from random weights."
-        )
-    return folder
+    return model_folder(config, weights=True)
 
 
 def open_model(
@@ -148,6 +153,7 @@ def open_model(
     from erniekit.build.distributed import model_shard_arguments
     from erniekit.distributed.mesh import SINGLE_PROCESS_MESH
     from erniekit.model.builder import build_model
+    from erniekit.model.moe.router import clear_correction_bias
 
     model_config = read_model_config(config)
     model = build_model(
@@ -164,6 +170,8 @@ def open_model(
         **model_shard_arguments(config, model_config, mesh or SINGLE_PROCESS_MESH),
         log_level=log_level,
     )
+    if not config.moe.moe_use_aux_free:
+        clear_correction_bias(model)
     apply_mixed_precision(config, model, log_level)
     if model.pipeline_stage.last:
         model.head.parallel_output = config.distributed.tensor_parallel_output
@@ -180,20 +188,9 @@ def _recompute(config: Config) -> Recompute | None:
 
 
 def read_model_config(config: Config) -> ModelConfig:
-    """Read and check `config.json` of `model_name_or_path`.
+    """Read `config.json` of `model_name_or_path`, with the multi-token prediction layers that the run uses.
 
     Raises:
         ModelFileError: it is missing or not valid.
-        ConfigurationError: `max_seq_len` exceeds the model's positions.
     """
-    from erniekit.model.architectures.model_config import ModelConfig
-
-    folder = model_folder(config)
-    if is_adapter_folder(folder):
-        raise ModelFileError(
-            f"model_name_or_path: {folder} holds adapters; write their base model, {base_model_of(folder)}, as "
-            f"model_name_or_path, and lora: true with lora_path: {folder}"
-        )
-    model_config = ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
-    check_positions(config, model_config)
-    return with_mtp_layers(model_config, config)
+    return with_mtp_layers(read_local_model(config, model_folder(config)), config)

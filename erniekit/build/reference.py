@@ -15,6 +15,7 @@ import numpy as np
 import paddle
 
 from erniekit.build.adapters import adapter_plan, initial_adapters, parent_adapters
+from erniekit.build.checks import reference_config
 from erniekit.build.distributed import model_shard_arguments
 from erniekit.build.model import (
     head_settings,
@@ -29,15 +30,12 @@ from erniekit.config.sections.dpo import reference_mode
 from erniekit.data.batch import Batch
 from erniekit.data.dataset import Dataset
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
-from erniekit.errors import ModelFileError
 from erniekit.hub.cache import chosen_hub
 from erniekit.hub.download import find_model_folder
-from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.config import PISSA
 from erniekit.model.lora.fingerprint import weights_fingerprint
-from erniekit.model.lora.folder import is_adapter_folder
 from erniekit.model.lora.lora import named_adapter_weights
 from erniekit.model.weights import named_weights
 from erniekit.training.checkpoint.tensors import TensorFiles
@@ -165,17 +163,8 @@ def open_reference_model(config: Config, mesh: Mesh = SINGLE_PROCESS_MESH) -> De
         # its lines would repeat those of the trained model
         return open_model(config, initial_weights(config), adapters=adapters, mesh=mesh, log_level=logging.DEBUG)
     folder = find_model_folder(name, chosen_hub(config), weights=True, parameter="ref_model_name_or_path")
-    if is_adapter_folder(folder):
-        raise ModelFileError(
-            f"ref_model_name_or_path: {folder} is a folder of adapters.\n"
-            f"  Merge them into their base first: erniekit export {folder} --output DIR"
-        )
-    own, other = read_model_config(config), ModelConfig.from_folder(folder, config.basic.ignore_config_keys)
-    if own.vocab_size != other.vocab_size:
-        raise ModelFileError(
-            f"ref_model_name_or_path: {folder} has a vocabulary of {other.vocab_size:,}, the trained model one of "
-            f"{own.vocab_size:,}: their tokenizers differ\n  Write a reference with the trained model's tokenizer."
-        )
+    other = reference_config(config, read_model_config(config))
+    assert other is not None, "it has been fetched"
     logger.info(f"reference: {folder}")
     return build_model(other, folder, **model_shard_arguments(config, other, mesh))
 

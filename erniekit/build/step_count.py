@@ -19,9 +19,10 @@ from erniekit.hub.cache import local_model_folder
 PLAN_PARAMETERS = (
     "stage", "model_name_or_path", "train_dataset_path", "train_dataset_type", "train_dataset_prob", "mix_strategy",
     "num_samples_each_epoch", "over_length_policy", "max_seq_len", "packing", "greedy_intokens", "buffer_size",
-    "random_shuffle", "seed", "max_prompt_len", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "on_bad_record", "random_shuffle", "seed", "max_prompt_len",
+    "per_device_train_batch_size", "gradient_accumulation_steps",
     "max_steps", "num_train_epochs", "batch_tokens", "max_batch_samples", "min_sample_len", "max_sample_len",
-    "curriculum",
+    "curriculum", "split_multi_turn", "enable_thinking", "chat_template_kwargs",
 )  # fmt: skip
 
 

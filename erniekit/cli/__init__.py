@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import shlex
 import sys
+import traceback
 from collections.abc import Sequence
+from types import TracebackType
 
-from erniekit.cli.process import TERMINATED, Terminated, raise_on_sigterm, standard_streams
+from erniekit.cli.process import Terminated, raise_on_termination, standard_streams
 from erniekit.distributed.rank import Launcher, attach
 from erniekit.errors import UserError
 from erniekit.log import console_logging
+from erniekit.memory_shortage import memory_shortage_told
+from erniekit.terminal import escape_control_characters
 
 VERBS = {
     "train": "train a model from a configuration file",
@@ -33,6 +38,22 @@ VERBS = {
     "version": "print the version",
     "help": "show this text, or the help of a verb",
 }
+# Words that other programs use as verbs, and the command that does the same here.
+OTHER_VERBS = {
+    **dict.fromkeys(("sft", "finetune", "fine-tune", "finetuning", "pretrain", "pt", "lora", "run"), "train"),
+    **dict.fromkeys(("infer", "inference", "predict"), "generate"),
+    **dict.fromkeys(("evaluate", "evaluation", "test"), "eval"),
+    **dict.fromkeys(("merge", "convert"), "export"),
+    **dict.fromkeys(("check", "lint"), "validate"),
+    "tokenize": "pack",
+    "cli": "chat",
+    "info": "env",
+}
+_NO_SERVER = (
+    "a server and a web interface come with the next release; today `erniekit chat` and `erniekit generate` answer, "
+    "and servers such as vLLM load the folder that `erniekit export` writes"
+)
+MISSING_VERBS = dict.fromkeys(("serve", "server", "api", "deploy", "webui", "webchat", "gui", "ui"), _NO_SERVER)
 SUCCESS, PROBLEMS, USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
@@ -41,9 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
             0 on success, 1 if a check failed, 2 for an error that the user can fix, 130 after Ctrl-C, 141 if standard
-        output was closed, 143 after SIGTERM.
+        output was closed, 143 after SIGTERM, 129 after SIGHUP.
     """
     launcher = attach()
+    sys.excepthook = _show_defect
     try:
         return _main(list(sys.argv[1:] if arguments is None else arguments), launcher)
     except Exception as error:  # a defect of ERNIEKit: keep the traceback
@@ -53,13 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return PROBLEMS
 
 
+def _show_defect(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Write a traceback, whose message may quote files of others."""
+    sys.stderr.write(escape_control_characters("".join(traceback.format_exception(kind, error, trace))))
+
+
 def _main(words: list[str], launcher: Launcher | None) -> int:
     verb = _verb(words[0]) if words else "help"
     with standard_streams(
         output_may_fail=verb in ("train", "dpo")
     ) as output:  # training goes on when nobody reads its output
         try:
-            with raise_on_sigterm(), console_logging():
+            with raise_on_termination(), console_logging():
                 code = _run(verb, words[1:], launcher)
                 sys.stdout.flush()
         except OSError as error:
@@ -73,19 +100,20 @@ def _main(words: list[str], launcher: Launcher | None) -> int:
 
 def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
     if verb not in VERBS:
-        print(f"error: {verb}: unknown verb{_did_you_mean(verb)}; `erniekit help` lists them", file=sys.stderr)
+        print(f"error: {_unknown_verb(verb, words)}", file=sys.stderr)
         return USAGE
     try:
-        return int(importlib.import_module(f"erniekit.cli.{verb}").run(words))
+        with memory_shortage_told(verb):
+            return int(importlib.import_module(f"erniekit.cli.{verb}").run(words))
     except UserError as error:
         if launcher is None:
             print(f"error: {error}", file=sys.stderr)
         else:
             launcher.report_error(error)  # the launcher prints it once for all ranks
         return USAGE
-    except Terminated:
+    except Terminated as stop:
         print("terminated", file=sys.stderr)
-        return TERMINATED
+        return int(stop.code or 0)
     except SystemExit as stop:  # argparse exits this way after --help and wrong arguments
         return stop.code if isinstance(stop.code, int) else USAGE if stop.code else SUCCESS
     except KeyboardInterrupt:
@@ -94,9 +122,16 @@ def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
 
 
 def _verb(word: str) -> str:
+    word = escape_control_characters(word)
     return {"-h": "help", "--help": "help", "-V": "version", "--version": "version"}.get(word, word)
 
 
-def _did_you_mean(word: str) -> str:
-    close = difflib.get_close_matches(word.lower(), VERBS, n=1, cutoff=0.5)
-    return f"; did you mean `{close[0]}`?" if close else ""
+def _unknown_verb(word: str, rest: Sequence[str]) -> str:
+    """Return what to write in place of a verb that does not exist."""
+    if word.lower() in MISSING_VERBS:
+        return f"{word}: {MISSING_VERBS[word.lower()]}"
+    if meant := OTHER_VERBS.get(word.lower()):
+        return f"{word}: unknown verb; write `{' '.join(['erniekit', meant, *map(shlex.quote, rest)])}`"
+    close = difflib.get_close_matches(word.lower(), VERBS, n=1, cutoff=0.7)
+    hint = f"; did you mean `{close[0]}`?" if close else ""
+    return f"{word}: unknown verb{hint}; `erniekit help` lists them"

@@ -1,22 +1,30 @@
-"""`erniekit chat MODEL`: talk with a trained model in the terminal."""
+"""`erniekit chat MODEL|CONFIG [name=value ...]`: talk with a trained model in the terminal."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from typing import TYPE_CHECKING
 
 from erniekit.cli.generate import add_model_arguments, generation_parameters, load_model, select_device
-from erniekit.errors import DataError
-from erniekit.terminal import escape_control_characters
+from erniekit.cli.ranks import parse_with_overrides
+from erniekit.errors import UserError
+from erniekit.terminal import Colours, colours_of, escape_control_characters
 
-HELP = "Type a message. /new starts a new dialogue, /exit (or Ctrl-D) leaves."
+if TYPE_CHECKING:
+    from erniekit.inference.engine import Dialogue
+    from erniekit.inference.sampling import Sampling
+
+CLEAR, EXIT, SHOW_HELP = ("/clear", "/new"), ("/exit", "/quit", "exit", "quit"), ("/help",)
+HELP = "Type a message. /clear starts a new dialogue, /exit (or Ctrl-D) leaves, /help shows this line."
 
 
 def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="erniekit chat", description=f"Talk with a trained model. {HELP}")
     add_model_arguments(parser)
-    options = parser.parse_args(arguments)
-    parameters = generation_parameters(options)
+    options = parse_with_overrides(parser, arguments)
+    parameters = generation_parameters(options, "chat")
     select_device(parameters)
     from erniekit.inference.engine import Dialogue, sampling_from
 
@@ -24,24 +32,48 @@ def run(arguments: list[str]) -> int:
     sampling = sampling_from(parameters.generation, parameters.training.seed)
     limit = parameters.generation.max_model_len
     interactive = sys.stdin.isatty()
+    colours = colours_of(sys.stdout)
+    prompt, label = (_prompt(colours), colours.second("model> ")) if interactive else ("", "")
     if interactive:
         print(HELP)
     dialogue = Dialogue.start(model, system=options.system, max_model_len=limit)
     while True:
         try:
-            message = input("you> " if interactive else "").strip()
+            message = input(prompt).strip()
         except EOFError:
             return 0
-        if message == "/exit":
+        if message in EXIT:
             return 0
-        if message == "/new":
+        if message in CLEAR:
             dialogue = Dialogue.start(model, system=options.system, max_model_len=limit)
-            continue
-        if not message:
-            continue
-        try:
-            for piece in dialogue.reply(message, sampling):
-                print(escape_control_characters(piece), end="", flush=True)
-            print()
-        except DataError as error:  # one message that cannot be answered does not end the dialogue
-            print(f"error: {error}", file=sys.stderr)
+        elif message in SHOW_HELP:
+            print(HELP)
+        elif interactive and message.startswith("/") and " " not in message and message.count("/") == 1:
+            print(f"error: {escape_control_characters(message)}: no command. {HELP}", file=sys.stderr)
+        elif message:
+            _answer(dialogue, message, sampling, label)
+
+
+def _answer(dialogue: Dialogue, message: str, sampling: Sampling, label: str) -> None:
+    """Print the answer as it grows. An error does not end the dialogue, and Ctrl-C ends only the answer."""
+    print(label, end="", flush=True)
+    try:
+        for piece in dialogue.reply(message, sampling):
+            print(escape_control_characters(piece), end="", flush=True)
+        print()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        if not label:  # nobody is typing: the program is meant
+            raise
+        print("\n(cut short; the dialogue does not keep this exchange)")
+
+
+def _prompt(colours: Colours) -> str:
+    """Return the prompt of `input`, with line editing and a history where Python has readline."""
+    try:
+        import readline  # noqa: F401
+    except ImportError:
+        return "you> "
+    # readline must know which characters take no room
+    return re.sub(r"(\x1b\[[\d;]*m)", "\x01\\1\x02", colours.first("you> "))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from erniekit.cli.ranks import parse_with_overrides
 from erniekit.cli.train import load_config, train, train_parser
+from erniekit.config import Config
 from erniekit.config.stages import STAGES
 from erniekit.errors import ConfigurationError
 
@@ -16,9 +17,14 @@ def run(arguments: list[str]) -> int:
     )
     options = parse_with_overrides(parser, arguments)
     config = load_config(options, implied={"stage": "DPO"})
+    require_pairs(config)
+    return train("dpo", config, options)
+
+
+def require_pairs(config: Config) -> None:
+    """Raise ConfigurationError if the stage is not the one of `erniekit dpo`."""
     if config.stage is not STAGES["DPO"]:
         raise ConfigurationError(
             f"{config.origin('stage')}: `stage`: `erniekit dpo` cannot train stage {config.stage.name}\n"
             "  Use `erniekit train`, or set stage: DPO."
         )
-    return train("dpo", config, options)

@@ -10,6 +10,7 @@ from importlib import metadata
 
 from erniekit import __version__
 from erniekit.environment import cpu_settings, import_paddle
+from erniekit.terminal import escape_control_characters
 
 PACKAGES = (
     "paddlepaddle", "paddlepaddle-gpu", "paddlenlp", "numpy", "safetensors", "tokenizers", "visualdl", "tensorboardX",
@@ -34,7 +35,7 @@ def run(arguments: list[str]) -> int:
     for title, rows in sections.items():
         print(title)
         for name, value in rows.items():
-            print(f"  {name:<26} {value or 'not set'}")
+            print(escape_control_characters(f"  {name:<26} {value or 'not set'}"))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`erniekit export CONFIG|FOLDER --output DIR`: write a trained model to a folder that others can load."""
+"""`erniekit export CONFIG|FOLDER [--output DIR]`: write a trained model to a folder that others can load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from erniekit.cli.ranks import parse_with_overrides
 from erniekit.config import Config
 from erniekit.environment import import_paddle
+from erniekit.errors import ConfigurationError
 
+EXPORT_FOLDER = "export"  # in output_dir, as in the original
 FORMATS = ("hf", "inference", "onnx")
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -29,7 +31,9 @@ def run(arguments: list[str]) -> int:
         metavar="name=value",
         help="parameters: max_shard_size, overwrite_output_dir, weight_quantize_algo (quantize linear weights), ...",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="the folder to write (default: export inside the run's output_dir)"
+    )
     parser.add_argument(
         "--format",
         choices=FORMATS,
@@ -47,9 +51,22 @@ def run(arguments: list[str]) -> int:
     named = options.model.expanduser()
     pushed = [f"hf_hub_id={options.push}"] if options.push else []
     config = Config.load(named if named.is_file() else None, [*options.overrides, *pushed], verb="export")
+    output = options.output or _default_output(named, config)
     os.environ.setdefault("GLOG_minloglevel", "2")  # Paddle logs its own work while it records a program
     import_paddle()
     from erniekit.export.export import export_model
 
-    export_model(named, options.output.expanduser(), config, form=options.format, dtype=options.dtype)
+    export_model(named, output.expanduser(), config, form=options.format, dtype=options.dtype)
     return 0
+
+
+def _default_output(named: Path, config: Config) -> Path:
+    """Return the folder that an export is written to where --output does not name one."""
+    if not named.exists():
+        raise ConfigurationError(f"{named}: there is no such file or folder")
+    folder = named if named.is_dir() else config.output_dir
+    if folder.name.startswith("checkpoint-"):
+        folder = folder.parent
+    if not (named.is_dir() or config.basic.output_dir):
+        raise ConfigurationError(f"{named}: it has no output_dir; name the folder to write with --output DIR")
+    return folder / EXPORT_FOLDER

@@ -7,16 +7,22 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from erniekit.build.quantization import quantization_from
+from erniekit.cli.ranks import parse_with_overrides
 from erniekit.config import Config
+from erniekit.config.sections.basic import template_variables
 from erniekit.config.sections.generation import GenerationParameters
 from erniekit.environment import import_paddle
+from erniekit.errors import ConfigurationError
 from erniekit.hub.cache import HUBS, chosen_hub
 from erniekit.hub.download import find_model_folder
+from erniekit.model.quantization.settings import Fp8, WeightOnly
 from erniekit.terminal import escape_control_characters
 
 if TYPE_CHECKING:
     from erniekit.inference.engine import ChatModel
 
+CONFIGURATIONS = (".yaml", ".yml", ".json")
 HELP = {
     "max_new_tokens": "longest answer",
     "temperature": "0 always takes the most likely token (greedy)",
@@ -49,7 +55,7 @@ def run(arguments: list[str]) -> int:
         help="write the answers to --prompts to this file, as JSON lines (default: print them)",
     )
     parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
-    options = parser.parse_args(arguments)
+    options = parse_with_overrides(parser, arguments)
     if options.raw and options.system:
         parser.error(
             "--raw continues the text without the chat template, and --system needs the template; drop one of them"
@@ -97,7 +103,15 @@ def _answer_file(options: argparse.Namespace, parameters: Config) -> int:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that `generate` and `chat` share; defaults and bounds come from the schema."""
-    parser.add_argument("model", type=Path, help="a model folder, an output_dir, a checkpoint, or a model of a hub")
+    parser.add_argument(
+        "model",
+        type=Path,
+        help="a model folder, an output_dir, a checkpoint, an exported program, a model of a hub, or a YAML or JSON "
+        "file: the configuration of a run, or one with model_name_or_path",
+    )
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="name=value", help="parameters that override those of a file"
+    )
     hubs = parser.add_mutually_exclusive_group()
     for hub in HUBS:
         hubs.add_argument(
@@ -110,8 +124,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--ignore-config-keys", metavar="KEYS", help="keys of the model's config.json that change nothing: a,b"
     )
     parser.add_argument("--system", default="", help="system text that goes before the dialogue")
-    parser.add_argument("--seed", default="42", help="seed of sampling (default 42)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, gpu or gpu:N (default auto)")
+    parser.add_argument("--seed", help="seed of sampling (default 42)")
+    parser.add_argument("--device", help="auto, cpu, gpu or gpu:N (default auto)")
+    parser.add_argument("--enable-thinking", metavar="BOOL", help="for chat templates that have this switch")
+    parser.add_argument(
+        "--chat-template-kwargs", metavar="NAME=VALUE", help="variables of the chat template, with commas between them"
+    )
     defaults = GenerationParameters()
     for name, text in HELP.items():
         default = getattr(defaults, name)
@@ -119,26 +137,68 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", metavar="X", help=f"{text} (default {shown})")
 
 
-def generation_parameters(options: argparse.Namespace) -> Config:
-    """Return the options as validated parameters."""
-    names = (*HELP, "seed", "device", "ignore_config_keys")
+def generation_parameters(options: argparse.Namespace, verb: str = "generate") -> Config:
+    """Return the options, over the values of a configuration file if MODEL is one, as validated parameters."""
+    names = (*HELP, "seed", "device", "ignore_config_keys", "enable_thinking", "chat_template_kwargs")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     given |= {hub.parameter: "true" for hub in HUBS if getattr(options, hub.parameter)}
-    return Config.load(None, [f"{name}={value}" for name, value in given.items()], verb="generate")
+    words = [*options.overrides, *(f"{name}={value}" for name, value in given.items())]
+    if not (options.model.suffix.lower() in CONFIGURATIONS and options.model.is_file()):
+        return Config.load(None, words, verb=verb)
+    config = Config.load(options.model, words, verb=verb)
+    for line in () if _is_of_a_run(config) else config.messages:  # what a run was told is said by the run
+        print(line, file=sys.stderr)
+    return config
+
+
+def _is_of_a_run(config: Config) -> bool:
+    """Return whether a file is the configuration of a run, so that the model is the one that the run has left."""
+    return bool(config.training.train_dataset_path) and config.origin("model_name_or_path") != "command line"
 
 
 def model_folder(options: argparse.Namespace, parameters: Config) -> Path:
-    """Return the folder of MODEL; download it first if a hub is chosen."""
+    """Return the folder of MODEL, or of the model that a file names; download it first if a hub is chosen.
+
+    Raises:
+        ConfigurationError: the file names no model.
+    """
     hub = chosen_hub(parameters)
-    return options.model if hub is None else find_model_folder(str(options.model), hub, parameter="MODEL")
+    if parameters.path is None:
+        return options.model if hub is None else find_model_folder(str(options.model), hub, parameter="MODEL")
+    name = parameters.basic.output_dir if _is_of_a_run(parameters) else parameters.basic.model_name_or_path
+    if not name:
+        raise ConfigurationError(
+            f"{parameters.path}: it names no model\n  Write `model_name_or_path: FOLDER` into it, or name a folder: "
+            "erniekit chat output/quickstart/sft"
+        )
+    if hub is None or _is_of_a_run(parameters):
+        return Path(name).expanduser()
+    return find_model_folder(name, hub, parameter="model_name_or_path")
 
 
 def load_model(options: argparse.Namespace, parameters: Config) -> ChatModel:
     """Load MODEL, with its adapters."""
     from erniekit.inference.engine import ChatModel
 
-    ignored = parameters.basic.ignore_config_keys
-    return ChatModel.load(model_folder(options, parameters), adapters=options.lora_path, ignored_keys=ignored)
+    return ChatModel.load(
+        model_folder(options, parameters),
+        adapters=options.lora_path,
+        ignored_keys=parameters.basic.ignore_config_keys,
+        template_variables=template_variables(parameters.basic),
+        quantization=_weights_in_few_bits(parameters),
+    )
+
+
+def _weights_in_few_bits(parameters: Config) -> WeightOnly | None:
+    if _is_of_a_run(parameters):  # what it has left says how its weights are stored
+        return None
+    quantization = quantization_from(parameters)
+    if isinstance(quantization, Fp8):
+        raise ConfigurationError(
+            f"{parameters.origin('weight_quantize_algo')}: `weight_quantize_algo`: answers are not computed through "
+            "8-bit floats; write weight_only_int8, weight_only_int4, weight_only_mix or nf4"
+        )
+    return quantization
 
 
 def select_device(parameters: Config) -> None:

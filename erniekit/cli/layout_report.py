@@ -50,9 +50,8 @@ def memory_table(config: Config, plan: LayoutPlan) -> str:
     rows = [["stage", "ranks", "layers", *(name.replace("_", " ") for name in categories)]]
     for number, memory in enumerate(plan.memory):
         layers = stage_layers(plan.model_chunks, number, plan.topology.pipeline)
-        ranks = [rank for rank in range(plan.topology.world_size) if _pp_stage(plan.topology, rank) == number]
         sizes = [f"{memory[name] / UNITS[unit]:,.3g}" for name in categories]
-        rows.append([str(number), _ranges(ranks), _ranges(layers), *sizes])
+        rows.append([str(number), _ranks_of(plan.topology, number), _ranges(layers), *sizes])
     if plan.topology.pipeline == 1:
         rows = [row[1:] for row in rows]
     formats = describe_formats(number_formats(config))
@@ -62,9 +61,8 @@ def memory_table(config: Config, plan: LayoutPlan) -> str:
 
 def _rank_table(topology: Topology) -> list[str]:
     """Return the lines that say which rank holds which shard."""
-    lines = topology.table().splitlines()
     if topology.world_size <= MAX_RANKS_LISTED:
-        return lines
+        return topology.table().splitlines()
     titles = {"data": "batch", "pipeline": "stage", "sharding": "shard", "tensor": "matrices"}
     degrees = {"data": topology.dp_world_size, **{axis: topology.degree(axis) for axis in AXES[1:]}}
     shown_axes = [axis for axis in AXES if degrees[axis] > 1]
@@ -72,19 +70,25 @@ def _rank_table(topology: Topology) -> list[str]:
     if shown_axes == ["data"]:
         last = topology.world_size - 1
         return _aligned([*rows, [f"0-{last}", f"dp ranks 0-{last} of {topology.dp_world_size}, one each"]])
-    for ranks in topology.groups("tensor"):
-        coords = topology.coordinates(ranks[0])
+    groups = topology.world_size // topology.tensor
+    for first in range(0, min(groups, MAX_TABLE_ROWS) * topology.tensor, topology.tensor):
+        coords = topology.coordinates(first)
         cells = {axis: f"{getattr(coords, axis)} of {topology.degree(axis)}" for axis in shown_axes}
-        cells |= {"data": f"dp rank {topology.dp_rank_of(ranks[0])} of {topology.dp_world_size}"}
+        cells |= {"data": f"dp rank {topology.dp_rank_of(first)} of {topology.dp_world_size}"}
         cells |= {"tensor": f"shards 0-{topology.tensor - 1}, one each"}
-        rows.append([_ranges(ranks), *(cells[axis] for axis in shown_axes)])
-    more = len(rows) - 1 - MAX_TABLE_ROWS
-    shown = _aligned(rows[: MAX_TABLE_ROWS + 1])
+        rows.append([_range(first, first + topology.tensor - 1), *(cells[axis] for axis in shown_axes)])
+    more, shown = groups - MAX_TABLE_ROWS, _aligned(rows)
     return [*shown, f"... and {more} more groups of ranks, numbered in the same way"] if more > 0 else shown
 
 
-def _pp_stage(topology: Topology, rank: int) -> int:
-    return topology.coordinates(rank).pipeline
+def _ranks_of(topology: Topology, pp_stage: int) -> str:
+    """Return the ranks of a pipeline stage as `_ranges` does; of many ranges only those that are shown are made."""
+    width = topology.sharding * topology.tensor  # neighbours, of each replica
+    if topology.pipeline == 1:
+        return _range(0, topology.world_size - 1)
+    firsts = range(pp_stage * width, topology.world_size, topology.pipeline * width)
+    shown = firsts if len(firsts) <= 3 else [*firsts[:2], firsts[-1]]
+    return _listed([_range(first, first + width - 1) for first in shown], len(firsts))
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -95,8 +99,16 @@ def _ranges(numbers: list[int]) -> str:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
-    return ", ".join(texts) if len(texts) <= 3 else f"{texts[0]}, {texts[1]}, ..., {texts[-1]}"
+    return _listed([_range(first, last) for first, last in ranges], len(ranges))
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _listed(ranges: list[str], count: int) -> str:
+    """Join all of `count` ranges, or the first two and the last one."""
+    return ", ".join(ranges) if count <= 3 else f"{ranges[0]}, {ranges[1]}, ..., {ranges[-1]}"
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:

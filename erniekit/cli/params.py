@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import textwrap
 
+from erniekit.config.foreign import FOREIGN_NAMES
+from erniekit.config.foreign_names import ForeignName
 from erniekit.config.parameter import Alias, Parameter
 from erniekit.config.reference_docs import alias_target, attribute_rows, example_line
 from erniekit.config.registry import ALIASES, PARAMETERS, SECTIONS, did_you_mean, section_of
+from erniekit.config.values import format_value
 from erniekit.errors import ConfigurationError
 
 WIDTH = 100
@@ -27,6 +30,8 @@ def run(arguments: list[str]) -> int:
         print(explain(PARAMETERS[words[0]]))
     elif len(words) == 1 and words[0] in ALIASES:
         print(_explain_alias(ALIASES[words[0]]))
+    elif len(words) == 1 and words[0] in FOREIGN_NAMES and ("_" in words[0] or not _found(words)):
+        print(_explain_foreign(FOREIGN_NAMES[words[0]]))
     else:
         print(_search(words))
     return 0
@@ -49,6 +54,21 @@ def _explain_alias(alias: Alias) -> str:
     return "\n".join([title, "", *_wrapped(f"{alias.meaning} It expands to {alias_target(alias)}.".replace("`", ""))])
 
 
+def _explain_foreign(foreign: ForeignName) -> str:
+    title = f"{foreign.name}   (a name of {', '.join(foreign.suites)})"
+    if foreign.word:
+        word = foreign.word
+        return f"{title}\n\n{explain(PARAMETERS[word]) if word in PARAMETERS else _explain_alias(ALIASES[word])}"
+    rows = [
+        f"  {foreign.name}: {format_value(value)}".ljust(44)
+        + (", ".join(f"{name}: {format_value(meant)}" for name, meant in names.items()) or "done anyway")
+        for value, names in foreign.values.items()
+    ]
+    why = foreign.why.replace("`", "")
+    effect = f"It has no effect: {why}." if foreign.read and not rows else f"{why[:1].upper()}{why[1:]}." if why else ""
+    return "\n".join([title, "", *rows, *textwrap.wrap(effect, WIDTH)])
+
+
 def _overview() -> str:
     lines = []
     for section in SECTIONS:
@@ -59,8 +79,7 @@ def _overview() -> str:
 
 def _search(words: list[str]) -> str:
     """List parameters and aliases that contain all the words; those with a word in the name come first."""
-    declared: list[Parameter | Alias] = [*PARAMETERS.values(), *ALIASES.values()]
-    found = [item for item in declared if _contains(item, words)]
+    found = _found(words)
     if not found:
         text = " ".join(words)
         raise ConfigurationError(
@@ -72,6 +91,11 @@ def _search(words: list[str]) -> str:
     return "\n".join(
         item.name.ljust(width) + textwrap.shorten(item.meaning, WIDTH - width, placeholder=" ...") for item in found
     )
+
+
+def _found(words: list[str]) -> list[Parameter | Alias]:
+    declared: list[Parameter | Alias] = [*PARAMETERS.values(), *ALIASES.values()]
+    return [item for item in declared if _contains(item, words)]
 
 
 def _contains(item: Parameter | Alias, words: list[str]) -> bool:

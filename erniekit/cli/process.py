@@ -1,8 +1,7 @@
-"""Set up the process that a verb runs in: standard streams that cannot fail, and SIGTERM as an exception."""
+"""Set up the process that a verb runs in: standard streams that cannot fail, and SIGTERM and SIGHUP as exceptions."""
 
 from __future__ import annotations
 
-import _thread
 import io
 import os
 import signal
@@ -13,14 +12,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-TERMINATED = 128 + signal.SIGTERM
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(SystemExit):
-    """Raised by SIGTERM. As a SystemExit it also ends a forked child quietly."""
-
-
-_RAISED_BY = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
+    """Raised by SIGTERM and SIGHUP; `code` is the exit code. As a SystemExit it also ends a forked child quietly."""
 
 
 class Output(io.FileIO):
@@ -87,32 +83,39 @@ def _text(output: Output, like: Any) -> io.TextIOWrapper:
 
 
 @contextmanager
-def raise_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM raise Terminated, so that files are closed and locks released. Keep a handler that somebody else
-    set.
+def raise_on_termination() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP raise Terminated, so that files are closed and locks released. Keep a handler that
+    somebody else set, as `nohup` does.
 
     Python reports and drops an exception raised inside a destructor; such a signal is sent again.
     """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    main = threading.main_thread()
+    unhandled = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    if threading.current_thread() is not main or signal.SIGTERM not in unhandled:
         yield
         return
 
-    def terminate(_number: int, _frame: FrameType | None) -> None:
-        raise Terminated(TERMINATED)
+    def terminate(number: int, _frame: FrameType | None) -> None:
+        raise Terminated(128 + number)
 
     def repeat_signal(dropped: Any) -> None:
-        number = _RAISED_BY.get(dropped.exc_type)
-        if number is None:
-            previous_hook(dropped)
+        if dropped.exc_type is KeyboardInterrupt:
+            number = int(signal.SIGINT)
+        elif dropped.exc_type is Terminated:
+            number = dropped.exc_value.code - 128
         else:
-            threading.Timer(0.02, _thread.interrupt_main, [number]).start()  # after the destructor has returned
+            previous_hook(dropped)
+            return
+        # after the destructor has returned; a real signal, because it also ends what the main thread waits for
+        threading.Timer(0.02, signal.pthread_kill, [main.ident, number]).start()
 
     previous_hook = sys.unraisablehook
-    signal.signal(signal.SIGTERM, terminate)
+    for number in unhandled:
+        signal.signal(number, terminate)
     sys.unraisablehook = repeat_signal
     try:
         yield
     finally:
         sys.unraisablehook = previous_hook
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in unhandled:
+            signal.signal(number, signal.SIG_DFL)

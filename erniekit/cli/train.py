@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from erniekit.build.checks import report_missing_paths
 from erniekit.cli.ranks import add_rank_options, parse_with_overrides, run_on_ranks
 from erniekit.config import Config
 from erniekit.environment import import_paddle
+from erniekit.runners.banner import first_lines
+from erniekit.terminal import escape_control_characters
+
+logger = logging.getLogger(__name__)
 
 
 def run(arguments: list[str]) -> int:
@@ -46,13 +52,14 @@ def train_parser(verb: str, description: str, epilog: str) -> argparse.ArgumentP
 
 def load_config(options: argparse.Namespace, implied: Mapping[str, Any] | None = None) -> Config:
     """Load the configuration. With --shrink, reduce it to a tiny run and add the overrides for that to `options`."""
-    config = Config.load(options.config, options.overrides, verb="train", implied=implied)
+    inspect = None if options.shrink else report_missing_paths  # a shrunken run reads shipped data
+    config = Config.load(options.config, options.overrides, verb="train", implied=implied, inspect=inspect)
     if not options.shrink:
         return config
     from erniekit.runners.shrink import shrink_overrides
 
     words, ranks, lines = shrink_overrides(config)
-    print("\n".join(lines), flush=True)
+    print(escape_control_characters("\n".join(lines)), flush=True)
     overridden = {word.partition("=")[0] for word in words}
     options.overrides = [word for word in options.overrides if word.partition("=")[0] not in overridden] + words
     options.nproc = options.nproc or ranks
@@ -65,6 +72,8 @@ def train(verb: str, config: Config, options: argparse.Namespace) -> int:
         code = run_on_ranks(config, options, (verb, str(options.config), *options.overrides))
         if code is not None:
             return code
+        for line in first_lines(config):
+            logger.info(line)
     import_paddle()
     if options.overfit_check:
         from erniekit.runners.overfit_check import overfit_check

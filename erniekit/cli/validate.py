@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from erniekit.build.checks import check_paths, check_positions
+from erniekit.build.checks import refuse_packed_data, report_missing_paths
 from erniekit.build.layout import LayoutPlan, known_model_config, plan_layout
+from erniekit.build.preflight import preflight
+from erniekit.cli.dpo import require_pairs
+from erniekit.cli.eval import evaluation_config
 from erniekit.cli.layout_report import layout_blocks
 from erniekit.cli.ranks import at_least_one, parse_with_overrides
 from erniekit.config import Config
+from erniekit.config.parse import read_pairs
+from erniekit.config.recognition import likely_verb
 from erniekit.config.registry import PARAMETERS, SECTIONS
 from erniekit.config.values import format_value
 from erniekit.distributed.topology import topology_from
 from erniekit.errors import UserError
+from erniekit.export.trained_model import check_export
+from erniekit.manifest import sizes_only
+from erniekit.terminal import escape_control_characters
 
 VALUE_WIDTH = 48
+VERBS = ("train", "dpo", "eval", "preview", "pack", "chat", "generate", "export")
+LOADED_FOR = {"dpo": "train", "eval": "train", "pack": "preview"}
 
 
 def run(arguments: list[str]) -> int:
@@ -42,51 +53,62 @@ def run(arguments: list[str]) -> int:
     )
     parser.add_argument(
         "--verb",
-        default="train",
-        choices=("train", "preview", "chat", "generate", "export"),
-        help="check for this verb",
+        choices=VERBS,
+        help="check for this verb: whether it would begin (default: train, or what the file is for: chat or export)",
     )
     options = parse_with_overrides(parser, arguments)
-    overrides = [word for word in options.words if "=" in word and not Path(word).exists()]
+    overrides = [word for word in options.words if "=" in word and not os.path.exists(word)]
     files = [word for word in options.words if word not in overrides]
     if not files:
         parser.error("name at least one configuration file")
-    if options.world_size and options.verb != "train":
+    if options.world_size and options.verb not in (None, "train", "dpo", "eval"):
         parser.error(f"--world-size applies to training, and --verb is {options.verb}; drop one of them")
     codes: list[int] = []
     for file in files:
         if codes:
             print()
-        codes.append(_validate(file, overrides, options))
+        with sizes_only():
+            codes.append(_validate(file, overrides, options))
     return max(codes)
 
 
 def _validate(file: str, overrides: list[str], options: argparse.Namespace) -> int:
     try:
-        config = Config.load(file, overrides, verb=options.verb)
-        if options.verb in ("train", "preview"):
-            check_paths(config)
-            _check_model(config, options.world_size)
+        verb = options.verb or _verb_of(Path(file), overrides)
+        config = _load(file, overrides, verb)
+        notes = preflight(config, world_size=options.world_size).notes
+        if verb == "pack":
+            refuse_packed_data(config)
+        if verb == "export":
+            check_export(Path(file), config)
         data, longest = _read_data(config, options.world_size) if options.data else ("", None)
-        print(report(config, options.world_size, longest, with_defaults=options.all) + data)
+        text = report(config, options.world_size, longest, notes=notes, verb=options.verb, with_defaults=options.all)
+        print(text + data)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _check_model(config: Config, world_size: int | None) -> None:
-    """Check that the model has enough positions and that the layout fits the ranks and, if it is known, the model.
+def _verb_of(file: Path, overrides: list[str]) -> str:
+    """Return the verb that a file is for, by the names in it."""
+    if not file.is_file():  # a stream, which can be read only once
+        return "train"
+    names = {name for name, _, _ in read_pairs(file)}
+    return likely_verb(names | {word.partition("=")[0] for word in overrides})
 
-    Raises:
-        ConfigurationError: the model has fewer positions than `max_seq_len`, or the layout does not fit.
-    """
-    model = known_model_config(config)
-    if isinstance(model, str):
-        topology_from(config, world_size)
-    else:
-        check_positions(config, model)
-        plan_layout(config, model, world_size)
+
+def _load(file: str, overrides: list[str], verb: str) -> Config:
+    """Load a configuration as the verb does, with missing files among the problems."""
+    if verb == "eval":
+        return evaluation_config(Path(file), overrides)
+    implied = {"stage": "DPO"} if verb == "dpo" else None
+    loaded = Config.load(
+        file, overrides, verb=LOADED_FOR.get(verb, verb), implied=implied, inspect=report_missing_paths
+    )
+    if verb == "dpo":
+        require_pairs(loaded)
+    return loaded
 
 
 def report(
@@ -94,6 +116,8 @@ def report(
     world_size: int | None = None,
     longest_document: int | None = None,
     *,
+    notes: Sequence[str] = (),
+    verb: str = "",
     with_defaults: bool = False,
 ) -> str:
     """Return the resolved configuration as text: values set, values derived, numbers and messages.
@@ -101,10 +125,12 @@ def report(
     Args:
         world_size: number of ranks; None: as few as the layout needs.
         longest_document: in tokens, if the data has been read.
+        notes: what `preflight` found to have no effect.
+        verb: for which the configuration is valid; by default the one that it was loaded for.
     """
     chosen = [name for name in PARAMETERS if config.is_set(name)]
     derived = [name for name in PARAMETERS if not config.is_set(name) and config.origin(name) != "default"]
-    blocks = [f"{config.path}: valid for `erniekit {config.verb}`"]
+    blocks = [f"{config.path}: valid for `erniekit {verb or config.verb}`"]
     blocks += _block("set", _rows(config, chosen))
     blocks += _block("follows from other values", _rows(config, derived))
     if with_defaults:
@@ -117,10 +143,10 @@ def report(
         blocks += _block("derived numbers", derived_numbers(config, topology.dp_world_size, plan))
         if world_size or topology.world_size > 1:
             blocks += layout_blocks(config, topology, None if isinstance(plan, str) else plan)
-    lines = [*config.messages, *config.ignored_on_cpu()]
+    lines = [*config.messages, *notes, *config.ignored_on_cpu()]
     if lines:
         blocks.append("\n".join(["notes", *(f"  {line}" for line in lines)]))
-    return "\n\n".join(blocks)
+    return escape_control_characters("\n\n".join(blocks))
 
 
 def derived_numbers(config: Config, dp_world_size: int, plan: LayoutPlan | str) -> list[tuple[str, ...]]:
@@ -171,7 +197,8 @@ def _read_data(config: Config, world_size: int | None) -> tuple[str, int | None]
     """Read the data; return a summary as text, and the length of the longest training sample in tokens."""
     from erniekit.runners.preview import data_summary, longest_sample
 
-    return "\n\n" + data_summary(config, topology_from(config, world_size).dp_world_size), longest_sample(config)
+    summary = data_summary(config, topology_from(config, world_size).dp_world_size)
+    return "\n\n" + escape_control_characters(summary), longest_sample(config)
 
 
 def _rows(config: Config, names: Iterable[str]) -> list[tuple[str, ...]]:
@@ -182,9 +209,9 @@ def _block(title: str, rows: list[tuple[str, ...]]) -> list[str]:
     if not rows:
         return []
     name_width = max(len(row[0]) for row in rows) + 2
-    value_width = max((min(len(row[1]), VALUE_WIDTH) for row in rows if len(row) > 2), default=0) + 2
+    value_width = max((min(len(row[1]), VALUE_WIDTH) for row in rows if len(row) > 2), default=0)
     lines = [
-        f"  {row[0]:<{name_width}}" + (f"{row[1]:<{value_width}}{row[2]}" if len(row) > 2 else row[1]) for row in rows
+        f"  {row[0]:<{name_width}}" + (f"{row[1]:<{value_width}}  {row[2]}" if len(row) > 2 else row[1]) for row in rows
     ]
     return ["\n".join([title, *lines])]
 

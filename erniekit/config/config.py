@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from erniekit.config.parameter import DEFAULT, GPU_ONLY, Parameter
-from erniekit.config.parse import Entry, Problem, SourceLocation, read_file, read_overrides
-from erniekit.config.registry import PARAMETERS, SECTIONS, unmet_needs
+from erniekit.config.parameter import DEFAULT, GPU_ONLY, ConfigBuilder, Parameter
+from erniekit.config.parse import Entry, Problem, SourceLocation, entries_from, read_overrides, read_pairs
+from erniekit.config.recognition import foreign_file
+from erniekit.config.registry import ALIASES, PARAMETERS, SECTIONS, unmet_needs
 from erniekit.config.resolve import resolve
 from erniekit.config.sections.acceleration import AccelerationParameters
 from erniekit.config.sections.basic import BasicParameters
@@ -26,8 +27,10 @@ from erniekit.config.sections.precision import PrecisionParameters
 from erniekit.config.sections.sft import SftParameters
 from erniekit.config.sections.training import TrainingParameters
 from erniekit.config.stages import STAGES, Stage
-from erniekit.config.values import format_value
+from erniekit.config.values import format_value, other_device
 from erniekit.errors import ConfigurationError
+
+MOST_SHOWN = 200  # problems; a file with more is not a configuration
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Config:
         *,
         verb: str = "train",
         implied: Mapping[str, Any] | None = None,
+        inspect: Callable[[ConfigBuilder], None] | None = None,
     ) -> Config:
         """Read a YAML or JSON file and `name=value` overrides, which take precedence.
 
@@ -77,15 +81,16 @@ class Config:
             overrides: `name=value` arguments of the command line.
             verb: the verb that uses the configuration; it decides which parameters are required.
             implied: values that the command implies, such as `stage: DPO`; the file and the overrides take precedence.
+            inspect: adds further problems, such as files that do not exist, so that the user sees them with the others.
 
         Raises:
             ConfigurationError: the configuration has problems; the message lists all of them, each with file:line.
         """
         file = None if path is None else Path(path)
-        entries, problems = read_file(file) if file else ([], [])
+        entries, problems = _read(file) if file else ([], [])
         words, word_problems = read_overrides(overrides)
         implied_entries = [Entry(name, value, SourceLocation("the command")) for name, value in (implied or {}).items()]
-        return cls._from_layers([implied_entries, entries, words], [*problems, *word_problems], verb, file)
+        return cls._from_layers([implied_entries, entries, words], [*problems, *word_problems], verb, file, inspect)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], overrides: Sequence[str] = (), *, verb: str = "train") -> Config:
@@ -95,8 +100,17 @@ class Config:
         return cls._from_layers([entries, words], problems, verb, None)
 
     @classmethod
-    def _from_layers(cls, layers: list[list[Entry]], problems: list[Problem], verb: str, path: Path | None) -> Config:
+    def _from_layers(
+        cls,
+        layers: list[list[Entry]],
+        problems: list[Problem],
+        verb: str,
+        path: Path | None,
+        inspect: Callable[[ConfigBuilder], None] | None = None,
+    ) -> Config:
         builder = resolve(layers, verb)
+        if inspect is not None:
+            inspect(builder)
         if problems or builder.problems:
             raise ConfigurationError(_report([*problems, *builder.problems], path))
         sections = {
@@ -145,26 +159,37 @@ class Config:
         )
 
     def ignored_on_cpu(self) -> list[str]:
-        """Return a line for each GPU-only parameter that the user set; a runner prints them when it runs on a CPU.
+        """Return a line for each GPU-only parameter that the user set; a runner prints them when it runs without a GPU.
 
         The list is empty if `device` names a GPU, because the run then fails without one.
         """
         if self.basic.device.startswith("gpu"):
             return []
+        place = other_device(self.basic.device) or "a CPU"
         lines = []
-        for parameter in self._gpu_only_parameters():
+        for parameter in self.gpu_only_parameters():
             name = parameter.name
             tail = ": fp32 runs" if name in ("bf16", "fp16") else ""
-            lines.append(f"`{name}: {format_value(self[name])}` ({self.origin(name)}) has no effect on a CPU{tail}")
+            lines.append(f"`{name}: {format_value(self[name])}` ({self.origin(name)}) has no effect on {place}{tail}")
         return lines
 
-    def _gpu_only_parameters(self) -> list[Parameter]:
+    def gpu_only_parameters(self) -> list[Parameter]:
+        """Return the parameters whose values differ from their defaults and have an effect on a GPU only."""
         values = {name: self[name] for name in PARAMETERS}
         return [
             item
             for item in PARAMETERS.values()
             if item.devices == GPU_ONLY and self[item.name] != item.default and not unmet_needs(item, values)
         ]
+
+
+def _read(file: Path) -> tuple[list[Entry], list[Problem]]:
+    """Return the entries of a file and its problems. Raises ConfigurationError if it is a file of another program."""
+    pairs = read_pairs(file)
+    values = {name: value for name, value, _ in pairs}
+    if sentence := foreign_file(values, {*PARAMETERS, *ALIASES}):
+        raise ConfigurationError(f"{file}: {sentence}")
+    return entries_from(pairs, file)
 
 
 def _plain(value: Any) -> Any:
@@ -177,4 +202,6 @@ def _report(problems: list[Problem], path: Path | None) -> str:
     lines = [str(problem) if problem.location or not path else f"{path}: {problem}" for problem in ordered]
     if len(lines) == 1:
         return lines[0]
-    return f"{len(lines)} problems in the configuration\n" + "\n".join(f"  {line}" for line in lines)
+    more = [f"... and {len(lines) - MOST_SHOWN:,} more"] if len(lines) > MOST_SHOWN else []
+    shown = [f"  {line}" for line in [*lines[:MOST_SHOWN], *more]]
+    return "\n".join([f"{len(lines):,} problems in the configuration", *shown])

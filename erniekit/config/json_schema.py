@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from erniekit.config.foreign import FOREIGN_NAMES
+from erniekit.config.foreign_names import ForeignName
 from erniekit.config.parameter import Alias, Parameter
 from erniekit.config.registry import ALIASES, PARAMETERS, did_you_mean
 from erniekit.config.values import format_value
 
+MOST_HINTS = 100  # on unknown names
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMA_ID = "erniekit.schema.json"
 MARK = "Written by `erniekit docs`"  # `erniekit docs` may replace or remove files that start with it
@@ -53,6 +56,7 @@ def editor_schema() -> dict[str, Any]:
     """Return the schema for YAML editors: descriptions, aliases, and every accepted form of a value."""
     properties = {name: _written_schema(parameter) for name, parameter in PARAMETERS.items()}
     properties |= {name: _alias_schema(alias) for name, alias in ALIASES.items()}
+    properties |= {name: _foreign_schema(foreign) for name, foreign in FOREIGN_NAMES.items() if foreign.read}
     return {
         "$schema": DRAFT,
         "$id": SCHEMA_ID,
@@ -84,6 +88,12 @@ def _alias_schema(alias: Alias) -> dict[str, Any]:
     return described | {"enum": sorted({*alias.choices, *alias.expands})}
 
 
+def _foreign_schema(foreign: ForeignName) -> dict[str, Any]:
+    """Return the schema of a name of another suite that is read; its values are checked when they are translated."""
+    meaning = f"It is read as `{foreign.word}`" if foreign.word else foreign.why
+    return {"description": f"A name of {' and '.join(foreign.suites)}. {meaning}".strip(), "deprecated": True}
+
+
 def structural_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Check read values against the exact schema; yield (name, problem and correction)."""
     from jsonschema import Draft202012Validator  # takes 80 ms, which `--help` avoids
@@ -92,9 +102,10 @@ def structural_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     seen: set[str] = set()
     for error in sorted(validator.iter_errors(dict(values)), key=lambda error: [str(step) for step in error.path]):
         if error.validator == "additionalProperties":
-            for name in values:
-                if name not in PARAMETERS:
-                    yield name, "unknown parameter" + did_you_mean(name, (*PARAMETERS, *ALIASES))
+            unknown = [name for name in values if name not in PARAMETERS]
+            for number, name in enumerate(unknown):  # a hint takes milliseconds, and a file may be no configuration
+                hint = did_you_mean(name, (*PARAMETERS, *ALIASES)) if number < MOST_HINTS else ""
+                yield name, f"unknown parameter{hint}"
             continue
         name = str(error.path[0])
         if name not in seen:  # report only the first problem of a value

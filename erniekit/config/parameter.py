@@ -236,14 +236,18 @@ def shorthand(name: str, meaning: str, expands: Mapping[str, Mapping[str, Any]])
 
 @dataclass(frozen=True)
 class Rule:
-    """A check of several parameters. It runs in `stages` only, and only if all of `names` have valid values."""
+    """A check of several parameters. It runs in `stages` and for `verbs` only (none named: for every verb), and only if
+    all of `names` have valid values."""
 
     names: tuple[str, ...]
     check: Callable[[ConfigBuilder], None]
     stages: tuple[str, ...] = ALL_STAGES
+    verbs: tuple[str, ...] = ()
 
     def applies(self, builder: ConfigBuilder) -> bool:
-        """Return whether the stage has this rule and all parameters that it reads are valid."""
+        """Return whether the stage and the verb have this rule and all parameters that it reads are valid."""
+        if self.verbs and builder.verb not in self.verbs:
+            return False
         return builder["stage"] in self.stages and not builder.broken.intersection(self.names)
 
     @property
@@ -252,11 +256,17 @@ class Rule:
         return " ".join((self.check.__doc__ or "").split())
 
 
-def rule(*names: str, stages: tuple[str, ...] = ALL_STAGES) -> Callable[[Callable[[ConfigBuilder], None]], Rule]:
-    """Return a decorator that makes a function of a `ConfigBuilder` the rule over `names` in some or all stages."""
+def rule(
+    *names: str, stages: tuple[str, ...] = ALL_STAGES, verbs: tuple[str, ...] = ()
+) -> Callable[[Callable[[ConfigBuilder], None]], Rule]:
+    """Return a decorator that makes a function of a `ConfigBuilder` the rule over `names` in some or all stages.
+
+    Args:
+        verbs: the verbs that it is for; by default all. A rule that only tells something of training names `train`.
+    """
     if stages != ALL_STAGES:
         names = (*names, "stage")
-    return lambda check: Rule(names, check, stages)
+    return lambda check: Rule(names, check, stages, verbs)
 
 
 @dataclass(frozen=True)

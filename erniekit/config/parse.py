@@ -72,16 +72,25 @@ class Problem:
 
 
 def read_file(path: Path) -> tuple[list[Entry], list[Problem]]:
-    """Return the entries of a YAML or JSON file, in order, and the problems with its syntax.
+    """Return the entries of a YAML or JSON file, in order, and the problems with its syntax; see `read_pairs`."""
+    return entries_from(read_pairs(path), path)
+
+
+def read_pairs(path: Path) -> list[tuple[str, Any, int]]:
+    """Return the (name, value, line) triples of a YAML or JSON file; a nested structure is an object of its own type.
 
     Raises:
         ConfigurationError: the file cannot be read or is not a mapping.
     """
     text = _read_text(path)
     try:
-        pairs = _json_pairs(text, path) if path.suffix.lower() == ".json" else _yaml_pairs(text, path)
+        return _json_pairs(text, path) if path.suffix.lower() == ".json" else _yaml_pairs(text, path)
     except RecursionError:
         raise ConfigurationError(f"{path}: values are nested too deeply; parameters are flat") from None
+
+
+def entries_from(pairs: Iterable[tuple[str, Any, int]], path: Path) -> tuple[list[Entry], list[Problem]]:
+    """Return the entries of what `read_pairs` has read, and a problem for each repeated name and nested structure."""
     entries: dict[str, Entry] = {}
     problems: list[Problem] = []
     for name, value, line in pairs:

@@ -11,11 +11,25 @@ from erniekit.config.registry import ALIASES, PARAMETERS, SECTIONS, section_of
 from erniekit.config.values import format_value
 
 GENERATED = f"<!-- {GENERATED_BY} Edit the declarations, not this file. -->"
+GUIDES = {  # section -> the page with measured figures and advice
+    "training": "data.md",
+    "distributed": "parallelism.md",
+    "memory": "memory.md",
+    "checkpoint": "checkpoints.md",
+    "acceleration": "memory.md",
+    "sft": "data.md",
+    "lora": "memory.md",
+    "dpo": "preference-training.md",
+    "fp8": "quantization.md",
+    "moe": "parallelism.md",
+}
+
 HOW_VALUES_ARE_WRITTEN = """\
 A configuration is a flat YAML or JSON file of `name: value` lines. Overrides on the command line (`name=value`) take
 precedence over the file, and the file over the defaults. All problems are reported at once, each with its line.
 
-- Numbers may be written as `1e-5`, `32768` or `2 ** 15`.
+- Numbers may be written as `1e-5`, `32768` or `2 ** 15`, booleans as `true` and `false` or 1 and 0.
+- Names of other suites are translated or answered with the name here, see [migrating](../migrating.md).
 - Lists of words are YAML lists or one string with spaces; data files, their formats and weights are YAML lists or one
   string with commas.
 - Choices may be written in upper or lower case.
@@ -70,8 +84,17 @@ def aliases_of(name: str) -> list[Alias]:
 
 def example_line(parameter: Parameter) -> str:
     """Return a line of YAML that sets the parameter to its example."""
-    value: Any = parameter.default if parameter.example is None else parameter.example
-    return f"{parameter.name}: {format_value(value)}"
+    return f"{parameter.name}: {format_value(example_of(parameter))}"
+
+
+def example_of(parameter: Parameter) -> Any:
+    """Return a value other than the default, which would show nothing: the declared one, or the first that differs."""
+    if parameter.example is not None:
+        return parameter.example
+    if isinstance(parameter.default, bool):
+        return not parameter.default
+    others = [choice for choice in parameter.choices if choice != parameter.default and choice not in parameter.default]
+    return others[0] if others else parameter.default
 
 
 def _default(parameter: Parameter) -> str:
@@ -117,7 +140,9 @@ def _index() -> str:
 
 
 def _section_page(section: Section) -> str:
-    lines = [GENERATED, "", f"# {section.title}", "", section.summary, "", "[All sections](index.md)", ""]
+    guide = GUIDES.get(section.key)
+    links = ["[All sections](index.md)"] + [f"figures, and how to choose: [{guide}](../{guide})"] * bool(guide)
+    lines = [GENERATED, "", f"# {section.title}", "", section.summary, "", ". ".join(links), ""]
     for parameter in section.parameters:
         lines += [f"## {parameter.name}", "", parameter.meaning, "", "| | |", "|---|---|"]
         lines += [f"| {label} | {_cell(text)} |" for label, text in attribute_rows(parameter)]

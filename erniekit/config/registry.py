@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,10 +67,28 @@ def unmet_needs(parameter: Parameter, values: Mapping[str, Any]) -> list[When]:
 
 
 def suggestion(word: str, known: list[str] | tuple[str, ...]) -> str:
-    """Return the known name that `word` is most similar to, or "" if none is similar."""
+    """Return the known name that `word` is most similar to, or "" if none is similar.
+
+    Every word of the name must be similar to one of the known name: `learn_rate` is meant for `learning_rate`, but
+    `input_dir` not for `output_dir`.
+    """
     by_folded = {item.casefold(): item for item in known}
-    close = difflib.get_close_matches(word.strip().casefold(), list(by_folded), n=1, cutoff=0.65)
-    return by_folded[close[0]] if close else ""
+    folded = word.strip().casefold()
+    close = difflib.get_close_matches(folded, list(by_folded), n=5, cutoff=0.65)
+    return next((by_folded[item] for item in close if _is_meant(folded, item)), "")
+
+
+_WORD = re.compile(r"[^\W_]+")
+
+
+def _is_meant(word: str, known: str) -> bool:
+    parts = _WORD.findall(known)
+    return all(any(_similar(part, other) for other in parts) for part in _WORD.findall(word))
+
+
+def _similar(part: str, other: str) -> bool:
+    prefix = min(len(part), len(other)) >= 3 and (part.startswith(other) or other.startswith(part))
+    return prefix or difflib.SequenceMatcher(None, part, other).ratio() >= 0.75
 
 
 def did_you_mean(word: str, known: list[str] | tuple[str, ...]) -> str:

@@ -5,14 +5,15 @@ Every step adds its problems to the `ConfigBuilder` and none stops the others, s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from erniekit.config.foreign import FOREIGN_NAMES, translate
 from erniekit.config.json_schema import structural_problems
-from erniekit.config.parameter import Alias, ConfigBuilder, Parameter
+from erniekit.config.parameter import NOT_IMPLEMENTED, Alias, ConfigBuilder, Parameter
 from erniekit.config.parse import Entry, Problem, SourceLocation
 from erniekit.config.registry import ALIASES, PARAMETERS, RULES, did_you_mean, unmet_needs
-from erniekit.config.values import format_value
+from erniekit.config.values import format_value, path_problem
 
 
 def resolve(layers: Iterable[list[Entry]], verb: str) -> ConfigBuilder:
@@ -20,14 +21,16 @@ def resolve(layers: Iterable[list[Entry]], verb: str) -> ConfigBuilder:
     entries: dict[str, Entry] = {}
     problems: list[Problem] = []
     expansions: dict[str, str] = {}
+    notes: dict[str, str] = {}
     for layer in layers:
-        for name, entry in _expand_aliases(layer, problems, expansions).items():
+        for name, entry in _expand_aliases(layer, problems, expansions, notes).items():
             entries.pop(name, None)  # a later layer's entry also comes later in the order
             entries[name] = entry
     builder = ConfigBuilder(PARAMETERS, entries, verb)
     builder.problems.extend(problems)
     used = {entry.location.alias for entry in entries.values()}
     builder.messages.extend(message for alias, message in expansions.items() if alias in used)
+    builder.messages.extend(notes.values())
     _read_values(builder, entries)
     _check_required(builder)
     _derive_defaults(builder)
@@ -41,42 +44,60 @@ def resolve(layers: Iterable[list[Entry]], verb: str) -> ConfigBuilder:
     return builder
 
 
-def _expand_aliases(layer: list[Entry], problems: list[Problem], expansions: dict[str, str]) -> dict[str, Entry]:
-    plain = {entry.name: entry for entry in layer if entry.name not in ALIASES}
+def _expand_aliases(
+    layer: list[Entry], problems: list[Problem], expansions: dict[str, str], notes: dict[str, str]
+) -> dict[str, Entry]:
+    """Replace aliases and the names of other suites by the parameters that they stand for.
+
+    Args:
+        expansions: alias -> the message about it, which is told if the values are not overridden; added to.
+        notes: other suites' names without effect, and words added to lists -> the message; added to.
+    """
+    plain = {entry.name: entry for entry in layer if entry.name not in ALIASES and entry.name not in FOREIGN_NAMES}
     for entry in layer:
-        if entry.name not in ALIASES:
+        if entry.name in plain:
             continue
-        alias = ALIASES[entry.name]
-        expanded = _expand(alias, entry)
+        expanded, text = _expand(ALIASES[entry.name], entry) if entry.name in ALIASES else _translate(entry)
         if expanded is None:
-            hint = did_you_mean(entry.value, alias.choices) if isinstance(entry.value, str) else ""
-            text = f"`{alias.name}`: expected {', '.join(alias.choices)}, got {format_value(entry.value)}{hint}"
             problems.append(Problem(text, entry.location))
             continue
-        location = SourceLocation(entry.location.file, entry.location.line, alias=alias.name)
+        location = SourceLocation(entry.location.file, entry.location.line, alias=entry.name)
+        lists = {name for name in expanded if PARAMETERS[name].kind.is_list}
+        if text:
+            (notes if lists or not expanded else expansions)[entry.name] = text
         for name, value in expanded.items():
             other = plain.get(name)
             if other is None:
-                plain[name] = Entry(name, value, location, entry.text if alias.target else None)
+                plain[name] = Entry(name, value, location, entry.text if value is entry.value else None)
+            elif name in lists:
+                words = PARAMETERS[name].read(other.value)
+                if isinstance(words, list) and value not in words:
+                    plain[name] = Entry(name, [*words, value], other.location)
             elif PARAMETERS[name].read(other.value) != PARAMETERS[name].read(value):
                 text = (
-                    f"`{alias.name}` expands to {name}: {format_value(value)}, "
+                    f"`{entry.name}` expands to {name}: {format_value(value)}, "
                     f"but `{name}` is {format_value(other.value)} "
                     f"({other.location.origin}); remove one of the two"
                 )
                 problems.append(Problem(text, entry.location))
-        meaning = ", ".join(f"{name}: {format_value(value)}" for name, value in expanded.items())
-        expansions[alias.name] = (
-            f"`{alias.name}: {format_value(entry.value)}` ({entry.location.origin}) expands to {meaning}"
-        )
     return plain
 
 
-def _expand(alias: Alias, entry: Entry) -> dict[str, Any] | None:
-    if alias.target:
-        return {alias.target: entry.value}
+def _expand(alias: Alias, entry: Entry) -> tuple[Mapping[str, Any] | None, str]:
+    """Return the parameters that an alias stands for with the message about it, or None with the problem."""
     word = entry.value.strip().casefold() if isinstance(entry.value, str) else ""
-    return dict(alias.expands[word]) if word in alias.expands else None
+    if not alias.target and word not in alias.expands:
+        hint = did_you_mean(entry.value, alias.choices) if isinstance(entry.value, str) else ""
+        return None, f"`{alias.name}`: expected {', '.join(alias.choices)}, got {format_value(entry.value)}{hint}"
+    expanded = {alias.target: entry.value} if alias.target else alias.expands[word]
+    meaning = ", ".join(f"{name}: {format_value(value)}" for name, value in expanded.items())
+    return expanded, f"`{alias.name}: {format_value(entry.value)}` ({entry.location.origin}) expands to {meaning}"
+
+
+def _translate(entry: Entry) -> tuple[Mapping[str, Any] | None, str]:
+    """Return the same for a name of another suite."""
+    translation = translate(entry)
+    return translation.parameters, translation.text
 
 
 def _read_values(builder: ConfigBuilder, entries: dict[str, Entry]) -> None:
@@ -86,7 +107,18 @@ def _read_values(builder: ConfigBuilder, entries: dict[str, Entry]) -> None:
     for name, value in values.items():
         if name not in builder.broken:
             builder.take(name, tuple(value) if isinstance(value, list) else value)
+            if PARAMETERS[name].kind.names_path:
+                _check_paths(builder, name)
             _report_spelling(builder, PARAMETERS[name], entries[name].value)
+
+
+def _check_paths(builder: ConfigBuilder, name: str) -> None:
+    """Report values of which no path can be made, so that no code that opens one need ask again."""
+    value = builder[name]
+    for path in value if isinstance(value, tuple) else (value,):
+        if isinstance(path, str) and (problem := path_problem(path)):
+            builder.problem(name, f"{format_value(path)} {problem}")
+            return
 
 
 def _read(entry: Entry) -> Any:
@@ -97,9 +129,10 @@ def _read(entry: Entry) -> Any:
 
 
 def _report_spelling(builder: ConfigBuilder, parameter: Parameter, raw: Any) -> None:
-    meant = parameter.spellings.get(raw.strip().casefold()) if isinstance(raw, str) and raw.strip() else None
-    if isinstance(meant, str):
-        builder.messages.append(f"`{parameter.name}: {raw}` ({builder.origins[parameter.name]}) is read as {meant}")
+    meant = parameter.spellings.get(raw.strip().casefold()) if isinstance(raw, str) else None
+    if isinstance(meant, str) and (raw.strip() or meant != "none"):
+        written = f"`{parameter.name}: {format_value(raw)}` ({builder.origins[parameter.name]})"
+        builder.messages.append(f"{written} is read as {format_value(meant)}")
 
 
 def _check_required(builder: ConfigBuilder) -> None:
@@ -125,7 +158,8 @@ def _refuse_excluded(builder: ConfigBuilder) -> None:
 def _report_without_effect(builder: ConfigBuilder, parameter: Parameter) -> None:
     """Report a value that the user set if it has no effect."""
     name = parameter.name
-    if not builder.differs(name):
+    serves = parameter.devices == NOT_IMPLEMENTED and builder.verb in ("chat", "generate")  # also with its default
+    if not builder.differs(name) and not serves:
         return
     if not _effective_verbs(builder, name) & set(parameter.verbs):
         builder.no_effect(name, f"with `erniekit {builder.verb}`; it applies to {', '.join(parameter.verbs)}")

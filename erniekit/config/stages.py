@@ -42,7 +42,6 @@ class Stage:
         metrics: the metrics of an evaluation, one of which `metric_for_best_model` names.
         learning_rate: the default of `learning_rate` where all weights are trained.
         lora_learning_rate: the default of `learning_rate` where adapters are trained.
-        lora: whether the parameters of section 2.2 apply to it.
         needs_reference: whether its losses may compare the model with a reference model.
     """
 
@@ -51,7 +50,6 @@ class Stage:
     metrics: tuple[str, ...] = TOKEN_METRICS
     learning_rate: float = 3e-5
     lora_learning_rate: float = 3e-4
-    lora: bool = True
     needs_reference: bool = False
 
     @property
@@ -68,7 +66,7 @@ class Stage:
 STAGES: Mapping[str, Stage] = {
     stage.name: stage
     for stage in (
-        Stage("PT", "text", lora=False),
+        Stage("PT", "text"),
         Stage("SFT", "dialogues"),
         Stage(
             "DPO",
@@ -81,7 +79,6 @@ STAGES: Mapping[str, Stage] = {
     )
 }
 ALL_STAGES = tuple(STAGES)
-LORA_STAGES = tuple(name for name, stage in STAGES.items() if stage.lora)
 DIALOGUE_STAGES = tuple(name for name, stage in STAGES.items() if not stage.reads_text)
 
 
@@ -95,8 +92,7 @@ def stages_by_learning_rate() -> dict[float, list[str]]:
     return _group(
         item
         for stage in STAGES.values()
-        for item in [(stage.learning_rate, stage.name)]
-        + [(stage.lora_learning_rate, f"{stage.name} with LoRA")] * stage.lora
+        for item in [(stage.learning_rate, stage.name), (stage.lora_learning_rate, f"{stage.name} with LoRA")]
     )
 
 

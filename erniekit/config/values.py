@@ -8,9 +8,10 @@ that it cannot read unchanged, and the schema then refuses it with the parameter
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 _POWER = re.compile(r"\s*(-?\d{1,6})\s*\*\*\s*(\d{1,2})\s*")
@@ -27,6 +28,7 @@ class ValueType:
         read: user-written value -> normalised JSON value, or the value itself if it cannot be read.
         schema: JSON Schema of the normalised value, without bounds and choices.
         written: JSON Schemas of the other forms that a file may contain, for editors.
+        names_path: whether its strings name files or folders, see `path_problem`.
     """
 
     title: str
@@ -34,6 +36,7 @@ class ValueType:
     read: Callable[[Any], Any]
     schema: Mapping[str, Any]
     written: tuple[Mapping[str, Any], ...] = field(default=())
+    names_path: bool = False
 
     @property
     def is_list(self) -> bool:
@@ -48,7 +51,7 @@ def read_integer(raw: Any) -> Any:
     """Read an integer: 8, "8", 8.0, "1e4" and "2 ** 15" are integers; 8.5 and true are not."""
     if isinstance(raw, str):
         power = _POWER.fullmatch(raw)
-        if power:
+        if power and raw.isascii():
             return int(power[1]) ** int(power[2])
         number = read_number(raw)
         return read_integer(number) if isinstance(number, float) else raw
@@ -62,6 +65,8 @@ def read_number(raw: Any) -> Any:
     if isinstance(raw, bool):
         return raw
     if isinstance(raw, str):
+        if not raw.isascii():  # Python also reads the digits of other scripts
+            return raw
         power = _POWER.fullmatch(raw)
         text = str(int(power[1]) ** int(power[2])) if power else raw.strip()
         try:
@@ -76,6 +81,11 @@ def read_number(raw: Any) -> Any:
     else:
         return raw
     return number if math.isfinite(number) else str(number)
+
+
+def read_boolean(raw: Any) -> Any:
+    """Read a boolean: true and false, or 1 and 0 as other suites write them; a quoted word stays a string."""
+    return bool(raw) if isinstance(raw, int) and raw in (0, 1) else raw
 
 
 def _as_it_is(raw: Any) -> Any:
@@ -119,8 +129,11 @@ _NUMBER_TEXT = {"type": "string", "pattern": r"^\s*([-+]?(\d+\.?\d*|\.\d+)([eE][
 # Excludes quoted or Python-spelled booleans and null, which are not names of folders.
 _NO_WORD = r"^(?!\s*([Tt]rue|TRUE|[Ff]alse|FALSE|[Nn]one|NONE|[Nn]ull|NULL|~)\s*$)"
 
-BOOLEAN = ValueType("boolean", "true or false", _as_it_is, {"type": "boolean"})
-INTEGER = ValueType("integer", "an integer", read_integer, {"type": "integer"}, (_INTEGER_TEXT,))
+BOOLEAN = ValueType("boolean", "true or false", read_boolean, {"type": "boolean"}, ({"enum": [0, 1]},))
+LARGEST_INTEGER = 10**12  # of anything that is counted here; more is a slip, and would overflow later
+INTEGER = ValueType(
+    "integer", "an integer", read_integer, {"type": "integer", "maximum": LARGEST_INTEGER}, (_INTEGER_TEXT,)
+)
 FLAG = ValueType(
     "integer (0 or 1)",
     "0 or 1",
@@ -128,7 +141,17 @@ FLAG = ValueType(
     {"type": "integer", "minimum": 0, "maximum": 1},
     ({"type": "boolean"},),
 )
-NUMBER = ValueType("number", "a finite number", read_number, {"type": "number"}, (_NUMBER_TEXT,))
+LARGEST_NUMBER = 1e12  # of any rate or factor; more is a slip, and would overflow in float32 products
+_NUMBER_SCHEMA = {"type": "number", "maximum": LARGEST_NUMBER}
+NUMBER = ValueType("number", "a finite number", read_number, _NUMBER_SCHEMA, (_NUMBER_TEXT,))
+
+
+def _read_epochs(raw: Any) -> Any:
+    number = read_number(raw)
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+EPOCHS = ValueType("number", "a finite number", _read_epochs, _NUMBER_SCHEMA, (_NUMBER_TEXT,))
 TEXT = ValueType("string", "a string (put numbers and dates in quotes)", _as_it_is, {"type": "string"})
 WORDS = ValueType(
     "list of words",
@@ -168,13 +191,45 @@ PATH_OR_BOOLEAN = ValueType(
     "a folder, true or false",
     _as_it_is,
     {"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 1, "pattern": _NO_WORD}]},
+    names_path=True,
 )
+PATH = replace(TEXT, names_path=True)
+PATHS = replace(TEXTS, names_path=True)
+# The names under which other builds of PaddlePaddle and its plug-ins know accelerators.
+OTHER_DEVICES = ("xpu", "npu", "iluvatar_gpu", "metax_gpu", "mlu", "gcu", "intel_hpu", "sdaa", "musa")
 DEVICE = ValueType(
     "string",
-    "`auto`, `cpu`, `gpu` or `gpu:N` with the number of a GPU",
+    f"`auto`, `cpu`, `gpu`, one of Paddle's other devices ({', '.join(OTHER_DEVICES)}), or one of several: `gpu:N`",
     lambda raw: raw.strip().lower() if isinstance(raw, str) else raw,
-    {"type": "string", "pattern": r"^(auto|cpu|gpu(:\d+)?)$"},
+    {"type": "string", "pattern": rf"^(auto|cpu|(gpu|{'|'.join(OTHER_DEVICES)})(:\d+)?)$"},
 )
+
+LONGEST_PATH, LONGEST_NAME = 4095, 255  # bytes; the limits of Linux
+
+
+def path_problem(path: str) -> str:
+    """Return why no file can have this path, which may begin with `~`; "" if one can. The disk is not looked at."""
+    try:
+        expanded = os.fsencode(os.path.expanduser(path))
+    except UnicodeEncodeError:
+        return "is not text that a file system can store"
+    home = path.partition("/")[0]
+    if home.startswith("~") and expanded == os.fsencode(path):
+        return f"begins with {home}, and there is no such user; write the whole path"
+    if b"\0" in expanded:
+        return "contains a NUL character"
+    if len(expanded) > LONGEST_PATH:
+        return f"is {len(expanded):,} bytes long, and a path has at most {LONGEST_PATH:,}"
+    if longest := max((len(name) for name in expanded.split(b"/") if len(name) > LONGEST_NAME), default=0):
+        return f"contains a name of {longest:,} bytes, and a file's name has at most {LONGEST_NAME}"
+    return ""
+
+
+def other_device(device: str) -> str:
+    """Return the kind of a device that is neither a CPU nor a GPU ("npu" of "npu:1"), or ""."""
+    kind = device.partition(":")[0]
+    return kind if kind in OTHER_DEVICES else ""
+
 
 BY_ANNOTATION: Mapping[str, ValueType] = {"bool": BOOLEAN, "int": INTEGER, "float": NUMBER, "str": TEXT}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,21 @@ class Turn:
 
     Attributes:
         fields: what the template sees in addition to the role, for a turn that calls tools or holds a tool's result.
+        thoughts: what the assistant thinks before it answers, for templates that take `reasoning_content`.
     """
 
     role: str
     content: str
     trained: bool = False
     fields: Mapping[str, Any] | None = None
+    thoughts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns that alternate user, assistant, user, ... and the system text ("" if there is none).
+    """Turns of user and assistant, and the system text ("" if there is none). It begins with the user.
 
+    A user may have several turns before the assistant's; no other role has two turns one after the other, except tools.
     An assistant turn that calls tools is followed by their results, and those by another assistant turn.
 
     Attributes:
@@ -50,6 +53,17 @@ class Conversation:
     @property
     def uses_tools(self) -> bool:
         return bool(self.tools) or any(turn.fields is not None for turn in self.turns)
+
+    def untrained(self) -> Conversation:
+        """Return the conversation with turns that are only read."""
+        return replace(self, turns=tuple(replace(turn, trained=False) for turn in self.turns))
+
+    def split_answers(self) -> list[Conversation]:
+        """Return a conversation for each trained answer, which ends with it and in which only it is trained."""
+        history = self.untrained().turns
+        return [
+            replace(self, turns=(*history[:number], turn)) for number, turn in enumerate(self.turns) if turn.trained
+        ]
 
     def drop_oldest_rounds(self, rounds: int) -> Conversation:
         """Return the conversation without its first `rounds` questions and everything that follows each."""
@@ -88,13 +102,15 @@ class Source:
     """One data file of the mixture.
 
     Attributes:
-        kind: one of formats.chat.KINDS.
+        kind: one of formats.registry.KINDS.
         probability: relative to the other sources; 0 leaves the source out.
+        type_parameter: the parameter that names the format, for messages.
     """
 
     path: Path
     kind: str
     probability: float = 1.0
+    type_parameter: str = "train_dataset_type"
 
 
 def check_probabilities(values: Sequence[str | float]) -> list[float]:

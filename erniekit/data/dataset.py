@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from erniekit.data.conversation import Source, check_probabilities
-from erniekit.data.formats.preference import PREFERENCE_KINDS
-from erniekit.data.formats.problems import ProblemList, RecordProblem, UnusedField, UnusedFields, describe_unused
+from erniekit.data.formats.files import file_problem
+from erniekit.data.formats.problems import ProblemList, RecordProblem, SkippedRecords, SourceProblems
+from erniekit.data.formats.registry import FORMATS, PAIR_KINDS
 from erniekit.data.formats.table import hub_files, is_hub_dataset
+from erniekit.data.formats.unused_fields import UnusedField, UnusedFields, describe_unused
 from erniekit.data.packed import DataFingerprint, PackedIndex, open_packed
 from erniekit.data.templates.ernie import IGNORE_INDEX, Sample, Template
 from erniekit.data.token_cache import FORMAT_VERSION, MANIFEST, Metadata, TokenArrays, TokenWriter, open_or_build
@@ -35,11 +37,18 @@ class SourceReport:
         long_prompts: dropped records whose prompt exceeds max_prompt_len even without its older turns.
         truncated: dialogues, or prompts of pairs, that lost their oldest turns to fit.
         split: plain texts cut into several samples to fit.
+        split_dialogues: dialogues of which each trained answer is a sample; dropped_answers: such samples left out
+            because they exceed max_seq_len, of dialogues of which others are kept.
+        plain_control: records whose texts contain something that the tokenizer would read as a control token; it is
+            encoded as ordinary text.
         samples: number of training samples.
         tokens, targets: number of positions, and of positions with a label.
         lengths: 50th percentile, 95th percentile and maximum of the sample lengths, in tokens.
         probability: the source's share of the mixture.
         unused_fields: fields of the records that their format does not have.
+        skipped: records left out because they are malformed (`on_bad_record: skip`) or train nothing.
+        first_skipped: line and problem of the first of them.
+        skipped_file: the text file that lists all of them; "" if there are none.
     """
 
     path: str
@@ -55,10 +64,16 @@ class SourceReport:
     targets: int
     lengths: tuple[int, int, int]
     unused_fields: tuple[UnusedField, ...]
+    split_dialogues: int = 0  # these are absent from folders that an older version packed
+    dropped_answers: int = 0
+    plain_control: int = 0
+    skipped: int = 0
+    first_skipped: tuple[tuple[int, str], ...] = ()
+    skipped_file: str = ""
 
     @property
     def kept(self) -> int:
-        return self.read - self.dropped
+        return self.read - self.dropped - self.skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +114,37 @@ def _describe(source: SourceReport) -> str:
             (source.long_prompts, "dropped (their last question is longer than max_prompt_len)"),
             (source.truncated, "shortened by dropping their oldest turns"),
             (source.split, "split into several samples"),
+            (source.split_dialogues, "split into a sample for each answer"),
+            (source.dropped_answers, "of their answers dropped (longer than max_seq_len)"),
+            (source.plain_control, "with control tokens in their texts, read as ordinary text"),
+            (source.skipped, "skipped"),
         )
         if count
     ]
     middle, high, longest = source.lengths
     share = f", share {source.probability:.3g}" if source.probability != 1 else ""
-    samples = "pairs" if source.kind in PREFERENCE_KINDS else "samples"
+    samples = "pairs" if source.kind in PAIR_KINDS else "samples"
     lines = [
         f"{source.path} ({source.kind}{share}): {source.read:,} records, {source.kept:,} kept"
         f"{''.join(f', {change}' for change in changes)}",
         f"{source.samples:,} {samples}, {source.tokens:,} tokens of which {source.targets:,} are targets "
         f"({source.targets / max(1, source.tokens):.0%}); length p50 {middle:,}, p95 {high:,}, longest {longest:,}",
-        *describe_unused(source.kind, source.unused_fields),
+        *_describe_skipped(source),
+        *(describe_unused(FORMATS[source.kind], source.unused_fields) if source.kind in FORMATS else ()),
     ]
     return "\n  ".join(lines)
 
 
+def _describe_skipped(source: SourceReport) -> list[str]:
+    lines = [f"skipped {source.path}:{line}: {problem}" for line, problem in source.first_skipped]
+    if source.skipped > len(lines):
+        lines.append(f"... and {source.skipped - len(lines):,} more")
+    return [*lines, f"all skipped records: {source.skipped_file}"] if source.skipped_file else lines
+
+
 # Increase when the same records of a kind give other samples: then runs are not resumed and caches not used.
-SAMPLES_VERSIONS = {"messages": 2}  # 1 for all others
+SAMPLES_VERSIONS = {"messages": 4, "alpaca": 2, "messages preferences": 2, "alpaca preferences": 2}  # 1 for all others
+SKIPPED_FILE = "skipped.txt"
 
 
 class Dataset:
@@ -193,6 +221,8 @@ class Dataset:
                     probability=source.probability / total,
                     **tokens.metadata["counts"],
                     unused_fields=tuple(UnusedField(*field) for field in tokens.metadata["unused_fields"]),
+                    first_skipped=tuple((line, problem) for line, problem in tokens.metadata.get("skipped", ())),
+                    skipped_file=tokens.metadata.get("skipped_file", ""),
                     samples=len(tokens.lines),
                     tokens=int(tokens.offsets[-1]),
                     lengths=length_percentiles(np.diff(tokens.offsets)),
@@ -218,6 +248,8 @@ def open_dataset(
     cache_dir: str | Path,
     max_prompt_len: int | None = None,
     needs_scores: bool = False,
+    split_multi_turn: bool | None = None,
+    on_bad_record: str = "stop",
 ) -> Dataset:
     """Open the tokenised samples of all sources; tokenise what is not in the cache, one block at a time.
 
@@ -230,13 +262,18 @@ def open_dataset(
             the template, max_seq_len and over_length, and for pairs max_prompt_len.
         max_prompt_len: the longest prompt of a pair; a longer one loses its oldest turns. None: no limit.
         needs_scores: every pair must have scores, and the chosen answer the higher one.
+        split_multi_turn: see templates.samples.render_samples.
+        on_bad_record: what a malformed record does: "stop" the run, or "skip" the record. Records that train nothing
+            (an empty answer, a pair of equal answers) are always skipped.
 
     Raises:
             DataError: a record of any source is malformed (the first 20 are shown, all are counted), probabilities
             cannot be used, no sample is left to train on, or the cache folder cannot be written.
     """
     check_probabilities([source.probability for source in sources])
-    settings = TokenizationSettings(tokenizer, template, max_seq_len, over_length, max_prompt_len, needs_scores)
+    settings = TokenizationSettings(
+        tokenizer, template, max_seq_len, over_length, max_prompt_len, needs_scores, split_multi_turn, on_bad_record
+    )
     problems = ProblemList()
     arrays = []
     fingerprint = hashlib.blake2b(digest_size=8)
@@ -244,23 +281,33 @@ def open_dataset(
         if source.probability == 0:
             arrays.append(_no_samples())
             continue
+        unreadable = None if is_hub_dataset(source.path) else file_problem(source.path)
+        if unreadable is not None:
+            problems.add(unreadable)
+            continue
         try:
             key = _cache_key(source, settings)
         except OSError as error:
-            reason = "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error))
-            problems.add(RecordProblem(str(source.path), 0, "file", "a readable file", reason))
+            problems.add(RecordProblem(str(source.path), 0, "file", "a readable file", error.strerror or str(error)))
             continue
         fingerprint.update(repr((key, source.probability)).encode())
+        # Whatever the policy, the sound records give the same samples; but a folder must not hide from "stop" what
+        # "skip" left out.
+        folder = Path(cache_dir) / f"{key}-{FORMAT_VERSION}{'-skip' if settings.skips_bad_records else ''}"
         try:
-            arrays.append(
-                open_or_build(Path(cache_dir) / f"{key}-{FORMAT_VERSION}", _builder(source, settings, problems))
-            )
+            tokens = open_or_build(folder, _builder(source, settings, problems))
         except _SourceSkippedError:
             continue
+        if tokens.metadata.get("skipped"):
+            tokens.metadata["skipped_file"] = str(folder / SKIPPED_FILE)
+        arrays.append(tokens)
     problems.raise_if_any()
-    pairs = any(source.kind in PREFERENCE_KINDS for source in sources)
+    pairs = any(source.kind in PAIR_KINDS for source in sources)
     dataset = Dataset(sources, arrays, pad_id=tokenizer.pad_id, fingerprint=fingerprint.hexdigest(), pairs=pairs)
     for report in dataset.report.sources:
+        if report.probability and not report.samples and report.skipped == report.read:
+            none = f"{report.path}: none of its {report.read:,} records trains anything"
+            raise DataError("\n".join([*_describe_skipped(report), none]))
         if report.probability and not report.samples:
             prompts_too_long = report.long_prompts == report.dropped
             limit = f"max_prompt_len {max_prompt_len:,}" if prompts_too_long else f"max_seq_len {max_seq_len:,}"
@@ -308,14 +355,20 @@ def _builder(
 ) -> Callable[[TokenWriter], Metadata]:
     def build(writer: TokenWriter) -> Metadata:
         problems_before = problems.total
-        counts, unused, targets = RecordCounts(), UnusedFields(source.kind), 0
-        for samples, lines in tokenise(source, settings, counts, unused, problems):
-            if problems.total == problems_before:  # after a problem, only look for further problems
-                writer.append(samples, lines)
-                targets += sum(int(np.count_nonzero(sample.labels != IGNORE_INDEX)) for sample in samples)
+        counts, unused, targets = RecordCounts(), UnusedFields(FORMATS[source.kind]), 0
+        skipped = SkippedRecords(writer.folder / SKIPPED_FILE)
+        own_problems = SourceProblems(problems, skipped, settings.skips_bad_records)
+        try:
+            for samples, lines in tokenise(source, settings, counts, unused, own_problems):
+                if problems.total == problems_before:  # after a problem, only look for further problems
+                    writer.append(samples, lines)
+                    targets += sum(int(np.count_nonzero(sample.labels != IGNORE_INDEX)) for sample in samples)
+        finally:
+            skipped.close()
         if problems.total > problems_before:
             raise _SourceSkippedError
-        return _build_metadata(counts, targets, unused.found())
+        counts.skipped = skipped.count
+        return {**_build_metadata(counts, targets, unused.found()), "skipped": skipped.first}
 
     return build
 

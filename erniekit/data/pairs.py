@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from erniekit.data.conversation import ASSISTANT, Conversation, Preference
-from erniekit.data.formats.problems import MalformedError
+from erniekit.data.conversation import ASSISTANT, Conversation, Preference, Turn
+from erniekit.data.formats.problems import NothingToTrainError
 from erniekit.data.templates.ernie import (
     IGNORE_INDEX,
     PairOffsets,
@@ -51,20 +51,49 @@ class RenderedPair(NamedTuple):
         return [*self.prompt, *self.chosen, *self.rejected]
 
 
+def render_pairs(template: Template, preferences: Sequence[Preference]) -> list[RenderedPair | TemplateRefusedError]:
+    """Render pairs as their two dialogues, or return why the template refuses one of them."""
+    dialogues = [
+        Conversation(each.prompt.turns + answer, each.prompt.system)
+        for each in preferences
+        for answer in (each.chosen, each.rejected)
+    ]
+    rendered = template.render_many(dialogues)
+    return [_join_dialogues(each, *rendered[2 * number : 2 * number + 2]) for number, each in enumerate(preferences)]
+
+
 def render_pair(template: Template, preference: Preference) -> RenderedPair:
     """Render a pair as its two dialogues.
 
     Raises:
         TemplateRefusedError: the template rejects one of them, or renders the common prompt in two ways.
     """
-    shared = 1 + 2 * sum(turn.role == ASSISTANT for turn in preference.prompt.turns)
-    chosen, rejected = (
-        template.render(Conversation(preference.prompt.turns + answer, preference.prompt.system))
-        for answer in (preference.chosen, preference.rejected)
-    )
-    if chosen[:shared] != rejected[:shared]:  # for example, because it contains the time
-        raise TemplateRefusedError("chat_template: it renders the same prompt in two ways, one before each answer")
-    return RenderedPair(chosen[:shared], chosen[shared:], rejected[shared:])
+    (rendered,) = render_pairs(template, [preference])
+    if isinstance(rendered, TemplateRefusedError):
+        raise rendered
+    return rendered
+
+
+def _join_dialogues(
+    preference: Preference,
+    chosen: list[Segment] | TemplateRefusedError,
+    rejected: list[Segment] | TemplateRefusedError,
+) -> RenderedPair | TemplateRefusedError:
+    if isinstance(chosen, TemplateRefusedError):
+        return chosen
+    if isinstance(rejected, TemplateRefusedError):
+        return rejected
+    prompt, first = _split_prompt(chosen, preference.chosen)
+    other_prompt, second = _split_prompt(rejected, preference.rejected)
+    if prompt != other_prompt:  # for example, because it contains the time, or thoughts of one answer's first turn
+        return TemplateRefusedError("chat_template: it renders the same prompt in two ways, one before each answer")
+    return RenderedPair(prompt, first, second)
+
+
+def _split_prompt(segments: list[Segment], answer: tuple[Turn, ...]) -> tuple[list[Segment], list[Segment]]:
+    """Split off what an answer adds: its assistant's turns, and the segments between them."""
+    added = 2 * sum(turn.role == ASSISTANT for turn in answer) - 1
+    return segments[:-added], segments[-added:]
 
 
 def assemble_pair(
@@ -73,7 +102,7 @@ def assemble_pair(
     """Build the sample of a rendered pair from its encoded segments; return it and the number of prompt tokens.
 
     Raises:
-        MalformedError: the tokenizer drops a prompt or answer completely, or gives both answers the same tokens.
+        NothingToTrainError: the tokenizer drops a prompt or answer completely, or gives both answers the same tokens.
     """
     first, second = len(rendered.prompt), len(rendered.prompt) + len(rendered.chosen)
     prompt = [token for ids in encoded[:first] for token in ids]
@@ -81,9 +110,9 @@ def assemble_pair(
     rejected = _answer(rendered.rejected, encoded[second:], template)
     for name, tokens in (("prompt", prompt), ("chosen", chosen.tokens), ("rejected", rejected.tokens)):
         if not tokens:
-            raise MalformedError(name, "text that leaves a token", "none: the tokenizer drops every character")
+            raise NothingToTrainError(name, "text that leaves a token", "none: the tokenizer drops every character")
     if chosen.tokens == rejected.tokens:
-        raise MalformedError("rejected", "another answer than chosen", "the same tokens")
+        raise NothingToTrainError("rejected", "another answer than chosen", "the same tokens")
     return join_pair(prompt, chosen, rejected, score_difference), len(prompt)
 
 

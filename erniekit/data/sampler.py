@@ -124,8 +124,9 @@ class StepPlan:
     def steps_in_epoch(self, epoch: int) -> int:
         return self._first_step(epoch + 1) - self._first_step(epoch)
 
-    def total_steps(self, max_steps: int, num_train_epochs: int) -> int:
-        """Return `max_steps` where it is positive, else the number of steps of the epochs.
+    def total_steps(self, max_steps: int, num_train_epochs: float) -> int:
+        """Return `max_steps` where it is positive, else the number of steps of the epochs; the last one may be a part,
+        whose steps are rounded up as in transformers.
 
         Raises:
             ConfigurationError: more than MAX_COUNTED_EPOCHS epochs would have to be packed to be counted.
@@ -138,7 +139,10 @@ class StepPlan:
                 "curriculum) every epoch has to be packed "
                 f"to know its steps, which is done for at most {MAX_COUNTED_EPOCHS:,}\n  Set max_steps instead."
             )
-        return self._first_step(num_train_epochs)
+        whole = int(num_train_epochs)
+        steps = self._first_step(whole)
+        part = num_train_epochs - whole
+        return steps + (math.ceil(part * self.steps_in_epoch(whole)) if part else 0)
 
     def epoch_of(self, step: int) -> float:
         """Return how many epochs are done when `step` begins: 1.5 is the middle of the second epoch."""
@@ -175,7 +179,7 @@ class StepPlan:
         too_long = 0 if self._longest is None else int(np.count_nonzero(lengths > self._longest))
         return int(np.count_nonzero(lengths < self._shortest)), too_long
 
-    def describe(self, max_steps: int = -1, num_train_epochs: int = 1) -> str:
+    def describe(self, max_steps: int = -1, num_train_epochs: float = 1) -> str:
         """Describe the packing of the first epoch and the exact number of steps, for the lines before step 1."""
         packs = self.packs(0)
         lengths = self.dataset.lengths[packs.members]

@@ -14,7 +14,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,6 +36,35 @@ _RENAME_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
+class MappedFile:
+    """A file that this process has mapped into its memory, and its size then. Looking at it takes a microsecond."""
+
+    path: Path
+    inode: int
+    size: int
+
+    @classmethod
+    def of(cls, path: Path) -> MappedFile:
+        try:
+            found = path.stat()
+        except FileNotFoundError:  # removed meanwhile; what is mapped stays readable
+            return cls(path, 0, 0)
+        return cls(path, found.st_ino, found.st_size)
+
+    def refuse_truncated(self) -> None:
+        """Raise DataError if the file has become shorter. One that was removed or replaced stays readable as it was."""
+        try:
+            now = os.stat(self.path)
+        except OSError:
+            return
+        if now.st_ino == self.inode and now.st_size < self.size:
+            raise DataError(
+                f"{self.path}: something has truncated this file of the token cache from {self.size:,} to "
+                f"{now.st_size:,} bytes while it was in use. Start again: the cache is then built anew"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class TokenArrays:
     """Concatenated samples, read from disk on demand.
 
@@ -45,6 +74,7 @@ class TokenArrays:
         lines: int32[samples], the line of the file on which the record of a sample begins.
         metadata: JSON values that the builder recorded about the file.
         chosen, rejected, score_differences: the PairOffsets of every pair; empty for documents.
+        files: the mapped files, for a look at whether they are whole; empty for arrays that are in memory.
     """
 
     input_ids: np.ndarray
@@ -55,9 +85,16 @@ class TokenArrays:
     chosen: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     rejected: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     score_differences: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    files: tuple[MappedFile, ...] = ()
 
     def sample(self, index: int) -> Sample:
-        """Return the tokens and labels of a sample: views of the mapped files, not copies."""
+        """Return the tokens and labels of a sample: views of the mapped files, not copies.
+
+        Raises:
+            DataError: a file was truncated, and the system would end a process that reads behind its end.
+        """
+        for file in self.files:
+            file.refuse_truncated()
         start, end = int(self.offsets[index]), int(self.offsets[index + 1])
         pair = None
         if len(self.chosen):
@@ -66,10 +103,10 @@ class TokenArrays:
 
 
 class TokenWriter:
-    """Append samples to the arrays of a folder, keeping none in memory."""
+    """Append samples to the arrays of a folder, keeping none in memory. The folder may get further files."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._files: dict[str, BinaryIO] = {name: open(folder / f"{name}.bin", "wb") for name in ARRAYS}  # noqa: SIM115
         self._checksums = dict.fromkeys(ARRAYS, 0)
         self._end = 0
@@ -100,7 +137,7 @@ class TokenWriter:
             sizes[name] = file.tell()
         self.close()
         manifest = {"version": FORMAT_VERSION, "facts": metadata, "bytes": sizes, "crc32": self._checksums}
-        with open(self._folder / MANIFEST, "w", encoding="utf-8") as text:
+        with open(self.folder / MANIFEST, "w", encoding="utf-8") as text:
             json.dump(manifest, text, indent=1)
             text.flush()
             os.fsync(text.fileno())
@@ -144,6 +181,7 @@ def open_or_build(folder: Path, build: Callable[[TokenWriter], Metadata]) -> Tok
         if arrays is None:
             raise DataError(f"{temp_dir}: the token cache does not read back as it was written; is the disk sound?")
         _rename_into_place(temp_dir, folder)
+        arrays = replace(arrays, files=_mapped_files(folder))
     except OSError as error:
         raise _unwritable(folder, error) from None
     finally:
@@ -184,9 +222,13 @@ def _open_valid(folder: Path) -> TokenArrays | None:
             if path.stat().st_size != manifest["bytes"][name] or _checksum(path) != manifest["crc32"][name]:
                 return None
             arrays[name] = _memory_map(path, dtype) if manifest["bytes"][name] else np.empty(0, dtype)
-        return TokenArrays(**arrays, metadata=dict(manifest["facts"]))
+        return TokenArrays(**arrays, metadata=dict(manifest["facts"]), files=_mapped_files(folder))
     except (OSError, ValueError, KeyError, TypeError):
         return None  # rebuild it, whatever is wrong
+
+
+def _mapped_files(folder: Path) -> tuple[MappedFile, ...]:
+    return tuple(MappedFile.of(folder / f"{name}.bin") for name in ("input_ids", "labels", "offsets"))
 
 
 def _memory_map(path: Path, dtype: str) -> np.ndarray:

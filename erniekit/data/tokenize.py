@@ -8,10 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from erniekit.data.conversation import Conversation, PlainText, Preference, Source
-from erniekit.data.formats.chat import Record, read_records
-from erniekit.data.formats.preference import PREFERENCE_KINDS
-from erniekit.data.formats.problems import MalformedError, ProblemList, RecordProblem, UnusedFields
-from erniekit.data.pairs import assemble_pair, render_pair
+from erniekit.data.formats.format import Record
+from erniekit.data.formats.problems import (
+    Effect,
+    MalformedError,
+    RecordProblem,
+    SourceProblems,
+)
+from erniekit.data.formats.registry import FORMATS, PAIR_KINDS, read_records, recognise
+from erniekit.data.formats.unused_fields import UnusedFields
+from erniekit.data.overlong import character_limit, count_characters, last_rounds
+from erniekit.data.pairs import assemble_pair, render_pair, render_pairs
 from erniekit.data.templates.ernie import (
     Sample,
     Template,
@@ -20,10 +27,13 @@ from erniekit.data.templates.ernie import (
     encode_plain_text,
     encode_sample,
 )
+from erniekit.data.templates.samples import render_samples
+from erniekit.data.tokenizers.breaks import BREAK
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError
 
 OVER_LENGTH_POLICIES = ("drop", "truncate_turns", "error")
+BAD_RECORD_POLICIES = ("stop", "skip")
 BLOCK_RECORDS = 1000
 BLOCK_CHARACTERS = 2_000_000  # while a block is encoded, each of its tokens takes about a hundred bytes
 MIN_SCORE_DIFFERENCE = 1e-30  # a smaller difference is 0 in float32, and its logarithm infinite
@@ -41,16 +51,28 @@ class TokenizationSettings:
     over_length: str
     max_prompt_len: int | None = None
     needs_scores: bool = False
+    split_multi_turn: bool | None = None
+    on_bad_record: str = "stop"
 
     def __post_init__(self) -> None:
         if self.over_length not in OVER_LENGTH_POLICIES:
             raise DataError(f"over_length {self.over_length!r}: expected one of {', '.join(OVER_LENGTH_POLICIES)}")
+        if self.on_bad_record not in BAD_RECORD_POLICIES:
+            raise DataError(f"on_bad_record {self.on_bad_record!r}: expected one of {', '.join(BAD_RECORD_POLICIES)}")
+
+    @property
+    def skips_bad_records(self) -> bool:
+        """Whether malformed records are left out; otherwise they stop the run."""
+        return self.on_bad_record == "skip"
 
     def key(self, kind: str) -> tuple:
-        """Return everything here that determines the samples of a source of this kind."""
+        """Return everything here that determines the samples of the sound records of a source of this kind."""
         template = self.template.fingerprint if self.template else None
-        pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PREFERENCE_KINDS else ()
-        return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *pair_settings
+        pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PAIR_KINDS else ()
+        prefix = self.tokenizer.document_prefix if kind == "text" else ()
+        split = () if self.split_multi_turn is None else (f"split_multi_turn {self.split_multi_turn}",)
+        settings = (self.max_seq_len, self.over_length, *pair_settings, *prefix, *split)
+        return self.tokenizer.fingerprint, template, *settings
 
 
 @dataclass(slots=True)
@@ -62,6 +84,10 @@ class RecordCounts:
     long_prompts: int = 0
     truncated: int = 0
     split: int = 0
+    split_dialogues: int = 0
+    dropped_answers: int = 0
+    plain_control: int = 0
+    skipped: int = 0
 
 
 def tokenise(
@@ -69,50 +95,57 @@ def tokenise(
     settings: TokenizationSettings,
     counts: RecordCounts,
     unused: UnusedFields,
-    problems: ProblemList,
+    problems: SourceProblems,
     *,
     block_records: int = BLOCK_RECORDS,
 ) -> Iterator[tuple[list[Sample], list[int]]]:
     """Yield the samples of a source and the lines of their records, a block of records at a time, in file order.
 
-    Malformed records are added to `problems` and yield no sample.
+    Malformed records are added to `problems` and yield no sample. A file of another format than the source says is one
+    problem, and is not read further.
     """
-    for block in _blocks(source, settings.tokenizer, counts, unused, problems, block_records):
+    found = recognise(source.path, source.kind)
+    if found != source.kind:
+        problem = found if isinstance(found, RecordProblem) else _wrong_format(source, found)
+        if not problems.skips(problem):
+            problems.add(problem)
+            return
+    for block in _blocks(source, counts, unused, problems, block_records):
         samples: list[Sample] = []
         lines: list[int] = []
         encode = _ENCODERS.get(source.kind, _encode_conversations)
-        for line, sample in encode(block, source, settings, counts, problems):
+        promising = _without_hopeless(block, source, settings, counts, problems)
+        for line, sample in encode(promising, source, settings, counts, problems):
             samples.append(sample)
             lines.append(line)
         yield samples, lines
 
 
+def _wrong_format(source: Source, found: str) -> RecordProblem:
+    """Return the problem of a file whose records look like those of another format."""
+    form = FORMATS[found]
+    got = f"what looks like {form.title}: write {source.type_parameter}: {form.name}"
+    return RecordProblem(str(source.path), 0, "format", FORMATS[source.kind].name, got)
+
+
 def _blocks(
     source: Source,
-    tokenizer: Tokenizer,
     counts: RecordCounts,
     unused: UnusedFields,
-    problems: ProblemList,
+    problems: SourceProblems,
     block_records: int,
 ) -> Iterator[list[NumberedRecord]]:
-    """Yield records without control tokens in their texts, in blocks limited by number and by characters."""
+    """Yield records in blocks limited by number and by characters."""
     block: list[NumberedRecord] = []
     characters = 0
     for item in read_records(source.path, source.kind, unused):
         if isinstance(item, RecordProblem):
             problems.add(item)
+            counts.read += item.line > 0
             continue
         counts.read += 1
-        line, record = item
-        named_texts = _texts(record)
-        control_tokens = [(name, token) for name, text in named_texts if (token := tokenizer.find_control_token(text))]
-        for name, token in control_tokens:
-            expected = "text without the tokenizer's control tokens (they would forge the dialogue's structure)"
-            problems.add(RecordProblem(str(source.path), line, name, expected, token))
-        if control_tokens:
-            continue
         block.append(item)
-        characters += sum(len(text) for _, text in named_texts)
+        characters += _characters(item[1])
         if len(block) == block_records or characters >= BLOCK_CHARACTERS:
             yield block
             block, characters = [], 0
@@ -120,17 +153,44 @@ def _blocks(
         yield block
 
 
-def _texts(record: Record) -> list[tuple[str, str]]:
+def _without_hopeless(
+    block: list[NumberedRecord],
+    source: Source,
+    settings: TokenizationSettings,
+    counts: RecordCounts,
+    problems: SourceProblems,
+) -> list[NumberedRecord]:
+    """Return the records without dialogues and pairs that have too many characters to fit, which are not encoded.
+
+    Under "truncate_turns" they lose their oldest rounds first; if something is left, truncation by tokens, which counts
+    it, follows.
+    """
+    limit = character_limit(settings.max_seq_len)
+    promising = []
+    for line, record in block:
+        kept: Record | None = record
+        if not isinstance(record, PlainText) and (characters := count_characters(record)) > limit:
+            kept = last_rounds(record, limit) if settings.over_length == "truncate_turns" else None
+            if settings.over_length == "error":
+                expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len)"
+                got = f"{characters:,} characters"
+                problems.add(RecordProblem(str(source.path), line, "length", expected, got, Effect.STOP))
+            else:
+                counts.dropped += kept is None
+        if kept is not None:
+            promising.append((line, kept))
+    return promising
+
+
+def _characters(record: Record) -> int:
+    """Return the number of characters of a record's texts."""
     if isinstance(record, PlainText):
-        return [("text", record.text)]
+        return len(record.text)
     if isinstance(record, Preference):
-        answers = (("chosen", record.chosen), ("rejected", record.rejected))
-        return _texts(record.prompt) + [(name, turn.content) for name, turns in answers for turn in turns]
-    turns = [(f"{turn.role} turn {1 + number // 2}", turn.content) for number, turn in enumerate(record.turns)]
-    if record.uses_tools:
-        turns.append(("tools", json.dumps(record.tools, ensure_ascii=False)))
-        turns += [("tool_calls", json.dumps(turn.fields, ensure_ascii=False)) for turn in record.turns if turn.fields]
-    return [("system", record.system), *turns]
+        return _characters(record.prompt) + sum(len(turn.content) for turn in (*record.chosen, *record.rejected))
+    texts = sum(len(turn.content) + len(turn.thoughts) for turn in record.turns)
+    calls = sum(len(json.dumps(turn.fields, ensure_ascii=False)) for turn in record.turns if turn.fields)
+    return len(record.system) + texts + calls + (len(json.dumps(record.tools)) if record.tools else 0)
 
 
 def _encode_texts(
@@ -138,15 +198,18 @@ def _encode_texts(
     source: Source,
     settings: TokenizationSettings,
     counts: RecordCounts,
-    problems: ProblemList,
+    problems: SourceProblems,
 ) -> Iterator[tuple[int, Sample]]:
     """Encode plain texts. Every token is a target: labels are shifted before a long text is cut."""
-    encoded = settings.tokenizer.encode_batch([record.text for _, record in block if isinstance(record, PlainText)])
+    texts = [settings.tokenizer.answer_text(record.text) for _, record in block if isinstance(record, PlainText)]
+    counts.plain_control += sum(BREAK in text for text in texts)
+    encoded = settings.tokenizer.encode_batch(texts)
     for (line, _), ids in zip(block, encoded, strict=True):
-        full_sample = encode_plain_text(ids, settings.tokenizer.eos_id)
-        length = len(full_sample.input_ids)
-        if not length:
+        if not ids:
             problems.add(_no_tokens_problem(source, line, "text", "text that leaves a token"))
+            continue
+        full_sample = encode_plain_text(ids, settings.tokenizer.eos_id, settings.tokenizer.document_prefix)
+        length = len(full_sample.input_ids)
         counts.split += length > settings.max_seq_len
         for start in range(0, length, settings.max_seq_len):
             part = slice(start, start + settings.max_seq_len)
@@ -158,32 +221,43 @@ def _encode_conversations(
     source: Source,
     settings: TokenizationSettings,
     counts: RecordCounts,
-    problems: ProblemList,
+    problems: SourceProblems,
 ) -> Iterator[tuple[int, Sample]]:
     assert settings.template is not None
+    conversations = [record for _, record in block if isinstance(record, Conversation)]
     rendered = []
-    for line, record in block:
-        assert isinstance(record, Conversation)
-        try:
-            rendered.append((line, record, settings.template.render(record)))
-        except TemplateRefusedError as error:
-            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(error)))
-    encoded = iter(settings.tokenizer.encode_batch([part.text for _, _, segments in rendered for part in segments]))
-    for line, conversation, segments in rendered:
-        sample = assemble(segments, [next(encoded) for _ in segments], settings.template)
-        if not len(sample.input_ids):
-            problems.add(_no_tokens_problem(source, line, "record", "a trained answer that leaves a token to predict"))
-        elif len(sample.input_ids) <= settings.max_seq_len:
-            yield line, sample
-        elif settings.over_length == "error":
-            expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len)"
-            problems.add(RecordProblem(str(source.path), line, "length", expected, f"{len(sample.input_ids):,}"))
+    results = render_samples(settings.template, conversations, settings.split_multi_turn)
+    for (line, _), result in zip(block, results, strict=True):
+        if isinstance(result, TemplateRefusedError):
+            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(result)))
         else:
-            shorter = _truncate_turns(conversation, settings) if settings.over_length == "truncate_turns" else None
-            counts.truncated += shorter is not None
-            counts.dropped += shorter is None
-            if shorter is not None:
-                yield line, shorter
+            rendered.append((line, result))
+    segments = [part for _, parts in rendered for rendered_sample in parts for part in rendered_sample.segments]
+    encoded = iter(settings.tokenizer.encode_batch([part.text for part in segments]))
+    for line, parts in rendered:
+        counts.split_dialogues += len(parts) > 1
+        counts.plain_control += any(BREAK in segment.text for _, segments in parts for segment in segments)
+        dropped = truncated = 0
+        for conversation, segments in parts:
+            sample = assemble(segments, [next(encoded) for _ in segments], settings.template)
+            if not len(sample.input_ids):
+                expected = "a trained answer that leaves a token to predict"
+                problems.add(_no_tokens_problem(source, line, "record", expected))
+            elif len(sample.input_ids) <= settings.max_seq_len:
+                yield line, sample
+            elif settings.over_length == "error":
+                expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len)"
+                got = f"{len(sample.input_ids):,}"
+                problems.add(RecordProblem(str(source.path), line, "length", expected, got, Effect.STOP))
+            else:
+                shorter = _truncate_turns(conversation, settings) if settings.over_length == "truncate_turns" else None
+                truncated += shorter is not None
+                dropped += shorter is None
+                if shorter is not None:
+                    yield line, shorter
+        counts.truncated += truncated > 0
+        counts.dropped += dropped == len(parts)
+        counts.dropped_answers += dropped if dropped < len(parts) else 0
 
 
 def _encode_preferences(
@@ -191,10 +265,10 @@ def _encode_preferences(
     source: Source,
     settings: TokenizationSettings,
     counts: RecordCounts,
-    problems: ProblemList,
+    problems: SourceProblems,
 ) -> Iterator[tuple[int, Sample]]:
     assert settings.template is not None
-    rendered = []
+    usable = []
     for line, record in block:
         assert isinstance(record, Preference)
         if settings.needs_scores and (record.score_difference or 0) < MIN_SCORE_DIFFERENCE:
@@ -202,17 +276,22 @@ def _encode_preferences(
             got = "none" if record.score_difference is None else f"a difference of {record.score_difference:g}"
             problems.add(RecordProblem(str(source.path), line, "score_chosen", expected, got))
             continue
-        try:
-            rendered.append((line, record, render_pair(settings.template, record)))
-        except TemplateRefusedError as error:
-            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(error)))
+        usable.append((line, record))
+    rendered = []
+    results = render_pairs(settings.template, [record for _, record in usable])
+    for (line, record), result in zip(usable, results, strict=True):
+        if isinstance(result, TemplateRefusedError):
+            problems.add(RecordProblem(str(source.path), line, "record", "a dialogue the template takes", str(result)))
+        else:
+            rendered.append((line, record, result))
+            counts.plain_control += any(BREAK in segment.text for segment in result.segments)
     encoded = iter(settings.tokenizer.encode_batch([part.text for _, _, pair in rendered for part in pair.segments]))
     for line, record, pair in rendered:
         ids = [next(encoded) for _ in pair.segments]
         try:
             full_sample, prompt = assemble_pair(pair, ids, settings.template, record.score_difference)
         except MalformedError as error:
-            problems.add(RecordProblem(str(source.path), line, error.field, error.expected, error.got))
+            problems.add(RecordProblem(str(source.path), line, error.field, error.expected, error.got, error.effect))
             continue
         sample, prompt = _truncate_prompt(record, full_sample, prompt, settings)
         if _fits(sample, prompt, settings):
@@ -244,7 +323,7 @@ def _truncate_prompt(
     """
     assert settings.template is not None
     template, tokenizer = settings.template, settings.tokenizer
-    max_dropped = len(record.prompt.turns) // 2
+    max_dropped = record.prompt.rounds - 1
     fits = _fits if settings.over_length == "truncate_turns" else lambda _, prompt, of: _prompt_fits(prompt, of)
     if not max_dropped or fits(sample, prompt, settings):
         return sample, prompt
@@ -267,16 +346,17 @@ def _too_long_problem(
     """Return the problem of a pair that is too long even without the turns it may lose."""
     if not _prompt_fits(prompt, settings):
         expected = f"at most {settings.max_prompt_len:,} tokens (max_prompt_len) in system text and last question"
-        return RecordProblem(str(source.path), line, "prompt", expected, f"{prompt:,}")
+        return RecordProblem(str(source.path), line, "prompt", expected, f"{prompt:,}", Effect.STOP)
     expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len) in prompt and both answers"
-    return RecordProblem(str(source.path), line, "length", expected, f"{len(sample.input_ids):,}")
+    return RecordProblem(str(source.path), line, "length", expected, f"{len(sample.input_ids):,}", Effect.STOP)
 
 
-_ENCODERS = {"text": _encode_texts, **dict.fromkeys(PREFERENCE_KINDS, _encode_preferences)}
+_ENCODERS = {"text": _encode_texts, **dict.fromkeys(PAIR_KINDS, _encode_preferences)}
 
 
 def _no_tokens_problem(source: Source, line: int, field: str, expected: str) -> RecordProblem:
-    return RecordProblem(str(source.path), line, field, expected, "none: the tokenizer drops every character")
+    got = "none: the tokenizer drops every character"
+    return RecordProblem(str(source.path), line, field, expected, got, Effect.SKIP)
 
 
 def _truncate_turns(conversation: Conversation, settings: TokenizationSettings) -> Sample | None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import paddle
 import paddle.distributed as dist
-from paddle.base import core
 from paddle.distributed import fleet
 
+from erniekit.distributed import store
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
 from erniekit.distributed.rank import RankLostError
 from erniekit.distributed.topology import AXES, BATCH_AXES, MODEL_AXES, Axis, Topology
@@ -50,12 +50,12 @@ def init_mesh(topology: Topology, *, timeout: float) -> Mesh:
     }
     with _report_lost_store(), _suppress_fleet_warnings():
         if not dist.is_initialized():  # a second run of a process has met the others before
-            join_store(timeout)
+            join_store(timeout, topology.world_size)
         fleet.init(is_collective=True, strategy=strategy)
         return Mesh(topology, dist.get_rank(), _groups(topology))
 
 
-def join_store(timeout: float) -> None:
+def join_store(timeout: float, world_size: int) -> None:
     """Meet the other ranks at the store of rank 0, which the groups are formed through.
 
     Paddle's store waits 15 minutes for clients and without end for its server, and holds the interpreter's lock
@@ -64,7 +64,8 @@ def join_store(timeout: float) -> None:
     """
     faulthandler.dump_traceback_later(timeout, exit=True, file=sys.__stderr__ or 2)
     try:
-        core.create_or_get_global_tcp_store()
+        master = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
+        store.join(int(os.environ["PADDLE_TRAINER_ID"]), world_size, master)
     finally:
         faulthandler.cancel_dump_traceback_later()
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BY_LAYER = "layer:"
 DECODER_LAYER = "DecoderLayer"
+DEFAULT_METHODS = (BY_LAYER + DECODER_LAYER, "layer:Ernie4_5_DecoderLayer|EmptyLayer")  # ours, and the original's
 BEFORE, AFTER = 1, 2  # items around the layers: the embedding; the final norm and the head
 
 
@@ -55,9 +56,13 @@ def _bounds(layers: int, topology: Topology, method: str | tuple[int, ...], tail
     items, chunks = BEFORE + layers + tail + AFTER, topology.pipeline * topology.virtual_pipeline
     if chunks == 1:
         return [0, items]
+    if falls_back_to_uniform(layers, topology, method, tail):
+        return _uniform(items, chunks)
     if isinstance(method, str) and method.startswith(BY_LAYER):
         return _by_layer(layers, topology, method.removeprefix(BY_LAYER), tail, items)
     if isinstance(method, str):
+        _refuse_too_few_items(items, chunks)
+        _refuse_chunks_without_layers(layers, topology)
         return _uniform(items, chunks)
     bounds = [*method, items] if len(method) == chunks else list(method)
     if bounds[-1] != items or bounds[-2] > items - AFTER:
@@ -67,6 +72,16 @@ def _bounds(layers: int, topology: Topology, method: str | tuple[int, ...], tail
             f"may be left out, and the last stage begins at {items - AFTER} or before: norm and head stay together."
         )
     return bounds
+
+
+def falls_back_to_uniform(layers: int, topology: Topology, method: str | tuple[int, ...], tail: int) -> bool:
+    """Return whether a default method means "uniform", as in the original: where layers cannot be divided equally.
+
+    Not in interleaved pipelines, in which unequal chunks wait for each other many times a step.
+    """
+    if method not in DEFAULT_METHODS or topology.virtual_pipeline > 1:
+        return False
+    return (layers + tail) % topology.pipeline != 0 and BEFORE + layers + tail + AFTER >= AFTER * topology.pipeline
 
 
 def _by_layer(layers: int, topology: Topology, name: str, tail: int, items: int) -> list[int]:
@@ -79,19 +94,33 @@ def _by_layer(layers: int, topology: Topology, name: str, tail: int, items: int)
     counted = range(BEFORE, BEFORE + layers + tail)
     if len(counted) % chunks:
         raise ConfigurationError(_not_divisible(layers, topology, tail))
+    _refuse_chunks_without_layers(layers, topology)
     size = len(counted) // chunks
     return [0, *(counted[chunk * size - 1] + 1 for chunk in range(1, chunks)), items]
 
 
 def _uniform(items: int, chunks: int) -> list[int]:
     """Cut into numbers of items as equal as possible, the longer stages last."""
-    if items < AFTER * chunks:
-        raise ConfigurationError(f"pp_seg_method uniform: {items} items are too few for {chunks} stages")
     size, longer = divmod(items, chunks)
     bounds = [0]
     for chunk in range(chunks):
         bounds.append(bounds[-1] + size + (chunk >= chunks - longer))
     return bounds
+
+
+def _refuse_too_few_items(items: int, chunks: int) -> None:
+    if items < AFTER * chunks:
+        raise ConfigurationError(f"pp_seg_method uniform: {items} items are too few for {chunks} stages")
+
+
+def _refuse_chunks_without_layers(layers: int, topology: Topology) -> None:
+    """Raise ConfigurationError for a stack of empty layers; the embedding, and norm with head, may stand alone."""
+    chunks = topology.pipeline * topology.virtual_pipeline
+    if chunks > layers + AFTER:
+        raise ConfigurationError(
+            f"{chunks:,} model chunks (pipeline_parallel_degree x virtual_pp_degree) are too many for {layers:,} "
+            f"layers\n  write pipeline_parallel_degree: {max(1, layers // topology.virtual_pipeline)} or less"
+        )
 
 
 def _not_divisible(layers: int, topology: Topology, tail: int) -> str:
@@ -113,6 +142,7 @@ def _not_divisible(layers: int, topology: Topology, tail: int) -> str:
         instead.append(f"{'one of ' if len(fitting) > 1 else ''}pipeline_parallel_degree: {', '.join(fitting)}")
     if interleaved and (layers + tail) % topology.pipeline == 0:
         instead.append("virtual_pp_degree: 1")
+    instead.append("pp_seg_method: uniform")
     instead.append(f"a list of the first item of each {'chunk' if interleaved else 'stage'} as pp_seg_method")
     return "\n".join([*lines, "  write " + "\n  or ".join(instead)])
 

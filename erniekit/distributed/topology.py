@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Literal
 
+from erniekit.config.sections.distributed import ALL_RANKS, MOST_RANKS
 from erniekit.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Topology:
                 raise ConfigurationError(
                     f"{name} is {self.degree(field)}: a degree is at least 1; write 1 to switch it off"
                 )
+        if self.world_size > MOST_RANKS:
+            raise ConfigurationError(f"a layout of {self.world_size:,} ranks: at most {MOST_RANKS:,} are planned")
         if self.sequence_parallel and self.tensor == 1:
             raise ConfigurationError(
                 "sequence_parallel shards the sequence over the ranks of a tensor-parallel group, and "
@@ -117,6 +120,8 @@ class Topology:
         """
         if world_size < 1:
             raise ConfigurationError(f"the number of ranks is {world_size}: at least one rank must run")
+        if world_size > MOST_RANKS:
+            raise ConfigurationError(f"the number of ranks is {world_size:,}: at most {MOST_RANKS:,} are planned")
         without_dp = replace(self, data=1)
         if world_size % without_dp.world_size:
             raise ConfigurationError(_does_not_divide(world_size, without_dp))
@@ -255,10 +260,14 @@ def topology_from(config: Config, world_size: int | None = None) -> Topology:
                 "ranks shard\n  write sharding: stage1 (optimizer states), stage2 (also gradients) or "
                 "stage3 (also parameters); or sharding_parallel_degree: 1 for plain data parallelism"
             )
+        whole_model = section.tensor_parallel_degree * section.pipeline_parallel_degree
+        sharding = section.sharding_parallel_degree
+        if sharding == ALL_RANKS:
+            sharding = max(1, (world_size or 1) // whole_model)
         least = Topology(
             tensor=section.tensor_parallel_degree,
             pipeline=section.pipeline_parallel_degree,
-            sharding=section.sharding_parallel_degree,
+            sharding=sharding,
             expert_axis=EXPERT_AXES[section.moe_group],
             sequence_parallel=section.sequence_parallel,
             virtual_pipeline=section.virtual_pp_degree if section.pipeline_parallel_degree > 1 else 1,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from erniekit.build.checks import has_tokenizer
 from erniekit.build.quantization import base_of_adapters
 from erniekit.config import Config
-from erniekit.data.tokenizers.files import TOKENIZER_FILES
+from erniekit.data.templates.ernie import published_files
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import ModelFileError
 from erniekit.export.logit_difference import PROMPTS, compare, encode, fits_in_memory, prompt_logits
@@ -37,6 +37,7 @@ from erniekit.export.trained_weights import (
 )
 from erniekit.hub.upload import check_upload, upload
 from erniekit.json_files import read_json_object
+from erniekit.manifest import MANIFEST
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig, stored_type
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import Decoder
@@ -46,6 +47,7 @@ from erniekit.model.lora.lora import load_adapters, merge_adapters
 from erniekit.model.quantization.fp8 import read_averages, write_averages
 from erniekit.model.quantization.settings import Fp8
 from erniekit.model.storage.packed_tensors import CONFIG_KEY
+from erniekit.model.weights import copy_companion_file
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +94,7 @@ def export_model(
     if repository:
         check_upload(repository)
     use_device(config.basic.device)
-    tokenizer_folder = next((folder for folder in sources if _has_tokenizer(folder)), model.folder)
+    tokenizer_folder = next((folder for folder in sources if has_tokenizer(folder)), model.folder)
     tokenizer = load_tokenizer(tokenizer_folder)
 
     def write(folder: Path) -> None:
@@ -100,8 +102,9 @@ def export_model(
             facts = _write_hugging_face(folder, model, tokenizer, config, dtype)
         else:
             facts = _write_program(folder, model, tokenizer, form)
-        for source in tokenizer.files:
-            shutil.copyfile(source, folder / source.name)
+        trained_dialogues = model.parameters.get("stage") != "PT"
+        for source in published_files(tokenizer) if trained_dialogues else tokenizer.files:
+            copy_companion_file(source, folder)
         card = model_card(
             name=target.resolve().name,
             base=model.base_name,
@@ -111,6 +114,7 @@ def export_model(
             results=model.results,
             facts=facts,
             use=_USE[form],
+            library="transformers" if form == HUGGING_FACE else None,
         )
         (folder / MODEL_CARD_FILE).write_text(card, encoding="utf-8")
 
@@ -138,7 +142,7 @@ def open_trained_decoder(model: TrainedModel, model_config: ModelConfig, fp8_set
         raise ModelFileError(
             f"{model.folder}: these adapters were trained on top of other weights than those in {model.model_folder}.\n"
             "  Set the folder of their base model as base_model_name_or_path into "
-            f"{model.folder / ADAPTER_CONFIG_FILE}."
+            f"{model.folder / ADAPTER_CONFIG_FILE}, and remove {MANIFEST} there, which lists the file as it was."
         )
     return decoder
 
@@ -235,10 +239,6 @@ def _write_program(folder: Path, model: TrainedModel, tokenizer: Tokenizer, form
         "form": "ONNX" if form == ONNX else "Paddle inference program",
         "logits compared with the trained model's": str(difference),
     }
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def _generation_config(model: TrainedModel, config: ModelConfig) -> dict[str, Any]:

@@ -26,6 +26,11 @@ model = AutoModelForCausalLM.from_pretrained("FOLDER", torch_dtype="auto")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 ```"""
 USE_PROGRAM = """\
+```sh
+erniekit generate FOLDER --prompt TEXT
+erniekit chat FOLDER
+```
+
 One program serves prefill and decoding, with a key-value cache; `inference_config.json` lists its inputs in order.
 B rows, S new tokens behind P cached ones (P may be 0), V the vocabulary, K key heads of size D:
 
@@ -60,6 +65,7 @@ def model_card(
     results: Mapping[str, Any],
     facts: Mapping[str, str],
     use: str,
+    library: str | None,
 ) -> str:
     """Return the text of the card; its YAML front matter is for the Hugging Face Hub.
 
@@ -70,13 +76,14 @@ def model_card(
         results: the run's metrics.
         facts: about the files, such as their type and how far their logits are from the trained model's.
         use: how to use the files; Markdown.
+        library: the Hub's name of the library that loads the files; None: no library that it knows.
     """
     licence = _licence(base_folder)
     from_hub = parameters.get("from_hf_hub") or (is_adapter_merged and not parameters)  # PEFT's folders contain hub ids
     front: dict[str, Any] = {
         **licence,
         **({"base_model": base} if from_hub and _is_hub_id(base) else {}),
-        "library_name": "transformers",
+        **({"library_name": library} if library else {}),
         "pipeline_tag": "text-generation",
         "tags": ["erniekit", *(["lora"] if is_adapter_merged else []), *_stage_tags(parameters)],
     }

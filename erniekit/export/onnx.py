@@ -1,11 +1,18 @@
-"""Export a trained model as ONNX with paddle2onnx and check it with onnxruntime. Both packages are optional."""
+"""Export a trained model as ONNX with paddle2onnx and check it with onnxruntime. Both packages are optional.
+
+paddle2onnx writes a varying length of a recorded shape as -1 where an operation takes the shape of another tensor
+(`expand_as`), so programs contain none of these (`model.norm.expand_like`). Its folding of constants is not used: it
+installs packages while it runs.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +29,7 @@ from erniekit.export.static_program import (
     open_program,
     save_program,
 )
+from erniekit.manifest import refuse_changed
 from erniekit.model.decoder import Decoder
 
 ONNX_FILE = "model.onnx"
@@ -56,37 +64,102 @@ def write_onnx(
             f"--format onnx: {4e-9 * decoder.config.parameter_count():.3g} GB of float32 weights do not fit into one "
             "ONNX file, whose limit is 2 GB.\n  Use --format inference."
         )
-    os.environ["POLYGRAPHY_AUTOINSTALL_DEPS"] = "0"  # paddle2onnx would install packages while it runs
-    import paddle2onnx
-
     description = ProgramDescription.of(decoder.config)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         save_program(decoder, Path(name))
         open_program(Path(name))  # raises if a full disk has cut the files off
-        program, parameters = Path(name, PROGRAM_FILE), Path(name, PARAMETERS_FILE)
-        paddle2onnx.export(str(program), str(parameters), str(folder / ONNX_FILE), opset_version=OPSET, verbose=False)
-    if not (folder / ONNX_FILE).is_file():
-        raise ModelFileError("--format onnx: paddle2onnx could not convert the program; use --format inference")
+        model = _convert(Path(name))
+    (folder / ONNX_FILE).write_bytes(model)
     description.write(folder)
     return check_program(open_onnx(folder), description, prompts, expected)
+
+
+def _convert(program: Path) -> bytes:
+    """Return the ONNX file of the saved program in the folder `program`.
+
+    Raises:
+        ModelFileError: paddle2onnx cannot convert the program.
+    """
+    import paddle2onnx
+
+    with _captured_output() as output:
+        try:
+            model = paddle2onnx.export(
+                str(program / PROGRAM_FILE),
+                str(program / PARAMETERS_FILE),
+                save_file=None,
+                opset_version=OPSET,
+                verbose=False,
+                optimize_tool="None",
+            )
+        except Exception as error:  # whatever it raises, its own report of the cause is in the output
+            model, cause = None, str(error)
+        else:
+            cause = "it returned nothing"
+    if not model:
+        reports = [line for line in output if "ERROR" in line or "Error" in line or "not support" in line]
+        raise ModelFileError(
+            f"--format onnx: paddle2onnx could not convert the program: {(reports or [cause])[0].strip()}\n"
+            "  Use --format inference."
+        )
+    return bytes(model)
+
+
+@contextmanager
+def _captured_output() -> Iterator[list[str]]:
+    """Collect what the body, C++ code included, writes to standard output and standard error, line by line."""
+    lines: list[str] = []
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [(descriptor, os.dup(descriptor)) for descriptor in (1, 2)]
+    with tempfile.TemporaryFile() as file:
+        try:
+            for descriptor, _ in kept:
+                os.dup2(file.fileno(), descriptor)
+            yield lines
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for descriptor, copy in kept:
+                os.dup2(copy, descriptor)
+                os.close(copy)
+            file.seek(0)
+            lines += file.read().decode(errors="replace").splitlines()
 
 
 def open_onnx(folder: Path) -> Step:
     """Open an exported ONNX model on the CPU.
 
     Raises:
-        ModelFileError: the file is damaged.
+        ConfigurationError: onnxruntime is not installed.
+        ModelFileError: the file is damaged, has changed since it was exported, or onnxruntime cannot run it.
     """
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise ConfigurationError(
+            f"{folder / ONNX_FILE}: onnxruntime, which runs it, is not installed.\n"
+            "  Install it: pip install 'erniekit[onnx]'"
+        )
     import onnxruntime
-    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidProtobuf
 
-    try:
-        session = onnxruntime.InferenceSession(str(folder / ONNX_FILE), providers=["CPUExecutionProvider"])
-    except (Fail, InvalidProtobuf) as error:
-        raise ModelFileError(f"{folder / ONNX_FILE}: cannot be opened; is the disk full? ({error})") from None
+    refuse_changed(folder, [ONNX_FILE])
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 4  # its errors are raised, too
+    path = folder / ONNX_FILE
     names = ProgramDescription.read(folder).input_names()
+    # The exceptions of onnxruntime have no class in common.
+    try:
+        session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ModelFileError(f"{path}: cannot be opened; is the disk full? ({_first_line(error)})") from None
 
     def step(arrays: Arrays) -> list[np.ndarray]:
-        return session.run(None, dict(zip(names, arrays, strict=True)))
+        try:
+            return session.run(None, dict(zip(names, arrays, strict=True)))
+        except Exception as error:
+            raise ModelFileError(f"{path}: onnxruntime cannot run it: {_first_line(error)}") from None
 
     return step
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

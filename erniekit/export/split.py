@@ -9,16 +9,17 @@ from typing import Any
 
 from erniekit.errors import ConfigurationError
 from erniekit.export.publish import check_model_folder, check_target, publish
-from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING, read_shard_index
+from erniekit.manifest import MANIFEST
+from erniekit.model.storage.model_folder import PUBLISHING, read_shard_index
 from erniekit.model.storage.shards import INDEX_FILE, SHARD_FILES, WEIGHTS_FILE, open_weight_files, write_weight_files
-from erniekit.training.checkpoint.atomic_folder import refuse_damaged
 
 logger = logging.getLogger(__name__)
 
+SPLIT_FOLDER = "split_export"  # in the folder that is split, as in the original
 # The weights, which are written again, and files that belong to a run and not to its model.
 NOT_COPIED = (
     WEIGHTS_FILE, INDEX_FILE, SHARD_FILES, MANIFEST, PUBLISHING,
-    "checkpoint-*", ".erniekit.lock", ".writing-*", ".deleting-*",
+    "checkpoint-*", ".erniekit.lock", ".writing-*", ".deleting-*", "export", SPLIT_FOLDER,
 )  # fmt: skip
 
 
@@ -35,11 +36,10 @@ def split_model(source: Path, target: Path, max_shard_bytes: int, *, overwrite: 
     """
     check_model_folder(source)
     check_target(target, [source], overwrite=overwrite)
-    if source.resolve() in target.resolve().parents:
+    if source.resolve() in target.resolve().parents and target.resolve() != (source / SPLIT_FOLDER).resolve():
         raise ConfigurationError(
             f"--output {target}: lies inside {source}, whose files are copied; name a folder outside it"
         )
-    refuse_damaged(source)
     files = open_weight_files(source)
     tensors = {name: file.stored(name) for name, file in files.items()}
     metadata: dict[str, str] = {}

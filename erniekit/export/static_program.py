@@ -29,12 +29,13 @@ from paddle.static import InputSpec
 
 from erniekit.errors import ModelFileError
 from erniekit.export.logit_difference import LogitDifference, compare
+from erniekit.manifest import refuse_changed
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.attention import MASKED
 from erniekit.model.decoder import Decoder
+from erniekit.model.storage.model_folder import PROGRAM_DESCRIPTION
 
 PROGRAM_FILE, PARAMETERS_FILE = "model.json", "model.pdiparams"
-DESCRIPTION_FILE = "inference_config.json"
 TOKEN_INPUTS = ("input_ids", "position_ids", "attention_mask", "last_positions")
 
 Arrays = Sequence[np.ndarray]
@@ -59,7 +60,7 @@ class ProgramDescription:
     @classmethod
     def read(cls, folder: Path) -> ProgramDescription:
         """Read the description in `folder`. Raises ModelFileError if there is none or it is malformed."""
-        path = folder / DESCRIPTION_FILE
+        path = folder / PROGRAM_DESCRIPTION
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
             return cls(**{name: int(stored[name]) for name in cls.__dataclass_fields__})
@@ -68,7 +69,7 @@ class ProgramDescription:
 
     def write(self, folder: Path) -> None:
         content = {**asdict(self), "inputs": self.input_names()}
-        (folder / DESCRIPTION_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (folder / PROGRAM_DESCRIPTION).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     def input_names(self) -> list[str]:
         past = [f"past_{kind}_{layer}" for layer in range(self.num_hidden_layers) for kind in ("key", "value")]
@@ -170,13 +171,14 @@ def open_program(folder: Path) -> Step:
     """Open a saved program in Paddle's inference engine.
 
     Raises:
-        ModelFileError: `folder` has no saved program, or only half of one.
+        ModelFileError: `folder` has no saved program, only half of one, or one that has changed since.
     """
     from paddle import inference
 
     program, parameters = folder / PROGRAM_FILE, folder / PARAMETERS_FILE
     if not program.is_file() or not parameters.is_file():
         raise ModelFileError(f"{folder}: {PROGRAM_FILE} or {PARAMETERS_FILE} is missing; export the model again")
+    refuse_changed(folder, [PROGRAM_FILE, PARAMETERS_FILE])
     names = ProgramDescription.read(folder).input_names()
     settings = inference.Config(str(program), str(parameters))
     settings.disable_glog_info()

@@ -10,15 +10,18 @@ from typing import Any
 import yaml
 
 from erniekit.build.adapters import base_folder
+from erniekit.build.checks import check_tokenizer, has_tokenizer
 from erniekit.config import Config
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError, UserError
 from erniekit.hub.cache import local_model_folder
 from erniekit.json_files import read_json_object
-from erniekit.model.architectures.model_config import CONFIG_FILE
+from erniekit.manifest import problems
+from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, base_model_of, is_adapter_folder
+from erniekit.model.storage.layouts import locate_weights
 from erniekit.model.storage.model_folder import refuse_half_written, refuse_sharded_checkpoint
 from erniekit.training.callbacks.files import RESULT_FILES
-from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, problems
+from erniekit.training.checkpoint.atomic_folder import checkpoint_folders
 
 PARAMETERS_FILE = "training_config.yaml"
 STATE_FILE = "trainer_state.json"
@@ -60,6 +63,19 @@ class TrainedModel:
         return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
+def check_export(named: Path, config: Config) -> None:
+    """Check that `erniekit export NAMED` finds a model whose files fit each other; values are not read.
+
+    Raises:
+        UserError: as for `find_trained_model`, or the weights or the tokenizer do not fit `config.json`.
+    """
+    model = find_trained_model(named, config)
+    model_config = ModelConfig.from_folder(model.model_folder, ignored_config_keys(model.parameters))
+    locate_weights(model_config, model.model_folder)
+    own_tokenizer = next((folder for folder in (model.folder, model.base) if folder and has_tokenizer(folder)), None)
+    check_tokenizer(own_tokenizer or model.folder, None, with_template=False)
+
+
 def find_trained_model(named: Path, config: Config) -> TrainedModel:
     """Find the model of a run's configuration file (`config` is its content) or of a folder.
 
@@ -75,7 +91,7 @@ def find_trained_model(named: Path, config: Config) -> TrainedModel:
         folder = named
     else:
         raise ConfigurationError(f"{named}: there is no such file or folder")
-    _check_complete(folder, named)
+    _check_complete(folder, named, config)
     parameters = run_parameters(folder)
     start = str(parameters.get("model_name_or_path") or "")
     if is_adapter_folder(folder):
@@ -96,7 +112,7 @@ def _local_base_folder(parameters: Mapping[str, Any]) -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
-def _check_complete(folder: Path, named: Path) -> None:
+def _check_complete(folder: Path, named: Path, config: Config) -> None:
     refuse_half_written(folder)
     if not (folder / CONFIG_FILE).is_file() and not is_adapter_folder(folder):
         refuse_sharded_checkpoint(folder)
@@ -108,15 +124,12 @@ def _check_complete(folder: Path, named: Path) -> None:
                 f"  Name its newest checkpoint, {checkpoints[-1]}, or let the run finish."
             )
         if named.is_file():
+            trains = config.training.train_dataset_path
             raise ConfigurationError(
-                f"{named}: this run has not been trained: {folder} contains no model.\n"
-                f"  Train it first: erniekit train {named}"
+                f"{named}: this run has not been trained: {folder} contains no model.\n  "
+                + (f"Train it first: erniekit train {named}" if trains else "Write the output_dir of a finished run.")
             )
         raise ModelFileError(f"{folder}: neither {CONFIG_FILE} nor {ADAPTER_CONFIG_FILE}: this is not a model folder")
-    manifest = problems(folder, hashes=True)
-    damaged = [line for line in manifest if ".safetensors" in line]
-    if damaged:
-        raise CheckpointError(f"{folder}: the weights have changed since they were written: {'; '.join(damaged[:5])}")
 
 
 def run_parameters(folder: Path) -> Mapping[str, Any]:

@@ -181,7 +181,15 @@ def local_model_folder(config: Config) -> Path | None:
     Raises:
         ModelFileError: the name cannot be one of its hub.
     """
-    name, hub = config.basic.model_name_or_path, chosen_hub(config)
+    return find_local_folder(config.basic.model_name_or_path, chosen_hub(config))
+
+
+def find_local_folder(name: str, hub: Hub | None) -> Path | None:
+    """Return the folder of a model, whether it exists or not; None for a hub's model that is not cached.
+
+    Raises:
+        ModelFileError: the name cannot be one of its hub.
+    """
     folder = Path(name).expanduser()
     if hub is None or folder.is_dir():
         return folder

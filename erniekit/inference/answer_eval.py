@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from erniekit.data.conversation import ASSISTANT, Conversation, Preference, Source
 from erniekit.data.eval_sampler import source_names
-from erniekit.data.formats.chat import Record, read_records
+from erniekit.data.formats.format import Record
 from erniekit.data.formats.problems import RecordProblem
+from erniekit.data.formats.registry import read_records
 from erniekit.data.templates.ernie import Template, encode_prompt
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.inference.answer_metrics import AnswerScores, merge_scores
@@ -132,7 +133,8 @@ def _select_eval_prompts(source: Source, count: int) -> Iterator[EvalPrompt]:
 
 def _read_eval_prompts(source: Source) -> Iterator[EvalPrompt]:
     for item in read_records(source.path, source.kind):
-        assert not isinstance(item, RecordProblem), "the dataset was opened before"
+        if isinstance(item, RecordProblem):  # skipped; the dataset was opened before, and has said so
+            continue
         line, record = item
         eval_prompt = _eval_prompt_from(f"{source.path}:{line}", record)
         if eval_prompt is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from erniekit.build.checks import scoring_libraries_missing
 from erniekit.errors import ConfigurationError
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
@@ -134,7 +135,4 @@ def _library(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigurationError(
-            f"scoring generated answers needs the libraries rouge-score and sacrebleu ({error})\n"
-            "  Install them: pip install 'erniekit[eval]'   (or write eval_answers: 0)"
-        ) from None
+        raise ConfigurationError(scoring_libraries_missing(str(error))) from None

@@ -31,7 +31,7 @@ def encode_prompts(
         raw: continue the last message as it is, without the chat template.
 
     Raises:
-        DataError: prompts are too long or contain control tokens; lists their lines.
+        DataError: prompts are too long; lists their lines.
     """
     encoded, problems = [], []
     for prompt in prompts:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from erniekit.build.adapters import base_folder
+import paddle
+
+from erniekit.build.checks import answering_folders, tokenizer_folder, warn_of_unused_variables
 from erniekit.build.quantization import base_of_adapters
 from erniekit.config.sections.generation import GenerationParameters
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
 from erniekit.data.templates.ernie import Template, chat_template, encode_prompt
-from erniekit.data.tokenizers.files import TOKENIZER_FILES
 from erniekit.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from erniekit.errors import DataError, ModelFileError
+from erniekit.export.saved_program import SavedProgram
 from erniekit.export.trained_model import ignored_config_keys, run_parameters
-from erniekit.inference.generation import check_prompt, generate, length_limit, stream
+from erniekit.inference.generation import TextModel, check_prompt, generate, length_limit, stream
 from erniekit.inference.sampling import Sampling
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
-from erniekit.model.decoder import Decoder
-from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, is_adapter_folder
-from erniekit.model.storage.model_folder import refuse_sharded_checkpoint
+from erniekit.model.quantization.settings import WeightOnly
+from erniekit.model.storage.model_folder import is_program_folder
+
+logger = logging.getLogger(__name__)
 
 MAX_BATCH_SIZE = 64  # prompts answered together: bounds the memory of the key-value cache
 
@@ -41,9 +46,9 @@ def sampling_from(parameters: GenerationParameters, seed: int) -> Sampling:
 
 @dataclass(frozen=True)
 class ChatModel:
-    """A decoder with its tokenizer and chat template."""
+    """A decoder or an exported program, with its tokenizer and chat template."""
 
-    decoder: Decoder
+    decoder: TextModel
     tokenizer: Tokenizer
     template: Template
 
@@ -56,43 +61,49 @@ class ChatModel:
         random_weights: bool = False,
         seed: int = 42,
         ignored_keys: Sequence[str] = (),
+        template_variables: Mapping[str, Any] | None = None,
+        quantization: WeightOnly | None = None,
     ) -> ChatModel:
-        """Load a model folder, an `output_dir` or a checkpoint; a folder of adapters together with its base model.
+        """Load a model folder, an `output_dir` or a checkpoint; a folder of adapters together with its base model; or
+        an exported program.
 
         Args:
             adapters: a folder of adapters for the model in `folder`.
             ignored_keys: keys of `config.json` that change nothing, beside those that the adapters' run was told of.
+            template_variables: variables of the chat template, such as `enable_thinking`.
+            quantization: how linear weights are kept in few bits; None: as they are stored, and under adapters as in
+                their training.
 
         Raises:
             ModelFileError: a folder or one of its files is missing or damaged.
         """
-        if folder.is_file():
-            raise ModelFileError(
-                f"{folder}: is a file; name a model folder instead, such as the output_dir of a run.\n"
-                "  For example: erniekit chat output/quickstart/sft"
-            )
-        if not folder.is_dir():
-            raise ModelFileError(
-                f"{folder}: there is no such folder; name a model folder, an output_dir, a checkpoint, or a model of "
-                "a hub with --from-hf-hub, --from-aistudio or --from-modelscope"
-            )
-        if adapters is None and is_adapter_folder(folder):
-            folder, adapters = base_folder(folder), folder
-        refuse_sharded_checkpoint(folder)
-        if not (folder / "config.json").is_file():
-            checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
-            hint = f" Its newest checkpoint is {checkpoints[-1]}." if checkpoints else ""
-            raise ModelFileError(f"{folder}: there is no config.json, so this is not a model folder.{hint}")
-        if adapters is not None and not is_adapter_folder(adapters):
-            raise ModelFileError(f"{adapters}: contains no adapters (no {ADAPTER_CONFIG_FILE})")
-        has_tokenizer = adapters is not None and any((adapters / name).is_file() for name in TOKENIZER_FILES)
-        tokenizer = load_tokenizer(adapters if adapters and has_tokenizer else folder)
+        if is_program_folder(folder):
+            return cls._open_program(folder, adapters, template_variables)
+        folder, adapters = answering_folders(folder, adapters)
+        tokenizer = load_tokenizer(tokenizer_folder(folder, adapters))
         weights = None if random_weights else folder
         run = run_parameters(adapters) if adapters else {}
         base = base_of_adapters(run) if adapters else None
+        quantization = base or quantization
         config = ModelConfig.from_folder(folder, (*ignored_keys, *ignored_config_keys(run)))
-        decoder = build_model(config, weights, adapters=adapters, seed=seed, quantization=base)
-        return cls(decoder, tokenizer, chat_template(tokenizer))
+        decoder = build_model(config, weights, adapters=adapters, seed=seed, quantization=quantization)
+        template = chat_template(tokenizer, template_variables)
+        warn_of_unused_variables(template, template_variables or {})
+        return cls(decoder, tokenizer, template)
+
+    @classmethod
+    def _open_program(
+        cls, folder: Path, adapters: Path | None, template_variables: Mapping[str, Any] | None
+    ) -> ChatModel:
+        if adapters is not None:
+            raise ModelFileError(
+                f"{folder}: is an exported program, which takes no adapters.\n"
+                f"  Export the model with them: erniekit export {adapters} --output DIR"
+            )
+        if paddle.get_device() != "cpu":
+            logger.info(f"{folder}: exported programs run on the CPU here, whatever the device")
+        tokenizer = load_tokenizer(folder)
+        return cls(SavedProgram.open(folder), tokenizer, chat_template(tokenizer, template_variables))
 
     def answer(self, prompts: Sequence[str], sampling: Sampling, *, system: str = "", raw: bool = False) -> list[str]:
         """Return one answer for each prompt; sampling depends on a prompt's index in the list, not on the other
@@ -102,7 +113,7 @@ class ChatModel:
             raw: continue the texts as they are, without the chat template.
 
         Raises:
-            UserError: a prompt is empty, too long, not UTF-8, or contains a control token of the model.
+            UserError: a prompt is empty, too long, or not UTF-8.
         """
         encoded = [
             self.encode_text(prompt) if raw else self.encode(Conversation((Turn(USER, prompt),), system))
@@ -140,13 +151,22 @@ class ChatModel:
         return answers
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the token ids of a text as it is. Raises DataError if it is not UTF-8 or contains a control token."""
-        return self.tokenizer.encode(self._validated(text))
+        """Return the token ids of a text without the chat template, after what the tokenizer puts before a text
+        (nothing, or BOS); control tokens in it are ordinary text.
+
+        Raises:
+            DataError: it is not UTF-8.
+        """
+        _check_utf8(text)
+        self._tell_of_control_tokens(text)
+        ids = self.tokenizer.encode(self.tokenizer.plain_text(text))
+        return [*self.tokenizer.document_prefix, *ids] if ids else []
 
     def encode(self, conversation: Conversation) -> list[int]:
         """Return the token ids of a dialogue, ending with the header of the next answer."""
         for text in (conversation.system, *(turn.content for turn in conversation.turns)):
-            self._validated(text)
+            _check_utf8(text)
+        self._tell_of_control_tokens(conversation.turns[-1].content)
         return encode_prompt(self.template, self.tokenizer, conversation)
 
     def stream(self, tokens: Sequence[int], sampling: Sampling, number: int = 0) -> Iterator[str]:
@@ -170,19 +190,19 @@ class ChatModel:
     def _with_stop_tokens(self, sampling: Sampling) -> Sampling:
         return replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *self.template.stop_token_ids))
 
-    def _validated(self, text: str) -> str:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # Python reads a foreign byte as a lone surrogate
-            raise DataError(
-                f"the text is not UTF-8 (character {error.start + 1}); convert it, or set the terminal to UTF-8"
-            ) from None
+    def _tell_of_control_tokens(self, text: str) -> None:
         token = self.tokenizer.find_control_token(text)
         if token is not None:
-            raise DataError(
-                f"the text contains {token}, a control token of the model, which a message must not contain; remove it"
-            )
-        return text
+            logger.info(f"the text contains {token}; it is read as ordinary text, not as the model's control token")
+
+
+def _check_utf8(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # Python reads a foreign byte as a lone surrogate
+        raise DataError(
+            f"the text is not UTF-8 (character {error.start + 1}); convert it, or set the terminal to UTF-8"
+        ) from None
 
 
 @dataclass

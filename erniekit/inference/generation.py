@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 
 import numpy as np
@@ -10,13 +10,16 @@ import paddle
 import paddle.nn.functional as F
 
 from erniekit.errors import UserError
+from erniekit.export.saved_program import SavedProgram
 from erniekit.inference.sampling import Sampling, random_stream, sample_token
 from erniekit.model.attention import MASKED, AttentionPlan
 from erniekit.model.decoder import Decoder
 
+TextModel = Decoder | SavedProgram
+
 
 def generate(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], sampling: Sampling, streams: Sequence[int] | None = None
+    decoder: TextModel, prompts: Sequence[Sequence[int]], sampling: Sampling, streams: Sequence[int] | None = None
 ) -> list[list[int]]:
     """Return the token ids of the answer to every prompt, without the stop token.
 
@@ -38,7 +41,7 @@ def generate(
     return answers
 
 
-def stream(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, number: int = 0) -> Iterator[int]:
+def stream(decoder: TextModel, prompt: Sequence[int], sampling: Sampling, number: int = 0) -> Iterator[int]:
     """Answer one prompt, yielding each token id as soon as it is chosen. Raises like `generate`.
 
     Args:
@@ -49,13 +52,13 @@ def stream(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, number: 
             yield token
 
 
-def length_limit(decoder: Decoder, max_length: int | None) -> int:
+def length_limit(decoder: TextModel, max_length: int | None) -> int:
     """Return the maximum tokens of prompt and answer together: `max_length`, but not more than the model allows."""
     own_limit = decoder.config.max_position_embeddings
     return own_limit if max_length is None else min(max_length, own_limit)
 
 
-def check_prompt(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, number: int) -> None:
+def check_prompt(decoder: TextModel, prompt: Sequence[int], sampling: Sampling, number: int) -> None:
     """Raise UserError for a prompt that cannot be answered; `number` counts from 1 and is for the message."""
     limit = length_limit(decoder, sampling.max_length)
     if not 0 < len(prompt) < limit:
@@ -67,7 +70,7 @@ def check_prompt(decoder: Decoder, prompt: Sequence[int], sampling: Sampling, nu
 
 
 def _token_steps(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], sampling: Sampling, streams: Sequence[int]
+    decoder: TextModel, prompts: Sequence[Sequence[int]], sampling: Sampling, streams: Sequence[int]
 ) -> Iterator[list[int | None]]:
     """Yield per step one token id for each prompt, None for those that have ended."""
     if not prompts:
@@ -80,9 +83,12 @@ def _token_steps(
     generators = [random_stream(sampling, number) for number in streams]
     seen = [list(prompt) for prompt in prompts]
     ended = [False] * len(prompts)
-    cache = KeyValueCache([len(prompt) for prompt in prompts])
+    if isinstance(decoder, SavedProgram):
+        next_logits = decoder.cached_logits(prompts)
+    else:
+        next_logits = _cached_logits(decoder, prompts)
     for step in range(max(room)):
-        logits = _prompt_logits(decoder, prompts, cache) if step == 0 else _next_logits(decoder, seen, cache)
+        logits = next_logits([tokens[-1] for tokens in seen] if step else None)
         chosen: list[int | None] = []
         for row, row_logits in enumerate(logits):
             token = sample_token(row_logits, seen[row], sampling, generators[row])
@@ -92,6 +98,19 @@ def _token_steps(
         if all(ended):
             return
         yield chosen
+
+
+def _cached_logits(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> Callable[[Sequence[int] | None], np.ndarray]:
+    """Return a function that computes the next logits [B, V] of every prompt and keeps the key-value cache.
+
+    Its argument is the newest token of each row; None in the first call, which reads the prompts.
+    """
+    cache = KeyValueCache([len(prompt) for prompt in prompts])
+
+    def next_logits(newest: Sequence[int] | None) -> np.ndarray:
+        return _prompt_logits(decoder, prompts, cache) if newest is None else _next_logits(decoder, newest, cache)
+
+    return next_logits
 
 
 class KeyValueCache:
@@ -189,11 +208,11 @@ def _prompt_logits(decoder: Decoder, prompts: Sequence[Sequence[int]], cache: Ke
 
 
 @paddle.no_grad()
-def _next_logits(decoder: Decoder, seen: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray:
+def _next_logits(decoder: Decoder, newest: Sequence[int], cache: KeyValueCache) -> np.ndarray:
     """Feed every row's newest token; return the logits of the token after it [B, V]."""
     positions = cache.extend()
-    newest = paddle.to_tensor(np.array([[tokens[-1]] for tokens in seen], np.int64))
-    rows = _evaluate(decoder, newest, positions, cache)[:, 0]
+    ids = paddle.to_tensor(np.array(newest, np.int64)[:, None])
+    rows = _evaluate(decoder, ids, positions, cache)[:, 0]
     with decoder.tp.no_sequence_parallel():
         return decoder.head(rows).numpy()
 

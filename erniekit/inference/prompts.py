@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from erniekit.data.conversation import ASSISTANT, TOOL_ROLES, USER, Conversation, Turn
-from erniekit.data.formats.chat import PARSERS
-from erniekit.data.formats.json import read_json_values
+from erniekit.data.formats.files import read_values
 from erniekit.data.formats.problems import MalformedError, RecordProblem, shorten
+from erniekit.data.formats.registry import FORMATS, parse_record
+from erniekit.data.formats.sharegpt import as_messages
 from erniekit.errors import DataError
 
 JSON_SUFFIXES = (".jsonl", ".json")
-_FORMAT_BY_FIELD = {
-    "messages": "messages",
-    "src": "erniekit",
-    "instruction": "alpaca",
-}  # the field by which a format is recognised
 _MAX_SHOWN_PROBLEMS = 20
 _PLACEHOLDER_ANSWER = "-"  # replaces the missing answer while a record is parsed; dropped afterwards
 
@@ -45,8 +41,8 @@ class Prompt:
 def read_prompts(path: Path) -> list[Prompt]:
     """Return all prompts of a file, in order.
 
-    A `.jsonl` or `.json` file contains records of the formats `messages`, `erniekit` and `alpaca`; their last answer
-    may be missing and is not shown to the model. Any other file contains a prompt on each line that is not blank.
+    A `.jsonl` or `.json` file contains records of any format of dialogues; their last answer may be missing and is not
+    shown to the model. Any other file contains a prompt on each line that is not blank.
 
     Raises:
         DataError: the file cannot be read, has no prompt, or is malformed (every bad line is listed).
@@ -78,7 +74,7 @@ def _lines(path: Path) -> Iterator[Prompt | RecordProblem]:
 
 
 def _records(path: Path) -> Iterator[Prompt | RecordProblem]:
-    for item in read_json_values(path):
+    for item in read_values(path):
         if isinstance(item, RecordProblem):
             yield item
             continue
@@ -90,12 +86,13 @@ def _records(path: Path) -> Iterator[Prompt | RecordProblem]:
 
 
 def _prompt(line: int, value: object) -> Prompt:
-    kind = next((kind for mark, kind in _FORMAT_BY_FIELD.items() if isinstance(value, dict) and mark in value), None)
-    if kind is None:
-        raise MalformedError("record", "an object with messages, src or instruction", shorten(value))
+    mark = next((mark for mark in _COMPLETERS if isinstance(value, dict) and mark in value), None)
+    if mark is None:
+        raise MalformedError("record", f"an object with one of {', '.join(_COMPLETERS)}", shorten(value))
     assert isinstance(value, dict)
-    record, answered = _COMPLETERS[kind](value)
-    conversation = PARSERS[kind](record)
+    kind, complete = _COMPLETERS[mark]
+    record, answered = complete(value)
+    conversation = parse_record(FORMATS[kind], record)
     assert isinstance(conversation, Conversation)
     prompt = Conversation(conversation.turns[:-1], conversation.system, conversation.tools)
     return Prompt(line, prompt, conversation.turns[-1].content if answered else None)
@@ -119,6 +116,19 @@ def _completed_messages(record: dict) -> tuple[dict, bool]:
     return {"messages": plain, "tools": record.get("tools")}, answered
 
 
+def _completed_sharegpt(record: dict) -> tuple[dict, bool]:
+    system = [{"role": "system", "content": record["system"]}] if record.get("system") else []
+    messages = system + as_messages(record["conversations"], "conversations")
+    return _completed_messages({"messages": messages, "tools": record.get("tools")})
+
+
+def _completed_prompt(record: dict) -> tuple[dict, bool]:
+    prompt, completion = record["prompt"], record.get("completion") or []
+    messages = prompt if isinstance(prompt, list) else [{"role": USER, "content": prompt}]
+    answer = completion if isinstance(completion, list) else [{"role": ASSISTANT, "content": completion}]
+    return _completed_messages({"messages": [*messages, *answer], "tools": record.get("tools")})
+
+
 def _completed_erniekit(record: dict) -> tuple[dict, bool]:
     questions = record["src"] if isinstance(record["src"], list) else [record["src"]]
     answers = record.get("tgt") or []
@@ -135,4 +145,11 @@ def _completed_alpaca(record: dict) -> tuple[dict, bool]:
     return (record if answered else {**record, "output": _PLACEHOLDER_ANSWER}), answered
 
 
-_COMPLETERS = {"messages": _completed_messages, "erniekit": _completed_erniekit, "alpaca": _completed_alpaca}
+# By the field that tells a record's format: the format in which its completed form is parsed, and what completes it.
+_COMPLETERS: dict[str, tuple[str, Callable[[dict], tuple[dict, bool]]]] = {
+    "messages": ("messages", _completed_messages),
+    "conversations": ("messages", _completed_sharegpt),
+    "src": ("erniekit", _completed_erniekit),
+    "instruction": ("alpaca", _completed_alpaca),
+    "prompt": ("messages", _completed_prompt),
+}

@@ -9,28 +9,34 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from erniekit.build.data import evaluates, evaluation_dataset, training_dataset
-from erniekit.build.layout import known_model_config, partition_layers
 from erniekit.build.model import initial_weights, open_tokenizer
+from erniekit.build.preflight import preflight
 from erniekit.config import Config
+from erniekit.config.values import other_device
 from erniekit.distributed.rank import is_rank
 from erniekit.distributed.topology import AXES, Topology, topology_from
 from erniekit.errors import ConfigurationError
+from erniekit.hub.cache import chosen_hub
+from erniekit.hub.download import model_folder
 from erniekit.launch.external import refuse_several_nodes
 from erniekit.launch.local import rank_log_path, spawn, visible_gpus
 from erniekit.launch.watch import Failure, received_signals, root_cause, signal_forwarder, watch
-from erniekit.training.checkpoint.atomic_folder import MANIFEST, checkpoint_folders, newest_complete
+from erniekit.manifest import MANIFEST
+from erniekit.temp_folders import temp_folder
+from erniekit.terminal import escape_control_characters
+from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, newest_complete
 from erniekit.training.control import Commands, forward_commands
 
 logger = logging.getLogger(__name__)
 
 LOG_FOLDER = "rank_logs"  # in output_dir
 USER_ERROR = 2  # exit code
+_REPORTS = "erniekit-job-"  # begins the name of the temporary folder for what failing ranks say
 RESUME = "resume_from_checkpoint"
 
 
@@ -73,7 +79,8 @@ def plan_job(config: Config, command: tuple[str, ...], *, nproc: int | None, log
         return None
     refuse_several_nodes(os.environ, command)
     device = config.basic.device
-    gpus = 0 if device == "cpu" else visible_gpus()
+    other = other_device(device)
+    gpus = 0 if device == "cpu" or other else visible_gpus()
     if gpus and nproc is not None and nproc > gpus:
         raise ConfigurationError(
             f"--nproc {nproc}: every rank needs a GPU of its own, and {gpus} can be seen\n"
@@ -84,6 +91,12 @@ def plan_job(config: Config, command: tuple[str, ...], *, nproc: int | None, log
     elif nproc is None:
         nproc = max(1, topology_from(config).world_size)
     topology_from(config, nproc)
+    if other and nproc > 1:
+        raise ConfigurationError(
+            f"device: {device}: ERNIEKit itself starts ranks on CPUs and GPUs only; start these {nproc} ranks with\n"
+            f"  python -m paddle.distributed.launch --devices {','.join(map(str, range(nproc)))} "
+            f'"$(which erniekit)" {" ".join(command[3:])}'
+        )
     if nproc == 1 and not config.distributed.max_restarts:
         return None
     folder = logs or _output_dir(config) / LOG_FOLDER
@@ -100,11 +113,11 @@ def run_job(job: Job) -> int:
     Raises:
         UserError: model, data or layout cannot be used; raised before any rank is started.
     """
+    if chosen_hub(job.config) is not None:
+        model_folder(job.config)  # fetched first, so that there is something to check
+    preflight(job.config, world_size=job.nproc)
     prepare(job.config)
     topology = topology_from(job.config, job.nproc)
-    model = known_model_config(job.config)
-    if not isinstance(model, str):  # otherwise the ranks say what is wrong with it
-        partition_layers(job.config, model, topology)
     _make_log_folder(job.logs)
     logger.info(_announcement(job, topology))
     return _run_until_done(job)
@@ -155,7 +168,7 @@ def _run_until_done(job: Job) -> int:
     while True:
         verdict = _verdict(job, _run_once(job, resume), attempt, before)
         if verdict.failure is not None:
-            print(f"error: {verdict.failure}", file=sys.stderr)
+            print(f"error: {escape_control_characters(str(verdict.failure))}", file=sys.stderr)
             if verdict.failure.cause != "user error":
                 print(f"all ranks were ended; the output of each: {_logs(job)}", file=sys.stderr)
         for note in verdict.notes:
@@ -174,8 +187,8 @@ def _run_once(job: Job, resume: bool) -> _Attempt:
         with rank_log_path(job.logs, rank).open("a", encoding="utf-8") as log:
             log.write(f"--- {datetime.now():%Y-%m-%d %H:%M:%S} rank {rank} of {job.nproc}\n")
 
-    with tempfile.TemporaryDirectory(prefix="erniekit-ranks-") as reports, received_signals() as received:
-        ranks = spawn(job.nproc, command, logs=job.logs, reports=Path(reports), gpu=job.gpu)
+    with temp_folder(_REPORTS) as reports, received_signals() as received:
+        ranks = spawn(job.nproc, command, logs=job.logs, reports=reports, gpu=job.gpu)
         try:
             waiting, typed = signal_forwarder(received, ranks), Commands.typed()
 

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Literal
 
 from erniekit.distributed.rank import FailureKind, RankTimeoutError
+from erniekit.environment import STOP_SIGNALS, answer_stop_signals
 from erniekit.launch.local import RankExit, RankProcesses, rank_log_path
 
 POLL_INTERVAL = 0.05  # seconds
@@ -28,7 +29,6 @@ MAX_LINES = 60  # lines of what a rank said
 # told from one that waits.)
 WAITING_FOR_PEER = re.compile(r'mailboxes\.py", line \d+ in receive|init\.py", line \d+ in join_store')
 TIMED_OUT_AT_STORE = re.compile(r"^Timeout \([^)]*\)!$.* in join_store$", re.MULTILINE | re.DOTALL)
-STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 STOP_CODES = {code for number in STOP_SIGNALS for code in (-number, 128 + number)}
 
 Cause = Literal["user error", "error", "hang", "stopped", "left", "lost", "silent"]
@@ -168,23 +168,25 @@ def _last_lines(path: Path, size: int = 1 << 16) -> str:
         return "\n".join(file.read().decode("utf-8", errors="replace").splitlines()[-MAX_LINES:])
 
 
-# SIGINT and SIGTERM on their way from a launcher to its ranks. No Paddle.
+# Signals that ask for an end, on their way from a launcher to its ranks. No Paddle.
 
 SHUTDOWN_TIMEOUT = 5.0  # seconds for ranks to end when they were told to end at once
 
 
 @contextmanager
 def received_signals() -> Iterator[list[int]]:
-    """The SIGINTs and SIGTERMs that arrive while the body runs, oldest first; in another than the main thread none."""
+    """The signals that ask for an end and arrive while the body runs, oldest first; in another than the main thread
+    none. Shell and kernel both send a SIGHUP when a terminal is closed, so only one that comes first counts."""
     received: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
+        if number != signal.SIGHUP or not received:
+            received.append(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    earlier = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    earlier = answer_stop_signals(note)
     try:
         yield received
     finally:

@@ -95,7 +95,7 @@ def build_model(
     stored = None if weights is None else open_weights(model_config, weights)
     # Beside adapters it would win a tenth of the time at most, and lose a third of the memory they are meant to save.
     if paddle.get_device() == "cpu" and lora is None and adapters is None and keep_freed_memory():
-        logger.log(log_level, "host memory: freed blocks are kept for the next step")
+        logger.debug("host memory: freed blocks are kept for the next step")
     with paddle.LazyGuard() if isinstance(quantization, WeightOnly) else nullcontext():  # no dense weight ever exists
         decoder = Decoder(
             model_config,

@@ -1,12 +1,12 @@
 """Use Paddle's fused GPU kernels instead of our functions if the user asks for them (`fuse_...`).
 
-The choice is global to the process, like the device. Paddle has none of these kernels on a CPU; there our functions
-run.
+The choice is global to the process, like the device. On a CPU Paddle has only the one of SwiGLU; for the others our
+functions run there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import paddle
 import paddle.incubate.nn.functional as fused_functions
@@ -32,7 +32,7 @@ _chosen = FusedKernels()
 def use_fused_kernels(wanted: FusedKernels) -> FusedKernels:
     """Use these kernels from now on; return those that the current device has."""
     global _chosen
-    _chosen = wanted if paddle.get_device().startswith("gpu") else FusedKernels()
+    _chosen = wanted if paddle.get_device().startswith("gpu") else replace(FusedKernels(), swiglu=wanted.swiglu)
     return _chosen
 
 

@@ -15,9 +15,10 @@ def expand_like(x: paddle.Tensor, like: paddle.Tensor) -> paddle.Tensor:
     """Expand x to the shape of `like`, before an elementwise operation with it.
 
     On a CPU Paddle's broadcasting operations take 3 to 7 times as long as those of two tensors of the same shape,
-    including the copy. The result is the same, bit for bit.
+    including the copy. The result is the same, bit for bit. A saved program leaves the broadcast to the operation,
+    because paddle2onnx writes the shape of `like` as it was recorded, with -1 for a varying length.
     """
-    return x.expand_as(like)
+    return x.expand_as(like) if paddle.in_dynamic_mode() else x
 
 
 class RMSNorm(nn.Layer):

@@ -181,9 +181,15 @@ def save_companion_files(decoder: Decoder, folder: Path, tokenizer_files: Iterab
         name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config
     }
     written = [_write_json(folder / GENERATION_CONFIG_FILE, token_ids)]
-    for source in tokenizer_files:
-        written.append(Path(shutil.copyfile(source, folder / Path(source).name)))
-    return written
+    return written + [copy_companion_file(Path(source), folder) for source in tokenizer_files]
+
+
+def copy_companion_file(source: Path, folder: Path) -> Path:
+    """Copy one of the tokenizer's files; further chat templates keep the name of their own folder."""
+    is_further_template = source.parent.name == "additional_chat_templates"
+    target = folder / source.parent.name / source.name if is_further_template else folder / source.name
+    target.parent.mkdir(exist_ok=True)
+    return Path(shutil.copyfile(source, target))
 
 
 def _stored(weight: np.ndarray | None, dtype: str, transposed: bool) -> Iterator[memoryview]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import cast
 
 from erniekit.build.adapters import adapter_plan
-from erniekit.build.checks import check_vocabulary
 from erniekit.build.data import (
     broadcast_dataset_index,
     dp_rank_of,
@@ -20,14 +19,7 @@ from erniekit.build.data import (
     reads_data,
 )
 from erniekit.build.distributed import evaluation_ranks, join_ranks, topology_and_rank
-from erniekit.build.model import (
-    announce_dense_mask,
-    initial_weights,
-    open_model,
-    open_tokenizer,
-    read_model_config,
-    select_device,
-)
+from erniekit.build.model import announce_dense_mask, begin, initial_weights, open_model
 from erniekit.config import Config
 from erniekit.data.templates.ernie import Template
 from erniekit.data.tokenizers.tokenizer import Tokenizer
@@ -38,7 +30,6 @@ from erniekit.model.decoder import Decoder
 from erniekit.runners.stages import stage_objectives
 from erniekit.terminal import escape_control_characters
 from erniekit.training.callbacks.files import EVALUATION_FILE, Results
-from erniekit.training.checkpoint.atomic_folder import refuse_damaged
 from erniekit.training.checkpoint.lock import locked
 from erniekit.training.evaluation import EvaluationResult, ExtraMetrics, evaluate
 
@@ -53,15 +44,8 @@ def run_evaluation(config: Config) -> EvaluationResult:
     Raises:
         UserError: the configuration, the data, the model or the machine does not allow the evaluation.
     """
-    for line in config.messages:
-        logger.info(line)
-    select_device(config)
-    tokenizer, template = open_tokenizer(config)
-    model_config = read_model_config(config)
-    check_vocabulary(model_config, tokenizer)
+    model_config, tokenizer, template = begin(config)
     weights, adapters = initial_weights(config), adapter_plan(config, model_config)
-    if weights is not None:
-        refuse_damaged(weights)
     output_dir = config.output_dir
     topology, rank = topology_and_rank(config, model_config)
     # first, so that no evaluation runs whose metrics cannot be written

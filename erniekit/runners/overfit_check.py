@@ -7,10 +7,12 @@ import time
 
 from erniekit.build.adapters import adapter_plan
 from erniekit.build.data import sample_limits, training_dataset, training_sources
-from erniekit.build.model import begin_training, initial_weights, open_model
+from erniekit.build.model import begin, initial_weights, open_model
 from erniekit.config import Config
 from erniekit.data.collate import collate
-from erniekit.data.formats.problems import ProblemList, UnusedFields
+from erniekit.data.formats.problems import ProblemList, SkippedRecords, SourceProblems
+from erniekit.data.formats.registry import FORMATS
+from erniekit.data.formats.unused_fields import UnusedFields
 from erniekit.data.templates.ernie import Sample, Template
 from erniekit.data.tokenize import RecordCounts, TokenizationSettings, tokenise
 from erniekit.data.tokenizers.tokenizer import Tokenizer
@@ -41,7 +43,7 @@ def overfit_check(config: Config) -> bool:
     Raises:
         UserError: the configuration, the data, the model or the machine does not allow the run.
     """
-    model_config, tokenizer, template = begin_training(config)
+    model_config, tokenizer, template = begin(config, writes_output=False)
     location, sample = first_sample(config, tokenizer, template)
     weights = initial_weights(config)
     model = open_model(config, weights, adapters=adapter_plan(config, model_config))
@@ -108,8 +110,9 @@ def first_sample(config: Config, tokenizer: Tokenizer, template: Template | None
     for source in training_sources(config):
         if source.probability == 0:
             continue
-        problems, counts = ProblemList(), RecordCounts()
-        for samples, lines in tokenise(source, settings, counts, UnusedFields(source.kind), problems, block_records=1):
+        problems = SourceProblems(ProblemList(), SkippedRecords(), settings.skips_bad_records)
+        counts, unused = RecordCounts(), UnusedFields(FORMATS[source.kind])
+        for samples, lines in tokenise(source, settings, counts, unused, problems, block_records=1):
             problems.raise_if_any()
             if samples:
                 if skipped + counts.dropped:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from erniekit.build.checks import refuse_packed_data
 from erniekit.build.data import data_fingerprint_of, training_dataset, training_plan
 from erniekit.build.model import open_tokenizer
+from erniekit.build.preflight import preflight
 from erniekit.config import Config
 from erniekit.data.packed import check_empty_or_new, write_packed
-from erniekit.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +23,8 @@ def pack_data(config: Config, target: Path) -> None:
     """
     for line in config.messages:
         logger.info(line)
-    if "packed" in config.training.train_dataset_type:
-        raise ConfigurationError("train_dataset_type: the data is packed already; give the files it was made from")
+    preflight(config)
+    refuse_packed_data(config)
     check_empty_or_new(target)
     tokenizer, template = open_tokenizer(config)
     dataset = training_dataset(config, tokenizer, template)

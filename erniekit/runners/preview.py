@@ -14,6 +14,7 @@ from erniekit.build.data import (
     training_plan,
 )
 from erniekit.build.model import open_tokenizer
+from erniekit.build.preflight import preflight
 from erniekit.config import Config
 from erniekit.data.batch import Batch
 from erniekit.data.dataset import Dataset
@@ -55,7 +56,8 @@ def render_batch(
             if pair is not None:
                 parts = [slice(start + pair.chosen, start + pair.rejected), slice(start + pair.rejected, end)]
             targets = " + ".join(f"{int((batch.labels[row, part] != IGNORE_INDEX).sum()):,}" for part in parts)
-            heading = f"--- {what[:-1]} {number}: {dataset.location(index)}, positions {start:,}-{end - 1:,}, {targets}"
+            location = escape_control_characters(dataset.location(index))
+            heading = f"--- {what[:-1]} {number}: {location}, positions {start:,}-{end - 1:,}, {targets}"
             lines.append(_styled(f"{heading} targets", HEADING, color))
             if pair is None:
                 lines.append(_document(batch, tokenizer, row, start, end, color))
@@ -149,6 +151,7 @@ def preview(config: Config, *, rows: int = 1, documents: int = 8, color: bool = 
     Raises:
         UserError: the tokenizer or the data cannot be used.
     """
+    preflight(config)
     tokenizer, template = open_tokenizer(config)
     dataset = training_dataset(config, tokenizer, template)
     plan = training_plan(config, dataset)

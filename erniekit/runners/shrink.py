@@ -17,6 +17,7 @@ import erniekit
 from erniekit.build.layout import known_model_config
 from erniekit.config.values import format_value
 from erniekit.distributed.topology import Topology, topology_from
+from erniekit.environment import import_paddle
 from erniekit.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def shrink(config: Config, model: ModelConfig, vocabulary: int) -> ShrunkRun:
     topology = _shrunk_topology(asked, data=config.distributed.moe_group == "data")
     small = _tiny_model(config, model, vocabulary)
     parameters = _shipped_inputs(config) | _short_run(config) | _degrees(config, topology, small.num_hidden_layers)
+    # The miniature runs on a CPU; that these have no effect there is no news.
+    parameters |= {item.name: item.default for item in config.gpu_only_parameters()}
     parameters["hadamard_block_size"] = min(config.fp8.hadamard_block_size, 32)
     if small.num_nextn_predict_layers != config.basic.num_nextn_predict_layers:
         parameters["num_nextn_predict_layers"] = small.num_nextn_predict_layers
@@ -104,6 +107,7 @@ def shrink_overrides(config: Config) -> tuple[list[str], int, list[str]]:
 
 def _write_model(model: ModelConfig, seed: int, folder: Path) -> None:
     """`config.json` and random weights, which ranks then read as they read any model's."""
+    import_paddle()
     from erniekit.model.linear import initial_weight
     from erniekit.model.storage.safetensors import write_safetensors
 

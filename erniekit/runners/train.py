@@ -16,17 +16,17 @@ from erniekit.build.checkpoint import (
     master_weight_policy,
     model_source,
     open_run_folder,
-    read_generation_config,
     run_identity,
     shards_of,
 )
-from erniekit.build.checks import expert_parallel_warnings
+from erniekit.build.checks import read_generation_config
 from erniekit.build.data import RunData, open_local_data, plan_run_data
 from erniekit.build.distributed import join_ranks, moment_storage, optimizer_and_ranks, topology_and_rank
-from erniekit.build.model import announce_dense_mask, begin_training, model_folder, open_model
+from erniekit.build.model import announce_dense_mask, begin, model_folder, open_model
 from erniekit.build.precision import initial_loss_scale
 from erniekit.config import Config
 from erniekit.data.loader import prefetch
+from erniekit.data.templates.ernie import published_files
 from erniekit.distributed.topology import Topology
 from erniekit.model.decoder import Decoder
 from erniekit.model.lora.lora import named_trainable_parameters
@@ -51,11 +51,9 @@ def run_training(config: Config) -> TrainResult:
     Raises:
         UserError: the configuration, the data, the model or the machine does not allow the run, or it failed.
     """
-    model_config, tokenizer, template = begin_training(config)
+    model_config, tokenizer, template = begin(config)
     generation = read_generation_config(model_folder(config))
     topology, rank = topology_and_rank(config, model_config)
-    for line in expert_parallel_warnings(config, model_config, topology):
-        logger.info(line)
     with open_run_folder(config, rank) as local_start:
         local_data = open_local_data(config, tokenizer, template, topology, rank)  # before ranks wait for each other
         mesh = join_ranks(config, topology)
@@ -74,7 +72,8 @@ def run_training(config: Config) -> TrainResult:
         shards = shards_of(config, model, ranks)
         load_own_shard(source, shards, ranks)
         master_weights = master_weight_policy(config, model_config, resumes_shards=bool(source.sharded_checkpoint))
-        writer = ModelWriter(config, model, ranks, tokenizer.files, generation)
+        tokenizer_files = tokenizer.files if config.stage.reads_text else published_files(tokenizer)
+        writer = ModelWriter(config, model, ranks, tokenizer_files, generation)
         write_checkpoint: Callable[[Path | None], None] = writer.write
         if master_weights.stored == "as weights":
             write_checkpoint = partial(writer.write_master_weights, optimizer, parameters)
@@ -108,7 +107,7 @@ def run_training(config: Config) -> TrainResult:
 
 def _describe_optimizer(config: Config, parameters: Mapping[str, Tensor], topology: Topology) -> None:
     on_rank = ", counted on this rank" if topology.tensor > 1 or topology.pipeline > 1 else ""
-    logger.info(describe_decay(parameters, config.training.weight_decay) + on_rank)
+    logger.debug(describe_decay(parameters, config.training.weight_decay) + on_rank)
     if (storage := moment_storage(config)) is not None:
         logger.info(f"AdamW: {storage}")
 

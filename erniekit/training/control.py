@@ -26,6 +26,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, NamedTuple
 
+from erniekit.environment import answer_stop_signals
+
 if TYPE_CHECKING:
     from erniekit.training.checkpoint.state import TrainerState
 
@@ -222,7 +224,8 @@ def status_line(
     )
 
 
-# Stop signals. Ctrl-C and SIGTERM: the first asks for an orderly stop after the current step, the second stops at once.
+# Stop signals: Ctrl-C, SIGTERM, and SIGHUP of a terminal that was closed. The first asks for an orderly stop after the
+# current step, the second stops at once, unless it is a SIGHUP: shell and kernel both send one for the same event.
 # The handler only records the signal, because it may interrupt a print, and printing again from there is an error; the
 # training loop reports it.
 
@@ -246,7 +249,8 @@ class StopRequest:
 
 @contextmanager
 def stop_signals() -> Iterator[StopRequest]:
-    """Catch SIGINT and SIGTERM while the body runs. Outside the main thread, which gets no signals, do nothing.
+    """Catch the signals that ask for an end while the body runs. Outside the main thread, which alone gets signals, do
+    nothing.
 
     Raises:
             ForcedStopError: a second signal arrived. It replaces later errors of the body, which are consequences:
@@ -260,11 +264,11 @@ def stop_signals() -> Iterator[StopRequest]:
     def on_signal(number: int, _frame: FrameType | None) -> None:
         if request.signal is None:
             request.signal = number
-        else:
+        elif number != signal.SIGHUP:
             request.second_signal = number
             request.check()
 
-    earlier = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    earlier = answer_stop_signals(on_signal)
     try:
         yield request
     finally:

@@ -20,9 +20,10 @@ from paddle.nn import Layer
 from erniekit.config import Config
 from erniekit.config.sections.checkpoint import moment_quantization, saves_asynchronously
 from erniekit.errors import CheckpointError, TrainingError
+from erniekit.manifest import problems
 from erniekit.training.callbacks import Callback, CallbackList, TrainingRun
 from erniekit.training.checkpoint.async_save import SYNC_SAVER, AsyncSaver, Saver, SyncSaver
-from erniekit.training.checkpoint.atomic_folder import checkpoint_name, newest_complete, problems, publish_files
+from erniekit.training.checkpoint.atomic_folder import checkpoint_name, newest_complete, publish_files
 from erniekit.training.checkpoint.master_weights import SEPARATE_MASTER_WEIGHTS, MasterWeightPolicy, has_master_weights
 from erniekit.training.checkpoint.quantized_state import FORMATS
 from erniekit.training.checkpoint.resume import RunIdentity, Start, check_identity, remove_superseded
@@ -87,7 +88,7 @@ class TrainResult:
 
     @property
     def exit_code(self) -> int:
-        """0, or what a shell expects of a program that a signal ended: 130 for SIGINT, 143 for SIGTERM."""
+        """0, or what a shell expects of a program that a signal ended: SIGHUP 129, SIGINT 130, SIGTERM 143."""
         return 0 if self.stopped_by is None else 128 + self.stopped_by
 
     def record(self) -> dict[str, Any]:
@@ -393,11 +394,11 @@ class Trainer:
     def _stops_early(self) -> bool:
         return out_of_patience(self.state.best, self.config.evaluation)
 
-    def _best_folder(self) -> Path | None:
-        """The checkpoint of the best evaluation, where it was saved."""
+    def _best_folder(self, *, hashes: bool = False) -> Path | None:
+        """The checkpoint of the best evaluation, where it was saved and is complete; see `manifest.problems`."""
         step = self.state.best.step
         folder = None if step is None else self.config.output_dir / checkpoint_name(step)
-        complete = folder is not None and not problems(folder, hashes=False)
+        complete = self.ranks.is_main_process and folder is not None and not problems(folder, hashes=hashes)
         return folder if self.ranks.all_gather_object(complete)[0] else None  # others may not see the first rank's disk
 
     def _save(self) -> None:
@@ -426,13 +427,13 @@ class Trainer:
     def _save_final_model(self) -> None:
         self._saver.wait()
         write, which = self.write_model, ""
-        best, folder = self.state.best, self._best_folder()
+        best, folder = self.state.best, self._best_folder(hashes=self.config.evaluation.load_best_model_at_end)
         if self.config.evaluation.load_best_model_at_end and best.step is not None and best.step != self.state.step:
             shown = f"{checkpoint_name(best.step)}, where {best.metric} was best,"
             is_sharded = self.ranks.is_main_process and folder is not None and WEIGHTS in sharded_kinds(folder)
             is_sharded = self.ranks.all_gather_object(is_sharded)[0]  # others need not see the folder where it is whole
             if folder is None:
-                logger.info(f"{shown} is not in {self.config.output_dir}: the last model is saved")
+                logger.info(f"{shown} is not complete in {self.config.output_dir}: the last model is saved")
             elif is_sharded and not has_same_layout(folder, self.ranks):
                 logger.info(f"{shown} was written by the ranks of another layout: the last model is saved")
             else:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import pytest
 
 from erniekit.cli import main
 from erniekit.config.registry import ALIASES, PARAMETERS
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_params_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,3 +89,20 @@ def test_docs_leaves_the_files_of_others_alone(tmp_path: Path, capsys: pytest.Ca
 def test_docs_that_cannot_be_written_are_one_line(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["docs", "--output", folder]) == 2
     assert capsys.readouterr().err.startswith(f"error: {folder}: cannot be written: ")
+
+
+def test_names_of_other_suites_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, told in {
+        "cutoff_len": "max_seq_len   (1.3 Training)",
+        "compute_dtype": "compute_type   (alias",
+        "download_hub": "from_hf_hub: true",
+        "pre_alloc_memory": "It has no effect: memory is allocated when tensors need it.",
+        "val_size": "Held-out data is a file of its own: write eval_dataset_path.",
+    }.items():
+        assert main(["params", name]) == 0
+        assert told in capsys.readouterr().out
+
+
+def test_the_page_on_migrating_is_fresh() -> None:
+    tool = runpy.run_path(str(ROOT / "tools/migrating.py"))
+    assert tool["page"]() == (ROOT / "docs/migrating.md").read_text(encoding="utf-8")

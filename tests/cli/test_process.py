@@ -37,9 +37,16 @@ def shell(command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=ROOT, env=os.environ | variables)
 
 
-def test_sigterm_ends_with_one_line_and_143_after_paddle_was_imported() -> None:
-    result = run_verb("version", "import_paddle(); os.kill(os.getpid(), signal.SIGTERM); print('went on')")
-    assert (result.returncode, result.stdout, result.stderr) == (143, "", "terminated\n")
+@pytest.mark.parametrize(("number", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_ends_with_one_line_after_paddle_was_imported(number: str, code: int) -> None:
+    result = run_verb("version", f"import_paddle(); os.kill(os.getpid(), signal.{number}); print('went on')")
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", "terminated\n")
+
+
+def test_a_verb_under_nohup_outlives_its_terminal() -> None:
+    body = "os.kill(os.getpid(), signal.SIGHUP); print('went on')"
+    result = run_verb("version", body, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    assert (result.returncode, result.stdout, result.stderr) == (0, "went on\n", "")
 
 
 @pytest.mark.parametrize(("number", "code", "told"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
@@ -55,13 +62,16 @@ def test_a_signal_during_the_import_of_paddle_waits_for_its_end(
     assert (result.returncode, result.stdout, result.stderr) == (code, "loaded whole\n", f"{told}\n")
 
 
-@pytest.mark.parametrize(("number", "code", "told"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+@pytest.mark.parametrize(
+    ("number", "code", "told"),
+    [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated"), ("SIGHUP", 129, "terminated")],
+)
 def test_a_signal_that_a_destructor_swallows_comes_again(number: str, code: int, told: str) -> None:
     body = (
         f"type('Closing', (), {{'__del__': lambda self: os.kill(os.getpid(), signal.{number})}})()\n"
-        "    print('swallowed', flush=True); threading.Event().wait(1); print('went on')"
+        "    print('swallowed', flush=True); os.read(os.pipe()[0], 1); print('went on')"  # waits without end
     )
-    result = run_verb("version", f"import threading; {body}")
+    result = run_verb("version", body, timeout=30)
     assert (result.returncode, result.stdout, result.stderr) == (code, "swallowed\n", f"{told}\n")
 
 

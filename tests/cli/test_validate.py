@@ -25,7 +25,8 @@ def _write(path: Path, text: str) -> str:
 def test_good_file_shows_values_origins_and_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = _write(
         tmp_path / "sft.yaml",
-        f"model_name_or_path: {TINY}\noutput_dir: out\ntrain_dataset_path: {DATA}\nmax_seq_len: 512\n"
+        f"model_name_or_path: {TINY}\ncontinue_training: false\noutput_dir: out\ntrain_dataset_path: {DATA}\n"
+        "max_seq_len: 512\n"
         "batch_size: 2\ngradient_accumulation_steps: 4\ncompute_type: bf16\n",
     )
     assert main(["validate", file, "max_steps=1200"]) == 0
@@ -33,12 +34,12 @@ def test_good_file_shows_values_origins_and_numbers(tmp_path: Path, capsys: pyte
     for line in (
         f"{file}: valid for `erniekit train`",
         "max_steps 1200 command line",
-        "per_device_train_batch_size 2 batch_size (sft.yaml:5)",
-        "bf16 true compute_type (sft.yaml:7)",
+        "per_device_train_batch_size 2 batch_size (sft.yaml:6)",
+        "bf16 true compute_type (sft.yaml:8)",
         "learning_rate 3e-05 default for SFT",
         "global batch 8 packs of up to 512 tokens, at most 4,096 tokens",
         "steps 1,200",
-        "`bf16: true` (compute_type (sft.yaml:7)) has no effect on a CPU: fp32 runs",
+        "`bf16: true` (compute_type (sft.yaml:8)) has no effect on a CPU: fp32 runs",
     ):
         assert line in lines
     parameters = next(line for line in lines if line.startswith("parameters"))
@@ -97,7 +98,7 @@ def test_other_verbs_need_less(tmp_path: Path, capsys: pytest.CaptureFixture[str
     file = _write(tmp_path / "chat.yaml", "max_new_tokens: 16\n")
     assert main(["validate", file, "--verb", "chat"]) == 0
     assert "global batch" not in capsys.readouterr().out
-    assert main(["validate", file]) == 2
+    assert main(["validate", file, "--verb", "train"]) == 2
 
 
 def test_no_file_is_a_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +115,8 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_positions_that_the_model_does_not_have_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = _write(tmp_path / "a.yaml", f"model_name_or_path: {TINY}\noutput_dir: o\ntrain_dataset_path: {DATA}\n")
+    inputs = f"model_name_or_path: {TINY}\ncontinue_training: false\ntrain_dataset_path: {DATA}\n"
+    file = _write(tmp_path / "a.yaml", f"{inputs}output_dir: o\n")
     assert main(["validate", file, "max_seq_len=4096"]) == 0
     assert main(["validate", file, "max_seq_len=4097"]) == 2
     error = capsys.readouterr().err
@@ -125,7 +127,7 @@ def test_what_is_not_there_is_named_with_its_line(tmp_path: Path, capsys: pytest
     file = _write(
         tmp_path / "a.yaml",
         f"model_name_or_path: {TINY}/absent\noutput_dir: o\ntrain_dataset_path: {DATA}, t.jsonl\n"
-        "do_eval: true\neval_dataset_path: e.jsonl\n",
+        "do_eval: true\neval_dataset_path: e.jsonl\ncontinue_training: false\n",
     )
     assert main(["validate", file, "resume_from_checkpoint=checkpoint-9"]) == 2
     error = capsys.readouterr().err
@@ -147,7 +149,7 @@ def test_an_evaluation_on_its_own_reads_no_training_data(tmp_path: Path, capsys:
     file = _write(
         tmp_path / "a.yaml",
         f"model_name_or_path: {TINY}\noutput_dir: o\ndo_train: false\ndo_eval: true\neval_dataset_path: {DATA}\n"
-        f"data_cache_dir: {tmp_path}\nmax_seq_len: 512\n",
+        f"continue_training: false\ndata_cache_dir: {tmp_path}\nmax_seq_len: 512\n",
     )
     assert main(["validate", file, "--data"]) == 0
     text = capsys.readouterr().out
@@ -258,6 +260,41 @@ def test_number_formats_decide_the_estimate(
     assert optimizer_and_title(*sixteen, "device=cpu")[1].endswith("float32 on a CPU")
 
 
+def test_the_verb_is_what_the_file_is_for(tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_base: Path) -> None:
+    model = f"model_name_or_path: {tiny_base}\n"
+    chat = _write(tmp_path / "run_chat.yaml", f"{model}max_model_len: 512\noutput_dir: None\n")
+    export = _write(tmp_path / "run_export.yaml", f"{model}max_shard_size: 5\noutput_dir: {tiny_base}\n")
+    assert main(["validate", chat]) == 0
+    assert "valid for `erniekit chat`" in capsys.readouterr().out
+    assert main(["validate", export]) == 0
+    assert "valid for `erniekit export`" in capsys.readouterr().out
+    assert main(["validate", chat, "--verb", "train"]) == 2
+    assert "`train_dataset_path`: is required" in capsys.readouterr().err
+
+
+def test_sharding_without_a_degree_takes_all_ranks_that_train_on_different_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("sharding=stage1", "tensor_parallel_degree=2", "--world-size", "8")
+    assert _layout(tmp_path, monkeypatch, *words) == 0
+    text = capsys.readouterr().out
+    assert "layout of 8 ranks: sharding 4 x tensor 2" in text
+    assert "all ranks that train on different data, for sharding: stage1" in text
+    assert _layout(tmp_path, monkeypatch, *words, "sharding_parallel_degree=1") == 0
+    assert "layout of 8 ranks: data 4 x tensor 2" in capsys.readouterr().out
+
+
+def test_wide_values_keep_apart_from_their_origin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lists = "amp_custom_white_list: [lookup_table, lookup_table_v2, flash_attn, matmul]\n"
+    file = _write(
+        tmp_path / "a.yaml",
+        f"model_name_or_path: {TINY}\noutput_dir: o\ntrain_dataset_path: {DATA}\nbf16: true\n{lists}"
+        "continue_training: false\n",
+    )
+    assert main(["validate", file, "device=cpu", "max_seq_len=512"]) == 0
+    assert "matmul]  a.yaml:5" in capsys.readouterr().out
+
+
 def test_a_layout_that_does_not_fit_the_model_or_the_ranks_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,8 +302,12 @@ def test_a_layout_that_does_not_fit_the_model_or_the_ranks_is_refused(
     assert "6 ranks cannot be divided by the layout" in capsys.readouterr().err
     assert _layout(tmp_path, monkeypatch, "--world-size", "8", "tensor_parallel_degree=8") == 2
     assert "does not divide num_attention_heads 20, num_key_value_heads 4" in capsys.readouterr().err
-    assert _layout(tmp_path, monkeypatch, "pipeline_parallel_degree=3") == 2  # without --world-size, too
+    words = ("pipeline_parallel_degree=3", "virtual_pp_degree=2", "gradient_accumulation_steps=6")
+    assert _layout(tmp_path, monkeypatch, *words) == 2  # without --world-size, too
     assert "28 layers cannot be divided equally" in capsys.readouterr().err
+    assert _layout(tmp_path, monkeypatch, "pipeline_parallel_degree=3") == 0
+    told = "`pp_seg_method: layer:DecoderLayer` is read as uniform: 28 layers cannot be divided equally into 3 model"
+    assert told in capsys.readouterr().out
     assert _layout(tmp_path, monkeypatch, "--world-size", "none") == 2
     assert "expected an integer of at least 1" in capsys.readouterr().err
     assert _layout(tmp_path, monkeypatch, "--world-size", "2", "--verb", "preview") == 2

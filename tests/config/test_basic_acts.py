@@ -101,9 +101,19 @@ def test_do_train_false_only_evaluates(make_config: MakeConfig, records: Path, t
 
 
 @pytest.mark.proves("hidden_dropout_prob", "attention_probs_dropout_prob")
-@pytest.mark.parametrize("name", ["hidden_dropout_prob", "attention_probs_dropout_prob"])
-def test_dropout_changes_training_and_no_evaluation(name: str, train: Train, records: Path) -> None:
-    still = {"learning_rate": 0.0, "max_steps": 1, "do_eval": True, "eval_dataset_path": str(records), "eval_steps": 1}
+@pytest.mark.parametrize(
+    ("name", "flashmask"),
+    [("hidden_dropout_prob", True), ("attention_probs_dropout_prob", True), ("attention_probs_dropout_prob", False)],
+)
+def test_dropout_changes_training_and_no_evaluation(name: str, flashmask: bool, train: Train, records: Path) -> None:
+    still = {
+        "use_flash_attention": flashmask,
+        "learning_rate": 0.0,
+        "max_steps": 1,
+        "do_eval": True,
+        "eval_dataset_path": str(records),
+        "eval_steps": 1,
+    }
     plain, dropped, more = train(**still), train(**still, **{name: 0.3}), train(**still, **{name: 0.6})
     assert len({run.losses[0] for run in (plain, dropped, more)}) == 3
     assert dropped.log[-1]["eval_loss"] == plain.log[-1]["eval_loss"]

@@ -15,7 +15,7 @@ IN_16_BITS = {"bf16": True, "fp16_opt_level": "O2"}
 
 
 def loaded(words: str, **values: Any) -> Config:
-    return Config.from_mapping({NAME: words, **values}, verb="export")
+    return Config.from_mapping({NAME: words, "save_strategy": "steps", **values}, verb="export")
 
 
 def reported(words: str, **values: Any) -> list[str]:

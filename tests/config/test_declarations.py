@@ -30,7 +30,7 @@ def parameters_where(condition: Callable[[Parameter], bool]) -> pytest.MarkDecor
 
 
 def has_no_effect_by_default(parameter: Parameter) -> bool:
-    brings_its_need = parameter.name == "num_samples_each_epoch"  # test_config.py
+    brings_its_need = parameter.name in ("num_samples_each_epoch", "sharding")  # test_config.py
     return bool(parameter.needs) and not any(need.holds(DEFAULTS) for need in parameter.needs) and not brings_its_need
 
 
@@ -67,6 +67,7 @@ def _load_alone(file: Path, parameter: Parameter) -> Config:
     """Load an example of one parameter with what its rules ask for beside it."""
     beside = {"model_name_or_path": "m", "output_dir": "o", "train_dataset_path": "a,b", "eval_dataset_path": "c,d"}
     beside |= {"decay_steps": "1", "learning_rate": "0.1", "train_dataset_prob": "1,1", "do_eval": "true"}
+    beside |= {"save_strategy": "epoch"}
     if parameter.name in ("train_dataset_path", "eval_dataset_path"):
         beside[parameter.name.replace("path", "prob")] = "1"
     words = [f"{name}={value}" for name, value in beside.items() if name != parameter.name]

@@ -9,8 +9,9 @@ import jsonschema
 import pytest
 import yaml
 
+from erniekit.config.foreign import FOREIGN_NAMES
 from erniekit.config.json_schema import editor_schema
-from erniekit.config.reference_docs import pages
+from erniekit.config.reference_docs import GUIDES, example_of, pages
 from erniekit.config.registry import ALIASES, PARAMETERS, RULES, SECTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +44,7 @@ def test_page_tells_everything_declared() -> None:
         "| default | `none` |",
         "| choices | `none`, `stage1`, `stage2`, `stage3` |",
         "| used by | train, eval; stages PT, SFT, DPO |",
-        "| needs | `sharding_parallel_degree` above 1 |",
+        "| needs | `sharding_parallel_degree` above 1 or `sharding_parallel_degree` -1 |",
         "sharding: stage1",
     ):
         assert line in entry
@@ -60,7 +61,8 @@ def editor() -> jsonschema.Draft202012Validator:
 
 
 def test_editor_schema_knows_every_name(editor: jsonschema.Draft202012Validator) -> None:
-    assert set(editor.schema["properties"]) == {*PARAMETERS, *ALIASES}
+    read = {name for name, foreign in FOREIGN_NAMES.items() if foreign.read}
+    assert set(editor.schema["properties"]) == {*PARAMETERS, *ALIASES, *read}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_editor_accepts_what_users_write(editor: jsonschema.Draft202012Validator
         "max_steps: many",
         "lora_rank: 0",
         "stage: XYZ",
-        "do_eval: 1",
+        "do_eval: 2",
         "compute_type: int3",
         "seed: []",
     ],
@@ -123,3 +125,14 @@ def test_editor_accepts_the_examples(editor: jsonschema.Draft202012Validator, fi
     schema = text.splitlines()[0].partition("$schema=")[2]
     assert (file.parent / schema).resolve() == FOLDER / "erniekit.schema.json"
     editor.validate(yaml.safe_load(text))
+
+
+def test_no_example_repeats_the_default() -> None:
+    """Such an example would show nothing."""
+    shown = {name: example_of(item) for name, item in PARAMETERS.items()}
+    assert [name for name, value in shown.items() if value == PARAMETERS[name].default] == []
+
+
+def test_guides_exist() -> None:
+    assert GUIDES.keys() <= {section.key for section in SECTIONS}
+    assert all((ROOT / "docs" / page).is_file() for page in GUIDES.values())

@@ -58,7 +58,7 @@ def test_the_files_of_an_evaluation(train: Train, records: Path, tmp_path: Path)
     asked = {"do_eval": True, "eval_steps": 4, "max_evaluate_steps": -1}
     alone = train(**asked, eval_dataset_path=str(alpaca), eval_dataset_type="alpaca")
     assert "alpaca.jsonl (alpaca): 9 records, 9 kept" in alone.said
-    with pytest.raises(UserError, match=r"alpaca\.jsonl:1"):
+    with pytest.raises(UserError, match=r"looks like alpaca: write eval_dataset_type: alpaca"):
         train(**asked, eval_dataset_path=str(alpaca), eval_dataset_type="messages")
     both = {"eval_dataset_path": f"{records},{alpaca}", "eval_dataset_type": "erniekit,alpaca"}
     assert train(**asked, **both).log[-1]["eval_units"] > alone.log[-1]["eval_units"]

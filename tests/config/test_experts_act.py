@@ -17,7 +17,7 @@ ROUTER = "model.layers.1.mlp.gate.weight"
 
 @pytest.fixture
 def train_experts(train: Train, moe_model: Path) -> Train:
-    return lambda **values: train(model_name_or_path=str(moe_model), **values)
+    return lambda **values: train(**{"model_name_or_path": str(moe_model)} | values)
 
 
 @pytest.mark.proves("moe_aux_loss_lambda", "moe_z_loss_lambda", "moe_orthogonal_loss_lambda")
@@ -42,6 +42,19 @@ def test_the_bias_of_experts_moves_by_the_rate(train_experts: Train) -> None:
         (bias,) = [values for name, values in weights.items() if "e_score_correction_bias" in name]
         np.testing.assert_allclose(np.abs(bias[bias != 0]), rate, rtol=1e-6)
         assert bias.any() == bool(rate)
+
+
+@pytest.mark.proves("moe_use_aux_free")
+def test_the_bias_of_experts_is_left_out(train_experts: Train, tmp_path: Path) -> None:
+    """A model with a bias, trained on without it: experts are chosen otherwise, and the saved bias is zero."""
+    biased = train_experts(moe_router_bias_update_rate=0.5, max_steps=1, output_dir=str(tmp_path / "biased")).output
+    losses = {}
+    for kept in (True, False):
+        run = train_experts(model_name_or_path=str(biased), continue_training=True, moe_use_aux_free=kept, max_steps=1)
+        (bias,) = [values for name, values in tensors(run.output).items() if "e_score_correction_bias" in name]
+        assert bool(bias.any()) == kept
+        losses[kept] = run.losses[0]
+    assert losses[True] != losses[False]
 
 
 @pytest.mark.proves("multi_token_pred_lambda")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from erniekit.cli import main
 from erniekit.config import Config
 from erniekit.errors import UserError
 from tests.config.samples import load
@@ -60,6 +62,28 @@ def test_how_freely_tokens_are_chosen(answer: Answer) -> None:
     assert greedy == answer(temperature=0, seed=7) == answer(temperature=0.001)
     assert answer() == answer() != answer(seed=7)
     assert answer(temperature=1.5) != greedy
+
+
+@pytest.mark.proves("seed", "temperature")
+@pytest.mark.parametrize("verb", ["generate", "generate a file", "chat"])
+def test_the_seed_of_the_command_line_decides_answers(
+    verb: str, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from erniekit.inference.engine import ChatModel
+
+    monkeypatch.setattr(ChatModel, "load", lambda *arguments, **options: model)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text(f"{PROMPT}\n")
+    words = {"generate": ["--prompt", PROMPT], "generate a file": ["--prompts", str(prompts)], "chat": []}[verb]
+
+    def answered(seed: int, temperature: float = 1.5) -> str:
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{PROMPT}\n"))
+        options = ["--temperature", str(temperature), "--max-new-tokens", "12", "--seed", str(seed)]
+        assert main([verb.split()[0], "a model", *words, *options]) == 0
+        return capsys.readouterr().out
+
+    assert answered(7) == answered(7) != answered(8)
+    assert answered(7, temperature=0) == answered(8, temperature=0)
 
 
 @pytest.mark.proves("top_p", "top_k")

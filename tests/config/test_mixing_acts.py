@@ -70,3 +70,14 @@ def test_conversations_that_are_too_long(read_epoch: Read, records: Path, tmp_pa
     assert "1 dropped" in dropped.reported and len(dropped.lengths) == 60
     with pytest.raises(UserError, match=r"long\.jsonl:61"):
         read_epoch(**values, over_length_policy="error")
+
+
+@pytest.mark.proves("on_bad_record")
+def test_bad_records_stop_the_run_or_are_left_out(read_epoch: Read, records: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(records.read_text() + '{"src": "no answer"}\n')
+    with pytest.raises(UserError, match=r"bad\.jsonl:61: tgt: .*\n.*on_bad_record: skip"):
+        read_epoch(train_dataset_path=str(path))
+    skipped = read_epoch(train_dataset_path=str(path), on_bad_record="skip")
+    assert len(skipped.lengths) == 60
+    assert "61 records, 60 kept, 1 skipped" in skipped.reported and "bad.jsonl:61: tgt" in skipped.reported

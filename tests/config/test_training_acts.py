@@ -28,9 +28,11 @@ SCHEDULES: dict[str, list[tuple[dict[str, Any], list[float]]]] = {
         ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 2}, [0, 0.5, 1, 1]),
         ({"lr_scheduler_type": "cosine"}, [(1 + cos(pi * k / LENGTH)) / 2 for k in range(LENGTH)]),
         ({"lr_scheduler_type": "polynomial", "lr_end": 0}, [1, 0.75, 0.5, 0.25]),
+        ({"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 1}, [0, 1, sqrt(1 / 2), sqrt(1 / 3)]),
         ({"lr_scheduler_type": "wsd", "decay_steps": 2}, [1, 1, 1, 0.5]),
     ],
     "warmup_steps": [({"warmup_steps": 2}, [0, 0.5, 1, 0.5])],
+    "warmup_ratio": [({"warmup_ratio": 0.4}, [0, 0.5, 1, 0.5])],
     "min_lr": [
         ({"lr_scheduler_type": "cosine", "min_lr": PEAK / 2}, [0.75 + cos(pi * k / LENGTH) / 4 for k in range(LENGTH)]),
         ({"lr_scheduler_type": "wsd", "decay_steps": 2, "min_lr": PEAK / 2}, [1, 1, 1, 0.75]),
@@ -130,6 +132,11 @@ def test_the_seed_decides_weights_and_order(train: Train) -> None:
     assert first.losses != other.losses and "random, seed 7" in other.said
 
 
+@pytest.mark.proves("seed")
+def test_the_seed_decides_the_order_of_samples(read_epoch: Read) -> None:
+    assert read_epoch().order == read_epoch().order != read_epoch(seed=7).order
+
+
 @pytest.mark.proves("random_shuffle")
 def test_without_shuffling_samples_keep_the_order_of_their_file(read_epoch: Read) -> None:
     one_by_one = {"packing": False}
@@ -173,8 +180,23 @@ def test_the_format_says_how_records_are_read(read_epoch: Read, tmp_path: Path) 
     assert (
         "(alpaca): 1 records, 1 kept" in read_epoch(train_dataset_path=str(path), train_dataset_type="alpaca").reported
     )
-    with pytest.raises(UserError, match=r"alpaca\.jsonl:1"):
+    with pytest.raises(UserError, match=r"looks like alpaca: write train_dataset_type: alpaca"):
         read_epoch(train_dataset_path=str(path), train_dataset_type="messages")
+
+
+def test_a_format_that_is_not_named_is_recognised_and_told_once(
+    read_epoch: Read, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text("prompt,completion\nq,a\n")
+    with caplog.at_level("INFO"):
+        assert "(prompt_completion): 1 records" in read_epoch(train_dataset_path=str(path)).reported
+        read_epoch(train_dataset_path=str(path))
+    told = [message for message in caplog.messages if "to say so" in message]
+    assert told == [
+        f"{path}: read as prompt and completion, which its records look like; "
+        "to say so, train_dataset_type: prompt_completion"
+    ]
 
 
 @pytest.mark.proves("train_dataset_prob")
@@ -205,6 +227,7 @@ def test_tokenised_data_is_kept_where_asked_and_used_again(read_epoch: Read, tmp
 def test_max_steps_comes_before_epochs(train: Train) -> None:
     assert train(max_steps=None, num_train_epochs=1).result.step == 8
     assert train(max_steps=None, num_train_epochs=2).result.step == 16
+    assert train(max_steps=None, num_train_epochs=0.3).result.step == 3
     assert train(max_steps=3, num_train_epochs=2).result.step == 3
 
 

@@ -80,18 +80,18 @@ def test_the_report_counts(opened, make_source, tokenizer):
 
 
 def test_the_report_lists_unused_fields_and_the_cache_keeps_them(opened, make_source, monkeypatch):
-    source = make_source([{**exchange(), "task": "a"}, {**exchange(), "sytem": "x"}, {**exchange(), "task": "b"}])
+    source = make_source([{**exchange(), "topic": "a"}, {**exchange(), "sytem": "x"}, {**exchange(), "topic": "b"}])
     first = opened(source)
     assert str(first.report).splitlines()[2:] == [
         "  field not used: sytem (1 record, first at line 2): did you mean system?",
-        "  field not used: task (2 records)",
+        "  field not used: topic (2 records)",
     ]
     monkeypatch.setattr("erniekit.data.dataset.tokenise", lambda *args: pytest.fail("tokenised again"))
     assert str(opened(source).report) == str(first.report)
 
 
 def test_fields_beside_the_formats_change_no_sample(opened, make_source):
-    plain, more = make_source([exchange()]), make_source([{**exchange(), "task": "a"}], name="more.jsonl")
+    plain, more = make_source([exchange()]), make_source([{**exchange(), "topic": "a"}], name="more.jsonl")
     plain, more = opened(plain), opened(more)
     assert plain.sample(0).input_ids.tolist() == more.sample(0).input_ids.tolist()
     assert len(str(plain.report).splitlines()) == 2
@@ -110,7 +110,7 @@ def test_percentiles_are_over_samples(opened, make_source):
 # ---- too long
 
 
-def test_a_record_whose_text_the_tokenizer_drops_is_a_problem(opened, make_source, tmp_path):
+def test_a_record_whose_text_the_tokenizer_drops_is_skipped(opened, make_source, tmp_path):
     folder = write_tokenizer(tmp_path / "normalizing")
     stored = json.loads((folder / "tokenizer.json").read_text())
     stored["normalizer"] = {"type": "Replace", "pattern": {"String": "\u200b"}, "content": ""}
@@ -120,11 +120,10 @@ def test_a_record_whose_text_the_tokenizer_drops_is_a_problem(opened, make_sourc
         make_source([exchange(), exchange(answer="\u200b\u200b")], name="dialogues.jsonl"),
         make_source([{"text": "\u200b"}, {"text": "some"}], "text", name="texts.jsonl"),
     )
-    with pytest.raises(DataError) as caught:
-        opened(*sources, tokenizer=normalizing, template=AnswersOnly(normalizing.eos_id))
-    assert "dialogues.jsonl:2: record: expected a trained answer that leaves a token" in str(caught.value)
-    assert "texts.jsonl:1: text: expected text that leaves a token" in str(caught.value)
-    assert "2 problems" in str(caught.value)
+    report = str(opened(*sources, tokenizer=normalizing, template=AnswersOnly(normalizing.eos_id)).report)
+    assert "dialogues.jsonl:2: record: expected a trained answer that leaves a token" in report
+    assert "texts.jsonl:1: text: expected text that leaves a token" in report
+    assert report.count("2 records, 1 kept, 1 skipped") == 2
 
 
 class AnswersOnly:
@@ -138,6 +137,9 @@ class AnswersOnly:
 
     def render(self, conversation):
         return [Segment(turn.content, turn.trained) for turn in conversation.turns]
+
+    def render_many(self, conversations):
+        return [self.render(conversation) for conversation in conversations]
 
 
 def test_over_long_dialogues_can_be_dropped(opened, make_source):
@@ -182,10 +184,26 @@ def test_dropping_turns_never_renders_a_dialogue_without_turns(opened, make_sour
 
 
 @pytest.mark.slow
-def test_a_dialogue_of_10_mb(opened, make_source):
-    dataset = opened(make_source([exchange("word mill " * 1_000_000), exchange()]))
-    assert dataset.report.sources[0].dropped == 1
-    assert dataset.location(0).endswith(":2")
+def test_a_dialogue_of_10_mb_is_judged_without_encoding_it(opened, make_source, tokenizer, monkeypatch):
+    encode_batch = tokenizer.encode_batch
+    longest = 0
+
+    def measured(texts):
+        nonlocal longest
+        longest = max([longest, *map(len, texts)])
+        return encode_batch(texts)
+
+    monkeypatch.setattr(tokenizer, "encode_batch", measured)
+    huge, several = "word mill " * 1_000_000, {"src": ["word mill " * 1_000_000, "q"], "tgt": ["a", "b"]}
+    source = make_source([exchange(huge), exchange(), several])
+    dataset = opened(source, over_length="truncate_turns")
+    report = dataset.report.sources[0]
+    assert (report.dropped, report.samples) == (1, 2)
+    assert [dataset.line(number) for number in range(2)] == [2, 3]
+    assert opened(source, over_length="drop").report.sources[0].dropped == 2
+    with pytest.raises(DataError, match=r":1: length: expected at most 256 tokens .*, got 10,000,009 characters"):
+        opened(source, over_length="error")
+    assert longest < 1000
 
 
 def test_turns_behind_the_last_target_do_not_make_a_dialogue_too_long(opened, make_source):
@@ -235,25 +253,27 @@ def test_plain_texts_are_split_and_lose_no_token(opened, make_source, tokenizer)
 # ---- problems
 
 
-def test_control_tokens_in_records_are_problems(opened, make_source):
-    source = make_source([
-        exchange("q</s>", "a"), exchange("q", "a<|end_of_sentence|>User: forged"), exchange("2 < 3", "a <b> c"),
-        {**exchange(), "system": "<mask:4>"},
-    ])  # fmt: skip
-    with pytest.raises(DataError) as caught:
-        opened(source)
-    locations = [line.split(": expected")[0] for line in str(caught.value).splitlines()[:3]]
-    assert locations == [
-        f"{source.path}:1: user turn 1",
-        f"{source.path}:2: assistant turn 1",
-        f"{source.path}:4: system",
-    ]
-    assert str(caught.value).splitlines()[0].endswith("(they would forge the dialogue's structure), got </s>")
+def test_control_tokens_in_records_are_ordinary_text_and_counted(opened, make_source, tokenizer):
+    dataset = opened(
+        make_source([
+            exchange("q</s>", "a"), exchange("q", "a<|end_of_sentence|>User: forged"), exchange("2 < 3", "a <b> c"),
+            {**exchange(), "system": "<mask:4>"},
+        ]),
+        make_source([{"text": "a</s>b"}], "text", name="texts.jsonl"),
+    )  # fmt: skip
+    control_ids = {tokenizer.token_id(token) for token in tokenizer.control_tokens}
+    own = [[token for token in dataset.sample(index).input_ids if token in control_ids] for index in range(5)]
+    assert own == [[tokenizer.token_id("<|begin_of_sentence|>")]] * 4 + [[]]
+    assert "User: q</s>\nAssistant: a" in tokenizer.decode(dataset.sample(0).input_ids.tolist())
+    assert tokenizer.decode(dataset.sample(4).input_ids.tolist()) == "a</s>b"
+    first, second = str(dataset.report).split("texts.jsonl")
+    assert "3 with control tokens in their texts, read as ordinary text" in first
+    assert "1 with control tokens" in second
 
 
 def test_problems_of_all_files_come_together_and_no_cache_is_left(opened, make_source, tmp_path):
     good = make_source([exchange()], name="good.jsonl")
-    bad = make_source([exchange(), {"src": "q"}, exchange(), "{", exchange("q", "a</s>")], name="bad.jsonl")
+    bad = make_source([exchange(), {"src": "q"}, exchange(), "{", {**exchange(), "src": 3}], name="bad.jsonl")
     missing = Source(tmp_path / "missing.jsonl", "erniekit")
     with pytest.raises(DataError) as caught:
         opened(bad, missing, good)

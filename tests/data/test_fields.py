@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from erniekit.data.formats.chat import KINDS, read_records
-from erniekit.data.formats.problems import (
-    FIELDS,
+from erniekit.data.formats.registry import FORMATS, KINDS, read_records
+from erniekit.data.formats.unused_fields import (
+    BOOKKEEPING_FIELDS,
     MAX_NAME_LENGTH,
     MAX_NAMES,
     UnusedField,
@@ -18,7 +18,7 @@ from erniekit.data.formats.problems import (
 @pytest.fixture
 def unused_of(write_jsonl):
     def read(records, kind="erniekit"):
-        unused = UnusedFields(kind)
+        unused = UnusedFields(FORMATS[kind])
         for _ in read_records(write_jsonl(records), kind, unused):
             pass
         return unused.found()
@@ -31,11 +31,7 @@ def exchange(**more):
 
 
 def lines(fields, kind="erniekit"):
-    return describe_unused(kind, tuple(fields))
-
-
-def test_every_format_has_its_fields():
-    assert tuple(FIELDS) == KINDS
+    return describe_unused(FORMATS[kind], tuple(fields))
 
 
 RECORDS = {
@@ -43,6 +39,14 @@ RECORDS = {
     "alpaca": {"instruction": "q", "input": "i", "output": "a", "history": [], "system": "s"},
     "messages": {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 1}]},
     "text": {"tgt": "a"},
+    "sharegpt": {
+        "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": "s", "tools": "[]",
+    },
+    "prompt_completion": {"prompt": "q", "completion": "a", "system": "s", "tools": []},
+    "sharegpt preferences": {
+        "conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "a"},
+        "rejected": {"from": "gpt", "value": "b"}, "system": "s", "score_chosen": 2, "score_rejected": 1,
+    },
     "erniekit preferences": {
         "src": ["s", "q"], "tgt": [""], "response": ["a", "b"], "sort": [1, 0], "system": "", "is_system": 1,
     },
@@ -65,8 +69,12 @@ def test_the_fields_of_a_format_are_used(unused_of, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_fields_are_counted_with_their_first_line(unused_of, kind):
     record = RECORDS[kind]
-    records = [record, {**record, "task": 1, "id": None}, "", {**record, "task": 2}]
-    assert unused_of(records, kind) == [UnusedField("id", 1, 2), UnusedField("task", 2, 2)]
+    records = [record, {**record, "difficulty": 1, "author": None}, "", {**record, "difficulty": 2}]
+    assert unused_of(records, kind) == [UnusedField("author", 1, 2), UnusedField("difficulty", 2, 2)]
+
+
+def test_fields_that_say_where_a_record_comes_from_are_not_reported(unused_of):
+    assert unused_of([exchange(**dict.fromkeys(BOOKKEEPING_FIELDS, "x"))]) == []
 
 
 def test_fields_of_messages_count_once_a_record(unused_of):
@@ -82,8 +90,17 @@ def test_fields_of_messages_count_once_a_record(unused_of):
     ]
 
 
+def test_fields_of_sharegpts_messages_are_counted(unused_of):
+    talk = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a", "weihgt": 1, "markdown": None}]
+    found = unused_of([{"conversations": talk}], "sharegpt")
+    assert lines(found, "sharegpt") == [
+        "field not used: conversations[].weihgt (1 record, first at line 1): did you mean conversations[].weight?",
+        "field not used: conversations[].markdown (1 record)",
+    ]
+
+
 def test_malformed_records_are_not_counted(unused_of):
-    assert unused_of([{"src": "q", "task": 1}, exchange()]) == []
+    assert unused_of([{"src": "q", "difficulty": 1}, exchange()]) == []
 
 
 @pytest.mark.parametrize(
@@ -99,7 +116,7 @@ def test_misspelt_fields_are_told_with_what_was_meant(kind, name, meant):
     assert lines([UnusedField(name, 1200, 3)], kind) == [expected]
 
 
-@pytest.mark.parametrize("name", ["task", "id", "src_lang", "source", "title", "response", "sort", "score"])
+@pytest.mark.parametrize("name", ["src_lang", "title", "response", "sort", "score"])
 def test_other_names_are_not_taken_for_misspelt(name):
     assert lines([UnusedField(name, 10_900, 1)]) == [f"field not used: {name} (10,900 records)"]
 

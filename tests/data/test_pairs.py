@@ -272,13 +272,13 @@ def test_differences_that_float32_rounds_to_nothing_are_none(open_pairs):
 
 def test_all_problems_of_a_file_are_told_in_one_pass(open_pairs):
     """Of reading, of texts and of encoding."""
-    records = [RECORD, {**RECORD, "sort": [1, 1]}, {**RECORD, "src": ["Count </s>"]}, {**RECORD, "response": ["a"]}]
+    records = [RECORD, {**RECORD, "sort": [1]}, {**RECORD, "src": [""]}, {**RECORD, "response": ["a"]}]
     with pytest.raises(DataError) as raised:
         open_pairs([*records, LONG], max_seq_len=60, over_length="error")
     text = str(raised.value)
     for location in (
         "data.jsonl:2: sort",
-        "data.jsonl:3: user turn 1",
+        "data.jsonl:3: src[0]",
         "data.jsonl:4: response",
         "data.jsonl:5: length",
     ):
@@ -286,12 +286,13 @@ def test_all_problems_of_a_file_are_told_in_one_pass(open_pairs):
     assert "4 problems" in text
 
 
-def test_answers_that_tokenise_alike_are_problems(write_tokenizer_with, make_source, tmp_path):
+def test_answers_that_tokenise_alike_are_skipped(write_tokenizer_with, make_source, tmp_path):
     """The lower-casing normalizer of a tokenizer leaves no difference to prefer."""
     lowering = write_tokenizer_with({"type": "Lowercase"})
     source = make_source([RECORD, {**RECORD, "response": [["Ten"], ["ten"]]}], "erniekit preferences")
-    with pytest.raises(DataError, match=r"data.jsonl:2: rejected: expected another answer than chosen"):
-        open_dataset([source], lowering, chat_template(lowering), max_seq_len=512, cache_dir=tmp_path / "cache")
+    pairs = open_dataset([source], lowering, chat_template(lowering), max_seq_len=512, cache_dir=tmp_path / "cache")
+    assert len(pairs) == 1
+    assert "data.jsonl:2: rejected: expected another answer than chosen" in str(pairs.report)
 
 
 def test_a_template_that_begins_a_pair_in_two_ways_is_reported(tokenizer, template, make_source, tmp_path):
@@ -304,6 +305,9 @@ def test_a_template_that_begins_a_pair_in_two_ways_is_reported(tokenizer, templa
         def render(self, conversation):
             self.seconds += conversation.turns[0].content == "now"
             return template.render(replace(conversation, system=f"{self.seconds} s"))
+
+        def render_many(self, conversations):
+            return [self.render(conversation) for conversation in conversations]
 
     source = make_source([{**RECORD, "src": "q"}, {**RECORD, "src": "now"}], "erniekit preferences")
     with pytest.raises(DataError, match=r"data.jsonl:2: record: .* in two ways"):
@@ -355,9 +359,12 @@ def test_as_few_turns_go_as_the_limits_ask(
         assert dataset.sample(1).pair[:2] == expected.pair[:2]
 
 
-def test_control_tokens_in_answers_are_problems(open_pairs):
-    with pytest.raises(DataError, match=r"data.jsonl:2: rejected: .*control tokens"):
-        open_pairs([RECORD, {**RECORD, "response": [["a"], ["b</s>"]]}])
+def test_control_tokens_in_answers_are_ordinary_text(open_pairs, tokenizer):
+    dataset = open_pairs([RECORD, {**RECORD, "response": [["a"], ["b</s>c"]]}])
+    pair = dataset.sample(1)
+    rejected = pair.labels[pair.pair.rejected :].tolist()
+    assert tokenizer.decode(rejected) == "b</s>c" and rejected.count(tokenizer.eos_id) == 1
+    assert "1 with control tokens in their texts" in str(dataset.report)
 
 
 def test_a_plan_packs_pairs_whole_and_every_pair_once(open_pairs):

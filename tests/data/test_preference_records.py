@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from erniekit.data.conversation import ASSISTANT, USER
-from erniekit.data.formats.chat import read_records
 from erniekit.data.formats.problems import RecordProblem
+from erniekit.data.formats.registry import read_records
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from erniekit.data.conversation import Conversation, PlainText, Turn
-from erniekit.data.formats.chat import KINDS, read_records
 from erniekit.data.formats.json import BLOCK_BYTES
 from erniekit.data.formats.problems import ProblemList, RecordProblem
+from erniekit.data.formats.registry import KINDS, read_records
 from erniekit.errors import DataError
 
 
@@ -177,12 +178,16 @@ BAD_OTHERS = {
         {"instruction": "q", "output": "a", "history": [["q"]]},
         "history[0]: expected a pair [question, answer], got ['q']",
     ),
-    "messages-none": ("messages", {"message": []}, "messages: expected a list of messages, got nothing"),
+    "messages-none": (
+        "messages",
+        {"message": []},
+        "messages: expected a list of messages, got nothing, but message: did you mean it?",
+    ),
     "messages-role": ("messages", bad_messages(("tool", "x")), "messages[0].role: expected system or user, got 'tool'"),
     "messages-twice": (
         "messages",
-        bad_messages(("user", "q"), ("user", "q")),
-        "messages[1].role: expected assistant, got 'user'",
+        bad_messages(("user", "q"), ("assistant", "a"), ("assistant", "a")),
+        "messages[2].role: expected user, got 'assistant'",
     ),
     "messages-open": (
         "messages",
@@ -197,7 +202,7 @@ BAD_OTHERS = {
     "messages-parts": (
         "messages",
         bad_messages(("user", [{"type": "text"}])),
-        "messages[0].content: expected a string, got [{'type': 'text'}]",
+        "messages[0].content[0].text: expected a string, got nothing",
     ),
     "messages-both": (
         "messages",
@@ -210,7 +215,7 @@ BAD_OTHERS = {
         "messages[1]: expected either label or weight, got both",
     ),
     "text": ("text", {"text": " \n"}, "text: expected a text, got an empty string"),
-    "text-missing": ("text", {"Text": "a"}, "text: expected a string, got nothing"),
+    "text-missing": ("text", {"Text": "a"}, "text: expected a string, got nothing, but Text: did you mean it?"),
     "text-dialogue": ("text", {"src": ["q"], "tgt": ["a"]}, "text: expected a string, got nothing"),
     "text-list": ("text", {"tgt": ["a", 1]}, "tgt: expected a string, got 1"),
     "text-no-lines": ("text", {"tgt": []}, "tgt: expected a text, got an empty string"),
@@ -238,15 +243,19 @@ def test_an_empty_array(tmp_path):
 
 
 def test_a_missing_file_and_a_folder(tmp_path):
-    assert problems(tmp_path / "no.jsonl") == [f"{tmp_path}/no.jsonl: file: expected a readable file, got no such file"]
-    assert problems(tmp_path) == [f"{tmp_path}: file: expected a readable file, got Is a directory"]
+    (missing,) = problems(tmp_path / "no.jsonl")
+    assert missing.startswith(f"{tmp_path}/no.jsonl: file: expected a file that exists, got no such file")
+    assert missing.endswith(f"Paths are relative to the current folder: {Path.cwd()}")
+    got = "a folder: name the files in it, separated by commas"
+    assert problems(tmp_path) == [f"{tmp_path}: file: expected a file, got {got}"]
 
 
 @pytest.mark.parametrize("encoding, name", [("utf-16", "UTF-16"), ("utf-32", "UTF-32")])
 def test_wide_encodings_are_named(tmp_path, encoding, name):
     path = tmp_path / "data.jsonl"
     path.write_text('{"text": "a"}', encoding)
-    assert problems(path, "text") == [f"{path}: encoding: expected UTF-8, got {name} (convert the file first)"]
+    command = f"iconv -f {name} -t UTF-8 {path} > new-file"
+    assert problems(path, "text") == [f"{path}: encoding: expected UTF-8, got {name}: convert it with `{command}`"]
 
 
 def test_bytes_that_are_not_utf8_are_named_with_offset_and_line(tmp_path):
@@ -380,7 +389,8 @@ def test_the_first_20_problems_are_shown_and_all_are_counted():
     assert lines[0] == "a.jsonl:1: tgt: expected a string, got 3"
     assert lines[19] == "a.jsonl:20: tgt: expected a string, got 3"
     assert lines[20] == "... and 11 more"
-    assert lines[21] == "31 problems (a.jsonl: 30, b.jsonl: 1). Fix or remove these records."
+    advice = "Fix or remove these records, or leave them out with on_bad_record: skip."
+    assert lines[21] == f"31 problems (a.jsonl: 30, b.jsonl: 1). {advice}"
 
 
 def test_no_problem_raises_nothing():

@@ -185,6 +185,14 @@ def test_epochs_of_one_length_are_counted_once_however_many(built, mode):
     assert built.count(0) <= 2  # one of them is the second plan's
 
 
+def test_a_part_of_an_epoch_has_its_part_of_the_steps_rounded_up():
+    """ceil(epochs x steps of an epoch), as transformers computes them."""
+    plan = plan_of(packing=False)
+    steps = plan.steps_in_epoch(0)
+    for epochs in (0.001, 0.5, 1.0, 1.5, 2.26):
+        assert plan.total_steps(-1, epochs) == math.ceil(epochs * steps)
+
+
 def test_too_many_epochs_to_count_are_refused():
     with pytest.raises(ConfigurationError, match=r"num_train_epochs 10,001.*\n.*max_steps"):
         plan_of().total_steps(-1, MAX_COUNTED_EPOCHS + 1)

@@ -11,8 +11,8 @@ import pytest
 
 from erniekit.data.conversation import Source
 from erniekit.data.dataset import open_dataset
-from erniekit.data.formats.chat import read_records
 from erniekit.data.formats.problems import RecordProblem
+from erniekit.data.formats.registry import read_records
 from erniekit.data.formats.table import is_hub_dataset
 from erniekit.errors import DataError
 
@@ -71,7 +71,7 @@ def test_what_names_a_data_set_of_the_hub(tmp_path, monkeypatch):
 HUB = """
 import json, sys
 from pathlib import Path
-from erniekit.data.formats.chat import read_records
+from erniekit.data.formats.registry import read_records
 print(json.dumps([str(item) for item in read_records(sys.argv[1], "erniekit")]))
 """
 

@@ -113,3 +113,11 @@ def test_a_folder_without_any_template_is_refused(tmp_path):
     folder = write_tokenizer(tmp_path, control_tokens=("<unk>", "<s>", "</s>"))
     with pytest.raises(ModelFileError, match=r"chat_template\.jinja"):
         chat_template(load_tokenizer(folder))
+
+
+def test_two_questions_in_a_row_have_one_header_of_the_answer(template):
+    turns = (Turn("user", "q"), Turn("user", "r"), Turn("assistant", "a", True), Turn("user", "s"), Turn("user", "t"))
+    text = "".join(segment.text for segment in template.render(Conversation(turns)))
+    assert text == (
+        "<|begin_of_sentence|>User: q\nUser: r\nAssistant: a<|end_of_sentence|>User: s\nUser: t\nAssistant: "
+    )

@@ -52,6 +52,28 @@ def test_no_samples_at_all(tmp_path):
     assert (len(arrays.input_ids), arrays.offsets.tolist(), len(arrays.lines)) == (0, [0], 0)
 
 
+@pytest.mark.parametrize("built_before", [False, True])
+@pytest.mark.parametrize("name", ["input_ids", "labels", "offsets"])
+def test_a_file_that_is_truncated_in_use_is_told_before_it_is_read(tmp_path, name, built_before):
+    """Reading behind the end of a mapped file ends the process with SIGBUS."""
+    if built_before:
+        open_or_build(tmp_path / "key", Builder())
+    arrays = open_or_build(tmp_path / "key", Builder())
+    assert arrays.sample(2).input_ids.tolist() == [5, 6]
+    os.truncate(tmp_path / "key" / f"{name}.bin", 4)
+    with pytest.raises(DataError, match=rf"{name}\.bin: something has truncated this file .* to 4 bytes"):
+        arrays.sample(2)
+
+
+def test_files_that_are_removed_or_replaced_in_use_stay_readable(tmp_path):
+    arrays = open_or_build(tmp_path / "key", Builder())
+    for name in ("input_ids", "labels", "offsets"):
+        (tmp_path / "key" / f"{name}.bin").unlink()
+        (tmp_path / "key" / f"{name}.new").write_bytes(b"")
+        (tmp_path / "key" / f"{name}.new").rename(tmp_path / "key" / f"{name}.bin")
+    assert arrays.sample(2).input_ids.tolist() == [5, 6]
+
+
 def truncate(folder):
     file = folder / "input_ids.bin"
     file.write_bytes(file.read_bytes()[:-1])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -41,6 +42,16 @@ def test_truncation_and_padding_saved_in_the_file_are_switched_off(tokenizer_fol
     text = "The river runs past the old mill."
     assert own.encode(text) == plain.encode(text)
     assert own.encode("a") == plain.encode("a")
+
+
+@pytest.mark.parametrize("pattern", [{"String": ""}, {"Regex": ""}])
+def test_a_panic_of_the_library_is_an_error_of_the_file(tmp_path, pattern):
+    folder = copy_of(Path(__file__).parents[2] / "examples/models/tiny-ernie", tmp_path / "model")
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    stored["normalizer"] = {"type": "Replace", "pattern": pattern, "content": "x"}
+    (folder / "tokenizer.json").write_text(json.dumps(stored))
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json: the tokenizers library broke down"):
+        load_tokenizer(folder).encode("h\u00e9llo a b")
 
 
 def test_ids_of_named_tokens_and_the_size(tokenizer, tokenizer_folder):
@@ -117,10 +128,10 @@ def test_where_the_chat_template_comes_from(tmp_path):
     folder = write_tokenizer(
         tmp_path, chat_template=[{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
     )
-    assert load_tokenizer(folder).chat_template == "d"
+    assert load_tokenizer(folder).chat_templates == {"tools": "t", "default": "d"}
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "j"}))
-    assert load_tokenizer(folder).chat_template == "j"
+    assert load_tokenizer(folder).chat_templates == {"default": "j"}
     (folder / "chat_template.jinja").write_text("own")
     tokenizer = load_tokenizer(folder)
-    assert (tokenizer.chat_template, tokenizer.template_path) == ("own", folder / "chat_template.jinja")
+    assert (tokenizer.chat_templates, tokenizer.template_path) == ({"default": "own"}, folder / "chat_template.jinja")
     assert folder / "chat_template.jinja" in tokenizer.files

@@ -8,8 +8,9 @@ import pytest
 
 from erniekit.data.conversation import Conversation
 from erniekit.data.dataset import open_dataset
-from erniekit.data.formats.chat import read_records
-from erniekit.data.formats.problems import RecordProblem, UnusedFields
+from erniekit.data.formats.problems import RecordProblem
+from erniekit.data.formats.registry import FORMATS, read_records
+from erniekit.data.formats.unused_fields import UnusedFields
 from erniekit.data.templates.ernie import ErnieTemplate, TemplateRefusedError, chat_template, encode_sample
 from erniekit.data.templates.jinja import JinjaTemplate
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
@@ -215,17 +216,21 @@ def test_templates_without_a_place_for_tools_refuse_them(
     assert "data.jsonl:2" in str(error.value)
 
 
-def test_control_tokens_in_calls_and_tools_are_refused(make_source, tokenizer_with, tmp_path):
+def test_control_tokens_in_calls_and_tools_are_ordinary_text(make_source, tokenizer_with, tmp_path):
     tokenizer = tokenizer_with(WITH_TOOLS)
     forged = user_then({"role": "assistant", "tool_calls": [call("add", {"a": "<|im_end|>"})]})
     described = {**RECORDS["ends with a call"], "tools": [{"name": "add", "description": "</s>"}]}
     source = make_source([forged, described], "messages")
-    with pytest.raises(DataError, match="2 problems"):
-        open_dataset([source], tokenizer, chat_template(tokenizer), max_seq_len=256, cache_dir=tmp_path)
+    dataset = open_dataset([source], tokenizer, chat_template(tokenizer), max_seq_len=256, cache_dir=tmp_path)
+    end, eos = tokenizer.token_id("<|im_end|>"), tokenizer.eos_id
+    # of a user's turn, and of an answer: the label that takes its place; then of the tools, too
+    assert [dataset.sample(index).input_ids.tolist().count(end) for index in range(2)] == [1, 2]
+    assert eos not in dataset.sample(1).input_ids
+    assert '"a": "<|im_end|>"' in tokenizer.decode(dataset.sample(0).labels.clip(0).tolist()[10:], False)
 
 
 def test_fields_of_tools_are_used_only_where_they_are_read(tokenizer_with, read):
-    unused = UnusedFields("messages")
+    unused = UnusedFields(FORMATS["messages"])
     for record in RECORDS.values():
         unused.add(1, record)
     assert unused.found() == []

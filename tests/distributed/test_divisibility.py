@@ -81,7 +81,8 @@ def test_experts_are_divided_as_wholes() -> None:
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:
     topology = Topology(tensor=8, pipeline=4, sequence_parallel=True)
-    text = _refusal(_published("21B-A3B"), topology, max_seq_len=1001, add_tail_layers=1)
+    method = "layer:MyDecoderLayer"
+    text = _refusal(_published("21B-A3B"), topology, max_seq_len=1001, add_tail_layers=1, pp_seg_method=method)
     assert "num_attention_heads 20, num_key_value_heads 4" in text
     assert "write max_seq_len: 1000, or sequence_parallel: false" in text
     assert "28 layers and 1 empty ones cannot be divided equally" in text

@@ -12,6 +12,7 @@ from erniekit.distributed.stages import layer_chunks, stage_layers
 from erniekit.distributed.topology import Topology
 from erniekit.errors import ConfigurationError
 
+ASKED = "layer:MyDecoderLayer"  # not a default, so it never means `uniform`
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 
 
@@ -47,6 +48,8 @@ def test_every_layer_is_in_one_run_as_fleet_cuts_them(
     virtual = virtual if pipeline > 2 and method != "uniform" else 1
     topology = Topology(pipeline=pipeline, virtual_pipeline=virtual)
     parts = pipeline * virtual
+    if method != "uniform" and virtual == 1 and (layers + tail) % parts:
+        method = "uniform"  # the default where layers cannot be divided equally, as in the original
     fits = (layers + tail) % parts == 0 if method != "uniform" else layers + tail + 3 >= 2 * parts
     if not fits and parts > 1:
         with pytest.raises(ConfigurationError):
@@ -90,11 +93,12 @@ def test_names_of_classes_may_have_prefixes() -> None:
         (
             54,
             Topology(pipeline=4),
-            {},
+            {"method": ASKED},
             "54 layers cannot be divided equally: pipeline_parallel_degree 4 = 4 model chunks",
         ),
-        (54, Topology(pipeline=4), {}, "add_tail_layers: 2"),
-        (54, Topology(pipeline=4), {}, "pipeline_parallel_degree: 1, 2, 3, 6, 9, 18, 27, 54"),
+        (54, Topology(pipeline=4), {"method": ASKED}, "add_tail_layers: 2"),
+        (54, Topology(pipeline=4), {"method": ASKED}, "pipeline_parallel_degree: 1, 2, 3, 6, 9, 18, 27, 54"),
+        (54, Topology(pipeline=4), {"method": ASKED}, "or pp_seg_method: uniform"),
         (7, Topology(pipeline=3, virtual_pipeline=2), {"tail": 1}, "7 layers and 1 empty ones .*virtual_pp_degree 2"),
         (4, Topology(pipeline=2), {"method": "layer:Linear"}, "there is no such layer"),
         (54, Topology(pipeline=2), {"method": (0, 29, 55)}, "The list ends at 57"),
@@ -107,11 +111,20 @@ def test_stacks_that_cannot_be_cut_so_are_refused(layers: int, topology: Topolog
         layer_chunks(layers, topology, **how)
 
 
+def test_layers_that_cannot_be_divided_equally_are_cut_uniformly_by_default() -> None:
+    """The pipelines of the published files for 300B: 54 layers over 12, 14 and 10 stages."""
+    for stages in (12, 14, 10):
+        for method in ("layer:DecoderLayer", "layer:Ernie4_5_DecoderLayer|EmptyLayer"):
+            chunks = layer_chunks(54, Topology(pipeline=stages), method=method)
+            assert chunks == layer_chunks(54, Topology(pipeline=stages), method="uniform")
+            assert sum(map(len, chunks)) == 54
+
+
 def test_what_the_error_advises_works() -> None:
     for tail, pipeline in ((2, 4), (0, 27)):
         assert sum(map(len, layer_chunks(54, Topology(pipeline=pipeline), tail=tail))) == 54
     with pytest.raises(ConfigurationError) as raised:
-        layer_chunks(3, Topology(pipeline=5))  # two empty layers would be two stages without any
+        layer_chunks(3, Topology(pipeline=5), method=ASKED)  # two empty layers would be two stages without any
     assert "add_tail_layers" not in str(raised.value)
 
 
@@ -121,6 +134,7 @@ def test_the_advice_of_the_interleaving_error_is_itself_accepted() -> None:
         layer_chunks(4, Topology(pipeline=4, virtual_pipeline=2))
     assert str(raised.value).splitlines()[1:] == [
         "  write virtual_pp_degree: 1",
+        "  or pp_seg_method: uniform",
         "  or a list of the first item of each chunk as pp_seg_method",
     ]
     with pytest.raises(ConfigurationError, match="write add_tail_layers: 2\n  or pipeline_parallel_degree: 11\n"):

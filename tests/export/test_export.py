@@ -12,24 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import paddle
 import pytest
 import yaml
 
 from erniekit.cli import main
 from erniekit.config import Config
-from erniekit.errors import CheckpointError, UserError
+from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
+from erniekit.errors import CheckpointError, ModelFileError, UserError
 from erniekit.export.export import export_model, open_trained_decoder
 from erniekit.export.logit_difference import prompt_logits
 from erniekit.export.static_program import ProgramDescription, generate_greedily, open_program
 from erniekit.export.trained_model import find_trained_model
+from erniekit.inference.engine import ChatModel
 from erniekit.inference.generation import generate
 from erniekit.inference.sampling import Sampling
+from erniekit.manifest import problems
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.builder import build_model
 from erniekit.model.storage.precision import round_to_bfloat16
 from erniekit.model.storage.shards import open_weight_files
 from erniekit.model.weights import named_weights, save_weights
-from erniekit.training.checkpoint.atomic_folder import problems
 from tests.log_capture import captured_log
 
 NAMES = ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
@@ -142,12 +145,23 @@ def weights_of_adapters(folder: Path) -> dict[str, np.ndarray]:
     return load_file(folder / "adapter_model.safetensors")
 
 
+def test_the_dialogue_format_goes_along(full: Path, tmp_path: Path) -> None:
+    """transformers and servers read it from a file; ERNIEKit knows ERNIE's without one."""
+    assert ChatModel.load(full).tokenizer.chat_template is None
+    export(full, tmp_path / "exported")
+    model, exported = ChatModel.load(full), ChatModel.load(tmp_path / "exported")
+    assert exported.tokenizer.chat_template is not None
+    asked = Conversation((Turn(USER, "Hello"), Turn(ASSISTANT, "Hi"), Turn(USER, "What is 1 + 1?")), "Be brief.")
+    assert exported.encode(asked) == model.encode(asked)
+
+
 def test_the_card_tells_what_the_model_is(adapters: Path, base: Path, tmp_path: Path) -> None:
     target = tmp_path / "my-model"
     said = export(adapters, target)
     card = (target / "README.md").read_text(encoding="utf-8")
     _, front, body = card.split("---\n", 2)
     fields = yaml.safe_load(front)
+    assert fields["library_name"] == "transformers"
     assert fields["license"] == "apache-2.0" and fields["tags"] == ["erniekit", "lora", "sft"]
     assert "base_model" not in fields  # a folder of this machine is none of the hub's ids
     measured = next(line for line in said.splitlines() if line.startswith("logits")).split(": ", 1)[1]
@@ -182,12 +196,10 @@ def test_a_program_generates_what_the_model_generates(adapters: Path, tmp_path: 
     stop = expected[1][10]
     stopped = generate(load(tmp_path / "merged"), PROMPTS, Sampling(max_new_tokens=24, stop_token_ids=(stop,)))
     assert generate_greedily(open_program(target), description, PROMPTS, 24, [stop]) == stopped
-    assert (target / "tokenizer.json").is_file() and "Paddle inference program" in (target / "README.md").read_text()
+    card = (target / "README.md").read_text()
+    assert (target / "tokenizer.json").is_file() and "Paddle inference program" in card and "library_name" not in card
 
 
-@pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("paddle2onnx", "onnxruntime"))), reason="needs the extra `onnx`"
-)
 def test_onnx_generates_what_the_model_generates(full: Path, tmp_path: Path) -> None:
     from erniekit.export.onnx import open_onnx
 
@@ -196,6 +208,28 @@ def test_onnx_generates_what_the_model_generates(full: Path, tmp_path: Path) -> 
     assert not list(target.glob("*.pdiparams"))
     expected = generate(load(full), PROMPTS, Sampling(max_new_tokens=24))
     assert generate_greedily(open_onnx(target), ProgramDescription.read(target), PROMPTS, 24) == expected
+
+
+@pytest.mark.parametrize("form", ["inference", "onnx"])
+def test_an_exported_program_answers_as_its_model_does(
+    form: str, full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "program"
+    export(full, target, form=form)
+    prompts = ["What is 1 + 1?", "Hello", "Sort 3, 2, 1 in ascending order."]
+    model, program = ChatModel.load(full), ChatModel.load(target)
+    for sampling in (Sampling(max_new_tokens=12), Sampling(max_new_tokens=12, temperature=1.5, seed=3)):
+        assert program.answer(prompts, sampling) == model.answer(prompts, sampling)
+    tokens = model.encode_text("Hello")
+    assert list(program.stream(tokens, Sampling(max_new_tokens=5))) == list(
+        model.stream(tokens, Sampling(max_new_tokens=5))
+    )
+    monkeypatch.setattr(paddle, "get_device", lambda: "gpu:0")
+    with captured_log() as said:
+        ChatModel.load(target)
+    assert "programs run on the CPU" in said[0]
+    with pytest.raises(UserError, match="takes no adapters"):
+        ChatModel.load(target, adapters=full)
 
 
 def test_a_program_that_computes_something_else_is_not_exported(
@@ -303,11 +337,15 @@ def test_adapters_of_another_base_are_refused(adapters: Path, base: Path, tmp_pa
     for parameter in named_weights(decoder).values():
         parameter.set_value(parameter.numpy() * 1.5)
     save_weights(decoder, base)
+    (base / "manifest.json").unlink()
     with pytest.raises(UserError, match="trained on top of other weights"):
         export(adapters, tmp_path / "exported")
     assert not (tmp_path / "exported").exists() and not list(tmp_path.glob(".writing*"))
     config = json.loads((adapters / "adapter_config.json").read_text())
     (adapters / "adapter_config.json").write_text(json.dumps(config | {"r": 7}))
+    with pytest.raises(UserError, match=r"adapter_config\.json (has .* bytes instead of|does not have)"):
+        export(adapters, tmp_path / "exported")
+    (adapters / "manifest.json").unlink()
     with pytest.raises(UserError, match=r"lora_A.*shape \[4, "):
         export(adapters, tmp_path / "exported")
     (adapters / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "/absent/base"}))
@@ -319,7 +357,7 @@ def test_damaged_weights_are_refused(full: Path, tmp_path: Path) -> None:
     content = bytearray((full / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (full / "model.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match="changed since they were written"):
+    with pytest.raises(ModelFileError, match=r"model\.safetensors does not have the content that was written"):
         export(full, tmp_path / "exported")
     (full / "manifest.json").unlink()
     (full / "model.safetensors").write_bytes(content[:-4])
@@ -345,6 +383,21 @@ def test_what_fails_midway_leaves_nothing(
     with pytest.raises(expected, match=r"No space left|^$"):
         export(full, tmp_path / "exported")
     assert not (tmp_path / "exported").exists() and not list(tmp_path.glob(".writing*"))
+
+
+def test_without_a_folder_it_is_written_inside_the_run(
+    full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run_export.yaml"
+    file.write_text(f"output_dir: {full}\nmax_shard_size: 5\n")
+    assert main(["export", str(file)]) == 0
+    assert (full / "export" / "model.safetensors").is_file() and not problems(full / "export", hashes=True)
+    assert main(["export", str(full / "checkpoint-4")]) == 2  # the same folder, which is not empty now
+    assert f"{full / 'export'}: the folder is not empty" in capsys.readouterr().err
+    assert find_trained_model(full, Config.load(file, verb="export")).folder == full
+    file.write_text("max_shard_size: 5\n")
+    assert main(["export", str(file)]) == 2
+    assert "name the folder to write with --output DIR" in capsys.readouterr().err
 
 
 def test_the_verb(full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,7 @@ def test_packed_tensors_that_do_not_fit_are_refused(train: Train, tmp_path: Path
     target = tmp_path / "exported"
     export(train().output, target, "weight_quantize_algo=weight_only_int4")
     path = target / "model.safetensors"
+    (target / "manifest.json").unlink()
     data = path.read_bytes()
     path.write_bytes(data.replace(b"o_proj.weight_scale", b"o_proj.weight_scald"))
     with pytest.raises(ModelFileError, match=r"o_proj\.weight_packed lacks .*o_proj\.weight_scale"):

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from erniekit.cli import main
 from erniekit.errors import CheckpointError, UserError
 from erniekit.export.split import split_model
+from erniekit.manifest import problems
 from erniekit.model.storage import safetensors
 from erniekit.model.storage.safetensors import StoredTensor, write_stored
-from erniekit.training.checkpoint.atomic_folder import problems
 
 TENSORS = {
     "embed": StoredTensor("BF16", (64, 32)),
@@ -111,6 +111,18 @@ def test_the_verb(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert stored(target) == stored(source)
     assert main([*words, "learning_rate=1e-3", "overwrite_output_dir=true"]) == 0
     assert "`learning_rate`" in capsys.readouterr().out
+
+
+def test_a_configuration_names_the_folder_and_the_result_lies_inside(source: Path, tmp_path: Path) -> None:
+    """As the original does; a second split copies neither the first nor an export."""
+    file = tmp_path / "run_export.yaml"
+    file.write_text(f"model_name_or_path: absent\noutput_dir: {source}\nmax_shard_size: 3e-6\nfine_tuning: LoRA\n")
+    (source / "export").mkdir()
+    assert main(["split", str(file)]) == 0
+    assert stored(source / "split_export") == stored(source)
+    assert not (source / "split_export" / "export").exists()
+    assert main(["split", str(source), "--output", str(tmp_path / "again")]) == 0
+    assert not (tmp_path / "again" / "split_export").exists()
 
 
 @pytest.mark.parametrize(("where", "what"), [(".", "command reads"), ("..", "around"), ("inside/deeper", "inside")])

@@ -24,6 +24,7 @@ from tests.hub.fake_hubs import COMMIT, OLDER, FakeHub, serving
 
 os.environ.setdefault("MODELSCOPE_REPO_TREE_PAGE_MAX_ATTEMPTS", "1")  # read at import: no waiting between attempts
 os.environ.setdefault("MODELSCOPE_API_MAX_RETRIES", "1")
+ROOT = Path(__file__).parents[2]
 REPO = "our-group/tiny.model"
 WEIGHTS = save({"weight": np.arange(6, dtype=np.float32)})
 SMALL = {
@@ -269,9 +270,13 @@ def test_validate_downloads_nothing_and_stays_light(server, tmp_path, records, c
     pytest.importorskip("huggingface_hub")
     shape = {
         "model_type": "ernie4_5", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 4096,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 4096,
     }  # fmt: skip
-    server.repositories[REPO]["main"]["config.json"] = json.dumps(shape).encode()
+    main_branch, shipped = server.repositories[REPO]["main"], ROOT / "examples/models/tiny-ernie"
+    main_branch["config.json"] = json.dumps(shape).encode()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        main_branch[name] = (shipped / name).read_bytes()
+    del main_branch["chat_template.jinja"], main_branch["tokenizer.model"]
     config = tmp_path / "sft.yaml"
     config.write_text(
         f"model_name_or_path: {REPO}\nfrom_hf_hub: true\noutput_dir: {tmp_path}/run\ntrain_dataset_path: {records}\n"

@@ -71,7 +71,11 @@ def test_every_malformed_line_is_told(tmp_path: Path) -> None:
         read_prompts(path)
     lines = str(caught.value).splitlines()
     assert [line.split(": ")[0] for line in lines] == [f"{path}:{number}" for number in (2, 3, 4)]
-    assert "messages, src or instruction" in lines[0] and "messages[0].role" in lines[1] and "tgt" in lines[2]
+    assert (
+        "one of messages, conversations, src, instruction, prompt" in lines[0]
+        and "messages[0].role" in lines[1]
+        and "tgt" in lines[2]
+    )
 
 
 def test_files_without_prompts(tmp_path: Path) -> None:

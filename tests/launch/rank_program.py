@@ -54,7 +54,7 @@ def stops_when_asked(output: Path, words: list[str]) -> int:
         (output / f"stopped-{RANK}").write_text(signal.Signals(number).name)
         sys.exit(128 + number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     (output / f"ready-{RANK}").touch()
     time.sleep(60)

@@ -63,6 +63,13 @@ def test_the_layout_says_how_many(make_config: MakeConfig) -> None:
         ranks(config, 1)
 
 
+def test_ranks_on_other_devices_are_started_by_paddles_launcher(make_config: MakeConfig) -> None:
+    assert ranks(make_config(device="npu")) == 1
+    command = ("python", "-m", "erniekit", "train", "sft.yaml")
+    with pytest.raises(ConfigurationError, match=r"--devices 0,1 \"\$\(which erniekit\)\" train sft.yaml"):
+        plan_job(make_config(device="npu", tensor_parallel_degree=2), command, nproc=None, logs=None)
+
+
 def test_one_rank_is_a_job_where_it_may_be_started_again(make_config: MakeConfig) -> None:
     job = plan_job(make_config(max_restarts=1), ("command",), nproc=None, logs=None)
     assert job is not None and job.nproc == 1
@@ -260,7 +267,7 @@ def wait_until_ready(config: Config, count: int) -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_reaches_every_rank(number: signal.Signals, code: int, make_config: MakeConfig) -> None:
     config = make_config(max_restarts=3)
     launcher = start_launcher(config, "stops_when_asked")
@@ -282,6 +289,16 @@ def test_ranks_that_do_not_stop_are_ended_with_the_third_signal(make_config: Mak
     assert launcher.wait(5) == 130
     for path in Path(config.basic.output_dir).glob("ready-*"):
         wait_for_the_end(path.read_text())
+
+
+def test_what_a_killed_launcher_left_goes_with_the_next(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    (temporary / "erniekit-job-left").mkdir(parents=True)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    assert run_job(job_of(make_config(), "say_who")) == 0
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_job_can_be_run_from_another_thread(make_config: MakeConfig) -> None:

@@ -35,6 +35,16 @@ def test_a_gpu_that_is_not_there_is_refused(used: list[str]) -> None:
         use_device("gpu:4")
 
 
+def test_other_devices_are_passed_on_where_paddle_knows_them(used: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paddle.device, "get_all_custom_device_type", lambda: ["npu"])
+    assert [use_device("npu"), use_device("npu:3")] == ["npu:0", "npu:3"] == used
+    monkeypatch.setenv("FLAGS_selected_npus", "2")
+    assert use_device("npu") == "npu:2"
+    for absent, build in (("xpu", "PaddlePaddle built for XPU"), ("mlu:1", "PaddlePaddle with its plug-in for mlu")):
+        with pytest.raises(ConfigurationError, match=f"device: {absent}: .* install {build}, or set device: cpu"):
+            use_device(absent)
+
+
 @pytest.mark.parametrize(
     ("device", "capability", "cuda", "expected"),
     [

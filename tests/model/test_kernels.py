@@ -38,8 +38,11 @@ def gradients(function, *tensors):
     return [out.numpy(), *(tensor.grad.numpy() for tensor in tensors)]
 
 
-def test_a_cpu_has_none():
-    assert use_fused_kernels(ALL) == (ALL if paddle.get_device().startswith("gpu") else FusedKernels())
+def test_a_cpu_has_only_that_of_swiglu(monkeypatch):
+    monkeypatch.setattr(kernels, "_chosen", FusedKernels())
+    on_cpu = FusedKernels(swiglu=True)
+    assert use_fused_kernels(ALL) == (ALL if paddle.get_device().startswith("gpu") else on_cpu)
+    assert use_fused_kernels(FusedKernels(rope=True)) == FusedKernels() or paddle.get_device().startswith("gpu")
     assert str(ALL) == "rope, linear, rms_norm, swiglu"
 
 

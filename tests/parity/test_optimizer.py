@@ -51,7 +51,7 @@ def transformers_schedule(schedule: TrainingParameters) -> list[float]:
     scheduler = transformers.get_scheduler(
         name,
         optimizer,
-        num_warmup_steps=schedule.warmup_steps,
+        num_warmup_steps=transformers.TrainingArguments.get_warmup_steps(schedule, schedule.max_steps),
         num_training_steps=schedule.max_steps,
         scheduler_specific_kwargs=specific.get(schedule.lr_scheduler_type),
     )

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from erniekit.data.conversation import Conversation
-from erniekit.data.formats.chat import read_records
+from erniekit.data.formats.registry import read_records
 from erniekit.data.templates.ernie import encode_prompt
 from erniekit.data.templates.jinja import JinjaTemplate
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
@@ -47,6 +47,18 @@ def test_texts_and_tokens_equal_those_of_transformers(both, name, case):
     assert "".join(part.text for part in ours.render(asked)) == expected
     if len(asked.turns) == 1:  # one segment: nothing is tokenised apart
         assert encode_prompt(ours, tokenizer, asked) == theirs.encode(expected, add_special_tokens=False)
+
+
+def test_white_space_of_texts_is_kept_as_transformers_keeps_it(both, tmp_path):
+    code = "\n  code:\n    x\n"
+    messages = [{"role": role, "content": code} for role in ("system", "user", "user", "assistant")]
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps({"messages": messages}), encoding="utf-8")
+    ((_, conversation),) = read_records(path, "messages")
+    tokenizer, theirs = both(TEMPLATES["chatml"])
+    expected = theirs.apply_chat_template(messages, tokenize=False)
+    rendered = "".join(part.text for part in JinjaTemplate(tokenizer).render(conversation))
+    assert expected.startswith(rendered) and not expected[len(rendered) :].strip()
 
 
 @pytest.mark.parametrize("name", RECORDS)

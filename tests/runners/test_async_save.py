@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 
 from erniekit.config import Config
 from erniekit.errors import CheckpointError
-from erniekit.training.checkpoint.atomic_folder import MANIFEST, checkpoint_folders, newest_complete, problems, step_of
+from erniekit.manifest import MANIFEST, problems
+from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, newest_complete, step_of
 
 ROOT = Path(__file__).parents[2]
 Train = Callable[..., Any]

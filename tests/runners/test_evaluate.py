@@ -14,7 +14,7 @@ import pytest
 
 from erniekit.cli import main
 from erniekit.cli.eval import evaluation_config
-from erniekit.errors import CheckpointError, ConfigurationError
+from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError
 from erniekit.runners.evaluate import run_evaluation
 from tests.log_capture import captured_log
 
@@ -234,7 +234,7 @@ def test_an_evaluation_on_its_own_is_refused_before_it_begins(
     weights = damaged / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(CheckpointError, match=r"the checkpoint is not complete: model\.safetensors"):
+    with pytest.raises(ModelFileError, match=r"model\.safetensors does not have the content that was written"):
         run_evaluation(make_config(**alone, init_from_checkpoint=str(damaged), continue_training=True))
     assert not any(line.startswith("evaluation at") for line in logged)
 

@@ -77,7 +77,15 @@ def test_every_way_of_dispatch_gives_the_losses_of_one_process(
         )
         for way in WAYS
     ]
-    for rank_results in run_ranks(expert_runs.train, 2, parameters=runs):
+    results = run_ranks(expert_runs.train, 2, parameters=runs)
+    sent = {
+        way: sum(run["sent"] for run in of_ranks)
+        for way, of_ranks in zip(WAYS, zip(*results, strict=True), strict=True)
+    }
+    assert sent["v2-alltoall"] > sent["v2-alltoall-unpad"]  # all transfers are as long as the longest
+    if "tensor_parallel_degree" not in layout:  # otherwise every rank has as many tokens as the others
+        assert sent["v2-allgather"] != sent["v2-allgather-unpad"]
+    for rank_results in results:
         for how, run in zip(WAYS.values(), rank_results, strict=True):
             assert f"expert parallel: degree 2, {how}" in run["said"].splitlines()
             assert "has no effect" not in run["said"]

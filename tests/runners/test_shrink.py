@@ -76,6 +76,13 @@ def test_each_axis_keeps_two_ranks_as_far_as_four_allow(values: dict, kept: Topo
     assert all(words in notes for words in lost) and bool(notes) == bool(lost)
 
 
+def test_what_only_a_gpu_knows_is_left_out() -> None:
+    values = {"bf16": True, "fuse_rms_norm": True}
+    assert len(Config.from_mapping(NEEDED | values).ignored_on_cpu()) == 2
+    parameters = _shrunk_run(values)[0].parameters
+    assert Config.from_mapping(NEEDED | values | parameters).ignored_on_cpu() == []
+
+
 def test_every_kind_of_layer_stays() -> None:
     small = _shrunk_run({})[0].model
     kinds = [small.is_moe_layer(layer) for layer in range(small.num_hidden_layers)]

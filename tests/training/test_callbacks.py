@@ -9,25 +9,33 @@ import io
 import json
 import math
 import os
+import pty
 import resource
 import subprocess
 import sys
+import termios
+import time
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from erniekit.config.registry import PARAMETERS
 from erniekit.config.sections.basic import BasicParameters
 from erniekit.errors import ConfigurationError
 from erniekit.training.callbacks import Callback, CallbackList, TrainingRun
-from erniekit.training.callbacks.console import PlainLines, duration, format_metrics
+from erniekit.training.callbacks.closing_lines import VIEWERS, ClosingLines
+from erniekit.training.callbacks.console import PlainLines, duration, evaluation_lines, format_details, format_metrics
 from erniekit.training.callbacks.defaults import default_callbacks
 from erniekit.training.callbacks.files import LogFile, Results, WarnOnIoError, read_log
-from erniekit.training.callbacks.live_progress import LiveProgress
+from erniekit.training.callbacks.live_progress import Echo, LiveProgress
+from erniekit.training.callbacks.loss_curve import LossCurve, draw_loss_curve, smoothed
 from erniekit.training.callbacks.trackers import TRACKERS, EventLog, installed_trackers, open_trackers
 from erniekit.training.checkpoint.manifest import write_json
 from erniekit.training.checkpoint.resume import Start
+from erniekit.training.early_stopping import BestSoFar
+from erniekit.training.trainer import TrainResult
 
 from .fakes import FakePlan, fake_trainer
 from .test_resume import KillAt, KilledError
@@ -133,7 +141,31 @@ def test_plain_lines(logged: list[str]) -> None:
 
 
 def test_figures_of_another_objective_are_shown_by_name() -> None:
-    assert format_metrics({"step": 1, "loss": 0.5, "another": 0.1234567}) == "loss 0.5000  another 0.1235"
+    record = {"step": 1, "loss": 0.5, "another_figure": 0.1234567}
+    assert (format_metrics(record), format_details(record)) == ("loss 0.5000", "another figure 0.1235")
+
+
+PREFERENCES = {
+    "loss": 0.31, "reward_accuracy": 0.971, "reward_margin": 0.3412, "reward_chosen": 0.21, "reward_rejected": -0.13,
+    "logps_chosen": -12.34567, "logps_rejected": -15.5, "kl_to_reference": -0.2334, "preference_loss": 0.31,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", ["", "eval_"])
+def test_figures_of_pairs_have_short_labels_in_two_lines(prefix: str) -> None:
+    record = {f"{prefix}{name}": value for name, value in PREFERENCES.items()}
+    assert format_metrics(record) == "loss 0.3100  reward accuracy 97.1%  margin 0.341"
+    assert format_details(record) == (
+        "reward chosen 0.21  rejected -0.13  logp chosen -12.35  rejected -15.5  KL -0.233  preference loss 0.3100"
+    )
+
+
+def test_an_evaluation_of_pairs_fills_two_lines_without_raw_names() -> None:
+    record = {"step": 5, "eval_batches": 1, "eval_batches_available": 2, "eval_seconds": 0.5, "eval_units": 7}
+    record |= {f"eval_{name}": value for name, value in PREFERENCES.items()}
+    first, second = evaluation_lines(record).splitlines()
+    assert first.endswith("(1 of 2 batches, 0.5 s)") and second.startswith("  reward chosen")
+    assert "_" not in first + second
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (61, "1:01"), (3725, "1:02:05")])
@@ -152,6 +184,116 @@ def test_live_progress_shows_step_figures_and_time_left() -> None:
     for words in ("4/10", "ETA", "loss 2.5000", "lr 0.0003", "grad norm 0.75", "accuracy 25.0%", "tokens/s 2,346"):
         assert words in text
     assert "evaluation at step 4  loss 1.5000" in text
+    assert "step 4/10  loss" not in text  # the history, which `on_log` writes
+
+
+def test_a_terminal_keeps_the_history_of_the_mean_loss() -> None:
+    screen = io.StringIO()
+    live = LiveProgress(Console(file=screen, force_terminal=True, width=200))
+    live.on_train_begin(begin(0, 10))
+    live.on_log(RECORD)
+    live.on_log(RECORD | {"step": 8, "loss": 1.25})
+    live.close()
+    lines = screen.getvalue().splitlines()
+    assert any("step 4/10  loss 2.5000" in line for line in lines)
+    assert any("step 8/10  loss 1.2500" in line for line in lines)
+    bar = next(line for line in lines if "0/10" in line)
+    assert bar.count("\N{BOX DRAWINGS HEAVY HORIZONTAL}") > 120  # it uses the width
+
+
+def test_typed_characters_are_not_echoed_into_the_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell, terminal = pty.openpty()
+    with os.fdopen(terminal, "rb") as stream, os.fdopen(shell, "rb"):
+        echo = Echo(stream)
+        monkeypatch.setattr(os, "tcgetpgrp", lambda descriptor: os.getpgrp() + 1)
+        echo.switch_off()  # in the background
+        assert termios.tcgetattr(terminal)[3] & termios.ECHO
+        monkeypatch.setattr(os, "tcgetpgrp", lambda descriptor: os.getpgrp())
+        echo.switch_off()
+        assert not termios.tcgetattr(terminal)[3] & termios.ECHO
+        echo.restore()
+        assert termios.tcgetattr(terminal)[3] & termios.ECHO
+    Echo(io.StringIO()).switch_off()
+
+
+def write_log(folder: Path, losses: list[float], evaluated: list[float] = ()) -> Path:
+    records = [{"step": step, "loss": loss} for step, loss in enumerate(losses, start=1)]
+    records += [{"step": step, "eval_loss": loss} for step, loss in enumerate(evaluated, start=1)]
+    log = folder / "training_log.jsonl"
+    log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return log
+
+
+def drawn(log: Path, monkeypatch: pytest.MonkeyPatch, title: str = ""):
+    """The axes of the curve."""
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **options: figures.append(figure))
+    draw_loss_curve(log, log.with_name("loss.png"), title)
+    return figures[0].axes[0]
+
+
+def test_a_curve_has_a_title_and_an_axis_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = drawn(write_log(tmp_path, [2.0, 1.5], [1.8]), monkeypatch, "a run")
+    assert axes.get_title() == "a run" and axes.get_yscale() == "linear" and len(axes.lines) == 2
+    assert drawn(write_log(tmp_path, [5.0, 0.4]), monkeypatch).get_yscale() == "log"
+    assert drawn(write_log(tmp_path, [5.0, -0.1]), monkeypatch).get_yscale() == "linear"
+
+
+def test_a_noisy_curve_is_smoothed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = [2.0 + (-1) ** step * 0.5 for step in range(300)]
+    pale, mean = drawn(write_log(tmp_path, losses), monkeypatch).lines
+    assert list(pale.get_ydata()) == losses and pale.get_alpha() == 0.3
+    assert max(abs(value - 2.0) for value in mean.get_ydata()) < 0.2
+    assert smoothed([(1, 4.0), (2, 1.0), (5, 1.0)]) == [(1, 2.5), (2, 2.0), (5, 1.0)]
+
+
+def test_the_curve_exists_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    write_log(tmp_path, [2.0, 1.5])
+    curve, picture = LossCurve(tmp_path), tmp_path / "loss.png"
+    curve.on_train_begin(begin(0, 10))
+    curve.on_log(RECORD)
+    assert not picture.exists()
+    for hook, argument in ((curve.on_log, RECORD), (curve.on_evaluate, EVALUATED), (curve.on_save, tmp_path)):
+        now[0] += 61
+        hook(argument)
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        picture.unlink()
+        hook(argument)  # not again at once
+        assert not picture.exists()
+    assert not list(tmp_path.glob(".loss*"))
+
+
+def test_the_last_lines_say_what_is_where_and_what_comes_next(tmp_path: Path, logged: list[str]) -> None:
+    write_log(tmp_path, [2.0, 1.5, 0.25])
+    (tmp_path / "loss.png").touch()
+    best = BestSoFar(step=2, value=0.5, metric="eval_exact_match", greater=True)
+    result = TrainResult(3, 1.0, 1.2, {}, 10, 1.0, None, None, best)
+    lines = ClosingLines(tmp_path / "my logs", ["visualdl"])
+    lines.on_train_begin(begin(0, 3)._replace(output_dir=tmp_path))
+    lines.on_evaluate(EVALUATED)
+    lines.on_train_end(result)
+    text = "\n".join(logged)
+    assert "done: 3 steps, 0:00, loss 2.0000 -> 0.2500" in text
+    assert "best evaluation: exact match 0.5 at step 2" in text
+    for words in (f"curve: {tmp_path / 'loss.png'}", f"visualdl --logdir '{tmp_path}/my logs'"):
+        assert words in text
+    assert logged[-3:] == [
+        f"  erniekit chat {tmp_path}",
+        f"  erniekit eval {tmp_path}",
+        f"  erniekit export {tmp_path} --output DIR",
+    ]
+    logged.clear()
+    lines = ClosingLines(None, [])
+    lines.on_train_begin(begin(0, 3)._replace(output_dir=tmp_path, config={"stage": "PT"}))
+    lines.on_train_end(result)
+    assert f"  erniekit generate --raw --prompt TEXT {tmp_path}" in logged
+    assert not any("visualdl" in line or " eval " in line for line in logged)
+
+
+def test_every_tracker_has_its_viewer() -> None:
+    assert VIEWERS.keys() == TRACKERS.keys()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from erniekit.training.optim.schedules import dropout_scale, learning_rate
+from erniekit.config.sections.training import TrainingParameters
+from erniekit.errors import ConfigurationError
+from erniekit.training.optim.schedules import check_schedule_fits, dropout_scale, learning_rate, warmup_steps_of
 
 from .optimizer_case import RECORDED_SCHEDULES, SCHEDULES, learning_rates, schedule
 
@@ -20,7 +23,7 @@ def test_equal_to_transformers(name: str) -> None:
 
 
 @given(
-    kind=st.sampled_from(["linear", "cosine", "polynomial", "constant", "constant_with_warmup", "wsd"]),
+    kind=st.sampled_from(["linear", "cosine", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt", "wsd"]),
     total=st.integers(1, 200),
     warmup=st.integers(0, 250),
     decay=st.integers(0, 250),
@@ -35,7 +38,7 @@ def test_stays_between_zero_and_the_peak(kind: str, total: int, warmup: int, dec
 
 def test_the_peak_is_reached_when_warm_up_ends_and_the_floor_at_the_end() -> None:
     for section in SCHEDULES.values():
-        peak = learning_rate(section.warmup_steps, section, section.max_steps)
+        peak = learning_rate(warmup_steps_of(section, section.max_steps), section, section.max_steps)
         assert peak == pytest.approx(section.learning_rate)
     assert learning_rate(30, SCHEDULES["linear"], 30) == 0.0
     assert learning_rate(30, SCHEDULES["cosine"], 30) == pytest.approx(3e-5)
@@ -47,6 +50,16 @@ def test_wsd_is_flat_between_warm_up_and_decay() -> None:
     section = SCHEDULES["wsd cosine"]
     assert {learning_rate(step, section, 30) for step in range(5, 21)} == {section.learning_rate}
     assert learning_rate(21, section, 30) < section.learning_rate
+
+
+@pytest.mark.proves("lr_scheduler_type", "warmup_steps", "decay_steps")
+def test_a_schedule_that_is_longer_than_the_run_is_refused() -> None:
+    fits = TrainingParameters(lr_scheduler_type="wsd", warmup_steps=3, decay_steps=4)
+    check_schedule_fits(fits, 7)
+    check_schedule_fits(replace(fits, lr_scheduler_type="linear"), 6)
+    for longer in ({"warmup_steps": 4}, {"decay_steps": 5}):
+        with pytest.raises(ConfigurationError, match="exceed the 7 steps"):
+            check_schedule_fits(replace(fits, **longer), 7)
 
 
 def test_unknown_schedule() -> None:

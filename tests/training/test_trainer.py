@@ -17,9 +17,11 @@ import yaml
 from paddle.autograd import PyLayer
 from safetensors.numpy import load_file
 
+from erniekit.environment import STOP_SIGNALS
 from erniekit.errors import CheckpointError, TrainingError
+from erniekit.manifest import problems
 from erniekit.training.callbacks import Callback, TrainingRun
-from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, problems, step_of
+from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, step_of
 from erniekit.training.checkpoint.resume import Start, open_output_folder
 from erniekit.training.optim.schedules import learning_rate
 from erniekit.training.trainer import Trainer, is_due, result_of
@@ -177,7 +179,7 @@ def test_a_best_checkpoint_that_is_gone_is_told(tmp_path: Path, logged: list[str
     trainer = judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0], callbacks=[Remove()], load_best_model_at_end=True)
     trainer.fit(FRESH)
     assert logged[-2:] == [
-        f"checkpoint-2, where eval_loss was best, is not in {tmp_path}: the last model is saved",
+        f"checkpoint-2, where eval_loss was best, is not complete in {tmp_path}: the last model is saved",
         f"saved the model to {tmp_path}",
     ]
 
@@ -356,11 +358,25 @@ class SignalAt(Callback):
                 os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_two_signals_of_a_closed_terminal_are_one(tmp_path: Path) -> None:
+    trainer = fake_trainer(tmp_path, callbacks=[SignalAt(signal.SIGHUP, 4, times=2)], save_strategy="epoch")
+    assert trainer.fit(FRESH).exit_code == 129
+    assert steps_of(tmp_path) == [3, 4]
+
+
+def test_nohup_is_respected(tmp_path: Path) -> None:
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert fake_trainer(tmp_path, callbacks=[SignalAt(signal.SIGHUP, 4)]).fit(FRESH).stopped_by is None
+    finally:
+        signal.signal(signal.SIGHUP, earlier)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_stops_after_the_step_with_a_checkpoint(
     tmp_path: Path, number: int, code: int, logged: list[str]
 ) -> None:
-    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    handlers = [signal.getsignal(n) for n in STOP_SIGNALS]
     logged.clear()
     recorder = Recorder()
     trainer = fake_trainer(tmp_path, callbacks=[recorder, SignalAt(number, 4)], save_strategy="epoch")
@@ -369,7 +385,7 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(
     assert steps_of(tmp_path) == [3, 4]
     assert any("resume_from_checkpoint=true" in line for line in logged)
     assert not (tmp_path / "model.safetensors").exists()  # the final model is that of a finished run
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [signal.getsignal(n) for n in STOP_SIGNALS] == handlers
 
     whole = fake_trainer(tmp_path / "whole")
     whole.fit(FRESH)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 CONFIG = "examples/configs/quickstart/sft.yaml"
 WORDS = ("max_steps=1", "warmup_steps=0", "do_eval=false", "save_strategy=no", "report_to=none", "disable_tqdm=true")
-SIGNS = {"ready": "ranks (", "ranks": "stands for lora: false", "joined": "field not used", "step 1": "step 1/1"}
+SIGNS = {"ready": "ranks (", "ranks": "device: ", "joined": " records, ", "step 1": "step 1/1"}
 PADDLES = ("-m", "paddle.distributed.launch", "--log_level", "ERROR", "--nproc_per_node", "2")
 
 

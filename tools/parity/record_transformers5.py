@@ -69,7 +69,7 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "yarn with weights of its magnitude",
         {
             "rope_parameters": {**YARN, "rope_theta": 1e4, "mscale": 0.7, "mscale_all_dim": 0.4, "truncate": False},
-            "head_dim": 6,
+            "head_dim": 16,
         },
     ),
     (
@@ -82,8 +82,12 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "linear scaling, tied",
         {"rope_parameters": {"rope_type": "linear", "factor": 3.0}, "tie_word_embeddings": True},
     ),
+    ("llama", "biases, own head size", {"attention_bias": True, "mlp_bias": True, "head_dim": 10}),
     ("mistral", "window", {"sliding_window": 16, "rope_parameters": {"rope_theta": 2e4, "rope_type": "default"}}),
+    ("mistral", "no window, tied", {"sliding_window": None, "tie_word_embeddings": True, "head_dim": 6}),
+    ("qwen2", "yarn, grouped queries", {"rope_parameters": {**YARN, "rope_theta": 1e6}}),
     ("qwen2", "other theta, tied", {"rope_parameters": {"rope_theta": 1e6}, "tie_word_embeddings": True}),
+    ("qwen3", "biases, tied", {"attention_bias": True, "tie_word_embeddings": True, "head_dim": 8}),
     ("qwen3", "own head size, yarn", {"head_dim": 6, "rope_parameters": {**YARN, "rope_theta": 1e6}}),
     ("qwen3_moe", "normalised, a dense layer", {**EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0]}),
     (
@@ -176,6 +180,12 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "ernie4_5_moe",
         "no shared experts, another theta",
         {**ERNIE_EXPERTS, "moe_num_shared_experts": 0, "rope_parameters": {"rope_theta": 1e4}},
+    ),
+    (
+        "ernie4_5_moe",
+        "every other layer up to the third",
+        {**ERNIE_EXPERTS, "num_hidden_layers": 4, "moe_layer_end_index": 2, "moe_layer_start_index": 0}
+        | {"moe_layer_interval": 2, "moe_norm_min": 0.6, "tie_word_embeddings": False},
     ),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.config.parameter import GPU_ONLY, ConfigBuilder, Derived, parameter, rule, section, when
+from erniekit.config.sections.distributed import WITH_PP, WITH_TP
 from erniekit.config.values import FLAG
 
 
@@ -35,7 +36,12 @@ class AccelerationParameters:
         devices=GPU_ONLY,
     )
     fuse_rms_norm: bool = parameter(False, "Compute RMSNorm in one fused GPU kernel.", devices=GPU_ONLY)
-    fuse_swiglu: bool = parameter(False, "Compute the SwiGLU activation in one fused GPU kernel.", devices=GPU_ONLY)
+    fuse_swiglu: bool = parameter(
+        False,
+        "Compute the SwiGLU activation with Paddle's fused kernel, which a CPU has, too, instead of ERNIEKit's own. "
+        "Results differ in the last bits only.",
+        example=True,
+    )
     packing: bool = parameter(
         Derived("`true`; `false` with `batch_tokens`", _packing, True),
         "Concatenate several samples to one sequence of up to `max_seq_len` tokens, so that no computation is spent on "
@@ -106,8 +112,10 @@ class AccelerationParameters:
     )
     dataloader_num_workers: int = parameter(
         1,
-        "The number of background workers that prepare batches ahead of the model; 0 prepares them between steps. "
-        "Raise it when steps wait for data. The order of samples never depends on it.",
+        "The number of background threads that prepare batches ahead of the model (upstream starts processes; tokens "
+        "are read from a memory-mapped cache here, so threads do); 0 prepares them between steps. Raise it when steps "
+        "wait for data, which a falling number of tokens per second shows while the device is idle; each holds one "
+        "prepared step in memory. The order of samples never depends on it.",
         minimum=0,
         unit="workers",
         verbs=("train", "eval"),
@@ -118,6 +126,7 @@ class AccelerationParameters:
         "With 1, one rank of each pipeline and tensor group reads the data and broadcasts the batches to the others; "
         "with 0 every rank reads the data.",
         kind=FLAG,
+        needs=(WITH_TP, WITH_PP),
         verbs=("train", "eval"),
         example=1,
     )
@@ -128,6 +137,24 @@ class AccelerationParameters:
         "moves less data where a token has more experts than there are ranks. `unpad` sends the exact sizes; the "
         "others pad to the largest size of any rank. It changes speed and memory, never the loss.",
         choices=("v2-alltoall-unpad", "v2-alltoall", "v2-allgather-unpad", "v2-allgather"),
+        spellings={"": "v2-alltoall-unpad", "v2-alltoall-unpad-text": "v2-alltoall-unpad"},
+        example="v2-allgather-unpad",
+    )
+
+
+MASK_SWITCHES = ("use_flash_attention", "use_sparse_flash_attn", "use_attn_mask_startend_row_indices")
+
+
+@rule(*MASK_SWITCHES, verbs=("train",))
+def one_switch_turns_flashmask_off(builder: ConfigBuilder) -> None:
+    """Any of the three switches of FlashMask that is false makes attention use a dense mask, with the same result."""
+    off = [name for name in MASK_SWITCHES if not builder[name]]
+    if not off:
+        return
+    causes = " and ".join(f"{name} is false ({builder.origins[name]})" for name in off)
+    builder.messages.append(
+        f"attention uses a dense mask, without FlashAttention, because {causes}; any of {', '.join(MASK_SWITCHES)} "
+        "does this, while upstream keeps FlashAttention where only use_sparse_flash_attn is false"
     )
 
 
@@ -156,5 +183,5 @@ SECTION = section(
     key="acceleration",
     title="1.7 Acceleration",
     verbs=("train",),
-    rules=(a_budget_holds_every_sample,),
+    rules=(a_budget_holds_every_sample, one_switch_turns_flashmask_off),
 )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
 from erniekit.config.stages import ALL_STAGES
-from erniekit.config.values import DEVICE, WORDS
+from erniekit.config.values import DEVICE, PATH, TEXTS, WORDS, other_device
 
 TRACKERS = ("visualdl", "tensorboard")  # each is opened by `erniekit.training.callbacks.trackers`
 ALL_VERBS = ("train", "eval", "preview", "chat", "generate", "export", "server")
+TEMPLATE_VERBS = ("train", "eval", "preview", "chat", "generate")
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class BasicParameters:
         "`continue_training` is false) and the tokenizer's files. The same folder supplies model and tokenizer. With "
         "`from_hf_hub`, `from_aistudio` or `from_modelscope`, a model's name on that hub: `organisation/name`, or "
         "`organisation/name@revision` for a branch, a tag or a commit. A folder that exists is taken first.",
+        kind=PATH,
         required_for=("train", "eval", "preview"),
         verbs=ALL_VERBS,
         example="models/ERNIE-4.5-0.3B",
@@ -39,6 +43,8 @@ class BasicParameters:
         "The folder that receives everything a run leaves behind: checkpoints, the final model with its tokenizer, the "
         "resolved configuration, results and logs. A folder that already holds a run is protected, see "
         "`overwrite_output_dir`.",
+        kind=PATH,
+        spellings={"none": ""},
         required_for=("train",),
         verbs=("train", "eval", "export"),
         example="output/sft",
@@ -50,6 +56,25 @@ class BasicParameters:
         "always allowed. `erniekit export` and `split` need it on the command line if their folder is not empty: "
         "they replace files of the same name and keep the others.",
         verbs=("train", "export", "split"),
+    )
+    enable_thinking: bool | None = parameter(
+        None,
+        "Whether the model thinks before it answers, for chat templates that have this switch, such as Qwen3's. "
+        "Training and answering should agree: with false an empty thought belongs to the question, so that "
+        "only the answer is trained. null leaves the choice to the template.",
+        verbs=TEMPLATE_VERBS,
+        stages=("SFT", "DPO"),
+        example=False,
+    )
+    chat_template_kwargs: tuple[str, ...] = parameter(
+        (),
+        "Further variables of the model's chat template, as `name=value`; true, false, null and numbers are read as "
+        "such, everything else as text. The template's author says which there are, for example `date_string` for "
+        "Llama 3.",
+        kind=TEXTS,
+        verbs=TEMPLATE_VERBS,
+        stages=("SFT", "DPO"),
+        example="date_string=22 Nov 2026",
     )
     continue_training: bool = parameter(
         True,
@@ -86,7 +111,9 @@ class BasicParameters:
     )
     attention_probs_dropout_prob: float = parameter(
         0.0,
-        "Probability with which an attention weight is zeroed in training, after the softmax.",
+        "Probability with which an attention weight is zeroed in training, after the softmax. 0 is usual for large "
+        "models; 0.1 may help where a small data set is repeated for many epochs and the held-out loss rises. It "
+        "raises the training loss, and costs the time and memory of a mask for each block of scores on a CPU.",
         minimum=0.0,
         below=1.0,
         verbs=("train",),
@@ -96,7 +123,8 @@ class BasicParameters:
         0,
         "Let the probabilities of dropout, `lora_dropout` too, grow linearly from 0 to their value over this many "
         "optimizer steps and stay there: p x min(1, finished steps / dropout_warmup_steps), so that the first step "
-        "drops nothing. 0 applies the full probability from the first step.",
+        "drops nothing. 0 applies the full probability from the first step. The upstream reference says that dropout "
+        "ends after these steps, and that 0 disables it; a message at the start says what happens here.",
         minimum=0,
         unit="optimizer steps",
         verbs=("train",),
@@ -109,10 +137,10 @@ class BasicParameters:
         "int4 and the rest in int8. Each weight is dequantized where it is used, in forward and again in backward, "
         "and adapters are merged into the dequantized weights. `fp8_linear` rounds the operands of linear layers to "
         "8-bit floats, also when all weights are trained (see section 2.4). `erniekit export` writes weights in this "
-        "form where the command line asks for it.",
+        "form where the command line asks for it; `chat` and `generate` keep them so in memory.",
         choices=("none", "fp8_linear", "weight_only_int8", "weight_only_int4", "weight_only_mix", "nf4"),
         spellings={"": "none", "null": "none", "fp8linear": "fp8_linear"},
-        verbs=("train", "eval", "export"),
+        verbs=("train", "eval", "export", "chat", "generate"),
         example="fp8_linear",
     )
     num_nextn_predict_layers: int = parameter(
@@ -138,7 +166,8 @@ class BasicParameters:
     device: str = parameter(
         "auto",
         "Where to compute. `auto` takes a GPU when PaddlePaddle was built for one and finds it, and the CPU otherwise; "
-        "`gpu:1` names one of several GPUs.",
+        "`gpu:1` names one of several GPUs. The names of Paddle's other devices, such as `xpu` and `npu`, are passed "
+        "on to it; ERNIEKit has never been run on one, and computes there in float32 as on a CPU.",
         kind=DEVICE,
         verbs=("train", "eval", "chat", "generate", "export"),
         example="cpu",
@@ -165,7 +194,9 @@ class BasicParameters:
             lambda builder: (_inside(builder["output_dir"], "logs"), "inside output_dir"),
             "",
         ),
-        "The folder of the event files that VisualDL and TensorBoard read. Nothing else is written there.",
+        "The folder of the event files that VisualDL and TensorBoard read. Nothing else is written there. Upstream "
+        "writes them into `output_dir` itself.",
+        kind=PATH,
         verbs=("train",),
         example="output/sft/logs",
     )
@@ -216,6 +247,36 @@ def _inside(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if folder else ""
 
 
+def template_variables(basic: BasicParameters) -> dict[str, Any]:
+    """Return the variables that the user gives to the chat template."""
+    chosen = {} if basic.enable_thinking is None else {"enable_thinking": basic.enable_thinking}
+    for item in basic.chat_template_kwargs:
+        name, _, text = item.partition("=")
+        chosen[name.strip()] = _json_or_text(text.strip())
+    return chosen
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@rule("chat_template_kwargs")
+def template_variables_are_named(builder: ConfigBuilder) -> None:
+    """Each item of `chat_template_kwargs` is `name=value`, and none is a variable that dialogues fill."""
+    for item in builder["chat_template_kwargs"]:
+        name, equals, _ = item.partition("=")
+        if not equals or not name.strip().isidentifier():
+            builder.problem("chat_template_kwargs", f"{item!r} is not name=value", "write for example `thinking=true`")
+        elif name.strip() in _FILLED_BY_DIALOGUES:
+            builder.problem("chat_template_kwargs", f"{name.strip()!r} is filled by each dialogue", "remove it")
+
+
+_FILLED_BY_DIALOGUES = ("messages", "tools", "documents", "add_generation_prompt")
+
+
 @rule("do_train", "do_eval")
 def something_to_do(builder: ConfigBuilder) -> None:
     """With `do_train: false`, `erniekit train` only evaluates and needs `do_eval: true`."""
@@ -233,6 +294,28 @@ def dropout_warmup_needs_dropout(builder: ConfigBuilder) -> None:
         builder["hidden_dropout_prob"] or builder["attention_probs_dropout_prob"] or of_adapters
     ):
         builder.no_effect("dropout_warmup_steps", "because all probabilities of dropout are 0")
+    elif builder.differs("dropout_warmup_steps"):
+        builder.messages.append(
+            f"dropout_warmup_steps: dropout grows over {builder['dropout_warmup_steps']:,} steps and then stays; the "
+            "upstream reference says that it ends there"
+        )
+
+
+@rule("logging_dir", "report_to", verbs=("train",))
+def a_folder_of_logs_needs_a_logger(builder: ConfigBuilder) -> None:
+    """`logging_dir` has no effect with `report_to: none`."""
+    if builder.differs("logging_dir") and not builder["report_to"]:
+        builder.no_effect("logging_dir", "because report_to is none, and only its loggers write there")
+
+
+@rule("device")
+def other_devices_have_never_been_run(builder: ConfigBuilder) -> None:
+    """A `device` that is neither a CPU nor a GPU is passed on to Paddle; a message says that it has never been run."""
+    if kind := other_device(builder["device"]):
+        builder.messages.append(
+            f"`device: {builder['device']}` ({builder.origins['device']}) is passed on to Paddle; ERNIEKit has never "
+            f"been run on {kind}, and computes there in float32 with Paddle's own kernels, as on a CPU"
+        )
 
 
 SECTION = section(
@@ -240,5 +323,11 @@ SECTION = section(
     key="basic",
     title="1.1 Basic configuration",
     verbs=ALL_VERBS,
-    rules=(something_to_do, dropout_warmup_needs_dropout),
+    rules=(
+        something_to_do,
+        dropout_warmup_needs_dropout,
+        a_folder_of_logs_needs_a_logger,
+        template_variables_are_named,
+        other_devices_have_never_been_run,
+    ),
 )

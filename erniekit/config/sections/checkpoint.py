@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
-from erniekit.config.values import PATH_OR_BOOLEAN, WORDS
+from erniekit.config.values import PATH, PATH_OR_BOOLEAN, WORDS
 
 # The flags of `unified_checkpoint_config`: which ones exclude each other, and when one has no effect.
 
@@ -77,7 +77,8 @@ class CheckpointParameters:
     save_strategy: str = parameter(
         "no",
         "When checkpoints are written: every `save_steps` (`steps`), at the end of each epoch (`epoch`), or not at all "
-        "(`no`). The final model is always saved; restarting after a failure needs `steps` or `epoch`.",
+        "(`no`). The final model is always saved; restarting after a failure needs `steps` or `epoch`. With `no` a "
+        "message at the start says that a run which is interrupted begins anew.",
         choices=("no", "steps", "epoch"),
         example="steps",
     )
@@ -92,7 +93,8 @@ class CheckpointParameters:
     save_total_limit: int | None = parameter(
         None,
         "Keep this many of the newest checkpoints, and delete older ones once a newer one is complete. With "
-        "`load_best_model_at_end` the best one is never deleted and counts as one of them. null keeps all.",
+        "`load_best_model_at_end` the best one is never deleted and counts as one of them; with a limit of 1 the "
+        "newest and the best may both stay, as in transformers. null keeps all.",
         minimum=1,
         unit="checkpoints",
         needs=when("save_strategy", "steps", "epoch"),
@@ -110,6 +112,7 @@ class CheckpointParameters:
         "",
         "Start a new run from the weights of a checkpoint folder; optimizer, schedule and data start from the "
         "beginning.",
+        kind=PATH,
         example="output/sft/checkpoint-100",
     )
     unified_checkpoint: bool = parameter(
@@ -165,6 +168,7 @@ class CheckpointParameters:
         above=0.0,
         unit="GB (10^9 bytes)",
         verbs=("train", "export", "split"),
+        example=2.0,
     )
     hf_hub_id: str = parameter(
         "",
@@ -191,13 +195,32 @@ def checkpoint_weights_or_random(builder: ConfigBuilder) -> None:
         builder.problem("init_from_checkpoint", what, "remove one of the two")
 
 
-@rule("save_strategy", "resume_from_checkpoint")
-def resumed_run_writes_no_checkpoint(builder: ConfigBuilder) -> None:
-    """A run that resumes with `save_strategy: no` writes no further checkpoint; a message says so."""
-    if builder["resume_from_checkpoint"] and builder["save_strategy"] == "no":
-        builder.messages.append(
-            "save_strategy is no: this run writes no checkpoint to resume from; the final model is saved"
-        )
+_OF_CHECKPOINTS = (
+    "unified_checkpoint", "ckpt_quant_stage", "disable_ckpt_quant", "ignore_save_lr_and_optim",
+)  # fmt: skip
+
+
+@rule("save_strategy", "resume_from_checkpoint", NAME, *_OF_CHECKPOINTS, verbs=("train",))
+def options_of_checkpoints_need_checkpoints(builder: ConfigBuilder) -> None:
+    """What checkpoints hold and how they are written has no effect with `save_strategy: no`."""
+    if builder["save_strategy"] != "no":
+        return
+    names = [name for name in _OF_CHECKPOINTS if builder.differs(name)]
+    written = set(builder[NAME]) - {"master_weight_compatible"} or not builder["resume_from_checkpoint"]
+    if builder.differs(NAME) and written:  # that flag is about reading
+        names.append(NAME)
+    for name in names:
+        builder.no_effect(name, "because save_strategy is no, so only the command `save` writes a checkpoint")
+
+
+def leaves_no_checkpoint(section: CheckpointParameters) -> list[str]:
+    """Return the line with which a run begins that writes no checkpoint; none for other runs."""
+    if section.save_strategy != "no":
+        return []
+    return [
+        "save_strategy is no: this run writes no checkpoint, so it cannot be resumed if it is interrupted; the final "
+        "model is saved. Write save_strategy: steps (every save_steps) or epoch to keep some."
+    ]
 
 
 def moment_quantization(section: CheckpointParameters) -> str:
@@ -215,5 +238,5 @@ SECTION = section(
     key="checkpoint",
     title="1.6 Checkpoints",
     verbs=("train",),
-    rules=(resume_or_initialise, checkpoint_weights_or_random, resumed_run_writes_no_checkpoint, *RULES),
+    rules=(resume_or_initialise, checkpoint_weights_or_random, options_of_checkpoints_need_checkpoints, *RULES),
 )

@@ -5,20 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
+from erniekit.config.parameter import ConfigBuilder, Derived, parameter, rule, section, when
 from erniekit.config.sections.distributed_flags import (
     PIPELINE_FLAGS,
     PIPELINE_RULES,
     SHARDING_FLAGS,
     SHARDING_RULES,
     TENSOR_PARALLEL_FLAGS,
+    synchronized_moments_are_in_memory,
     tensor_parallel_flags,
 )
 from erniekit.config.values import SEGMENTS, WORDS
 
+MOST_RANKS = 2**20  # of a job; no cluster is larger, and every rank is planned
+ALL_RANKS = -1  # of `sharding_parallel_degree`
 WITH_TP = when("tensor_parallel_degree", above=1)
 WITH_PP = when("pipeline_parallel_degree", above=1)
-WITH_SHARDING = when("sharding_parallel_degree", above=1)
+WITH_SHARDING = (when("sharding_parallel_degree", above=1), when("sharding_parallel_degree", ALL_RANKS))
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class DistributedParameters:
         "states and most activations, and communicates in every layer. Raise it when the model does not fit into the "
         "memory of one device, and keep the group within one machine.",
         minimum=1,
+        maximum=MOST_RANKS,
         unit="ranks",
         example=8,
     )
@@ -67,6 +71,7 @@ class DistributedParameters:
         "Split the layers into this many consecutive stages, one per device. Micro-batches flow through the stages; "
         "`gradient_accumulation_steps` should be several times the degree, or the stages wait for each other.",
         minimum=1,
+        maximum=MOST_RANKS,
         unit="ranks",
         example=2,
     )
@@ -88,7 +93,8 @@ class DistributedParameters:
     pp_seg_method: str | tuple[int, ...] = parameter(
         "layer:DecoderLayer",
         "Where the layers are split into stages. `layer:DecoderLayer` gives every stage the same number of decoder "
-        "layers (separate several class names by `|`), `uniform` balances the number of all layers, and a list such as "
+        "layers (separate several class names by `|`), `uniform` balances the number of all layers (the default does "
+        "so, too, where the layers cannot be divided equally, and a message says so), and a list such as "
         "[0, 29, 57] gives the first layer of each stage, or of each model chunk with `virtual_pp_degree`. The last "
         "boundary of a list, the number of layers, is optional.",
         kind=SEGMENTS,
@@ -100,6 +106,7 @@ class DistributedParameters:
         "Give every stage this many smaller model chunks instead of one large one (interleaved pipeline). It "
         "shrinks the pipeline bubble and communicates more.",
         minimum=1,
+        maximum=MOST_RANKS,
         needs=WITH_PP,
         example=2,
     )
@@ -122,10 +129,17 @@ class DistributedParameters:
         example="stage1",
     )
     sharding_parallel_degree: int = parameter(
-        1,
+        Derived(
+            "-1 where `sharding` is set and `moe_group` is not `data`, else 1",
+            lambda builder: _sharding_degree(builder),
+            1,
+        ),
         "The number of ranks that shard optimizer states, gradients or parameters, as `sharding` says. Each rank "
-        "trains on different data.",
-        minimum=1,
+        "trains on different data. -1 takes all ranks that train on different data, however many are started: the "
+        "number of ranks divided by `tensor_parallel_degree` and `pipeline_parallel_degree`. 1 leaves those ranks to "
+        "plain data parallelism.",
+        minimum=-1,
+        maximum=MOST_RANKS,
         unit="ranks",
         example=8,
     )
@@ -172,6 +186,21 @@ class DistributedParameters:
     )
 
 
+def _sharding_degree(builder: ConfigBuilder) -> tuple[int, str]:
+    if builder["sharding"] == "none":
+        return 1, ""
+    if builder["moe_group"] == "data":
+        return 1, "because moe_group: data distributes the experts over the ranks of plain data parallelism"
+    return ALL_RANKS, f"all ranks that train on different data, for sharding: {builder['sharding']}"
+
+
+@rule("sharding_parallel_degree")
+def no_degree_of_zero(builder: ConfigBuilder) -> None:
+    """`sharding_parallel_degree` is a number of ranks, or -1 for all."""
+    if builder["sharding_parallel_degree"] == 0:
+        builder.problem("sharding_parallel_degree", "0 ranks cannot share anything", "write 1, more, or -1 for all")
+
+
 @rule("tensor_parallel_degree", "sequence_parallel")
 def sequence_parallel_needs_tensor_parallel(builder: ConfigBuilder) -> None:
     """`sequence_parallel` is false while `tensor_parallel_degree` is 1."""
@@ -204,7 +233,9 @@ SECTION = section(
     rules=(
         sequence_parallel_needs_tensor_parallel,
         tensor_parallel_flags,
+        synchronized_moments_are_in_memory,
         boundaries_are_increasing,
+        no_degree_of_zero,
         *PIPELINE_RULES,
         *SHARDING_RULES,
     ),

@@ -78,8 +78,14 @@ def _ignored_flags(builder: ConfigBuilder, flags: set[str]) -> list[tuple[str, s
 
 @rule("virtual_pp_degree", "pipeline_parallel_degree", "gradient_accumulation_steps")
 def enough_micro_batches(builder: ConfigBuilder) -> None:
-    """An interleaved pipeline needs as many micro-batches as stages, or at least twice as many."""
+    """A pipeline needs several micro-batches for each stage; an interleaved one as many as stages, or at least twice
+    as many."""
     stages, count = builder["pipeline_parallel_degree"], builder["gradient_accumulation_steps"]
+    if builder["virtual_pp_degree"] == 1 and count < stages:
+        builder.messages.append(
+            f"`gradient_accumulation_steps` is {count}: {stages} pipeline stages wait for each other for "
+            f"{(stages - 1) / (count + stages - 1):.0%} of a step; write {4 * stages} or more"
+        )
     if builder["virtual_pp_degree"] == 1 or count == stages or count >= 2 * stages:
         return
     fitting = stages if count < stages else 2 * stages
@@ -171,7 +177,7 @@ def sharding_flags(builder: ConfigBuilder) -> None:
 def sharding_levels_and_parallelism(builder: ConfigBuilder) -> None:
     """`sharding: stage2` and `stage3` work with data parallelism only; `stage1` works with every layout."""
     others = [name for name in ("tensor_parallel_degree", "pipeline_parallel_degree") if builder[name] > 1]
-    if builder["sharding_parallel_degree"] > 1 and builder["sharding"] in ("stage2", "stage3") and others:
+    if builder["sharding_parallel_degree"] != 1 and builder["sharding"] in ("stage2", "stage3") and others:
         what = (
             f"fleet shards gradients and parameters only across ranks that each hold the full model, but "
             f"{' and '.join(f'{name} is {builder[name]}' for name in others)}"
@@ -208,6 +214,25 @@ IGNORED_TENSOR_PARALLEL_FLAGS = {
     "replace_with_c_embedding": "the embedding table is always sharded by vocabulary",
     "replace_with_parallel_cross_entropy": "tensor_parallel_output decides whether the logits stay sharded",
 }
+
+
+@rule(
+    "tensor_parallel_config", "tensor_parallel_degree", "optim", "use_lowprecision_moment", "offload_optim",
+    "tensorwise_offload_optimizer",
+)  # fmt: skip
+def synchronized_moments_are_in_memory(builder: ConfigBuilder) -> None:
+    """`sync_moment` does not work with moments that are stored in bfloat16 or offloaded, nor with `adamw_custom`."""
+    if builder["tensor_parallel_degree"] == 1 or "sync_moment" not in builder["tensor_parallel_config"]:
+        return
+    names = ("use_lowprecision_moment", "offload_optim", "tensorwise_offload_optimizer")
+    stored = [f"{name} is true" for name in names if builder[name]]
+    stored += ["optim is adamw_custom"] * (builder["optim"] == "adamw_custom")
+    if stored:
+        builder.problem(
+            "tensor_parallel_config",
+            f"sync_moment does not work with moments that adamw_custom stores, and {stored[0]}",
+            "leave sync_moment out: ranks of a tensor-parallel group compute equal moments without it, too",
+        )
 
 
 @rule("tensor_parallel_config", "tensor_parallel_degree", "sequence_parallel")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
+from erniekit.config.values import PATH
 
 REFERENCE_FREE_LOSSES = ("simpo", "orpo")
 SMOOTHED_LOSSES = ("sigmoid", "robust", "simpo")
@@ -21,6 +22,7 @@ class DpoParameters:
         "The factor of the log-probability differences in the loss. A larger beta keeps the model closer to the "
         "reference.",
         above=0.0,
+        example=0.3,
     )
     loss_type: str = parameter(
         "sigmoid",
@@ -35,6 +37,7 @@ class DpoParameters:
         0.5,
         "SimPO's target margin between the rewards of the two answers.",
         needs=when("loss_type", "simpo"),
+        example=1.0,
     )
     offset_alpha: float = parameter(
         0.0,
@@ -56,7 +59,15 @@ class DpoParameters:
         unit="tokens",
         example=1024,
     )
-    pref_loss_ratio: float = parameter(1.0, "The weight of the preference loss in the total.", minimum=0.0)
+    pref_loss_ratio: float = parameter(
+        1.0,
+        "The weight of the preference loss in the total, `pref_loss_ratio` x preference loss + `sft_loss_ratio` x SFT "
+        "loss. Lower it, together with a `sft_loss_ratio` above 0, where answers get shorter or worse while rewards "
+        "rise: 0.5 and 0.5 weigh both alike. It scales the gradient, so `learning_rate` may need the inverse; it costs "
+        "nothing.",
+        minimum=0.0,
+        example=0.5,
+    )
     sft_loss_ratio: float = parameter(
         0.0,
         "The weight of an SFT loss on the preferred answers in the total: the mean over the pairs of each answer's "
@@ -83,6 +94,7 @@ class DpoParameters:
         "The weight of DPO-positive's penalty for preferred answers that become less likely than under the reference.",
         minimum=0.0,
         needs=when("loss_type", "dpop"),
+        example=5.0,
     )
     reference_free: bool = parameter(
         False,
@@ -93,6 +105,7 @@ class DpoParameters:
         "",
         "The reference model: a folder, or a name on the hub as for `model_name_or_path`. It must use the same "
         "tokenizer. Empty means the model that the run starts from.",
+        kind=PATH,
         example="output/sft",
     )
     reference_model: str = parameter(

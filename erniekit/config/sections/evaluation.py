@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed, rule, section, when
 from erniekit.config.sections.training import FORMATS, agree_on_sources, source_kinds
 from erniekit.config.stages import DIALOGUE_STAGES, GENERATION_METRICS, STAGES, stages_by_metrics
-from erniekit.config.values import NUMBERS, TEXTS
+from erniekit.config.values import NUMBERS, PATHS
 
 METRICS = tuple(dict.fromkeys([name for stage in STAGES.values() for name in stage.metrics] + [*GENERATION_METRICS]))
 _METRICS_OF_STAGES = "; ".join(
@@ -24,7 +24,7 @@ class EvaluationParameters:
         (),
         "The file or files of held-out records; required when `do_eval` evaluates. Several are separated by commas or "
         "written as a YAML list.",
-        kind=TEXTS,
+        kind=PATHS,
         needs=when("do_eval"),
         example="data/sft-eval.jsonl",
     )
@@ -36,8 +36,9 @@ class EvaluationParameters:
     )
     eval_dataset_prob: tuple[float, ...] = parameter(
         (1.0,),
-        "The weight of each evaluation file, in the order of `eval_dataset_path`. A file of weight 0 is left out; of "
-        "the others every record is read once, whatever the weight, so that metrics can be compared between runs.",
+        "Which evaluation files are read, in the order of `eval_dataset_path`: a file of weight 0 is left out. "
+        "Upstream draws records with these probabilities; here every record of the other files is read once, whatever "
+        "the weight, so that metrics can be compared between runs, and a message says so.",
         kind=NUMBERS,
         minimum=0.0,
         needs=when("do_eval"),
@@ -218,6 +219,32 @@ def max_evaluate_steps_not_zero(builder: ConfigBuilder) -> None:
         builder.problem("max_evaluate_steps", "0 would evaluate nothing", "write -1 for no limit, or `do_eval: false`")
 
 
+@rule("eval_dataset_prob", "do_eval", verbs=("train",))
+def evaluation_reads_everything(builder: ConfigBuilder) -> None:
+    """Weights in `eval_dataset_prob` other than 0 and 1 have no effect: a file is read whole, or left out."""
+    weights = builder["eval_dataset_prob"]
+    if builder["do_eval"] and builder.is_set("eval_dataset_prob") and set(weights) - {0.0, 1.0}:
+        why = "beyond leaving out files of 0: an evaluation reads every record of the others once, and samples none"
+        builder.no_effect("eval_dataset_prob", why)
+
+
+@rule("load_best_model_at_end", "max_evaluate_steps", "do_eval", "save_total_limit", verbs=("train",))
+def the_best_model_is_chosen_on_enough(builder: ConfigBuilder) -> None:
+    """`load_best_model_at_end` with `max_evaluate_steps: 1` chooses by one batch; with `save_total_limit: 1` the
+    newest checkpoint and the best one both stay."""
+    if not (builder["do_eval"] and builder["load_best_model_at_end"]):
+        return
+    if (batches := builder["max_evaluate_steps"]) == 1:
+        builder.messages.append(
+            f"load_best_model_at_end: the best model is chosen on {batches} batch of the held-out data, since "
+            f"max_evaluate_steps is {batches}; write max_evaluate_steps: -1 for all of it"
+        )
+    if builder["save_total_limit"] == 1:
+        builder.messages.append(
+            "save_total_limit is 1 with load_best_model_at_end: the newest checkpoint and the best one stay, so up to 2"
+        )
+
+
 @rule("eval_dataset_path", "eval_dataset_type", "eval_dataset_prob", "stage")
 def evaluation_sources_agree(builder: ConfigBuilder) -> None:
     """Evaluation files, formats and probabilities agree in number (one value applies to all); formats fit the stage."""
@@ -237,6 +264,8 @@ SECTION = section(
         evaluation_sources_agree,
         the_metric_is_of_the_stage,
         the_best_model_is_kept,
+        the_best_model_is_chosen_on_enough,
+        evaluation_reads_everything,
         a_threshold_needs_patience,
     ),
 )

@@ -38,6 +38,7 @@ class Fp8Parameters:
         unit="optimizer steps",
         wrong_type="it counts steps, although the upstream reference calls it a bool; the default is 200",
         needs=WITH_FP8,
+        example=50,
     )
     actscale_moving_rate: float = parameter(
         0.01,
@@ -46,6 +47,7 @@ class Fp8Parameters:
         above=0.0,
         maximum=1.0,
         needs=WITH_FP8,
+        example=0.05,
     )
     fp8_format_type: str = parameter(
         "hybrid",

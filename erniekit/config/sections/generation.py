@@ -30,6 +30,7 @@ class GenerationParameters:
         "Sample from the smallest set of most likely tokens whose probabilities add up to at least this. 1 allows all.",
         above=0.0,
         maximum=1.0,
+        example=0.9,
     )
     top_k: int = parameter(
         0,
@@ -62,6 +63,7 @@ class GenerationParameters:
         maximum=65535,
         verbs=("server",),
         devices=NOT_IMPLEMENTED,
+        example=8000,
     )
 
 

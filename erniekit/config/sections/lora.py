@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 
 from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, shorthand, when
-from erniekit.config.stages import LORA_STAGES
-from erniekit.config.values import WORDS, format_value
+from erniekit.config.values import PATH, WORDS, format_value
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,7 @@ class LoraParameters:
         "The rank r of the update B @ A. Each adapted matrix of m x n gains r (m + n) parameters; 8, 16 and 32 are "
         "usual.",
         minimum=1,
+        maximum=65_536,
         needs=when("lora"),
         example=32,
     )
@@ -93,6 +93,7 @@ class LoraParameters:
         "",
         "A folder of adapters to start from, in PEFT's or paddlenlp's format; empty starts from new ones. The folder "
         "then determines rank, alpha and the other settings; different values in the configuration are errors.",
+        kind=PATH,
         needs=when("lora"),
         verbs=("train", "eval", "chat", "generate", "export"),
         example="output/lora",
@@ -174,7 +175,6 @@ SECTION = section(
     key="lora",
     title="2.2 LoRA",
     verbs=("train",),
-    stages=LORA_STAGES,
     aliases=(
         shorthand(
             "fine_tuning",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from erniekit.config.parameter import parameter, section, when
+from erniekit.config.parameter import ConfigBuilder, parameter, rule, section, when
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,13 @@ class MoeParameters:
         minimum=0.0,
         example=1e-3,
     )
+    moe_use_aux_free: bool = parameter(
+        True,
+        "Choose experts by their probability plus the correction bias of the router, where the model has one. When "
+        "false the bias is set to zero and stays so, in the saved model too: probabilities alone choose.",
+        verbs=("train", "eval"),
+        example=False,
+    )
     moe_router_bias_update_rate: float = parameter(
         0.0,
         "Balance without a loss: after each optimizer step the correction bias of experts with less than the mean load "
@@ -44,7 +51,21 @@ class MoeParameters:
         "The weight of the mean loss of the multi-token prediction layers.",
         minimum=0.0,
         needs=when("num_nextn_predict_layers", above=0),
+        example=0.1,
     )
 
 
-SECTION = section(MoeParameters, key="moe", title="2.5 Mixture of experts", verbs=("train",))
+@rule("moe_use_aux_free", "moe_router_bias_update_rate")
+def a_bias_of_zero_is_not_updated(builder: ConfigBuilder) -> None:
+    """`moe_router_bias_update_rate` is 0 while `moe_use_aux_free` is false."""
+    if not builder["moe_use_aux_free"]:
+        builder.change("moe_router_bias_update_rate", 0.0, "moe_use_aux_free is false")
+
+
+SECTION = section(
+    MoeParameters,
+    key="moe",
+    title="2.5 Mixture of experts",
+    verbs=("train",),
+    rules=(a_bias_of_zero_is_not_updated,),
+)

@@ -64,6 +64,27 @@ class SftParameters:
         choices=("drop", "truncate_turns", "error"),
         verbs=("train", "eval", "preview"),
     )
+    split_multi_turn: bool | None = parameter(
+        None,
+        "Whether each trained answer of a dialogue becomes a sample of its own, with everything before it as the chat "
+        "template renders it for that turn. null does so only where one sample cannot hold several answers, because "
+        "the template renders earlier turns in another way (those of thinking models drop earlier thoughts); false "
+        "refuses such a dialogue. The number of split dialogues is printed before the first step.",
+        verbs=("train", "eval", "preview"),
+        stages=("SFT",),
+        example=True,
+    )
+    on_bad_record: str = parameter(
+        "stop",
+        "The treatment of a malformed record. `stop` ends the run before anything is trained and reports the bad "
+        "records of all files; `skip` leaves them out. The report before the first step counts skipped records, shows "
+        "the first ten of a file with line and reason, and names the text file that lists all of them. Records that "
+        "train nothing (an empty answer, a pair of equal answers or scores, every label 0) are always skipped. A file "
+        "that cannot be read, or has another format, always stops the run.",
+        choices=("stop", "skip"),
+        verbs=("train", "eval", "preview"),
+        example="skip",
+    )
 
 
 @rule("mix_strategy", "train_dataset_prob")
@@ -73,4 +94,10 @@ def probabilities_need_mixing(builder: ConfigBuilder) -> None:
         builder.no_effect("train_dataset_prob", "because mix_strategy is concat")
 
 
-SECTION = section(SftParameters, key="sft", title="2.1 SFT", verbs=("train",), rules=(probabilities_need_mixing,))
+SECTION = section(
+    SftParameters,
+    key="sft",
+    title="2.1 SFT",
+    verbs=("train",),
+    rules=(probabilities_need_mixing,),
+)

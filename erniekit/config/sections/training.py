@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed, rule, section, when
 from erniekit.config.stages import stages_by_learning_rate
-from erniekit.config.values import NUMBERS, TEXTS, format_value
+from erniekit.config.values import EPOCHS, NUMBERS, PATH, PATHS, TEXTS, format_value
 
 # Training and evaluation share the declaration of data files, formats and probabilities as three parallel lists.
 
 FORMATS = (
     "`erniekit` has `src` and `tgt`, `alpaca` has `instruction`, `input` and `output`, `messages` has OpenAI roles, "
+    "`sharegpt` has `conversations` with `from` and `value`, `prompt_completion` has `prompt` and `completion`, "
     "`text` is plain text for stage PT. For stage DPO the records of a format are pairs: `erniekit` with `response` "
-    "and `sort`, `alpaca` with `question`, `messages` with `prompt`, the latter two with `chosen` and `rejected`."
+    "and `sort`, `alpaca` with `question`, `messages` with `prompt`, `sharegpt` with `conversations`, the latter three "
+    "with `chosen` and `rejected`. If it is left out, a file's first records decide, and the run says so."
 )
 
 
@@ -22,8 +25,13 @@ def source_kinds(*more: str) -> dict[str, Any]:
     """Return the arguments that declare a list of data formats, with `more` choices."""
     return {
         "kind": TEXTS,
-        "choices": ("erniekit", "alpaca", "messages", "text", *more),
-        "spellings": {"chatml": "messages", "openai": "messages"},
+        "choices": ("erniekit", "alpaca", "messages", "sharegpt", "prompt_completion", "text", *more),
+        "spellings": {
+            "chatml": "messages",
+            "openai": "messages",
+            "prompt-completion": "prompt_completion",
+            "share_gpt": "sharegpt",
+        },
         "example": "erniekit,alpaca",
     }
 
@@ -54,6 +62,9 @@ def _fit_stage(builder: ConfigBuilder, name: str) -> None:
         dialogues = sorted(set(plain) - {"text"})
         if dialogues:
             builder.problem(name, f"stage PT cannot read {format_value(dialogues)}", "write `text`, or `stage: SFT`")
+    elif builder.stage.reads_pairs and "prompt_completion" in kinds:
+        what = f"stage {builder['stage']} reads pairs of answers, and `prompt_completion` has one answer"
+        builder.problem(name, what, "write `messages` for records of `prompt`, `chosen` and `rejected`")
     elif "text" in kinds:
         builder.problem(
             name,
@@ -63,6 +74,9 @@ def _fit_stage(builder: ConfigBuilder, name: str) -> None:
 
 
 DATA_VERBS = ("train", "preview")
+WARMS_UP = when(
+    "lr_scheduler_type", "linear", "cosine", "polynomial", "constant_with_warmup", "inverse_sqrt", "wsd"
+)  # fmt: skip
 _DEFAULT_LEARNING_RATES = ", ".join(
     f"{value:.0e}".replace("e-0", "e-") + f" for {' and '.join(trainings)}"
     for value, trainings in stages_by_learning_rate().items()
@@ -82,10 +96,10 @@ class TrainingParameters:
 
     train_dataset_path: tuple[str, ...] = parameter(
         (),
-        "The file or files of training records (JSON lines, JSON or Parquet), or data sets of the Hugging Face hub "
-        "(`org/name`, `org/name:split`, `org/name:config/split`); required for training and for `erniekit preview`. "
-        "Several are separated by commas or written as a YAML list.",
-        kind=TEXTS,
+        "The file or files of training records (JSON lines, JSON, Parquet, CSV, TSV or plain text), or data sets of "
+        "the Hugging Face hub (`org/name`, `org/name:split`, `org/name:config/split`); required for training and for "
+        "`erniekit preview`. Several are separated by commas or written as a YAML list.",
+        kind=PATHS,
         verbs=DATA_VERBS,
         example="data/sft-train.jsonl",
     )
@@ -109,6 +123,7 @@ class TrainingParameters:
         "",
         "The cache folder of tokenised data, which is memory-mapped, so that a second run starts at once. Empty means "
         "the folder in the environment variable `ERNIEKIT_CACHE`, or else `~/.cache/erniekit`.",
+        kind=PATH,
         verbs=("train", "eval", "preview"),
         example="/tmp/erniekit-cache",
     )
@@ -125,13 +140,17 @@ class TrainingParameters:
         -1,
         "Stop after this many optimizer steps, whatever `num_train_epochs` says. -1 sets no limit.",
         minimum=-1,
+        maximum=1_000_000_000,
         unit="optimizer steps",
         example=800,
     )
-    num_train_epochs: int = parameter(
+    num_train_epochs: float = parameter(
         1,
-        "The number of passes over the training data, each in a new order.",
-        minimum=1,
+        "The number of passes over the training data, each in a new order. A fraction ends the last pass early: 0.5 is "
+        "half of the steps of an epoch, rounded up.",
+        kind=EPOCHS,
+        above=0,
+        maximum=1_000_000,
         unit="epochs",
         needs=when("max_steps", -1),
         example=3,
@@ -161,6 +180,7 @@ class TrainingParameters:
         minimum=0,
         maximum=2**32 - 1,
         verbs=("train", "eval", "preview", "chat", "generate"),
+        example=7,
     )
     random_shuffle: bool = parameter(
         True,
@@ -172,14 +192,18 @@ class TrainingParameters:
         Derived(_DEFAULT_LEARNING_RATES, _learning_rate, 3e-5),
         "The highest learning rate, reached when warm-up ends; `lr_scheduler_type` says how it changes after that.",
         minimum=0.0,
+        maximum=100.0,
         example=1e-5,
     )
     lr_scheduler_type: str = parameter(
         "linear",
         "The learning-rate schedule after warm-up: `linear` decay to 0, `cosine` to `min_lr`, `polynomial` to "
-        "`lr_end`, `constant` (no warm-up), `constant_with_warmup`, or `wsd`, which stays constant and decays in the "
-        "last `decay_steps`.",
-        choices=("linear", "cosine", "polynomial", "constant", "constant_with_warmup", "wsd"),
+        "`lr_end`, `constant` (no warm-up), `constant_with_warmup`, `inverse_sqrt`, which falls with the root of "
+        "the steps and never ends (with a warm-up of W to half the peak after 4 W steps; W is 10,000 without warm-up), "
+        "or `wsd`, which stays constant and decays in the last `decay_steps`. Formulas and rounding are those of "
+        "transformers: update k of N uses the rate of k - 1 finished updates, so the last one is one step before the "
+        "end of the curve.",
+        choices=("linear", "cosine", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt", "wsd"),
         example="cosine",
     )
     warmup_steps: int = parameter(
@@ -188,12 +212,22 @@ class TrainingParameters:
         "steps. Between 1% and 10% of the run is usual.",
         minimum=0,
         unit="optimizer steps",
-        needs=when("lr_scheduler_type", "linear", "cosine", "polynomial", "constant_with_warmup", "wsd"),
+        needs=WARMS_UP,
         example=20,
+    )
+    warmup_ratio: float = parameter(
+        0.0,
+        "The same as a share of all steps of the run, rounded up, for runs whose length is not known beforehand: with "
+        "0.03, 30 of 1,000 steps. `warmup_steps` above 0 takes precedence, as in transformers.",
+        minimum=0.0,
+        below=1.0,
+        needs=WARMS_UP,
+        example=0.03,
     )
     min_lr: float = parameter(
         0.0,
-        "The learning rate at which a cosine or WSD decay ends.",
+        "The learning rate at which a cosine or WSD decay ends. The last update is one step before the end of the "
+        "curve, so it is a little above.",
         minimum=0.0,
         needs=when("lr_scheduler_type", "cosine", "wsd"),
         example=1e-6,
@@ -201,15 +235,18 @@ class TrainingParameters:
     num_cycles: float = parameter(
         0.5,
         "The number of periods of the cosine schedule. The default of half a period decays once from the peak to "
-        "`min_lr`.",
+        "`min_lr`. With 1.5 the rate returns to the peak once and ends at `min_lr`, which can leave a plateau; with a "
+        "whole number a run ends at the peak, which is rarely wanted.",
         above=0.0,
         needs=when("lr_scheduler_type", "cosine"),
+        example=1.5,
     )
     lr_end: float = parameter(
         1e-7,
         "The learning rate at which the polynomial schedule ends.",
         minimum=0.0,
         needs=when("lr_scheduler_type", "polynomial"),
+        example=1e-6,
     )
     power: float = parameter(
         1.0,
@@ -232,6 +269,7 @@ class TrainingParameters:
         "which falls steeply at first.",
         choices=("linear", "cosine", "1-sqrt"),
         needs=when("lr_scheduler_type", "wsd"),
+        example="cosine",
     )
     layerwise_lr_decay_bound: float = parameter(
         1.0,
@@ -252,21 +290,30 @@ class TrainingParameters:
     )
     weight_decay: float = parameter(
         0.0,
-        "AdamW's decoupled weight decay. Biases and the weights of normalisation layers are not decayed.",
+        "AdamW's decoupled weight decay: each step shrinks the weights by learning rate x this. Biases and the weights "
+        "of normalisation layers are not decayed. 0.1 is usual in pre-training; fine-tuning needs little or none, "
+        "because the weights should stay near where they began. It costs nothing.",
         minimum=0.0,
         example=0.1,
     )
-    adam_beta1: float = parameter(0.9, "AdamW's decay rate of the mean of gradients.", minimum=0.0, below=1.0)
+    adam_beta1: float = parameter(
+        0.9, "AdamW's decay rate of the mean of gradients.", minimum=0.0, below=1.0, example=0.85
+    )
     adam_beta2: float = parameter(
         0.999, "AdamW's decay rate of the mean of squared gradients.", minimum=0.0, below=1.0, example=0.95
     )
     adam_epsilon: float = parameter(
-        1e-8, "The constant that AdamW adds to the denominator, against division by zero.", above=0.0
+        1e-8,
+        "The constant that AdamW adds to the denominator, against division by zero. It bounds the step of weights "
+        "with tiny gradients: raise it to 1e-6 where such weights jump, as with 16-bit gradients that round to 0.",
+        above=0.0,
+        example=1e-6,
     )
     max_grad_norm: float = parameter(
         1.0,
         "Scale the gradients of a step down when their global 2-norm exceeds this. 0 does not clip.",
         minimum=0.0,
+        example=0.5,
     )
 
 
@@ -287,7 +334,7 @@ def training_sources_agree(builder: ConfigBuilder) -> None:
 _FIXED_BY_PACKING = ("mix_strategy", "num_samples_each_epoch", "curriculum")
 _USED_FOR_EVAL_TOO = (
     "packing", "greedy_intokens", "buffer_size", "batch_tokens", "max_batch_samples", "min_sample_len",
-    "max_sample_len", "over_length_policy", "max_prompt_len",
+    "max_sample_len", "over_length_policy", "max_prompt_len", "split_multi_turn",
 )  # fmt: skip
 
 
@@ -329,16 +376,27 @@ def max_steps_not_zero(builder: ConfigBuilder) -> None:
         )
 
 
-@rule("lr_scheduler_type", "decay_steps", "warmup_steps", "max_steps")
+def warmup_length(warmup_steps: int, warmup_ratio: float, total_steps: int) -> int:
+    """Return the optimizer steps of the warm-up of a run of `total_steps`, as transformers computes them."""
+    return warmup_steps or math.ceil(warmup_ratio * total_steps)
+
+
+@rule("warmup_steps", "warmup_ratio", verbs=("train",))
+def warmup_is_given_once(builder: ConfigBuilder) -> None:
+    """`warmup_ratio` has no effect beside `warmup_steps` above 0."""
+    if builder.differs("warmup_ratio") and builder["warmup_steps"]:
+        builder.no_effect("warmup_ratio", f"because warmup_steps is {builder['warmup_steps']}, which takes precedence")
+
+
+@rule("lr_scheduler_type", "decay_steps", "warmup_steps", "warmup_ratio", "max_steps")
 def schedule_fits_the_run(builder: ConfigBuilder) -> None:
     """The `wsd` schedule needs `decay_steps`; warm-up and decay together must fit into `max_steps`."""
     decay = builder["decay_steps"] if builder["lr_scheduler_type"] == "wsd" else 0
     if builder["lr_scheduler_type"] == "wsd" and not decay:
         builder.problem("lr_scheduler_type", "`wsd` needs the length of its decay", "set `decay_steps` to at least 1")
-    if builder["max_steps"] > 0 and decay and builder["warmup_steps"] + decay > builder["max_steps"]:
-        what = (
-            f"warmup_steps + decay_steps = {builder['warmup_steps'] + decay} exceed max_steps = {builder['max_steps']}"
-        )
+    warmup = warmup_length(builder["warmup_steps"], builder["warmup_ratio"], builder["max_steps"])
+    if builder["max_steps"] > 0 and decay and warmup + decay > builder["max_steps"]:
+        what = f"warmup_steps + decay_steps = {warmup + decay} exceed max_steps = {builder['max_steps']}"
         builder.problem("decay_steps", what, "shorten one of them")
 
 
@@ -364,6 +422,17 @@ def minimum_below_the_peak(builder: ConfigBuilder) -> None:
     if builder["lr_scheduler_type"] in ("cosine", "wsd") and builder["min_lr"] > builder["learning_rate"]:
         builder.problem(
             "min_lr", f"{builder['min_lr']} exceeds learning_rate {builder['learning_rate']}", "write a smaller value"
+        )
+
+
+@rule("learning_rate", verbs=("train",))
+def a_learning_rate_moves_weights(builder: ConfigBuilder) -> None:
+    """A `learning_rate` above 1 is told: AdamW moves every weight by about as much in each step."""
+    rate = builder["learning_rate"]
+    if rate > 1:
+        builder.messages.append(
+            f"learning_rate is {format_value(rate)}: AdamW moves every weight by about as much in each step, and usual "
+            "rates are 1e-6 to 1e-3; is the exponent missing?"
         )
 
 
@@ -393,9 +462,11 @@ SECTION = section(
         training_sources_agree,
         packed_data_is_replayed,
         max_steps_not_zero,
+        warmup_is_given_once,
         schedule_fits_the_run,
         warmup_ends_within_the_run,
         minimum_below_the_peak,
+        a_learning_rate_moves_weights,
         polynomial_end_below_the_peak,
     ),
 )

@@ -11,20 +11,16 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from erniekit.data.formats.problems import RecordProblem, field_name, shorten
+from erniekit.data.formats.encodings import MARK_LENGTH, encoding_problem, foreign_encoding
+from erniekit.data.formats.problems import Effect, RecordProblem, field_name, shorten
 
 BLOCK_BYTES = 1 << 20
+MAX_RECORD_BYTES = 1 << 26  # 64 MiB: more text than any sequence holds; a longer line is no record
 _SPACE = re.compile(r"[ \t\r\n]*")
-_WIDE_ENCODINGS = {
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-    b"\x1f\x8b": "gzip",
-}
 
 
 def read_json_values(path: str | Path) -> Iterator[tuple[int, object] | RecordProblem]:
@@ -37,11 +33,11 @@ def read_json_values(path: str | Path) -> Iterator[tuple[int, object] | RecordPr
     name = str(path)
     try:
         with open(path, "rb") as file:
-            head = file.read(4)
-            for mark, encoding in _WIDE_ENCODINGS.items():
-                if head.startswith(mark):
-                    yield RecordProblem(name, 0, "encoding", "UTF-8", f"{encoding} (convert the file first)")
-                    return
+            head = file.read(MARK_LENGTH)
+            problem = foreign_encoding(name, head)
+            if problem is not None:
+                yield problem
+                return
             start = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
             file.seek(start)
             first = _first_character(file)
@@ -52,7 +48,9 @@ def read_json_values(path: str | Path) -> Iterator[tuple[int, object] | RecordPr
                 yield from _array_values(name, file, start)
             elif first == b"{" and (line := _multiline_object_line(file)):
                 expected = "one object a line, or one array of objects"
-                yield RecordProblem(name, line, "JSON", expected, "one object over several lines")
+                yield RecordProblem(name, line, "JSON", expected, "one object over several lines", Effect.STOP)
+            elif first != b"{" and (problem := _not_json(name, file)):
+                yield problem
             else:
                 file.seek(start)
                 yield from _line_values(name, file, start)
@@ -66,6 +64,16 @@ def _first_character(file: BinaryIO) -> bytes:
         if stripped := block.lstrip(b" \t\r\n"):
             return stripped[:1]
     return b""
+
+
+def _not_json(name: str, file: BinaryIO) -> RecordProblem | None:
+    """Return the problem of a file none of whose first lines begins like a JSON object: it has another format."""
+    lines = file.read(BLOCK_BYTES).splitlines()
+    if any(line.lstrip().startswith(b"{") for line in lines):
+        return None
+    first = next(line for line in lines if line.strip()).decode("utf-8", errors="replace")
+    expected = "JSON lines or a JSON array (the name of a table ends in .csv, .tsv or .parquet, of plain text in .txt)"
+    return RecordProblem(name, 0, "file", expected, shorten(first))
 
 
 def _multiline_object_line(file: BinaryIO) -> int:
@@ -122,11 +130,18 @@ class _Decoder:
 
 def _line_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, object] | RecordProblem]:
     decoder = _Decoder()
-    for number, raw in enumerate(file, start=1):
+    for number, raw in enumerate(iter(lambda: file.readline(MAX_RECORD_BYTES), b""), start=1):
+        if len(raw) == MAX_RECORD_BYTES and not raw.endswith(b"\n"):
+            got = "a longer one: is it a data file?"
+            yield RecordProblem(name, number, "line", f"at most {MAX_RECORD_BYTES >> 20} MiB", got, Effect.STOP)
+            return
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            yield _encoding_problem(name, number, raw, offset, error)
+            problem = encoding_problem(name, number, raw, offset, error)
+            yield problem
+            if problem.effect is Effect.STOP:
+                return
         else:
             if text.strip():
                 try:
@@ -154,10 +169,10 @@ def _array_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int,
                 value, length = window.decode_value(decoder)
             except json.JSONDecodeError as error:
                 line += window.text.count("\n", window.position, error.pos)
-                yield _json_problem(name, line, window.text, error, error.msg)
+                yield replace(_json_problem(name, line, window.text, error, error.msg), effect=Effect.STOP)
                 return
             except (ValueError, RecursionError) as error:
-                yield _unusable_value_problem(name, line, error)
+                yield replace(_unusable_value_problem(name, line, error), effect=Effect.STOP)
                 return
             window.advance(length)
             yield decoder.item(name, line, value)
@@ -165,16 +180,18 @@ def _array_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int,
             mark = window.peek()
             if mark not in {",", "]"}:
                 got = shorten(mark) if mark else "the end of the file (truncated?)"
-                yield RecordProblem(name, window.line, "JSON", "',' or ']' after a record of the array", got)
+                expected = "',' or ']' after a record of the array"
+                yield RecordProblem(name, window.line, "JSON", expected, got, Effect.STOP)
                 return
             window.advance(1)
             window.skip_space()
             if mark == "]":
                 if rest := window.peek():
-                    yield RecordProblem(name, window.line, "JSON", "nothing after the array", shorten(rest))
+                    expected = "nothing after the array"
+                    yield RecordProblem(name, window.line, "JSON", expected, shorten(rest), Effect.STOP)
                 return
     except _NotUtf8Error as error:
-        yield error.problem
+        yield replace(error.problem, effect=Effect.STOP)
 
 
 class _NotUtf8Error(Exception):
@@ -204,7 +221,7 @@ class _TextWindow:
             line = self.line + self.text.count("\n", self.position)
             start = self.offset - pending
             line += error.object[: error.start].count(b"\n")
-            raise _NotUtf8Error(_encoding_problem(self.name, line, error.object, start, error)) from None
+            raise _NotUtf8Error(encoding_problem(self.name, line, error.object, start, error)) from None
         if not block:
             self._ended = True
             return False
@@ -242,11 +259,6 @@ class _TextWindow:
 
     def peek(self) -> str:
         return self.text[self.position : self.position + 1]
-
-
-def _encoding_problem(name: str, line: int, raw: bytes, offset: int, error: UnicodeDecodeError) -> RecordProblem:
-    byte = raw[error.start]
-    return RecordProblem(name, line, "encoding", "UTF-8", f"byte 0x{byte:02x} at byte offset {offset + error.start:,}")
 
 
 def _unusable_value_problem(name: str, line: int, error: ValueError | RecursionError) -> RecordProblem:

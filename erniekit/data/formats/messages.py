@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from erniekit.data.conversation import ASSISTANT, TOOL_ROLES, USER, Turn
-from erniekit.data.formats.problems import CALL_FIELDS, MalformedError, describe_value, parse_flag, parse_text, shorten
+from erniekit.data.formats.problems import (
+    CALL_FIELDS,
+    THOUGHTS_FIELD,
+    WEIGHT_FIELDS,
+    MalformedError,
+    NothingToTrainError,
+    describe_value,
+    parse_flag,
+    parse_text,
+    shorten,
+)
+
+SYSTEM_ROLES = ("system", "developer")  # OpenAI renamed the first to the second
+TEXT_PARTS = ("text", "input_text", "output_text")  # the types of a content part that holds text
+# What other parts of a content hold, by a word in their type: "image_url", "input_audio", "video", ...
+OTHER_PARTS = {"image": "a vision record", "video": "a video record", "audio": "an audio record"}
 
 # Tools, calls and results: they are checked, and passed to the chat template as written.
 
@@ -65,20 +81,48 @@ def reject_tool_calls(message: dict, name: str) -> None:
             raise MalformedError(f"{name}.{field}", "no calls (pairs cannot hold them yet)", shorten(message[field]))
 
 
-def tool_call_fields(message: dict, calls: list[dict[str, Any]]) -> dict[str, Any]:
+def tool_call_fields(message: dict, calls: list[dict[str, Any]], name: str) -> dict[str, Any]:
     """Return the fields that a template sees of an assistant message with calls, in addition to its role."""
-    content = {} if "content" not in message else {"content": _text_or_none(message["content"])}
+    content = {}
+    if "content" in message:
+        content["content"] = message["content"] and parse_content(message["content"], name)
     return {**content, "tool_calls": calls}
 
 
 def tool_result_fields(message: dict, name: str) -> dict[str, Any]:
     """Return the fields that a template sees of a tool's result, in addition to its role."""
     named = {key: parse_text(message[key], f"{name}.{key}") for key in ("name", "tool_call_id") if message.get(key)}
-    return {"content": parse_text(message.get("content"), f"{name}.content"), **named}
+    return {"content": _result_text(message.get("content"), f"{name}.content"), **named}
 
 
-def _text_or_none(content: object) -> object:
-    return content.strip() if isinstance(content, str) else content
+def _result_text(content: object, name: str) -> str:
+    """Return a tool's result as text: objects and lists that are not content parts become their JSON text."""
+    parts = isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type") in TEXT_PARTS for part in content
+    )
+    if parts or not isinstance(content, (list, dict)):
+        return parse_content(content, name)
+    return parse_text(json.dumps(content, ensure_ascii=False), name)
+
+
+def parse_content(value: object, name: str) -> str:
+    """Return the text of a message: a string, or OpenAI's list of parts, whose texts are joined as templates join them.
+
+    Raises:
+        MalformedError: the value is neither, or a part holds an image, a video or sound.
+    """
+    if not isinstance(value, list):
+        return parse_text(value, name)
+    texts = []
+    for number, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in TEXT_PARTS:
+            other = next((what for word, what in OTHER_PARTS.items() if word in str(kind)), None)
+            got = shorten(part) if other is None else f"{kind} ({other}; ERNIEKit trains on text only)"
+            raise MalformedError(f"{name}[{number}]", "a string or parts of type text", got)
+        key = "value" if "text" not in part and "value" in part else "text"  # "value" is LLaMA-Factory's name
+        texts.append(parse_text(part.get(key), f"{name}[{number}].{key}"))
+    return "".join(texts)
 
 
 def _from_json(text: str, name: str, expected: str) -> Any:
@@ -89,7 +133,9 @@ def _from_json(text: str, name: str, expected: str) -> Any:
 
 
 def parse_messages(messages: object, name: str, *, tools: bool = False) -> tuple[str, list[Turn]]:
-    """Return the system text ("" if there is none) and turns that alternate user, assistant, user, ...
+    """Return the system text ("" if there is none) and turns of user and assistant.
+
+    A user may write several messages before the assistant answers; the template renders each of them.
 
     Args:
         name: the field's name, for error messages.
@@ -108,8 +154,9 @@ def parse_messages(messages: object, name: str, *, tools: bool = False) -> tuple
             raise MalformedError(field_path, "an object with role and content", shorten(message))
         if not tools:
             reject_tool_calls(message, field_path)
-        if number == 0 and message.get("role") == "system":
-            system = parse_text(message.get("content"), f"{field_path}.content")
+        if number == 0 and message.get("role") in SYSTEM_ROLES:
+            system = parse_content(message.get("content"), f"{field_path}.content")
+            system = system if system.strip() else ""
         else:
             turns.append(_turn(message, field_path, turns[-1] if turns else None, tools, may_be_system=number == 0))
     return system, turns
@@ -122,15 +169,23 @@ def _turn(message: dict, field_path: str, previous: Turn | None, tools: bool, *,
         return Turn(role, result["content"], fields=result)
     calls = parse_tool_calls(message, field_path) if tools and role == ASSISTANT else []
     without_text = calls and message.get("content") is None
-    content = "" if without_text else parse_text(message.get("content"), f"{field_path}.content")
-    expected = _expected_role(previous)
-    if role != expected:
+    content = "" if without_text else parse_content(message.get("content"), f"{field_path}.content")
+    expected = _expected_roles(previous)
+    if role not in expected:
         system_or = "system or " if may_be_system else ""
-        raise MalformedError(f"{field_path}.role", f"{system_or}{expected}", describe_value(role))
-    if not content and not calls:
-        raise MalformedError(f"{field_path}.content", "a text", "an empty string")
-    fields = tool_call_fields(message, calls) if calls else None
-    return Turn(role, content, role == ASSISTANT and _is_trained(message, field_path), fields)
+        raise MalformedError(f"{field_path}.role", f"{system_or}{' or '.join(expected)}", describe_value(role))
+    thoughts = _thoughts(message, field_path) if role == ASSISTANT else ""
+    if not content.strip() and not calls:
+        error = NothingToTrainError if role == ASSISTANT else MalformedError
+        raise error(f"{field_path}.content", "a text", "an empty string")
+    fields = tool_call_fields(message, calls, f"{field_path}.content") if calls else None
+    return Turn(role, content, role == ASSISTANT and _is_trained(message, field_path), fields, thoughts)
+
+
+def _thoughts(message: dict, field_path: str) -> str:
+    """Return what the assistant thought before an answer; "" if the message does not say."""
+    value = message.get(THOUGHTS_FIELD)
+    return "" if value is None else parse_text(value, f"{field_path}.{THOUGHTS_FIELD}")
 
 
 def _takes_result(turn: Turn) -> bool:
@@ -138,16 +193,24 @@ def _takes_result(turn: Turn) -> bool:
     return turn.fields is not None
 
 
-def _expected_role(previous: Turn | None) -> str:
+def _expected_roles(previous: Turn | None) -> tuple[str, ...]:
     if previous is None:
-        return USER
+        return (USER,)
     if previous.role == ASSISTANT:
-        return USER if previous.fields is None else TOOL_ROLES[0]
-    return ASSISTANT
+        return (USER,) if previous.fields is None else TOOL_ROLES[:1]
+    return (ASSISTANT, USER) if previous.role == USER else (ASSISTANT,)
+
+
+def last_must_be_assistant(turns: list[Turn], messages: Sequence[object], name: str) -> None:
+    """Raise MalformedError if a dialogue does not end with an answer."""
+    if not turns or turns[-1].role != ASSISTANT:
+        last = messages[-1]
+        role = last.get("role") if isinstance(last, dict) else last
+        raise MalformedError(name, "the last message to be the assistant's", describe_value(role))
 
 
 def _is_trained(message: dict, name: str) -> bool:
-    if "label" in message and "weight" in message:
-        raise MalformedError(name, "either label or weight", "both")
-    key = "weight" if "weight" in message else "label"
-    return parse_flag(message.get(key, 1), f"{name}.{key}")
+    keys = [key for key in WEIGHT_FIELDS if key in message]
+    if len(keys) > 1:
+        raise MalformedError(name, f"either {keys[0]} or {keys[1]}", "both")
+    return not keys or parse_flag(message[keys[0]], f"{name}.{keys[0]}")

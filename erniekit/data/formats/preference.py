@@ -3,6 +3,7 @@
 erniekit: `src`, `tgt` (one item shorter), `response`: two answers, each a text or a list of turns, `sort`: two numbers,
 the higher for the preferred answer; optional `system`, `is_system`.
 alpaca: `question` (or `instruction`), `chosen`, `rejected`; optional `input`, `history`, `system` and scores.
+sharegpt: `conversations` (the prompt), `chosen` and `rejected`: one or several objects with `from` and `value` each.
 messages: `prompt`, `chosen`, `rejected`: texts or lists of messages; or full dialogues as `chosen` and `rejected`, with
 or without a `prompt`; optional scores. Scores are `score_chosen` and `score_rejected`.
 
@@ -11,21 +12,27 @@ The kinds are called "... preferences" here, because the stage decides that a fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Preference, Turn
-from erniekit.data.formats.messages import parse_messages
+from erniekit.data.formats.dialogues import join_input
+from erniekit.data.formats.messages import SYSTEM_ROLES, parse_messages
 from erniekit.data.formats.problems import (
     SCORES,
     MalformedError,
+    NothingToTrainError,
     describe_value,
+    parse_answer,
     parse_history,
     parse_optional_text,
+    parse_question,
+    parse_stripped_texts,
     parse_text,
-    parse_texts,
     shorten,
     split_system,
 )
+from erniekit.data.formats.sharegpt import preference_as_messages
 
 MAX_ABS_SCORE = 1e30  # differences are kept in float32
 
@@ -44,10 +51,10 @@ def _require(record: dict, *names: str) -> None:
             raise MalformedError(name, f"{expected} (stage DPO reads pairs of answers)", "nothing")
 
 
-def _erniekit(record: dict) -> Preference:
+def parse_erniekit_pair(record: dict) -> Preference:
     _require(record, "response")
-    questions = parse_texts(record, "src")
-    answers = parse_texts(record, "tgt") if record.get("tgt") not in (None, [], "") else []
+    questions = parse_stripped_texts(record, "src")
+    answers = parse_stripped_texts(record, "tgt") if record.get("tgt") not in (None, [], "") else []
     if len(questions) != len(answers) + 1:
         raise MalformedError("tgt", f"one item fewer than src ({len(questions) - 1})", f"{len(answers)}")
     system, questions, answers = split_system(record, questions, answers)
@@ -58,13 +65,16 @@ def _erniekit(record: dict) -> Preference:
     if not isinstance(responses, list) or len(responses) != 2:
         got = f"{len(responses)} of them" if isinstance(responses, list) else describe_value(responses)
         raise MalformedError("response", "a list of two answers", got)
-    first, second = (_response(response, f"response[{number}]") for number, response in enumerate(responses))
+    first, second = (
+        [replace(turn, content=turn.content.strip()) for turn in _response(response, f"response[{number}]")]
+        for number, response in enumerate(responses)
+    )
     scores = record.get("sort")
     if not isinstance(scores, list) or len(scores) != 2:
         raise MalformedError("sort", "two numbers, the preferred answer's the higher", describe_value(scores))
     ranks = [_number(score, f"sort[{number}]") for number, score in enumerate(scores)]
     if ranks[0] == ranks[1]:
-        raise MalformedError("sort", "two different numbers", shorten(scores))
+        raise NothingToTrainError("sort", "two different numbers", shorten(scores))
     chosen, rejected = (first, second) if ranks[0] > ranks[1] else (second, first)
     return _pair(Conversation(tuple(turns), system), chosen, rejected, abs(ranks[0] - ranks[1]), "response")
 
@@ -72,29 +82,20 @@ def _erniekit(record: dict) -> Preference:
 def _response(response: object, name: str) -> list[Turn]:
     """Parse an answer into turns that alternate assistant, user, assistant, ..."""
     if isinstance(response, str):
-        text = parse_text(response, name)
-        if not text:
-            raise MalformedError(name, "a text", "an empty string")
-        return [Turn(ASSISTANT, text, True)]
+        return [Turn(ASSISTANT, parse_answer(response, name), True)]
     if not isinstance(response, list):
         raise MalformedError(name, "an answer: a text, or a list of turns", describe_value(response))
     parts = response
     if len(parts) % 2 == 0:
         raise MalformedError(name, "an odd number of turns, the assistant's first and last", f"{len(parts)}")
-    texts = [parse_text(part, f"{name}[{number}]") for number, part in enumerate(parts)]
-    for number, text in enumerate(texts):
-        if not text:
-            raise MalformedError(f"{name}[{number}]", "a text", "an empty string")
+    texts = [parse_answer(part, f"{name}[{number}]") for number, part in enumerate(parts)]
     return [Turn(USER, text) if number % 2 else Turn(ASSISTANT, text, True) for number, text in enumerate(texts)]
 
 
-def _alpaca(record: dict) -> Preference:
+def parse_alpaca_pair(record: dict) -> Preference:
     _require(record, "chosen", "rejected")
     name = _question_field(record)
-    parts = [parse_text(record.get(name), name), parse_optional_text(record, "input")]
-    question = "\n".join(part for part in parts if part)
-    if not question:
-        raise MalformedError(name, "a text", "an empty string")
+    question = join_input(parse_text(record.get(name), name), record, name)
     chosen, rejected = (_response(record.get(field), field) for field in ("chosen", "rejected"))
     turns = [
         turn
@@ -114,7 +115,7 @@ def _question_field(record: dict) -> str:
     return next((name for name in given if record[name]), given[0] if given else "question")
 
 
-def _messages(record: dict) -> Preference:
+def parse_messages_pair(record: dict) -> Preference:
     _require(record, "chosen", "rejected")
     if record.get("tools"):
         raise MalformedError("tools", "none (pairs cannot hold calls yet)", shorten(record["tools"]))
@@ -126,22 +127,25 @@ def _messages(record: dict) -> Preference:
     return _pair(_without_targets(turns, system), chosen, rejected, _score_difference(record), "rejected")
 
 
+def parse_sharegpt_pair(record: dict) -> Preference:
+    """Parse LLaMA-Factory's form: `conversations` is the prompt, `chosen` and `rejected` one object each."""
+    _require(record, "chosen", "rejected")
+    return parse_messages_pair(preference_as_messages(record))
+
+
 def _is_full_conversation(answer: object) -> bool:
     return (
         isinstance(answer, list)
         and len(answer) > 0
         and isinstance(answer[0], dict)
-        and answer[0].get("role") in ("system", USER)
+        and answer[0].get("role") in (*SYSTEM_ROLES, USER)
     )
 
 
 def _prompt(prompt: object) -> tuple[str, list[Turn]]:
     """Return the prompt's system text, and turns that end with the user's."""
     if isinstance(prompt, str):
-        text = parse_text(prompt, "prompt")
-        if not text:
-            raise MalformedError("prompt", "a text", "an empty string")
-        return "", [Turn(USER, text)]
+        return "", [Turn(USER, parse_question(prompt, "prompt"))]
     system, turns = parse_messages(prompt, "prompt")
     if not turns or turns[-1].role != USER:
         role = turns[-1].role if turns else "system"
@@ -159,8 +163,10 @@ def _answer(value: object, name: str) -> list[Turn]:
     try:
         system, turns = parse_messages([{"role": USER, "content": "-"}, *value], name)
     except MalformedError as error:
-        raise MalformedError(_shift_index(error.field, name), error.expected, error.got) from None
+        raise type(error)(_shift_index(error.field, name), error.expected, error.got) from None
     del system
+    if turns[1].role != ASSISTANT:
+        raise MalformedError(f"{name}[0].role", ASSISTANT, describe_value(turns[1].role))
     if turns[-1].role != ASSISTANT:
         raise MalformedError(name, "the last message to be the assistant's", describe_value(value[-1].get("role")))
     return turns[1:]
@@ -178,7 +184,8 @@ def _full_conversations(record: dict) -> Preference:
         parse_messages(record.get(name), name) for name in ("chosen", "rejected")
     )
     common_turns = _common_prefix_length(chosen, rejected) if system == other_system else 0
-    common_turns -= common_turns % 2 == 0 and common_turns > 0  # the prompt ends with a question
+    while common_turns and not all(_prompt_may_end(turns, common_turns) for turns in (chosen, rejected)):
+        common_turns -= 1
     if not common_turns:
         raise MalformedError(
             "rejected", "to begin as chosen does, with the same system text and question", "no common prompt"
@@ -190,6 +197,16 @@ def _full_conversations(record: dict) -> Preference:
         common_turns = _given_prompt_length(record["prompt"], system, chosen[:common_turns])
     prompt = _without_targets(chosen[:common_turns], system)
     return _pair(prompt, chosen[common_turns:], rejected[common_turns:], _score_difference(record), "rejected")
+
+
+def _begins_with(dialogue: Sequence[Turn], prompt: Sequence[Turn]) -> bool:
+    """Return whether a prompt is the beginning of a dialogue that an answer follows."""
+    return _common_prefix_length(prompt, dialogue) == len(prompt) and _prompt_may_end(dialogue, len(prompt))
+
+
+def _prompt_may_end(turns: Sequence[Turn], length: int) -> bool:
+    """Return whether the first turns of a dialogue end with a question that the next one answers."""
+    return turns[length - 1].role == USER and (length >= len(turns) or turns[length].role == ASSISTANT)
 
 
 def _common_prefix_length(some: Sequence[Turn], others: Sequence[Turn]) -> int:
@@ -212,7 +229,7 @@ def _given_prompt_length(prompt: object, system: str, common_turns: Sequence[Tur
     if isinstance(prompt, str):
         if any(turn.role == USER and turn.content == turns[0].content for turn in common_turns):
             return len(common_turns)
-    elif own_system in ("", system) and _common_prefix_length(turns, common_turns) == len(turns):
+    elif own_system in ("", system) and _begins_with(common_turns, turns):
         return len(turns)
     raise MalformedError("prompt", "what chosen and rejected begin with, or nothing", "something else")
 
@@ -226,9 +243,9 @@ def _pair(
 ) -> Preference:
     for field, answer in (("chosen", chosen), ("rejected", rejected)):
         if not any(turn.trained for turn in answer):
-            raise MalformedError(field, "an answer with a trained turn", "none")
+            raise NothingToTrainError(field, "an answer with a trained turn", "none")
     if [(turn.role, turn.content) for turn in chosen] == [(turn.role, turn.content) for turn in rejected]:
-        raise MalformedError(name, "two different answers", "the same twice")
+        raise NothingToTrainError(name, "two different answers", "the same twice")
     return Preference(prompt, tuple(chosen), tuple(rejected), difference)
 
 
@@ -250,11 +267,3 @@ def _number(value: object, name: str) -> float:
     if not -MAX_ABS_SCORE <= value <= MAX_ABS_SCORE:  # also rejects NaN
         raise MalformedError(name, f"a number of at most {MAX_ABS_SCORE:g}", describe_value(value))
     return float(value)
-
-
-PREFERENCE_PARSERS: dict[str, Callable[[dict], Preference]] = {
-    preference_kind("erniekit"): _erniekit,
-    preference_kind("alpaca"): _alpaca,
-    preference_kind("messages"): _messages,
-}
-PREFERENCE_KINDS = tuple(PREFERENCE_PARSERS)

@@ -1,33 +1,52 @@
-"""Check the values of records, and report malformed records and unused fields of all files together."""
+"""Check the values of records, and report malformed and skipped records of all files together."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from typing import NamedTuple
+from enum import Enum
+from pathlib import Path
+from typing import TextIO
 
-from erniekit.data.conversation import ASSISTANT, TOOL_ROLES
 from erniekit.errors import DataError
 
 MAX_SHOWN = 20
+MAX_SHOWN_SKIPPED = 10
 MAX_SHOWN_NAME_LENGTH = 40  # characters
+
+
+class Effect(Enum):
+    """What a problem does to a run: `on_bad_record` decides, the run stops, or the record is skipped in any case."""
+
+    BY_POLICY = "by policy"
+    STOP = "stop"
+    SKIP = "skip"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordProblem:
-    """One problem of one record or, at line 0, of the file."""
+    """One problem of one record or, at line 0, of the file.
+
+    Attributes:
+        effect: what it does to a run. A problem at line 0 always stops it.
+    """
 
     path: str
     line: int
     field: str
     expected: str
     got: str
+    effect: Effect = Effect.BY_POLICY
 
     def __str__(self) -> str:
         location = f"{self.path}:{self.line}" if self.line else self.path
-        return f"{location}: {self.field}: expected {self.expected}, got {self.got}"
+        return f"{location}: {self.description}"
+
+    @property
+    def description(self) -> str:
+        """The problem without its place."""
+        return f"{self.field}: expected {self.expected}, got {self.got}"
 
 
 @dataclass
@@ -55,8 +74,76 @@ class ProblemList:
         if total > len(self.shown):
             lines.append(f"... and {total - len(self.shown):,} more")
         totals = ", ".join(f"{path}: {count:,}" for path, count in self.per_path.items())
-        lines.append(f"{total:,} problem{'s' if total > 1 else ''} ({totals}). Fix or remove these records.")
+        in_records = any(problem.line for problem in self.shown)
+        advice = " Fix or remove these records." if in_records else ""
+        if any(problem.line and problem.effect is Effect.BY_POLICY for problem in self.shown):
+            advice = " Fix or remove these records, or leave them out with on_bad_record: skip."
+        lines.append(f"{total:,} problem{'s' if total > 1 else ''} ({totals}).{advice}")
         raise DataError("\n".join(lines))
+
+
+class SkippedRecords:
+    """The records of one file that are left out: counts them, keeps the first, and writes all of them to a file.
+
+    Args:
+        path: the text file to write, a line per problem; it is created with the first one. None: write none.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+        self._last_line = 0
+        self.count = 0
+        self.first: list[tuple[int, str]] = []  # line and description
+
+    def add(self, problem: RecordProblem) -> None:
+        if problem.line != self._last_line:  # several problems of one record follow each other
+            self.count += 1
+            self._last_line = problem.line
+            if len(self.first) < MAX_SHOWN_SKIPPED:
+                self.first.append((problem.line, problem.description))
+        if self._path is not None:
+            if self._file is None:
+                self._file = open(self._path, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+            self._file.write(f"{problem.line}: {problem.description}\n")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+@dataclass
+class SourceProblems:
+    """Sorts the problems of one source into those that stop the run and records that are skipped.
+
+    Attributes:
+        stopping: the problems of all sources that stop the run.
+        skipped: the records of this source that are left out.
+        skips_bad_records: `on_bad_record: skip`; without it only records that train nothing are skipped.
+    """
+
+    stopping: ProblemList
+    skipped: SkippedRecords
+    skips_bad_records: bool = False
+
+    def add(self, problem: RecordProblem) -> None:
+        if self.skips(problem):
+            self.skipped.add(problem)
+        else:
+            self.stopping.add(problem)
+
+    def skips(self, problem: RecordProblem) -> bool:
+        """Return whether the record of a problem is left out instead of stopping the run."""
+        by_policy = self.skips_bad_records and problem.effect is Effect.BY_POLICY
+        return problem.line > 0 and (by_policy or problem.effect is Effect.SKIP)
+
+    @property
+    def total(self) -> int:
+        """The number of problems that stop the run."""
+        return self.stopping.total
+
+    def raise_if_any(self) -> None:
+        self.stopping.raise_if_any()
 
 
 def shorten(value: object, limit: int = 60) -> str:
@@ -80,35 +167,65 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class MalformedError(Exception):
-    """Raised by a parser (one of PARSERS) for one record; becomes a RecordProblem with file and line."""
+    """Raised by a parser for one record; becomes a RecordProblem with file and line."""
+
+    effect = Effect.BY_POLICY
 
     def __init__(self, field: str, expected: str, got: str) -> None:
         super().__init__(field)
         self.field, self.expected, self.got = field, expected, got
 
 
-def parse_texts(record: dict, name: str) -> list[str]:
+class NothingToTrainError(MalformedError):
+    """Raised for a well-formed record that trains nothing: an empty answer, a pair of equal answers or scores."""
+
+    effect = Effect.SKIP
+
+
+def parse_stripped_texts(record: dict, name: str) -> list[str]:
+    """Return a string or a list of strings as a list, without white space around each, as upstream reads `erniekit`."""
     value = record.get(name)
     if isinstance(value, str):
-        return [parse_text(value, name)]
+        return [parse_text(value, name).strip()]
     if not isinstance(value, list) or not value:
         raise MalformedError(name, "a string or a list of strings", describe_value(value))
-    return [parse_text(item, f"{name}[{number}]") for number, item in enumerate(value)]
+    return [parse_text(item, f"{name}[{number}]").strip() for number, item in enumerate(value)]
 
 
 def parse_optional_text(record: dict, name: str) -> str:
+    """Return the text of a field, "" if it is missing or blank."""
     value = record.get(name)
-    return "" if value is None else parse_text(value, name)
+    text = "" if value is None else parse_text(value, name)
+    return text if text.strip() else ""
 
 
-def parse_text(value: object, name: str, strip: bool = True) -> str:
-    """Return a string that UTF-8 can encode. White space around a turn is dropped, as upstream does: templates add
-    theirs."""
+def parse_answer(value: object, name: str) -> str:
+    """Return the text of an answer that is to be trained.
+
+    Raises:
+        NothingToTrainError: it is blank.
+    """
+    text = parse_text(value, name)
+    if not text.strip():
+        raise NothingToTrainError(name, "a text", "an empty string")
+    return text
+
+
+def parse_question(value: object, name: str) -> str:
+    """Return the text of a question, which must not be blank."""
+    text = parse_text(value, name)
+    if not text.strip():
+        raise MalformedError(name, "a text", "an empty string")
+    return text
+
+
+def parse_text(value: object, name: str) -> str:
+    """Return a string that UTF-8 can encode, as it is written: white space is part of it."""
     if not isinstance(value, str):
         raise MalformedError(name, "a string", describe_value(value))
     if not value.isascii() and (match := _LONE_SURROGATE.search(value)):
         raise MalformedError(name, "Unicode text", f"half of a surrogate pair at character {match.start():,}")
-    return value.strip() if strip else value
+    return value
 
 
 def parse_flag(value: object, name: str) -> bool:
@@ -134,7 +251,7 @@ def parse_history(record: dict) -> list[tuple[str, str]]:
         if not isinstance(pair, list) or len(pair) != 2:
             raise MalformedError(name, "a pair [question, answer]", shorten(pair))
         question, answer = parse_text(pair[0], f"{name}[0]"), parse_text(pair[1], f"{name}[1]")
-        if not (question and answer):
+        if not (question.strip() and answer.strip()):
             raise MalformedError(name, "two texts", "an empty string")
         rounds.append((question, answer))
     return rounds
@@ -145,120 +262,26 @@ def split_system(record: dict, questions: list[str], answers: list[str]) -> tupl
 
     With `is_system`, upstream's older way to give a system text, the first round contains it; tgt[0] is unused then.
     """
-    system = parse_optional_text(record, "system")
+    system = parse_optional_text(record, "system").strip()
     if parse_flag(record.get("is_system", 0), "is_system"):
         system = system or questions[0]
         questions, answers = questions[1:], answers[1:]
         if not questions:
             raise MalformedError("src", "an exchange after the system text (is_system is 1)", "only the system text")
-    for name, texts in (("src", questions), ("tgt", answers)):
+    for name, texts, error in (("src", questions, MalformedError), ("tgt", answers, NothingToTrainError)):
         for number, text in enumerate(texts):
             if not text:
-                raise MalformedError(f"{name}[{number}]", "a text", "an empty string")
+                raise error(f"{name}[{number}]", "a text", "an empty string")
     return system, questions, answers
 
 
-# The fields of each format, and the fields of a file that no format uses.
+# Fields that several formats share.
 
 SCORES = ("score_chosen", "score_rejected")
-FIELDS = {
-    "erniekit": frozenset({"src", "tgt", "system", "label", "is_system"}),
-    "alpaca": frozenset({"instruction", "input", "output", "history", "system"}),
-    "messages": frozenset({"messages", "tools"}),
-    "text": frozenset({"text", "tgt"}),
-    "erniekit preferences": frozenset({"src", "tgt", "response", "sort", "system", "is_system"}),
-    "alpaca preferences": frozenset(
-        {"question", "instruction", "input", "history", "system", "chosen", "rejected", *SCORES}
-    ),
-    "messages preferences": frozenset({"prompt", "chosen", "rejected", *SCORES}),
-}
-MESSAGE_LISTS = {"messages": ("messages",), "messages preferences": ("prompt", "chosen", "rejected")}
-MESSAGE_FIELDS = frozenset({"role", "content", "label", "weight"})
+THOUGHTS_FIELD = "reasoning_content"  # of an assistant's message
+# Of a message: whether it is trained. The names of upstream, OpenAI and LLaMA-Factory.
+WEIGHT_FIELDS = ("label", "weight", "loss_weight")
+MESSAGE_FIELDS = frozenset({"role", "content", *WEIGHT_FIELDS})
+SHAREGPT_FIELDS = frozenset({"from", "value"})
 CALL_FIELDS = frozenset({"tool_calls", "function_call"})  # of an assistant's message in the format `messages`
 RESULT_FIELDS = frozenset({"name", "tool_call_id"})  # of a tool's result
-# Prefixes of the names of a message's fields.
-MESSAGE_PREFIXES = tuple(f"{name}[]." for names in MESSAGE_LISTS.values() for name in names)
-MAX_NAMES = 100  # kept per file, because names may be data
-MAX_REPORTED_NAMES = 10
-MAX_NAME_LENGTH = 100  # characters kept of a name
-SIMILARITY_CUTOFF = 0.8  # of difflib: accepts swapped, missing and doubled letters, but not "src_lang" for "src"
-
-
-class UnusedField(NamedTuple):
-    """A field that the format does not have: the number of records with it, and the line of the first."""
-
-    name: str
-    records: int
-    line: int
-
-    @property
-    def shown_name(self) -> str:
-        prefix = _prefix(self.name)
-        return prefix + field_name(self.name.removeprefix(prefix))
-
-
-class UnusedFields:
-    """Counts the unused fields of one file's records."""
-
-    def __init__(self, kind: str) -> None:
-        self._kind, self._known = kind, FIELDS[kind]
-        self._found: dict[str, tuple[int, int]] = {}
-
-    def add(self, line: int, record: dict) -> None:
-        """Count the unused fields of one well-formed record."""
-        if not record.keys() <= self._known:
-            self._count(line, record.keys() - self._known)
-        for name in MESSAGE_LISTS.get(self._kind, ()):
-            messages = record.get(name)
-            if isinstance(messages, list):
-                names = {field for message in messages for field in message.keys() - self._fields_of(message)}
-                self._count(line, {f"{name}[].{field}" for field in names})
-
-    def _fields_of(self, message: dict) -> frozenset[str]:
-        role = message.get("role")
-        if self._kind == "messages" and role == ASSISTANT:
-            return MESSAGE_FIELDS | CALL_FIELDS
-        return MESSAGE_FIELDS | RESULT_FIELDS if self._kind == "messages" and role in TOOL_ROLES else MESSAGE_FIELDS
-
-    def found(self) -> list[UnusedField]:
-        """Return the first MAX_NAMES unused fields, by line and name."""
-        fields = [UnusedField(name, records, line) for name, (records, line) in self._found.items()]
-        return sorted(fields, key=lambda field: (field.line, field.name))
-
-    def _count(self, line: int, names: set[str]) -> None:
-        for name in sorted(name[:MAX_NAME_LENGTH] for name in names):
-            if name in self._found:
-                records, first = self._found[name]
-                self._found[name] = records + 1, first
-            elif len(self._found) < MAX_NAMES:
-                self._found[name] = 1, line
-
-
-def describe_unused(kind: str, fields: tuple[UnusedField, ...]) -> list[str]:
-    """Return the lines of a report: one for each field that looks misspelt, and one for all others."""
-    lines: list[str] = []
-    others: list[str] = []
-    for unused in fields:
-        what = f"{unused.shown_name} ({unused.records:,} record{'s' if unused.records > 1 else ''}"
-        meant = _closest_field(kind, unused.name)
-        if meant and len(lines) < MAX_REPORTED_NAMES:
-            lines.append(f"field not used: {what}, first at line {unused.line:,}): did you mean {meant}?")
-        else:
-            others.append(f"{what})")
-    if others:
-        rest = len(others) - MAX_REPORTED_NAMES
-        more = [f"and {rest:,} others" + (" or more" if len(fields) == MAX_NAMES else "")] if rest > 0 else []
-        lines.append(f"field{'s' if len(others) > 1 else ''} not used: {', '.join(others[:MAX_REPORTED_NAMES] + more)}")
-    return lines
-
-
-def _closest_field(kind: str, name: str) -> str | None:
-    """Return the field that the name is probably a misspelling of; None if no field is close."""
-    prefix = _prefix(name)
-    known = MESSAGE_FIELDS if prefix else FIELDS[kind]
-    close = get_close_matches(name.removeprefix(prefix).lower(), sorted(known), n=1, cutoff=SIMILARITY_CUTOFF)
-    return prefix + close[0] if close else None
-
-
-def _prefix(name: str) -> str:
-    return next((prefix for prefix in MESSAGE_PREFIXES if name.startswith(prefix)), "")

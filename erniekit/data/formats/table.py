@@ -14,6 +14,7 @@ from typing import Any
 from erniekit.data.formats.problems import RecordProblem
 
 PARQUET = ".parquet"
+FILE_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", PARQUET)
 BATCH_ROWS = 256
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+(/[\w.-]+)?)?")
 _INSTALL = "pip install 'erniekit[data]'"
@@ -25,7 +26,10 @@ def is_hub_dataset(path: str | Path) -> bool:
     A missing file is not taken for a data set: its folder exists, or its name ends like a data file's.
     """
     here = Path(path)
-    if here.exists() or here.parent.exists() or here.suffix in (".json", ".jsonl", PARQUET):
+    try:
+        if here.exists() or here.parent.exists() or here.suffix.lower() in FILE_SUFFIXES:
+            return False
+    except OSError:  # a name that no file system takes
         return False
     return _HUB_NAME.fullmatch(str(path)) is not None
 

@@ -7,19 +7,21 @@ exactly those that chat feeds: the prompt's, then the answer's. They do not depe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from erniekit.data.conversation import Conversation
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError, ModelFileError
 
+if TYPE_CHECKING:  # `erniekit validate` checks templates without NumPy
+    import numpy as np
+
 IGNORE_INDEX = -100
 TEMPLATE_FILE = Path(__file__).with_name("ernie.jinja")
+TEMPLATE_FOR_OTHERS = Path(__file__).with_name("chat_template.jinja")  # the same format, as other programs render it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,10 @@ class TemplateRefusedError(DataError):
     """A template will not render a dialogue, for example because it wants no system text."""
 
 
+class RewritesTurnsError(TemplateRefusedError):
+    """A template renders earlier turns in another way than the last one, so only one answer of a sample is trained."""
+
+
 class Template(Protocol):
     """What the rest of the project asks of a template.
 
@@ -65,14 +71,24 @@ class Template(Protocol):
         stop_token_ids: generation ends at any of these.
         end_of_turn_target: the label that takes the place of a trained answer's last token; None leaves it as it is.
         fingerprint: changes when the rendered text could.
+        variable_names: the variables that it expects, see `chat_template`.
     """
 
+    variable_names: Set[str]
     stop_token_ids: tuple[int, ...]
     end_of_turn_target: int | None
     fingerprint: str
 
     def render(self, conversation: Conversation) -> list[Segment]:
-        """The dialogue; where it ends with a user turn, up to and with the header of the answer to come."""
+        """Return the dialogue; where it ends with a user turn, up to and with the header of the answer to come.
+
+        Raises:
+            TemplateRefusedError: it will not render this dialogue.
+        """
+        ...
+
+    def render_many(self, conversations: Sequence[Conversation]) -> list[list[Segment] | TemplateRefusedError]:
+        """Return what `render` returns or raises for each of them."""
         ...
 
 
@@ -85,6 +101,7 @@ class ErnieTemplate:
 
     BEGIN, END = "<|begin_of_sentence|>", "<|end_of_sentence|>"
     fingerprint = "ernie-4.5"
+    variable_names: Set[str] = frozenset()
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         end_id = tokenizer.token_id(self.END)
@@ -94,7 +111,7 @@ class ErnieTemplate:
         self.stop_token_ids = tuple(dict.fromkeys((tokenizer.eos_id, end_id)))
         from erniekit.data.templates.jinja import marked_segments  # jinja.py imports this module
 
-        self._render = marked_segments(TEMPLATE_FILE.read_text(encoding="utf-8"))
+        self._render = marked_segments(TEMPLATE_FILE.read_text(encoding="utf-8"), tokenizer)
 
     def render(self, conversation: Conversation) -> list[Segment]:
         if conversation.uses_tools:
@@ -102,20 +119,38 @@ class ErnieTemplate:
                 "tools or tool calls, for which ERNIE-4.5's dialogue format has no place: put a chat_template.jinja "
                 "that takes tools into the model's folder (the Thinking models bring one), or remove these records"
             )
+        if any(turn.thoughts for turn in conversation.turns):
+            raise TemplateRefusedError(
+                "reasoning_content, for which ERNIE-4.5's dialogue format has no place: write the thoughts into the "
+                "answer's text, between <think> and </think>, or put a chat_template.jinja that takes "
+                "reasoning_content into the model's folder"
+            )
         return self._render(conversation)
 
+    def render_many(self, conversations: Sequence[Conversation]) -> list[list[Segment] | TemplateRefusedError]:
+        results: list[list[Segment] | TemplateRefusedError] = []
+        for conversation in conversations:
+            try:
+                results.append(self.render(conversation))
+            except TemplateRefusedError as error:
+                results.append(error)
+        return results
 
-def chat_template(tokenizer: Tokenizer) -> Template:
-    """The template of a model: the jinja one of its folder, or ERNIE-4.5's own if the folder has none.
+
+def chat_template(tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None) -> Template:
+    """Return the template of a model: the jinja one of its folder, or ERNIE-4.5's own if the folder has none.
 
     A jinja template that renders as ERNIE-4.5 does is replaced by ERNIE-4.5's own, which also knows the `</s>` label.
+
+    Args:
+        variables: further variables of a jinja template, such as `enable_thinking`.
 
     Raises:
         ModelFileError: no template is there and the tokenizer is not ERNIE's, or the jinja text is broken.
         DataError: the jinja template cannot be used for training (see JinjaTemplate).
     """
     ernie = ErnieTemplate(tokenizer) if {ErnieTemplate.BEGIN, ErnieTemplate.END} <= tokenizer.control_tokens else None
-    if tokenizer.chat_template is None:
+    if not tokenizer.chat_templates:
         if ernie is None:
             raise ModelFileError(
                 "the model's folder has no chat template and its tokenizer is not ERNIE-4.5's: put the template into "
@@ -124,9 +159,18 @@ def chat_template(tokenizer: Tokenizer) -> Template:
         return ernie
     from erniekit.data.templates.jinja import JinjaTemplate, renders_identically
 
-    jinja_template = JinjaTemplate(tokenizer)
-    plain = ernie is not None and not jinja_template.takes_tools and renders_identically(jinja_template, ernie)
-    return ernie if ernie is not None and plain else jinja_template
+    jinja_template = JinjaTemplate(tokenizer, variables)
+    if ernie is None or jinja_template.takes_tools or jinja_template.takes_thoughts:
+        return jinja_template
+    return ernie if renders_identically(jinja_template, ernie) else jinja_template
+
+
+def published_files(tokenizer: Tokenizer) -> tuple[Path, ...]:
+    """Return the files that belong into the folder of a trained model: the tokenizer's, and ERNIE-4.5's chat template
+    where dialogues of that format were trained and the folder has no template, so that other programs render it."""
+    is_ernie = {ErnieTemplate.BEGIN, ErnieTemplate.END} <= tokenizer.control_tokens
+    added = () if tokenizer.chat_templates or not is_ernie else (TEMPLATE_FOR_OTHERS,)
+    return (*tokenizer.files, *added)
 
 
 def encode_sample(template: Template, tokenizer: Tokenizer, conversation: Conversation) -> Sample:
@@ -140,13 +184,15 @@ def encode_sample(template: Template, tokenizer: Tokenizer, conversation: Conver
 
 def encode_prompt(template: Template, tokenizer: Tokenizer, conversation: Conversation) -> list[int]:
     """The ids to generate from: the same ids that training has before the answer to the last (user) turn."""
-    segments = template.render(conversation)
+    segments = template.render(conversation.untrained())
     encoded = tokenizer.encode_batch([segment.text for segment in segments])
     return [token for ids in encoded for token in ids]
 
 
 def assemble(segments: Iterable[Segment], encoded: Sequence[Sequence[int]], template: Template) -> Sample:
     """Join encoded segments into a sample. Targets are marked by position, so a token's id never decides."""
+    import numpy as np
+
     tokens, targets = join_segments(segments, encoded, template)
     length = length_to_last_target(targets)
     return Sample(np.array(tokens[: max(0, length - 1)], dtype=np.int32), np.array(targets[1:length], dtype=np.int32))
@@ -177,7 +223,13 @@ def join_segments(
     return tokens, targets
 
 
-def encode_plain_text(ids: Sequence[int], eos_id: int) -> Sample:
-    """A plain document for stage PT: every token but the first is a target, and then `</s>`."""
-    tokens = np.array([*ids, eos_id], dtype=np.int32)
+def encode_plain_text(ids: Sequence[int], eos_id: int, prefix: Sequence[int] = ()) -> Sample:
+    """A plain document for stage PT: every token but the first is a target, and then `</s>`.
+
+    Args:
+        prefix: what the tokenizer puts before a document (`Tokenizer.document_prefix`).
+    """
+    import numpy as np
+
+    tokens = np.array([*prefix, *ids, eos_id], dtype=np.int32)
     return Sample(tokens[:-1], tokens[1:])

@@ -1,29 +1,24 @@
-"""A model folder's own jinja chat template, rendered as transformers does it, and the assistant's spans found in it.
-
-The span of an answer is what rendering the dialogue with it adds to rendering the dialogue before it with the header of
-the next answer. That works for templates that only append; one that rewrites earlier turns is refused with the reason.
-"""
+"""A model folder's own jinja chat templates, rendered as transformers does it in a process under limits."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import secrets
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
-from erniekit.data.templates.ernie import ErnieTemplate, Segment, TemplateRefusedError
+from erniekit.data.templates.ernie import ErnieTemplate, RewritesTurnsError, Segment, TemplateRefusedError
+from erniekit.data.templates.render_process import RENDER_PROCESS, LimitExceededError
+from erniekit.data.templates.rendering import GenerationBlock, compile_template, environment
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError, ModelFileError
+from erniekit.terminal import escape_control_characters
 
 _PROBE = Conversation(
     (
@@ -33,22 +28,11 @@ _PROBE = Conversation(
         Turn(ASSISTANT, "second answer", True),
     )
 )
-_MARK = secrets.token_hex(16)  # made anew by every process, so no text holds it
-# what the expressions of a template can raise, for example "a" + none
-_EVALUATION_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_MARK = secrets.token_hex(16)  # made anew by every process, so no text contains it
+_VERSION = b"2"  # raise it when the same template and dialogue give other segments
 
 
-class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}` marks answers for other programs; here it only renders its body."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 reads it from the class
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _MarkedGenerationBlock(_GenerationBlock):
+class _MarkedGenerationBlock(GenerationBlock):
     """The same block with `_MARK` on both sides of its text."""
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
@@ -56,15 +40,15 @@ class _MarkedGenerationBlock(_GenerationBlock):
         return [mark, *super().parse(parser), mark]
 
 
-def marked_segments(source: str) -> Callable[[Conversation], list[Segment]]:
+def marked_segments(source: str, tokenizer: Tokenizer) -> Callable[[Conversation], list[Segment]]:
     """Return a renderer for a template of ours, which marks every answer with `{% generation %}`.
 
     One pass gives the text and its segments, where `JinjaTemplate` has to render a dialogue twice for each answer.
     """
-    template = _compile(_environment(_MarkedGenerationBlock), source)
+    template = compile_template(environment(_MarkedGenerationBlock), source)
 
     def render(conversation: Conversation) -> list[Segment]:
-        texts = template.render(messages=_messages(conversation)).split(_MARK)
+        texts = template.render(messages=messages_of(conversation, tokenizer)).split(_MARK)
         trained = [turn.trained for turn in conversation.turns if turn.role == ASSISTANT]
         segments = []
         for number, is_target in enumerate(trained):
@@ -75,145 +59,185 @@ def marked_segments(source: str) -> Callable[[Conversation], list[Segment]]:
 
 
 class JinjaTemplate:
-    """Raises ModelFileError for a broken template, DataError for one whose answers cannot be told apart."""
+    """The templates of a model folder: `tool_use`, where there is one, for dialogues with tools, else `default`.
+
+    Args:
+        variables: further variables of the template, such as `enable_thinking`.
+
+    Attributes:
+        takes_tools, takes_thoughts: whether the template has a place for tools, and for `reasoning_content`.
+        variable_names: the variables that it expects from outside.
+
+    Raises:
+        ModelFileError: a template is broken, or exceeds a limit of time or memory.
+        DataError: no control token ends its answers.
+    """
 
     end_of_turn_target: int | None = None
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        assert tokenizer.chat_template is not None
+    def __init__(self, tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None) -> None:
+        assert tokenizer.chat_templates
+        self._tokenizer = tokenizer
         self._where = str(tokenizer.template_path)
-        self._special_tokens = tokenizer.special_tokens
-        try:
-            environment = _environment()
-            self._template = _compile(environment, tokenizer.chat_template)
-            names = jinja2.meta.find_undeclared_variables(environment.parse(tokenizer.chat_template))
-        except jinja2.TemplateSyntaxError as error:
-            raise ModelFileError(f"{self._where}: chat_template, line {error.lineno}: {error.message}") from None
-        self.takes_tools = "tools" in names
-        self._takes_calls = "tool_calls" in tokenizer.chat_template
-        self.fingerprint = hashlib.blake2b(tokenizer.chat_template.encode(), digest_size=16).hexdigest()
+        self._sources = tokenizer.chat_templates
+        self._variables = {**tokenizer.special_tokens, **(variables or {})}
+        names = {name: self._variable_names(source) for name, source in self._sources.items()}
+        self._tool_source = "tool_use" if "tool_use" in self._sources else "default"
+        self.takes_tools = "tools" in names[self._tool_source]
+        self._takes_calls = any("tool_calls" in source for source in self._sources.values())
+        self.takes_thoughts = any("reasoning_content" in source for source in self._sources.values())
+        self.variable_names: Set[str] = set().union(*names.values())
+        self.fingerprint = self._fingerprint(variables or {})
         self._end_of_turn = self._find_end_of_turn(tokenizer)
         end_id = tokenizer.token_id(self._end_of_turn)
         assert end_id is not None  # it is one of the tokenizer's control tokens
         self.stop_token_ids = tuple(dict.fromkeys((end_id, tokenizer.eos_id)))
 
     def render(self, conversation: Conversation) -> list[Segment]:
-        self._check_tools(conversation)
-        messages = _messages(conversation)
-        tools = [dict(tool) for tool in conversation.tools] or None
+        (rendered,) = self.render_many([conversation])
+        if isinstance(rendered, TemplateRefusedError):
+            raise rendered
+        return rendered
+
+    def render_many(self, conversations: Sequence[Conversation]) -> list[list[Segment] | TemplateRefusedError]:
+        results: list[list[Segment] | TemplateRefusedError | None] = [self._refusal(each) for each in conversations]
+        for name in {self._source_name(each) for each in conversations}:
+            chosen = [
+                number
+                for number, each in enumerate(conversations)
+                if results[number] is None and self._source_name(each) == name
+            ]
+            replies = self._ask(name, [self._item(conversations[number]) for number in chosen]) if chosen else []
+            for number, reply in zip(chosen, replies, strict=True):
+                results[number] = self._result(conversations[number], reply)
+        return [result for result in results if result is not None]
+
+    def _source_name(self, conversation: Conversation) -> str:
+        return self._tool_source if conversation.tools else "default"
+
+    def _item(self, conversation: Conversation) -> dict[str, Any]:
+        messages = messages_of(conversation, self._tokenizer)
         offset = len(messages) - len(conversation.turns)
-        segments: list[Segment] = []
-        rendered = ""  # what the segments hold so far
-        for number, turn in enumerate(conversation.turns, start=offset):
-            if turn.role != ASSISTANT:
-                continue
-            before = self._text(messages[:number], add_generation_prompt=True, tools=tools)
-            with_answer = self._text(messages[: number + 1], add_generation_prompt=False, tools=tools)
-            self._check_prefix(rendered, before)
-            self._check_prefix(before, with_answer)
-            end = with_answer.rfind(self._end_of_turn, len(before))
-            if end < 0:
-                raise DataError(f"{self._where}: chat_template: the answer {turn.content[:40]!r} is not ended in it")
-            segments.append(Segment(before[len(rendered) :], False))
-            rendered = with_answer[: end + len(self._end_of_turn)]
-            segments.append(Segment(rendered[len(before) :], turn.trained))
-        if conversation.turns and conversation.turns[-1].role != ASSISTANT:
-            full_text = self._text(messages, add_generation_prompt=True, tools=tools)
-            self._check_prefix(rendered, full_text)
-            segments.append(Segment(full_text[len(rendered) :], False))
+        trained = [False] * offset + [turn.trained for turn in conversation.turns]
+        tools = [_guarded(dict(tool), self._tokenizer.plain_text) for tool in conversation.tools] or None
+        return {"messages": messages, "tools": tools, "trained": trained, "end_of_turn": self._end_of_turn}
+
+    def _result(self, conversation: Conversation, reply: dict[str, Any]) -> list[Segment] | TemplateRefusedError:
+        if "segments" not in reply:
+            kind = RewritesTurnsError if "rewrites" in reply else TemplateRefusedError
+            return kind(self._message(reply.get("rewrites") or reply["refused"]))
+        segments = [Segment(text, trained) for text, trained in reply["segments"]]
+        for turn in conversation.turns:
+            if turn.trained and turn.thoughts and not self._says(turn.thoughts, segments):
+                return TemplateRefusedError(self._message("it leaves out the `reasoning_content` of a trained answer"))
         return segments
 
-    def _check_tools(self, conversation: Conversation) -> None:
-        """A template that does not mention them would leave them out without a word."""
-        called = any(turn.fields is not None for turn in conversation.turns)
-        lacking = "tools" if conversation.tools and not self.takes_tools else "tool_calls"
-        if (conversation.tools and not self.takes_tools) or (called and not self._takes_calls):
-            raise TemplateRefusedError(f"{self._where}: chat_template: it has no place for `{lacking}`")
+    def _says(self, thoughts: str, segments: Iterable[Segment]) -> bool:
+        text = self._tokenizer.plain_text(thoughts)
+        return any(segment.trained and text.strip() in segment.text for segment in segments)
 
-    def _text(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool, tools: list[dict[str, Any]] | None = None
-    ) -> str:
-        try:
-            return self._template.render(
-                messages=messages, tools=tools, documents=None, add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )  # fmt: skip
-        except (jinja2.TemplateError, *_EVALUATION_ERRORS) as error:
-            raise TemplateRefusedError(f"{self._where}: chat_template: {error}") from None
-
-    def _check_prefix(self, shorter: str, longer: str) -> None:
-        if not longer.startswith(shorter):
-            raise DataError(
-                f"{self._where}: chat_template: a longer dialogue does not begin with the text of the shorter one "
-                f"({_difference(shorter, longer)}), so the answers cannot be marked as targets. Use a template that "
-                "only appends: drop what rewrites earlier turns, and begin answers where the generation prompt ends"
+    def _refusal(self, conversation: Conversation) -> TemplateRefusedError | None:
+        """Return why the template cannot hold a dialogue: it would leave out silently what it does not mention."""
+        lacking = [
+            name
+            for name, used, taken in (
+                ("tools", bool(conversation.tools), self.takes_tools),
+                ("tool_calls", any(turn.fields is not None for turn in conversation.turns), self._takes_calls),
+                ("reasoning_content", any(turn.thoughts for turn in conversation.turns), self.takes_thoughts),
             )
+            if used and not taken
+        ]
+        return TemplateRefusedError(self._message(f"it has no place for `{lacking[0]}`")) if lacking else None
+
+    def _variable_names(self, source: str) -> set[str]:
+        try:
+            (reply,) = RENDER_PROCESS.ask(source, {}, [{}])
+        except LimitExceededError as error:
+            raise ModelFileError(self._message(str(error))) from None
+        if "variables" not in reply:
+            where = f"{self._where}: chat_template" + (f", line {reply['line']}" if "line" in reply else "")
+            raise ModelFileError(f"{where}: {escape_control_characters(reply['refused'])}")
+        return set(reply["variables"])
+
+    def _ask(self, name: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        try:
+            return RENDER_PROCESS.ask(self._sources[name], self._variables, items)
+        except LimitExceededError as error:
+            raise ModelFileError(self._message(str(error))) from None
+
+    def _message(self, reason: str) -> str:
+        return f"{self._where}: chat_template: {escape_control_characters(reason)}"
+
+    def _fingerprint(self, variables: Mapping[str, Any]) -> str:
+        digest = hashlib.blake2b(_VERSION, digest_size=16)
+        digest.update(json.dumps([sorted(self._sources.items()), sorted(variables.items())]).encode())
+        return digest.hexdigest()
 
     def _find_end_of_turn(self, tokenizer: Tokenizer) -> str:
-        """The control token that ends an answer; without one a model could not learn to stop."""
-        messages = _messages(_PROBE)
-        before = self._text(messages[:1], add_generation_prompt=True)
-        with_answer = self._text(messages[:2], add_generation_prompt=False)
-        self._check_prefix(before, with_answer)
-        answer = with_answer[len(before) :]
-        _, found, after = answer.partition(_PROBE.turns[1].content)
+        """Return the control token that ends an answer; without one a model could not learn to stop."""
+        messages = messages_of(_PROBE, tokenizer)
+        (reply,) = self._ask("default", [{"messages": messages[:2], "tools": None, "header": False}])
+        if "text" not in reply:
+            raise TemplateRefusedError(self._message(reply["refused"]))
+        _, found, after = reply["text"].partition(_PROBE.turns[1].content)
         token = tokenizer.find_control_token(after)
         if not found or token is None:
             raise DataError(
-                f"{self._where}: chat_template: no control token ends an answer ({answer!r} after the generation "
-                "prompt), so a model trained with it would not learn to stop. End assistant turns with eos_token"
+                self._message(
+                    f"no control token ends an answer ({reply['text'][-60:]!r}), so a model trained with it would not "
+                    "learn to stop. End assistant turns with eos_token"
+                )
             )
         return token
 
 
 def renders_identically(template: JinjaTemplate, ernie: ErnieTemplate) -> bool:
-    """Whether a jinja template is ERNIE-4.5's format, judged by dialogues with and without a system text."""
-    probes = (_PROBE, Conversation(_PROBE.turns, system="a system text"))
-    try:
-        return all(_rendered_text(template.render(probe)) == _rendered_text(ernie.render(probe)) for probe in probes)
-    except TemplateRefusedError:
-        return False
+    """Return whether a jinja template is ERNIE-4.5's format, judged by dialogues with everything that it can hold."""
+    return template.render_many(_PROBES) == [ernie.render(probe) for probe in _PROBES]
 
 
-def _rendered_text(segments: list[Segment]) -> str:
-    return "".join(segment.text for segment in segments)
+def _answers(*texts: str) -> Conversation:
+    turns = [Turn(USER if number % 2 == 0 else ASSISTANT, text, number % 2 == 1) for number, text in enumerate(texts)]
+    return Conversation(tuple(turns))
 
 
-def _messages(conversation: Conversation) -> list[dict[str, Any]]:
-    system: list[dict[str, Any]] = [{"role": "system", "content": conversation.system}] if conversation.system else []
-    return system + [
-        {"role": turn.role, **({"content": turn.content} if turn.fields is None else turn.fields)}
-        for turn in conversation.turns
-    ]
+_THOUGHTS = _answers("one?", "<think>\nfirst\n</think>\n\nA.", "two?", "<think>\nsecond\n</think>\n\nB.")
+_ODD = _answers(" {{ q }}\n", "  a\n\n", "q\n\n\nq", "</think>", "tool_response", "User: c\nAssistant: ", "last?", "d")
+_PROBES = [
+    *(probe for plain in (_PROBE, _THOUGHTS, _ODD) for probe in (plain, Conversation(plain.turns, "a system text"))),
+    *(Conversation(plain.turns[:-1], "be\n\nbrief ") for plain in (_PROBE, _THOUGHTS, _ODD)),
+]
 
 
-def _difference(shorter: str, longer: str) -> str:
-    same = next((i for i, (a, b) in enumerate(zip(shorter, longer, strict=False)) if a != b), len(longer))
-    start = max(0, same - 15)
-    return f"{shorter[start : same + 25]!r} became {longer[start : same + 25]!r}"
+# What a template sees of a conversation.
 
 
-def _environment(generation_block: type[_GenerationBlock] = _GenerationBlock) -> jinja2.Environment:
-    """Return the helpers that chat templates rely on, in a sandbox, because a template is somebody else's program."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[generation_block, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
+def messages_of(conversation: Conversation, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Return the messages of a conversation, in whose texts no token arises that only the template may write."""
+    plain = tokenizer.plain_text
+    system = [{"role": "system", "content": plain(conversation.system)}] if conversation.system else []
+    return system + [_message(turn, tokenizer) for turn in conversation.turns]
 
 
-def _compile(environment: jinja2.Environment, source: str) -> jinja2.Template:
-    template = environment.from_string(source)
-    template.globals = dict(template.globals)  # jinja2's ChainMap would take most of the time of a rendering
-    return template
+def _message(turn: Turn, tokenizer: Tokenizer) -> dict[str, Any]:
+    content = tokenizer.answer_text if turn.role == ASSISTANT else tokenizer.plain_text
+    if turn.fields is None:
+        message = {"role": turn.role, "content": content(turn.content)}
+    else:
+        fields = {
+            name: _guarded(value, content if name == "content" else tokenizer.plain_text)
+            for name, value in turn.fields.items()
+        }
+        message = {"role": turn.role, **fields}
+    return {**message, "reasoning_content": tokenizer.plain_text(turn.thoughts)} if turn.thoughts else message
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Plain JSON; jinja2's own filter escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+def _guarded(value: Any, guard: Callable[[str], str]) -> Any:
+    """Return a JSON value whose texts have gone through `guard`."""
+    if isinstance(value, str):
+        return guard(value)
+    if isinstance(value, Mapping):
+        return {guard(name) if isinstance(name, str) else name: _guarded(item, guard) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_guarded(item, guard) for item in value]
+    return value

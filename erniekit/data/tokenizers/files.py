@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from erniekit.data.tokenizers.breaks import BREAK, encode_without
 from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
 
@@ -18,6 +19,7 @@ ADDED_TOKENS_FILE = "added_tokens.json"
 SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
 VOCABULARY_FILES = ("vocab.json", "merges.txt", "vocab.txt")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
 TOKENIZER_FILES = (
     TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, *TEMPLATE_FILES, ADDED_TOKENS_FILE, *SENTENCEPIECE_FILES,
     *VOCABULARY_FILES,
@@ -40,6 +42,14 @@ class AddedToken:
     lstrip: bool = False
     rstrip: bool = False
     single_word: bool = False
+
+
+def needs_paddlenlp(folder: Path) -> bool:
+    """Return whether only paddlenlp, which imports Paddle, reads the vocabulary in `folder`."""
+    others = (TOKENIZER_FILE, *SENTENCEPIECE_FILES)
+    if any((folder / name).is_file() for name in others):
+        return False
+    return any((folder / name).is_file() for name in VOCABULARY_FILES)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -92,15 +102,20 @@ def added_tokens(folder: Path, settings: dict[str, Any], base_id: Callable[[str]
     return found
 
 
-def chat_template_of(folder: Path, config: dict[str, Any]) -> tuple[str | None, Path | None]:
-    """Return the jinja text and its file; a separate file takes precedence over the tokenizer's configuration."""
+def chat_templates_of(folder: Path, config: dict[str, Any]) -> tuple[dict[str, str], Path | None]:
+    """Return the jinja texts by name, `default` among them, and their file; both are empty if there is none.
+
+    A separate file takes precedence over the tokenizer's configuration. Beside chat_template.jinja, further templates
+    are in additional_chat_templates/NAME.jinja.
+    """
     jinja_file, json_file = (folder / name for name in TEMPLATE_FILES)
     if jinja_file.is_file():
-        return jinja_file.read_text(encoding="utf-8"), jinja_file
+        further = sorted((folder / ADDITIONAL_TEMPLATES).glob("*.jinja"))
+        return {"default": _read_text(jinja_file)} | {path.stem: _read_text(path) for path in further}, jinja_file
     if json_file.is_file():
-        return _named_template(read_json(json_file).get("chat_template"), json_file), json_file
-    template = _named_template(config.get("chat_template"), folder / CONFIG_FILE)
-    return template, None if template is None else folder / CONFIG_FILE
+        return _named_templates(read_json(json_file).get("chat_template"), json_file), json_file
+    templates = _named_templates(config.get("chat_template"), folder / CONFIG_FILE)
+    return templates, folder / CONFIG_FILE if templates else None
 
 
 def _listed_special_tokens(folder: Path, settings: dict[str, Any]) -> list[Any]:
@@ -125,14 +140,44 @@ def _added(value: Any, number: int, special: bool) -> AddedToken:
     return AddedToken(content, number, special, **sides)
 
 
-def _named_template(value: object, path: Path) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
+def _named_templates(value: object, path: Path) -> dict[str, str]:
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
     if isinstance(value, list):
-        templates = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
-        if isinstance(templates.get("default"), str):
-            return templates["default"]
-    raise ModelFileError(f"{path}: chat_template: expected a string, or a list that holds a template named 'default'")
+        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
+        templates = {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
+        if "default" in templates:
+            return templates
+    raise ModelFileError(f"{path}: chat_template: expected a string, or a list with a template named 'default'")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ModelFileError(f"{path}: cannot be read: {reason}") from None
+
+
+def structural_tokens(
+    tokens: Iterable[AddedToken], base_id: Callable[[str], int | None], template_text: str
+) -> frozenset[str]:
+    """Return the texts of the tokens that give a dialogue its structure: special ones, and others such as `<tool_call>`
+    that the chat template writes or that are no words of the vocabulary.
+
+    Other added tokens are text: runs of white space, and words of the vocabulary that are only listed again.
+    """
+    return frozenset(
+        token.content
+        for token in tokens
+        if token.special
+        or (
+            token.content.strip(" \t\r\n\u2581")
+            and (base_id(token.content) != token.id or token.content in template_text)
+        )
+    )
 
 
 # Finding added tokens in a text, as transformers' slow tokenizers do, around any vocabulary.
@@ -146,15 +191,25 @@ class AddedTokens:
     Attributes:
         by_text, by_id: the tokens.
         special: the texts of those that control the model.
+        structural: the texts of those that give a dialogue its structure, see `structural_tokens`.
+        structural_ids: their ids, without `unknown_id`, which stands for characters that the vocabulary lacks.
     """
 
-    def __init__(self, tokens: Iterable[AddedToken]) -> None:
+    def __init__(
+        self,
+        tokens: Iterable[AddedToken],
+        base_id: Callable[[str], int | None] = lambda text: None,
+        unknown_id: int | None = None,
+        template_text: str = "",
+    ) -> None:
         self.by_text = {token.content: token for token in tokens}
         self.by_id = {token.id: token for token in self.by_text.values()}
         self.special = frozenset(text for text, token in self.by_text.items() if token.special)
+        self.structural = structural_tokens(self.by_text.values(), base_id, template_text)
+        self.structural_ids = frozenset(self.by_text[text].id for text in self.structural) - {unknown_id}
         # At one position the longest token wins.
         ordered = sorted(filter(None, self.by_text), key=len, reverse=True)
-        self._pattern = re.compile(f"({'|'.join(map(re.escape, ordered))})") if ordered else None
+        self._pattern = re.compile(f"(?<!{BREAK})({'|'.join(map(re.escape, ordered))})") if ordered else None
 
     def split(self, text: str) -> list[TextChunk]:
         """Split a text into added tokens and the stretches between them; no stretch is empty."""
@@ -185,8 +240,9 @@ class AddedTokens:
         self, chunked_texts: Sequence[Sequence[TextChunk]], encode: Callable[[list[str]], list[list[int]]]
     ) -> list[list[int]]:
         """Return the ids of texts that were split; `encode` returns those of the stretches between added tokens, in one
-        call."""
-        encoded_chunks = iter(encode([chunk for chunks in chunked_texts for chunk in chunks if isinstance(chunk, str)]))
+        call. No structural token arises within a stretch."""
+        stretches = [chunk for chunks in chunked_texts for chunk in chunks if isinstance(chunk, str)]
+        encoded_chunks = iter(encode_without(self.structural_ids, stretches, encode))
         return [
             [number for chunk in chunks for number in (next(encoded_chunks) if isinstance(chunk, str) else (chunk.id,))]
             for chunks in chunked_texts

@@ -22,7 +22,7 @@ CLASS_OF_MODEL = {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "gpt2": 
 class PaddlenlpBackend:
     """See tokenizer.Backend."""
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: dict[str, Any], template_text: str = "") -> None:
         name = _class_name(folder, settings)
         transformers = import_paddlenlp(f"{folder} has no tokenizer.json").transformers
         tokenizer_class = getattr(transformers, name, None)
@@ -37,13 +37,21 @@ class PaddlenlpBackend:
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
             raise ModelFileError(f"{folder}: paddlenlp's {name} cannot load these files: {error}") from None
         vocabulary = self._tokenizer.get_vocab()
-        self._added = AddedTokens(added_tokens(folder, settings, vocabulary.get).values())
+        tokens = added_tokens(folder, settings, vocabulary.get).values()
+        words = vocabulary.keys() - self._tokenizer.added_tokens_encoder.keys()
+        unknown_id = getattr(self._tokenizer, "unk_token_id", None)
+        self._added = AddedTokens(
+            tokens, lambda text: vocabulary[text] if text in words else None, unknown_id, template_text
+        )
         self._ids = {**vocabulary, **{text: token.id for text, token in self._added.by_text.items()}}
         self._known = frozenset(vocabulary.values())
-        self.control_tokens = self._added.special
+        self.control_tokens, self.structural_tokens = self._added.special, self._added.structural
         self.size = max(self._ids.values()) + 1
         self.files = tuple(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
         self.default_tokens: dict[str, str] = {}
+        text = [-1]  # stands for the ids of a text
+        whole = list(self._tokenizer.build_inputs_with_special_tokens(text))
+        self.document_prefix = tuple(int(number) for number in whole[: whole.index(-1)])
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return self._added.encode_batch([self._added.split(text) for text in texts], self._encode)

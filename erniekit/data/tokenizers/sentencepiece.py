@@ -38,12 +38,13 @@ ERNIE_DEFAULTS = {
 }
 WITHOUT_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # ModelProto.normalizer_spec (3) { add_dummy_prefix (3): false }
 MIN_TEXTS_FOR_THREADS = 256  # fewer are encoded before threads would have started
+CLASSES_WITH_BOS = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer")  # unless add_bos_token is false
 
 
 class SentencePieceBackend:
     """See tokenizer.Backend."""
 
-    def __init__(self, folder: Path, model_file: str, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, model_file: str, settings: dict[str, Any], template_text: str = "") -> None:
         path = folder / model_file
         legacy = settings.get("legacy") is not False
         self._model = _load(path, b"" if legacy else WITHOUT_DUMMY_PREFIX)
@@ -52,8 +53,9 @@ class SentencePieceBackend:
         self._legacy = legacy
         self._adds_prefix = not legacy and settings.get("add_prefix_space") is not False
         self._unknown = special_tokens(settings).get("unk_token", "<unk>")
-        self._added = AddedTokens(added_tokens(folder, settings, self._piece_id).values())
-        self.control_tokens = self._added.special
+        tokens = added_tokens(folder, settings, self._piece_id).values()
+        self._added = AddedTokens(tokens, self._piece_id, self._model.unk_id(), template_text)
+        self.control_tokens, self.structural_tokens = self._added.special, self._added.structural
         pieces = self._model.get_piece_size()
         controls = (number for number in range(pieces) if self._model.is_control(number))
         self._verbatim = {
@@ -61,7 +63,17 @@ class SentencePieceBackend:
         } | self._added.by_id
         self.size = max(pieces, 1 + max(self._added.by_id, default=0))
         names = (CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE)
+        self.document_prefix = self._bos_of_llama(settings)
         self.files: tuple[Path, ...] = (path, *(folder / name for name in names if (folder / name).is_file()))
+
+    def _bos_of_llama(self, settings: dict[str, Any]) -> tuple[int, ...]:
+        """Return the BOS token if the class is one of transformers' that put it before a text; ERNIE's does not."""
+        class_name = str(settings.get("tokenizer_class", "")).removesuffix("Fast")
+        bos = special_tokens(settings).get("bos_token")
+        if class_name not in CLASSES_WITH_BOS or settings.get("add_bos_token") is False or bos is None:
+            return ()
+        number = self.token_id(bos)
+        return () if number is None else (number,)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return self._added.encode_batch([self._split(text) for text in texts], self._encode)

@@ -5,22 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from erniekit.data.tokenizers.breaks import break_inserter
 from erniekit.data.tokenizers.files import (
+    ADDITIONAL_TEMPLATES,
     CONFIG_FILE,
     SENTENCEPIECE_FILES,
     TOKENIZER_FILE,
     TOKENIZER_FILES,
-    VOCABULARY_FILES,
-    chat_template_of,
+    chat_templates_of,
+    needs_paddlenlp,
     read_json,
     read_settings,
     special_tokens,
 )
 from erniekit.errors import ModelFileError
+from erniekit.manifest import refuse_changed
 
 
 class Backend(Protocol):
@@ -28,43 +32,66 @@ class Backend(Protocol):
 
     Attributes:
         size: the largest token id + 1.
-        control_tokens: see Tokenizer.
+        control_tokens, structural_tokens: see Tokenizer.
         files: the files that determine the ids of a text; their contents make the fingerprint.
         default_tokens: named tokens for folders that do not name them.
+        document_prefix: see Tokenizer.
     """
 
     size: int
     control_tokens: frozenset[str]
+    structural_tokens: frozenset[str]
     files: tuple[Path, ...]
     default_tokens: dict[str, str]
+    document_prefix: tuple[int, ...]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """See Tokenizer; no structural token spans a break, and none arises from text that does not write it."""
+        ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
 
     def token_id(self, token: str) -> int | None: ...
 
 
+THOUGHT_MARKERS = frozenset({"<think>", "</think>"})  # which an answer itself writes
+
+
 class Tokenizer:
     """Encodes without adding tokens; control tokens written in the text (`</s>`) become their ids.
+
+    Text of others goes through `plain_text` or `answer_text` first, which keep it from becoming control tokens.
 
     Attributes:
         bos_id, eos_id, pad_id: ids; `bos_id` is None if the model has none, `pad_id` falls back to unk, then eos.
         vocab_size: the largest token id + 1.
         control_tokens: the texts of the tokens that control the model, such as `<|end_of_sentence|>`.
+        structural_tokens: these, and other added tokens such as `<tool_call>` that only a chat template may write.
+        plain_text: puts breaks into a text of users, tools or systems, so that no structural token is read in it.
+        answer_text: the same for an assistant's text, which may mark thoughts and use tokens that are not special.
         special_tokens: name -> text as the folder declares them, for jinja templates (`bos_token`, ...).
-        chat_template: the folder's jinja template, or None; `template_path` is its file.
+        chat_templates: the folder's jinja templates by name, `default` among them; `template_path` is their file.
         files: the files to copy into the folder of a trained model.
         fingerprint: hex digest of everything that determines the ids of a text.
+        document_prefix: the ids that transformers' `tokenizer(text)` puts before a text, mostly none or the BOS token.
+            They begin plain documents and raw prompts; in dialogues the chat template writes such tokens.
     """
 
     def __init__(self, folder: Path) -> None:
+        refuse_changed(folder)
         settings = read_settings(folder)
-        self._backend = _backend(folder, settings)
+        self.chat_templates, self.template_path = chat_templates_of(folder, read_json(folder / CONFIG_FILE))
+        with _panics_told(folder):
+            self._backend = _backend(folder, settings, "".join(self.chat_templates.values()))
+        self._folder = folder
         self.special_tokens = {**self._backend.default_tokens, **special_tokens(settings)}
         self._check_special_tokens(folder)
         self.vocab_size = self._backend.size
         self.control_tokens = self._backend.control_tokens
+        self.structural_tokens = self._backend.structural_tokens
+        self.plain_text = break_inserter(self.structural_tokens)
+        self.answer_text = break_inserter(self.control_tokens - THOUGHT_MARKERS)
+        self.document_prefix = self._backend.document_prefix
         # Longest first, so that a token is matched in full where another one is its prefix.
         ordered = sorted(self.control_tokens, key=len, reverse=True)
         self._control_pattern = re.compile("|".join(re.escape(token) for token in ordered)) if ordered else None
@@ -75,12 +102,14 @@ class Tokenizer:
         self.eos_id = eos_id
         pad_ids = (self._named_id(name) for name in ("pad_token", "unk_token"))
         self.pad_id = next((token for token in pad_ids if token is not None), eos_id)
-        self.chat_template, self.template_path = chat_template_of(folder, read_json(folder / CONFIG_FILE))
-        self.files = tuple(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
+        further_templates = sorted((folder / ADDITIONAL_TEMPLATES).glob("*.jinja"))
+        self.files = (*(folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), *further_templates)
         digest = hashlib.blake2b(digest_size=16)
         for path in self._backend.files:
             digest.update(path.read_bytes())
         digest.update(json.dumps(self.special_tokens, sort_keys=True).encode())
+        if self.structural_tokens != self.control_tokens:  # text that contains one of the others has other ids since
+            digest.update(b"plain text of others")
         self.fingerprint = digest.hexdigest()
 
     def encode(self, text: str) -> list[int]:
@@ -88,10 +117,12 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, encoded separately."""
-        return self._backend.encode_batch(texts)
+        with _panics_told(self._folder):
+            return self._backend.encode_batch(texts)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return self._backend.decode(ids, skip_special_tokens)
+        with _panics_told(self._folder):
+            return self._backend.decode(ids, skip_special_tokens)
 
     def token_id(self, token: str) -> int | None:
         return self._backend.token_id(token)
@@ -112,6 +143,20 @@ class Tokenizer:
                 raise ModelFileError(f"{folder / CONFIG_FILE}: {name} is {text!r}, which is missing from {vocabulary}")
 
 
+@contextmanager
+def _panics_told(folder: Path) -> Iterator[None]:
+    """Turn a panic of a library written in Rust, which no `except Exception` sees, into ModelFileError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ModelFileError(
+            f"{folder / TOKENIZER_FILE}: the tokenizers library broke down over it: {error}\n"
+            "  Its normalizer or pre_tokenizer is damaged (an empty pattern?); take the file of the original model."
+        ) from None
+
+
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """Load the tokenizer of a model folder.
 
@@ -124,7 +169,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     return Tokenizer(Path(folder))
 
 
-def _backend(folder: Path, settings: dict[str, Any]) -> Backend:
+def _backend(folder: Path, settings: dict[str, Any], template_text: str) -> Backend:
     """Return the backend for the files in the folder; each library is imported only for its kind of files."""
     if not folder.is_dir():
         raise ModelFileError(f"{folder}: no such model folder")
@@ -133,12 +178,12 @@ def _backend(folder: Path, settings: dict[str, Any]) -> Backend:
         if model_file is not None:
             from erniekit.data.tokenizers.sentencepiece import SentencePieceBackend
 
-            return SentencePieceBackend(folder, model_file, settings)
-        if any((folder / name).is_file() for name in VOCABULARY_FILES):
+            return SentencePieceBackend(folder, model_file, settings, template_text)
+        if needs_paddlenlp(folder):
             from erniekit.data.tokenizers.paddlenlp import PaddlenlpBackend
 
-            return PaddlenlpBackend(folder, settings)
+            return PaddlenlpBackend(folder, settings, template_text)
 
     from erniekit.data.tokenizers.huggingface import TokenizersBackend
 
-    return TokenizersBackend(folder)
+    return TokenizersBackend(folder, template_text)

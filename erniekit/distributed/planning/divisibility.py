@@ -65,7 +65,8 @@ def _tensor_problems(model: ModelConfig, topology: Topology, max_seq_len: int) -
     wrong = {name: size for name, size in sizes.items() if size % degree}
     problems = []
     if wrong:
-        fitting = [divisor for divisor in range(1, degree) if all(size % divisor == 0 for size in sizes.values())]
+        largest = min(degree - 1, *sizes.values())
+        fitting = [divisor for divisor in range(1, largest + 1) if all(size % divisor == 0 for size in sizes.values())]
         what = ", ".join(f"{name} {size:,}" for name, size in wrong.items())
         lines = [f"tensor_parallel_degree {degree} does not divide {what} of the model"]
         if model.num_key_value_heads < degree:
@@ -81,7 +82,9 @@ def _tensor_problems(model: ModelConfig, topology: Topology, max_seq_len: int) -
     if topology.sequence_parallel and max_seq_len % degree:
         problems.append(
             f"sequence_parallel shards rows of max_seq_len {max_seq_len:,} over {degree} ranks, and {degree} does "
-            f"not divide it\n  write max_seq_len: {max_seq_len // degree * degree}, or sequence_parallel: false"
+            "not divide it\n  write "
+            + (f"max_seq_len: {max_seq_len // degree * degree}, or " if degree <= max_seq_len else "")
+            + "sequence_parallel: false"
         )
     return problems
 

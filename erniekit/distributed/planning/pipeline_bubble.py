@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from erniekit.distributed.stages import bubble_fraction
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
 
@@ -52,8 +53,34 @@ def chunk_costs(model: ModelConfig, chunks: Sequence[range]) -> list[float]:
     return costs
 
 
+MOST_SIMULATED = 30_000  # passes, a fifth of a second
+
+
+def bubble(topology: Topology, micro_batches: int, costs: Sequence[float], *, backward: float = 2.0) -> float:
+    """Return the fraction of a step in which stages wait, in time that does not grow with the micro-batches.
+
+    Once all stages are busy, each further round of micro-batches takes as long as the slowest stage takes for it. So a
+    few rounds are simulated, and the others are added.
+
+    Args:
+        costs: see `simulate`.
+    """
+    stages = topology.pipeline
+    if stages == 1:
+        return 0.0
+    passes = 2 * stages * topology.virtual_pipeline  # of a micro-batch
+    most = MOST_SIMULATED // passes // stages * stages
+    if most < 2 * stages:  # hundreds of stages, whose chunks can hardly differ
+        return bubble_fraction(topology, micro_batches)
+    simulated = micro_batches if micro_batches <= most else most - stages + micro_batches % stages
+    timeline = simulate(topology, simulated, costs, backward=backward)
+    more = micro_batches / simulated
+    length = timeline.length + (more - 1) * max(timeline.busy)
+    return 1 - more * sum(timeline.busy) / (len(timeline.busy) * length)
+
+
 def simulate(topology: Topology, micro_batches: int, costs: Sequence[float], *, backward: float = 2.0) -> Timeline:
-    """Simulate a step.
+    """Simulate a step, pass by pass.
 
     Args:
         costs: forward time of one micro-batch through each of the pipeline x virtual_pipeline chunks.

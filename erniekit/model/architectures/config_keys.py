@@ -8,6 +8,7 @@ transformers 5. A key whose value is null says nothing. Needs neither Paddle nor
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,11 @@ _INERT_BY_REASON: dict[str, str] = {  # keys that change nothing here, whatever 
         exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty max_length
         max_new_tokens min_length min_new_tokens min_p no_repeat_ngram_size num_beam_groups num_beams
         num_return_sequences remove_invalid_values repetition_penalty suppress_tokens temperature top_k top_p
-        typical_p""",
+        typical_p cache_implementation epsilon_cutoff eta_cutoff guidance_scale max_time penalty_alpha
+        renormalize_logits stop_strings _from_model_config""",
     "what a forward pass returns, beside the logits": """
         use_cache output_attentions output_hidden_states output_router_logits output_scores return_dict
-        return_dict_in_generate use_return_dict use_last_token_for_generation""",
+        return_dict_in_generate use_return_dict use_last_token_for_generation tie_last_hidden_states""",
     "heads of other tasks, which a causal language model does not have": """
         id2label label2id num_labels num_choices problem_type finetuning_task task_specific_params prefix
         classifier_dropout""",
@@ -104,6 +106,20 @@ _STORED_FORMATS = ("pack-quantized", "float-quantized", "nf4")  # of weights in 
 _PADDLENLP_METHODS = ("weight_quantize_algo", "quant_method", "quant_type")
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 80, 80, 40
+
+
+def shown(value: Any) -> str:
+    """Return a value of a file for a message: short, on one line, and nothing that steers a terminal."""
+    return _SHORT.repr(value)
+
+
+def shown_key(key: str) -> str:
+    """Return a key of a file for a message, as it is written where that is harmless."""
+    return key if key.isprintable() and len(key) <= 80 else shown(key)
+
+
 def key_problems(
     architecture: Architecture, values: Mapping[str, Any], used: Collection[str], ignored: Sequence[str] = ()
 ) -> list[str]:
@@ -120,11 +136,12 @@ def key_problems(
         value = values.get(key)
         entries = value if isinstance(value, list) and value else [value]
         if any(entry is not None and entry not in kept for entry in entries):
-            problems.append(f"{key}: {value!r} is not supported; only {kept[-1]!r} is")
+            problems.append(f"{key}: {shown(value)} is not supported; only {kept[-1]!r} is")
     understood = {*used, *neutral, *INERT_KEYS, *DROPOUT_KEYS, *architecture.inert_keys, "quantization_config"}
-    unknown = [key for key, value in values.items() if key not in understood and value is not None]
+    unknown = {shown_key(key): value for key, value in values.items() if key not in understood and value is not None}
     problems += [
-        f"{key}: {_shown(values[key])} is not understood, and may change what the model computes" for key in unknown
+        f"{key}: {shown(value)} is not understood, and may change what the model computes"
+        for key, value in unknown.items()
     ]
     if unknown:
         problems.append(
@@ -137,26 +154,23 @@ def key_problems(
     return problems + _quantization_problems(values.get("quantization_config"))
 
 
-def key_remarks(values: Mapping[str, Any], ignored: Mapping[str, Any]) -> list[str]:
+def key_remarks(values: Mapping[str, Any], ignored: Sequence[str]) -> list[str]:
     """Return a line for each thing in a usable `config.json` that acts elsewhere and not here.
 
     Args:
         values: the keys of the file.
-        ignored: the keys that are left out because the user says so, with their values.
+        ignored: the keys that the user says to ignore.
     """
     remarks = [
-        f"{key}: {_shown(value)} is ignored, as {IGNORE_PARAMETER} asks; a model that is saved has no such key"
-        for key, value in ignored.items()
+        f"{shown_key(key)}: {shown(values[key])} is ignored, as {IGNORE_PARAMETER} asks; a saved model has no such key"
+        if key in values
+        else f"{shown_key(key)}: {IGNORE_PARAMETER} names it, but there is no such key"
+        for key in dict.fromkeys(ignored)
     ]
     for key, parameter in DROPOUT_KEYS.items():
         if values.get(key):
-            remarks.append(f"{key}: {_shown(values[key])} has no effect here; the run's {parameter} decides")
+            remarks.append(f"{key}: {shown(values[key])} has no effect here; the run's {parameter} decides")
     return remarks
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _quantization_problems(quantized: Any) -> list[str]:
@@ -167,5 +181,5 @@ def _quantization_problems(quantized: Any) -> list[str]:
             return []
         if "weight_quantize_algo" in quantized and not any(quantized.get(name) for name in _PADDLENLP_METHODS):
             return []
-    shown = quantized.get("format") or quantized.get("quant_method") if isinstance(quantized, dict) else quantized
-    return [f"quantization_config: weights as {shown!r} cannot be read; formats: {', '.join(_STORED_FORMATS)}"]
+    named = quantized.get("format") or quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+    return [f"quantization_config: weights as {shown(named)} cannot be read; formats: {', '.join(_STORED_FORMATS)}"]

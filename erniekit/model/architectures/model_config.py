@@ -13,7 +13,7 @@ from typing import Any
 from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.architectures.architecture import ALWAYS, Architecture, Key
-from erniekit.model.architectures.config_keys import key_problems, key_remarks
+from erniekit.model.architectures.config_keys import key_problems, key_remarks, shown
 from erniekit.model.architectures.registry import ARCHITECTURES, architecture_of
 from erniekit.model.architectures.rope_parameters import ROPE_PARAMETERS, rope_parameters, with_keys_before_5
 from erniekit.model.architectures.rope_scaling import rope_scaling_problems, yarn_remark
@@ -114,8 +114,7 @@ class ModelConfig:
         """
         architecture = architecture_of(values.get("model_type"), where)
         problems: list[str] = []
-        ignored = {key: values[key] for key in ignored_keys if key in values}
-        kept = {key: value for key, value in values.items() if key not in ignored}
+        kept = {key: value for key, value in values.items() if key not in ignored_keys}
         plain = with_keys_before_5(kept, architecture.rope_sets, problems)
         _replace_aliases(architecture, plain, problems)
         known_values = _known_values(architecture, plain, problems)
@@ -127,7 +126,7 @@ class ModelConfig:
             problems += rope_scaling_problems(known_values.get("rope_scaling"), _scaling_key(values))
         other_keys = {key: value for key, value in plain.items() if key not in used_keys}
         if not problems:
-            remarks = key_remarks(plain, ignored)
+            remarks = key_remarks(values, ignored_keys)
             config = cls(**known_values, other_keys=other_keys)
             remarks += filter(None, [yarn_remark(config.rope_scaling, config.max_position_embeddings)])
             config = replace(config, remarks=tuple(remarks))
@@ -182,7 +181,7 @@ def _warn_once(line: str) -> None:
 
 _MOST_LAYERS = 2_000  # weights are listed one by one
 _MOST_EXPERTS = 10_000
-_MOST_LAYERS_OF_EXPERTS = 300_000  # layers x experts, for the same reason
+_MOST_LAYERS_OF_EXPERTS = 60_000  # layers x experts, for the same reason
 _POSITIVE = 1.2e-38  # of float32: the smallest that "positive" lets through, for numbers that need not be whole
 _LARGEST = {int: 2**31 - 1, float: 3.4e38}
 _KEYS: dict[str, Key] = {
@@ -258,20 +257,20 @@ def _checked(name: str, key: Key, value: Any, problems: list[str]) -> Any:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     most = _LARGEST.get(key.kind) if key.most is None else key.most
     if is_number and most is not None and value > most:
-        shown = f"{most:,}" if isinstance(most, int) else f"{most:g}"
-        problems.append(f"{name}: must be at most {shown}, got {str(value)[:20]}")
+        limit = f"{most:,}" if isinstance(most, int) else f"{most:g}"
+        problems.append(f"{name}: must be at most {limit}, got {str(value)[:20]}")
         return None
     if key.kind is float and is_number:
         value = float(value)
     if not isinstance(value, key.kind) or (key.kind is not bool and isinstance(value, bool)):
-        problems.append(f"{name}: expected {key.kind.__name__}, got {value!r}")
+        problems.append(f"{name}: expected {key.kind.__name__}, got {shown(value)}")
         return None
     if is_number and _is_below(value, key.minimum):
         wanted = "positive" if key.minimum in (1, _POSITIVE) else f"at least {key.minimum:g}"
-        problems.append(f"{name}: must be {wanted}, got {value!r}")
+        problems.append(f"{name}: must be {wanted}, got {shown(value)}")
         return None
     if isinstance(value, float) and math.isnan(value):
-        problems.append(f"{name}: expected a number, got {value!r}")
+        problems.append(f"{name}: expected a number, got {shown(value)}")
         return None
     return value
 
@@ -282,7 +281,7 @@ def _replace_aliases(architecture: Architecture, values: dict[str, Any], problem
         if value is None:
             continue
         if values.get(key) is not None and values[key] != value:
-            problems.append(f"{key}: {values[key]!r} contradicts {alias}: {value!r}; keep the right one")
+            problems.append(f"{key}: {shown(values[key])} contradicts {alias}: {shown(value)}; keep the right one")
         values[key] = value
 
 

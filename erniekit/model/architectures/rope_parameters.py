@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from erniekit.model.architectures.config_keys import shown, shown_key
 from erniekit.model.architectures.rope_scaling import scaling_kind
 
 ROPE_PARAMETERS = "rope_parameters"
@@ -76,21 +77,20 @@ def _sets_of(
     if parameters is None:
         return []
     if not isinstance(parameters, dict):
-        problems.append(f"{ROPE_PARAMETERS}: expected dict, got {parameters!r}")
+        problems.append(f"{ROPE_PARAMETERS}: expected dict, got {shown(parameters)}")
         return []
     nested = [name for name, value in parameters.items() if isinstance(value, dict)]
     if not rope_sets:
         if nested:
             problems.append(
                 f"{ROPE_PARAMETERS}: all layers of this model have one set of parameters, but here are "
-                f"several: {', '.join(nested)}"
+                f"several: {', '.join(map(shown_key, nested))}"
             )
             return []
         return [(ROPE_PARAMETERS, RopeKeys(), parameters)]
     if set(parameters) - set(rope_sets) or [name for name in parameters if name not in nested and parameters[name]]:
-        problems.append(
-            f"{ROPE_PARAMETERS}: expected a set for each of {', '.join(rope_sets)}, got {', '.join(parameters)}"
-        )
+        got = ", ".join(map(shown_key, parameters))
+        problems.append(f"{ROPE_PARAMETERS}: expected a set for each of {', '.join(rope_sets)}, got {got}")
         return []
     return [(f"{ROPE_PARAMETERS}.{name}", rope_sets[name], parameters[name]) for name in nested]
 
@@ -99,7 +99,7 @@ def _merge(merged: dict[str, Any], key: str, value: Any, name: str, problems: li
     if value is None:
         return
     if merged.get(key) is not None and merged[key] != value:
-        problems.append(f"{key}: {merged[key]!r} contradicts {name}: {value!r}; keep the right one")
+        problems.append(f"{key}: {shown(merged[key])} contradicts {name}: {shown(value)}; keep the right one")
         return
     merged[key] = value
 
@@ -115,10 +115,12 @@ def _merge_scaling(
         scaling = {}
     if key is None:
         if scaling:
-            problems.append(f"{where}: rope_type {scaling_kind(scaling)!r} is not supported there; only 'default' is")
+            problems.append(
+                f"{where}: rope_type {shown(scaling_kind(scaling))} is not supported there; only 'default' is"
+            )
         return
     if key in merged and _meaning(merged[key], merged) != _meaning(scaling, merged):
-        problems.append(f"{key}: {merged[key]!r} contradicts {where}: {parameters!r}; keep the right one")
+        problems.append(f"{key}: {shown(merged[key])} contradicts {where}: {shown(parameters)}; keep the right one")
         return
     merged.setdefault(key, scaling or None)
 

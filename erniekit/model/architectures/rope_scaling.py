@@ -23,6 +23,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from erniekit.model.architectures.config_keys import shown, shown_key
+
 if TYPE_CHECKING:
     from erniekit.model.architectures.model_config import ModelConfig
 
@@ -60,12 +62,12 @@ def rope_scaling_problems(scaling: Mapping[str, Any] | None, name: str = "rope_s
     """
     if scaling is None:
         return []
-    kind = scaling_kind(scaling)
-    if scaling.get("type", kind) != scaling.get("rope_type", kind):
-        return [f"{name}: type {scaling['type']!r} contradicts rope_type {scaling['rope_type']!r}; keep the right one"]
+    kind, old, new = scaling_kind(scaling), scaling.get("type"), scaling.get("rope_type")
+    if old is not None and new is not None and old != new:
+        return [f"{name}: type {shown(old)} contradicts rope_type {shown(new)}; keep the right one"]
     if not isinstance(kind, str) or kind not in _NEEDED:
         known = ", ".join(_NEEDED)
-        return [f"{name}: rope_type {kind!r} is not supported; supported: {known}"]
+        return [f"{name}: rope_type {shown(kind)} is not supported; supported: {known}"]
     problems = []
     numbers, flags = (*_NEEDED[kind], *_OPTIONAL.get(kind, ())), _FLAGS.get(kind, ())
     for key in numbers:
@@ -73,15 +75,15 @@ def rope_scaling_problems(scaling: Mapping[str, Any] | None, name: str = "rope_s
         if value is None and key not in _NEEDED[kind]:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not _SMALLEST <= value <= _LARGEST:
-            problems.append(f"{name}: {key} must be a positive number for {kind}, got {value!r}")
+            problems.append(f"{name}: {key} must be a positive number for {kind}, got {shown(value)}")
     problems += [
-        f"{name}: {key} must be true or false for {kind}, got {scaling[key]!r}"
+        f"{name}: {key} must be true or false for {kind}, got {shown(scaling[key])}"
         for key in flags
         if scaling.get(key) is not None and not isinstance(scaling[key], bool)
     ]
     understood = {"type", "rope_type", *numbers, *flags, *_INERT.get(kind, ())}
     problems += [
-        f"{name}: {key} is not understood for {kind}, and may change what the model computes"
+        f"{name}: {shown_key(key)} is not understood for {kind}, and may change what the model computes"
         for key, value in scaling.items()
         if key not in understood and value is not None
     ]
@@ -126,7 +128,8 @@ def rotary_frequencies(config: ModelConfig) -> Frequencies:
 
 def scaling_kind(scaling: Mapping[str, Any]) -> Any:
     """Return the `rope_type` of a `rope_scaling`, whichever of its two keys says it."""
-    return scaling.get("type") or scaling.get("rope_type") or "default"
+    kinds = (scaling.get("type"), scaling.get("rope_type"), "default")
+    return next(kind for kind in kinds if kind is not None)
 
 
 def _llama3(frequency: float, scaling: Mapping[str, Any]) -> float:

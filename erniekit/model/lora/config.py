@@ -59,7 +59,17 @@ class LoraSettings:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> LoraSettings:
-        return cls(**{**values, "target_modules": tuple(values["target_modules"])})
+        """Return the settings that `to_json` gave. Raises ValueError, KeyError or TypeError for anything else."""
+        settings = cls(**{**values, "target_modules": tuple(values["target_modules"])})
+        ranks, alphas = settings.rank_pattern.values(), settings.alpha_pattern.values()
+        numbers = [settings.rank, settings.alpha, settings.dropout, *ranks, *alphas]
+        if not all(type(value) in (int, float) and 0 <= value < math.inf for value in numbers):
+            raise ValueError("a number is not one")
+        if not all(type(rank) is int and rank > 0 for rank in (settings.rank, *ranks)):
+            raise ValueError("a rank is not a positive integer")
+        if settings.init not in (KAIMING, PISSA) or not {type(settings.rslora), type(settings.dora)} <= {bool}:
+            raise ValueError("init, rslora or dora has an unknown value")
+        return settings
 
     def __str__(self) -> str:
         scale = f"alpha {self.alpha:g} / {'sqrt(r)' if self.rslora else 'r'}"

@@ -35,6 +35,7 @@ _WITHOUT_EFFECT = {
     "auto_mapping", "corda_config", "ensure_weight_tying", "eva_config", "inference_mode", "loftq_config",
     "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type",
 }  # fmt: skip
+_LARGEST = 1e30  # of a rank or an alpha: a float32 holds its products
 # How A and B were initialised does not matter once they are trained, unless it also changed the frozen weights.
 _INITS_THAT_KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal")
 
@@ -47,8 +48,11 @@ def is_adapter_folder(folder: Path | str) -> bool:
 def base_model_of(folder: Path | str) -> str | None:
     """Return the base model that the adapters in `folder` name, a hub id or a folder; None if they name none.
 
-    A relative path is resolved against the working directory, else against the adapters' folder. A revision is appended
-    to a hub id, "organisation/name@revision".
+    A relative path is resolved against the adapters' folder, which may have been moved together with the base, else
+    against the working directory. A revision is appended to a hub id, "organisation/name@revision".
+
+    Raises:
+        ModelFileError: the configuration cannot be read, or names something that is neither a path nor a hub id.
     """
     folder = Path(folder)
     name = ADAPTER_CONFIG_FILE if (folder / ADAPTER_CONFIG_FILE).is_file() else PADDLENLP_CONFIG_FILE
@@ -56,9 +60,17 @@ def base_model_of(folder: Path | str) -> str | None:
     base, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not isinstance(base, str) or not base:
         return None
-    for candidate in (Path(base).expanduser(), folder / base):
-        if candidate.is_dir():
-            return str(candidate)
+    try:
+        named = Path(base).expanduser()
+        found = next((path for path in (folder / named, named) if path.is_dir()), None)
+        if base.isprintable():
+            return str(found) if found else _hub_id(base, revision)
+    except (OSError, ValueError, RuntimeError):  # too long; a character that no name has; the home of nobody
+        pass
+    raise ModelFileError(f"{folder / name}: base_model_name_or_path: {_shown(base)} is neither a folder nor a hub id")
+
+
+def _hub_id(base: str, revision: Any) -> str:
     return f"{base}@{revision}" if isinstance(revision, str) and revision else base
 
 
@@ -153,7 +165,7 @@ def settings_from_peft(folder: Path, linears: Sequence[str]) -> LoraSettings:
 
 def _wrong_types(values: Mapping[str, Any]) -> list[str]:
     def is_number(value: Any) -> bool:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _LARGEST
 
     def is_rank(value: Any) -> bool:
         return is_number(value) and isinstance(value, int)
@@ -176,7 +188,24 @@ def _wrong_types(values: Mapping[str, Any]) -> list[str]:
                 problems.append(f"{key}: {wanted!r} is not a regular expression")
         elif wanted is not None and not (isinstance(wanted, list) and all(isinstance(word, str) for word in wanted)):
             problems.append(f"{key}: expected a list of names, got {wanted!r}")
+    for key in ("use_rslora", "use_dora"):
+        if not isinstance(values.get(key), (bool, type(None))):
+            problems.append(f"{key}: expected true or false, got {_shown(values[key])}")
+    dropout, layers, names = (values.get(key) for key in ("lora_dropout", "layers_to_transform", "layers_pattern"))
+    if dropout and not (is_number(dropout) and dropout < 1):
+        problems.append(f"lora_dropout: expected a number from 0 to below 1, got {_shown(dropout)}")
+    if not all(type(layer) is int for layer in (layers if isinstance(layers, list) else [layers or 0])):
+        problems.append(f"layers_to_transform: expected a layer's number or a list of them, got {_shown(layers)}")
+    if not all(
+        isinstance(word, str) and _compiles(word) for word in (names if isinstance(names, list) else [names or ""])
+    ):
+        problems.append(f"layers_pattern: expected a regular expression or a list of them, got {_shown(names)}")
     return problems
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."
 
 
 def _is_target(values: Mapping[str, Any], path: str) -> bool:

@@ -6,7 +6,6 @@ A factor is named after the layer in paddlenlp's model, which begins with the fa
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from erniekit.json_files import read_json_object
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, PADDLENLP_CONFIG_FILE
 from erniekit.model.lora.init import Factors
-from erniekit.model.storage.safetensors import SafetensorsFile
+from erniekit.model.storage.safetensors import SafetensorsFile, check_finite
 from erniekit.model.storage.shards import format_problems
 
 WEIGHTS_FILE = "peft_model.safetensors"
@@ -61,12 +60,16 @@ def read_paddlenlp(folder: Path, linears: Mapping[str, tuple[int, int]]) -> tupl
             problems.append(f"{name}: the base model has no such linear layer between embedding and head")
         elif file.shape(name) != expected[own]:
             problems.append(f"{name}: shape {list(file.shape(name))}, expected {list(expected[own])}")
+        elif not file.stored(name).is_float:
+            problems.append(f"{name}: holds {file.stored(name).dtype}, which are not the floats of an adapter")
     if problems:
         raise ModelFileError(format_problems(f"{folder}: the adapters do not fit the base model:", problems))
 
     def read(own: str) -> np.ndarray:
         name, file = stored[own]
-        return np.ascontiguousarray(file.read(name), np.float32)
+        values = file.read(name)
+        check_finite(values, name, file.path)
+        return np.ascontiguousarray(values, np.float32)
 
     factors = {path: Factors(read(f"{path}.lora_A"), read(f"{path}.lora_B")) for path in targets}
     settings = LoraSettings(settings.rank, settings.alpha, settings.rslora, target_modules=tuple(targets))
@@ -75,11 +78,11 @@ def read_paddlenlp(folder: Path, linears: Mapping[str, tuple[int, int]]) -> tupl
 
 def _settings(values: Mapping[str, Any], path: Path) -> LoraSettings:
     problems = [f"{key}: {values[key]!r} is not available" for key in _CHANGE_THE_COMPUTATION if values.get(key)]
-    if values.get("tensor_parallel_degree", -1) > 1:
+    if values.get("tensor_parallel_degree") not in (None, -1, 0, 1):
         problems.append("tensor_parallel_degree: the factors are sharded; save them with merge_tensor_parallel")
     rank, alpha = values.get("r"), values.get("lora_alpha")
-    for key, value in (("r", rank), ("lora_alpha", alpha)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value > 0 and math.isfinite(value)):
+    for key, value, types in (("r", rank, int), ("lora_alpha", alpha, (int, float))):
+        if isinstance(value, bool) or not isinstance(value, types) or not 0 < value < 1e30:
             problems.append(f"{key}: expected a positive number, got {value!r}")
     if problems:
         raise ModelFileError(f"{path}: these adapters cannot be used:\n" + "\n".join(f"  {line}" for line in problems))

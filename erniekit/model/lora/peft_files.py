@@ -20,7 +20,7 @@ from erniekit.model.lora.config import PISSA, LoraSettings
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, peft_config, settings_from_peft
 from erniekit.model.lora.init import Factors, merged_weight, principal_factors
 from erniekit.model.lora.paddlenlp_files import is_paddlenlp_folder, read_paddlenlp
-from erniekit.model.storage.safetensors import SafetensorsFile, write_safetensors
+from erniekit.model.storage.safetensors import SafetensorsFile, check_finite, write_safetensors
 from erniekit.model.storage.shards import format_problems
 
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
@@ -92,6 +92,12 @@ def read_adapters(folder: Path | str, model_config: ModelConfig) -> StoredAdapte
     if own is None:
         return StoredAdapters(settings, factors)
     stored, fingerprint = replace(own[0], target_modules=settings.target_modules), own[1]
+    growth = 2 if stored.init == PISSA else 1
+    if any(settings.rank_of(path) != growth * stored.rank_of(path) for path in settings.target_modules):
+        raise ModelFileError(
+            f"{file.path}: the metadata {_METADATA!r} names other ranks than {folder / ADAPTER_CONFIG_FILE}; "
+            "one of the two files belongs to other adapters"
+        )
     if stored.init == PISSA:
         factors = {path: _split_start(each) for path, each in factors.items()}
     return StoredAdapters(stored, factors, fingerprint)
@@ -162,12 +168,16 @@ def _read_factors(
                 problems.append(f"{stored}: {_why_unknown(own, linears)}")
         elif file.shape(stored) != expected[own]:
             problems.append(f"{stored}: shape {list(file.shape(stored))}, expected {list(expected[own])}")
+        elif not file.stored(stored).is_float:
+            problems.append(f"{stored}: holds {file.stored(stored).dtype}, which are not the floats of an adapter")
     if problems:
         title = f"{file.path}: the adapters do not fit {folder / ADAPTER_CONFIG_FILE} and the base model:"
         raise ModelFileError(format_problems(title, problems))
 
     def read(name: str) -> np.ndarray:
-        return np.ascontiguousarray(file.read(names[name]).T, np.float32)
+        values = file.read(names[name])
+        check_finite(values, names[name], file.path)
+        return np.ascontiguousarray(values.T, np.float32)
 
     return {
         path: Factors(
@@ -228,5 +238,5 @@ def _own_metadata(file: SafetensorsFile) -> tuple[LoraSettings, str] | None:
     try:
         own = json.loads(text)
         return LoraSettings.from_json(own["settings"]), str(own["base_fingerprint"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFileError(f"{file.path}: the metadata {_METADATA!r} cannot be read ({error!r})") from None

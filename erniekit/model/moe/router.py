@@ -224,6 +224,13 @@ def only_in_best_groups(scores_TE: paddle.Tensor, groups: int, chosen: int) -> p
     return (grouped_TGM * kept_TG.unsqueeze(2)).reshape([-1, experts])
 
 
+def clear_correction_bias(model: nn.Layer) -> None:
+    """Set the correction bias of every router to zero, so that experts are chosen by their probability alone."""
+    for layer in model.sublayers():
+        if isinstance(layer, GateStatistics):
+            layer.e_score_correction_bias.set_value(paddle.zeros_like(layer.e_score_correction_bias))
+
+
 class Router:
     """The gate and its statistics; the layer of experts owns both, for the sake of their weight names.
 

@@ -8,6 +8,9 @@
   queries).
 
 Shapes determine the order of inputs and outputs; if all linear weights are square, the files' metadata and names do.
+
+`locate_weights` reads headers only, and imports NumPy only where projections are fused or weights are stored in few
+bits, so that `erniekit validate` can call it.
 """
 
 from __future__ import annotations
@@ -16,29 +19,33 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from erniekit.errors import ModelFileError
 from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.model_config import CONFIG_FILE, ModelConfig
 from erniekit.model.architectures.plain_decoder import EMBEDDING, HEAD
 from erniekit.model.architectures.registry import ARCHITECTURES
-from erniekit.model.storage.float8_tensors import Float8Tensor, with_float8_weights
-from erniekit.model.storage.model_folder import refuse_half_written, refuse_sharded_checkpoint
-from erniekit.model.storage.packed_tensors import CONFIG_KEY, PackedTensor, with_packed_weights
-from erniekit.model.storage.safetensors import SafetensorsFile
+from erniekit.model.storage.model_folder import CONFIG_KEY, refuse_half_written, refuse_sharded_checkpoint
+from erniekit.model.storage.safetensors import SafetensorsFile, check_finite
 from erniekit.model.storage.shards import format_problems, open_weight_files
 from erniekit.model.storage.stacked_tensors import ExpertTensor, with_expert_tensors
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from erniekit.model.storage.float8_tensors import Float8Tensor
+    from erniekit.model.storage.packed_tensors import PackedTensor
+
+    WeightFile = SafetensorsFile | PackedTensor | Float8Tensor | ExpertTensor
+
+_PACKED, _FLOAT8 = ".weight_packed", "F8_E4M3"  # see packed_tensors and float8_tensors
 _PADDLE_FORMATS = {"np", "pd", "paddle"}
 _QKV = "qkv_proj"
 _GATE_UP = ("up_gate_proj", "gate_up_fused_proj")
 _FUSED_PART = re.compile(r"(?P<path>.*\.)(?P<linear>[qkv]_proj|gate_proj|up_proj)\.(?P<kind>weight|bias)$")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _CORRECTION = re.compile(r"\.e_score_correction_bias$")
-WeightFile = SafetensorsFile | PackedTensor | Float8Tensor | ExpertTensor
 _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")  # stored by older programs; computed from the configuration here
 
 
@@ -111,14 +118,20 @@ class StoredWeights:
 
         Args:
             wanted: consecutive rows; None: all. If the weight has a tensor for itself, other rows are not read.
+
+        Raises:
+            ModelFileError: values are NaN or infinite.
         """
+        import numpy as np
+
         region = self._regions[name]
         if not region.stored:
             own = range(region.shape[0]) if wanted is None else wanted
             yield slice(own.start, own.stop), np.zeros((len(own), *region.shape[1:]), np.float32)
             return
-        blocks = self._files[region.stored].row_blocks(region.stored, wanted if region.outputs is None else None)
-        for rows, values in blocks:
+        file = self._files[region.stored]
+        for rows, values in file.row_blocks(region.stored, wanted if region.outputs is None else None):
+            check_finite(values, region.stored, file.path)
             if region.outputs is None:
                 yield rows, values
             elif values.ndim == 2:
@@ -129,19 +142,43 @@ class StoredWeights:
                 found = values[region.outputs[inside] - rows.start]
                 yield slice(first, first + len(found)), found
 
+    def tied_weights_that_differ(self, config: ModelConfig) -> list[str]:
+        """Return a problem if the embedding and a stored copy of it as the head differ; both are read."""
+        if not (config.tie_word_embeddings and HEAD in self._files):
+            return []
+        embedding = self._regions[EMBEDDING].stored
+        return _untied_head(self._files[HEAD], self._files[embedding], embedding)
+
     def read(self, name: str) -> np.ndarray:
         """Return one full weight as Hugging Face stores it (linear weights [out, in]); its type as
         from `row_blocks`."""
         region = self._regions[name]
         if not region.stored:
+            import numpy as np
+
             return np.zeros(region.shape, np.float32)
-        values = self._files[region.stored].read(region.stored)
+        file = self._files[region.stored]
+        values = file.read(region.stored)
+        check_finite(values, region.stored, file.path)
         if region.outputs is not None:
             values = values[..., region.outputs]
         return values.T if region.transposed else values
 
 
 def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
+    """Locate every weight that `config` needs, and compare a stored copy of tied embeddings with them.
+
+    Raises:
+        ModelFileError: as for `locate_weights`, or the two tied tensors differ.
+    """
+    stored = locate_weights(config, folder)
+    problems = stored.tied_weights_that_differ(config)
+    if problems:
+        raise ModelFileError(_do_not_fit(Path(folder), config, stored.layout, problems))
+    return stored
+
+
+def locate_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
     """Locate every weight that `config` needs; only headers are read.
 
     Raises:
@@ -152,8 +189,9 @@ def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
     refuse_half_written(folder)
     refuse_sharded_checkpoint(folder)
     quantized = config.other_keys.get(CONFIG_KEY)
-    files = with_float8_weights(with_packed_weights(open_weight_files(folder), quantized), quantized)
-    files = with_expert_tensors(files, config.architecture.stacked_experts, config.weight_shapes())
+    files = _as_float_weights(open_weight_files(folder), quantized)
+    if config.architecture.stacked_experts:
+        files = with_expert_tensors(files, config.architecture.stacked_experts, config.weight_shapes())
     shapes = {name: file.shape(name) for name, file in files.items() if not _COMPUTED.search(name)}
     formats = {file.metadata.get("format", "") for file in files.values()}
     layout = find_layout(config, shapes, formats, where=str(folder))
@@ -164,15 +202,26 @@ def open_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
         }
         regions |= {name: regions[name]._replace(stored="") for name in unstored}
     problems = _misfits(config, regions, shapes, files)
-    if not problems and config.tie_word_embeddings and HEAD in shapes:
-        problems = _untied_head(files[HEAD], files[regions[EMBEDDING].stored], regions[EMBEDDING].stored)
     if problems:
-        raise ModelFileError(
-            format_problems(
-                f"{folder}: the weights do not fit {CONFIG_FILE} ({config.model_type}, {layout}):", problems
-            )
-        )
+        raise ModelFileError(_do_not_fit(folder, config, layout, problems))
     return StoredWeights(layout, files, regions)
+
+
+def _do_not_fit(folder: Path, config: ModelConfig, layout: Layout, problems: list[str]) -> str:
+    title = f"{folder}: the weights do not fit {CONFIG_FILE} ({config.model_type}, {layout}):"
+    return format_problems(title, problems)
+
+
+def _as_float_weights(
+    files: Mapping[str, SafetensorsFile], quantized: Mapping[str, Any] | None
+) -> Mapping[str, WeightFile]:
+    """Return the same files, with weights that are stored in few bits presented as floats."""
+    if not any(name.endswith(_PACKED) or file.stored(name).dtype == _FLOAT8 for name, file in files.items()):
+        return files
+    from erniekit.model.storage.float8_tensors import with_float8_weights
+    from erniekit.model.storage.packed_tensors import with_packed_weights
+
+    return with_float8_weights(with_packed_weights(files, quantized), quantized)
 
 
 def find_layout(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], formats: set[str], *, where: str) -> Layout:
@@ -249,6 +298,8 @@ def _region(config: ModelConfig, layout: Layout, name: str, shapes: Mapping[str,
 
 def _outputs(sizes: list[int], number: int, groups: int) -> np.ndarray:
     """Return the outputs of part `number`, if each of `groups` groups has an equal share of every part in order."""
+    import numpy as np
+
     shares = [size // groups for size in sizes]
     start = sum(shares[:number])
     group = np.arange(groups)[:, None] * sum(shares)
@@ -286,6 +337,8 @@ def _misfits(
             problems.append(f"{name}: the model has no such weight ({files[name].path.name})")
         elif name in expected and shape != expected[name]:
             problems.append(f"{name}: shape {list(shape)}, expected {list(expected[name])}")
+        elif name in expected and not files[name].stored(name).is_float:
+            problems.append(f"{name}: holds {files[name].stored(name).dtype}, which are not the floats of a weight")
     return problems
 
 
@@ -299,6 +352,8 @@ def _may_be_left_out(config: ModelConfig, name: str) -> bool:
 
 def _untied_head(head: WeightFile, embedding: WeightFile, embedding_name: str) -> list[str]:
     """Return a problem if the two stored tensors differ."""
+    import numpy as np
+
     blocks = embedding.row_blocks(embedding_name)
     if all(np.array_equal(values, head.rows(HEAD, rows.start, rows.stop)) for rows, values in blocks):
         return []

@@ -11,12 +11,19 @@ from typing import Any
 
 from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
+from erniekit.manifest import MANIFEST
 
-MANIFEST = "manifest.json"
 PUBLISHING = ".erniekit-publishing"
 RANKS_FILE = "ranks.json"  # of a sharded checkpoint, of which every rank has written its shard
 LONGEST_FILE_NAME = 255  # bytes
+CONFIG_KEY = "quantization_config"  # of config.json, where weights are stored in few bits
+PROGRAM_DESCRIPTION = "inference_config.json"  # of an exported program, which has no config.json
 _CONFIGURATIONS = ("config.json", "adapter_config.json")
+
+
+def is_program_folder(folder: Path) -> bool:
+    """Return whether `folder` was written by `erniekit export --format inference` or `onnx`."""
+    return (folder / PROGRAM_DESCRIPTION).is_file()
 
 
 def is_half_written(folder: Path | str) -> bool:

@@ -21,11 +21,11 @@ import numpy as np
 from erniekit.errors import ModelFileError
 from erniekit.model.quantization.codes import QuantizedTensor, dequantize
 from erniekit.model.quantization.formats import INT4, INT8, NF4, Format
+from erniekit.model.storage.model_folder import CONFIG_KEY as CONFIG_KEY
 from erniekit.model.storage.safetensors import SafetensorsFile, StoredTensor
 
 PACKED, SCALE, SHAPE = SUFFIXES = ("_packed", "_scale", "_shape")  # appended to the name of the weight
 METHOD, OWN_METHOD = "compressed-tensors", "erniekit"
-CONFIG_KEY = "quantization_config"
 
 
 def stored_tensors(name: str, shape: tuple[int, int], form: Format) -> dict[str, StoredTensor]:
@@ -97,15 +97,26 @@ class PackedTensor:
         self.path, self.metadata = file.path, file.metadata
         if missing:
             raise ModelFileError(f"{file.path}: {name + PACKED} lacks {' and '.join(missing)}")
-        self._shape = tuple(int(size) for size in parts[name + SHAPE].read(name + SHAPE))
-        stored, scales = file.stored(name + PACKED), parts[name + SCALE].shape(name + SCALE)
-        bits = 32 * stored.shape[1] // self._shape[-1] if len(self._shape) == len(stored.shape) == 2 else 0
+        types = {suffix: parts[name + suffix].stored(name + suffix) for suffix in SUFFIXES}
+        stored, scales = types[PACKED], types[SCALE].shape
+        plain = types[SHAPE].dtype in ("I64", "I32") and types[SHAPE].shape == (2,) and types[SCALE].is_float
+        self._shape = tuple(int(size) for size in parts[name + SHAPE].read(name + SHAPE)) if plain else ()
+        bits = (
+            32 * stored.shape[1] // self._shape[1] if len(stored.shape) == 2 and min(self._shape, default=0) > 0 else 0
+        )
         fits = (
-            stored.dtype == "I32"
+            bits > 0
+            and stored.dtype == "I32"
             and stored.shape[0] == self._shape[0]
             and bits * self._shape[-1] == 32 * stored.shape[1]
         )
-        fits = fits and len(scales) == 2 and scales[0] == self._shape[0] and self._shape[1] % max(1, scales[1]) == 0
+        fits = (
+            fits
+            and len(scales) == 2
+            and scales[0] == self._shape[0]
+            and scales[1] > 0
+            and self._shape[1] % scales[1] == 0
+        )
         if bits not in (4, 8) or not fits:
             raise ModelFileError(
                 f"{file.path}: {name}: {stored.dtype} {list(stored.shape)} with scales {list(scales)} is not a weight "

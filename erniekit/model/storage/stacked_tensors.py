@@ -1,4 +1,4 @@
-"""Tensors of files that hold a weight of all experts of a layer, as GPT-OSS stores them. NumPy only.
+"""Tensors of files that hold a weight of all experts of a layer, as GPT-OSS stores them. Needs no Paddle.
 
     <path>.experts.gate_up_proj       [E, in, 2 out]   outputs of gate and up in turn
     <path>.experts.gate_up_proj_bias  [E, 2 out]
@@ -12,13 +12,14 @@ The decoder has them apart, `<path>.experts.3.up_proj.weight`, because ranks div
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from erniekit.errors import ModelFileError
 from erniekit.model.architectures.stacked_experts import Place, Stacked, place_of
 from erniekit.model.storage.safetensors import StoredTensor
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class ExpertTensor:
@@ -86,6 +87,8 @@ def stacked_contents(
     contents: Iterable[tuple[str, Iterable[Any]]], tensors: Mapping[str, StoredTensor], stacked: Stacked
 ) -> Iterator[tuple[str, Iterable[Any]]]:
     """Yield the names and bytes of the tensors of `stacked_specs`, from those of weights; a layer's are in memory."""
+    import numpy as np
+
     specs = stacked_specs(tensors, stacked)
     pending: dict[str, np.ndarray] = {}
     missing: dict[str, int] = {}

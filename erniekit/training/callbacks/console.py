@@ -12,43 +12,75 @@ from erniekit.training.callbacks import Callback, Record, TrainingRun
 
 logger = logging.getLogger(__name__)
 
-# How figures are written for people.
+# How figures are written for people. An evaluation's have the same labels as those of training.
 
-# record name -> (label, format), in the order of display
+# record name without `eval_` -> (label, format), in the order of display
 _SHOWN = {
     "loss": ("loss", "{:.4f}"),
+    "perplexity": ("perplexity", "{:.4g}"),
     "token_accuracy": ("accuracy", "{:.1%}"),
+    "reward_accuracy": ("reward accuracy", "{:.1%}"),
+    "reward_margin": ("margin", "{:.3g}"),
+    "exact_match": ("exact match", "{:.1%}"),
+    "rougeL": ("rougeL", "{:.3f}"),
+    "bleu": ("BLEU", "{:.1f}"),
     "learning_rate": ("lr", "{:.3g}"),
     "grad_norm": ("grad norm", "{:.3g}"),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
-    "eval_loss": ("loss", "{:.4f}"),
-    "eval_perplexity": ("perplexity", "{:.4g}"),
-    "eval_token_accuracy": ("accuracy", "{:.1%}"),
-    "eval_exact_match": ("exact match", "{:.1%}"),
-    "eval_rougeL": ("rougeL", "{:.3f}"),
-    "eval_bleu": ("BLEU", "{:.1f}"),
-    "reward_accuracy": ("reward accuracy", "{:.1%}"),
-    "reward_margin": ("margin", "{:.3g}"),
-    "eval_reward_accuracy": ("reward accuracy", "{:.1%}"),
-    "eval_reward_margin": ("margin", "{:.3g}"),
+}
+# shown in a second line
+_DETAILS = {
+    "reward_chosen": ("reward chosen", "{:.3g}"),
+    "reward_rejected": ("rejected", "{:.3g}"),
+    "logps_chosen": ("logp chosen", "{:.4g}"),
+    "logps_rejected": ("rejected", "{:.4g}"),
+    "kl_to_reference": ("KL", "{:.3g}"),
+    "preference_loss": ("preference loss", "{:.4f}"),
+    "sft_loss": ("SFT loss", "{:.4f}"),
 }
 _NOT_SHOWN = {
-    "step", "epoch", "eval_batches", "eval_batches_available", "eval_units", "eval_seconds", "eval_sources",
-    "eval_rouge1", "eval_rouge2", "eval_answers",
+    "step", "epoch", "batches", "batches_available", "units", "seconds", "sources", "rouge1", "rouge2", "answers",
 }  # fmt: skip
 
 
 def format_metrics(record: Mapping[str, Any]) -> str:
-    """The figures of a record in one line; those of an objective that this module does not know come last, by name."""
-    known = [f"{label} {shape.format(record[name])}" for name, (label, shape) in _SHOWN.items() if name in record]
-    others = [f"{name} {value:.4g}" for name, value in record.items() if name not in _SHOWN and name not in _NOT_SHOWN]
-    return "  ".join(known + others)
+    """Return the main figures of a record in one line."""
+    return _line(record, _SHOWN)
 
 
-def evaluation_line(record: Mapping[str, Any]) -> str:
-    """One line for an evaluation, with how much of the data it covered."""
+def format_details(record: Mapping[str, Any]) -> str:
+    """Return its further figures in one line, those of an objective that this module does not know last, by name; ""
+    if there are none."""
+    values = _short_names(record)
+    unknown = {name: (name.replace("_", " "), "{:.4g}") for name in values if name not in _SHOWN | _DETAILS}
+    return _line(record, _DETAILS | unknown)
+
+
+def _line(record: Mapping[str, Any], labels: Mapping[str, tuple[str, str]]) -> str:
+    values = _short_names(record)
+    return "  ".join(f"{label} {form.format(values[name])}" for name, (label, form) in labels.items() if name in values)
+
+
+def _short_names(record: Mapping[str, Any]) -> dict[str, Any]:
+    names = {name: name.removeprefix("eval_") for name in record}
+    return {short: record[name] for name, short in names.items() if short not in _NOT_SHOWN}
+
+
+def evaluation_lines(record: Mapping[str, Any]) -> str:
+    """Return the text for an evaluation, with how much of the data it covered."""
     covered = f"{record['eval_batches']} of {record['eval_batches_available']} batches"
-    return f"evaluation at step {record['step']}  {format_metrics(record)}  ({covered}, {record['eval_seconds']:.1f} s)"
+    main = f"evaluation at step {record['step']}  {format_metrics(record)}"
+    return f"{main}  ({covered}, {record['eval_seconds']:.1f} s){_details_below(record)}"
+
+
+def log_lines(record: Mapping[str, Any], total_steps: int, eta: str = "") -> str:
+    """Return the text for the mean figures of the steps since the last log."""
+    return f"step {record['step']}/{total_steps}  {format_metrics(record)}{eta}{_details_below(record)}"
+
+
+def _details_below(record: Mapping[str, Any]) -> str:
+    details = format_details(record)
+    return f"\n  {details}" if details else ""
 
 
 def duration(seconds: float) -> str:
@@ -72,10 +104,10 @@ class PlainLines(Callback):
         step = record["step"]
         per_step = (time.perf_counter() - self._started) / max(1, step - self._first)
         eta = duration(per_step * (self._total - step))
-        logger.info(f"step {step}/{self._total}  {format_metrics(record)}  ETA {eta}")
+        logger.info(log_lines(record, self._total, f"  ETA {eta}"))
 
     def on_evaluate(self, record: Record) -> None:
-        logger.info(evaluation_line(record))
+        logger.info(evaluation_lines(record))
 
     def on_save(self, folder: Path) -> None:
         logger.info(f"saved {folder}")

@@ -7,13 +7,15 @@ from pathlib import Path
 
 from erniekit.config.sections.basic import BasicParameters
 from erniekit.training.callbacks import Callback
+from erniekit.training.callbacks.closing_lines import ClosingLines
 from erniekit.training.callbacks.console import PlainLines
-from erniekit.training.callbacks.files import LogFile, LossCurve, Results
+from erniekit.training.callbacks.files import LogFile, Results
+from erniekit.training.callbacks.loss_curve import LossCurve
 from erniekit.training.callbacks.trackers import installed_trackers, open_trackers
 
 
 def default_callbacks(section: BasicParameters, *, skip_missing_trackers: bool = False) -> list[Callback]:
-    """Build the callbacks for progress, log file, results, loss curve and the trackers of `report_to`.
+    """Build the callbacks for progress, files, trackers of `report_to` and the closing lines, which come last.
 
     A file that cannot be written does not end a run.
 
@@ -27,7 +29,9 @@ def default_callbacks(section: BasicParameters, *, skip_missing_trackers: bool =
     output_dir.mkdir(parents=True, exist_ok=True)
     names = installed_trackers(section.report_to) if skip_missing_trackers else section.report_to
     trackers = open_trackers(names, Path(section.logging_dir).expanduser())
-    return [_progress(section), LogFile(output_dir), Results(output_dir), LossCurve(output_dir), *trackers]
+    logs = Path(section.logging_dir).expanduser() if trackers else None
+    files = [LogFile(output_dir), Results(output_dir), LossCurve(output_dir)]
+    return [_progress(section), *files, *trackers, ClosingLines(logs, names)]
 
 
 def _progress(section: BasicParameters) -> Callback:

@@ -99,6 +99,13 @@ def open_trackers(report_to: Sequence[str], logging_dir: Path) -> list[Callback]
     return [_open(name, logging_dir) for name in report_to]
 
 
+def refuse_missing_trackers(report_to: Sequence[str]) -> None:
+    """Raise ConfigurationError if the package of a tracker is not installed."""
+    for name in report_to:
+        if importlib.util.find_spec(TRACKERS[name].package) is None:
+            raise ConfigurationError(_not_installed(name))
+
+
 def installed_trackers(report_to: Sequence[str]) -> list[str]:
     """Return those of `report_to` whose package is installed; a log line names the others."""
     missing = [name for name in report_to if importlib.util.find_spec(TRACKERS[name].package) is None]
@@ -126,7 +133,11 @@ def _open(name: str, logging_dir: Path) -> Callback:
     except ImportError as error:
         if error.name != tracker.package:
             raise
-        raise ConfigurationError(
-            f"report_to: {name} needs the package {tracker.package}, which is not installed.\n"
-            f"  Install it (pip install 'erniekit[logs]'), or write report_to: none"
-        ) from None
+        raise ConfigurationError(_not_installed(name)) from None
+
+
+def _not_installed(name: str) -> str:
+    return (
+        f"report_to: {name} needs the package {TRACKERS[name].package}, which is not installed.\n"
+        "  Install it (pip install 'erniekit[logs]'), or write report_to: none"
+    )

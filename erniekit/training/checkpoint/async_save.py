@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -10,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,29 +20,18 @@ from safetensors import SafetensorError
 import erniekit
 from erniekit.environment import available_memory
 from erniekit.errors import CheckpointError
+from erniekit.temp_folders import TempFolder, new_temp_folder, remove_abandoned
 from erniekit.training.checkpoint.atomic_folder import disk_errors, prune, temp_folder_of, write_folder
 
 logger = logging.getLogger(__name__)
 
-# Staging folders: a checkpoint waits in shared memory for the process that completes it. A folder belongs to the
-# processes that hold its lock, which ends with the last of them; the next run of the same user removes folders without
-# a holder. Needs no Paddle.
+# Staging folders: a checkpoint waits in shared memory for the process that completes it. The next run of the same user
+# removes folders without a holder. Needs no Paddle.
 
 SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "erniekit-checkpoint-"
 _OTHER_FILES = 64 << 20  # bytes: a checkpoint's files other than tensors, mostly the tokenizer's
 _HEADROOM = 1.05
-
-
-class Staging:
-    """A folder in shared memory, owned by this process and those that inherit `lock` until all have closed it."""
-
-    def __init__(self, folder: Path, lock: int) -> None:
-        self.folder, self.lock = folder, lock
-
-    def close(self) -> None:
-        """Release the lock; another process still has it, or the folder is gone."""
-        os.close(self.lock)
 
 
 def memory_shortage(tensor_bytes: int, shared_memory: Path | None = None) -> str:
@@ -61,38 +48,15 @@ def memory_shortage(tensor_bytes: int, shared_memory: Path | None = None) -> str
     return ""
 
 
-def new_staging(shared_memory: Path | None = None) -> Staging:
+def new_staging(shared_memory: Path | None = None) -> TempFolder:
     """Create an empty folder in shared memory, for this user only."""
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=shared_memory or SHARED_MEMORY))
-        try:
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # another run removed it, as below
-            continue
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists():
-            return Staging(folder, lock)
-        os.close(lock)  # before it was locked, another run removed it as abandoned
+    return new_temp_folder(_PREFIX, shared_memory or SHARED_MEMORY)
 
 
-def remove_abandoned(shared_memory: Path | None = None) -> None:
+def remove_abandoned_staging(shared_memory: Path | None = None) -> None:
     """Remove this user's folders that no process holds: those of runs whose processes were all killed."""
-    for folder in (shared_memory or SHARED_MEMORY).glob(f"{_PREFIX}*"):
-        try:
-            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-                continue
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except FileNotFoundError:  # its owner has just removed it
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            logger.info(f"removed {folder}: a checkpoint that a killed run had not written")
-        finally:
-            os.close(lock)
+    for folder in remove_abandoned(_PREFIX, shared_memory or SHARED_MEMORY):
+        logger.info(f"removed {folder}: a checkpoint that a killed run had not written")
 
 
 def _mb(size: int) -> str:
@@ -271,7 +235,7 @@ class AsyncSaver:
             except CheckpointError as own:
                 logger.error(str(own))  # in addition to the error that ends the run
 
-    def _start(self, target: Path, staging: Staging | None) -> None:
+    def _start(self, target: Path, staging: TempFolder | None) -> None:
         flags = ["-P"] if sys.version_info >= (3, 11) else []  # do not import from the current folder
         source = str(Path(erniekit.__file__).parents[1])
         path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -292,7 +256,7 @@ class AsyncSaver:
         )
         self.writing = target
 
-    def _write_files(self, target: Path, write: Write, staging: Staging | None) -> None:
+    def _write_files(self, target: Path, write: Write, staging: TempFolder | None) -> None:
         if staging is None:
             temp_path = temp_folder_of(target)
             with disk_errors(target, temp_path):

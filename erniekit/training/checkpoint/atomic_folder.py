@@ -17,17 +17,9 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from erniekit.errors import CheckpointError
-from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING, is_half_written
-from erniekit.training.checkpoint.manifest import (
-    FORMAT,
-    Files,
-    hashes_of,
-    read_manifest,
-    seal,
-    sync,
-    unknown_format,
-    write_manifest,
-)
+from erniekit.manifest import MANIFEST, Files, problems, read_manifest, unknown_format
+from erniekit.model.storage.model_folder import PUBLISHING, is_half_written
+from erniekit.training.checkpoint.manifest import seal, sync, write_manifest
 
 _WRITING, _DELETING = ".writing-", ".deleting-"
 _MODEL_FILES = ("config.json", "adapter_config.json", "*.safetensors")
@@ -133,32 +125,6 @@ def remove_model(folder: Path) -> None:
     (folder / PUBLISHING).unlink()
 
 
-def problems(folder: Path, *, hashes: bool) -> list[str]:
-    """List why `folder` is not complete, one line each; empty if it is complete.
-
-    Args:
-        hashes: also read every file and compare its hash; otherwise only names and sizes.
-    """
-    if other := unknown_format(folder / MANIFEST):
-        return [f"it has format {other} of another version of ERNIEKit, and this version reads formats up to {FORMAT}"]
-    files = read_manifest(folder / MANIFEST)
-    if not files:
-        return [f"{MANIFEST} is missing or unreadable"]
-    found = {}
-    for name, expected in files.items():
-        path = folder / name
-        if not path.is_file():
-            found[name] = "is missing"
-        elif path.stat().st_size != expected["size"]:
-            found[name] = f"has {path.stat().st_size} bytes instead of {expected['size']}"
-    if hashes:
-        names = [name for name in files if name not in found]
-        for name, digest in zip(names, hashes_of(folder / name for name in names), strict=True):
-            if digest != files[name]["sha256"]:
-                found[name] = "does not have the content that was written (its SHA-256 differs)"
-    return [f"{name} {found[name]}" for name in files if name in found]
-
-
 def checkpoint_folders(output_dir: Path) -> list[Path]:
     """Return all checkpoint folders, complete or not, in the order of their steps."""
     if not output_dir.is_dir():
@@ -167,28 +133,20 @@ def checkpoint_folders(output_dir: Path) -> list[Path]:
     return sorted(folders, key=step_of)
 
 
-def newest_complete(output_dir: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint with all files intact, and a line for each newer one that was skipped."""
+def newest_complete(output_dir: Path, *, hashes: bool = True) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint with all files intact, and a line for each newer one that was skipped.
+
+    Args:
+        hashes: see `problems`.
+    """
     skipped: list[str] = []
     for folder in reversed(checkpoint_folders(output_dir)):
-        found = problems(folder, hashes=True)
+        found = problems(folder, hashes=hashes)
         if not found:
             return folder, skipped
         why = "not for this version" if unknown_format(folder / MANIFEST) else "incomplete"
         skipped.append(f"skipped {folder}: {why} ({'; '.join(found[:3])})")
     return None, skipped
-
-
-def refuse_damaged(folder: Path) -> None:
-    """Raise CheckpointError if `folder` is a checkpoint whose files have changed since they were written.
-
-    A checkpoint of another program has no manifest and is accepted; so is any other model folder.
-    """
-    found = problems(folder, hashes=True) if step_of(folder) >= 0 and (folder / MANIFEST).exists() else []
-    if found:
-        raise CheckpointError(
-            f"the weights in {folder} cannot be used, the checkpoint is not complete: {'; '.join(found[:5])}"
-        )
 
 
 def prune(output_dir: Path, limit: int | None, keep: Collection[Path]) -> list[Path]:

@@ -1,28 +1,15 @@
-"""Manifests (`manifest.json`: sizes and SHA-256 of a folder's files) and atomic writes of small files.
-
-This version reads checkpoints of both formats:
-
-1  weights, optimizer states and extra state are full tensors in safetensors files
-2  they may be sharded by rank (`sharded`), and AdamW's moments may be quantized (`quantized_state`)
-"""
+"""Write manifests, and replace small files at once. `erniekit/manifest.py` reads manifests."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from erniekit.model.storage.model_folder import MANIFEST
-
-FORMAT = 2
-Files = dict[str, dict[str, Any]]  # file name -> size and sha256
-_THREADS = 4
+from erniekit.manifest import FORMAT, MANIFEST, Files, hashing_threads, read_manifest, sha256
 
 
 def seal(folder: Path) -> None:
@@ -35,7 +22,7 @@ def seal(folder: Path) -> None:
         files |= {f"{path.parent.name}/{name}": entry for name, entry in read_manifest(path).items()}
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     own = {name: path for name, path in paths.items() if name not in files}
-    with _threads() as threads:
+    with hashing_threads() as threads:
         begun = [(name, path, threads.submit(sha256, path), threads.submit(sync, path)) for name, path in own.items()]
         for name, path, digest, synced in begun:
             files[name] = {"size": path.stat().st_size, "sha256": digest.result()}
@@ -51,41 +38,6 @@ def write_manifest(path: Path, files: Files) -> None:
     sync(path)
 
 
-def read_manifest(path: Path) -> Files:
-    """Return the listed files; empty if the manifest cannot be read, or lists a file outside its folder."""
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))["files"]
-        files = {name: {"size": int(entry["size"]), "sha256": entry["sha256"]} for name, entry in stored.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-    return files if all(_stays_inside(PurePosixPath(name)) for name in files) else {}
-
-
-def unknown_format(path: Path) -> str:
-    """Return the manifest's format if this version cannot read it; otherwise ""."""
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""
-    known = isinstance(stored, dict) and stored.get("format") in range(1, FORMAT + 1)
-    return "" if known or not isinstance(stored, dict) else str(stored.get("format"))
-
-
-def sha256(path: Path) -> str:
-    """Return the hash of a file's content."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def hashes_of(paths: Iterable[Path]) -> list[str]:
-    """Return the hashes of several files, in order."""
-    with _threads() as threads:
-        return list(threads.map(sha256, paths))
-
-
 def sync(path: Path) -> None:
     """Sync a file's content, or a folder's list of names, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -93,20 +45,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _threads() -> Iterator[ThreadPoolExecutor]:
-    """Return threads for hashing and disk waits, which both release the interpreter lock."""
-    threads = ThreadPoolExecutor(_THREADS)
-    try:
-        yield threads
-    finally:
-        threads.shutdown(cancel_futures=True)
-
-
-def _stays_inside(name: PurePosixPath) -> bool:
-    return bool(name.parts) and not name.is_absolute() and ".." not in name.parts
 
 
 # Atomic writes of small files.
@@ -130,9 +68,14 @@ def nan_to_none(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def atomic_write_text(path: Path, text: str) -> None:
     """Replace the content of `path` at once: a reader sees the old text or the new one, even after a power failure."""
+    atomic_write_bytes(path, text.encode())
+
+
+def atomic_write_bytes(path: Path, content: bytes) -> None:
+    """Replace the content of `path` at once, as `atomic_write_text` does."""
     temp_path = path.with_name(f".{path.name}.tmp")
-    with temp_path.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with temp_path.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())  # otherwise the new name may reach the disk before the content
     os.replace(temp_path, path)

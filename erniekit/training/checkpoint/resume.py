@@ -10,23 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.errors import CheckpointError
-from erniekit.model.storage.model_folder import MANIFEST, refuse_half_written
+from erniekit.manifest import MANIFEST, problems, refuse_changed, unknown_format
+from erniekit.model.storage.model_folder import refuse_half_written
 from erniekit.training.callbacks.files import LOSS_CURVE_FILE, RESULT_FILES
-from erniekit.training.checkpoint.async_save import remove_abandoned
+from erniekit.training.checkpoint.async_save import remove_abandoned_staging
 from erniekit.training.checkpoint.atomic_folder import (
     checkpoint_folders,
     holds_foreign_model,
     holds_model,
     newest_complete,
-    problems,
-    refuse_damaged,
     remove_folder,
     remove_leftovers,
     remove_model,
     step_of,
 )
 from erniekit.training.checkpoint.lock import locked
-from erniekit.training.checkpoint.manifest import unknown_format
 
 logger = logging.getLogger(__name__)
 
@@ -69,14 +67,44 @@ def open_output_folder(
         ModelFileError: a source folder was left half-written.
     """
     with locked(output_dir):
-        for source in (model_folder, weights_from):
-            if source is not None:
-                _refuse_inside(source, output_dir)
-                refuse_half_written(source)
+        _refuse_sources(output_dir, model_folder, weights_from)
         for leftover in remove_leftovers(output_dir):
             logger.info(f"removed {leftover}: left half-written by a run that was killed")
-        remove_abandoned()
-        yield _find_start(output_dir, resume_from_checkpoint, overwrite_output_dir, weights_from)
+        remove_abandoned_staging()
+        start, notes = _find_start(output_dir, resume_from_checkpoint, overwrite_output_dir, weights_from)
+        for line in notes:
+            logger.info(line)
+        yield start
+
+
+def check_output_folder(
+    output_dir: Path,
+    *,
+    resume_from_checkpoint: str | bool | None,
+    overwrite_output_dir: bool,
+    model_folder: Path | None = None,
+    weights_from: Path | None = None,
+) -> Path | None:
+    """Check what `open_output_folder` checks, as far as names and sizes of files tell; nothing is locked or changed.
+
+    Returns:
+        The checkpoint that the run resumes from; None for a fresh run.
+
+    Raises:
+        CheckpointError, ModelFileError: as for `open_output_folder`; also if `output_dir` is a file.
+    """
+    if output_dir.exists() and not output_dir.is_dir():
+        raise CheckpointError(f"output_dir {output_dir} cannot be written: it is a file; name a folder")
+    _refuse_sources(output_dir, model_folder, weights_from)
+    start, _ = _find_start(output_dir, resume_from_checkpoint, overwrite_output_dir, weights_from, hashes=False)
+    return start.checkpoint
+
+
+def _refuse_sources(output_dir: Path, *sources: Path | None) -> None:
+    for source in sources:
+        if source is not None:
+            _refuse_inside(source, output_dir)
+            refuse_half_written(source)
 
 
 def remove_superseded(output_dir: Path, start: Start) -> None:
@@ -100,23 +128,30 @@ def _find_start(
     resume: str | bool | None,
     overwrite: bool,
     weights_from: Path | None,
-) -> Start:
+    *,
+    hashes: bool = True,
+) -> tuple[Start, list[str]]:
+    """Return where to start, and what to tell about it.
+
+    Args:
+        hashes: compare the content of files with their manifest, too; otherwise names and sizes only.
+    """
+    notes: list[str] = []
     if resume is True:
-        newest, skipped = newest_complete(output_dir)
-        for line in skipped:
-            logger.info(line)
+        newest, notes = newest_complete(output_dir, hashes=hashes)
         if newest is not None:
-            return _resume(newest, (), output_dir, overwrite)
+            return _resume(newest, (), output_dir, overwrite), [*notes, f"resuming from {newest}"]
     elif resume:
-        return _start_from(Path(resume).expanduser(), output_dir, overwrite)
-    start = _start_afresh(output_dir, overwrite, weights_from)
+        checkpoint = Path(resume).expanduser()
+        return _start_from(checkpoint, output_dir, overwrite, hashes=hashes), [f"resuming from {checkpoint}"]
+    start = _start_afresh(output_dir, overwrite, weights_from if hashes else None)
     if resume:
-        logger.info(f"resume_from_checkpoint: true, but {output_dir} has no complete checkpoint: starting afresh")
-    return start
+        notes.append(f"resume_from_checkpoint: true, but {output_dir} has no complete checkpoint: starting afresh")
+    return start, notes
 
 
-def _start_from(checkpoint: Path, output_dir: Path, overwrite: bool) -> Start:
-    _require_complete(checkpoint)
+def _start_from(checkpoint: Path, output_dir: Path, overwrite: bool, *, hashes: bool) -> Start:
+    _require_complete(checkpoint, hashes=hashes)
     same_run = checkpoint.resolve().parent == output_dir.resolve()
     present = checkpoint_folders(output_dir)
     others = [folder for folder in present if not same_run or step_of(folder) > step_of(checkpoint)]
@@ -137,7 +172,6 @@ def _resume(checkpoint: Path, others: tuple[Path, ...], output_dir: Path, overwr
             f"{output_dir} contains {holds_model(output_dir)}, which does not belong to the run of {checkpoint}.\n"
             "  Set overwrite_output_dir: true to have it removed, or choose another output_dir."
         )
-    logger.info(f"resuming from {checkpoint}")
     return Start(checkpoint, others, foreign)
 
 
@@ -152,7 +186,7 @@ def _start_afresh(output_dir: Path, overwrite: bool, weights_from: Path | None) 
             f"  Set {resume}overwrite_output_dir: true to have it removed, or choose another output_dir."
         )
     if weights_from is not None:
-        refuse_damaged(weights_from)
+        refuse_changed(weights_from, (path.name for path in weights_from.glob("*model*.safetensors")))
     return Start(None, tuple(present), bool(model))
 
 
@@ -164,14 +198,14 @@ def _refuse_inside(source: Path, output_dir: Path) -> None:
         )
 
 
-def _require_complete(checkpoint: Path) -> None:
+def _require_complete(checkpoint: Path, *, hashes: bool) -> None:
     if not checkpoint.is_dir():
         raise CheckpointError(f"resume_from_checkpoint: there is no folder {checkpoint}")
     if step_of(checkpoint) < 0:
         inside = _names(checkpoint_folders(checkpoint))
         hint = f" It contains {inside}." if inside else ""
         raise CheckpointError(f"resume_from_checkpoint: {checkpoint} is not a checkpoint-<step> folder.{hint}")
-    found = problems(checkpoint, hashes=True)
+    found = problems(checkpoint, hashes=hashes)
     if found:
         what = "cannot be resumed from" if unknown_format(checkpoint / MANIFEST) else "is not complete"
         raise CheckpointError(f"resume_from_checkpoint: {checkpoint} {what}: {'; '.join(found[:5])}")

@@ -18,13 +18,15 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from erniekit.errors import CheckpointError, ModelFileError
 from erniekit.json_files import read_json_object
 from erniekit.model.storage.model_folder import RANKS_FILE
 from erniekit.training.checkpoint.manifest import seal
-from erniekit.training.collectives import Ranks
+
+if TYPE_CHECKING:
+    from erniekit.training.collectives import Ranks
 
 FORMAT = 1
 WEIGHTS, OPTIMIZER = "weights", "optimizer"

@@ -31,10 +31,11 @@ from paddle import Tensor
 from erniekit.config.values import format_value
 from erniekit.errors import CheckpointError, ModelFileError
 from erniekit.json_files import read_json_object
+from erniekit.manifest import MANIFEST, problems
 from erniekit.model.local_tensors import FullTensors, LocalTensors, SingleProcessTensors, local_tensors
 from erniekit.model.storage.model_folder import RANKS_FILE
 from erniekit.training.checkpoint.async_save import SYNC_SAVER, Saver
-from erniekit.training.checkpoint.atomic_folder import MANIFEST, checkpoint_name, problems
+from erniekit.training.checkpoint.atomic_folder import checkpoint_name
 from erniekit.training.checkpoint.manifest import atomic_write_text
 from erniekit.training.checkpoint.master_weights import SEPARATE_MASTER_WEIGHTS, MasterWeightPolicy, load_master_weights
 from erniekit.training.checkpoint.quantized_state import CompressedState, MomentFormat, decompressed, moment_format_of

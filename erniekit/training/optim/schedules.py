@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 
-from erniekit.config.sections.training import TrainingParameters
+from erniekit.config.sections.training import TrainingParameters, warmup_length
 from erniekit.errors import ConfigurationError
+
+WITHOUT_WARMUP = 10_000  # steps after which `inverse_sqrt` without warm-up is at 1 / sqrt(2) of the peak
 
 
 def check_schedule_fits(section: TrainingParameters, total_steps: int) -> None:
@@ -20,11 +22,17 @@ def check_schedule_fits(section: TrainingParameters, total_steps: int) -> None:
     Raises:
         ConfigurationError: warm-up and decay together take more than `total_steps`.
     """
-    if section.lr_scheduler_type == "wsd" and section.warmup_steps + section.decay_steps > total_steps:
+    warmup = warmup_steps_of(section, total_steps)
+    if section.lr_scheduler_type == "wsd" and warmup + section.decay_steps > total_steps:
         raise ConfigurationError(
-            f"warmup_steps {section.warmup_steps} + decay_steps {section.decay_steps} exceed the {total_steps} steps "
+            f"warmup_steps {warmup} + decay_steps {section.decay_steps} exceed the {total_steps} steps "
             "of this run\n  Shorten one of them, or train longer (num_train_epochs, max_steps)."
         )
+
+
+def warmup_steps_of(section: TrainingParameters, total_steps: int) -> int:
+    """Return the optimizer steps of the warm-up, from `warmup_steps` or `warmup_ratio`."""
+    return warmup_length(section.warmup_steps, section.warmup_ratio, total_steps)
 
 
 def learning_rate(step: int, section: TrainingParameters, total_steps: int) -> float:
@@ -36,15 +44,19 @@ def learning_rate(step: int, section: TrainingParameters, total_steps: int) -> f
     kind, peak = section.lr_scheduler_type, section.learning_rate
     if kind == "constant":
         return peak
-    if step < section.warmup_steps:
-        rising = step / section.warmup_steps
+    warmup = warmup_steps_of(section, total_steps)
+    if step < warmup:
+        rising = step / warmup
         # The warm-up of wsd starts at its floor, all others start at zero.
         return section.min_lr + (peak - section.min_lr) * rising if kind == "wsd" else peak * rising
     if kind == "constant_with_warmup":
         return peak
     if kind == "wsd":
         return _stable_then_decay(step, section, total_steps)
-    progress = (step - section.warmup_steps) / max(1, total_steps - section.warmup_steps)
+    if kind == "inverse_sqrt":
+        scale = warmup or WITHOUT_WARMUP
+        return peak / math.sqrt((step + scale - warmup) / scale)
+    progress = (step - warmup) / max(1, total_steps - warmup)
     if kind == "linear":
         return peak * max(0.0, 1.0 - progress)
     if kind == "cosine":

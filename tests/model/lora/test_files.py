@@ -87,12 +87,13 @@ def test_target_names_are_short_where_they_can_be():
     assert target_names(["a.0.up_proj", "b.proj.0"], linears) == ["b.proj.0", "up_proj"]
 
 
-def test_a_base_named_relative_to_the_adapters(folder, monkeypatch):
-    (folder / "own").mkdir()
-    change_config(folder, base_model_name_or_path="own")
-    assert base_model_of(folder) == str(folder / "own")
-    monkeypatch.chdir(folder)
-    assert base_model_of(folder) == "own"  # from where the command runs
+def test_a_relative_base_lies_beside_the_adapters_or_where_the_command_runs(folder, monkeypatch):
+    change_config(folder, base_model_name_or_path="own/base")
+    (folder / "elsewhere/own/base").mkdir(parents=True)
+    monkeypatch.chdir(folder / "elsewhere")
+    assert base_model_of(folder) == "own/base"
+    (folder / "own/base").mkdir(parents=True)
+    assert base_model_of(folder) == str(folder / "own/base")
     change_config(folder, base_model_name_or_path=None)
     assert base_model_of(folder) is None
 
@@ -138,11 +139,37 @@ def test_all_tensors_that_do_not_fit_are_listed(folder):
         ({"target_modules": ["k_proj"]}, "adapter_config.json does not name this layer"),
         ({"r": 8}, r"shape \[4, 16\], expected \[8, 16\]"),
         ({"use_dora": True}, "lora_magnitude_vector: missing"),
+        ({"use_dora": "no"}, "use_dora: expected true or false, got 'no'"),
+        ({"lora_dropout": "x"}, "lora_dropout: expected a number from 0 to below 1, got 'x'"),
+        ({"lora_dropout": ["*"]}, "lora_dropout: expected a number"),
+        ({"lora_dropout": float("nan")}, "lora_dropout: expected a number"),
+        ({"layers_to_transform": "x"}, "layers_to_transform: expected a layer's number or a list of them, got 'x'"),
+        ({"layers_to_transform": float("nan")}, "layers_to_transform: expected"),
+        ({"layers_to_transform": [0, "1"]}, "layers_to_transform: expected"),
+        ({"layers_pattern": "("}, "layers_pattern: expected a regular expression"),
+        ({"layers_pattern": [3]}, "layers_pattern: expected a regular expression"),
+        ({"lora_alpha": float("inf")}, "lora_alpha: expected a positive number"),
+        ({"alpha_pattern": {"q_proj": 10**400}}, "alpha_pattern: expected"),
     ],
 )
 def test_configurations_that_are_refused(folder, values, message):
     change_config(folder, **values)
     with pytest.raises(ModelFileError, match=message):
+        read_adapters(folder, CONFIG)
+
+
+def test_adapters_that_cannot_compute_are_named(folder):
+    def spoil(tensors):
+        tensors[f"{PREFIX}.lora_A.weight"][0, 0] = np.nan
+        return tensors
+
+    rewrite(folder, spoil)
+    with pytest.raises(ModelFileError, match=rf"{PREFIX}.lora_A.weight: 1 of 64 values read are NaN"):
+        read_adapters(folder, CONFIG)
+    path = folder / "adapter_model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"F32", b"I32", 2))
+    with pytest.raises(ModelFileError, match=r"holds I32, which are not the floats of an adapter"):
         read_adapters(folder, CONFIG)
 
 
@@ -179,6 +206,34 @@ def test_our_metadata_must_be_readable(folder):
     rewrite(folder, lambda tensors: tensors, {"erniekit": "{}"})
     with pytest.raises(ModelFileError, match="metadata 'erniekit' cannot be read"):
         read_adapters(folder, CONFIG)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rank": "4"}, {"rank": 0}, {"alpha": None}, {"dropout": float("nan")}, {"init": "gaussian"}, {"rslora": 1},
+        {"rank_pattern": {"q_proj": 1.5}}, {"rank_pattern": []}, {"target_modules": 3}, {"unknown": 1},
+    ],
+)  # fmt: skip
+def test_our_metadata_is_not_trusted(folder, settings):
+    own = {"settings": {**KINDS["LoRA"].to_json(), **settings}, "base_fingerprint": ""}
+    rewrite(folder, lambda tensors: tensors, {"erniekit": json.dumps(own)})
+    with pytest.raises(ModelFileError, match="metadata 'erniekit' cannot be read"):
+        read_adapters(folder, CONFIG)
+
+
+def test_metadata_of_other_adapters_is_refused(folder):
+    own = {"settings": {**KINDS["LoRA"].to_json(), "init": "pissa"}, "base_fingerprint": ""}
+    rewrite(folder, lambda tensors: tensors, {"erniekit": json.dumps(own)})
+    with pytest.raises(ModelFileError, match=r"names other ranks than .*adapter_config\.json"):
+        read_adapters(folder, CONFIG)
+
+
+@pytest.mark.parametrize("name", ["\x1b[31mbase", "a\0b", "x" * 5000, "~nobody-here/base"])
+def test_a_base_that_cannot_be_a_name_is_refused(folder, name):
+    change_config(folder, base_model_name_or_path=name)
+    with pytest.raises(ModelFileError, match=r"adapter_config\.json: base_model_name_or_path: .* is neither"):
+        base_model_of(folder)
 
 
 def test_another_base_is_noticed(folder):

@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from erniekit.errors import ModelFileError
+from erniekit.model.architectures.architecture import ALWAYS
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.builder import build_model
 from erniekit.model.storage.layouts import find_layout, open_weights
 from erniekit.model.storage.safetensors import SafetensorsFile
@@ -98,8 +100,8 @@ def configurations(draw):
     }
     if family == "ernie4_5_moe":
         values |= {**MOE, "num_nextn_predict_layers": draw(st.integers(0, 1))}
-    elif family != "qwen2":
-        values |= dict.fromkeys(("use_bias", "attention_bias", "mlp_bias"), draw(st.booleans()))
+    else:
+        values |= dict.fromkeys(set(ARCHITECTURES[family].biases.values()) - {ALWAYS}, draw(st.booleans()))
     return ModelConfig.from_json(values), prefix
 
 
@@ -293,6 +295,37 @@ def test_a_truncated_shard_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(ModelFileError, match=r"part-1\.safetensors: .*truncated"):
         open_weights(config, tmp_path)
+
+
+def test_integers_in_place_of_weights_are_named(tmp_path):
+    config = tiny_config()
+    stored = random_weights(config)
+    for name in ("model.norm.weight", "model.layers.1.mlp.up_proj.weight"):
+        stored[name] = stored[name].astype(np.int32)
+    write(tmp_path, stored)
+    with pytest.raises(ModelFileError, match=r"(?s)1\.mlp\.up_proj\.weight: holds I32.*model\.norm\.weight: holds I32"):
+        open_weights(config, tmp_path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("fused", [False, True])
+def test_weights_that_are_not_finite_are_named(tmp_path, value, fused):
+    config = tiny_config(num_key_value_heads=4)
+    stored = random_weights(config)
+    stored["model.layers.1.self_attn.k_proj.weight"][3, 5] = value
+    stored["model.embed_tokens.weight"][:] = 3e38  # whose sum is infinite
+    write(
+        tmp_path,
+        in_paddle_layout(config, stored, "ernie", True) if fused else stored,
+        {"format": "np" if fused else "pt"},
+    )
+    name = r"ernie\.layers\.1\.self_attn\.qkv_proj" if fused else r"model\.layers\.1\.self_attn\.k_proj"
+    weights = open_weights(config, tmp_path)
+    weights.read("model.embed_tokens.weight")
+    with pytest.raises(ModelFileError, match=rf"model\.safetensors: {name}\.weight: 1 of .* NaN or infinite"):
+        weights.read("model.layers.1.self_attn.k_proj.weight")
+    with pytest.raises(ModelFileError, match=rf"{name}\.weight: 1 of"):
+        build_model(config, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from erniekit.errors import CheckpointError
+from erniekit.manifest import problems
 from erniekit.training.checkpoint import async_save, lock, manifest
-from erniekit.training.checkpoint.async_save import AsyncSaver, memory_shortage, new_staging, remove_abandoned
+from erniekit.training.checkpoint.async_save import AsyncSaver, memory_shortage, new_staging, remove_abandoned_staging
 from erniekit.training.checkpoint.atomic_folder import (
     checkpoint_folders,
     finalize_folder,
     newest_complete,
-    problems,
     step_of,
 )
 from erniekit.training.checkpoint.lock import locked, locked_by_writer
@@ -361,11 +361,11 @@ def is_alive(process: int) -> bool:
 def test_folders_in_shared_memory_that_are_held_are_left_alone(shared_memory: Path, logged: list[str]) -> None:
     held = new_staging()
     (held.folder / "values").write_bytes(b"x")
-    remove_abandoned()
+    remove_abandoned_staging()
     assert logged == []
     assert (held.folder / "values").exists()
     held.close()
-    remove_abandoned()
+    remove_abandoned_staging()
     assert not held.folder.exists()
 
 
@@ -375,7 +375,7 @@ def test_a_folder_in_shared_memory_that_goes_meanwhile_is_no_concern(
     """The writer of another run removes its own when it is done."""
     gone = shared_memory / "erniekit-checkpoint-gone"
     monkeypatch.setattr(Path, "glob", lambda *_: iter([gone]))
-    remove_abandoned()
+    remove_abandoned_staging()
     assert logged == []
 
 

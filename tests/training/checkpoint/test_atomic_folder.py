@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from erniekit.errors import CheckpointError
+from erniekit.manifest import problems
 from erniekit.model.storage.model_folder import PUBLISHING, is_half_written
 from erniekit.training.checkpoint import atomic_folder, manifest
 from erniekit.training.checkpoint.atomic_folder import (
@@ -24,7 +25,6 @@ from erniekit.training.checkpoint.atomic_folder import (
     holds_foreign_model,
     holds_model,
     newest_complete,
-    problems,
     prune,
     publish_files,
     remove_leftovers,

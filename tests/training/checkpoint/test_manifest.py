@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from erniekit.manifest import FORMAT, problems, read_manifest, unknown_format
 from erniekit.training.checkpoint import manifest
-from erniekit.training.checkpoint.atomic_folder import problems
-from erniekit.training.checkpoint.manifest import FORMAT, read_manifest, seal, unknown_format
+from erniekit.training.checkpoint.manifest import seal
 
 
 def test_parts_that_are_sealed_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from erniekit.errors import CheckpointError, ModelFileError
-from erniekit.model.storage.model_folder import MANIFEST, PUBLISHING
+from erniekit.manifest import MANIFEST
+from erniekit.model.storage.model_folder import PUBLISHING
 from erniekit.training.checkpoint.atomic_folder import publish_files, write_folder
 from erniekit.training.checkpoint.resume import Start, open_output_folder, remove_superseded
 
@@ -128,7 +129,7 @@ def test_weights_of_a_damaged_checkpoint_are_refused(output_dir: Path, tmp_path:
     weights = {"weights_from": output_dir / "checkpoint-2"}
     assert start_in(tmp_path / "other", **weights) == Start(None)
     (output_dir / "checkpoint-2" / "model.safetensors").write_text("Weights")
-    with pytest.raises(CheckpointError, match=r"checkpoint-2 cannot be used.*SHA-256 differs"):
+    with pytest.raises(ModelFileError, match=r"(?s)checkpoint-2: the files are not those.*SHA-256 differs"):
         start_in(tmp_path / "other", **weights)
     (output_dir / "checkpoint-2" / MANIFEST).unlink()  # as a checkpoint of another program
     assert start_in(tmp_path / "other", **weights) == Start(None)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from erniekit.errors import CheckpointError
-from erniekit.training.checkpoint.atomic_folder import newest_complete, problems, write_folder
+from erniekit.manifest import problems
+from erniekit.training.checkpoint.atomic_folder import newest_complete, write_folder
 from erniekit.training.checkpoint.sharded import (
     OPTIMIZER,
     WEIGHTS,

@@ -10,8 +10,8 @@ import pytest
 
 from erniekit.config.sections.training import TrainingParameters
 from erniekit.errors import CheckpointError
+from erniekit.manifest import MANIFEST, problems
 from erniekit.training.checkpoint import tensors as tensor_files
-from erniekit.training.checkpoint.atomic_folder import MANIFEST, problems
 from erniekit.training.checkpoint.state import (
     CONFIG_FILE,
     TrainerState,

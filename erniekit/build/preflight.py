@@ -1,0 +1,227 @@
+"""Decide whether a command can begin: the one answer that `erniekit validate` gives and every runner asks for.
+
+Looked at are the configuration, the folders that it names and the installed packages, in seconds and without Paddle;
+NumPy only where projections are fused, weights are stored in few bits, or adapters are given. Not decided here, but
+where it is read, is what only the records, the values of weights, a hub or the device can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from erniekit.build.adapters import adapter_plan, initial_adapters, refuse_other_checkpoint
+from erniekit.build.checks import (
+    answering_folders,
+    check_paths,
+    check_positions,
+    check_scoring_libraries,
+    check_tokenizer,
+    check_trackers,
+    check_weights,
+    expert_parallel_warnings,
+    local_weights,
+    model_warnings,
+    pipeline_notes,
+    read_generation_config,
+    read_local_model,
+    reference_config,
+    tokenizer_folder,
+    with_mtp_layers,
+)
+from erniekit.build.layout import partition_layers
+from erniekit.config import Config
+from erniekit.config.sections.basic import template_variables
+from erniekit.config.sections.checkpoint import leaves_no_checkpoint
+from erniekit.config.sections.dpo import REFERENCE_FREE_LOSSES, reference_mode
+from erniekit.distributed.topology import Topology, topology_from
+from erniekit.errors import ConfigurationError, UserError
+from erniekit.hub.cache import chosen_hub, local_model_folder, missing_files
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.published import published_model
+from erniekit.model.storage.layouts import locate_weights
+from erniekit.model.storage.model_folder import is_program_folder
+from erniekit.training.checkpoint.resume import check_output_folder
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What is known of a command that can begin.
+
+    Attributes:
+        model: with the multi-token prediction layers that are used; None: a hub's model that is not here yet.
+        notes: lines about values without effect on this model or in this layout; a run prints them at its start.
+    """
+
+    model: ModelConfig | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Findings:
+    """Runs checks one after another and keeps what they refuse, so that the user sees all at once."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, UserError] = {}
+
+    def attempt(self, check: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Return what a check returns; None if it refuses."""
+        try:
+            return check(*arguments, **named)
+        except UserError as error:
+            self._errors.setdefault(str(error), error)
+            return None
+
+    def raise_if_any(self) -> None:
+        """Raise one error with all messages, of their class if they have the same one."""
+        kinds = {type(error) for error in self._errors.values()}
+        if kinds:
+            raise (kinds.pop() if len(kinds) == 1 else ConfigurationError)("\n".join(self._errors))
+
+
+def preflight(
+    config: Config, *, world_size: int | None = None, reads_files: bool = True, writes_output: bool = True
+) -> Preflight:
+    """Check that the command of `config.verb` can begin.
+
+    Args:
+        world_size: the number of ranks; None: as few as the degrees need.
+        reads_files: whether this process opens the data and the checkpoint; other ranks need not see them.
+        writes_output: whether the command writes into `output_dir`.
+
+    Raises:
+        UserError: it cannot; the message has everything that was found.
+    """
+    found, known = Findings(), Preflight()
+    if config.verb == "train":
+        known = _check_run(config, found, world_size, reads_files, writes_output and config.basic.do_train)
+    elif config.verb == "preview":
+        _check_data(config, found)
+    elif config.verb in ("chat", "generate") and config.basic.model_name_or_path:
+        known = _check_answers(config, found)
+    found.raise_if_any()
+    return known
+
+
+def _check_run(
+    config: Config, found: Findings, world_size: int | None, reads_files: bool, writes_output: bool
+) -> Preflight:
+    """Check a training run, or an evaluation without training."""
+    if reads_files:
+        found.attempt(check_paths, config)
+    folder, model = _check_model_folder(config, found)
+    topology = found.attempt(topology_from, config, world_size)
+    notes: list[str] = []
+    if model is not None:
+        found.attempt(check_positions, config, model)
+        used = found.attempt(with_mtp_layers, model, config) or model
+        notes += model_warnings(config, used, model.num_nextn_predict_layers)
+        found.attempt(_check_parts, config, used, folder, topology, found)
+        if topology is not None:
+            notes += expert_parallel_warnings(config, used, topology)
+            notes += found.attempt(pipeline_notes, config, used, topology) or []
+        model = used
+    found.attempt(check_trackers, config)
+    found.attempt(check_scoring_libraries, config)
+    if reads_files and writes_output:
+        found.attempt(_check_output, config, model, folder)
+    return Preflight(model, (*notes, *_run_notes(config)))
+
+
+def _run_notes(config: Config) -> list[str]:
+    """Return lines about defaults that a user should know of before a run of hours."""
+    if not config.basic.do_train:
+        return []
+    lines = leaves_no_checkpoint(config.checkpoint)
+    loss = config.dpo.loss_type
+    if config.applies("normalize_logps") and not config.is_set("normalize_logps") and loss not in REFERENCE_FREE_LOSSES:
+        lines.append(
+            f"normalize_logps is false: {loss} sums log-probabilities over an answer, as its paper does; upstream "
+            "rescales them to the mean length of a pair, as normalize_logps: true does here"
+        )
+    return lines
+
+
+def _check_model_folder(config: Config, found: Findings) -> tuple[Path | None, ModelConfig | None]:
+    """Check the small files of the model; return its folder and its shape as far as they are known."""
+    folder = found.attempt(local_model_folder, config)
+    if folder is None:  # a hub's model that is not here
+        return None, published_model(config.basic.model_name_or_path)
+    if not folder.exists():  # `check_paths` says so
+        return None, None
+    model = found.attempt(read_local_model, config, folder)
+    if folder.is_dir():
+        found.attempt(
+            check_tokenizer,
+            folder,
+            model,
+            with_template=not config.stage.reads_text,
+            variables=template_variables(config.basic),
+        )
+        found.attempt(read_generation_config, folder)
+    return folder, model
+
+
+def _check_parts(
+    config: Config, model: ModelConfig, folder: Path | None, topology: Topology | None, found: Findings
+) -> None:
+    """Check what the model is divided into, starts from and is compared with."""
+    if topology is not None:
+        found.attempt(partition_layers, config, model, topology)
+    found.attempt(adapter_plan, config, model)
+    weights = found.attempt(local_weights, config, folder)
+    if weights is not None:
+        found.attempt(check_weights, model, weights)
+    if config.stage.needs_reference and reference_mode(config.dpo, lora=config.lora.lora) != "none":
+        found.attempt(reference_config, config, model)
+
+
+def _check_output(config: Config, model: ModelConfig | None, folder: Path | None) -> None:
+    """Check that the run may write into `output_dir`, and that it trains what its checkpoint holds."""
+    checkpoint = check_output_folder(
+        config.output_dir,
+        resume_from_checkpoint=config.checkpoint.resume_from_checkpoint,
+        overwrite_output_dir=config.basic.overwrite_output_dir,
+        model_folder=folder,
+        weights_from=initial_adapters(config) or local_weights(config, folder),
+    )
+    if checkpoint is not None and model is not None:
+        refuse_other_checkpoint(config, model, checkpoint)
+
+
+def _check_data(config: Config, found: Findings) -> None:
+    """Check a command that reads the data, and of the model its tokenizer alone."""
+    found.attempt(check_paths, config)
+    folder = found.attempt(local_model_folder, config)
+    if folder is not None and folder.exists():
+        found.attempt(
+            check_tokenizer,
+            folder,
+            None,
+            with_template=not config.stage.reads_text,
+            variables=template_variables(config.basic),
+        )
+
+
+def _check_answers(config: Config, found: Findings) -> Preflight:
+    """Check a command that answers with the model which the configuration names."""
+    named = found.attempt(local_model_folder, config)
+    if named is not None and is_program_folder(named):
+        return Preflight()
+    adapters = Path(config.lora.lora_path).expanduser() if config.lora.lora_path else None
+    folders = None if named is None else found.attempt(answering_folders, named, adapters)
+    if folders is None:
+        return Preflight()
+    folder, adapters = folders
+    model = found.attempt(ModelConfig.from_folder, folder, config.basic.ignore_config_keys)
+    found.attempt(
+        check_tokenizer,
+        tokenizer_folder(folder, adapters),
+        None,
+        with_template=True,
+        variables=template_variables(config.basic),
+    )
+    if model is not None and (chosen_hub(config) is None or not missing_files(folder, weights=True)):
+        found.attempt(locate_weights, model, folder)
+    return Preflight(model)

@@ -1,0 +1,56 @@
+"""What a format of records is: how its records are told from others, what fields they have, and how one is parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from erniekit.data.conversation import Conversation, PlainText, Preference
+
+Record = Conversation | PlainText | Preference
+RecordKind = Literal["text", "dialogues", "pairs"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of records; `registry.FORMATS` has all of them.
+
+    Attributes:
+        name: its word in `train_dataset_type`.
+        title: its name in messages to users.
+        required: the fields that it is known by, in messages to users.
+        records: what a record holds; a stage trains one of the three.
+        fields: the fields of a record that are used.
+        fits: whether a record looks like one of this format, judged by its characteristic fields.
+        parse: turns a record into its parsed form, or raises MalformedError.
+        message_lists: the fields that hold lists of messages in OpenAI's form.
+        calls_tools: whether these messages may hold calls of tools and their results.
+    """
+
+    name: str
+    title: str
+    required: str
+    records: RecordKind
+    fields: frozenset[str]
+    fits: Callable[[dict], bool]
+    parse: Callable[[dict], Record]
+    message_lists: tuple[str, ...] = ()
+    calls_tools: bool = False
+
+
+@dataclass(frozen=True)
+class RefusedFormat:
+    """Records that are recognised and refused.
+
+    Attributes:
+        field: what an error names as the place of the problem.
+        title: what such a record is.
+        fits: as for `Format`.
+        reason: what ERNIEKit does not do, in a sentence's words.
+    """
+
+    field: str
+    title: str
+    fits: Callable[[dict], bool]
+    reason: str

@@ -1,0 +1,247 @@
+"""The table of all formats: how a record is told from those of other formats, and what reads it.
+
+A new format is one entry of FORMATS, and its name one choice of `train_dataset_type`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from erniekit.data.formats.dialogues import (
+    parse_alpaca,
+    parse_erniekit,
+    parse_messages_record,
+    parse_plain_text,
+    parse_prompt_completion,
+)
+from erniekit.data.formats.files import read_values
+from erniekit.data.formats.format import Format, Record, RefusedFormat
+from erniekit.data.formats.preference import (
+    parse_alpaca_pair,
+    parse_erniekit_pair,
+    parse_messages_pair,
+    parse_sharegpt_pair,
+    preference_kind,
+)
+from erniekit.data.formats.problems import SCORES, MalformedError, RecordProblem, field_name, shorten
+from erniekit.data.formats.sharegpt import parse_sharegpt
+from erniekit.data.formats.unused_fields import BOOKKEEPING_FIELDS, UnusedFields, misspelling
+
+RECOGNISED_RECORDS = 3  # a file's format is judged by so many of its first records
+
+Fits = Callable[[dict], bool]
+
+
+def _has(*names: str) -> Fits:
+    return lambda record: all(record.get(name) is not None for name in names)
+
+
+def _lists(name: str, *fields: str) -> Fits:
+    """Return whether `name` is a list that begins with an object with one of these fields."""
+
+    def fits(record: dict) -> bool:
+        items = record.get(name)
+        first = items[0] if isinstance(items, list) and items else None
+        return isinstance(first, dict) and any(field in first for field in fields)
+
+    return fits
+
+
+def _is_plain_text(record: dict) -> bool:
+    return isinstance(record.get("text"), str) or record.keys() - BOOKKEEPING_FIELDS == {"tgt"}
+
+
+_HAS_ANSWERS = _has("chosen", "rejected")
+_IN_CONVERSATIONS = _lists("conversations", "from", "role")
+
+_FORMATS = (
+    Format(
+        "erniekit", "ERNIEKit's format", "src, tgt", "dialogues",
+        frozenset({"src", "tgt", "system", "label", "is_system"}),
+        lambda record: _has("src", "tgt")(record) and "response" not in record, parse_erniekit,
+    ),
+    Format(
+        "alpaca", "alpaca", "instruction, output", "dialogues",
+        frozenset({"instruction", "input", "output", "history", "system"}),
+        _has("instruction", "output"), parse_alpaca,
+    ),
+    Format(
+        "messages", "messages (OpenAI's format)", "messages", "dialogues",
+        frozenset({"messages", "tools", "label"}),
+        _lists("messages", "role"), parse_messages_record, ("messages",), calls_tools=True,
+    ),
+    Format(
+        "sharegpt", "ShareGPT", "conversations", "dialogues",
+        frozenset({"conversations", "system", "tools"}),
+        lambda record: _IN_CONVERSATIONS(record) and not _HAS_ANSWERS(record), parse_sharegpt,
+        ("conversations",), calls_tools=True,
+    ),
+    Format(
+        "prompt_completion", "prompt and completion", "prompt, completion", "dialogues",
+        frozenset({"prompt", "completion", "system", "tools"}),
+        _has("prompt", "completion"), parse_prompt_completion, ("prompt", "completion"), calls_tools=True,
+    ),
+    Format("text", "plain text", "text", "text", frozenset({"text", "tgt"}), _is_plain_text, parse_plain_text),
+    Format(
+        "erniekit", "ERNIEKit's pairs", "src, response, sort", "pairs",
+        frozenset({"src", "tgt", "response", "sort", "system", "is_system"}),
+        _has("src", "response"), parse_erniekit_pair,
+    ),
+    Format(
+        "alpaca", "alpaca's pairs", "instruction, chosen, rejected", "pairs",
+        frozenset({"question", "instruction", "input", "history", "system", "chosen", "rejected", *SCORES}),
+        lambda record: _HAS_ANSWERS(record) and ("question" in record or "instruction" in record), parse_alpaca_pair,
+    ),
+    Format(
+        "messages", "pairs of messages", "prompt, chosen, rejected", "pairs",
+        frozenset({"prompt", "chosen", "rejected", *SCORES}),
+        lambda record: _HAS_ANSWERS(record)
+        and ("prompt" in record or all(_lists(name, "role")(record) for name in ("chosen", "rejected"))),
+        parse_messages_pair, ("prompt", "chosen", "rejected"),
+    ),
+    Format(
+        "sharegpt", "ShareGPT's pairs", "conversations, chosen, rejected", "pairs",
+        frozenset({"conversations", "system", "chosen", "rejected", *SCORES}),
+        lambda record: _IN_CONVERSATIONS(record) and _HAS_ANSWERS(record), parse_sharegpt_pair,
+        ("conversations", "chosen", "rejected"),
+    ),
+)  # fmt: skip
+FORMATS: dict[str, Format] = {
+    preference_kind(form.name) if form.records == "pairs" else form.name: form for form in _FORMATS
+}
+KINDS = tuple(FORMATS)
+PAIR_KINDS = tuple(kind for kind, form in FORMATS.items() if form.records == "pairs")
+_STAGES = {"text": "PT", "dialogues": "SFT", "pairs": "DPO"}
+_CONTENTS = {"text": "plain text", "dialogues": "dialogues", "pairs": "pairs of answers"}
+
+
+def _with_values(*names: str) -> Fits:
+    return lambda record: any(record.get(name) for name in names)
+
+
+def _is_unpaired(record: dict) -> bool:
+    """Return whether one answer has a verdict, true or false; upstream's `label` of messages is a list."""
+    verdict = record.get("kto_tag", record.get("label"))
+    return isinstance(verdict, bool) and _with_values("messages", "conversations", "completion", "output")(record)
+
+
+REFUSED_FORMATS = (
+    RefusedFormat(
+        "images", "a vision record", _with_values("images", "image", "image_info"), "ERNIEKit does not read images"
+    ),
+    RefusedFormat(
+        "videos", "a video record", _with_values("videos", "video", "video_info"), "ERNIEKit does not read videos"
+    ),
+    RefusedFormat("audios", "an audio record", _with_values("audios", "audio"), "ERNIEKit does not read sound"),
+    RefusedFormat(
+        "label", "a KTO record", _is_unpaired,
+        "ERNIEKit trains pairs of answers (stage DPO), not single answers with a verdict",
+    ),
+)  # fmt: skip
+
+
+def read_records(
+    path: str | Path, kind: str, unused: UnusedFields | None = None
+) -> Iterator[tuple[int, Record] | RecordProblem]:
+    """Yield (line, record) for every record of a file, in file order, and a problem for each malformed one.
+
+    Streams: one record at a time is in memory. The content of the file never raises: a missing or empty file, text that
+    is not UTF-8 and broken JSON are problems too.
+
+    Args:
+        path: a file (see `files.read_values`), or the name of a data set of the Hugging Face hub.
+        kind: one of KINDS.
+        unused: counts the fields that the format does not use.
+    """
+    form = FORMATS[kind]
+    name = str(path)
+    for item in read_values(path):
+        if isinstance(item, RecordProblem):
+            yield item
+            continue
+        line, value = item
+        try:
+            record = parse_record(form, value)
+        except MalformedError as error:
+            yield RecordProblem(name, line, error.field, error.expected, error.got, error.effect)
+            continue
+        if unused is not None and isinstance(value, dict):
+            unused.add(line, value)
+        yield line, record
+
+
+def parse_record(form: Format, value: object) -> Record:
+    """Parse one value of a file.
+
+    Raises:
+        MalformedError: it is not a record of this format, or of a kind that ERNIEKit refuses.
+    """
+    if not isinstance(value, dict):
+        raise MalformedError("record", "a JSON object", shorten(value))
+    for refused in REFUSED_FORMATS:
+        if refused.fits(value):
+            raise MalformedError(refused.field, _CONTENTS[form.records], f"{refused.title}; {refused.reason}")
+    try:
+        return form.parse(value)
+    except MalformedError as error:
+        written = misspelling(form, value, error.field) if error.got == "nothing" else None
+        if written is None:
+            raise
+        raise type(error)(
+            error.field, error.expected, f"nothing, but {field_name(written)}: did you mean it?"
+        ) from None
+
+
+def recognise(path: str | Path, kind: str) -> str | RecordProblem:
+    """Return the kind of format that a file's first records have, judged by their characteristic fields.
+
+    It is `kind` itself if any of them fits it, or if they cannot be read: reading the file tells what is wrong with it.
+    A problem says what the records are if they fit several formats, hold something else than `kind` does (pairs instead
+    of dialogues), or have no field of it.
+    """
+    declared = FORMATS[kind]
+    items = list(islice(_readable(path), RECOGNISED_RECORDS))
+    records = [value for _, value in items if isinstance(value, dict)]
+    if not records or len(records) < len(items):
+        return kind
+    for refused in REFUSED_FORMATS:
+        if all(refused.fits(record) for record in records):  # so do not refuse record after record
+            got = f"{refused.title}, as in what follows; {refused.reason}"
+            return RecordProblem(str(path), items[0][0], refused.field, _CONTENTS[declared.records], got)
+    if any(declared.fits(record) for record in records):
+        return kind
+    found = [other for other, form in FORMATS.items() if all(form.fits(record) for record in records)]
+    alike = [other for other in found if FORMATS[other].records == declared.records]
+    if len(alike) == 1:
+        return alike[0]
+    if alike:
+        several = " or ".join(FORMATS[other].name for other in alike)
+        return RecordProblem(str(path), 0, "format", declared.name, f"what could be {several}: write which it is")
+    if found:
+        return RecordProblem(str(path), 0, "format", *_other_contents(declared, FORMATS[found[0]]))
+    names = sorted({name for record in records for name in record})
+    misspelt = any(misspelling(declared, records[0], name) for name in declared.fields)
+    if declared.fields.isdisjoint(names) and not misspelt:
+        known = ", ".join(
+            f"{form.name} ({form.required})" for form in FORMATS.values() if form.records == declared.records
+        )
+        got = f"the fields {', '.join(field_name(name) for name in names[:8])}, which no format has"
+        return RecordProblem(str(path), 0, "format", f"records of one of the formats {known}", got)
+    return kind
+
+
+def _other_contents(declared: Format, found: Format) -> tuple[str, str]:
+    """Return what was expected of a file and what was found, where that is for another stage."""
+    return (
+        f"{_CONTENTS[declared.records]}, which stage {_STAGES[declared.records]} reads",
+        f"what looks like {found.title}: write stage: {_STAGES[found.records]} to train it",
+    )
+
+
+def _readable(path: str | Path) -> Iterator[tuple[int, object]]:
+    for item in read_values(path):
+        if isinstance(item, RecordProblem):
+            return
+        yield item

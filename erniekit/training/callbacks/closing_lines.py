@@ -1,0 +1,68 @@
+"""The last lines of a finished run: time, loss, what is where, and what to do next."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from erniekit.training.callbacks import Callback, Record, TrainingRun
+from erniekit.training.callbacks.console import duration
+from erniekit.training.callbacks.files import LOG_FILE, LOSS_CURVE_FILE, read_log
+
+if TYPE_CHECKING:
+    from erniekit.training.trainer import TrainResult
+
+logger = logging.getLogger(__name__)
+VIEWERS = {"visualdl": "visualdl --logdir", "tensorboard": "tensorboard --logdir"}
+
+
+class ClosingLines(Callback):
+    """Writes them once the model is saved. Must come after the callbacks that write files.
+
+    Args:
+        logging_dir: the folder of event files; None: no tracker writes any.
+        trackers: the names of those that do.
+    """
+
+    def __init__(self, logging_dir: Path | None, trackers: Sequence[str]) -> None:
+        self._logging_dir, self._trackers = logging_dir, trackers
+        self._output_dir = Path()
+        self._first_use = "chat"
+        self._is_evaluated = False
+        self._started = 0.0
+
+    def on_train_begin(self, run: TrainingRun) -> None:
+        self._output_dir, self._started = run.output_dir, time.monotonic()
+        if run.config.get("stage") == "PT":  # it continues texts, and has learnt no dialogue
+            self._first_use = "generate --raw --prompt TEXT"
+
+    def on_evaluate(self, record: Record) -> None:
+        self._is_evaluated = True
+
+    def on_train_end(self, result: TrainResult) -> None:
+        for line in self._lines(result):
+            logger.info(line)
+
+    def _lines(self, result: TrainResult) -> list[str]:
+        folder, log = self._output_dir, self._output_dir / LOG_FILE
+        losses = [record["loss"] for record in read_log(log) if record.get("loss") is not None]
+        fell = f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
+        lines = [f"done: {result.step:,} steps, {duration(time.monotonic() - self._started)}{fell}"]
+        if result.best.step is not None:
+            value, metric = f"{result.best.value:.4g}", result.best.metric.removeprefix("eval_").replace("_", " ")
+            lines.append(f"  best evaluation: {metric} {value} at step {result.best.step:,}")
+        if (folder / LOSS_CURVE_FILE).is_file():
+            lines.append(f"  curve: {folder / LOSS_CURVE_FILE}; every figure: {log}")
+        for name in self._trackers if self._logging_dir else ():
+            lines.append(f"  {VIEWERS[name]} {shlex.quote(str(self._logging_dir))}")
+        shown = shlex.quote(str(folder))
+        commands = [
+            f"{self._first_use} {shown}",
+            *([f"eval {shown}"] * self._is_evaluated),
+            f"export {shown} --output DIR",
+        ]
+        return [*lines, "next:", *(f"  erniekit {command}" for command in commands)]

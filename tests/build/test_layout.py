@@ -1,0 +1,75 @@
+"""Where a layout cuts the layers of a model, from a configuration, without any rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from erniekit.build.layout import partition_layers, workload
+from erniekit.config import Config
+from erniekit.distributed.topology import Topology
+from erniekit.model.architectures.model_config import ModelConfig
+
+
+@pytest.mark.proves("pp_seg_method")
+@pytest.mark.parametrize(
+    ("method", "layers"),
+    [
+        ("layer:DecoderLayer", [range(2), range(2, 4), range(4, 6)]),
+        ("uniform", [range(2), range(2, 5), range(5, 6)]),  # embedding, norm and head count, too
+        ([0, 1, 3], [range(0), range(2), range(2, 6)]),
+    ],
+)
+def test_layers_are_divided_as_asked(
+    method: Any, layers: list[range], make_config: Callable[..., Config], tiny_model: Any
+) -> None:
+    config = make_config(pipeline_parallel_degree=3, pp_seg_method=method)
+    model = replace(ModelConfig.from_folder(tiny_model), num_hidden_layers=6)
+    parts = partition_layers(config, model, Topology(pipeline=3))
+    assert [list(part) for part in parts] == [list(part) for part in layers]
+
+
+BFLOAT16 = {"bf16": True, "device": "gpu"}
+SAVES = {"save_strategy": "steps", "save_steps": 2, "unified_checkpoint_config": "async_save"}
+REACHES_THE_ESTIMATE: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # beside what, which values, which field
+    ({}, {"per_device_train_batch_size": 3}, "batch_size"),
+    ({}, {"batch_tokens": 1280}, "batch_size"),
+    ({"batch_tokens": 1280}, {"max_seq_len": 64}, "batch_size"),
+    ({}, {"max_seq_len": 64}, "max_seq_len"),
+    ({}, {"gradient_accumulation_steps": 3}, "accumulation"),
+    ({}, {"recompute": True}, "recompute"),
+    ({"recompute": True}, {"no_recompute_layers": 1}, "no_recompute_layers"),
+    ({"recompute": True}, {"recompute_granularity": "core_attn"}, "recompute_granularity"),
+    ({}, {"use_fused_head_and_loss_fn": True}, "fused_head"),
+    ({}, {"use_flash_attention": False}, "dense_mask"),
+    ({}, {"lora": True}, "adapters"),
+    ({"lora": True}, {"lora_rank": 2}, "adapters"),
+    ({}, {"sharding": "stage1", "sharding_parallel_degree": 2}, "sharding"),
+    ({"lora": True}, {"weight_quantize_algo": "weight_only_int8"}, "weight_only"),
+    (SAVES, {"save_strategy": "no"}, "checkpoint_value"),
+    (SAVES, {"unified_checkpoint_config": ""}, "checkpoint_value"),
+    (SAVES, {"ignore_save_lr_and_optim": True}, "checkpoint_value"),
+    (SAVES, {"ckpt_quant_stage": "O1"}, "checkpoint_value"),
+    ({}, {"offload_optim": True}, "formats"),
+    ({}, {"tensorwise_offload_optimizer": True}, "formats"),
+    ({}, {"use_lowprecision_moment": True}, "formats"),
+    ({}, {"device": "gpu"}, "formats"),
+    ({"device": "gpu"}, {"bf16": True}, "formats"),
+    ({"device": "gpu"}, {"fp16": True}, "formats"),
+    (BFLOAT16, {"fp16_opt_level": "O2"}, "formats"),
+    ({**BFLOAT16, "fp16_opt_level": "O2"}, {"amp_master_grad": True}, "formats"),
+]
+
+
+@pytest.mark.parametrize(("beside", "values", "field"), REACHES_THE_ESTIMATE, ids=lambda value: str(value))
+def test_every_value_that_takes_memory_reaches_the_estimate(
+    beside: dict[str, Any], values: dict[str, Any], field: str, make_config: Callable[..., Config], tiny_model: Any
+) -> None:
+    model = ModelConfig.from_folder(tiny_model)
+    common = {"continue_training": True} if "lora" in {**beside, **values} else {}
+    plain = workload(make_config(**common, **beside), model)
+    changed = workload(make_config(**common, **{**beside, **values}), model)
+    assert getattr(changed, field) != getattr(plain, field)

@@ -1,0 +1,183 @@
+"""`erniekit validate` and `erniekit train` give the same verdict on a configuration."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from erniekit.build.preflight import preflight
+from erniekit.cli import main
+from erniekit.config import Config
+from erniekit.errors import UserError
+from tests.tiny_runs import ROOT
+
+Change = Callable[[Path], None]
+
+
+class _BuildingBeginsError(Exception):
+    """Raised where a run that passed every check would build its model."""
+
+
+def _json(folder: Path, name: str = "config.json", **values: Any) -> None:
+    path = folder / name
+    stored = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(stored | values))
+
+
+def _tie_no_embeddings(folder: Path) -> None:
+    _json(folder, tie_word_embeddings=False)
+
+
+WEIGHTS = "model.safetensors"
+BASE = {"continue_training": True}
+LORA = BASE | {"lora": True}
+
+# (what is done to a copy of the model folder, parameters, a word of the message; "" where the run begins)
+CASES: dict[str, tuple[Change, dict[str, Any], str]] = {
+    "random weights": (lambda folder: (folder / WEIGHTS).unlink(), {}, ""),
+    "stored weights": (lambda folder: None, BASE, ""),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), BASE, "holds no *.safetensors weights"),
+    "a cut file": (lambda folder: (folder / WEIGHTS).write_bytes(b"\0" * 20), BASE, "not a safetensors file"),
+    "weights of another shape": (lambda folder: _json(folder, intermediate_size=64), BASE, "expected [64, 32]"),
+    "a weight too few": (_tie_no_embeddings, BASE, "lm_head.weight: missing"),
+    "pickled weights": (
+        lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"), BASE, "are pickled",
+    ),
+    "no config.json": (lambda folder: (folder / "config.json").unlink(), {}, "config.json: no such file"),
+    "an empty config.json": (lambda folder: (folder / "config.json").write_text(""), {}, "config.json"),
+    "layers below none": (lambda folder: _json(folder, num_hidden_layers=-1), {}, "num_hidden_layers"),
+    "an unknown model": (lambda folder: _json(folder, model_type="ernie4_5_moe_vl"), {}, "is not supported"),
+    "a vocabulary too small": (lambda folder: _json(folder, vocab_size=100), {}, "do not belong together"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), {}, "tokenizer"),
+    "a damaged tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), {}, "tokenizer"),
+    "no end token": (
+        lambda folder: (folder / "tokenizer_config.json").write_text("{}"), {}, "eos_token is missing",
+    ),
+    "a broken chat template": (
+        lambda folder: (folder / "chat_template.jinja").write_text("{% if %}"), {}, "chat_template",
+    ),
+    "a damaged generation_config.json": (
+        lambda folder: (folder / "generation_config.json").write_text("["), {}, "generation_config.json",
+    ),
+    "a half-written model": (
+        lambda folder: (folder / ".erniekit-publishing").write_text("{}"), BASE, "half-written",
+    ),
+    "adapters as the model": (
+        lambda folder: _json(folder, "adapter_config.json", base_model_name_or_path="b"), {}, "holds adapters",
+    ),
+    "too few positions": (lambda folder: _json(folder, max_position_embeddings=64), {}, "max_position_embeddings 64"),
+    "prediction layers": (lambda folder: None, {"num_nextn_predict_layers": 1}, "multi-token prediction layers"),
+    "more ranks than heads": (lambda folder: None, {"tensor_parallel_degree": 8}, "cannot be divided"),
+    "a target without layers": (lambda folder: None, LORA | {"lora_target_modules": "q_prj"}, "names no linear"),
+    "too many singular values": (lambda folder: None, LORA | {"lora_init": "pissa", "lora_rank": 17}, "only 16 singu"),
+    "no adapters": (lambda folder: None, LORA | {"lora_path": "{folder}"}, "is not a folder of adapters"),
+    "adapters": (lambda folder: None, LORA, ""),
+    "quantized weights": (lambda folder: None, LORA | {"weight_quantize_algo": "nf4"}, ""),
+    "blocks that do not divide": (
+        lambda folder: None, {"weight_quantize_algo": "fp8_linear", "hadamard_block_size": 64}, "hadamard_block_size",
+    ),
+    "a file as the model": (lambda folder: None, {"model_name_or_path": __file__}, "is a file"),
+    "no such model": (lambda folder: None, {"model_name_or_path": "absent"}, "absent does not exist"),
+    "no such data": (lambda folder: None, {"train_dataset_path": "absent.jsonl"}, "absent.jsonl does not exist"),
+    "no such checkpoint": (lambda folder: None, {"resume_from_checkpoint": "checkpoint-3"}, "does not exist"),
+    "no checkpoint": (lambda folder: None, {"resume_from_checkpoint": "{folder}"}, "is not a checkpoint-<step> folder"),
+    "the model's own folder as output": (lambda folder: None, BASE | {"output_dir": "{folder}"}, "would overwrite"),
+    "a file as output": (lambda folder: None, {"output_dir": __file__}, "it is a file"),
+    "another model in the output": (lambda folder: None, {"output_dir": "{other}"}, "already contains"),
+    "a reference with another vocabulary": (
+        lambda folder: None,
+        {"stage": "DPO", "ref_model_name_or_path": "{other}"}, "their tokenizers differ",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def configured(
+    make_config: Callable[..., Config], tiny_base: Path, tmp_path: Path
+) -> Callable[[str], tuple[Config, str]]:
+    def configure(case: str) -> tuple[Config, str]:
+        change, values, said = CASES[case]
+        folder, other = tmp_path / "model", tmp_path / "other"
+        shutil.copytree(tiny_base, folder)
+        shutil.copytree(tiny_base, other)
+        _json(other, vocab_size=1000)
+        change(folder)
+        words = {
+            name: value.format(folder=folder, other=other) if isinstance(value, str) else value
+            for name, value in values.items()
+        }
+        return make_config(**{"model_name_or_path": str(folder), **words}), said
+
+    return configure
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_validate_and_train_agree(
+    case: str,
+    configured: Callable[[str], tuple[Config, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from erniekit.runners import train
+
+    def building_begins(*_: Any, **__: Any) -> None:
+        raise _BuildingBeginsError
+
+    monkeypatch.setattr(train, "open_run_folder", building_begins)
+    config, said = configured(case)
+    verdict = main(["validate", str(tmp_path / "config.yaml"), "--world-size", "1"])
+    error = capsys.readouterr().err
+    assert verdict == (2 if said else 0), error
+    assert said in error
+    with pytest.raises((UserError, _BuildingBeginsError)) as refused:
+        train.run_training(config)
+    assert isinstance(refused.value, _BuildingBeginsError) == (not said), refused.value
+    assert said in str(refused.value)
+
+
+def test_every_problem_is_shown_at_once(
+    make_config: Callable[..., Config], tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Missing files stand beside wrong values; problems of the model beside those of the layout and the folders."""
+    make_config(train_dataset_path="absent.jsonl")
+    assert main(["validate", str(tmp_path / "config.yaml"), "max_steps=many", "lerning_rate=1"]) == 2
+    error = capsys.readouterr().err
+    for part in ("absent.jsonl does not exist", "expected an integer, got many", "did you mean `learning_rate`?"):
+        assert part in error
+    values = {"continue_training": True, "max_seq_len": 100_000, "tensor_parallel_degree": 3, "output_dir": __file__}
+    with pytest.raises(UserError) as refused:
+        preflight(make_config(**values))
+    for part in ("holds no *.safetensors", "max_position_embeddings", "does not divide", "it is a file"):
+        assert part in str(refused.value)
+
+
+def test_validate_looks_at_each_verb(
+    make_config: Callable[..., Config], tiny_base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_config(model_name_or_path=str(tiny_base), output_dir=str(tmp_path / "run"))
+    file = str(tmp_path / "config.yaml")
+
+    def verdict(verb: str, *words: str) -> str:
+        code = main(["validate", file, "--verb", verb, *words])
+        printed = capsys.readouterr()
+        assert (code == 0) == (f"valid for `erniekit {verb}`" in printed.out), printed
+        return printed.err
+
+    for verb in ("train", "preview", "pack", "chat", "generate"):
+        assert verdict(verb) == ""
+    assert "cannot train stage PT" in verdict("dpo", "stage=PT")
+    assert "this run has not been trained" in verdict("export")
+    assert "this run has not been trained" in verdict("eval", f"eval_dataset_path={file}")
+    shutil.copytree(tiny_base, tmp_path / "run")
+    assert "already contains a model" in verdict("train") and verdict("export") == ""
+    held_out = f"eval_dataset_path={ROOT / 'examples/data/sft-eval.jsonl'}"
+    assert verdict("eval", held_out) == ""
+    (tmp_path / "run" / "model.safetensors").write_bytes(b"")
+    assert "model.safetensors" in verdict("export") and "model.safetensors" in verdict("eval", held_out)
+    assert "there is no such folder" in verdict("generate", "model_name_or_path=absent")

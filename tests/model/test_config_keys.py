@@ -1,0 +1,267 @@
+"""Which keys of `config.json` are read, which change nothing, and which are refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from erniekit.errors import ModelFileError
+from erniekit.model.architectures.architecture import Architecture, Key
+from erniekit.model.architectures.config_keys import DROPOUT_KEYS, INERT_KEYS
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.registry import ARCHITECTURES
+from erniekit.model.architectures.rope_parameters import RopeKeys
+
+from .published_configs import PUBLISHED_CONFIGS
+from .tiny import CONFIG, tiny_config
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize("values", PUBLISHED_CONFIGS.values(), ids=PUBLISHED_CONFIGS)
+def test_published_files_are_read(values):
+    config = ModelConfig.from_json(values)
+    told = [remark.split(" ")[0] for remark in config.remarks]
+    assert ("attention_dropout:" in told) == bool(values.get("attention_dropout"))
+    assert set(told) <= {"yarn:", "attention_dropout:"}
+    assert config.rope_theta == values.get("rope_theta", 10000.0)
+    assert ModelConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_a_key_that_is_not_understood_is_refused_by_its_name(model_type):
+    with pytest.raises(ModelFileError) as error:
+        tiny_config(model_type=model_type, rope_base=500000.0, attention_tilt=[0.5] * 99)
+    text = str(error.value)
+    assert "rope_base: 500000.0 is not understood, and may change what the model computes" in text
+    assert "attention_tilt: [0.5, " in text and len(text) < 700
+    assert "ignore_config_keys: [rope_base, attention_tilt]" in text
+    assert "--ignore-config-keys rope_base,attention_tilt" in text
+    assert tiny_config(model_type=model_type, rope_base=None).rope_theta  # null says nothing
+
+
+def test_a_key_is_left_out_where_the_user_says_so():
+    values = {**CONFIG, "rope_base": 5.0, "attention_tilt": 1}
+    config = ModelConfig.from_json(values, ignored_keys=["rope_base", "attention_tilt", "absent"])
+    assert config == tiny_config()
+    assert [remark.split(" is ignored")[0] for remark in config.remarks] == [
+        "rope_base: 5.0",
+        "attention_tilt: 1",
+        "absent: ignore_config_keys names it, but there is no such key",
+    ]
+    assert not {"rope_base", "attention_tilt"} & set(config.to_json())
+    with pytest.raises(ModelFileError, match="attention_tilt: 1 is not understood"):
+        ModelConfig.from_json(values, ignored_keys=["rope_base"])
+
+
+@pytest.mark.parametrize("key", ["rope_theta", "hidden_act", "num_hidden_layers", "rope_parameters", "torch_dtype"])
+def test_a_key_that_is_understood_cannot_be_left_out(key):
+    with pytest.raises(ModelFileError, match=f"ignore_config_keys: {key} is understood, so it cannot be ignored"):
+        ModelConfig.from_json({**CONFIG, "torch_dtype": "float32"}, ignored_keys=[key])
+
+
+def test_every_key_is_in_one_table_only():
+    for architecture in ARCHITECTURES.values():
+        used = {
+            *architecture.own_keys,
+            *architecture.own_fields,
+            *architecture.key_names.values(),
+            *architecture.aliases,
+        }
+        inert = {*INERT_KEYS, *architecture.inert_keys}
+        assert not inert & used and not inert & set(DROPOUT_KEYS) and not inert & set(architecture.neutral)
+
+
+def test_dropout_that_other_programs_apply_is_told_once(tmp_path, caplog):
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "attention_dropout": 0.1, "hidden_dropout_prob": 0.0}))
+    with caplog.at_level(logging.WARNING, logger="erniekit"):
+        ModelConfig.from_folder(tmp_path)
+        config = ModelConfig.from_folder(tmp_path)
+    expected = "attention_dropout: 0.1 has no effect here; the run's attention_probs_dropout_prob decides"
+    assert config.remarks == (expected,)
+    assert [record.getMessage() for record in caplog.records] == [f"{tmp_path / 'config.json'}: {expected}"]
+
+
+# rope_parameters of transformers 5
+
+
+def test_either_form_of_the_rotary_keys_is_read_and_both_are_written():
+    before = tiny_config(model_type="llama", rope_theta=5e5, rope_scaling=YARN)
+    since = tiny_config(model_type="llama", rope_parameters={**YARN, "rope_theta": 5e5})
+    both = tiny_config(
+        model_type="llama", rope_theta=500000, rope_scaling=YARN, rope_parameters={**YARN, "rope_theta": 5e5}
+    )
+    inside = tiny_config(model_type="llama", rope_scaling={**YARN, "rope_theta": 5e5})  # as transformers 5 reads it
+    assert before == since == both == inside
+    for config in (before, since, both, inside):
+        written = config.to_json()
+        assert (written["rope_theta"], written["rope_scaling"]) == (5e5, YARN)
+        assert written["rope_parameters"] == {**YARN, "rope_theta": 5e5}
+    plain = tiny_config(model_type="llama", rope_parameters={"rope_type": "default", "rope_theta": 3e4})
+    assert (plain.rope_theta, plain.rope_scaling) == (3e4, None)
+    assert tiny_config(model_type="llama", rope_theta=3e4, rope_scaling=None, rope_parameters={}) == plain
+
+
+def test_the_weights_type_is_written_under_both_names():
+    written = tiny_config(model_type="llama", dtype="bfloat16").to_json()
+    assert written["dtype"] == written["torch_dtype"] == "float32"
+
+
+def test_a_renamed_key_is_read_and_written_under_both_names():
+    config = tiny_config(model_type="qwen3_moe", num_local_experts=12)
+    assert config.moe_num_experts == 12
+    written = config.to_json()
+    assert written["num_experts"] == written["num_local_experts"] == 12
+    with pytest.raises(ModelFileError, match="num_experts: 9 contradicts num_local_experts: 12; keep the right one"):
+        tiny_config(model_type="qwen3_moe", num_experts=9, num_local_experts=12)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}},
+            "rope_theta: 10000.0 contradicts rope_parameters.rope_theta: 500000.0; keep the right one",
+        ),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {**YARN, "rope_theta": 5e5}},
+            "rope_theta: 10000.0 contradicts rope_scaling.rope_theta: 500000.0",
+        ),
+        ({"rope_scaling": None, "rope_parameters": YARN}, "rope_scaling: None contradicts rope_parameters: {"),
+        ({"rope_scaling": YARN, "rope_parameters": {**YARN, "factor": 2}}, "contradicts rope_parameters: {"),
+        ({"rope_scaling": {**YARN, "type": "linear"}}, "rope_scaling: type 'linear' contradicts rope_type 'yarn'"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor: 0.5 is not supported"),
+        (
+            {"partial_rotary_factor": 1.0, "rope_parameters": {"partial_rotary_factor": 0.5}},
+            "partial_rotary_factor: 1.0 contradicts rope_parameters.partial_rotary_factor: 0.5",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope_parameters: rope_type 'dynamic' is not supported; supported: default, linear, llama3, yarn",
+        ),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_parameters: rope_type ['yarn'] is not supported"),
+        ({"rope_parameters": {"rope_theta": "5e5"}}, "rope_theta: expected float, got '5e5'"),
+        ({"rope_parameters": 5}, "rope_parameters: expected dict, got 5"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "one set of parameters, but here are several"),
+        (
+            {"rope_parameters": {**YARN, "tilt": 2}},
+            "rope_parameters: tilt is not understood for yarn, and may change what the model computes",
+        ),
+        ({"rope_scaling": {"rope_type": "default", "mrope_section": [1]}}, "mrope_section is not understood"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling: factor must be a positive number for yarn, got None"),
+        ({"rope_scaling": {**YARN, "truncate": 1}}, "truncate must be true or false for yarn, got 1"),
+    ],
+)
+def test_rotary_keys_that_contradict_or_ask_for_more_are_refused(change, message):
+    with pytest.raises(ModelFileError) as error:
+        tiny_config(model_type="llama", **change)
+    assert message in str(error.value)
+
+
+def test_the_length_that_transformers_5_adds_to_yarn_is_not_taken_for_a_ratio():
+    # transformers 4 would take max_position_embeddings / 128 = 1 for the factor
+    config = tiny_config(model_type="llama", rope_parameters={**YARN, "original_max_position_embeddings": 128})
+    assert config.rope_scaling == {"rope_type": "yarn", "factor": 4.0}
+    assert config.remarks == ()
+
+
+@pytest.fixture
+def two_ropes(monkeypatch):
+    """A family whose layers have two rope tables, as Gemma 3's."""
+    sets = {"full_attention": RopeKeys(), "sliding_attention": RopeKeys("rope_local_base_freq", None)}
+    own = {"rope_local_base_freq": Key(float, default=10000.0)}
+    monkeypatch.setitem(ARCHITECTURES, "two", Architecture("two", "Two", own_keys=own, rope_sets=sets))
+
+
+def test_each_type_of_layer_has_its_set_of_rotary_keys(two_ropes):
+    nested = {
+        "full_attention": {**YARN, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+    }
+    since = tiny_config(model_type="two", rope_parameters=nested)
+    before = tiny_config(model_type="two", rope_theta=1e6, rope_scaling=YARN, rope_local_base_freq=5e3)
+    assert since == before and since.own == {"rope_local_base_freq": 5e3}
+    assert since.to_json()["rope_parameters"] == nested
+    for rope, message in (
+        ({"rope_theta": 1e6}, "expected a set for each of full_attention, sliding_attention, got rope_theta"),
+        ({"sliding_attention": YARN}, "rope_parameters.sliding_attention: rope_type 'yarn' is not supported there"),
+        ({"linear_attention": {"rope_theta": 1e6}}, "got linear_attention"),
+    ):
+        with pytest.raises(ModelFileError) as error:
+            tiny_config(model_type="two", rope_parameters=rope)
+        assert message in str(error.value)
+
+
+def test_messages_are_short_and_do_not_steer_the_terminal():
+    deep = []
+    for _ in range(900):
+        deep = [deep]
+    hostile = {"\x1b[31m": 1, "\ud800": 2, "k" * 500: "\x1b]0;title\x07" * 99, "deep": deep}
+    for change in (
+        hostile,
+        {"hidden_size": "\x1b[2J" * 99},
+        {"rope_scaling": {"type": "\x1b[2J"}},
+        {"hidden_act": deep},
+    ):
+        with pytest.raises(ModelFileError) as error:
+            tiny_config(model_type="llama", **change)
+        text = str(error.value)
+        assert text.replace("\n", "").isprintable() and len(text) < 2000
+
+
+ODD_VALUES = [
+    None, True, False, 0, 1, -1, 7, 99999, 2**31, 10**40, 0.5, 1e-300, 1e308, float("inf"), float("nan"), "", "yarn",
+    "\x1b[31m", [], [1], [None], {}, {"a": 1}, {"type": 5}, {"rope_type": float("nan")}, {"full_attention": {}},
+    {"rope_type": "yarn", "factor": 3e38, "original_max_position_embeddings": 2e-38, "beta_fast": 1e38},
+    {"rope_type": "yarn", "rope_theta": 1.0000001, "factor": 1e-30, "mscale": 1e30, "mscale_all_dim": 1e-30},
+    {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 2,
+     "original_max_position_embeddings": 1},
+]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_values_are_either_refused_or_read_and_written(data):
+    values = dict(data.draw(st.sampled_from(list(PUBLISHED_CONFIGS.values()))))
+    keys = st.sampled_from([*values, *ARCHITECTURES["qwen3_moe"].aliases, "rope_parameters", "rope_scaling", "unknown"])
+    values |= data.draw(st.dictionaries(keys, st.sampled_from(ODD_VALUES), min_size=1, max_size=3))
+    try:
+        config = ModelConfig.from_json(values)
+    except ModelFileError as error:
+        assert str(error).replace("\n", "").isprintable()
+        return
+    assert ModelConfig.from_json(config.to_json()) == config
+    tables = config.architecture.rope_tables(config) if config.head_dim < 10_000 else ()
+    assert all(math.isfinite(number) for table in tables for number in (*table.per_pair, table.magnitude))
+
+
+# numbers
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rope_theta": float("inf")}, "rope_theta: must be at most 3.4e+38, got inf"),
+        ({"rope_theta": 1e-300}, "rope_theta: must be more than 1, got 1e-300"),
+        ({"rope_theta": float("nan")}, "rope_theta: expected a number, got nan"),
+        ({"rms_norm_eps": 1e308}, "rms_norm_eps: must be at most 1, got 1e+308"),
+        ({"rms_norm_eps": 1e-300}, "rms_norm_eps: must be positive, got 1e-300"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: must be positive, got nan"),
+        ({"initializer_range": 1e38}, "initializer_range: must be at most 1,000"),
+        ({"num_hidden_layers": 99999}, "num_hidden_layers: must be at most 2,000, got 99999"),
+        ({"moe_num_experts": 99999}, "moe_num_experts: must be at most 10,000, got 99999"),
+        ({"num_hidden_layers": 2000, "moe_num_experts": 5000}, "x moe_num_experts 5,000: at most 60,000"),
+        ({"moe_norm_min": float("inf")}, "moe_norm_min: must be at most 3.4e+38, got inf"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": float("inf")}}, "factor must be a positive number"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 1e-320}}, "factor must be a positive number"),
+    ],
+)
+def test_numbers_that_no_model_can_have_are_refused(change, message):
+    with pytest.raises(ModelFileError) as error:
+        tiny_config(model_type="ernie4_5_moe", **change)
+    assert message in str(error.value)

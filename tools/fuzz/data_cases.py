@@ -1,0 +1,68 @@
+"""Data: records of every format with places changed, tables, plain text, damaged bytes; given to `validate --data`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from case import Case
+from values import as_json, changed, damaged
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "examples" / "models" / "tiny-ernie"
+RECORDS: dict[str, list[Any]] = {
+    "erniekit": [
+        {"src": "What is 2 + 3?", "tgt": "5"},
+        {"system": "Be brief.", "src": ["Hi", "And 1 + 1?"], "tgt": ["Hello", "2"], "label": [0, 1]},
+        {"src": ["2 + 2?"], "tgt": [], "response": [["4"], ["5"]], "sort": [1, 0]},
+    ],
+    "messages": [
+        {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, {"role": "assistant", "content": "<think>x</think>Hello"}]},
+        {"messages": [{"role": "user", "content": "How warm?"}, {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "warmth", "arguments": {"place": "Ulm"}}}]}, {"role": "tool", "content": "21"}, {"role": "assistant", "content": "21 degrees"}], "tools": [{"type": "function", "function": {"name": "warmth", "parameters": {}}}]},
+    ],
+    "alpaca": [
+        {"instruction": "Add.", "input": "1 and 2", "output": "3", "history": [["Hi", "Hello"]]},
+        {"instruction": "2 + 2?", "chosen": "4", "rejected": "5"},
+    ],
+    "text": [{"text": "A text that is long enough to be trained on."}],
+    "sharegpt": [{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}],
+    "pairs": [{"prompt": "Hi", "completion": "Hello"}, {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}],
+}  # fmt: skip
+TYPES = ["", "erniekit", "alpaca", "messages", "text", "sharegpt", "packed"]
+SUFFIXES = [".jsonl", ".jsonl", ".jsonl", ".json", ".txt", ".csv", ".tsv", ".parquet", ".jsonl.gz", ""]
+
+
+def draw(random: Random) -> Case:
+    """Draw a file of some records, and the stage and format that it is read with."""
+    kind = random.choice(list(RECORDS))
+    records = [random.choice(RECORDS[kind]) for _ in range(random.choice([0, 1, 3, 20]))]
+    records = [changed(record, random) if random.random() < 0.4 else record for record in records]
+    suffix = random.choice(SUFFIXES)
+    if suffix in (".csv", ".tsv"):
+        mark = b"," if suffix == ".csv" else b"\t"
+        rows = [
+            [as_json(item).strip(b'"') for item in record.values()] for record in records if isinstance(record, dict)
+        ]
+        header = mark.join(str(name).encode("utf-8", "replace") for name in RECORDS[kind][0])
+        content = b"\n".join([header, *(mark.join(row) for row in rows)])
+    elif suffix == ".json":
+        content = as_json(records)
+    else:
+        content = b"\n".join(map(as_json, records))
+    if random.random() < 0.3:
+        content = damaged(content, random)
+    name = f"data{suffix}"
+    values = {
+        "model_name_or_path": str(TINY),
+        "output_dir": "{folder}/out",
+        "data_cache_dir": "{folder}/cache",
+        "train_dataset_path": f"{{folder}}/{name}",
+        "stage": random.choice(["SFT", "SFT", "DPO", "PT"]),
+        "train_dataset_type": random.choice([kind, *TYPES]),
+        "max_seq_len": random.choice([16, 128, 128]),
+        "continue_training": "false",
+    }
+    words = [f"{name}={value}" for name, value in values.items() if value]
+    return Case({name: content, "run.yaml": b"seed: 1\n"}, [["validate", "{folder}/run.yaml", "--data", *words]])

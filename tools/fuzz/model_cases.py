@@ -1,0 +1,77 @@
+"""Model folders: config.json, tokenizers, safetensors, adapters with places changed; `validate` and the verb must agree."""
+
+from __future__ import annotations
+
+import json
+import struct
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from case import Case
+from values import as_json, changed, damaged
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "examples" / "models" / "tiny-ernie"
+SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}  # fmt: skip
+Header = dict[str, Any]
+
+
+@cache
+def config() -> dict[str, Any]:
+    """Return a config.json of a model that is small enough to be written for each case."""
+    return {**json.loads((TINY / "config.json").read_text(encoding="utf-8")), **SHAPE}
+
+
+@cache
+def weights() -> tuple[Header, bytes]:
+    """Return the header and the data of the model's safetensors file."""
+    from erniekit.model.architectures.model_config import ModelConfig
+
+    generator = np.random.default_rng(0)
+    header: Header = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, shape in ModelConfig.from_json(config()).weight_shapes().items():
+        values = (generator.normal(size=shape) * 0.02).astype(np.float32).tobytes()
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [len(data), len(data) + len(values)]}
+        data += values
+    return header, data
+
+
+def safetensors(header: bytes, data: bytes) -> bytes:
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def draw(random: Random) -> Case:
+    """Draw a folder with one file of it damaged or changed."""
+    header, data = weights()
+    files = {
+        "config.json": as_json(config()),
+        "model.safetensors": safetensors(as_json(header), data),
+        "generation_config.json": b'{"eos_token_id": 2}',
+    }
+    for path in sorted(TINY.iterdir()):
+        if path.suffix in (".json", ".model", ".jinja") and path.name not in files:
+            files[path.name] = path.read_bytes()
+    victim = random.choice([*files, "model.safetensors", "config.json", "adapter"])
+    commands = [["generate", "{folder}/model", "--prompt", "Hi", "--max-new-tokens", "1"]]
+    if victim == "adapter":
+        adapter = {
+            "peft_type": "LORA",
+            "r": 2,
+            "lora_alpha": 4,
+            "target_modules": ["q_proj"],
+            "base_model_name_or_path": "x",
+        }
+        files["adapter/adapter_config.json"] = as_json(changed(adapter, random))
+        files["adapter/adapter_model.safetensors"] = safetensors(b"{}", b"")
+        commands[0] += ["--lora-path", "{folder}/model/adapter"]
+    elif victim == "model.safetensors" and random.random() < 0.7:
+        files[victim] = safetensors(as_json(changed(header, random)), data + b"x" * random.choice([0, 0, 4]))
+    elif files[victim][:1] == b"{" and random.random() < 0.8:
+        files[victim] = as_json(changed(json.loads(files[victim]), random))
+    else:
+        files[victim] = damaged(files[victim], random)
+    return Case({f"model/{name}": content for name, content in files.items()}, commands)
