@@ -95,7 +95,7 @@ def _host_limits() -> str:
 
 
 def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -51,8 +50,8 @@ class TokenizationSettings:
     over_length: str
     max_prompt_len: int | None = None
     needs_scores: bool = False
-    split_multi_turn: bool | None = None
     on_bad_record: str = "stop"
+    split_multi_turn: bool | None = None
 
     def __post_init__(self) -> None:
         if self.over_length not in OVER_LENGTH_POLICIES:
@@ -71,8 +70,8 @@ class TokenizationSettings:
         pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PAIR_KINDS else ()
         prefix = self.tokenizer.document_prefix if kind == "text" else ()
         split = () if self.split_multi_turn is None else (f"split_multi_turn {self.split_multi_turn}",)
-        settings = (self.max_seq_len, self.over_length, *pair_settings, *prefix, *split)
-        return self.tokenizer.fingerprint, template, *settings
+        own = (*pair_settings, *prefix, *split)
+        return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *own
 
 
 @dataclass(slots=True)
@@ -84,10 +83,10 @@ class RecordCounts:
     long_prompts: int = 0
     truncated: int = 0
     split: int = 0
+    skipped: int = 0
     split_dialogues: int = 0
     dropped_answers: int = 0
     plain_control: int = 0
-    skipped: int = 0
 
 
 def tokenise(
@@ -145,7 +144,7 @@ def _blocks(
             continue
         counts.read += 1
         block.append(item)
-        characters += _characters(item[1])
+        characters += count_characters(item[1])
         if len(block) == block_records or characters >= BLOCK_CHARACTERS:
             yield block
             block, characters = [], 0
@@ -169,7 +168,8 @@ def _without_hopeless(
     promising = []
     for line, record in block:
         kept: Record | None = record
-        if not isinstance(record, PlainText) and (characters := count_characters(record)) > limit:
+        characters = count_characters(record)
+        if not isinstance(record, PlainText) and characters > limit:
             kept = last_rounds(record, limit) if settings.over_length == "truncate_turns" else None
             if settings.over_length == "error":
                 expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len)"
@@ -180,17 +180,6 @@ def _without_hopeless(
         if kept is not None:
             promising.append((line, kept))
     return promising
-
-
-def _characters(record: Record) -> int:
-    """Return the number of characters of a record's texts."""
-    if isinstance(record, PlainText):
-        return len(record.text)
-    if isinstance(record, Preference):
-        return _characters(record.prompt) + sum(len(turn.content) for turn in (*record.chosen, *record.rejected))
-    texts = sum(len(turn.content) + len(turn.thoughts) for turn in record.turns)
-    calls = sum(len(json.dumps(turn.fields, ensure_ascii=False)) for turn in record.turns if turn.fields)
-    return len(record.system) + texts + calls + (len(json.dumps(record.tools)) if record.tools else 0)
 
 
 def _encode_texts(

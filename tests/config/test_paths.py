@@ -11,6 +11,7 @@ from erniekit.config.registry import PARAMETERS
 from erniekit.config.values import LARGEST_INTEGER, path_problem
 from tests.config.samples import load, problems
 
+QUICKSTART = str(Path(__file__).parents[2] / "examples/configs/quickstart/sft.yaml")
 PATHS = [name for name, parameter in PARAMETERS.items() if parameter.kind.names_path]
 
 
@@ -42,11 +43,26 @@ def test_other_paths_are_not_touched(path: str) -> None:
 
 
 def test_a_long_list_of_files_on_the_command_line_is_one_override(capsys: pytest.CaptureFixture[str]) -> None:
-    quickstart = Path(__file__).parents[2] / "examples/configs/quickstart/sft.yaml"
     files = ",".join(f"shard-{number:05}.jsonl" for number in range(30))
-    assert main(["validate", str(quickstart), f"train_dataset_path={files}"]) == 2
+    assert main(["validate", QUICKSTART, f"train_dataset_path={files}"]) == 2
     error = capsys.readouterr().err
     assert "shard-00000.jsonl does not exist" in error and "shard-00029.jsonl does not exist" in error
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-this-name/x", "x" * 300])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "{}"], ["eval", "{}"], ["preview", "{}"], ["validate", "{}"], ["pack", QUICKSTART, "--output", "{}"],
+        ["export", "{}", "--output", "o"], ["export", QUICKSTART, "--output", "{}"], ["split", "{}", "--output", "o"],
+        ["generate", "{}", "--prompt", "p"], ["chat", "{}"],
+    ],
+)  # fmt: skip
+def test_impossible_paths_of_the_command_line_are_no_tracebacks(
+    path: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word.format(path) for word in words]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 @pytest.mark.parametrize(

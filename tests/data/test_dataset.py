@@ -273,7 +273,7 @@ def test_control_tokens_in_records_are_ordinary_text_and_counted(opened, make_so
 
 def test_problems_of_all_files_come_together_and_no_cache_is_left(opened, make_source, tmp_path):
     good = make_source([exchange()], name="good.jsonl")
-    bad = make_source([exchange(), {"src": "q"}, exchange(), "{", {**exchange(), "src": 3}], name="bad.jsonl")
+    bad = make_source([exchange(), {"src": "q"}, exchange(), "{", exchange("", "a")], name="bad.jsonl")
     missing = Source(tmp_path / "missing.jsonl", "erniekit")
     with pytest.raises(DataError) as caught:
         opened(bad, missing, good)

@@ -90,6 +90,15 @@ def test_preview_escapes_what_would_steer_the_terminal(make_config: Callable[...
     assert "\x07" not in colored and "\x9b" not in colored and "\x1b]" not in colored
 
 
+def test_preview_tells_what_is_left_out(make_config: Callable[..., Any], records: Path, tmp_path: Path) -> None:
+    assert "records, " not in preview(make_config())
+    path = tmp_path / "data.jsonl"
+    path.write_text(records.read_text() + '{"src": "q", "tgt": ""}\n{"src": "q", "tgt": "a", "difficulty": 1}\n')
+    text = preview(make_config(train_dataset_path=str(path)))
+    assert "62 records, 61 kept, 1 skipped" in text and "data.jsonl:61: tgt[0]: expected a text" in text
+    assert "field not used: difficulty (1 record)" in text
+
+
 def test_preview_shows_as_many_rows_as_asked(make_config: Callable[..., Any]) -> None:
     config = make_config(per_device_train_batch_size=2, gradient_accumulation_steps=2)
     for rows in (1, 2, 3):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 5.0  # of processor time for rendering one text
+FEW_MESSAGES = 20  # all texts of so short a dialogue share that time
 MEMORY_BYTES = 2 << 30
 MAX_CHARACTERS = 100_000_000  # of one text
 _PACKAGES = Path(__file__).parents[3]  # where `erniekit` is imported from
@@ -122,6 +123,7 @@ def serve(seconds: float, memory_bytes: int) -> None:
         for item in request["items"]:
             reply = json.dumps(_answer(request["source"], request["variables"], item)) + "\n"
             sys.stdout.buffer.write(reply.encode())
+        signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.buffer.flush()
 
 
@@ -140,7 +142,8 @@ def _answer(source: str, variables: dict[str, Any], item: dict[str, Any]) -> Rep
     from erniekit.data.templates import rendering
 
     def render(messages: Sequence[Any], header: bool) -> str:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        if len(messages) > FEW_MESSAGES:
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
         text = _compiled[source].render(
             messages=messages, tools=item["tools"], documents=None, add_generation_prompt=header, **variables
         )
@@ -170,5 +173,3 @@ def _answer(source: str, variables: dict[str, Any], item: dict[str, Any]) -> Rep
         return {"limit": "it recurses too deeply"}
     except Exception as error:  # whatever the expressions of a template raise, for example "a" + none
         return {"refused": str(error) or type(error).__name__}
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
