@@ -101,7 +101,7 @@ def test_a_miniature_of_any_family_is_a_model_of_it(model_type: str) -> None:
     own = {"gemma3_text": {"layer_types": ["full_attention"] * 9}, "smollm3": {"no_rope_layers": [1] * 9}}
     values = {"model_type": model_type, **sizes, "num_attention_heads": 16, **own.get(model_type, {})}
     model = ModelConfig.from_json(values)
-    small = _shrunk_run({"tensor_parallel_degree": 2}, model)[0].model
+    small = shrink(Config.from_mapping(NEEDED | {"tensor_parallel_degree": 2}), model, VOCABULARY).model
     assert ModelConfig.from_json(small.to_json()) == small
     assert small.parameter_count() < 2e6
 
