@@ -377,6 +377,9 @@ def model_warnings(config: Config, model_config: ModelConfig, stored_mtp_layers:
             lines.append(f"`moe_use_aux_free: false` has no effect: {has_none}")
         elif config.lora.lora:
             lines.append("moe_use_aux_free: adapters hold no router, so merging them brings the correction bias back")
+    activation = model_config.architecture.activation
+    if config.acceleration.fuse_swiglu and activation != "swiglu":
+        lines.append(f"`fuse_swiglu: true` has no effect: {model_config.model_type} computes {activation} in its place")
     if model_config.other_keys.get("num_nextn_predict_layers"):
         lines.append("the model's multi-token prediction layers are left out, of training and of the saved model")
     wanted = model_config.num_nextn_predict_layers

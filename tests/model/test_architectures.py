@@ -115,6 +115,14 @@ def test_a_file_with_a_weight_of_another_architecture_is_refused(tmp_path):
     assert "model.layers.0.self_attn.q_norm.weight: the model has no such weight" in str(refused.value)
 
 
+def test_further_layers_of_a_file_are_left_out_where_the_configuration_counts_them(tmp_path):
+    save_weights(tiny_model(model_type="deepseek_v3", num_hidden_layers=3), tmp_path)
+    config = tiny_config(model_type="deepseek_v3", num_nextn_predict_layers=1)
+    assert "model.layers.1.mlp.gate.weight" in named_weights(build_model(config, tmp_path))
+    with pytest.raises(ModelFileError, match=r"model\.layers\.2\..*: the model has no such weight"):
+        build_model(tiny_config(model_type="deepseek_v3"), tmp_path)
+
+
 # An encoder in front of the decoder, with the names of Whisper's.
 
 CHANNELS = 6
@@ -326,6 +334,12 @@ def test_a_saved_program_with_windows_is_refused_by_name(monkeypatch, tmp_path):
     decoder = _with_layers(monkeypatch, LayerAttention(window=4), LayerAttention())
     with pytest.raises(ModelFileError, match="odd: layers attend to the last 4 positions only"):
         save_program(decoder, tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_saved_program_with_sinks_is_refused_by_name(tmp_path):
+    with pytest.raises(ModelFileError, match="gpt_oss: attention has sinks, which a saved program cannot compute yet"):
+        save_program(tiny_model(model_type="gpt_oss", head_dim=4), tmp_path)
     assert not any(tmp_path.iterdir())
 
 

@@ -79,13 +79,21 @@ class LoraSettings:
         return ", ".join([f"{kind}, rank {self.rank}, {scale}", *more])
 
 
+def adaptable_linears(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Return the path and (out, in) of each linear layer beside which an adapter can stand, towers' included.
+
+    Experts that files stack are not among them: PEFT knows no adapters of single ones.
+    """
+    stacked, linears = config.architecture.stacked_experts, config.linear_shapes()
+    return {path: shape for path, shape in linears.items() if place_of(f"{path}.weight", stacked) is None}
+
+
 def adapter_targets(config: ModelConfig, patterns: Iterable[str]) -> list[str]:
     """Return the paths of the linear layers to adapt, in the order of the model.
 
     Without patterns they are what the architecture names: all of the decoder's where it names none. A pattern reaches
     the layers of a tower only if it begins with the tower's prefix, as `audio_tower.layers.*.q_proj` does, so that no
-    pattern that is meant for the decoder adapts a tower. No pattern reaches experts that files stack, because PEFT
-    knows no adapters of single ones.
+    pattern that is meant for the decoder adapts a tower.
 
     Raises:
         ConfigurationError: a pattern names no layer.
@@ -94,9 +102,7 @@ def adapter_targets(config: ModelConfig, patterns: Iterable[str]) -> list[str]:
     towers = tuple(tower.prefix for tower in config.architecture.towers)
     for_towers = [pattern for pattern in patterns if _begins_with(pattern, towers)]
     for_decoder = [pattern for pattern in patterns if pattern not in for_towers]
-    stacked = config.architecture.stacked_experts
-    paths = [path for path in config.linear_shapes() if place_of(f"{path}.weight", stacked) is None]
-    chosen = set[str]()
+    paths, chosen = list(adaptable_linears(config)), set[str]()
     if for_decoder or not for_towers:
         chosen.update(select_targets((path for path in paths if not path.startswith(towers)), for_decoder))
     if for_towers:

@@ -190,7 +190,8 @@ def locate_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
     refuse_sharded_checkpoint(folder)
     quantized = config.other_keys.get(CONFIG_KEY)
     files = _as_float_weights(open_weight_files(folder), quantized)
-    files = with_expert_tensors(files, config.architecture.stacked_experts, config.weight_shapes())
+    if config.architecture.stacked_experts:
+        files = with_expert_tensors(files, config.architecture.stacked_experts, config.weight_shapes())
     shapes = {name: file.shape(name) for name, file in files.items() if not _COMPUTED.search(name)}
     formats = {file.metadata.get("format", "") for file in files.values()}
     layout = find_layout(config, shapes, formats, where=str(folder))

@@ -1,4 +1,4 @@
-"""Tensors of files that hold a weight of all experts of a layer, as GPT-OSS stores them. NumPy only.
+"""Tensors of files that hold a weight of all experts of a layer, as GPT-OSS stores them. Needs no Paddle.
 
     <path>.experts.gate_up_proj       [E, in, 2 out]   outputs of gate and up in turn
     <path>.experts.gate_up_proj_bias  [E, 2 out]
