@@ -9,7 +9,6 @@ model folder from elsewhere has none and is read as it is. This version reads ma
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
@@ -149,6 +148,8 @@ def _stays_inside(name: PurePosixPath) -> bool:
 
 def sha256(path: Path) -> str:
     """Return the hash of a file's content."""
+    import hashlib  # loads a library of some megabytes, which most commands do without
+
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):

@@ -52,7 +52,7 @@ OTHER_VERBS = {
 }
 _NO_SERVER = (
     "a server and a web interface come with the next release; today `erniekit chat` and `erniekit generate` answer, "
-    "and servers such as vLLM load the folder that `erniekit export` writes"
+    "and servers such as vLLM load the folder that `erniekit export` writes (docs/serving.md)"
 )
 MISSING_VERBS = dict.fromkeys(("serve", "server", "api", "deploy", "webui", "webchat", "gui", "ui"), _NO_SERVER)
 SUCCESS, PROBLEMS, USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141

@@ -5,11 +5,9 @@ Encoding 10 million characters takes a gigabyte. No text has so many characters 
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
-from erniekit.data.conversation import USER, Conversation, PlainText, Preference, Turn
-from erniekit.data.formats.format import Record
+from erniekit.data.conversation import USER, Conversation, Preference, Turn
 
 MAX_CHARACTERS_PER_TOKEN = 100  # on average
 MIN_CHARACTERS_TO_JUDGE = 1_000_000  # shorter texts are always encoded
@@ -20,19 +18,12 @@ def character_limit(max_seq_len: int) -> int:
     return max(MIN_CHARACTERS_TO_JUDGE, MAX_CHARACTERS_PER_TOKEN * max_seq_len)
 
 
-def count_characters(record: Record) -> int:
-    """Return the number of characters of a record's texts."""
-    if isinstance(record, PlainText):
-        return len(record.text)
+def count_characters(record: Conversation | Preference) -> int:
+    """Return the number of characters of a record's texts up to its last target, behind which nothing is encoded."""
     if isinstance(record, Preference):
-        return count_characters(record.prompt) + sum(map(_turn_characters, (*record.chosen, *record.rejected)))
-    tools = len(json.dumps(record.tools)) if record.tools else 0
-    return len(record.system) + tools + sum(map(_turn_characters, record.turns))
-
-
-def _turn_characters(turn: Turn) -> int:
-    fields = len(json.dumps(turn.fields, ensure_ascii=False)) if turn.fields else 0
-    return len(turn.content) + len(turn.thoughts) + fields
+        answers = (*_until_last_target(record.chosen), *_until_last_target(record.rejected))
+        return count_characters(record.prompt) + sum(len(turn.content) for turn in answers)
+    return len(record.system) + sum(len(turn.content) for turn in _until_last_target(record.turns))
 
 
 def last_rounds(record: Conversation | Preference, limit: int) -> Conversation | Preference | None:
@@ -40,10 +31,17 @@ def last_rounds(record: Conversation | Preference, limit: int) -> Conversation |
     if isinstance(record, Preference):
         prompt = last_rounds(record.prompt, limit - count_characters(replace(record, prompt=Conversation(()))))
         return replace(record, prompt=prompt) if isinstance(prompt, Conversation) else None
+    turns = _until_last_target(record.turns)
     left, kept = limit - len(record.system), 0
-    for turn in reversed(record.turns):
-        left -= _turn_characters(turn)
+    for turn in reversed(turns):
+        left -= len(turn.content)
         if left < 0:
             break
         kept += turn.role == USER
-    return record.drop_oldest_rounds(record.rounds - kept) if kept else None
+    return record.drop_oldest_rounds(Conversation(turns).rounds - kept) if kept else None
+
+
+def _until_last_target(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    """Return the turns up to the last trained one; all of a prompt, which has none."""
+    length = max((number for number, turn in enumerate(turns, start=1) if turn.trained), default=len(turns))
+    return turns[:length]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -144,7 +145,7 @@ def _blocks(
             continue
         counts.read += 1
         block.append(item)
-        characters += count_characters(item[1])
+        characters += _characters(item[1])
         if len(block) == block_records or characters >= BLOCK_CHARACTERS:
             yield block
             block, characters = [], 0
@@ -161,15 +162,17 @@ def _without_hopeless(
 ) -> list[NumberedRecord]:
     """Return the records without dialogues and pairs that have too many characters to fit, which are not encoded.
 
-    Under "truncate_turns" they lose their oldest rounds first; if something is left, truncation by tokens, which counts
-    it, follows.
+    Dialogues that may be split are not judged. Under "truncate_turns" the others lose their oldest rounds first; if
+    something is left, truncation by tokens, which counts it, follows.
     """
     limit = character_limit(settings.max_seq_len)
     promising = []
     for line, record in block:
         kept: Record | None = record
-        characters = count_characters(record)
-        if not isinstance(record, PlainText) and characters > limit:
+        if isinstance(record, PlainText) or _may_be_split(record, settings):
+            promising.append((line, record))
+            continue
+        if (characters := count_characters(record)) > limit:
             kept = last_rounds(record, limit) if settings.over_length == "truncate_turns" else None
             if settings.over_length == "error":
                 expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len)"
@@ -180,6 +183,24 @@ def _without_hopeless(
         if kept is not None:
             promising.append((line, kept))
     return promising
+
+
+def _may_be_split(record: Conversation | Preference, settings: TokenizationSettings) -> bool:
+    """Return whether a dialogue may become several samples, of which the first may fit."""
+    if isinstance(record, Preference) or settings.split_multi_turn is False:
+        return False
+    return sum(turn.trained for turn in record.turns) > 1
+
+
+def _characters(record: Record) -> int:
+    """Return the number of characters of a record's texts."""
+    if isinstance(record, PlainText):
+        return len(record.text)
+    if isinstance(record, Preference):
+        return _characters(record.prompt) + sum(len(turn.content) for turn in (*record.chosen, *record.rejected))
+    texts = sum(len(turn.content) + len(turn.thoughts) for turn in record.turns)
+    calls = sum(len(json.dumps(turn.fields, ensure_ascii=False)) for turn in record.turns if turn.fields)
+    return len(record.system) + texts + calls + (len(json.dumps(record.tools)) if record.tools else 0)
 
 
 def _encode_texts(

@@ -194,7 +194,10 @@ def test_a_dialogue_of_10_mb_is_judged_without_encoding_it(opened, make_source, 
         return encode_batch(texts)
 
     monkeypatch.setattr(tokenizer, "encode_batch", measured)
-    huge, several = "word mill " * 1_000_000, {"src": ["word mill " * 1_000_000, "q"], "tgt": ["a", "b"]}
+    huge, several = (
+        "word mill " * 1_000_000,
+        {"src": ["word mill " * 1_000_000, "q"], "tgt": ["a", "b"], "label": [0, 1]},
+    )
     source = make_source([exchange(huge), exchange(), several])
     dataset = opened(source, over_length="truncate_turns")
     report = dataset.report.sources[0]

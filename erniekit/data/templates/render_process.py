@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -80,9 +81,18 @@ class RenderProcess:
                 process.kill()
                 process.communicate()
 
+    def forget(self) -> None:
+        """Leave the process to the parent of a forked process, whose pipes this copy must neither use nor keep open."""
+        process, self._process, self._lock = self._process, None, threading.Lock()
+        if process is not None and process.stdin is not None and process.stdout is not None:
+            process.stdin.close()
+            process.stdout.close()
+            process.returncode = 0  # the parent waits for it
+
 
 RENDER_PROCESS = RenderProcess()
 atexit.register(RENDER_PROCESS.close)
+os.register_at_fork(after_in_child=RENDER_PROCESS.forget)
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -94,12 +104,15 @@ def _start() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,  # signals to this program's group are not its; the end of its input ends it
     )
 
 
 def _reason(return_code: int) -> str:
     if return_code in (-signal.SIGPROF, -signal.SIGXCPU):
         return f"it needs more than {SECONDS:g} s of processor time to render one text"
+    if return_code in (-signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT):
+        return f"its rendering was ended from outside, by {signal.Signals(-return_code).name}"
     return f"it needs more than {MEMORY_BYTES / 2**30:.2g} GiB of memory, or recurses too deeply, to render one text"
 
 
@@ -114,7 +127,6 @@ def serve(seconds: float, memory_bytes: int) -> None:
     """
     global SECONDS, MEMORY_BYTES
     SECONDS, MEMORY_BYTES = seconds, memory_bytes
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; its end closes ours
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

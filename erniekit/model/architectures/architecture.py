@@ -239,7 +239,7 @@ class Architecture:
 
     def linear_shapes(self, config: ModelConfig) -> dict[str, tuple[int, int]]:
         """Return the path of every linear layer, those of towers included, and its (out, in)."""
-        shapes = self.weight_shapes(config)
+        shapes = config.weight_shapes()
         return {
             name.removesuffix(".weight"): (shape[0], shape[1]) for name, shape in shapes.items() if self.is_linear(name)
         }
