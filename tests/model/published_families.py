@@ -1,4 +1,4 @@
-"""Published `config.json` files of further families, as their hubs show them, with the published sizes of the models.
+"""`config.json` of published models of further families, with the sizes that are published for them.
 
 Each is what a file has beside the keys that most have; `quantization_config` is left out.
 """
