@@ -15,6 +15,7 @@ from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.architectures.rope_scaling import rotary_frequencies
 from erniekit.model.weights import named_weights
 
+from .published_families import CONFIGS, SIZES
 from .tiny import CONFIG, logits_of, tiny_config, tiny_model
 
 FAMILIES = tuple(sorted(ARCHITECTURES))
@@ -135,6 +136,11 @@ def test_published_models_have_their_published_sizes(count, family, sizes, more)
     values = dict(zip((*keys, "num_key_value_heads"), sizes, strict=True))
     config = ModelConfig.from_json({"model_type": family, "tie_word_embeddings": True, **values, **more})
     assert config.parameter_count() == count
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_published_files_give_the_published_sizes(name):
+    assert ModelConfig.from_json(CONFIGS[name]).parameter_count() == SIZES[name]
 
 
 @pytest.mark.parametrize(
