@@ -49,14 +49,18 @@ test: $(VENV)/.dev ## run the tests (no torch, no network)
 test-fast: $(VENV)/.dev ## the unit tests only
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not slow and not distributed and not exhaustive"
 
-parity: $(VENV)/.parity ## compare with torch, transformers, peft and trl, their optimizers and schedules
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m parity tests/parity
-
 VENV_5 ?= .venv-transformers5# transformers 5 cannot lie beside transformers 4
 
-oracle-5: ## record anew what transformers 5 computes, in an environment of its own
+$(VENV_5)/.installed: Makefile
+	@echo "Installing torch and transformers 5 into $(VENV_5), 1 GB with a CPU build of torch"
 	test -x $(VENV_5)/bin/python || $(PYTHON) -m venv $(VENV_5)
-	$(VENV_5)/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0
+	$(VENV_5)/bin/python -m pip --disable-pip-version-check install torch==2.13.0 transformers==5.23.0
+	@touch $@
+
+parity: $(VENV)/.parity $(VENV_5)/.installed ## compare with torch, transformers 4 and 5, peft and trl, their optimizers and schedules
+	ERNIEKIT_TRANSFORMERS5=$(abspath $(VENV_5))/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m parity tests/parity
+
+oracle-5: $(VENV_5)/.installed ## record anew what transformers 5 computes, in an environment of its own
 	$(VENV_5)/bin/python tools/parity/record_transformers5.py
 
 test-all: $(VENV)/.parity ## everything, with ranks that start anew and not as forks

@@ -9,7 +9,6 @@ model folder from elsewhere has none and is read as it is. This version reads ma
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
@@ -35,7 +34,6 @@ _SETTLED_NS = 100_000_000  # a file system may give two writes within a few mill
 _PROBLEMS_SHOWN = 5
 
 _Identity = tuple[int, int, int, int]
-_compares_weights = True  # by content; see `sizes_only`
 _hashes: dict[Path, tuple[_Identity, str]] = {}  # of the files that this process has read, while they are the same
 
 
@@ -73,7 +71,7 @@ def problems(folder: Path, *, hashes: bool) -> list[str]:
     return _differences(folder, files, hashes=hashes)
 
 
-def refuse_changed(folder: Path, names: Iterable[str] = ()) -> None:
+def refuse_changed(folder: Path, names: Iterable[str] = (), *, hashes: bool = True) -> None:
     """Compare files of a folder with its manifest, if it has one. Whatever opens a file of a model calls this.
 
     The small files (configurations, tokenizer) are always compared, because together they say what the model is;
@@ -82,6 +80,7 @@ def refuse_changed(folder: Path, names: Iterable[str] = ()) -> None:
 
     Args:
         names: the files with weights that are about to be read; a manifest must list them.
+        hashes: whether their values are about to be read; for a look at their headers the sizes are compared.
 
     Raises:
         ModelFileError: a file is missing, has changed since it was written, or was added; says what to do.
@@ -97,9 +96,9 @@ def refuse_changed(folder: Path, names: Iterable[str] = ()) -> None:
     else:
         found = [f"{name} is not in {MANIFEST}" for name in sorted(asked - files.keys())]
         small = {name: files[name] for name in files if _is_small(name, files)}
-        found += _differences(folder, small)
+        found += _differences(folder, small, hashes=True)
         weights = {name: files[name] for name in files if name in asked and name not in small}
-        found += _differences(folder, weights, hashes=_compares_weights)
+        found += _differences(folder, weights, hashes=hashes)
     if found:
         more = [f"... and {len(found) - _PROBLEMS_SHOWN} more"] if len(found) > _PROBLEMS_SHOWN else []
         raise ModelFileError(
@@ -110,18 +109,7 @@ def refuse_changed(folder: Path, names: Iterable[str] = ()) -> None:
         )
 
 
-@contextmanager
-def sizes_only() -> Iterator[None]:
-    """Compare weights by name and size alone within this context: `erniekit validate` answers in seconds."""
-    global _compares_weights
-    before, _compares_weights = _compares_weights, False
-    try:
-        yield
-    finally:
-        _compares_weights = before
-
-
-def _differences(folder: Path, files: Files, *, hashes: bool = True) -> list[str]:
+def _differences(folder: Path, files: Files, *, hashes: bool) -> list[str]:
     found = {}
     for name, expected in files.items():
         path = folder / name
@@ -160,6 +148,8 @@ def _stays_inside(name: PurePosixPath) -> bool:
 
 def sha256(path: Path) -> str:
     """Return the hash of a file's content."""
+    import hashlib  # loads a library of some megabytes, which most commands do without
+
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):

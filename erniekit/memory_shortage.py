@@ -9,7 +9,6 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from erniekit.environment import available_memory
 from erniekit.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -89,13 +88,15 @@ def _figures(text: str) -> str:
 
 def _host_limits() -> str:
     """Return what is known of the memory of this machine, and of a limit on this process."""
+    from erniekit.environment import available_memory  # costs every command twenty milliseconds
+
     free, limit = available_memory(), resource.getrlimit(resource.RLIMIT_AS)[0]
     known = "" if free is None else f", {_gigabytes(free)} are free"
     return known if limit == resource.RLIM_INFINITY else f"{known}, and `ulimit -v` allows {_gigabytes(limit)}"
 
 
 def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

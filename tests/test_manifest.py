@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from erniekit import manifest
-from erniekit.build.checkpoint import read_generation_config
+from erniekit.build.checks import read_generation_config
 from erniekit.cli import main
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import ModelFileError
@@ -43,7 +43,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "ids of special tokens": read_generation_config,
     "tokenizer": load_tokenizer,
     "weights": open_weight_files,
-    "a shard": lambda folder: SafetensorsFile(folder / SHARDS[0]),
+    "a shard": lambda folder: SafetensorsFile(folder / SHARDS[0]).read("a"),
+    "bytes of a shard": lambda folder: list(SafetensorsFile(folder / SHARDS[0]).blocks("a")),
     "tensors of a checkpoint": lambda folder: open_tensors(folder, "model"),
     "base of adapters": base_model_of,
     "settings of adapters": lambda folder: settings_from_peft(folder, []),
@@ -51,6 +52,12 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "a program": open_program,
     "the model of a run": lambda folder: find_trained_model(folder, None),
 }
+
+
+def read_weights(folder: Path) -> dict[str, float]:
+    return {name: float(file.read(name).sum()) for name, file in open_weight_files(folder).items()}
+
+
 WORD = "does not have the content that was written"
 
 
@@ -85,14 +92,18 @@ def test_every_reader_refuses_a_folder_whose_small_files_changed(folder: Path, r
 
 
 @pytest.mark.parametrize("name", SHARDS)
-def test_weights_are_compared_when_they_are_opened(folder: Path, name: str) -> None:
-    assert list(open_weight_files(folder)) == ["a", "b"]
+def test_weights_are_compared_before_the_first_value_is_read(folder: Path, name: str) -> None:
+    assert read_weights(folder) == {"a": 6.0, "b": 6.0}
     flip_a_bit(folder / name)
-    read_generation_config(folder)  # does not wait for gigabytes
-    with pytest.raises(ModelFileError, match=f"{name} {WORD}"):
+    files = open_weight_files(folder)  # `validate` reads headers, and does not wait for gigabytes
+    for tensor, file in files.items():  # whichever shard comes first
+        with pytest.raises(ModelFileError, match=f"{name} {WORD}"):
+            file.read(tensor)
+        with pytest.raises(ModelFileError, match=f"{name} {WORD}"):
+            next(file.blocks(tensor))
+    (folder / name).write_bytes((folder / name).read_bytes()[:-1])
+    with pytest.raises(ModelFileError, match=f"{name} has .* bytes instead of"):
         open_weight_files(folder)
-    with pytest.raises(ModelFileError, match=f"{name} {WORD}"):
-        SafetensorsFile(folder / name)
 
 
 def test_what_is_missing_or_was_added_is_refused(folder: Path) -> None:
@@ -119,7 +130,7 @@ def test_a_manifest_of_another_program_and_an_edited_model_card_say_nothing(fold
     assert read_generation_config(folder) == {"eos_token_id": 2}
     (folder / "manifest.json").write_text('{"name": "a web page", "icons": []}')
     flip_a_bit(folder / SHARDS[0])
-    assert list(open_weight_files(folder)) == ["a", "b"]
+    assert list(read_weights(folder)) == ["a", "b"]
 
 
 def test_a_newer_format_is_named(folder: Path) -> None:
@@ -137,21 +148,21 @@ def test_a_file_is_read_once_and_again_when_it_was_written(folder: Path, monkeyp
         os.utime(path, (1, 1))
     monkeypatch.setattr(manifest.time, "time_ns", lambda: 2**62)  # long after the files were written
     for _ in range(3):
-        open_weight_files(folder)
+        read_weights(folder)
     assert sorted(read) == sorted([*SMALL, *SHARDS, "model.json", "model.pdiparams"])
     flip_a_bit(folder / SHARDS[1])
     os.utime(folder / SHARDS[1], (1, 1))  # as `cp -p` leaves it
     with pytest.raises(ModelFileError, match=SHARDS[1]):
-        open_weight_files(folder)
+        read_weights(folder)
 
 
 def test_the_first_rank_of_a_machine_compares_for_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flip_a_bit(folder / SHARDS[0])
     monkeypatch.setenv("PADDLE_LOCAL_RANK", "1")
-    assert list(open_weight_files(folder)) == ["a", "b"]
+    assert list(read_weights(folder)) == ["a", "b"]
     monkeypatch.setenv("PADDLE_LOCAL_RANK", "0")
     with pytest.raises(ModelFileError, match=SHARDS[0]):
-        open_weight_files(folder)
+        read_weights(folder)
 
 
 @pytest.mark.parametrize(

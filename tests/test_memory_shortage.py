@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
-from erniekit import memory_shortage
+from erniekit import environment
 from erniekit.cli import main
 from erniekit.cli import train as train_verb
 from erniekit.errors import DataError
@@ -35,7 +35,7 @@ HALF_A_PETABYTE = 2**49
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_shortage, "available_memory", lambda: 6_000_000_000)
+    monkeypatch.setattr(environment, "available_memory", lambda: 6_000_000_000)
     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     monkeypatch.setattr(resource, "getrlimit", lambda _: unlimited)
 

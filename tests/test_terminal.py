@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import logging
 import sys
@@ -36,6 +37,9 @@ def test_lines_break_between_words_on_a_terminal_only(monkeypatch: pytest.Monkey
     with console_logging():
         logging.getLogger("erniekit.x").info("a line of many words that reaches the edge")
     assert max(map(len, terminal.getvalue().splitlines())) <= 30
+
+
+PACKAGE = Path(__file__).parents[1] / "erniekit"
 
 
 def test_control_characters_are_shown_not_obeyed() -> None:
@@ -99,3 +103,35 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             assert colours_of(Terminal()).second("x") == "x"
+
+
+OWN = {
+    "HELP", "label",  # constants
+    "f'error: {error}'",  # a UserError, which escapes itself
+    "f'error: standard output cannot be written: {output.failure.strerror}'",
+    "f'all ranks were ended; the output of each: {said}'",
+}  # fmt: skip
+# Modules whose prints are safe for another reason.
+SAFE = {
+    "cli/docs.py": "names of generated files",
+    "cli/env.py": "JSON, and titles of its own",
+    "cli/help.py": "its own text",
+    "cli/params.py": "the schema's text",
+    "cli/preview.py": "runners/preview.py escapes what it quotes between its colours",
+    "cli/validate.py": "its report is escaped as a whole",
+    "cli/version.py": "its own version",
+    "environment.py": "a path of ours",
+    "log.py": "the formatter escapes",
+}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_what_is_printed_is_escaped(path: Path) -> None:
+    """A constant, an error of ours, or a text that goes through `escape_control_characters`."""
+    if str(path.relative_to(PACKAGE)) in SAFE:
+        return
+    for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "print" and call.args:
+            source = ast.unparse(call.args[0])
+            safe = isinstance(call.args[0], ast.Constant) or "escape_control_characters(" in source or source in OWN
+            assert safe, f"{path}:{call.lineno}: print({source}) may show what others wrote"

@@ -339,9 +339,8 @@ def table(read: Locations, proved: Locations) -> str:
         for parameter in section.parameters:
             blocks.append(f"  {parameter.name}  ({parameter.takes_effect})")
             blocks += [f"    read   {location}" for location in read.get(parameter.name, [])]
-            blocks += [
-                f"    read   as {name}: {place}" for name in parameter.stands_for for place in read.get(name, [])
-            ]
+            for name in parameter.stands_for:
+                blocks += [f"    read   as {name}: {location}" for location in read.get(name, [])]
             blocks += [f"    proof  {location}" for location in proved.get(parameter.name, [])]
     return "\n".join(blocks)
 

@@ -19,12 +19,11 @@ from erniekit.build.adapters import (
     initial_adapters,
     refuse_other_checkpoint,
 )
+from erniekit.build.checks import batch_settings
 from erniekit.build.data import RunData
 from erniekit.build.model import initial_weights
 from erniekit.config import Config
-from erniekit.config.registry import PARAMETERS
 from erniekit.config.sections.checkpoint import NAME, reason_ignored
-from erniekit.data import PLAN_VERSION
 from erniekit.environment import cpu_settings, package_versions
 from erniekit.errors import CheckpointError
 from erniekit.hub.download import model_folder
@@ -54,14 +53,6 @@ from erniekit.training.checkpoint.tensors import open_tensors, write_tensors
 from erniekit.training.collectives import Ranks
 
 _STEM = "weights"
-
-# The parameters that decide which samples a step has; a resumed run must have the same values.
-BATCH_PARAMETERS = (
-    "max_seq_len", "per_device_train_batch_size", "gradient_accumulation_steps", "packing", "greedy_intokens",
-    "buffer_size", "random_shuffle", "mix_strategy", "num_samples_each_epoch",
-)  # fmt: skip
-# Later additions to them, recorded only if they differ from their defaults, so that older checkpoints can resume.
-LATER_BATCH_PARAMETERS = ("batch_tokens", "max_batch_samples", "min_sample_len", "max_sample_len", "curriculum")
 
 
 @contextmanager
@@ -130,13 +121,10 @@ def run_identity(config: Config, model: Decoder, data: RunData) -> RunIdentity:
 
     Data-parallel ranks and accumulation steps may change as long as their product stays the same.
     """
-    later = [name for name in LATER_BATCH_PARAMETERS if config[name] != PARAMETERS[name].default]
-    batches = {name: config[name] for name in (*BATCH_PARAMETERS, *later)} | {"plan_version": PLAN_VERSION}
-    accumulation = data.dp_rank.dp_world_size * config.training.gradient_accumulation_steps
     return RunIdentity(
         seed=config.training.seed,
         data_fingerprint=data.plan.dataset.fingerprint,
-        batches=batches | {"gradient_accumulation_steps": accumulation},
+        batches=batch_settings(config, data.dp_rank.dp_world_size),
         cpu_settings=cpu_settings(),
         versions=package_versions(),
         base_weights=base_fingerprint(model),

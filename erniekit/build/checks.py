@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from erniekit.build.adapters import base_folder, starts_from_adapters
 from erniekit.config import Config
 from erniekit.config.parameter import ConfigBuilder
+from erniekit.config.registry import PARAMETERS
+from erniekit.data import PLAN_VERSION
 from erniekit.data.formats.table import is_hub_dataset
 from erniekit.data.templates.ernie import Template, chat_template
 from erniekit.data.tokenizers.files import TOKENIZER_FILES, needs_paddlenlp
@@ -28,8 +30,10 @@ from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, base_model_of, is_ad
 from erniekit.model.storage.layouts import locate_weights
 from erniekit.model.storage.model_folder import RANKS_FILE, refuse_sharded_checkpoint
 from erniekit.training.callbacks.trackers import refuse_missing_trackers
+from erniekit.training.checkpoint.resume import IDENTITY_FILE, RunIdentity, check_identity
 
 if TYPE_CHECKING:
+    from erniekit.data.dataset import Dataset
     from erniekit.distributed.topology import Topology
 
 logger = logging.getLogger(__name__)
@@ -244,6 +248,40 @@ def reference_config(config: Config, model_config: ModelConfig) -> ModelConfig |
     return other
 
 
+# The parameters that decide which samples a step has; a resumed run must have the same values.
+BATCH_PARAMETERS = (
+    "max_seq_len", "per_device_train_batch_size", "gradient_accumulation_steps", "packing", "greedy_intokens",
+    "buffer_size", "random_shuffle", "mix_strategy", "num_samples_each_epoch",
+)  # fmt: skip
+# Later additions to them, recorded only if they differ from their defaults, so that older checkpoints can resume.
+LATER_BATCH_PARAMETERS = ("batch_tokens", "max_batch_samples", "min_sample_len", "max_sample_len", "curriculum")
+
+
+def batch_settings(config: Config, dp_world_size: int) -> dict[str, Any]:
+    """Return what decides which samples a step has; data-parallel ranks and accumulation count by their product."""
+    later = [name for name in LATER_BATCH_PARAMETERS if config[name] != PARAMETERS[name].default]
+    accumulation = dp_world_size * config.training.gradient_accumulation_steps
+    batches = {name: config[name] for name in (*BATCH_PARAMETERS, *later)} | {"plan_version": PLAN_VERSION}
+    return batches | {"gradient_accumulation_steps": accumulation}
+
+
+def refuse_other_batches(config: Config, dp_world_size: int | None, checkpoint: Path) -> None:
+    """Raise CheckpointError if the seed or the batches differ from those of the run that wrote a checkpoint.
+
+    Whether data and base weights are the same is seen once they have been read.
+
+    Args:
+        dp_world_size: the number of data-parallel ranks; None: as many as make the steps of the checkpoint.
+    """
+    path = checkpoint / IDENTITY_FILE
+    if path.is_file():
+        stored = RunIdentity.from_json(read_json_object(path), path)
+        batches = batch_settings(config, dp_world_size or 1)
+        if dp_world_size is None:
+            batches["gradient_accumulation_steps"] = stored.batches.get("gradient_accumulation_steps")
+        check_identity(stored, replace(stored, seed=config.training.seed, batches=batches), checkpoint)
+
+
 def refuse_packed_data(config: Config) -> None:
     """Raise ConfigurationError if the data that is to be packed is packed already."""
     if "packed" in config.training.train_dataset_type:
@@ -339,6 +377,11 @@ def model_warnings(config: Config, model_config: ModelConfig, stored_mtp_layers:
             lines.append(f"`moe_use_aux_free: false` has no effect: {has_none}")
         elif config.lora.lora:
             lines.append("moe_use_aux_free: adapters hold no router, so merging them brings the correction bias back")
+    activation = model_config.architecture.activation
+    if config.acceleration.fuse_swiglu and activation != "swiglu":
+        lines.append(f"`fuse_swiglu: true` has no effect: {model_config.model_type} computes {activation} in its place")
+    if model_config.other_keys.get("num_nextn_predict_layers"):
+        lines.append("the model's multi-token prediction layers are left out, of training and of the saved model")
     wanted = model_config.num_nextn_predict_layers
     left_out = stored_mtp_layers - wanted
     if left_out > 0:
@@ -388,6 +431,20 @@ def check_vocabulary(model_config: ModelConfig, tokenizer: Tokenizer) -> None:
             f"the tokenizer has {tokenizer.vocab_size:,} tokens but config.json says vocab_size "
             f"{model_config.vocab_size:,}: they do not belong together"
         )
+
+
+def dense_mask_size(config: Config, training: Dataset | None = None, evaluation: Dataset | None = None) -> int:
+    """Return the bytes of the largest dense mask of the run, float32 [rows, 1, length, length]; see `AttentionPlan`."""
+    budget = config.acceleration.batch_tokens  # rows x length <= budget, so the longest rows make the largest mask
+
+    def mask_bytes(dataset: Dataset, rows: int) -> int:
+        longest = dataset.lengths.sum() if config.acceleration.packing else dataset.lengths.max()
+        length = min(config.training.max_seq_len, int(longest))
+        return 4 * (max(1, budget // length) if budget else rows) * length**2
+
+    sizes = [mask_bytes(training, config.training.per_device_train_batch_size)] if training is not None else []
+    sizes += [mask_bytes(evaluation, config.evaluation.per_device_eval_batch_size)] if evaluation is not None else []
+    return max(sizes)
 
 
 def check_dense_mask(size: int, max_seq_len: int) -> None:

@@ -134,8 +134,8 @@ def sample_limits(config: Config) -> dict[str, Any]:
         "over_length": config.sft.over_length_policy,
         "max_prompt_len": config.dpo.max_prompt_len,
         "needs_scores": config.dpo.offset_alpha > 0,
-        "split_multi_turn": config.sft.split_multi_turn,
         "on_bad_record": config.sft.on_bad_record,
+        "split_multi_turn": config.sft.split_multi_turn,
     }
 
 

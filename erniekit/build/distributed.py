@@ -123,7 +123,11 @@ def optimizer_and_ranks(
     else:
         optimizer = adamw
         create_state(adamw, adamw._parameter_list)
-    words = section.tensor_parallel_config
+    words = tuple(
+        word
+        for word in section.tensor_parallel_config
+        if word != "sync_moment" or not isinstance(adamw, StoredMomentsAdamW)  # the configuration has told so
+    )
     if topology.tensor > 1 and SYNC_FLAGS.intersection(words):
         trained, updated = trainable_parameters(parameters), None
         if sharding_strategy is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from erniekit.build.adapters import AdapterPlan, starts_from_adapters
 from erniekit.build.checks import (
     check_dense_mask,
+    dense_mask_size,
     open_tokenizer_of,
     read_local_model,
     warn_of_unused_variables,
@@ -99,18 +100,7 @@ def announce_dense_mask(config: Config, training: Dataset | None = None, evaluat
     """
     if not config.uses_dense_mask:
         return
-    from erniekit.model.attention import dense_mask_bytes
-
-    budget = config.acceleration.batch_tokens  # rows x length <= budget, so the longest rows make the largest mask
-
-    def mask_bytes(dataset: Dataset, rows: int) -> int:
-        longest = dataset.lengths.sum() if config.acceleration.packing else dataset.lengths.max()
-        length = min(config.training.max_seq_len, int(longest))
-        return dense_mask_bytes(max(1, budget // length) if budget else rows, length)
-
-    sizes = [mask_bytes(training, config.training.per_device_train_batch_size)] if training is not None else []
-    sizes += [mask_bytes(evaluation, config.evaluation.per_device_eval_batch_size)] if evaluation is not None else []
-    size = max(sizes)
+    size = dense_mask_size(config, training, evaluation)
     logger.info(
         f"FlashMask is switched off: attention uses a dense mask of up to {size / 2**20:,.1f} MiB for each micro-batch"
     )

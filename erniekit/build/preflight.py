@@ -28,6 +28,7 @@ from erniekit.build.checks import (
     read_generation_config,
     read_local_model,
     reference_config,
+    refuse_other_batches,
     tokenizer_folder,
     with_mtp_layers,
 )
@@ -125,7 +126,8 @@ def _check_run(
     found.attempt(check_trackers, config)
     found.attempt(check_scoring_libraries, config)
     if reads_files and writes_output:
-        found.attempt(_check_output, config, model, folder)
+        ranks = None if world_size is None or topology is None else topology.dp_world_size
+        found.attempt(_check_output, config, model, folder, ranks)
     return Preflight(model, (*notes, *_run_notes(config)))
 
 
@@ -177,8 +179,8 @@ def _check_parts(
         found.attempt(reference_config, config, model)
 
 
-def _check_output(config: Config, model: ModelConfig | None, folder: Path | None) -> None:
-    """Check that the run may write into `output_dir`, and that it trains what its checkpoint holds."""
+def _check_output(config: Config, model: ModelConfig | None, folder: Path | None, dp_world_size: int | None) -> None:
+    """Check that the run may write into `output_dir`, and that it goes on with what its checkpoint holds."""
     checkpoint = check_output_folder(
         config.output_dir,
         resume_from_checkpoint=config.checkpoint.resume_from_checkpoint,
@@ -188,6 +190,8 @@ def _check_output(config: Config, model: ModelConfig | None, folder: Path | None
     )
     if checkpoint is not None and model is not None:
         refuse_other_checkpoint(config, model, checkpoint)
+    if checkpoint is not None:
+        refuse_other_batches(config, dp_world_size, checkpoint)
 
 
 def _check_data(config: Config, found: Findings) -> None:

@@ -7,6 +7,7 @@ the chosen verb is imported.
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import shlex
 import sys
@@ -51,7 +52,7 @@ OTHER_VERBS = {
 }
 _NO_SERVER = (
     "a server and a web interface come with the next release; today `erniekit chat` and `erniekit generate` answer, "
-    "and servers such as vLLM load the folder that `erniekit export` writes"
+    "and servers such as vLLM load the folder that `erniekit export` writes (docs/serving.md)"
 )
 MISSING_VERBS = dict.fromkeys(("serve", "server", "api", "deploy", "webui", "webchat", "gui", "ui"), _NO_SERVER)
 SUCCESS, PROBLEMS, USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
@@ -100,7 +101,7 @@ def _main(words: list[str], launcher: Launcher | None) -> int:
 
 def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
     if verb not in VERBS:
-        print(f"error: {_unknown_verb(verb, words)}", file=sys.stderr)
+        print(f"error: {escape_control_characters(_unknown_verb(verb, words))}", file=sys.stderr)
         return USAGE
     try:
         with memory_shortage_told(verb):
@@ -110,6 +111,11 @@ def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
             print(f"error: {error}", file=sys.stderr)
         else:
             launcher.report_error(error)  # the launcher prints it once for all ranks
+        return USAGE
+    except (OSError, RuntimeError) as error:
+        if not (told := _impossible_path(error)):
+            raise
+        print(f"error: {escape_control_characters(told)}", file=sys.stderr)
         return USAGE
     except Terminated as stop:
         print("terminated", file=sys.stderr)
@@ -121,8 +127,16 @@ def _run(verb: str, words: list[str], launcher: Launcher | None) -> int:
         return INTERRUPTED
 
 
+def _impossible_path(error: OSError | RuntimeError) -> str:
+    """Return the message about an argument that names no possible path; "" for any other error."""
+    if isinstance(error, OSError):
+        too_long = error.errno == errno.ENAMETOOLONG
+        return f"{str(error.filename)[:80]}...: the name is too long for a file system" if too_long else ""
+    no_home = "home directory" in str(error)  # of `Path.expanduser`
+    return "a path begins with ~ and a name, and there is no such user; write the whole path" if no_home else ""
+
+
 def _verb(word: str) -> str:
-    word = escape_control_characters(word)
     return {"-h": "help", "--help": "help", "-V": "version", "--version": "version"}.get(word, word)
 
 

@@ -94,7 +94,7 @@ def _answer_file(options: argparse.Namespace, parameters: Config) -> int:
     records = answer_records(model, prompts, encoded, sampling)
     if options.output:
         write_records(records, options.output)
-        print(f"{options.output}: {len(prompts):,} answers")
+        print(escape_control_characters(f"{options.output}: {len(prompts):,} answers"))
     else:
         for record in records:
             write_record(record, sys.stdout)
@@ -147,7 +147,7 @@ def generation_parameters(options: argparse.Namespace, verb: str = "generate") -
         return Config.load(None, words, verb=verb)
     config = Config.load(options.model, words, verb=verb)
     for line in () if _is_of_a_run(config) else config.messages:  # what a run was told is said by the run
-        print(line, file=sys.stderr)
+        print(escape_control_characters(line), file=sys.stderr)
     return config
 
 

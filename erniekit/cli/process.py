@@ -89,9 +89,8 @@ def raise_on_termination() -> Iterator[None]:
 
     Python reports and drops an exception raised inside a destructor; such a signal is sent again.
     """
-    main = threading.main_thread()
     unhandled = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
-    if threading.current_thread() is not main or signal.SIGTERM not in unhandled:
+    if threading.current_thread() is not threading.main_thread() or signal.SIGTERM not in unhandled:
         yield
         return
 
@@ -106,8 +105,7 @@ def raise_on_termination() -> Iterator[None]:
         else:
             previous_hook(dropped)
             return
-        # after the destructor has returned; a real signal, because it also ends what the main thread waits for
-        threading.Timer(0.02, signal.pthread_kill, [main.ident, number]).start()
+        _send_until_heard(number)
 
     previous_hook = sys.unraisablehook
     for number in unhandled:
@@ -119,3 +117,24 @@ def raise_on_termination() -> Iterator[None]:
         sys.unraisablehook = previous_hook
         for number in unhandled:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _send_until_heard(number: int) -> None:
+    """Send a signal to the main thread, after the destructor that runs in it has returned, until its handler is called.
+
+    A real signal also ends a system call that the thread waits in, but one that arrives just before the call does not.
+    """
+    main, handler, heard = threading.main_thread(), signal.getsignal(number), threading.Event()
+
+    def hear(received: int, frame: FrameType | None) -> None:
+        heard.set()
+        signal.signal(received, handler)
+        if callable(handler):
+            handler(received, frame)
+
+    def send() -> None:
+        while main.is_alive() and not heard.wait(0.05) and main.ident is not None:
+            signal.pthread_kill(main.ident, number)
+
+    signal.signal(number, hear)
+    threading.Thread(target=send, daemon=True).start()

@@ -23,7 +23,6 @@ from erniekit.config.values import format_value
 from erniekit.distributed.topology import topology_from
 from erniekit.errors import UserError
 from erniekit.export.trained_model import check_export
-from erniekit.manifest import sizes_only
 from erniekit.terminal import escape_control_characters
 
 VALUE_WIDTH = 48
@@ -67,8 +66,7 @@ def run(arguments: list[str]) -> int:
     for file in files:
         if codes:
             print()
-        with sizes_only():
-            codes.append(_validate(file, overrides, options))
+        codes.append(_validate(file, overrides, options))
     return max(codes)
 
 

@@ -8,7 +8,6 @@ _OTHER = (LLAMA_FACTORY, AXOLOTL, TRANSFORMERS)
 _LF, _AX, _HF = (LLAMA_FACTORY,), (AXOLOTL,), (TRANSFORMERS,)
 _REPORT = "write report_to: visualdl or tensorboard"
 _SPLIT = "held-out data is a file of its own: write eval_dataset_path"
-_WARMUP = "write warmup_steps; `erniekit validate --data` counts the steps of a run"
 _DEEPSPEED = "write sharding: stage1, stage2 or stage3"
 _CODE = "code of a model folder is never run"
 
@@ -104,7 +103,6 @@ HINTS = [
     *absent(
         _OTHER,
         {
-            "warmup_ratio": _WARMUP,
             "deepspeed": _DEEPSPEED,
             "fsdp": _DEEPSPEED,
             "fsdp_config": _DEEPSPEED,

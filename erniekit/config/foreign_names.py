@@ -108,7 +108,6 @@ OF_ERNIE = [
         _BOTH,
         {
             "input_dir": _OFFLINE,
-            "dataset_type": _OFFLINE,
             "split": _OFFLINE,
             "data_impl": _OFFLINE,
             "eval_iters": "the number of batches of an evaluation is max_evaluate_steps",
@@ -205,9 +204,31 @@ OF_PADDLEFORMERS = [
         "use_dualpipev", _FORMERS, values={False: {}}, why="write virtual_pp_degree, which shrinks the bubble, too"
     ),
     ForeignName("padding_free", _FORMERS, values={True: {"packing": True}, False: {}}),
+    ForeignName("dataset_type", _FORMERS, values={"map": {}, "iterable": {}}, why=_OFFLINE),
+    ForeignName("use_template", _FORMERS, values={True: {}}, why="write stage: PT for text without a chat template"),
+    ForeignName(
+        "dataloader_shuffle",
+        _FORMERS,
+        values={True: {"random_shuffle": True}, False: {"random_shuffle": False}},
+    ),
+    ForeignName(
+        "truncation_strategy",
+        _FORMERS,
+        values={"delete": {"over_length_policy": "drop"}},
+        why="write over_length_policy: drop, truncate_turns or error",
+    ),
     *idle(
         _FORMERS,
         {
+            "expert_parallel_degree": "`moe_group: data` distributes the experts over all ranks that train on "
+            "different data",
+            "ep_communication_type": "moe_multimodal_dispatch_use_allgather says how tokens reach their experts",
+            "use_unified_moe": "there is one layer of experts",
+            "moe_use_fusion_node": "there is one layer of experts",
+            "moe_expert_fusion": "there is one layer of experts",
+            "moe_shared_expert_overlap": "shared experts are computed with the others",
+            "use_filtered_label_loss": "use_sparse_head_and_loss_fn computes the loss only where there is a label",
+            "dataset_num_proc": "the number of processes that tokenise is chosen by the machine",
             "save_checkpoint_format": "unified_checkpoint decides whether checkpoints hold full tensors or a file per "
             "rank",
             "load_checkpoint_format": "a checkpoint says itself how it was written",
@@ -242,6 +263,9 @@ OF_PADDLEFORMERS = [
     ),
     *absent(
         _FORMERS,
-        {"tokenizer_name_or_path": "model and tokenizer come from one folder, model_name_or_path"},
+        {
+            "num_hidden_layers": "the shape of a model is that of its config.json",
+            "tokenizer_name_or_path": "model and tokenizer come from one folder, model_name_or_path",
+        },
     ),
 ]  # fmt: skip

@@ -64,16 +64,21 @@ class SourceReport:
     targets: int
     lengths: tuple[int, int, int]
     unused_fields: tuple[UnusedField, ...]
-    split_dialogues: int = 0  # these are absent from folders that an older version packed
-    dropped_answers: int = 0
-    plain_control: int = 0
     skipped: int = 0
     first_skipped: tuple[tuple[int, str], ...] = ()
     skipped_file: str = ""
+    split_dialogues: int = 0  # these are absent from folders that an older version packed
+    dropped_answers: int = 0
+    plain_control: int = 0
 
     @property
     def kept(self) -> int:
         return self.read - self.dropped - self.skipped
+
+    @property
+    def loses_something(self) -> bool:
+        """Whether records are left out or shortened, or fields not used."""
+        return bool(self.dropped or self.skipped or self.truncated or self.unused_fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +119,10 @@ def _describe(source: SourceReport) -> str:
             (source.long_prompts, "dropped (their last question is longer than max_prompt_len)"),
             (source.truncated, "shortened by dropping their oldest turns"),
             (source.split, "split into several samples"),
+            (source.skipped, "skipped"),
             (source.split_dialogues, "split into a sample for each answer"),
             (source.dropped_answers, "of their answers dropped (longer than max_seq_len)"),
             (source.plain_control, "with control tokens in their texts, read as ordinary text"),
-            (source.skipped, "skipped"),
         )
         if count
     ]
@@ -248,8 +253,8 @@ def open_dataset(
     cache_dir: str | Path,
     max_prompt_len: int | None = None,
     needs_scores: bool = False,
-    split_multi_turn: bool | None = None,
     on_bad_record: str = "stop",
+    split_multi_turn: bool | None = None,
 ) -> Dataset:
     """Open the tokenised samples of all sources; tokenise what is not in the cache, one block at a time.
 
@@ -262,9 +267,9 @@ def open_dataset(
             the template, max_seq_len and over_length, and for pairs max_prompt_len.
         max_prompt_len: the longest prompt of a pair; a longer one loses its oldest turns. None: no limit.
         needs_scores: every pair must have scores, and the chosen answer the higher one.
-        split_multi_turn: see templates.samples.render_samples.
         on_bad_record: what a malformed record does: "stop" the run, or "skip" the record. Records that train nothing
             (an empty answer, a pair of equal answers) are always skipped.
+        split_multi_turn: see templates.samples.render_samples.
 
     Raises:
             DataError: a record of any source is malformed (the first 20 are shown, all are counted), probabilities
@@ -272,7 +277,14 @@ def open_dataset(
     """
     check_probabilities([source.probability for source in sources])
     settings = TokenizationSettings(
-        tokenizer, template, max_seq_len, over_length, max_prompt_len, needs_scores, split_multi_turn, on_bad_record
+        tokenizer,
+        template,
+        max_seq_len,
+        over_length,
+        max_prompt_len,
+        needs_scores,
+        on_bad_record=on_bad_record,
+        split_multi_turn=split_multi_turn,
     )
     problems = ProblemList()
     arrays = []

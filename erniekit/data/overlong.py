@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from erniekit.data.conversation import USER, Conversation, Preference
+from erniekit.data.conversation import USER, Conversation, Preference, Turn
 
 MAX_CHARACTERS_PER_TOKEN = 100  # on average
 MIN_CHARACTERS_TO_JUDGE = 1_000_000  # shorter texts are always encoded
@@ -19,11 +19,11 @@ def character_limit(max_seq_len: int) -> int:
 
 
 def count_characters(record: Conversation | Preference) -> int:
-    """Return the number of characters of a record's texts."""
+    """Return the number of characters of a record's texts up to its last target, behind which nothing is encoded."""
     if isinstance(record, Preference):
-        answers = sum(len(turn.content) for turn in (*record.chosen, *record.rejected))
-        return count_characters(record.prompt) + answers
-    return len(record.system) + sum(len(turn.content) for turn in record.turns)
+        answers = (*_until_last_target(record.chosen), *_until_last_target(record.rejected))
+        return count_characters(record.prompt) + sum(len(turn.content) for turn in answers)
+    return len(record.system) + sum(len(turn.content) for turn in _until_last_target(record.turns))
 
 
 def last_rounds(record: Conversation | Preference, limit: int) -> Conversation | Preference | None:
@@ -31,10 +31,17 @@ def last_rounds(record: Conversation | Preference, limit: int) -> Conversation |
     if isinstance(record, Preference):
         prompt = last_rounds(record.prompt, limit - count_characters(replace(record, prompt=Conversation(()))))
         return replace(record, prompt=prompt) if isinstance(prompt, Conversation) else None
+    turns = _until_last_target(record.turns)
     left, kept = limit - len(record.system), 0
-    for turn in reversed(record.turns):
+    for turn in reversed(turns):
         left -= len(turn.content)
         if left < 0:
             break
         kept += turn.role == USER
-    return record.drop_oldest_rounds(record.rounds - kept) if kept else None
+    return record.drop_oldest_rounds(Conversation(turns).rounds - kept) if kept else None
+
+
+def _until_last_target(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    """Return the turns up to the last trained one; all of a prompt, which has none."""
+    length = max((number for number, turn in enumerate(turns, start=1) if turn.trained), default=len(turns))
+    return turns[:length]

@@ -51,8 +51,8 @@ class TokenizationSettings:
     over_length: str
     max_prompt_len: int | None = None
     needs_scores: bool = False
-    split_multi_turn: bool | None = None
     on_bad_record: str = "stop"
+    split_multi_turn: bool | None = None
 
     def __post_init__(self) -> None:
         if self.over_length not in OVER_LENGTH_POLICIES:
@@ -71,8 +71,8 @@ class TokenizationSettings:
         pair_settings = (self.max_prompt_len, self.needs_scores) if kind in PAIR_KINDS else ()
         prefix = self.tokenizer.document_prefix if kind == "text" else ()
         split = () if self.split_multi_turn is None else (f"split_multi_turn {self.split_multi_turn}",)
-        settings = (self.max_seq_len, self.over_length, *pair_settings, *prefix, *split)
-        return self.tokenizer.fingerprint, template, *settings
+        own = (*pair_settings, *prefix, *split)
+        return self.tokenizer.fingerprint, template, self.max_seq_len, self.over_length, *own
 
 
 @dataclass(slots=True)
@@ -84,10 +84,10 @@ class RecordCounts:
     long_prompts: int = 0
     truncated: int = 0
     split: int = 0
+    skipped: int = 0
     split_dialogues: int = 0
     dropped_answers: int = 0
     plain_control: int = 0
-    skipped: int = 0
 
 
 def tokenise(
@@ -162,14 +162,17 @@ def _without_hopeless(
 ) -> list[NumberedRecord]:
     """Return the records without dialogues and pairs that have too many characters to fit, which are not encoded.
 
-    Under "truncate_turns" they lose their oldest rounds first; if something is left, truncation by tokens, which counts
-    it, follows.
+    Dialogues that may be split are not judged. Under "truncate_turns" the others lose their oldest rounds first; if
+    something is left, truncation by tokens, which counts it, follows.
     """
     limit = character_limit(settings.max_seq_len)
     promising = []
     for line, record in block:
         kept: Record | None = record
-        if not isinstance(record, PlainText) and (characters := count_characters(record)) > limit:
+        if isinstance(record, PlainText) or _may_be_split(record, settings):
+            promising.append((line, record))
+            continue
+        if (characters := count_characters(record)) > limit:
             kept = last_rounds(record, limit) if settings.over_length == "truncate_turns" else None
             if settings.over_length == "error":
                 expected = f"at most {settings.max_seq_len:,} tokens (max_seq_len)"
@@ -180,6 +183,13 @@ def _without_hopeless(
         if kept is not None:
             promising.append((line, kept))
     return promising
+
+
+def _may_be_split(record: Conversation | Preference, settings: TokenizationSettings) -> bool:
+    """Return whether a dialogue may become several samples, of which the first may fit."""
+    if isinstance(record, Preference) or settings.split_multi_turn is False:
+        return False
+    return sum(turn.trained for turn in record.turns) > 1
 
 
 def _characters(record: Record) -> int:

@@ -263,7 +263,7 @@ def topology_from(config: Config, world_size: int | None = None) -> Topology:
         whole_model = section.tensor_parallel_degree * section.pipeline_parallel_degree
         sharding = section.sharding_parallel_degree
         if sharding == ALL_RANKS:
-            sharding = max(1, (world_size or 1) // whole_model)
+            sharding = max(1, (world_size or 1) // whole_model) if section.sharding != "none" else 1
         least = Topology(
             tensor=section.tensor_parallel_degree,
             pipeline=section.pipeline_parallel_degree,

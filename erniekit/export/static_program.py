@@ -54,7 +54,8 @@ class ProgramDescription:
 
     @classmethod
     def of(cls, config: ModelConfig) -> ProgramDescription:
-        return cls(**{name: getattr(config, name) for name in cls.__dataclass_fields__})
+        values = {name: getattr(config, name) for name in cls.__dataclass_fields__}
+        return cls(**{**values, "head_dim": config.architecture.qk_head_dim(config)})
 
     @classmethod
     def read(cls, folder: Path) -> ProgramDescription:
@@ -100,8 +101,9 @@ class StaticKeyValueCache:
         dropout: float,
         key: Sequence[int],
         window: int | None = None,
+        sinks_H: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
-        assert window is None, "save_program refuses windows"
+        assert window is None and sinks_H is None, "save_program refuses windows and sinks"
         assert dropout == 0.0, "programs are saved in evaluation mode"
         k, v = (
             paddle.concat([past, new.transpose([0, 2, 1, 3])], axis=2)
@@ -137,7 +139,7 @@ class Program(nn.Layer):
 
 def save_program(decoder: Decoder, folder: Path) -> None:
     """Write `model.json`, `model.pdiparams`, and `inference_config.json` with what a caller must know."""
-    _refuse_windows(decoder.config)
+    _refuse_missing_features(decoder.config)
     decoder.eval()
     description = ProgramDescription.of(decoder.config)
     names = description.input_names()
@@ -151,7 +153,12 @@ def save_program(decoder: Decoder, folder: Path) -> None:
     description.write(folder)
 
 
-def _refuse_windows(config: ModelConfig) -> None:
+def _refuse_missing_features(config: ModelConfig) -> None:
+    if config.architecture.attention_sinks:
+        raise ModelFileError(
+            f"{config.model_type}: attention has sinks, which a saved program cannot compute yet.\n  Export the model "
+            "as Hugging Face files instead."
+        )
     windows = {config.architecture.layer_attention(config, layer).window for layer in range(config.num_hidden_layers)}
     for window in windows - {None}:
         raise ModelFileError(

@@ -22,6 +22,7 @@ from erniekit.model.quantization.settings import WeightOnly
 from erniekit.model.storage.layouts import open_weights
 from erniekit.model.storage.precision import STORED_TYPES, to_stored
 from erniekit.model.storage.shards import weight_files, write_weight_files
+from erniekit.model.storage.stacked_tensors import stacked_contents, stacked_specs
 
 TYPE_NAMES = {stored: name for name, stored in STORED_TYPES.items()}
 _CHUNK_SIZE = 1 << 20  # values that are rounded at a time
@@ -111,7 +112,16 @@ def write_weights(
                 yield name, _rounded(name, values, types[name])
 
     tensors = stored_tensor_specs(weights.config, types, form)
-    return write_weight_files(folder, tensors, contents(), max_shard_bytes, {"format": "pt"})
+    stacked = weights.config.architecture.stacked_experts
+    if form and stacked:
+        raise ModelFileError(
+            f"{weights.config.model_type}: files hold the weights of all experts of a layer in one tensor, for which "
+            "no quantized format is written.\n  Export the model without quantization."
+        )
+    specs = stacked_specs(tensors, stacked)
+    return write_weight_files(
+        folder, specs, stacked_contents(contents(), tensors, stacked), max_shard_bytes, {"format": "pt"}
+    )
 
 
 def _rounded(name: str, values: np.ndarray, stored: str) -> Iterator[memoryview]:

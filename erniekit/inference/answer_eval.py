@@ -24,6 +24,7 @@ from erniekit.training.evaluation import ExtraMetrics
 from erniekit.training.objectives.reference import eval_mode
 
 SAMPLES_FILE = "eval_samples.jsonl"
+THOUGHTS_END = "</think>"
 MAX_BATCH_SIZE = 16  # bounds the memory of keys and values
 
 
@@ -34,6 +35,7 @@ class EvalPrompt:
     location: str  # file:line
     dialogue: Conversation
     expected: str
+    thoughts: str = ""  # that precede the expected answer
 
 
 class GeneratedAnswer(NamedTuple):
@@ -83,7 +85,7 @@ class GenerationEvaluator:
                     ]
                     skipped += len(block) - len(fitting)
                     for (eval_prompt, _), answer in zip(fitting, self._answers(decoder, fitting), strict=True):
-                        line = _sample(eval_prompt, answer, own.add(eval_prompt.expected, answer.text))
+                        line = _sample(eval_prompt, answer, own.add(eval_prompt.expected, _scored(eval_prompt, answer)))
                         file.write(json.dumps(line, ensure_ascii=False) + "\n")
                         cut += answer.cut
         metrics = merge_scores(scores).metrics() | {"answers": float(sum(part.count for part in scores.values()))}
@@ -101,7 +103,8 @@ class GenerationEvaluator:
     def _answers(self, decoder: Decoder, asked: Sequence[tuple[EvalPrompt, list[int]]]) -> list[GeneratedAnswer]:
         if not asked:
             return []
-        limits = [2 * len(self._tokenizer.encode(eval_prompt.expected)) + 16 for eval_prompt, _ in asked]
+        expected = self._tokenizer.encode_batch([f"{each.thoughts}{each.expected}" for each, _ in asked])
+        limits = [2 * len(tokens) + 16 for tokens in expected]
         sampling = Sampling(
             max_new_tokens=max(limits) + 1,  # one more, to tell a cut answer from one that ends there
             temperature=0.0,
@@ -149,7 +152,13 @@ def _eval_prompt_from(location: str, record: Record) -> EvalPrompt | None:
         return None
     turns = record.turns
     last = max(number for number, turn in enumerate(turns) if turn.role == ASSISTANT and turn.trained)
-    return EvalPrompt(location, Conversation(turns[:last], record.system, record.tools), turns[last].content)
+    dialogue = Conversation(turns[:last], record.system, record.tools)
+    return EvalPrompt(location, dialogue, turns[last].content, turns[last].thoughts)
+
+
+def _scored(eval_prompt: EvalPrompt, answer: GeneratedAnswer) -> str:
+    """Return what is compared with the expected answer: what the model says after its thoughts."""
+    return answer.text if THOUGHTS_END in eval_prompt.expected else answer.text.rpartition(THOUGHTS_END)[2].lstrip()
 
 
 def _sample(eval_prompt: EvalPrompt, answer: GeneratedAnswer, scores: dict[str, float]) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from erniekit.data.conversation import Conversation
 from erniekit.errors import DataError, UserError
 from erniekit.inference.engine import MAX_BATCH_SIZE, ChatModel
 from erniekit.inference.generation import check_prompt
@@ -42,7 +42,7 @@ def encode_prompts(
             if raw:
                 tokens = model.encode_text(prompt.text)
             else:
-                tokens = model.encode(Conversation(dialogue.turns, dialogue.system or system))
+                tokens = model.encode(replace(dialogue, system=dialogue.system or system))
             check_prompt(model.decoder, tokens, sampling, prompt.line)
             encoded.append(tokens)
         except UserError as error:

@@ -78,7 +78,7 @@ class ChatModel:
             ModelFileError: a folder or one of its files is missing or damaged.
         """
         if is_program_folder(folder):
-            return cls._open_program(folder, adapters, template_variables)
+            return cls._open_program(folder, adapters, quantization, template_variables or {})
         folder, adapters = answering_folders(folder, adapters)
         tokenizer = load_tokenizer(tokenizer_folder(folder, adapters))
         weights = None if random_weights else folder
@@ -93,17 +93,24 @@ class ChatModel:
 
     @classmethod
     def _open_program(
-        cls, folder: Path, adapters: Path | None, template_variables: Mapping[str, Any] | None
+        cls,
+        folder: Path,
+        adapters: Path | None,
+        quantization: WeightOnly | None,
+        template_variables: Mapping[str, Any],
     ) -> ChatModel:
-        if adapters is not None:
-            raise ModelFileError(
-                f"{folder}: is an exported program, which takes no adapters.\n"
-                f"  Export the model with them: erniekit export {adapters} --output DIR"
-            )
+        for what, given in (("adapters", adapters), ("quantization", quantization)):
+            if given is not None:
+                raise ModelFileError(
+                    f"{folder}: is an exported program, which takes no {what}.\n"
+                    "  Name the trained model instead, or export it with them: erniekit export MODEL --output DIR"
+                )
         if paddle.get_device() != "cpu":
             logger.info(f"{folder}: exported programs run on the CPU here, whatever the device")
         tokenizer = load_tokenizer(folder)
-        return cls(SavedProgram.open(folder), tokenizer, chat_template(tokenizer, template_variables))
+        template = chat_template(tokenizer, template_variables)
+        warn_of_unused_variables(template, template_variables)
+        return cls(SavedProgram.open(folder), tokenizer, template)
 
     def answer(self, prompts: Sequence[str], sampling: Sampling, *, system: str = "", raw: bool = False) -> list[str]:
         """Return one answer for each prompt; sampling depends on a prompt's index in the list, not on the other
@@ -151,8 +158,9 @@ class ChatModel:
         return answers
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the token ids of a text without the chat template, after what the tokenizer puts before a text
-        (nothing, or BOS); control tokens in it are ordinary text.
+        """Return the token ids of a text without the chat template; control tokens in it are ordinary text.
+
+        They begin with what the tokenizer puts before a text (nothing, or BOS).
 
         Raises:
             DataError: it is not UTF-8.

@@ -168,13 +168,14 @@ class KeyValueCache:
         dropout: float,
         key: Sequence[int],
         window: int | None = None,
+        sinks_H: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         """Compute attention within the prompts, or of one new token per row to everything before it."""
         assert dropout == 0.0, "text is generated in evaluation mode"
         k_BKSD, v_BKSD = k_BSKD.transpose([0, 2, 1, 3]), v_BSKD.transpose([0, 2, 1, 3])
         if self.new_tokens == 0:
             self._keys[layer], self._values[layer] = k_BKSD, v_BKSD
-            return self._prompt_plan.attend(q_BSHD, k_BSKD, v_BSKD, window=window)
+            return self._prompt_plan.attend(q_BSHD, k_BSKD, v_BSKD, window=window, sinks_H=sinks_H)
         keys = self._keys[layer] = paddle.concat([self._keys[layer], k_BKSD], axis=2)
         values = self._values[layer] = paddle.concat([self._values[layer], v_BKSD], axis=2)
         batch, _, heads, head_dim = q_BSHD.shape
@@ -184,7 +185,11 @@ class KeyValueCache:
         mask = self._mask if window is None else self._windowed_mask(window)
         if mask is not None:
             scores = scores + mask
-        return paddle.matmul(F.softmax(scores), values).reshape([batch, 1, heads, head_dim])
+        if sinks_H is not None:
+            sinks = sinks_H.astype(scores.dtype).reshape([1, *scores.shape[1:3], 1])
+            scores = paddle.concat([scores, sinks.expand([batch, -1, -1, -1])], axis=-1)
+        probabilities = F.softmax(scores)[..., : keys.shape[2]]
+        return paddle.matmul(probabilities, values).reshape([batch, 1, heads, head_dim])
 
 
 @paddle.no_grad()

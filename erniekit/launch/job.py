@@ -170,7 +170,8 @@ def _run_until_done(job: Job) -> int:
         if verdict.failure is not None:
             print(f"error: {escape_control_characters(str(verdict.failure))}", file=sys.stderr)
             if verdict.failure.cause != "user error":
-                print(f"all ranks were ended; the output of each: {_logs(job)}", file=sys.stderr)
+                said = escape_control_characters(str(_logs(job)))
+                print(f"all ranks were ended; the output of each: {said}", file=sys.stderr)
         for note in verdict.notes:
             logger.info(note)
         if not verdict.restart:
@@ -194,7 +195,7 @@ def _run_once(job: Job, resume: bool) -> _Attempt:
 
             def keep_waiting() -> bool:
                 if problem := forward_commands(typed.lines(), _output_dir(job.config)):
-                    print(problem, file=sys.stderr)
+                    print(escape_control_characters(problem), file=sys.stderr)
                 return waiting()
 
             failures = watch(ranks, keep_waiting=keep_waiting)

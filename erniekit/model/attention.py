@@ -16,6 +16,7 @@ import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
 from erniekit.model.attention_plan import AttentionBlock, BlockPlan, masked_region, plan_blocks
+from erniekit.model.attention_sinks import with_sink_key
 from erniekit.model.autograd import filter_gradients, needs_grad
 from erniekit.model.device import has_flashmask_kernel
 from erniekit.model.norm import expand_like
@@ -51,6 +52,7 @@ class AttentionPlan:
         self.causal, self.indices, self.blocks, self.mask, self.live_rows = causal, indices, blocks, mask, live_rows
         self._startend_row_indices = startend_row_indices  # what was planned, for plans with a window
         self._windowed: dict[int, AttentionPlan] = {}
+        self._with_sink: AttentionPlan | None = None
         self._block_masks: dict[tuple[int, int], list[_BlockMask]] = {}
         self._rows_of_heads: dict[tuple[int, int], list[paddle.Tensor]] = {}
 
@@ -94,6 +96,16 @@ class AttentionPlan:
             self._windowed[window] = self if unchanged else AttentionPlan.build(narrowed, dense=self.mask is not None)
         return self._windowed[window]
 
+    def with_sink(self) -> AttentionPlan:
+        """Return the plan of rows with one more key in front, which all queries of the row see; made once."""
+        if self._with_sink is None:
+            indices = self._startend_row_indices
+            assert indices is not None and self.causal and indices.shape[-1] == 1, "sinks are of causal documents"
+            length = np.int32(indices.shape[2] + 1)
+            shifted = np.pad(indices + np.int32(1), ((0, 0), (0, 0), (1, 0), (0, 0)), constant_values=length)
+            self._with_sink = AttentionPlan.build(shifted, dense=self.mask is not None)
+        return self._with_sink
+
     def attend(
         self,
         q_BSHD: paddle.Tensor,
@@ -104,10 +116,15 @@ class AttentionPlan:
         dropout: float = 0.0,
         key: Sequence[int] = (0,),
         window: int | None = None,
+        sinks_H: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         """Run attention for a decoder layer; a key-value cache has the same method (only there `layer` matters)."""
         del layer
         plan = self if window is None else self.windowed(window)
+        if sinks_H is not None:
+            inputs = with_sink_key(q_BSHD, k_BSKD, v_BSKD, sinks_H)
+            out_BSHD = attention(*inputs, plan.with_sink(), dropout=dropout, key=key)
+            return out_BSHD[:, 1:, :, : q_BSHD.shape[-1]]
         return attention(q_BSHD, k_BSKD, v_BSKD, plan, dropout=dropout, key=key)
 
     def block_masks(self, query_heads: int, key_heads: int) -> list[_BlockMask]:

@@ -19,7 +19,7 @@ from erniekit.model.architectures.plain_decoder import (
     MLP_INPUT_NORM,
     MLP_OUTPUT_NORM,
 )
-from erniekit.model.linear import Linear
+from erniekit.model.linear import ZEROS, Linear
 from erniekit.model.mlp import MLP
 from erniekit.model.moe.dispatch import LOCAL_DISPATCHER, TokenDispatcher
 from erniekit.model.moe.experts import MoE
@@ -43,8 +43,12 @@ class AttentionBackend(Protocol):
         dropout: float,
         key: Sequence[int],
         window: int | None = None,
+        sinks_H: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         """Attend from each query to the keys before it; with `window` to the last `window` positions, its own included.
+
+        Args:
+            sinks_H: for each query head the score of attending to nothing; None: there is no such choice.
 
         Returns:
             [B, S, H, D].
@@ -115,6 +119,10 @@ class SelfAttention(nn.Layer):
         self.k_proj = linear("k_proj", config.hidden_size, keys, "outputs")
         self.v_proj = linear("v_proj", config.hidden_size, keys, "outputs")
         self.o_proj = linear("o_proj", queries, config.hidden_size, "inputs")
+        self.has_sinks = architecture.attention_sinks
+        if self.has_sinks:
+            heads = tp.local_size(config.num_attention_heads)
+            self.sinks = self.create_parameter([heads], default_initializer=ZEROS)
         self.normalises = architecture.qk_norm
         if self.normalises == "head":
             self.q_norm, self.k_norm = layer_norm(config, config.head_dim), layer_norm(config, config.head_dim)
@@ -139,10 +147,11 @@ class SelfAttention(nn.Layer):
         q = q if self.query_scale == 1.0 else q * self.query_scale
         v = self.v_proj(x_BSH).reshape(heads)
 
-        def core(q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
-            return context.plan.attend(q, k, v, layer=self.layer, dropout=dropout, key=key, window=self.window)
+        def core(q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor, *sinks: paddle.Tensor) -> paddle.Tensor:
+            more = {"sinks_H": sinks[0]} if sinks else {}
+            return context.plan.attend(q, k, v, layer=self.layer, dropout=dropout, key=key, window=self.window, **more)
 
-        out = context.run_core_attention(core, q, k, v)
+        out = context.run_core_attention(core, q, k, v, *([self.sinks] if self.has_sinks else []))
         return self.o_proj(out.reshape([batch, length, -1]))
 
 

@@ -50,10 +50,17 @@ def geglu_tanh(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
     return F.gelu(gate, approximate=True) * up
 
 
+def clamped_swiglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
+    """Compute gate sigmoid(1.702 gate) (up + 1), with gate at most 7 and up in [-7, 7], as in GPT-OSS."""
+    gate, up = gate.clip(max=7.0), up.clip(min=-7.0, max=7.0)
+    return gate * F.sigmoid(1.702 * gate) * (up + 1.0)
+
+
 # What joins gate and up, by `Architecture.activation`.
 ACTIVATIONS: dict[str, Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]] = {
     "swiglu": swiglu,
     "geglu_tanh": geglu_tanh,
+    "clamped_swiglu": clamped_swiglu,
 }
 
 

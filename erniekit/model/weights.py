@@ -21,6 +21,7 @@ from erniekit.model.quantization.packed import PackedWeight, packed_weight
 from erniekit.model.storage.layouts import StoredWeights, open_weights
 from erniekit.model.storage.safetensors import StoredTensor
 from erniekit.model.storage.shards import write_weight_files
+from erniekit.model.storage.stacked_tensors import stacked_contents, stacked_specs
 from erniekit.model.tensor_parallel import TensorParallel
 
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -148,7 +149,9 @@ def save_weights(
     dtype = "F64" if paddle.float64 in {weight.dtype for weight in decoder.parameters()} else "F32"
     tensors = {name: StoredTensor(dtype, shape) for name, shape in shapes.items()}
     contents = ((name, _stored(full_tensors.read(name), dtype, is_linear(name))) for name in tensors)
-    return write_weight_files(folder, tensors, contents, max_shard_bytes, {"format": "pt"})
+    stacked = decoder.config.architecture.stacked_experts
+    specs, contents_of_files = stacked_specs(tensors, stacked), stacked_contents(contents, tensors, stacked)
+    return write_weight_files(folder, specs, contents_of_files, max_shard_bytes, {"format": "pt"})
 
 
 def save_model_folder(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
+from erniekit.build.checks import check_dense_mask, dense_mask_size
 from erniekit.build.data import (
     DataParallelRank,
     count_steps,
@@ -21,6 +22,7 @@ from erniekit.data.dataset import Dataset
 from erniekit.data.templates.ernie import IGNORE_INDEX
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.terminal import escape_control_characters
+from erniekit.training.optim.schedules import check_schedule_fits
 
 # A batch as text: what the model reads, and which of it the model is trained to say.
 
@@ -148,6 +150,8 @@ def _styled(text: str, style: str, color: bool) -> str:
 def preview(config: Config, *, rows: int = 1, documents: int = 8, color: bool = False) -> str:
     """The first documents of the first training step, token by token where they are trained and where not.
 
+    The counts of the files follow if a record or a field of them is left out.
+
     Raises:
         UserError: the tokenizer or the data cannot be used.
     """
@@ -160,12 +164,16 @@ def preview(config: Config, *, rows: int = 1, documents: int = 8, color: bool = 
         if rows > 0:
             shown.append(render_batch(batch, tokenizer, dataset, rows=rows, documents=documents, color=color))
             rows -= len(batch.samples)
+    if any(source.loses_something for source in dataset.report.sources):
+        shown.append(str(dataset.report))
     shown.append(plan.describe(config.training.max_steps, config.training.num_train_epochs))
     return "\n\n".join(shown)
 
 
 def data_summary(config: Config, dp_world_size: int = 1) -> str:
     """Counts of every data file that the configuration reads, packing, and the exact number of steps.
+
+    What only the data can tell is checked: whether the schedule fits the steps, and a dense mask into memory.
 
     Args:
         dp_world_size: how many ranks divide every batch.
@@ -174,16 +182,19 @@ def data_summary(config: Config, dp_world_size: int = 1) -> str:
         UserError: the tokenizer or the data cannot be used.
     """
     tokenizer, template = open_tokenizer(config)
-    blocks = []
+    blocks: list[str] = []
+    dataset = held_out = None
     if config.basic.do_train or config.verb == "preview":
         dataset = training_dataset(config, tokenizer, template)
         plan = training_plan(config, dataset, DataParallelRank(dp_world_size=dp_world_size))
-        count_steps(config, plan)
+        check_schedule_fits(config.training, count_steps(config, plan))
         blocks += [str(dataset.report), plan.describe(config.training.max_steps, config.training.num_train_epochs)]
     if config.basic.do_eval and config.evaluation.eval_dataset_path:
         held_out = evaluation_dataset(config, tokenizer, template)
         batches = evaluation_plan(config, held_out).steps_in_epoch(0)
         blocks.append(f"{held_out.report}\nevaluation: {batches:,} batches")
+    if config.uses_dense_mask and config.verb == "train" and (dataset or held_out):
+        check_dense_mask(dense_mask_size(config, dataset, held_out), config.training.max_seq_len)
     return "\n".join(blocks)
 
 

@@ -149,6 +149,7 @@ def _tiny_model(config: Config, model: ModelConfig, vocabulary: int) -> ModelCon
         num_attention_heads=heads,
         num_key_value_heads=key_heads,
         head_dim=32,  # so that half of the inputs of any linear layer are whole groups and blocks of quantisation
+        own={**_shortened_lists(model), **model.architecture.small_values},
         other_keys={},
     )
     if not model.moe_num_experts:
@@ -164,6 +165,14 @@ def _tiny_model(config: Config, model: ModelConfig, vocabulary: int) -> ModelCon
         moe_layer_interval=min(model.moe_layer_interval, 2),
         num_nextn_predict_layers=min(config.basic.num_nextn_predict_layers, 1),
     )
+
+
+def _shortened_lists(model: ModelConfig) -> dict[str, Any]:
+    """The family's own keys, with as many entries in lists with one for each layer as the small model has layers."""
+    return {
+        key: value[:LAYERS] if isinstance(value, list) and len(value) == model.num_hidden_layers else value
+        for key, value in model.own.items()
+    }
 
 
 def _shipped_inputs(config: Config) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from erniekit.build import preflight as preflights
+from erniekit.build.checks import dense_mask_size
 from erniekit.build.preflight import preflight
 from erniekit.cli import main
 from erniekit.config import Config
-from erniekit.errors import UserError
+from erniekit.errors import CheckpointError, UserError
 from tests.tiny_runs import ROOT
 
 Change = Callable[[Path], None]
@@ -250,3 +251,43 @@ def test_answers_come_from_the_model_that_is_named(monkeypatch: pytest.MonkeyPat
     for values in ({}, {"lora_path": "adapters", "lora": True}, {"ignore_config_keys": ["a"]}):
         preflight(Config.from_mapping(base | values, verb="chat"))
     assert told == [(tiny_base, None), (), (tiny_base, Path("adapters")), (), (tiny_base, None), ("a",)]
+
+
+def test_what_only_the_data_tells_is_refused_with_it(
+    make_config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("erniekit.build.checks.available_memory", lambda: 4096)
+    make_config(max_steps=None, lr_scheduler_type="wsd", decay_steps=1000)
+    words = ["validate", str(tmp_path / "config.yaml"), "--data"]
+    assert main(words[:-1]) == 0
+    assert main(words) == 2
+    assert "decay_steps 1000 exceed the 8 steps" in capsys.readouterr().err
+    assert main([*words, "lr_scheduler_type=linear", "use_flash_attention=false"]) == 2
+    assert "the dense mask of max_seq_len 128 takes" in capsys.readouterr().err
+
+
+def test_the_size_of_a_dense_mask_is_that_of_attention(make_config: Callable[..., Config]) -> None:
+    from types import SimpleNamespace
+
+    import numpy as np
+
+    from erniekit.model.attention import dense_mask_bytes
+
+    long, short = (SimpleNamespace(lengths=np.array([length])) for length in (200, 7))
+    config = make_config(use_flash_attention=False, per_device_eval_batch_size=3)
+    assert dense_mask_size(config, short, long) == dense_mask_bytes(3, 128)  # type: ignore[arg-type]
+
+
+def test_a_run_that_would_go_on_with_other_batches_is_refused(
+    train: Callable[..., Any], make_config: Callable[..., Config]
+) -> None:
+    train(save_strategy="steps", save_steps=2)
+    resumed = {"save_strategy": "steps", "resume_from_checkpoint": True}
+    preflight(make_config(**resumed), world_size=1)
+    preflight(make_config(**resumed, per_device_train_batch_size=1, gradient_accumulation_steps=2), world_size=1)
+    for name, value in (("seed", 43), ("per_device_train_batch_size", 3), ("max_seq_len", 64)):
+        with pytest.raises(CheckpointError, match=rf"(?s)would train on other samples.*{name} was"):
+            preflight(make_config(**resumed, **{name: value}), world_size=1)
+    with pytest.raises(UserError, match="it has a full model, but this run trains adapters"):
+        preflight(make_config(**resumed, lora=True, continue_training=True), world_size=1)
+    preflight(make_config(**resumed, gradient_accumulation_steps=4))  # on a number of ranks that is not known here

@@ -146,3 +146,9 @@ def test_every_parameter_has_a_reader_and_a_proof(audit: ModuleType) -> None:
         for location in locations:
             path, _, line = location.rpartition(":")
             assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) >= int(line)
+
+
+def test_a_preset_is_read_where_what_it_sets_is_read(audit: ModuleType) -> None:
+    shown = audit.table({"rslora": ["erniekit/some.py:1"]}, {}).splitlines()
+    below = shown[shown.index(next(line for line in shown if line.startswith("  rslora_plus "))) + 1]
+    assert below == "    read   as rslora: erniekit/some.py:1"

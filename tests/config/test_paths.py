@@ -11,6 +11,7 @@ from erniekit.config.registry import PARAMETERS
 from erniekit.config.values import LARGEST_INTEGER, path_problem
 from tests.config.samples import load, problems
 
+QUICKSTART = str(Path(__file__).parents[2] / "examples/configs/quickstart/sft.yaml")
 PATHS = [name for name, parameter in PARAMETERS.items() if parameter.kind.names_path]
 
 
@@ -42,11 +43,26 @@ def test_other_paths_are_not_touched(path: str) -> None:
 
 
 def test_a_long_list_of_files_on_the_command_line_is_one_override(capsys: pytest.CaptureFixture[str]) -> None:
-    quickstart = Path(__file__).parents[2] / "examples/configs/quickstart/sft.yaml"
     files = ",".join(f"shard-{number:05}.jsonl" for number in range(30))
-    assert main(["validate", str(quickstart), f"train_dataset_path={files}"]) == 2
+    assert main(["validate", QUICKSTART, f"train_dataset_path={files}"]) == 2
     error = capsys.readouterr().err
     assert "shard-00000.jsonl does not exist" in error and "shard-00029.jsonl does not exist" in error
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-this-name/x", "x" * 300])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "{}"], ["eval", "{}"], ["preview", "{}"], ["validate", "{}"], ["pack", QUICKSTART, "--output", "{}"],
+        ["export", "{}", "--output", "o"], ["export", QUICKSTART, "--output", "{}"], ["split", "{}", "--output", "o"],
+        ["generate", "{}", "--prompt", "p"], ["chat", "{}"],
+    ],
+)  # fmt: skip
+def test_impossible_paths_of_the_command_line_are_no_tracebacks(
+    path: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word.format(path) for word in words]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 @pytest.mark.parametrize(
@@ -60,5 +76,6 @@ def test_integers_have_a_largest_value(name: str) -> None:
 def test_digits_of_other_scripts_are_no_numbers() -> None:
     assert "expected a finite number" in problems(learning_rate="٣")
     assert "expected an integer" in problems(max_steps="٣")
-    assert "is the exponent missing?" in load(learning_rate=9223372036854775808).messages[0]
+    assert "is the exponent missing?" in load(learning_rate=5).messages[0]
+    assert "at most" in problems(learning_rate=9223372036854775808)
     assert load(learning_rate="3e-5").training.learning_rate == 3e-5

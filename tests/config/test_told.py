@@ -10,9 +10,12 @@ import pytest
 
 from erniekit.build.preflight import preflight
 from erniekit.config import Config
+from erniekit.config.foreign import FOREIGN_NAMES
+from erniekit.config.registry import ALIASES, PARAMETERS
 from tests.config.samples import load, problems
 
 TENSOR = {"tensor_parallel_degree": 2}
+SYNCED = TENSOR | {"tensor_parallel_config": "sync_moment"}
 EVAL = {"do_eval": True, "eval_dataset_path": "a,b"}
 BEST = {"load_best_model_at_end": True, "save_strategy": "steps"}
 
@@ -37,6 +40,12 @@ BEST = {"load_best_model_at_end": True, "save_strategy": "steps"}
         (EVAL | BEST, "the best model is chosen on 1 batch of the held-out data"),
         (EVAL | BEST | {"save_total_limit": 1}, "the newest checkpoint and the best one stay, so up to 2"),
         ({"dropout_warmup_steps": 5, "hidden_dropout_prob": 0.1}, "grows over 5 steps and then stays; the upstream"),
+        (
+            TENSOR | {"tensor_parallel_config": "sync_moment", "use_lowprecision_moment": True},
+            "sync_moment has no effect",
+        ),
+        (SYNCED | {"offload_optim": True}, "sync_moment has no effect"),
+        (SYNCED | {"optim": "adamw_custom"}, "sync_moment has no effect"),
     ],
 )
 def test_it_is_told(values: dict[str, Any], told: str) -> None:
@@ -66,9 +75,6 @@ def test_what_acts_is_not_told(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("values", "refused"),
     [
-        (TENSOR | {"tensor_parallel_config": "sync_moment", "use_lowprecision_moment": True}, "sync_moment"),
-        (TENSOR | {"tensor_parallel_config": "sync_moment", "offload_optim": True}, "sync_moment"),
-        (TENSOR | {"tensor_parallel_config": "sync_moment", "optim": "adamw_custom"}, "sync_moment"),
         ({"bf16": True, "amp_custom_white_list": "matmul tanh", "amp_custom_black_list": "matmul"}, "matmul: also in"),
     ],
 )
@@ -109,3 +115,9 @@ def test_what_depends_on_the_model_is_told(notes: Callable[..., list[str]], tiny
     assert "is weight_only_int8 here" in notes(**saves, **mixed, model_name_or_path=str(tiny_base))[0]
     for values in ({"moe_group": "data"}, {"moe_multimodal_dispatch_use_allgather": "v2-allgather"}):
         assert "has no experts" in notes(**saves, **values)[0]
+
+
+def test_a_name_of_other_suites_is_none_of_ours() -> None:
+    """A name that becomes a parameter leaves the table of foreign names, which would refuse it."""
+    assert not set(FOREIGN_NAMES) & {*PARAMETERS, *ALIASES}
+    assert load(warmup_ratio=0.1).training.warmup_ratio == 0.1

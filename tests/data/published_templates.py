@@ -195,6 +195,19 @@ SMOLLM3 = (
     "{%- if mode == '/no_think' %}{{- '<think>\\n\\n</think>\\n' }}{%- endif %}{%- endif %}"
 )
 
+# --- GLM-4: answers have no token at their end; the header of the next message ends them.
+GLM4 = (
+    "{{- '[gMASK]<sop>' }}"
+    "{%- if tools %}{{- '<|system|>\\n' }}{%- for tool in tools %}{{- '## ' + tool.function.name + '\\n' }}"
+    "{{- tool.function | tojson(indent=4) + '\\n' }}{%- endfor %}{%- endif %}"
+    "{%- for message in messages %}"
+    "{%- if message.tool_calls %}{%- for call in message.tool_calls %}"
+    "{{- '<|assistant|>' + call.function.name + '\\n' }}{{- call.function.arguments | tojson }}{%- endfor %}"
+    "{%- elif message.role == 'tool' %}{{- '<|observation|>\\n' + message.content }}"
+    "{%- else %}{{- '<|' + message.role + '|>\\n' + message.content }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"
+)
+
 _IM = ("<|im_start|>", "<|im_end|>")
 _QWEN_WORDS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 # family -> (template, its special tokens, its other added tokens, what tokenizer_config.json names besides)
@@ -212,6 +225,10 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], dict[str, str]]
     "ernie-written": (TEMPLATE_FOR_OTHERS.read_text(), (), (), {}),  # what training writes where there is no template
     "ernie": (ERNIE, (), (), {"cls_token": CONTROL_TOKENS[3], "sep_token": CONTROL_TOKENS[4]}),
     "ernie-thinking": (ERNIE_THINKING, _IM, (*_QWEN_WORDS, "<response>", "</response>"), {"eos_token": "</s>"}),
+    "glm4": (
+        GLM4, ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|endoftext|>"), (),
+        {"eos_token": "<|endoftext|>"},
+    ),
     "gemma3": (GEMMA3, ("<start_of_turn>", "<end_of_turn>"), (), {}),
     "granite": (
         GRANITE, ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", "<|tool_call|>"), (),

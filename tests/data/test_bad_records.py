@@ -33,7 +33,7 @@ def test_bad_records_stop_by_default_and_the_way_out_is_told(opened, make_source
 
 def test_skipped_records_are_counted_named_and_listed(opened, make_source):
     bad = [{"src": f"q {number}"} for number in range(12)]
-    source = make_source([GOOD, *bad, '{"src": ', {"src": 3, "tgt": "x"}, GOOD])
+    source = make_source([GOOD, *bad, '{"src": ', {"src": "", "tgt": "a"}, GOOD])
     dataset = opened(source, on_bad_record="skip")
     assert [dataset.line(number) for number in range(2)] == [1, 16]
     (report,) = dataset.report.sources

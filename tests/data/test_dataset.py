@@ -194,7 +194,10 @@ def test_a_dialogue_of_10_mb_is_judged_without_encoding_it(opened, make_source, 
         return encode_batch(texts)
 
     monkeypatch.setattr(tokenizer, "encode_batch", measured)
-    huge, several = "word mill " * 1_000_000, {"src": ["word mill " * 1_000_000, "q"], "tgt": ["a", "b"]}
+    huge, several = (
+        "word mill " * 1_000_000,
+        {"src": ["word mill " * 1_000_000, "q"], "tgt": ["a", "b"], "label": [0, 1]},
+    )
     source = make_source([exchange(huge), exchange(), several])
     dataset = opened(source, over_length="truncate_turns")
     report = dataset.report.sources[0]
@@ -273,7 +276,7 @@ def test_control_tokens_in_records_are_ordinary_text_and_counted(opened, make_so
 
 def test_problems_of_all_files_come_together_and_no_cache_is_left(opened, make_source, tmp_path):
     good = make_source([exchange()], name="good.jsonl")
-    bad = make_source([exchange(), {"src": "q"}, exchange(), "{", {**exchange(), "src": 3}], name="bad.jsonl")
+    bad = make_source([exchange(), {"src": "q"}, exchange(), "{", exchange("", "a")], name="bad.jsonl")
     missing = Source(tmp_path / "missing.jsonl", "erniekit")
     with pytest.raises(DataError) as caught:
         opened(bad, missing, good)

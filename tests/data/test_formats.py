@@ -133,6 +133,23 @@ def test_parts_and_weights_by_llama_factorys_names():
     assert "either weight or loss_weight" in refusal("messages", messages=both)
 
 
+def test_thoughts_and_calls_in_llama_factorys_parts():
+    def part(kind, value):
+        return {"type": kind, "value": value}
+
+    calling = [part("reasoning", "I add."), part("tool_call", json.dumps(ADD)), part("tool_call", json.dumps(ADD))]
+    answering = [part("reasoning", "Two."), part("text", "2")]
+    results = [message("tool", [part("text", "2")])] * 2
+    talk = [message("user", "q"), message("assistant", calling), *results, message("assistant", answering)]
+    _, call, *_, answer = parse("messages", messages=talk).turns
+    assert (call.thoughts, answer.thoughts, answer.content) == ("I add.", "Two.", "2")
+    assert call.fields == {"content": None, "tool_calls": [{"type": "function", "function": ADD}] * 2}
+    broken = [message("user", "q"), message("assistant", [part("tool_call", "add(1)")])]
+    assert "messages[1].content: expected the JSON text of a call" in refusal("messages", messages=broken)
+    asked = [message("user", [part("reasoning", "x")]), message("assistant", "a")]
+    assert "messages[0].content[0]: expected a string or parts of type text" in refusal("messages", messages=asked)
+
+
 def test_text_parts_are_joined():
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
     record = parse("messages", messages=[message("system", parts), message("user", parts), message("assistant", parts)])
@@ -421,3 +438,9 @@ def test_the_names_of_formats_are_those_of_the_parameters():
     assert names == set(PARAMETERS["eval_dataset_type"].choices)
     assert names | {"packed"} == set(PARAMETERS["train_dataset_type"].choices)
     assert len(PAIR_KINDS) == 4 and len(DIALOGUE_KINDS) == 5
+
+
+def test_brackets_nested_too_deeply_are_a_problem():
+    call = {"type": "function", "function": {"name": "add", "arguments": "[" * 200_000}}
+    talk = [message("user", "q"), message("assistant", None, tool_calls=[call])]
+    assert "arguments: expected a JSON object" in refusal("messages", messages=talk)

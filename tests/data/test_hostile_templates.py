@@ -88,3 +88,26 @@ def test_a_template_that_is_no_text(folder):
     (folder / "chat_template.jinja").write_bytes(b"\xff\xfe" + CHATML.encode())
     with pytest.raises(UserError, match=r"chat_template\.jinja: cannot be read: it is not UTF-8"):
         load_tokenizer(folder)
+
+
+def test_a_forked_process_starts_its_own(folder):
+    """The pipes of its parent's would mix both programs' answers."""
+    (folder / "chat_template.jinja").write_text(CHATML)
+    template = chat_template(load_tokenizer(folder))
+    used = RENDER_PROCESS._process
+    child = os.fork()
+    if child == 0:
+        same = template.render(DIALOGUE)[-1].text == "a<|im_end|>" and RENDER_PROCESS._process.pid != used.pid
+        RENDER_PROCESS.close()
+        os._exit(0 if same else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert template.render(DIALOGUE)[-1].text == "a<|im_end|>" and RENDER_PROCESS._process is used
+
+
+def test_an_end_from_outside_is_told_as_such_and_the_next_text_is_rendered(folder):
+    (folder / "chat_template.jinja").write_text(CHATML)
+    template = chat_template(load_tokenizer(folder))
+    RENDER_PROCESS._process.terminate()
+    with pytest.raises(UserError, match="SIGTERM"):
+        template.render(DIALOGUE)
+    assert template.render(DIALOGUE)[-1].text == "a<|im_end|>"

@@ -82,6 +82,12 @@ def test_samples_are_what_transformers_renders_up_to_each_answer(opened, convers
         encoded = assemble(sample.segments, tokenizer.encode_batch([part.text for part in sample.segments]), template)
         ids = [*encoded.input_ids.tolist(), tokenizer.token_id(END.get(family, tokenizer.special_tokens["eos_token"]))]
         before, whole = recorded["before"][str(position)], recorded["with"][str(position)]
+        if family == "glm4":  # the header of the next message ends an answer
+            ids[-1] = tokenizer.token_id(
+                "<|observation|>" if DIALOGUES[case]["messages"][position].get("tool_calls") else "<|user|>"
+            )
+            assert ids[-1] in template.stop_token_ids
+            whole += tokenizer.decode(ids[-1:], skip_special_tokens=False)
         if family == "mistral":  # its system text goes with the answer's coming; what is trained is what chat feeds
             whole = before + whole[whole.rindex(before[-7:]) + 7 :]
         prompt = encode_prompt(template, tokenizer, replace(sample.conversation, turns=sample.conversation.turns[:-1]))
@@ -130,6 +136,17 @@ def test_a_model_without_a_template_is_published_with_one(opened, tmp_path):
     assert (
         published_files(load_tokenizer(write_tokenizer(tmp_path / "other", CONTROL_TOKENS[:3])))[-1].suffix == ".json"
     )
+
+
+def test_answers_that_the_next_header_ends(opened, conversation):
+    """GLM-4 learns which header follows: a tool's after calls, the user's otherwise, and stops at both."""
+    tokenizer, template = opened("glm4")
+    ((sample,),) = render_samples(template, [conversation("tools")], None)
+    ends = [part.text.rpartition("<")[1:] for part in sample.segments if part.trained]
+    assert ends == [("<", "|observation|>"), ("<", "|user|>"), ("<", "|user|>")]
+    assert "".join(part.text for part in sample.segments).count("<|observation|>") == 1
+    words = ("<|user|>", "<|observation|>", "<|endoftext|>")
+    assert template.stop_token_ids == tuple(tokenizer.token_id(word) for word in words)
 
 
 def test_which_families_rewrite_turns(opened, conversation):

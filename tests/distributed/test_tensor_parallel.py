@@ -25,14 +25,25 @@ CASES: dict[str, dict[str, Any]] = {
     "nothing copied": {"skip_c_identity": True},
     "qwen3": {"model": {"model_type": "qwen3"}, "sum_in_backward": True},
     "qwen2": {"model": {"model_type": "qwen2"}},
+    # norms of divided channels; a linear that ranks have whole and use in part; projections to latents; sinks
+    "olmo2": {"model": {"model_type": "olmo2"}},
+    "glm4": {"model": {"model_type": "glm4", "head_dim": 8}},
+    "glm4, lora": {"model": {"model_type": "glm4", "head_dim": 8}, "lora": {"rank": 2, "alpha": 4.0}},
+    "deepseek_v3": {"model": {"model_type": "deepseek_v3", "num_hidden_layers": 1}},
+    "gpt_oss": {"model": {"model_type": "gpt_oss"}},
     "recompute": {"recompute": True, "lora": {"rank": 2, "alpha": 4.0, "dora": True}},
 }
+
+
+NORM_TOLERANCE = {"olmo2": 5e-3}  # norms after branches enlarge the rounding of small branches
 
 
 def expect_equal(ranks: list[dict[str, dict[str, float]]], case: str) -> None:
     for worst in (of_rank[case] for of_rank in ranks):
         # AdamW enlarges the rounding of gradients near zero, which later norms show
-        assert worst["loss"] < 1e-5 and worst["gradient"] < 1e-5 and worst["norm"] < 5e-4, worst
+        assert worst["loss"] < 1e-5 and worst["gradient"] < 1e-5 and worst["norm"] < NORM_TOLERANCE.get(case, 5e-4), (
+            worst
+        )
 
 
 @pytest.fixture(scope="module")

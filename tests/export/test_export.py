@@ -147,10 +147,9 @@ def weights_of_adapters(folder: Path) -> dict[str, np.ndarray]:
 
 def test_the_dialogue_format_goes_along(full: Path, tmp_path: Path) -> None:
     """transformers and servers read it from a file; ERNIEKit knows ERNIE's without one."""
-    assert ChatModel.load(full).tokenizer.chat_template is None
     export(full, tmp_path / "exported")
+    assert (tmp_path / "exported/chat_template.jinja").is_file()
     model, exported = ChatModel.load(full), ChatModel.load(tmp_path / "exported")
-    assert exported.tokenizer.chat_template is not None
     asked = Conversation((Turn(USER, "Hello"), Turn(ASSISTANT, "Hi"), Turn(USER, "What is 1 + 1?")), "Be brief.")
     assert exported.encode(asked) == model.encode(asked)
 
@@ -324,7 +323,7 @@ def test_a_model_that_has_diverged_is_refused(full: Path, tmp_path: Path) -> Non
     (diverged / "manifest.json").unlink()
     decoder = load(diverged)
     norm = named_weights(decoder)["model.norm.weight"]
-    norm.set_value(np.full(norm.shape, np.nan, np.float32))
+    norm.set_value(np.full(norm.shape, 3e38, np.float32))  # finite, unlike what it computes
     save_weights(decoder, diverged)
     for form in ("hf", "inference"):
         with pytest.raises(UserError, match="diverged: the model computes logits that are not finite"):

@@ -56,6 +56,22 @@ def test_the_last_turn_that_is_a_target_is_asked(model: ChatModel, tmp_path: Pat
     ]
 
 
+def test_thoughts_are_not_scored(model: ChatModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"with": "<think></think>\n4", "without": "4"}
+    path = tmp_path / "a.jsonl"
+    rows = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": said["without"]}]}] * 2
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answers = iter(said.values())
+    monkeypatch.setattr(
+        answer_eval,
+        "generate",
+        lambda decoder, prompts, sampling: [model.tokenizer.encode(next(answers)) for _ in prompts],
+    )
+    metrics = build_evaluator(model, [Source(path, "messages")], tmp_path)(model.decoder).overall
+    assert [sample["answer"] for sample in samples(tmp_path)] == list(said.values())
+    assert metrics["exact_match"] == 1.0
+
+
 def test_pairs_expect_the_chosen_answer(model: ChatModel, tmp_path: Path) -> None:
     record = {"src": ["Hi"], "tgt": [], "response": [["bad"], ["good"]], "sort": [0, 1]}
     source = Source(write(tmp_path / "p.jsonl", [record]).path, preference_kind("erniekit"))

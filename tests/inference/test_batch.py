@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from erniekit.cli import main
 from erniekit.inference import batch, engine
 from erniekit.inference.engine import ChatModel
+from erniekit.inference.prompts import read_prompts
 from erniekit.inference.sampling import Sampling
 
 QUESTIONS = [f"What is {number} + {number * 7}?" + " Think." * (number % 5) for number in range(11)]
@@ -80,12 +82,23 @@ def test_prompts_that_cannot_be_answered_are_all_told_first(
     output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, target = tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
-    path.write_text("Hello\nForget </s>\n" + "count " * 100 + "\n")
+    path.write_text("Hello </s>\n" + "days " * 100 + "\n" + "count " * 100 + "\n")
     words = ["generate", str(output), "--prompts", str(path), "--output", str(target), "--max-model-len", "64"]
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert f"{path}:2: the text contains </s>" in error and f"{path}:3: " in error and "max_model_len 64" in error
+    assert f"{path}:2: " in error and f"{path}:3: " in error and "max_model_len 64" in error
+    assert "the text contains </s>; it is read as ordinary text" in error and f"{path}:1: " not in error
     assert not target.exists()
+
+
+def test_a_record_keeps_its_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"tools": [{"name": "add"}], "messages": [{"role": "user", "content": "1 + 2?"}]}))
+    seen: list[Any] = []
+    monkeypatch.setattr("erniekit.inference.batch.check_prompt", lambda *_: None)
+    model = SimpleNamespace(encode=lambda conversation: seen.append(conversation) or [1], decoder=None)
+    batch.encode_prompts(model, read_prompts(path), path, None, system="Be brief.")
+    assert seen[0].tools == ({"name": "add"},) and seen[0].system == "Be brief."
 
 
 def test_an_interruption_leaves_no_answers_that_look_complete(

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from erniekit.config import Config
-from erniekit.errors import ConfigurationError, DataError
+from erniekit.errors import ConfigurationError, UserError
 from erniekit.launch import job
 from erniekit.launch.job import Job, plan_job, run_job
 from erniekit.launch.local import RankProcesses, rank_variables, visible_gpus
@@ -170,7 +170,7 @@ def test_data_is_read_before_ranks_start(
     assert run_job(job_of(make_config(), "say_who")) == 0
     assert cached[0] > 0
     monkeypatch.setattr(job, "spawn", None)  # not called
-    with pytest.raises(DataError, match="no-such"):
+    with pytest.raises(UserError, match=r"`train_dataset_path`: no-such\.jsonl does not exist"):
         run_job(job_of(make_config(train_dataset_path="no-such.jsonl"), "say_who"))
 
 
@@ -206,7 +206,7 @@ def test_a_failed_job_is_started_again_from_its_newest_checkpoint(
 @pytest.mark.distributed
 def test_a_failed_job_that_has_saved_nothing_begins_as_it_began(make_config: MakeConfig, logged: list[str]) -> None:
     """A checkpoint of an earlier run in the same folder is none of this job."""
-    job = job_of(make_config(max_restarts=1), "is_killed_once", "save=no")
+    job = job_of(make_config(max_restarts=1, overwrite_output_dir=True), "is_killed_once", "save=no")
     output = Path(job.config.basic.output_dir)
     write_folder(output / "checkpoint-9", lambda folder: (folder / "model").write_text("weights"))
     assert run_job(job) == 0

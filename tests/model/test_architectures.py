@@ -24,6 +24,7 @@ from erniekit.model.architectures.plain_decoder import LayerAttention
 from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.architectures.rope_scaling import rotary_frequencies
 from erniekit.model.architectures.sharding import NORM, REPLICATED_LINEAR, ModuleRule, Placement, prefixed
+from erniekit.model.architectures.stacked_experts import place_of
 from erniekit.model.builder import build_model
 from erniekit.model.decoder import PLAIN_MODULES, Embedding
 from erniekit.model.linear import Linear
@@ -60,7 +61,7 @@ def test_every_weight_has_exactly_one_rule(values):
 @pytest.mark.parametrize(
     "name",
     [
-        "model.layers.0.self_attn.kv_b_proj.weight",
+        "model.layers.0.self_attn.qkv_proj.weight",
         "model.layers.0.self_attn.q_proj.scale",
         "model.layers.0.self_attn.q_proj",
         "audio_tower.layers.0.self_attn.k_proj.weight",
@@ -84,7 +85,9 @@ def test_two_rules_for_one_module_are_an_error():
 def test_adapters_stand_beside_all_linears_of_the_present_families(model_type):
     config = tiny_config(model_type=model_type, head_dim=4)
     linears = named_linears(build_model(config, None))
-    assert adapter_targets(config, ()) == list(config.linear_shapes()) == list(linears)
+    assert list(config.linear_shapes()) == list(linears)
+    stacked = config.architecture.stacked_experts
+    assert adapter_targets(config, ()) == [path for path in linears if place_of(f"{path}.weight", stacked) is None]
     for path, linear in linears.items():
         assert config.linear_shapes()[path] == tuple(linear.weight.shape[::-1])
 
@@ -92,7 +95,7 @@ def test_adapters_stand_beside_all_linears_of_the_present_families(model_type):
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_a_rank_has_the_slices_that_the_rules_say(model_type):
     """The rules and the layers say the same of every weight, and the ranks' slices make up one process's weights."""
-    config = tiny_config(model_type=model_type, vocab_size=56, head_dim=4, num_key_value_heads=2)
+    config = tiny_config(model_type=model_type, vocab_size=56, head_dim=4)
     whole = named_weights(build_model(config, None, seed=5))
     for rank in range(2):
         tp = TensorParallel(rank, 2)
@@ -110,6 +113,14 @@ def test_a_file_with_a_weight_of_another_architecture_is_refused(tmp_path):
         build_model(tiny_config(model_type="llama", head_dim=4), tmp_path)
     assert "(llama, Hugging Face layout)" in str(refused.value)
     assert "model.layers.0.self_attn.q_norm.weight: the model has no such weight" in str(refused.value)
+
+
+def test_further_layers_of_a_file_are_left_out_where_the_configuration_counts_them(tmp_path):
+    save_weights(tiny_model(model_type="deepseek_v3", num_hidden_layers=3), tmp_path)
+    config = tiny_config(model_type="deepseek_v3", num_nextn_predict_layers=1)
+    assert "model.layers.1.mlp.gate.weight" in named_weights(build_model(config, tmp_path))
+    with pytest.raises(ModelFileError, match=r"model\.layers\.2\..*: the model has no such weight"):
+        build_model(tiny_config(model_type="deepseek_v3"), tmp_path)
 
 
 # An encoder in front of the decoder, with the names of Whisper's.
@@ -323,6 +334,12 @@ def test_a_saved_program_with_windows_is_refused_by_name(monkeypatch, tmp_path):
     decoder = _with_layers(monkeypatch, LayerAttention(window=4), LayerAttention())
     with pytest.raises(ModelFileError, match="odd: layers attend to the last 4 positions only"):
         save_program(decoder, tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_saved_program_with_sinks_is_refused_by_name(tmp_path):
+    with pytest.raises(ModelFileError, match="gpt_oss: attention has sinks, which a saved program cannot compute yet"):
+        save_program(tiny_model(model_type="gpt_oss", head_dim=4), tmp_path)
     assert not any(tmp_path.iterdir())
 
 

@@ -315,3 +315,30 @@ def test_a_windowed_plan_is_the_square_with_the_window_cut_out(window: int, dens
     expected = np.einsum("hqk,khd->qhd", shares, np.repeat(v[0], 2, 1))
     np.testing.assert_allclose(found[0], expected, atol=2e-5)
     assert plan.windowed(window) is plan.windowed(window) and (plan.windowed(300) is plan)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_sink_takes_its_share_of_the_probabilities(window: int | None, dense: bool) -> None:
+    """Against the definition: one more score in the softmax of each head, whose probability is dropped."""
+    rng = np.random.default_rng(4)
+    indices = np.concatenate([columns(document_ends([4, 3, 3])), columns([6] * 6 + [6] * 4)])  # the second is padded
+    q, k, v = (paddle.to_tensor(rng.standard_normal((2, 10, heads, 6)), "float64") for heads in (4, 2, 2))
+    sinks = paddle.to_tensor(rng.standard_normal(4), "float64")
+    inputs = [q, k, v, sinks]
+    for x in inputs:
+        x.stop_gradient = False
+    plan = AttentionPlan.build(indices, dense=dense)
+    out = plan.attend(q, k, v, window=window, sinks_H=sinks)
+    row, column = np.arange(10)[:, None], np.arange(10)[None]
+    seen = (column <= row) & (row < indices[:, 0, :, 0][:, None]) & (row - column < (window or 10))
+    mask = paddle.to_tensor(np.where(seen, 0.0, -np.inf))[:, None]
+    keys, values = (x.repeat_interleave(2, axis=2).transpose([0, 2, 1, 3]) for x in (k, v))
+    scores = paddle.matmul(q.transpose([0, 2, 1, 3]), keys, transpose_y=True) * 6**-0.5 + mask
+    scores = paddle.concat([scores, sinks.reshape([1, 4, 1, 1]).expand([2, 4, 10, 1])], axis=-1)
+    expected = paddle.matmul(paddle.nn.functional.softmax(scores)[..., :-1], values).transpose([0, 2, 1, 3])
+    np.testing.assert_allclose(out.numpy(), expected.numpy(), atol=1e-12)
+    weights = paddle.to_tensor(rng.standard_normal(out.shape), "float64")
+    wanted = paddle.grad((expected * weights).sum(), inputs)
+    for gradient, other in zip(paddle.grad((out * weights).sum(), inputs), wanted, strict=True):
+        np.testing.assert_allclose(gradient.numpy(), other.numpy(), atol=1e-11)

@@ -18,12 +18,13 @@ from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.architectures.rope_parameters import RopeKeys
 
 from .published_configs import PUBLISHED_CONFIGS
+from .published_families import CONFIGS
 from .tiny import CONFIG, tiny_config
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
 
-@pytest.mark.parametrize("values", PUBLISHED_CONFIGS.values(), ids=PUBLISHED_CONFIGS)
+@pytest.mark.parametrize("values", [*PUBLISHED_CONFIGS.values(), *CONFIGS.values()], ids=[*PUBLISHED_CONFIGS, *CONFIGS])
 def test_published_files_are_read(values):
     config = ModelConfig.from_json(values)
     told = [remark.split(" ")[0] for remark in config.remarks]

@@ -57,7 +57,7 @@ def test_the_published_small_model_has_its_published_size():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported: ernie4_5, ernie4_5_moe, "),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported: deepseek_v3, ernie4_5, "),
         ({"model_type": None}, "model_type None is not supported"),
         ({"hidden_size": None}, "hidden_size: missing"),
         ({"hidden_size": "16"}, "hidden_size: expected int, got '16'"),

@@ -15,6 +15,7 @@ from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.architectures.rope_scaling import rotary_frequencies
 from erniekit.model.weights import named_weights
 
+from .published_families import CONFIGS, SIZES
 from .tiny import CONFIG, logits_of, tiny_config, tiny_model
 
 FAMILIES = tuple(sorted(ARCHITECTURES))
@@ -67,6 +68,8 @@ def config_files(draw, families=FAMILIES):
     keys = {architecture.key_names.get(name, name) for name in (*COMMON_FIELDS, *architecture.own_fields)}
     keys |= {"task_specific_params", *architecture.own_keys}
     needed = architecture.defaults.keys() & {"num_key_value_heads"}  # which may not divide heads
+    if values["model_type"] == "deepseek_v3":  # it has as many key heads as query heads
+        optional["num_key_value_heads"], needed = st.just(heads), {"num_key_value_heads"}
     if values["model_type"] == "glm4":  # half of a head is turned, in pairs
         optional["head_dim"] = st.sampled_from([4, 128])
     for key, value in optional.items():
@@ -135,6 +138,11 @@ def test_published_models_have_their_published_sizes(count, family, sizes, more)
     assert config.parameter_count() == count
 
 
+@pytest.mark.parametrize("name", SIZES)
+def test_published_files_give_the_published_sizes(name):
+    assert ModelConfig.from_json(CONFIGS[name]).parameter_count() == SIZES[name]
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "biased"),
     [
@@ -156,6 +164,10 @@ def test_published_models_have_their_published_sizes(count, family, sizes, more)
         ("olmo2", {"attention_bias": True}, {"q", "k", "v", "o"}),
         ("glm4", {}, {"q", "k", "v"}),
         ("glm4", {"attention_bias": False}, set()),
+        ("gemma3_text", {"attention_bias": True}, {"q", "k", "v", "o"}),
+        ("gpt_oss", {}, {"q", "k", "v", "o", "router", "gate", "up", "down"}),
+        ("deepseek_v3", {"attention_bias": True}, {"q_a", "kv_a_proj_with_mqa", "o"}),
+        ("deepseek_v3", {"q_lora_rank": None}, set()),
     ],
 )
 def test_the_decoder_has_the_weights_that_are_listed(family, changes, biased):
@@ -163,12 +175,14 @@ def test_the_decoder_has_the_weights_that_are_listed(family, changes, biased):
     listed = decoder.config.weight_shapes()
     assert sorted(named_weights(decoder)) == sorted(listed)
     assert {name.split(".")[-2].removesuffix("_proj") for name in listed if name.endswith(".bias")} == biased
-    assert any("q_norm" in name for name in listed) == (family.startswith("qwen3") or family == "olmo2")
+    assert any("q_norm" in name for name in listed) == (
+        family.startswith("qwen3") or family in ("olmo2", "gemma3_text")
+    )
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_documents_of_a_row_have_the_logits_that_each_has_alone(family):
-    decoder = tiny_model(model_type=family, head_dim=8, num_key_value_heads=2)
+    decoder = tiny_model(model_type=family, head_dim=8)
     ids = np.random.default_rng(3).integers(0, 53, 40)
     packed = logits_of(decoder, ids, ends=[11, 12, 40])
     alone = np.concatenate([logits_of(decoder, ids[start:stop]) for start, stop in ((0, 11), (11, 12), (12, 40))])
@@ -186,6 +200,14 @@ def test_a_window_acts_where_documents_can_be_longer(window, expected):
 def test_experts_stand_where_neither_the_step_nor_the_list_leaves_them_out():
     config = tiny_config(model_type="qwen3_moe", num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[1, 2])
     assert [config.is_moe_layer(layer) for layer in range(6)] == [False, False, False, True, False, True]
+
+
+def test_layers_have_windows_and_tables_by_their_type():
+    published = tiny_config(model_type="gemma3_text", num_hidden_layers=7, sliding_window=9)
+    named = tiny_config(model_type="gpt_oss", layer_types=["full_attention", "sliding_attention"])
+    attention = [published.architecture.layer_attention(published, layer) for layer in range(7)]
+    assert attention == [(9, 1)] * 5 + [(None, 0)] + [(9, 1)]
+    assert [named.architecture.layer_attention(named, layer).window for layer in range(2)] == [None, 9]
 
 
 def test_layers_turn_nothing_where_the_list_or_the_interval_says():
@@ -206,6 +228,17 @@ def test_the_part_of_a_head_that_is_not_turned_has_no_frequency():
     [
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers: expected a 0 or 1 for each of 2 layers, got [1]"),
         ("glm4", {"head_dim": 10, "partial_rotary_factor": 0.5}, "0.5 of head_dim 10 is no part of pairs"),
+        (
+            "gemma3_text",
+            {"layer_types": ["full_attention"]},
+            "layer_types: expected sliding_attention or full_attention",
+        ),
+        ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping: 30.0 is not supported"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "weights as 'mxfp4' cannot be read"),
+        ("deepseek_v3", {"num_key_value_heads": 2}, "as many key heads as num_attention_heads"),
+        ("deepseek_v3", {"n_group": 3}, "n_group: n_routed_experts 8 is no multiple of it with 2 experts or more"),
+        ("deepseek_v3", {"topk_group": 1}, "topk_group: more than n_group, or its groups have fewer"),
+        ("deepseek_v3", {"v_head_dim": 12}, "v_head_dim at most qk_nope_head_dim + qk_rope_head_dim"),
         ("granite", {"logits_scaling": 0}, "logits_scaling: must be at least 1e-06, got 0"),
         ("mistral", {"sliding_window": 0}, "sliding_window: must be positive, got 0"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window: True is not supported; only False is"),

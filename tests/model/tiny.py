@@ -22,6 +22,21 @@ CONFIG = {
 }
 # What some families need for a tiny shape.
 FAMILIES = {
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "head_dim": 4,
+        "qk_nope_head_dim": 6,
+        "v_head_dim": 8,
+        "q_lora_rank": 12,
+        "kv_lora_rank": 10,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 12,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+    },
+    "gpt_oss": {"num_local_experts": 6, "sliding_window": 9},
     "qwen2_moe": {"num_experts": 6, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 24},
 }
 

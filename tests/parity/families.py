@@ -21,6 +21,23 @@ YARN = {
     "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
     "max_position_embeddings": 256,
 }
+GEMMA = {"head_dim": 18, "sliding_window": 16, "query_pre_attn_scalar": 12, "rope_local_base_freq": 100.0}
+GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 18, "sliding_window": 16}
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 10,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 12,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "max_position_embeddings": 256,
+}
 
 # Every case: family and what differs from `random_model`'s shape.
 CASES = {
@@ -126,6 +143,52 @@ CASES = {
         "glm4",
         {"head_dim": 24, "partial_rotary_factor": 0.25, "attention_bias": False, "tie_word_embeddings": True},
     ),
+    "gemma3_text: every other layer with a window, linear scaling": (
+        "gemma3_text",
+        {
+            **GEMMA,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_scaling": {"rope_type": "linear", "factor": 3.0},
+        },
+    ),
+    "gemma3_text: every third layer without a window, untied, bias": (
+        "gemma3_text",
+        {
+            **GEMMA,
+            "num_hidden_layers": 3,
+            "sliding_window_pattern": 3,
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "sliding_window": 40,
+        },
+    ),
+    "gpt_oss: layers of both types, sinks": ("gpt_oss", {**GPT_OSS, "rope_scaling": None}),
+    "gpt_oss: yarn without whole pairs, one key head": (
+        "gpt_oss",
+        {
+            **GPT_OSS,
+            "num_key_value_heads": 1,
+            "layer_types": ["full_attention", "sliding_attention"],
+            **YARN,
+            "rope_scaling": {**YARN["rope_scaling"], "truncate": False},
+        },
+    ),
+    "deepseek_v3: groups of experts, yarn": (
+        "deepseek_v3",
+        {**DEEPSEEK, "rope_scaling": {**YARN["rope_scaling"], "mscale": 0.7, "mscale_all_dim": 0.5}},
+    ),
+    "deepseek_v3: no latent of queries, one group, values as wide as keys": (
+        "deepseek_v3",
+        {
+            **DEEPSEEK,
+            "q_lora_rank": None,
+            "n_group": 1,
+            "topk_group": 1,
+            "v_head_dim": 14,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+        },
+    ),
     "ernie4_5_moe: shared and routed experts": (
         "ernie4_5_moe",
         {
@@ -175,9 +238,12 @@ CASES = {
     "ernie4_5: linear scaling": ("ernie4_5", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "head_dim": 8}),
 }
 CLASSES = {
+    "deepseek_v3": (transformers.DeepseekV3Config, transformers.DeepseekV3ForCausalLM),
     "ernie4_5": (transformers.Ernie4_5Config, transformers.Ernie4_5ForCausalLM),
     "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig, transformers.Ernie4_5_MoeForCausalLM),
+    "gemma3_text": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     "glm4": (transformers.Glm4Config, transformers.Glm4ForCausalLM),
+    "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
     "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
@@ -211,12 +277,16 @@ def random_model(family, seed=0, **shape):
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
                 parameter.uniform_(0.4, 1.8)
+                parameter.sub_(1.0 if family == "gemma3_text" else 0.0)  # it adds 1
             elif name.endswith("e_score_correction_bias"):
                 parameter.normal_(0.0, 0.05)  # more would leave experts without any token
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
             else:
                 parameter.normal_(0.0, 0.25)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.05)
     return model.eval()
 
 

@@ -103,9 +103,12 @@ def test_every_rank_writes_and_reads_its_own(
 def test_moments_in_bfloat16_come_together_from_ranks_as_they_are(
     train: Callable[..., Any], train_on_ranks: Callable[..., SimpleNamespace]
 ) -> None:
-    """Slices travel in bfloat16, files hold bfloat16, and one process goes on as the ranks would have done."""
+    """Slices travel in bfloat16, files hold bfloat16, and one process goes on as the ranks would have done.
+
+    Asking to synchronise such moments, which the configuration tells to have no effect, changes nothing.
+    """
     common = {**SAVING, "use_lowprecision_moment": True}
-    divided = train_on_ranks(**LAYOUTS["tensor"], **common)
+    divided = train_on_ranks(**LAYOUTS["tensor"], **common, tensor_parallel_config="sync_param sync_grad sync_moment")
     written = divided.output / "checkpoint-2"
     file = SafetensorsFile(written / "optimizer.safetensors")
     kinds = {name.rpartition("/")[2]: file.stored(name).dtype for name in file.names()}

@@ -134,7 +134,7 @@ def test_another_model_can_be_the_reference(prefer: Train, tmp_path: Path) -> No
     shutil.copytree(runs[2].output, tmp_path / "adapters")
     with pytest.raises(ModelFileError, match=r"ref_model_name_or_path: .* is a folder of adapters"):
         prefer(ref_model_name_or_path=str(tmp_path / "adapters"))
-    with pytest.raises(ModelFileError, match=r"^ref_model_name_or_path: .*nowhere is not a folder here"):
+    with pytest.raises(ConfigurationError, match=r"`ref_model_name_or_path`: .*nowhere does not exist"):
         prefer(ref_model_name_or_path=str(tmp_path / "nowhere"))
 
 

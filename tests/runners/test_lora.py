@@ -227,6 +227,7 @@ def test_answers_come_from_base_and_adapters(
 
     moved = tmp_path / "elsewhere" / "adapters"
     shutil.copytree(run.output, moved)
+    (moved / "manifest.json").unlink()
     shutil.copytree(tiny_base, moved.parent / "base")
     config = json.loads((moved / "adapter_config.json").read_text())
     (moved / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "../base"}))

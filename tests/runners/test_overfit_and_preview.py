@@ -56,12 +56,16 @@ def test_a_plain_text_is_tried_too(make_config: Callable[..., Any], tmp_path: Pa
     assert "128 tokens, 128 targets" in "\n".join(logged)
 
 
+DIVERGING = {"learning_rate": 100, "weight_decay": 1e12}  # weights grow a hundred trillion times in a step
+
+
 def test_a_loss_that_is_not_finite_is_told(make_config: Callable[..., Any], tmp_path: Path, logged: list[str]) -> None:
-    assert not overfit_check.overfit_check(make_config(learning_rate=1e30))
+    assert not overfit_check.overfit_check(make_config(**DIVERGING))
     assert "NOT OK" in logged[-1] and "is not finite at step" in logged[-1] and "lower learning_rate" in logged[-1]
 
     make_config()
-    assert main(["train", str(tmp_path / "config.yaml"), "--try", "learning_rate=1e30"]) == 1  # words in any order
+    words = [f"{name}={value}" for name, value in DIVERGING.items()]
+    assert main(["train", str(tmp_path / "config.yaml"), "--try", *words]) == 1  # words in any order
 
 
 def test_a_model_that_does_not_learn_is_told(
@@ -88,6 +92,15 @@ def test_preview_escapes_what_would_steer_the_terminal(make_config: Callable[...
     plain, colored = (preview(make_config(train_dataset_path=str(path)), color=color) for color in (False, True))
     assert "\x1b" not in plain and r"Hi\x1b[2J\x07 there" in plain
     assert "\x07" not in colored and "\x9b" not in colored and "\x1b]" not in colored
+
+
+def test_preview_tells_what_is_left_out(make_config: Callable[..., Any], records: Path, tmp_path: Path) -> None:
+    assert "records, " not in preview(make_config())
+    path = tmp_path / "data.jsonl"
+    path.write_text(records.read_text() + '{"src": "q", "tgt": ""}\n{"src": "q", "tgt": "a", "difficulty": 1}\n')
+    text = preview(make_config(train_dataset_path=str(path)))
+    assert "62 records, 61 kept, 1 skipped" in text and "data.jsonl:61: tgt[0]: expected a text" in text
+    assert "field not used: difficulty (1 record)" in text
 
 
 def test_preview_shows_as_many_rows_as_asked(make_config: Callable[..., Any]) -> None:

@@ -17,8 +17,8 @@ from erniekit.runners.preview import data_summary, preview
 
 PAIR = {"question": "What is 1 + 1?", "chosen": "2", "rejected": "3"}
 SCORES = {"score_chosen": 2, "score_rejected": 1}
-LONG_HISTORY = {**PAIR, "history": [["Count. " * 4, "1 2 3 4 5 6"]] * 3, "chosen": "two"}
-LONG_QUESTION = {**PAIR, "question": "Count. " * 30}
+LONG_HISTORY = {**PAIR, "history": [["Count." + " Count." * 3, "1 2 3 4 5 6"]] * 3, "chosen": "two"}
+LONG_QUESTION = {**PAIR, "question": "Count." + " Count." * 29}
 
 
 @pytest.fixture
@@ -52,9 +52,9 @@ def test_the_summary_counts_what_became_of_long_prompts(on_pairs: Callable[..., 
 
 def test_evaluation_reads_pairs_too(on_pairs: Callable[..., Any], tmp_path: Path) -> None:
     held_out = tmp_path / "held-out.jsonl"
-    held_out.write_text(json.dumps(PAIR) + "\n" + json.dumps(PAIR | {"chosen": "3"}) + "\n", encoding="utf-8")
+    held_out.write_text(json.dumps(PAIR) + "\n" + json.dumps(PAIR | {"chosen": 3}) + "\n", encoding="utf-8")
     parameters = {"do_eval": True, "eval_dataset_path": str(held_out), "eval_dataset_type": "alpaca"}
-    with pytest.raises(DataError, match=r"held-out.jsonl:2: rejected: expected two different answers"):
+    with pytest.raises(DataError, match=r"held-out.jsonl:2: chosen: expected an answer: a text, or a list of turns"):
         data_summary(on_pairs([PAIR], **parameters))
     held_out.write_text(json.dumps(PAIR) + "\n", encoding="utf-8")
     assert "(alpaca preferences): 1 records, 1 kept" in data_summary(on_pairs([PAIR], **parameters)).split("steps:")[1]
@@ -81,7 +81,7 @@ def test_the_first_pair_of_a_try_is_that_of_a_run(
     assert logged == ["skipped 1 records before it, longer than max_seq_len 128 or max_prompt_len 60"]
     with pytest.raises(DataError, match=r"pairs.jsonl:1: prompt: expected at most 60 tokens"):
         first([LONG_QUESTION, PAIR], max_prompt_len=60, over_length_policy="error")
-    with pytest.raises(DataError, match=r"pairs.jsonl:1: chosen: .*control tokens"):
-        first([PAIR | {"chosen": "2</s>"}, PAIR])
+    with pytest.raises(DataError, match=r"pairs.jsonl:1: chosen: expected an answer"):
+        first([PAIR | {"chosen": 2}, PAIR])
     with pytest.raises(DataError, match=r"none of 1 records fits max_seq_len 128 or max_prompt_len 60"):
         first([LONG_QUESTION], max_prompt_len=60)

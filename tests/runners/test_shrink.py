@@ -17,6 +17,7 @@ from erniekit.config.registry import PARAMETERS
 from erniekit.distributed.topology import Topology, topology_from
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.published import published_model
+from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.runners.shrink import ShrunkRun, shrink, shrink_overrides
 from tests.distributed.warm_processes import warm_starts
 
@@ -93,6 +94,17 @@ def test_every_kind_of_layer_stays() -> None:
     assert small.tie_word_embeddings and small.parameter_count() < 1e6
     assert _shrunk_run({}, _model("300B-A47B"))[0].model.moe_num_shared_experts == 0
     assert not any(map(_shrunk_run({}, _model("0.3B"))[0].model.is_moe_layer, range(4)))
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_a_miniature_of_any_family_is_a_model_of_it(model_type: str) -> None:
+    sizes = {"vocab_size": 999, "hidden_size": 512, "intermediate_size": 640, "num_hidden_layers": 9}
+    own = {"gemma3_text": {"layer_types": ["full_attention"] * 9}, "smollm3": {"no_rope_layers": [1] * 9}}
+    values = {"model_type": model_type, **sizes, "num_attention_heads": 16, **own.get(model_type, {})}
+    model = ModelConfig.from_json(values)
+    small = shrink(Config.from_mapping(NEEDED | {"tensor_parallel_degree": 2}), model, VOCABULARY).model
+    assert ModelConfig.from_json(small.to_json()) == small
+    assert small.parameter_count() < 2e6
 
 
 def test_the_ways_of_cutting_a_pipeline_stay() -> None:

@@ -239,6 +239,13 @@ def test_a_curve_has_a_title_and_an_axis_that_fits(tmp_path: Path, monkeypatch: 
     assert drawn(write_log(tmp_path, [5.0, -0.1]), monkeypatch).get_yscale() == "linear"
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("title", ["costs $1 or ${x_", "模型"])
+def test_any_folder_can_be_a_title(title: str, tmp_path: Path) -> None:
+    draw_loss_curve(write_log(tmp_path, [2.0, 1.5]), tmp_path / "loss.png", title)
+    assert (tmp_path / "loss.png").is_file()
+
+
 def test_a_noisy_curve_is_smoothed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = [2.0 + (-1) ** step * 0.5 for step in range(300)]
     pale, mean = drawn(write_log(tmp_path, losses), monkeypatch).lines

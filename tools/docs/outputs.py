@@ -8,8 +8,9 @@ A block is generated where a comment stands before it:
     ```text
     ```
 
-Lines that the expression does not find are left out, with "..." for each gap. The commands run in the repository and
-need what `make quickstart` and `erniekit dpo examples/configs/quickstart/dpo.yaml` leave in output/.
+The block begins with the command. Lines that the expression does not find are left out, with "..." for each gap. The
+commands run in the repository and need what `make quickstart` and `erniekit dpo examples/configs/quickstart/dpo.yaml`
+leave in output/.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def updated(text: str, run: Callable[[str], str]) -> str:
     """
 
     def replaced(block: re.Match[str]) -> str:
-        return block[1] + selected(run(block["command"]), block["lines"])
+        return block[1] + f"$ {block['command']}\n" + selected(run(block["command"]), block["lines"])
 
     return BLOCK.sub(replaced, text)
 
@@ -51,7 +52,7 @@ def selected(output: str, expression: str) -> str:
     gap = False
     for line in output.splitlines():
         if re.search(expression, line):
-            if gap and shown:
+            if gap:
                 shown.append("  ..." if line.startswith(" ") else "...")
             shown.append(line.rstrip())
             gap = False

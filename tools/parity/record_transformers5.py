@@ -123,6 +123,49 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
         },
     ),
     (
+        "gemma3_text",
+        "layers of both types",
+        {
+            "head_dim": 6,
+            "sliding_window": 16,
+            "query_pre_attn_scalar": 12,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"},
+                "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 2.0},
+            },
+        },
+    ),
+    (
+        "gpt_oss",
+        "sinks, layers of both types, yarn",
+        {
+            **MIXTRAL,
+            "head_dim": 6,
+            "sliding_window": 16,
+            "rope_parameters": {**YARN, "rope_theta": 1e4, "truncate": False},
+        },
+    ),
+    (
+        "deepseek_v3",
+        "groups of experts, yarn",
+        {
+            "num_key_value_heads": 4,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 6,
+            "v_head_dim": 8,
+            "q_lora_rank": 12,
+            "kv_lora_rank": 10,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 6,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": {**YARN, "rope_theta": 1e4, "mscale": 0.7, "mscale_all_dim": 0.5},
+        },
+    ),
+    (
         "ernie4_5",
         "own head size, biases, other theta",
         {"head_dim": 6, "use_bias": True, "rope_parameters": {"rope_theta": 300.0}},
@@ -166,6 +209,8 @@ def record(family: str, name: str, shape: dict[str, Any]) -> dict[str, np.ndarra
         with torch.no_grad():  # saved in place of the weights, gradients get the names that weights have in files
             for parameter in model.parameters():
                 parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+            for buffer in model.buffers():  # saved with the weights; no gradient reaches them
+                buffer.zero_()
         model.save_pretrained(Path(place) / "gradients")
         gradients = load_file(Path(place) / "gradients/model.safetensors")
     names = sorted(shapes)

@@ -12,7 +12,6 @@ from erniekit.config.sections.distributed_flags import (
     SHARDING_FLAGS,
     SHARDING_RULES,
     TENSOR_PARALLEL_FLAGS,
-    synchronized_moments_are_in_memory,
     tensor_parallel_flags,
 )
 from erniekit.config.values import SEGMENTS, WORDS
@@ -233,7 +232,6 @@ SECTION = section(
     rules=(
         sequence_parallel_needs_tensor_parallel,
         tensor_parallel_flags,
-        synchronized_moments_are_in_memory,
         boundaries_are_increasing,
         no_degree_of_zero,
         *PIPELINE_RULES,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from erniekit.config.parameter import ConfigBuilder, rule
 
 PIPELINE_FLAGS = (
@@ -188,6 +191,12 @@ def sharding_levels_and_parallelism(builder: ConfigBuilder) -> None:
 SHARDING_RULES = (sharding_flags, sharding_levels_and_parallelism)
 
 
+def stores_moments(values: Mapping[str, Any]) -> bool:
+    """Return whether AdamW's moments are stored apart from Paddle's optimizer, see section 2.4."""
+    names = ("use_lowprecision_moment", "offload_optim", "tensorwise_offload_optimizer")
+    return any(values[name] for name in names) or values["optim"] == "adamw_custom"
+
+
 # The flags of `tensor_parallel_config`, and which of them have no effect.
 
 TENSOR_PARALLEL_FLAGS = (
@@ -217,25 +226,9 @@ IGNORED_TENSOR_PARALLEL_FLAGS = {
 
 
 @rule(
-    "tensor_parallel_config", "tensor_parallel_degree", "optim", "use_lowprecision_moment", "offload_optim",
-    "tensorwise_offload_optimizer",
+    "tensor_parallel_config", "tensor_parallel_degree", "sequence_parallel", "optim", "use_lowprecision_moment",
+    "offload_optim", "tensorwise_offload_optimizer",
 )  # fmt: skip
-def synchronized_moments_are_in_memory(builder: ConfigBuilder) -> None:
-    """`sync_moment` does not work with moments that are stored in bfloat16 or offloaded, nor with `adamw_custom`."""
-    if builder["tensor_parallel_degree"] == 1 or "sync_moment" not in builder["tensor_parallel_config"]:
-        return
-    names = ("use_lowprecision_moment", "offload_optim", "tensorwise_offload_optimizer")
-    stored = [f"{name} is true" for name in names if builder[name]]
-    stored += ["optim is adamw_custom"] * (builder["optim"] == "adamw_custom")
-    if stored:
-        builder.problem(
-            "tensor_parallel_config",
-            f"sync_moment does not work with moments that adamw_custom stores, and {stored[0]}",
-            "leave sync_moment out: ranks of a tensor-parallel group compute equal moments without it, too",
-        )
-
-
-@rule("tensor_parallel_config", "tensor_parallel_degree", "sequence_parallel")
 def tensor_parallel_flags(builder: ConfigBuilder) -> None:
     """Flags of `tensor_parallel_config` without effect are reported."""
     if builder["tensor_parallel_degree"] == 1:
@@ -243,6 +236,11 @@ def tensor_parallel_flags(builder: ConfigBuilder) -> None:
     reasons = dict(IGNORED_TENSOR_PARALLEL_FLAGS)
     if builder["sequence_parallel"]:
         reasons["enable_mp_skip_c_identity"] = "with sequence_parallel tokens are gathered, which copies them anyway"
+    if stores_moments(builder):
+        reasons["sync_moment"] = (
+            "moments in bfloat16, offloaded or of adamw_custom are not broadcast; the ranks of a tensor-parallel group "
+            "compute equal moments without it, too"
+        )
     for flag in builder["tensor_parallel_config"]:
         if flag in reasons:
             where = builder.origins["tensor_parallel_config"]

@@ -64,16 +64,6 @@ class SftParameters:
         choices=("drop", "truncate_turns", "error"),
         verbs=("train", "eval", "preview"),
     )
-    split_multi_turn: bool | None = parameter(
-        None,
-        "Whether each trained answer of a dialogue becomes a sample of its own, with everything before it as the chat "
-        "template renders it for that turn. null does so only where one sample cannot hold several answers, because "
-        "the template renders earlier turns in another way (those of thinking models drop earlier thoughts); false "
-        "refuses such a dialogue. The number of split dialogues is printed before the first step.",
-        verbs=("train", "eval", "preview"),
-        stages=("SFT",),
-        example=True,
-    )
     on_bad_record: str = parameter(
         "stop",
         "The treatment of a malformed record. `stop` ends the run before anything is trained and reports the bad "
@@ -84,6 +74,16 @@ class SftParameters:
         choices=("stop", "skip"),
         verbs=("train", "eval", "preview"),
         example="skip",
+    )
+    split_multi_turn: bool | None = parameter(
+        None,
+        "Whether each trained answer of a dialogue becomes a sample of its own, with everything before it as the chat "
+        "template renders it for that turn. null does so only where one sample cannot hold several answers, because "
+        "the template renders earlier turns in another way (those of thinking models drop earlier thoughts); false "
+        "refuses such a dialogue. The number of split dialogues is printed before the first step.",
+        verbs=("train", "eval", "preview"),
+        stages=("SFT",),
+        example=True,
     )
 
 

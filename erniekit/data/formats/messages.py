@@ -21,6 +21,7 @@ from erniekit.data.formats.problems import (
 
 SYSTEM_ROLES = ("system", "developer")  # OpenAI renamed the first to the second
 TEXT_PARTS = ("text", "input_text", "output_text")  # the types of a content part that holds text
+OWN_PARTS = ("reasoning", "tool_call")  # LLaMA-Factory's types of parts for which messages have fields
 # What other parts of a content hold, by a word in their type: "image_url", "input_audio", "video", ...
 OTHER_PARTS = {"image": "a vision record", "video": "a video record", "audio": "an audio record"}
 
@@ -128,7 +129,7 @@ def parse_content(value: object, name: str) -> str:
 def _from_json(text: str, name: str, expected: str) -> Any:
     try:
         return json.loads(parse_text(text, name))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise MalformedError(name, expected, shorten(text)) from None
 
 
@@ -152,6 +153,7 @@ def parse_messages(messages: object, name: str, *, tools: bool = False) -> tuple
         field_path = f"{name}[{number}]"
         if not isinstance(message, dict):
             raise MalformedError(field_path, "an object with role and content", shorten(message))
+        message = _without_own_parts(message, field_path)
         if not tools:
             reject_tool_calls(message, field_path)
         if number == 0 and message.get("role") in SYSTEM_ROLES:
@@ -160,6 +162,24 @@ def parse_messages(messages: object, name: str, *, tools: bool = False) -> tuple
         else:
             turns.append(_turn(message, field_path, turns[-1] if turns else None, tools, may_be_system=number == 0))
     return system, turns
+
+
+def _without_own_parts(message: dict, field_path: str) -> dict:
+    """Return a message in which parts of LLaMA-Factory's types `reasoning` and `tool_call` are fields of their own."""
+    content = message.get("content")
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    own: dict[str, list[Any]] = {
+        kind: [part.get("value") for part in parts if part.get("type") == kind] for kind in OWN_PARTS
+    }
+    if message.get("role") != ASSISTANT or not any(own.values()):
+        return message
+    name = f"{field_path}.content"
+    calls = [_from_json(text, name, "the JSON text of a call in a part of type tool_call") for text in own["tool_call"]]
+    thoughts = "".join(parse_text(text, name) for text in own["reasoning"])
+    rest = [part for part in message["content"] if not (isinstance(part, dict) and part.get("type") in OWN_PARTS)]
+    fields = {"tool_calls": [{"type": "function", "function": call} for call in calls]} if calls else {}
+    thought_fields = {THOUGHTS_FIELD: thoughts} if thoughts else {}
+    return {**message, **fields, **thought_fields, "content": rest or (None if calls else "")}
 
 
 def _turn(message: dict, field_path: str, previous: Turn | None, tools: bool, *, may_be_system: bool) -> Turn:

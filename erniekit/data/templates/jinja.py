@@ -15,7 +15,7 @@ import jinja2.parser
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
 from erniekit.data.templates.ernie import ErnieTemplate, RewritesTurnsError, Segment, TemplateRefusedError
 from erniekit.data.templates.render_process import RENDER_PROCESS, LimitExceededError
-from erniekit.data.templates.rendering import GenerationBlock, compile_template, environment
+from erniekit.data.templates.rendering import EndOfTurn, GenerationBlock, compile_template, environment
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError, ModelFileError
 from erniekit.terminal import escape_control_characters
@@ -28,6 +28,7 @@ _PROBE = Conversation(
         Turn(ASSISTANT, "second answer", True),
     )
 )
+_PROBE_CALLS = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
 _MARK = secrets.token_hex(16)  # made anew by every process, so no text contains it
 _VERSION = b"2"  # raise it when the same template and dialogue give other segments
 
@@ -88,10 +89,9 @@ class JinjaTemplate:
         self.takes_thoughts = any("reasoning_content" in source for source in self._sources.values())
         self.variable_names: Set[str] = set().union(*names.values())
         self.fingerprint = self._fingerprint(variables or {})
-        self._end_of_turn = self._find_end_of_turn(tokenizer)
-        end_id = tokenizer.token_id(self._end_of_turn)
-        assert end_id is not None  # it is one of the tokenizer's control tokens
-        self.stop_token_ids = tuple(dict.fromkeys((end_id, tokenizer.eos_id)))
+        self._end_of_turn, ends = self._find_end_of_turn()
+        end_ids = [number for token in ends if (number := tokenizer.token_id(token)) is not None]
+        self.stop_token_ids = tuple(dict.fromkeys((*end_ids, tokenizer.eos_id)))
 
     def render(self, conversation: Conversation) -> list[Segment]:
         (rendered,) = self.render_many([conversation])
@@ -173,22 +173,33 @@ class JinjaTemplate:
         digest.update(json.dumps([sorted(self._sources.items()), sorted(variables.items())]).encode())
         return digest.hexdigest()
 
-    def _find_end_of_turn(self, tokenizer: Tokenizer) -> str:
-        """Return the control token that ends an answer; without one a model could not learn to stop."""
-        messages = messages_of(_PROBE, tokenizer)
-        (reply,) = self._ask("default", [{"messages": messages[:2], "tools": None, "header": False}])
-        if "text" not in reply:
-            raise TemplateRefusedError(self._message(reply["refused"]))
-        _, found, after = reply["text"].partition(_PROBE.turns[1].content)
-        token = tokenizer.find_control_token(after)
-        if not found or token is None:
+    def _find_end_of_turn(self) -> tuple[EndOfTurn, list[str]]:
+        """Return the end of turn as `segments_of` takes it, and the tokens that end answers; without one a model could
+        not learn to stop."""
+        answered = self._text(_PROBE.turns[:2])
+        token = self._tokenizer.find_control_token(answered.partition(_PROBE.turns[1].content)[2])
+        if token is not None:
+            return token, [token]
+        control_tokens = sorted(self._tokenizer.control_tokens, key=len, reverse=True)
+        calling = Turn(ASSISTANT, "", True, {"content": "", "tool_calls": _PROBE_CALLS})
+        dialogues = [_PROBE.turns[:3], (_PROBE.turns[0], calling, Turn("tool", "a result"))][: 1 + self._takes_calls]
+        headers = [self._text(turns).removeprefix(self._text(turns[:-1])) for turns in dialogues]
+        begun = [next((each for each in control_tokens if text.startswith(each)), "") for text in headers]
+        if not begun[0]:
             raise DataError(
                 self._message(
-                    f"no control token ends an answer ({reply['text'][-60:]!r}), so a model trained with it would not "
-                    "learn to stop. End assistant turns with eos_token"
+                    f"no control token ends an answer (after it stands {headers[0][:60]!r}), so a model trained with "
+                    "it would not learn to stop. End assistant turns with eos_token"
                 )
             )
-        return token
+        return control_tokens, [each for each in begun if each]
+
+    def _text(self, turns: Sequence[Turn]) -> str:
+        messages = messages_of(Conversation(tuple(turns)), self._tokenizer)
+        (reply,) = self._ask("default", [{"messages": messages, "tools": None, "header": False}])
+        if "text" not in reply:
+            raise TemplateRefusedError(self._message(reply["refused"]))
+        return reply["text"]
 
 
 def renders_identically(template: JinjaTemplate, ernie: ErnieTemplate) -> bool:

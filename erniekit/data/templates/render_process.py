@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 5.0  # of processor time for rendering one text
+FEW_MESSAGES = 20  # all texts of so short a dialogue share that time
 MEMORY_BYTES = 2 << 30
 MAX_CHARACTERS = 100_000_000  # of one text
 _PACKAGES = Path(__file__).parents[3]  # where `erniekit` is imported from
@@ -79,9 +81,18 @@ class RenderProcess:
                 process.kill()
                 process.communicate()
 
+    def forget(self) -> None:
+        """Leave the process to the parent of a forked process, whose pipes this copy must neither use nor keep open."""
+        process, self._process, self._lock = self._process, None, threading.Lock()
+        if process is not None and process.stdin is not None and process.stdout is not None:
+            process.stdin.close()
+            process.stdout.close()
+            process.returncode = 0  # the parent waits for it
+
 
 RENDER_PROCESS = RenderProcess()
 atexit.register(RENDER_PROCESS.close)
+os.register_at_fork(after_in_child=RENDER_PROCESS.forget)
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -93,12 +104,15 @@ def _start() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,  # signals to this program's group are not its; the end of its input ends it
     )
 
 
 def _reason(return_code: int) -> str:
     if return_code in (-signal.SIGPROF, -signal.SIGXCPU):
         return f"it needs more than {SECONDS:g} s of processor time to render one text"
+    if return_code in (-signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT):
+        return f"its rendering was ended from outside, by {signal.Signals(-return_code).name}"
     return f"it needs more than {MEMORY_BYTES / 2**30:.2g} GiB of memory, or recurses too deeply, to render one text"
 
 
@@ -113,7 +127,6 @@ def serve(seconds: float, memory_bytes: int) -> None:
     """
     global SECONDS, MEMORY_BYTES
     SECONDS, MEMORY_BYTES = seconds, memory_bytes
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; its end closes ours
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -122,6 +135,7 @@ def serve(seconds: float, memory_bytes: int) -> None:
         for item in request["items"]:
             reply = json.dumps(_answer(request["source"], request["variables"], item)) + "\n"
             sys.stdout.buffer.write(reply.encode())
+        signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.buffer.flush()
 
 
@@ -140,7 +154,8 @@ def _answer(source: str, variables: dict[str, Any], item: dict[str, Any]) -> Rep
     from erniekit.data.templates import rendering
 
     def render(messages: Sequence[Any], header: bool) -> str:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        if len(messages) > FEW_MESSAGES:
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
         text = _compiled[source].render(
             messages=messages, tools=item["tools"], documents=None, add_generation_prompt=header, **variables
         )
@@ -170,5 +185,3 @@ def _answer(source: str, variables: dict[str, Any], item: dict[str, Any]) -> Rep
         return {"limit": "it recurses too deeply"}
     except Exception as error:  # whatever the expressions of a template raise, for example "a" + none
         return {"refused": str(error) or type(error).__name__}
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)

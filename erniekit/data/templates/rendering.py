@@ -23,6 +23,7 @@ import jinja2.sandbox
 
 Message = Mapping[str, Any]
 TextSegment = tuple[str, bool]  # the text, and whether it is an answer that is trained
+EndOfTurn = str | Sequence[str]
 ASSISTANT = "assistant"
 
 
@@ -70,7 +71,7 @@ RenderText = Callable[[Sequence[Message], bool], str]  # (messages, whether the 
 
 
 def segments_of(
-    render: RenderText, messages: Sequence[Message], trained: Sequence[bool], end_of_turn: str
+    render: RenderText, messages: Sequence[Message], trained: Sequence[bool], end_of_turn: EndOfTurn
 ) -> list[TextSegment]:
     """Return the segments of a dialogue: each answer with its end of turn is one, whatever stands between two another.
 
@@ -79,6 +80,8 @@ def segments_of(
 
     Args:
         trained: for each message whether it is a trained answer.
+        end_of_turn: the token that ends answers; or, for templates in which the header of the next message does, all
+            tokens that may begin one.
 
     Raises:
         RewritesTurnsError: an answer before the last one is trained, and the template rewrites earlier turns.
@@ -92,12 +95,11 @@ def segments_of(
     if messages[-1]["role"] != ASSISTANT:
         return [(render(messages, True), False)]
     before = render(messages[:-1], True)
-    answer = _answer(before, render(messages, False), messages[-2].get("content"), end_of_turn)
-    return [(before, False), (answer, trained[-1])]
+    return [(before, False), (_answer(render, before, messages, end_of_turn), trained[-1])]
 
 
 def _appended(
-    render: RenderText, messages: Sequence[Message], trained: Sequence[bool], end_of_turn: str
+    render: RenderText, messages: Sequence[Message], trained: Sequence[bool], end_of_turn: EndOfTurn
 ) -> list[TextSegment]:
     """Return the segments of a dialogue whose template only appends."""
     segments: list[TextSegment] = []
@@ -108,8 +110,7 @@ def _appended(
         before = render(messages[:number], True)
         _check_appends(rendered, before)
         try:
-            with_answer = render(messages[: number + 1], False)
-            answer = _answer(before, with_answer, messages[number - 1].get("content"), end_of_turn)
+            answer = _answer(render, before, messages[: number + 1], end_of_turn)
         except RefusedError as error:
             if trained[number]:
                 raise
@@ -123,13 +124,10 @@ def _appended(
     return segments
 
 
-def _answer(before: str, with_answer: str, last_text: object, end_of_turn: str) -> str:
-    """Return what an answer adds, up to and with its end of turn.
-
-    Args:
-        before, with_answer: the dialogue with the header of the answer, and with the answer.
-        last_text: of the last message before the answer.
-    """
+def _answer(render: RenderText, before: str, messages: Sequence[Message], end_of_turn: EndOfTurn) -> str:
+    """Return what the last message, an answer, adds to the text before it, up to and with its end of turn."""
+    with_answer = render(messages, False)
+    last_text = messages[-2].get("content") if len(messages) > 1 else None
     start = len(before) if with_answer.startswith(before) else _end_of_prompt(before, with_answer, last_text)
     if start is None:
         raise RefusedError(
@@ -137,10 +135,25 @@ def _answer(before: str, with_answer: str, last_text: object, end_of_turn: str) 
             "cannot be marked as a target. An answer needs the thoughts that the generation prompt begins, or a "
             "template that begins answers where the generation prompt ends"
         )
+    if not isinstance(end_of_turn, str):
+        return with_answer[start:] + _next_header(render, with_answer, messages, end_of_turn)
     end = with_answer.rfind(end_of_turn, start)
     if end < 0:
         raise RefusedError(f"the answer {with_answer[start:][:40]!r} is not ended in it")
     return with_answer[start : end + len(end_of_turn)]
+
+
+def _next_header(render: RenderText, text: str, messages: Sequence[Message], tokens: Sequence[str]) -> str:
+    """Return the token with which the next message begins: a tool's after calls, otherwise the user's.
+
+    GLM-4's answers end where the header of the next message begins.
+    """
+    role = "tool" if messages[-1].get("tool_calls") else "user"
+    longer = render([*messages, {"role": role, "content": "next"}], False)
+    token = next((each for each in tokens if longer.startswith(each, len(text))), "")
+    if not longer.startswith(text) or not token:
+        raise RefusedError(f"the answer {text[-40:]!r} is not ended in it, neither by a token nor by the next header")
+    return token
 
 
 def _end_of_prompt(before: str, with_answer: str, last_text: object) -> int | None:

@@ -88,10 +88,10 @@ class Tokenizer:
         self._check_special_tokens(folder)
         self.vocab_size = self._backend.size
         self.control_tokens = self._backend.control_tokens
+        self.document_prefix = self._backend.document_prefix
         self.structural_tokens = self._backend.structural_tokens
         self.plain_text = break_inserter(self.structural_tokens)
         self.answer_text = break_inserter(self.control_tokens - THOUGHT_MARKERS)
-        self.document_prefix = self._backend.document_prefix
         # Longest first, so that a token is matched in full where another one is its prefix.
         ordered = sorted(self.control_tokens, key=len, reverse=True)
         self._control_pattern = re.compile("|".join(re.escape(token) for token in ordered)) if ordered else None

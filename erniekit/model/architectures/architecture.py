@@ -116,8 +116,10 @@ class Architecture:
             the keys that transformers 4 writes of it (`rope_parameters.py`).
         saved_keys: written into a saved file that had no such keys.
         problems: one line for each thing in a configuration that cannot be used.
+        small_values: values of `own_keys` that fit a shrunk model (`runners/shrink.py`).
 
     Attributes of the weights:
+        stacked_experts: tensors of files that hold a weight of all experts (`storage/stacked_tensors.py`).
         names: what files call parts of paths that the decoder calls otherwise.
         decoder_shapes: the Hugging Face name and shape of every weight of the decoder, in its order.
         rules: what each module is and how ranks share it, by pattern of its path (`sharding.py`).
@@ -135,6 +137,7 @@ class Architecture:
         input_names: the arrays of a batch that `embed` reads.
         embed: makes the hidden states that enter the first layer from these arrays, by the embedding and the towers.
         biases: the field that gives a linear its bias, or ALWAYS; linears not named here have none.
+        attention_sinks: each query head may attend to nothing, with a learnt score.
         norms: those that a layer has of the norms before and after attention and MLP (`plain_decoder`).
         norm_offset: is added to the weights of norms.
         qk_norm: queries and keys pass an RMSNorm before they are turned, over each head or the whole projection.
@@ -164,7 +167,9 @@ class Architecture:
     rope_sets: Mapping[str, RopeKeys] = field(default_factory=dict)
     saved_keys: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
     problems: Callable[[ModelConfig], list[str]] = lambda config: []
+    small_values: Mapping[str, Any] = field(default_factory=dict)
 
+    stacked_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     decoder_shapes: Callable[[ModelConfig], Shapes] = plain_decoder.decoder_shapes
     rules: Mapping[str, ModuleRule] = field(
@@ -182,6 +187,7 @@ class Architecture:
     input_names: tuple[str, ...] = ("input_ids",)
     embed: Callable[[Decoder, Mapping[str, Tensor]], Tensor] = plain_decoder.embed_tokens
     biases: Mapping[str, str] = field(default_factory=dict)
+    attention_sinks: bool = False
     norms: tuple[str, ...] = PRE_NORMS
     norm_offset: float = 0.0
     qk_norm: Literal["head", "projection"] | None = None
@@ -233,7 +239,7 @@ class Architecture:
 
     def linear_shapes(self, config: ModelConfig) -> dict[str, tuple[int, int]]:
         """Return the path of every linear layer, those of towers included, and its (out, in)."""
-        shapes = self.weight_shapes(config)
+        shapes = config.weight_shapes()
         return {
             name.removesuffix(".weight"): (shape[0], shape[1]) for name, shape in shapes.items() if self.is_linear(name)
         }

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from erniekit.model.architectures.architecture import Architecture, Key
+from erniekit.model.architectures.architecture import Architecture
+from erniekit.model.architectures.layer_types import SLIDING_WINDOW, acting_window
 from erniekit.model.architectures.plain_decoder import LayerAttention
 
 if TYPE_CHECKING:
     from erniekit.model.architectures.model_config import ModelConfig
 
-SLIDING_WINDOW = Key(int, 1, default=4096, nullable=True)
-
 
 def layer_attention(config: ModelConfig, layer: int) -> LayerAttention:
-    """Return the window of every layer, or full attention where no document can be longer than it."""
-    window = config.own["sliding_window"]
-    return LayerAttention(window if window is not None and window < config.max_position_embeddings else None)
+    """Return the window of every layer."""
+    return LayerAttention(acting_window(config))
 
 
 MISTRAL = Architecture(

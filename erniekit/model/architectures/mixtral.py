@@ -6,7 +6,8 @@ Defaults are those of transformers 4.55's configuration class.
 from __future__ import annotations
 
 from erniekit.model.architectures.architecture import Architecture
-from erniekit.model.architectures.mistral import SLIDING_WINDOW, layer_attention
+from erniekit.model.architectures.layer_types import SLIDING_WINDOW
+from erniekit.model.architectures.mistral import layer_attention
 from erniekit.model.architectures.plain_decoder import DENSE_LAYER, EXPERTS, MLP, decoder_rules, without
 
 NAMES = {"mlp": "block_sparse_moe", "gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}

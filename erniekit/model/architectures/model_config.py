@@ -166,6 +166,10 @@ class ModelConfig:
 
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """The path of every linear layer between embedding and head, and its (out, in)."""
+        return dict(self._linear_shapes)
+
+    @cached_property
+    def _linear_shapes(self) -> dict[str, tuple[int, int]]:
         return self.architecture.linear_shapes(self)
 
 

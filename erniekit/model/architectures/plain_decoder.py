@@ -44,6 +44,7 @@ ATTENTION = {
 QK_NORM = {"self_attn.q_norm": HEAD_NORM, "self_attn.k_norm": HEAD_NORM}
 PROJECTION_QK_NORM = {"self_attn.q_norm": SHARDED_NORM, "self_attn.k_norm": SHARDED_NORM}
 MLP = {"mlp.gate_proj": COLUMN_PARALLEL, "mlp.up_proj": COLUMN_PARALLEL, "mlp.down_proj": ROW_PARALLEL}
+SINKS = {"self_attn": ModuleRule("other", ("sinks",), axes={"sinks": 0})}
 # The norms that a layer may have; `Architecture.names` says what files call them.
 ATTENTION_INPUT_NORM, ATTENTION_OUTPUT_NORM = "input_layernorm", "attention_output_norm"
 MLP_INPUT_NORM, MLP_OUTPUT_NORM = "post_attention_layernorm", "mlp_output_norm"

@@ -59,6 +59,7 @@ QWEN2_MOE = Architecture(
     own_fields=("attention_bias", *FIELDS),
     key_names={**KEY_NAMES, "attention_bias": "qkv_bias"},
     own_keys={**OWN_KEYS, "shared_expert_intermediate_size": Key(int, 1, default=5632)},
+    small_values={"shared_expert_intermediate_size": 128},
     defaults={
         **qwen.DEFAULTS,
         "num_key_value_heads": 16,

@@ -6,8 +6,11 @@ from typing import Any
 
 from erniekit.errors import ModelFileError
 from erniekit.model.architectures.architecture import Architecture
+from erniekit.model.architectures.deepseek_v3 import DEEPSEEK_V3
 from erniekit.model.architectures.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
+from erniekit.model.architectures.gemma3 import GEMMA3_TEXT
 from erniekit.model.architectures.glm4 import GLM4
+from erniekit.model.architectures.gpt_oss import GPT_OSS
 from erniekit.model.architectures.granite import GRANITE
 from erniekit.model.architectures.llama import LLAMA
 from erniekit.model.architectures.mistral import MISTRAL
@@ -20,9 +23,12 @@ from erniekit.model.architectures.smollm3 import SMOLLM3
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.model_type: architecture
     for architecture in (
+        DEEPSEEK_V3,
         ERNIE4_5,
         ERNIE4_5_MOE,
+        GEMMA3_TEXT,
         GLM4,
+        GPT_OSS,
         GRANITE,
         LLAMA,
         MISTRAL,

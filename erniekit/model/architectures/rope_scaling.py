@@ -164,10 +164,11 @@ def _yarn(plain: tuple[float, ...], theta: float, scaling: Mapping[str, Any], ma
 def _yarn_magnitude(scaling: Mapping[str, Any], factor: float) -> float:
     if scaling.get("attention_factor") is not None:
         return float(scaling["attention_factor"])
-
-    def growth(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return growth(scaling["mscale"]) / growth(scaling["mscale_all_dim"])
-    return growth(1.0)
+        return yarn_growth(scaling["mscale"], factor) / yarn_growth(scaling["mscale_all_dim"], factor)
+    return yarn_growth(1.0, factor)
+
+
+def yarn_growth(weight: float, factor: float) -> float:
+    """Return by how much attention scores grow in each of queries and keys for contexts `factor` times as long."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from erniekit.errors import ConfigurationError
+from erniekit.model.architectures.stacked_experts import place_of
 
 if TYPE_CHECKING:
     from erniekit.model.architectures.model_config import ModelConfig
@@ -78,6 +79,15 @@ class LoraSettings:
         return ", ".join([f"{kind}, rank {self.rank}, {scale}", *more])
 
 
+def adaptable_linears(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Return the path and (out, in) of each linear layer beside which an adapter can stand, towers' included.
+
+    Experts that files stack are not among them: PEFT knows no adapters of single ones.
+    """
+    stacked, linears = config.architecture.stacked_experts, config.linear_shapes()
+    return {path: shape for path, shape in linears.items() if place_of(f"{path}.weight", stacked) is None}
+
+
 def adapter_targets(config: ModelConfig, patterns: Iterable[str]) -> list[str]:
     """Return the paths of the linear layers to adapt, in the order of the model.
 
@@ -92,7 +102,7 @@ def adapter_targets(config: ModelConfig, patterns: Iterable[str]) -> list[str]:
     towers = tuple(tower.prefix for tower in config.architecture.towers)
     for_towers = [pattern for pattern in patterns if _begins_with(pattern, towers)]
     for_decoder = [pattern for pattern in patterns if pattern not in for_towers]
-    paths, chosen = list(config.linear_shapes()), set[str]()
+    paths, chosen = list(adaptable_linears(config)), set[str]()
     if for_decoder or not for_towers:
         chosen.update(select_targets((path for path in paths if not path.startswith(towers)), for_decoder))
     if for_towers:

@@ -16,7 +16,7 @@ import numpy as np
 
 from erniekit.errors import ModelFileError
 from erniekit.model.architectures.model_config import ModelConfig
-from erniekit.model.lora.config import PISSA, LoraSettings
+from erniekit.model.lora.config import PISSA, LoraSettings, adaptable_linears
 from erniekit.model.lora.folder import ADAPTER_CONFIG_FILE, peft_config, settings_from_peft
 from erniekit.model.lora.init import Factors, merged_weight, principal_factors
 from erniekit.model.lora.paddlenlp_files import is_paddlenlp_folder, read_paddlenlp
@@ -81,7 +81,7 @@ def read_adapters(folder: Path | str, model_config: ModelConfig) -> StoredAdapte
             listed).
     """
     folder = Path(folder)
-    linears, is_mtp_weight = model_config.linear_shapes(), model_config.architecture.is_mtp_weight
+    linears, is_mtp_weight = adaptable_linears(model_config), model_config.architecture.is_mtp_weight
     if is_paddlenlp_folder(folder):
         return StoredAdapters(*read_paddlenlp(folder, linears))
     settings = settings_from_peft(folder, list(linears))
@@ -117,7 +117,7 @@ def write_adapters(
     folder, settings = Path(folder), adapters.settings
     folder.mkdir(parents=True, exist_ok=True)
     factor = 2 if settings.init == PISSA else 1
-    config = peft_config(settings, list(adapters.factors), list(model_config.linear_shapes()), base_model, factor)
+    config = peft_config(settings, list(adapters.factors), list(adaptable_linears(model_config)), base_model, factor)
     config_path = folder / ADAPTER_CONFIG_FILE
     config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     tensors = {

@@ -216,11 +216,12 @@ def only_in_best_groups(scores_TE: paddle.Tensor, groups: int, chosen: int) -> p
 
     DeepSeek-V3, 2024, arXiv:2412.19437, section 2.1.2.
     """
-    grouped_TGM = scores_TE.reshape([scores_TE.shape[0], groups, -1])
+    experts = scores_TE.shape[1]
+    grouped_TGM = scores_TE.reshape([-1, groups, experts // groups])
     sums_TG = paddle.topk(grouped_TGM, 2, axis=2)[0].sum(2)
     best_TC = paddle.topk(sums_TG, chosen, axis=1)[1]
     kept_TG = F.one_hot(best_TC, groups).sum(1).astype(scores_TE.dtype)
-    return (grouped_TGM * kept_TG.unsqueeze(2)).reshape(scores_TE.shape)
+    return (grouped_TGM * kept_TG.unsqueeze(2)).reshape([-1, experts])
 
 
 def clear_correction_bias(model: nn.Layer) -> None:

@@ -29,6 +29,7 @@ from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.storage.model_folder import CONFIG_KEY, refuse_half_written, refuse_sharded_checkpoint
 from erniekit.model.storage.safetensors import SafetensorsFile, check_finite
 from erniekit.model.storage.shards import format_problems, open_weight_files
+from erniekit.model.storage.stacked_tensors import ExpertTensor, with_expert_tensors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,13 +37,14 @@ if TYPE_CHECKING:
     from erniekit.model.storage.float8_tensors import Float8Tensor
     from erniekit.model.storage.packed_tensors import PackedTensor
 
-    WeightFile = SafetensorsFile | PackedTensor | Float8Tensor
+    WeightFile = SafetensorsFile | PackedTensor | Float8Tensor | ExpertTensor
 
 _PACKED, _FLOAT8 = ".weight_packed", "F8_E4M3"  # see packed_tensors and float8_tensors
 _PADDLE_FORMATS = {"np", "pd", "paddle"}
 _QKV = "qkv_proj"
 _GATE_UP = ("up_gate_proj", "gate_up_fused_proj")
 _FUSED_PART = re.compile(r"(?P<path>.*\.)(?P<linear>[qkv]_proj|gate_proj|up_proj)\.(?P<kind>weight|bias)$")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _CORRECTION = re.compile(r"\.e_score_correction_bias$")
 _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")  # stored by older programs; computed from the configuration here
 
@@ -188,6 +190,8 @@ def locate_weights(config: ModelConfig, folder: Path | str) -> StoredWeights:
     refuse_sharded_checkpoint(folder)
     quantized = config.other_keys.get(CONFIG_KEY)
     files = _as_float_weights(open_weight_files(folder), quantized)
+    if config.architecture.stacked_experts:
+        files = with_expert_tensors(files, config.architecture.stacked_experts, config.weight_shapes())
     shapes = {name: file.shape(name) for name, file in files.items() if not _COMPUTED.search(name)}
     formats = {file.metadata.get("format", "") for file in files.values()}
     layout = find_layout(config, shapes, formats, where=str(folder))
@@ -327,16 +331,23 @@ def _misfits(
     expected = {region.stored: region.shape for region in regions.values() if region.stored}
     if config.tie_word_embeddings and HEAD in shapes:
         expected[HEAD] = expected[regions[EMBEDDING].stored]  # a stored copy
-    is_mtp_weight = config.architecture.is_mtp_weight
     problems = [f"{name}: missing" for name in expected if name not in shapes]
     for name, shape in shapes.items():
-        if name not in expected and not is_mtp_weight(name):
+        if name not in expected and not _may_be_left_out(config, name):
             problems.append(f"{name}: the model has no such weight ({files[name].path.name})")
         elif name in expected and shape != expected[name]:
             problems.append(f"{name}: shape {list(shape)}, expected {list(expected[name])}")
         elif name in expected and not files[name].stored(name).is_float:
             problems.append(f"{name}: holds {files[name].stored(name).dtype}, which are not the floats of a weight")
     return problems
+
+
+def _may_be_left_out(config: ModelConfig, name: str) -> bool:
+    """Return whether a weight belongs to multi-token prediction, which some families store as further layers."""
+    layer = _LAYER.match(name)
+    further = config.other_keys.get("num_nextn_predict_layers") or 0
+    number = int(layer[1]) if layer else -1
+    return config.architecture.is_mtp_weight(name) or 0 <= number - config.num_hidden_layers < further
 
 
 def _untied_head(head: WeightFile, embedding: WeightFile, embedding_name: str) -> list[str]:

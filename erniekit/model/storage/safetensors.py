@@ -44,15 +44,21 @@ _BLOCK = 1 << 20  # bytes of a tensor that are in memory at once if it can be re
 class SafetensorsFile:
     """One file: names and shapes at once, values on demand.
 
-    Values are read, not mapped: touched pages of a mapping would count as memory of the process.
+    Values are read, not mapped: touched pages of a mapping would count as memory of the process. Where the folder has a
+    manifest, the size is compared at once, and the content before the first value is read.
     """
 
-    def __init__(self, path: Path | str) -> None:
-        """Read the header. Raises ModelFileError if the file is missing, truncated or not safetensors."""
+    def __init__(self, path: Path | str, shards: Iterable[str] = ()) -> None:
+        """Read the header. Raises ModelFileError if the file is missing, truncated or not safetensors.
+
+        Args:
+            shards: the files of which this is one, to be compared with the manifest together, in several threads.
+        """
         self.path = Path(path)
         if not self.path.is_file():
             raise ModelFileError(f"{self.path}: no such file")
-        refuse_changed(self.path.parent, [self.path.name])
+        refuse_changed(self.path.parent, [self.path.name], hashes=False)
+        self._to_compare = [self.path.name, *shards]
         size = self.path.stat().st_size
         with self.path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -72,6 +78,7 @@ class SafetensorsFile:
 
     def blocks(self, name: str) -> Iterator[bytes]:
         """Yield one tensor's bytes as stored, whatever its type, a few MB at a time."""
+        self._compare()
         start, stop = (self._data_start + offset for offset in self._entries[name][1:])
         with self.path.open("rb") as file:
             file.seek(start)
@@ -111,10 +118,17 @@ class SafetensorsFile:
         width = math.prod(inner)
         return self._values(name, start * width, stop * width).reshape(stop - start, *inner)
 
+    def _compare(self) -> None:
+        """Raise ModelFileError if the folder has a manifest, and the file or another shard has changed since."""
+        if self._to_compare:
+            refuse_changed(self.path.parent, self._to_compare)
+            self._to_compare = []
+
     def _values(self, name: str, start: int, stop: int) -> np.ndarray:
         """Return the tensor's values from index `start` to `stop`, flat."""
         import numpy as np
 
+        self._compare()
         (stored, _), first, _ = self._entries[name]
         if stored not in _DTYPES:
             raise ModelFileError(f"{self.path}: {name}: values of type {stored} are not supported")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.errors import ModelFileError
-from erniekit.manifest import refuse_changed
 from erniekit.model.architectures.registry import ARCHITECTURES
 from erniekit.model.storage.model_folder import read_shard_index
 from erniekit.model.storage.safetensors import SafetensorsFile, StoredTensor, write_stored
@@ -43,8 +42,7 @@ def open_weight_files(folder: Path) -> dict[str, SafetensorsFile]:
     missing = [f"{name}: no such file" for name in shard_names if not (folder / name).is_file()]
     if missing:
         raise ModelFileError(format_problems(f"{index_path}: shards cannot be opened:", missing))
-    refuse_changed(folder, shard_names)  # all at once, so that several threads read them
-    shards = {name: SafetensorsFile(folder / name) for name in shard_names}
+    shards = {name: SafetensorsFile(folder / name, shard_names) for name in shard_names}
     held = {shard: set(file.names()) for shard, file in shards.items()}
     absent = [f"{name}: not in {shard}" for name, shard in weight_map.items() if name not in held[shard]]
     if absent:

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from erniekit.terminal import wrap_lines
+from erniekit.terminal import escape_control_characters, wrap_lines
 from erniekit.training.callbacks import Callback, Record, TrainingRun
 from erniekit.training.callbacks.console import evaluation_lines, format_metrics, log_lines
 
@@ -69,7 +69,8 @@ class LiveProgress(Callback):
         self._echo.restore()
 
     def _print(self, text: str) -> None:
-        self._console.print(wrap_lines(text, self._console.width), highlight=False, markup=False)
+        lines = wrap_lines(escape_control_characters(text), self._console.width)
+        self._console.print(lines, highlight=False, markup=False)
 
     def _display(self) -> Group:
         return Group(self._bar, self._metrics)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+import warnings
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -86,7 +87,7 @@ def draw_loss_curve(log: Path, picture: Path, title: str = "") -> None:
         raise OSError("matplotlib is not installed (pip install 'erniekit[logs]')") from None
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot(xlabel="step", ylabel="loss", title=title)
+    axes = figure.add_subplot(xlabel="step", ylabel="loss", title=title.replace("$", r"\$"))  # $ begins a formula
     if len(trained) >= SMOOTHED_FROM:
         axes.plot(*zip(*trained, strict=True), color="C0", alpha=0.3, linewidth=1)
         axes.plot(*zip(*smoothed(trained), strict=True), color="C0", label="training (mean)")
@@ -101,7 +102,9 @@ def draw_loss_curve(log: Path, picture: Path, title: str = "") -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=120)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about characters of the title that the font lacks
+        figure.savefig(content, format="png", dpi=120)
     atomic_write_bytes(picture, content.getvalue())
 
 

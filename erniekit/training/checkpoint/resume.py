@@ -217,6 +217,7 @@ def _names(folders: list[Path]) -> str:
 
 # The settings that a resumed run must share with the interrupted one, and the messages about differences.
 
+IDENTITY_FILE = "run_identity.json"  # of a checkpoint
 _ROWS, _MICRO_BATCHES = "per_device_train_batch_size", "gradient_accumulation_steps"
 _DISPLAY_NAMES = {_MICRO_BATCHES: "gradient_accumulation_steps (times the data-parallel ranks)"}
 

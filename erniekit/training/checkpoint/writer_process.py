@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from erniekit.errors import CheckpointError
+from erniekit.terminal import escape_control_characters
 from erniekit.training.checkpoint.atomic_folder import finalize_folder, prune
 from erniekit.training.checkpoint.lock import locked_by_writer
 
@@ -39,7 +40,7 @@ def main(trainer: int, target: Path, staged: Path | None) -> int:
                 finalize_folder(target, staged)
                 prune(target.parent, request["limit"], {Path(folder) for folder in request["keep"]})
     except (CheckpointError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(escape_control_characters(str(error)), file=sys.stderr)
         return 1
     finally:
         if staged is not None:

@@ -13,7 +13,7 @@ from erniekit.model.head import token_loss
 from erniekit.model.mlp import MLP
 from erniekit.model.moe.dispatch import LOCAL_DISPATCHER, AllToAllDispatcher, LocalDispatcher
 from erniekit.model.moe.experts import MoE
-from erniekit.model.moe.router import NO_BALANCE_LOSSES, ExpertBalance
+from erniekit.model.moe.router import NO_BALANCE_LOSSES, ExpertBalance, only_in_best_groups
 from erniekit.model.recompute import Recompute
 from erniekit.model.weights import named_weights
 
@@ -265,3 +265,10 @@ def test_documents_of_a_pack_do_not_see_each_other():
     packed = logits_of(model, np.concatenate([first, second]), [11, 30])
     np.testing.assert_allclose(packed[:11], logits_of(model, first), atol=1e-4)
     np.testing.assert_allclose(packed[11:], logits_of(model, second), atol=1e-4)
+
+
+def test_experts_are_chosen_in_the_groups_with_the_best_two():
+    """Of three groups of three, the first has the best expert, and the others the larger sums of two."""
+    scores = paddle.to_tensor([[0.9, 0.1, 0.1, 0.6, 0.5, 0.4, 0.2, 0.7, 0.8]])
+    kept = only_in_best_groups(scores, groups=3, chosen=2)
+    np.testing.assert_array_equal(kept.numpy(), [[0, 0, 0, *scores.numpy()[0, 3:]]])

@@ -78,6 +78,7 @@ def rewritten(path: Path, metadata: Mapping[str, str] | None = None, **replaced:
         tensors[name] = file.stored(name) if values is None else StoredTensor("U8", values.shape)
         contents.append((name, list(file.blocks(name)) if values is None else [values.astype(np.uint8).data]))
     write_stored(path, tensors, contents, file.metadata if metadata is None else metadata)
+    path.with_name("manifest.json").unlink(missing_ok=True)  # which would tell the change
 
 
 @BOTH

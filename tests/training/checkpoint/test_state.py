@@ -145,4 +145,5 @@ def test_states_of_the_version_with_one_metric_are_read(tmp_path):
     state |= {"best_step": 5, "best_eval_loss": 1 / 7}
     del state["best"]
     path.write_text(json.dumps(state))
+    (folder / MANIFEST).unlink()
     assert load_state(folder).best == BestSoFar(5, 1 / 7, 0)
