@@ -46,9 +46,7 @@ def adapter_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_where_adapters_come_from(
-    make_config: Callable[..., Config], adapter_folder: Path, tmp_path: Path
-) -> None:
+def test_where_adapters_come_from(make_config: Callable[..., Config], adapter_folder: Path, tmp_path: Path) -> None:
     weights, here = str(tmp_path), str(adapter_folder)
     assert adapters.initial_adapters(make_config(**LORA)) is None
     assert adapters.initial_adapters(make_config(**LORA, init_from_checkpoint=weights)) is None

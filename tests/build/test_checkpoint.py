@@ -51,7 +51,11 @@ def test_ranks_exchange_nothing_since_another_one_may_have_failed(tmp_path: Path
     ids=str,
 )
 def test_how_the_folder_of_a_run_is_opened(
-    values: dict[str, Any], argument: str, seen: Any, make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+    values: dict[str, Any],
+    argument: str,
+    seen: Any,
+    make_config: Callable[..., Config],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checkpoint, "open_output_folder", lambda folder, **named: nullcontext(named))
     with checkpoint.open_run_folder(make_config(**values), rank=0) as told:
@@ -112,7 +116,10 @@ def test_what_each_rank_writes_itself(
     ids=str,
 )
 def test_whether_the_model_or_its_adapters_are_written(
-    values: dict[str, Any], told: list[Any], make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch,
+    values: dict[str, Any],
+    told: list[Any],
+    make_config: Callable[..., Config],
+    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     seen: list[Any] = []

@@ -7,8 +7,10 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from erniekit.build import checks
@@ -17,6 +19,8 @@ from erniekit.distributed.topology import Topology, topology_from
 from erniekit.errors import UserError
 from erniekit.model.architectures.model_config import ModelConfig
 from erniekit.model.architectures.published import published_model
+from erniekit.training.checkpoint.resume import IDENTITY_FILE, RunIdentity
+from tests.model.published_families import CONFIGS
 
 NEEDED: dict[str, Any] = {"model_name_or_path": "m", "output_dir": "o", "train_dataset_path": "t.jsonl"}
 
@@ -38,6 +42,7 @@ FREE_OF_BIAS = ModelConfig.from_json({
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True,
     "decoder_sparse_step": 1, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "hidden_act": "silu",
 })  # fmt: skip
+GELU = ModelConfig.from_json(CONFIGS["google/gemma-3-1b-it"])
 LORA = {"lora": True, "continue_training": True}
 NO_BIAS = "the routers of qwen3_moe have no correction bias"
 
@@ -69,6 +74,10 @@ WARNINGS: dict[str, tuple[ModelConfig, dict[str, Any], list[str]]] = {
     "a bias that comes back": (
         EXPERTS, LORA | {"moe_use_aux_free": False},
         ["moe_use_aux_free: adapters hold no router, so merging them brings the correction bias back"],
+    ),
+    "another activation": (
+        GELU, {"fuse_swiglu": True},
+        [f"`fuse_swiglu: true` has no effect: {GELU.model_type} computes {GELU.architecture.activation} in its place"],
     ),
     "no bias": (EXPERTS, {"moe_use_aux_free": False}, []),
 }  # fmt: skip
@@ -181,3 +190,46 @@ def test_a_reference_is_the_model_that_is_named(tiny_base: Path) -> None:
 
 def test_one_process_needs_no_stages() -> None:
     assert checks.pipeline_notes(_config(), DENSE, Topology()) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "rows", "length"),
+    [
+        ({}, 2, 128),
+        ({"per_device_train_batch_size": 3}, 3, 128),
+        ({"per_device_eval_batch_size": 5}, 5, 128),
+        ({"max_seq_len": 64}, 2, 64),
+        ({"packing": False}, 2, 100),
+        ({"packing": False, "batch_tokens": 500}, 5, 100),
+    ],
+    ids=str,
+)
+def test_the_dense_mask_is_as_large_as_the_largest_batch(
+    values: dict[str, Any], rows: int, length: int, make_config: Callable[..., Config]
+) -> None:
+    config = make_config(**{"per_device_eval_batch_size": 1, "use_flash_attention": False, **values})
+    dataset: Any = SimpleNamespace(lengths=np.array([60, 100, 80]))
+    assert checks.dense_mask_size(config, dataset, dataset) == 4 * rows * length**2
+
+
+def test_the_largest_mask_is_that_of_training_or_evaluation(make_config: Callable[..., Config]) -> None:
+    data: Any = SimpleNamespace(lengths=np.array([500]))
+    config = make_config(per_device_train_batch_size=3, per_device_eval_batch_size=5)
+    assert checks.dense_mask_size(config, data) == 4 * 3 * 128**2
+    assert checks.dense_mask_size(config, None, data) == 4 * 5 * 128**2
+
+
+@pytest.mark.parametrize("values", [{"seed": 7}, {"gradient_accumulation_steps": 3}, {"max_seq_len": 64}], ids=str)
+def test_a_checkpoint_goes_on_with_its_own_batches(
+    values: dict[str, Any], make_config: Callable[..., Config], tmp_path: Path
+) -> None:
+    plain = make_config()
+    stored = RunIdentity(
+        seed=plain.training.seed, data_fingerprint="", batches=checks.batch_settings(plain, 1), cpu_settings={},
+        versions={}, base_weights="",
+    )  # fmt: skip
+    (tmp_path / IDENTITY_FILE).write_text(json.dumps(stored.to_json()))
+    checks.refuse_other_batches(plain, 1, tmp_path)
+    checks.refuse_other_batches(make_config(gradient_accumulation_steps=3), None, tmp_path)
+    with pytest.raises(UserError, match=next(iter(values))):
+        checks.refuse_other_batches(make_config(**values), 1, tmp_path)

@@ -109,7 +109,11 @@ def test_batches_by_length(values: dict[str, Any], groups: dict[str, Any], make_
     ids=str,
 )
 def test_what_the_plan_of_training_is_told(
-    values: dict[str, Any], argument: str, seen: Any, make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+    values: dict[str, Any],
+    argument: str,
+    seen: Any,
+    make_config: Callable[..., Config],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(data, "StepPlan", lambda dataset, **named: named)
     told: Any = data.training_plan(make_config(**values), SimpleNamespace(packed=None))  # type: ignore[arg-type]
@@ -126,7 +130,11 @@ def test_what_the_plan_of_training_is_told(
     ids=str,
 )
 def test_packed_data_keeps_its_rows(
-    values: dict[str, Any], argument: str, seen: Any, make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+    values: dict[str, Any],
+    argument: str,
+    seen: Any,
+    make_config: Callable[..., Config],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(data, "StepPlan", lambda dataset, **named: named)
     packed = SimpleNamespace(packed=SimpleNamespace(packs=[[0]], batch_tokens=0))
@@ -177,7 +185,11 @@ LONG = {"max_steps": None, "num_train_epochs": 3}
     ids=str,
 )
 def test_what_is_told_of_the_plan(
-    values: dict[str, Any], told: str, untold: str, make_config: Callable[..., Config], logged: list[str],
+    values: dict[str, Any],
+    told: str,
+    untold: str,
+    make_config: Callable[..., Config],
+    logged: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = SimpleNamespace(
@@ -200,12 +212,13 @@ def test_who_reads_the_files(make_config: Callable[..., Config]) -> None:
     assert [data.reads_data(central, topology, rank) for rank in (0, 1)] == [True, False]
 
 
-def test_what_others_read_is_broadcast(
-    make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_others_read_is_broadcast(make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     mesh: Any = SimpleNamespace(
-        topology=Topology(), dp_rank=0, group=lambda *axes: asked.append("group") or "group", is_first=lambda *axes: True
+        topology=Topology(),
+        dp_rank=0,
+        group=lambda *axes: asked.append("group") or "group",
+        is_first=lambda *axes: True,
     )
     monkeypatch.setattr("erniekit.distributed.broadcast.broadcast_arrays", lambda *parts: parts[:2])
     monkeypatch.setattr(data, "serialize_index", lambda dataset: ([], []))

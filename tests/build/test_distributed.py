@@ -153,7 +153,9 @@ def test_what_the_optimizer_of_a_rank_is_told(
 ) -> None:
     told: dict[str, Any] = {}
 
-    def stateless_optimizer(parameters: Any, section: Any, make: Any, *, num_layers: int, lora_plus_scale: float) -> Any:
+    def stateless_optimizer(
+        parameters: Any, section: Any, make: Any, *, num_layers: int, lora_plus_scale: float
+    ) -> Any:
         told["scale"] = lora_plus_scale
         return SimpleNamespace(_parameter_list=[])
 

@@ -85,7 +85,11 @@ def test_every_value_that_takes_memory_reaches_the_estimate(
     ],
 )
 def test_what_must_be_divisible(
-    values: dict[str, Any], argument: str, seen: Any, make_config: Callable[..., Config], tiny_model: Any,
+    values: dict[str, Any],
+    argument: str,
+    seen: Any,
+    make_config: Callable[..., Config],
+    tiny_model: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(layout, "check_divisible", lambda model, topology, **named: named)

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from erniekit.build import model
@@ -83,25 +82,11 @@ def test_settings_of_the_head(values: dict[str, Any], name: str, make_config: Ca
     assert changed == plain | {name: not plain[name]}
 
 
-@pytest.mark.parametrize(
-    ("values", "rows", "length"),
-    [
-        ({}, 2, 128),
-        ({"per_device_train_batch_size": 3}, 3, 128),
-        ({"per_device_eval_batch_size": 5}, 5, 128),
-        ({"max_seq_len": 64}, 2, 64),
-        ({"packing": False}, 2, 100),
-        ({"packing": False, "batch_tokens": 500}, 5, 100),
-    ],
-    ids=str,
-)
-def test_the_dense_mask_is_announced_as_large_as_it_becomes(
-    values: dict[str, Any], rows: int, length: int, make_config: Callable[..., Config], monkeypatch: Any
-) -> None:
+def test_the_dense_mask_is_compared_with_the_memory(make_config: Callable[..., Config], monkeypatch: Any) -> None:
     told: list[int] = []
-    monkeypatch.setattr("erniekit.model.attention.dense_mask_bytes", lambda rows, length: 1000 * rows + length)
+    monkeypatch.setattr(model, "dense_mask_size", lambda config, *datasets: 7)
     monkeypatch.setattr(model, "check_dense_mask", lambda *told_to: told.extend(told_to))
-    config = make_config(**{"per_device_eval_batch_size": 1, "use_flash_attention": False, **values})
-    dataset: Any = SimpleNamespace(lengths=np.array([60, 100, 80]))
-    model.announce_dense_mask(config, dataset, dataset)
-    assert told == [1000 * rows + length, values.get("max_seq_len", 128)]
+    model.announce_dense_mask(make_config())
+    assert told == []
+    model.announce_dense_mask(make_config(use_flash_attention=False, max_seq_len=64))
+    assert told == [7, 64]

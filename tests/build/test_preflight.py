@@ -215,17 +215,21 @@ def test_what_a_run_tells_before_it_begins(
     ids=str,
 )
 def test_the_output_is_checked_as_it_is_opened(
-    values: dict[str, Any], argument: str, seen: Any, make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+    values: dict[str, Any],
+    argument: str,
+    seen: Any,
+    make_config: Callable[..., Config],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: dict[str, Any] = {}
     monkeypatch.setattr(preflights, "check_output_folder", lambda folder, **named: told.update(named))
-    preflights._check_output(make_config(**values), None, None)
+    preflights._check_output(make_config(**values), None, None, None)
     assert told[argument] == seen
 
 
 def test_only_a_run_that_trains_writes(make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
-    monkeypatch.setattr(preflights, "_check_output", lambda config, model, folder: told.append(config.basic.do_train))
+    monkeypatch.setattr(preflights, "_check_output", lambda config, *parts: told.append(config.basic.do_train))
     for values in ({}, {"do_train": False, "do_eval": True, "eval_dataset_path": __file__, "eval_answers": 0}):
         preflight(make_config(**values))
     assert told == [True]

@@ -111,6 +111,12 @@ def test_what_is_precomputed_by_which_model(
     pairs: Any = SimpleNamespace(batches=lambda: [])
     pairs.dataset = type("Pairs", (), {"__len__": lambda self: 1, "location": None})()
     reference.precomputed_references(
-        make_config(**PAIRS, **values), model, {"training": pairs}, NO_TENSORS, SINGLE_PROCESS, None, fresh=True  # type: ignore[arg-type]
+        make_config(**PAIRS, **values),
+        model,
+        {"training": pairs},
+        NO_TENSORS,
+        SINGLE_PROCESS,
+        None,
+        fresh=True,  # type: ignore[arg-type]
     )
     assert used == [computed_by == "the model itself"]

@@ -119,7 +119,10 @@ def test_export(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_export_knows_whether_a_file_trains(tmp_path: Path) -> None:
     run = {"model_name_or_path": "base", "output_dir": str(tmp_path / "run")}
     file = tmp_path / "config.yaml"
-    for data, advice in (({}, "Write the output_dir of a finished run"), ({"train_dataset_path": "t"}, "Train it first")):
+    for data, advice in (
+        ({}, "Write the output_dir of a finished run"),
+        ({"train_dataset_path": "t"}, "Train it first"),
+    ):
         file.write_text(yaml.safe_dump(run | data))
         with pytest.raises(UserError, match=advice):
             find_trained_model(file, Config.load(file, verb="export"))
