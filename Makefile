@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-fast test-all parity oracle-5 lint docs check-generated smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
+.PHONY: help quickstart test test-fast test-all parity oracle-5 lint docs check-generated check-proofs smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
@@ -84,6 +84,9 @@ check-generated: $(VENV)/.cpu ## fail when a generated file is stale, a link is 
 	$(BIN)/python tools/bench/layouts_on_paper.py --check
 	$(BIN)/python tools/parameter_audit.py --check
 	$(BIN)/python tools/check_links.py
+
+check-proofs: $(VENV)/.dev ## whether tests notice where a parameter is ignored: at eight of the places that read one, others every day (a minute)
+	$(BIN)/python tools/ignored_parameters.py --sample 8
 
 BENCHES := startup launching packing attention head_loss load export tokenise checkpoint cost host_memory memory compressed_state quantization
 BENCHES_TORCH := moe

@@ -79,7 +79,7 @@ def readers_of(names: Iterable[str], *, unproved: bool = False) -> list[tuple[st
     Args:
         unproved: also those that no test proves yet.
     """
-    found = find_readers(modules_below(ROOT))
+    found = _found()
     able = [
         name
         for name in names
@@ -89,6 +89,11 @@ def readers_of(names: Iterable[str], *, unproved: bool = False) -> list[tuple[st
     return [
         (name, reader) for name in able for reader in found.get(name, []) if f"{reader.path} {name}" not in left_out
     ]
+
+
+@cache
+def _found() -> dict[str, list[Reader]]:
+    return find_readers(modules_below(ROOT))
 
 
 def unproved_readers() -> list[str]:

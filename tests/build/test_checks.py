@@ -50,7 +50,8 @@ WARNINGS: dict[str, tuple[ModelConfig, dict[str, Any], list[str]]] = {
     "nothing": (EXPERTS, {}, []),
     "recompute": (
         DENSE, {"recompute": True, "no_recompute_layers": 18},
-        ["`no_recompute_layers: 18` leaves no layer to recompute: the model has 18, so `recompute: true` has no effect"],
+        ["`no_recompute_layers: 18` leaves no layer to recompute: the model has 18, so `recompute: true` has no "
+         "effect"],
     ),
     "recompute of one layer": (DENSE, {"recompute": True, "no_recompute_layers": 17}, []),
     "no recompute": (DENSE, {"no_recompute_layers": 18}, []),
@@ -115,7 +116,7 @@ def test_unequal_stages_are_told() -> None:
 
 def test_positions_of_the_model_are_enough() -> None:
     checks.check_positions(_config(max_seq_len=64), replace(DENSE, max_position_embeddings=64))
-    with pytest.raises(UserError, match="max_seq_len 65 .* exceeds the model's max_position_embeddings 64"):
+    with pytest.raises(UserError, match=r"max_seq_len 65 .* exceeds the model's max_position_embeddings 64"):
         checks.check_positions(_config(max_seq_len=65), replace(DENSE, max_position_embeddings=64))
 
 
@@ -123,7 +124,7 @@ def test_layers_of_prediction_are_those_of_the_weights_or_new() -> None:
     model, asked = replace(EXPERTS, num_nextn_predict_layers=1), {"num_nextn_predict_layers": 2}
     assert checks.with_mtp_layers(model, _config(num_nextn_predict_layers=1)).num_nextn_predict_layers == 1
     assert checks.with_mtp_layers(model, _config(**asked, continue_training=False)).num_nextn_predict_layers == 2
-    with pytest.raises(UserError, match="num_nextn_predict_layers 2 .* the model has 1 multi-token"):
+    with pytest.raises(UserError, match=r"num_nextn_predict_layers 2 .* the model has 1 multi-token"):
         checks.with_mtp_layers(model, _config(**asked))
 
 

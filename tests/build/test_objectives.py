@@ -56,9 +56,12 @@ def test_the_kind_of_the_reference(
         "frozen_copy_reference": ("copy", reference),
         "precomputed_references": ("precomputed", {objectives.TRAINING: None}),
     }
+
+    def making(found: str, made: Any) -> Callable[..., Any]:
+        return lambda *parts, **named: seen.append(found) or made
+
     for name, (found, made) in kinds.items():
-        answer = (lambda found, made: lambda *parts, **named: seen.append(found) or made)(found, made)
-        monkeypatch.setattr(objectives, name, answer)
+        monkeypatch.setattr(objectives, name, making(found, made))
     monkeypatch.setattr(objectives, "_pairs_of_run", lambda *parts: {})
     config = make_config(**PAIRS, **values)
     training, _ = objectives.preference_objectives(config, None, None, None)  # type: ignore[arg-type]

@@ -101,14 +101,14 @@ def test_what_is_precomputed_by_which_model(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:  # fmt: skip
     used: list[Any] = []
-    model: Any = SimpleNamespace(parameters=lambda: [])
-    monkeypatch.setattr(reference, "open_reference_model", lambda config, mesh: SimpleNamespace(parameters=lambda: []))
+    model: Any = SimpleNamespace(parameters=list)
+    monkeypatch.setattr(reference, "open_reference_model", lambda config, mesh: SimpleNamespace(parameters=list))
     monkeypatch.setattr(reference, "table_path", lambda folder, dataset, used_model, ranks: tmp_path / "table")
     monkeypatch.setattr(reference, "read_table", lambda path, shape: 0.0)
     monkeypatch.setattr(
         reference, "precompute_missing_logps", lambda table, batches, by, *parts: used.append(by is model) or 0
     )
-    pairs: Any = SimpleNamespace(batches=lambda: [])
+    pairs: Any = SimpleNamespace(batches=list)
     pairs.dataset = type("Pairs", (), {"__len__": lambda self: 1, "location": None})()
     reference.precomputed_references(
         make_config(**PAIRS, **values),

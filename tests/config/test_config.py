@@ -456,3 +456,16 @@ def test_any_of_three_switches_asks_for_a_dense_mask() -> None:
     assert not load().uses_dense_mask
     for name in ("use_flash_attention", "use_sparse_flash_attn", "use_attn_mask_startend_row_indices"):
         assert load(**{name: False}).uses_dense_mask
+
+
+@pytest.mark.proves("stage")
+def test_the_stage_decides_what_applies() -> None:
+    assert (load().stage.name, load(stage="DPO").stage.name) == ("SFT", "DPO")
+    assert load(stage="DPO").applies("beta") and not load().applies("beta")
+
+
+@pytest.mark.proves("device")
+def test_what_only_gpus_do_is_told_on_other_devices() -> None:
+    assert "has no effect on a CPU" in load(bf16=True).ignored_on_cpu()[0]
+    assert "has no effect on npu" in load(bf16=True, device="npu").ignored_on_cpu()[0]
+    assert load(bf16=True, device="gpu").ignored_on_cpu() == []

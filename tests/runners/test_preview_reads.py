@@ -18,7 +18,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
 
     def reading(what: str) -> Callable[..., Any]:
-        dataset = SimpleNamespace(report=what, lengths=SimpleNamespace(max=lambda: 9))
+        dataset = SimpleNamespace(report=SimpleNamespace(sources=()), lengths=SimpleNamespace(max=lambda: 9))
         return lambda *parts: seen.append(what) or dataset
 
     plan = SimpleNamespace(
@@ -32,7 +32,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("training_plan", "evaluation_plan"):
         monkeypatch.setattr(preview, name, lambda *parts: plan)
     for name in ("count_steps", "preflight"):
-        monkeypatch.setattr(preview, name, lambda *parts: None)
+        monkeypatch.setattr(preview, name, lambda *parts: 100)
     return seen
 
 
@@ -63,3 +63,14 @@ def test_the_length_of_the_run_is_told(make_config: Callable[..., Config], read:
     for values, told in (({}, "4 steps, 1 epochs"), ({"max_steps": None, "num_train_epochs": 3}, "-1 steps, 3 epochs")):
         assert told in preview.data_summary(make_config(**values))
         assert preview.preview(make_config(**values)) == told
+
+
+def test_the_dense_mask_is_told_with_the_length(
+    make_config: Callable[..., Config], read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(preview, "dense_mask_size", lambda config, *datasets: 7)
+    monkeypatch.setattr(preview, "check_dense_mask", lambda size, length: told.extend([size, length]))
+    for values in ({}, {"use_flash_attention": False, "max_seq_len": 64}):
+        preview.data_summary(make_config(**values))
+    assert told == [7, 64]

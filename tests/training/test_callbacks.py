@@ -24,7 +24,7 @@ from rich.console import Console
 from erniekit.config.registry import PARAMETERS
 from erniekit.config.sections.basic import BasicParameters
 from erniekit.errors import ConfigurationError
-from erniekit.training.callbacks import Callback, CallbackList, TrainingRun
+from erniekit.training.callbacks import Callback, CallbackList, TrainingRun, defaults
 from erniekit.training.callbacks.closing_lines import VIEWERS, ClosingLines
 from erniekit.training.callbacks.console import PlainLines, duration, evaluation_lines, format_details, format_metrics
 from erniekit.training.callbacks.defaults import default_callbacks
@@ -494,3 +494,17 @@ def test_event_files_that_cannot_be_written_are_told(logged: list[str]) -> None:
     logged.clear()
     EventLog(FullDisk(), WarnOnIoError("events")).on_log(RECORD)
     assert logged == ["warning: could not write events: No space left on device; the run goes on"]
+
+
+@pytest.mark.proves("report_to", "logging_dir")
+def test_trackers_are_those_that_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    monkeypatch.setattr(
+        defaults, "open_trackers", lambda names, folder: told.append((*names, folder)) or [LogFile(folder)]
+    )
+    monkeypatch.setattr(defaults, "installed_trackers", lambda names: [f"installed {name}" for name in names])
+    asked = BasicParameters(output_dir=str(tmp_path), logging_dir=str(tmp_path / "l"), report_to=("tensorboard",))
+    for skip in (False, True):
+        closing = default_callbacks(asked, skip_missing_trackers=skip)[-1]
+        assert closing._logging_dir == tmp_path / "l"
+    assert told == [("tensorboard", tmp_path / "l"), ("installed tensorboard", tmp_path / "l")]

@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def main() -> None:
     import hypothesis  # noqa: F401
     import pytest  # noqa: F401
 
-    import tests.conftest  # noqa: F401  # sets the threads before Paddle is imported
+    import tests.conftest  # sets the threads before Paddle is imported
     import tests.distributed.warm_imports  # noqa: F401
 
     for line in sys.stdin:
@@ -94,10 +95,8 @@ def _wait(child: int, timeout: float) -> int | None:
                 return os.waitstatus_to_exitcode(status)
             time.sleep(0.02)
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     os.waitpid(child, 0)
     return None
 
