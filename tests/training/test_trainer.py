@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Generator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from erniekit.manifest import problems
 from erniekit.training.callbacks import Callback, TrainingRun
 from erniekit.training.checkpoint.atomic_folder import checkpoint_folders, step_of
 from erniekit.training.checkpoint.resume import Start, open_output_folder
+from erniekit.training.checkpoint.sharded import WEIGHTS, CheckpointShards
 from erniekit.training.optim.schedules import learning_rate
+from erniekit.training.step import train_step
 from erniekit.training.trainer import Trainer, is_due, result_of
 
 from .fakes import PADDING, FakeBatch, FakeLoss, FakePlan, Recorder, fake_trainer, identity
@@ -170,13 +173,22 @@ def test_the_best_model_is_what_is_left(tmp_path: Path, logged: list[str]) -> No
     assert (results["step"], results["best_step"], results["best_eval_loss"]) == (4, 2, 1.0)
 
 
-def test_a_best_checkpoint_that_is_gone_is_told(tmp_path: Path, logged: list[str]) -> None:
-    class Remove(Callback):
+def _change_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "harm", [shutil.rmtree, lambda folder: _change_a_byte(folder / "model.safetensors")], ids=["gone", "damaged"]
+)
+def test_a_best_checkpoint_that_cannot_be_used_is_told(harm: Any, tmp_path: Path, logged: list[str]) -> None:
+    class Harm(Callback):
         def on_step(self, record: dict) -> None:
             if record["step"] == 4:
-                shutil.rmtree(tmp_path / "checkpoint-2")
+                harm(tmp_path / "checkpoint-2")
 
-    trainer = judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0], callbacks=[Remove()], load_best_model_at_end=True)
+    trainer = judged_trainer(tmp_path, [3.0, 1.0, 2.0, 5.0], callbacks=[Harm()], load_best_model_at_end=True)
     trainer.fit(FRESH)
     assert logged[-2:] == [
         f"checkpoint-2, where eval_loss was best, is not complete in {tmp_path}: the last model is saved",
@@ -520,3 +532,40 @@ def test_a_signal_between_saving_and_the_next_step_still_leaves_this_step(tmp_pa
     )
     assert trainer.fit(FRESH).exit_code == 143
     assert steps_of(tmp_path) == [2, 3]
+
+
+def test_a_step_has_the_limits_that_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+
+    def recording(*parts: Any, **named: Any) -> Any:
+        told.update(named)
+        return train_step(*parts, **named)
+
+    monkeypatch.setattr("erniekit.training.trainer.train_step", recording)
+    fake_trainer(tmp_path, total_steps=1, max_grad_norm=0.25, release_grads=True).fit(FRESH)
+    assert (told["max_grad_norm"], told["release_grads"]) == (0.25, True)
+
+
+@pytest.mark.parametrize(("strategy", "checked"), [("no", False), ("steps", True)])
+def test_ranks_that_write_their_own_files_need_one_file_system(
+    strategy: str, checked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class CheckedError(Exception):
+        pass
+
+    def check(folder: Path, ranks: Any) -> None:
+        raise CheckedError
+
+    monkeypatch.setattr("erniekit.training.trainer.check_shared_filesystem", check)
+    trainer = fake_trainer(
+        tmp_path, total_steps=1, save_strategy=strategy, shards=CheckpointShards(frozenset({WEIGHTS}))
+    )
+    with pytest.raises(CheckedError) if checked else nullcontext():
+        trainer.fit(FRESH)
+
+
+@pytest.mark.parametrize("left_out", [True, False])
+def test_moments_in_few_bits_are_told_where_they_are_saved(left_out: bool, tmp_path: Path, logged: list[str]) -> None:
+    options = {"save_strategy": "steps", "ckpt_quant_stage": "O1", "ignore_save_lr_and_optim": left_out}
+    fake_trainer(tmp_path, total_steps=1, **options).fit(FRESH)
+    assert any("resuming from them is not bit-exact" in line for line in logged) != left_out
