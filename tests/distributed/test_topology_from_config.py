@@ -57,3 +57,9 @@ def test_what_contradicts_itself_is_refused(world_size: int | None, values: dict
     last = str(raised.value).splitlines()[-1]
     assert last.startswith("  written: ") == bool(values)
     assert all(f"{name} {value} (given values)" in last for name, value in values.items())
+
+
+@pytest.mark.parametrize("axis", ["tensor_parallel_degree", "pipeline_parallel_degree"])
+def test_sharding_without_a_degree_takes_the_ranks_that_the_model_leaves(axis: str) -> None:
+    assert _topology(8, sharding="stage1").sharding == 8
+    assert _topology(8, sharding="stage1", **{axis: 2}).sharding == 4
