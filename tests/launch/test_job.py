@@ -23,6 +23,7 @@ from erniekit.errors import ConfigurationError, UserError
 from erniekit.launch import job
 from erniekit.launch.job import Job, plan_job, run_job
 from erniekit.launch.local import RankProcesses, rank_variables, visible_gpus
+from erniekit.launch.watch import Failure
 from erniekit.training.checkpoint.atomic_folder import write_folder
 from tests.distributed.processes import wait_for_the_end
 
@@ -331,3 +332,19 @@ def test_what_is_read_before_ranks_start(
     monkeypatch.setattr(job, "evaluation_dataset", lambda *parts: read.append("evaluation"))
     job.prepare(make_config(**values))
     assert read == expected
+
+
+@pytest.mark.parametrize(("attempt", "restarts"), [(0, True), (1, True), (2, False)])
+def test_as_many_restarts_as_asked(attempt: int, restarts: bool, make_config: MakeConfig) -> None:
+    config = make_config(max_restarts=2)
+    Path(config.basic.output_dir).mkdir()
+    failure = Failure(1, "error", "was killed by SIGKILL", "", 137)
+    verdict = job._verdict(job_of(config, "none"), job._Attempt([failure], 137, False), attempt, {})
+    assert verdict.restart == restarts
+    if restarts:
+        assert f"restart {attempt + 1} of 2: this job has written no complete checkpoint" in verdict.notes[-1]
+
+
+def test_a_job_that_restarts_is_watched_even_with_one_rank(make_config: MakeConfig) -> None:
+    assert plan_job(make_config(), ("command",), nproc=1, logs=None) is None
+    assert plan_job(make_config(max_restarts=1), ("command",), nproc=1, logs=None) is not None
