@@ -198,10 +198,10 @@ def test_what_is_told_of_the_plan(
         dp_world_size=1,
     )
     monkeypatch.setattr(data, "training_plan", lambda *parts: plan)
-    config = make_config(**values)
+    config = make_config(dataloader_num_workers=3, **values)
     local: Any = data.LocalData(SimpleNamespace(report=""), None)  # type: ignore[arg-type]
     run = data.plan_run_data(config, local, SINGLE_PROCESS_MESH)
-    assert run.workers == config.acceleration.dataloader_num_workers > 0
+    assert run.workers == 3
     said = "\n".join(logged)
     assert told in said and untold not in said
 
