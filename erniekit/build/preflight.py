@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from erniekit.build.adapters import adapter_plan, initial_adapters, refuse_other_checkpoint
+from erniekit.build.adapters import adapter_plan, check_adapters, initial_adapters, refuse_other_checkpoint
 from erniekit.build.checks import (
     answering_folders,
     check_paths,
@@ -228,4 +228,6 @@ def _check_answers(config: Config, found: Findings) -> Preflight:
     )
     if model is not None and (chosen_hub(config) is None or not missing_files(folder, weights=True)):
         found.attempt(locate_weights, model, folder)
+    if model is not None and adapters is not None:
+        found.attempt(check_adapters, adapters, model)
     return Preflight(model)
