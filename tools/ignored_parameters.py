@@ -23,8 +23,9 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from parameter_audit import ROOT, Reader, find_readers, modules_below, proofs
 
@@ -74,29 +75,51 @@ def readers_of(names: Iterable[str]) -> list[tuple[str, Reader]]:
     ]
 
 
-def run_ignoring(name: str, reader: Reader, select: str = "not exhaustive", *, wide: bool = False) -> str:
-    """Run the proofs of a parameter, ignored at one place; return "noticed", "NOT NOTICED" or what went wrong."""
+class Server:
+    """A process with Paddle imported that runs tests in its forks, each ignoring another reader (`ignored/forks.py`)."""
+
+    def __init__(self, readers: Iterable[tuple[str, Reader]]) -> None:
+        paths = [str(HOOK), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        self._process = subprocess.Popen(
+            [sys.executable, str(HOOK / "forks.py")],
+            cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._write([_described(name, reader) for name, reader in readers])
+
+    def _write(self, message: Any) -> None:
+        assert self._process.stdin
+        print(json.dumps(message), file=self._process.stdin, flush=True)
+
+    def run_ignoring(self, name: str, reader: Reader, tests: Sequence[str], select: str, timeout: float) -> str:
+        """Run tests with a parameter ignored at one place; return "noticed", "NOT NOTICED" or what went wrong."""
+        if not tests:
+            return "NOT NOTICED"
+        arguments = ["-q", "-x", "-p", "no:cacheprovider", "--durations=0", "-m", select, *tests]
+        self._write({"reader": _described(name, reader), "arguments": arguments, "timeout": timeout})
+        assert self._process.stdout
+        answer = json.loads(self._process.stdout.readline())
+        if answer["code"] in (NOTICED, None):  # a run that waits for ever is no run that passes
+            return "noticed"
+        if answer["code"] in (UNNOTICED, NO_TESTS):
+            return "NOT NOTICED"
+        return f"pytest ended with {answer['code']}: {answer['said']}"
+
+    def close(self) -> None:
+        """End the process, and wait for it."""
+        self._process.communicate()
+
+
+def _described(name: str, reader: Reader) -> dict[str, Any]:
+    """A reader as `ignored/sitecustomize.py` wants it."""
     module = reader.path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     position = [reader.line, reader.column, reader.end_line, reader.end_column]
-    environment = os.environ | {
-        "ERNIEKIT_IGNORED": json.dumps({"name": name, "module": module, "position": position}),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(HOOK), os.environ.get("PYTHONPATH")])),
-    }
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", select]
-    for tests in (proofs_of(name), mirrors_of(reader), files_that_name(name) if wide else []):
-        if not tests:
-            continue
-        try:
-            run = subprocess.run(
-                [*command, *tests], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT
-            )
-        except subprocess.TimeoutExpired:
-            return "noticed"  # a run that waits for ever is no run that passes
-        if run.returncode == NOTICED:
-            return "noticed"
-        if run.returncode not in (UNNOTICED, NO_TESTS):
-            return f"pytest ended with {run.returncode}: {run.stdout[-500:]}{run.stderr[-500:]}"
-    return "NOT NOTICED"
+    return {"name": name, "module": module, "position": position}
+
+
+def tests_of(name: str, reader: Reader, *, wide: bool = False) -> list[str]:
+    """The proofs of a parameter and the tests that mirror the file of its reader, as pytest names them."""
+    return list(dict.fromkeys([*proofs_of(name), *mirrors_of(reader), *(files_that_name(name) if wide else [])]))
 
 
 def proofs_of(name: str) -> list[str]:
@@ -105,10 +128,14 @@ def proofs_of(name: str) -> list[str]:
 
 
 def mirrors_of(reader: Reader) -> list[str]:
-    """Return the files of tests that bear the name of the file that reads, in the folder that mirrors its own."""
+    """Return the files of tests whose names begin as the file that reads does, or its folder, where those belong."""
     path = Path(reader.path).relative_to("erniekit")
-    folders = [ROOT / "tests" / path.parent, *(ROOT / "tests" / parent for parent in path.parent.parents)]
-    return [str(file) for folder in folders if (file := folder / f"test_{path.stem}.py").is_file()]
+    files = []
+    for folder in path.parents:
+        for name in (path.stem, path.parent.name):
+            here = ROOT / "tests" / folder
+            files += [here / f"test_{name}.py", *sorted(here.glob(f"test_{name}_*.py"))]
+    return [str(file) for file in dict.fromkeys(files) if file.is_file()]
 
 
 def _named(location: str) -> str:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from erniekit.build import data
 from erniekit.build.data import evaluates, evaluation_dataset, evaluation_plan
 from erniekit.build.model import open_tokenizer
 from erniekit.config import Config
+from erniekit.distributed.mesh import SINGLE_PROCESS_MESH
+from erniekit.distributed.topology import Topology
 
 
 @pytest.mark.proves("evaluation_strategy", "do_eval")
@@ -46,3 +51,168 @@ def test_rows_of_evaluation_are_formed_as_asked(
         return [batch.samples for step in range(plan.steps_in_epoch(0)) for batch in plan.micro_batches(step)]
 
     assert batches(**values) != batches(packing=values.get("packing", True) or "batch_tokens" not in values)
+
+
+@pytest.mark.parametrize(
+    ("values", "limit", "seen"),
+    [
+        ({"max_seq_len": 64}, "max_seq_len", 64),
+        ({"over_length_policy": "error"}, "over_length", "error"),
+        ({"stage": "DPO", "max_prompt_len": 50}, "max_prompt_len", 50),
+        ({"stage": "DPO", "offset_alpha": 0.5}, "needs_scores", True),
+        ({"stage": "DPO"}, "needs_scores", False),
+        ({"split_multi_turn": True}, "split_multi_turn", True),
+        ({"on_bad_record": "skip"}, "on_bad_record", "skip"),
+    ],
+    ids=str,
+)
+def test_limits_of_a_record(values: dict[str, Any], limit: str, seen: Any, make_config: Callable[..., Config]) -> None:
+    assert data.sample_limits(make_config(**values))[limit] == seen
+
+
+BY_LENGTH = {"packing": False, "batch_tokens": 256}
+GROUPS = {"batch_tokens": 256, "max_batch_samples": 0, "shortest": 1, "longest": None}
+
+
+@pytest.mark.parametrize(
+    ("values", "groups"),
+    [
+        ({}, {}),
+        (BY_LENGTH, GROUPS),
+        (BY_LENGTH | {"max_batch_samples": 3}, GROUPS | {"max_batch_samples": 3}),
+        (BY_LENGTH | {"min_sample_len": 4}, GROUPS | {"shortest": 4}),
+        (BY_LENGTH | {"max_sample_len": 99}, GROUPS | {"longest": 99}),
+    ],
+    ids=str,
+)
+def test_batches_by_length(values: dict[str, Any], groups: dict[str, Any], make_config: Callable[..., Config]) -> None:
+    assert data._length_groups(make_config(**values)) == groups
+
+
+@pytest.mark.parametrize(
+    ("values", "argument", "seen"),
+    [
+        ({"max_seq_len": 64}, "max_seq_len", 64),
+        ({"packing": False}, "packing", False),
+        ({"greedy_intokens": False}, "greedy", False),
+        ({"buffer_size": 5}, "window", 5),
+        ({"per_device_train_batch_size": 3}, "batch_size", 3),
+        ({"gradient_accumulation_steps": 3}, "accumulation", 3),
+        ({"seed": 7}, "seed", 7),
+        ({"random_shuffle": False}, "shuffle", False),
+        ({"mix_strategy": "random"}, "strategy", "random"),
+        ({"num_samples_each_epoch": 20}, "num_samples_each_epoch", 20),
+        ({"num_samples_each_epoch": 20}, "repeat_samples", True),
+        ({}, "repeat_samples", False),
+        ({"curriculum": "length"}, "sorted_first", True),
+    ],
+    ids=str,
+)
+def test_what_the_plan_of_training_is_told(
+    values: dict[str, Any], argument: str, seen: Any, make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "StepPlan", lambda dataset, **named: named)
+    told: Any = data.training_plan(make_config(**values), SimpleNamespace(packed=None))  # type: ignore[arg-type]
+    assert told[argument] == seen
+
+
+@pytest.mark.parametrize(
+    ("values", "argument", "seen"),
+    [
+        ({"max_seq_len": 64}, "max_seq_len", 64),
+        ({"per_device_train_batch_size": 3}, "batch_size", 3),
+        ({"gradient_accumulation_steps": 3}, "accumulation", 3),
+    ],
+    ids=str,
+)
+def test_packed_data_keeps_its_rows(
+    values: dict[str, Any], argument: str, seen: Any, make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "StepPlan", lambda dataset, **named: named)
+    packed = SimpleNamespace(packed=SimpleNamespace(packs=[[0]], batch_tokens=0))
+    told: Any = data.training_plan(make_config(**values), packed)  # type: ignore[arg-type]
+    assert told[argument] == seen
+
+
+def test_where_packed_data_lies_and_what_it_must_hold(
+    make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(data, "open_packed_dataset", lambda folder, fingerprint, **named: named | {"folder": folder})
+    common = {"stage": "DPO", "train_dataset_type": "packed", "train_dataset_path": str(tmp_path)}
+    told: Any = data.training_dataset(make_config(**common), *open_tokenizer(make_config()))
+    assert (told["folder"], told["max_seq_len"], told["needs_scores"]) == (tmp_path, 128, False)
+    told = data.training_dataset(make_config(**common, offset_alpha=0.5), *open_tokenizer(make_config()))
+    assert told["needs_scores"]
+
+
+def test_files_with_their_formats_and_weights(make_config: Callable[..., Config], records: Path, pairs: Path) -> None:
+    asked = {"path": [str(records), str(pairs)], "type": ["erniekit", "messages"], "prob": [0.25, 0.75]}
+
+    def seen(sources: list[Any]) -> list[tuple[Any, ...]]:
+        return [(source.path, source.kind, source.probability) for source in sources]
+
+    for which, read in (("train", data.training_sources), ("eval", data.evaluation_sources)):
+        config = make_config(**{f"{which}_dataset_{name}": value for name, value in asked.items()})
+        assert seen(read(config)) == [(records, "erniekit", 0.25), (pairs, "messages", 0.75)]
+
+
+@pytest.mark.parametrize(("values", "steps"), [({}, 4), ({"max_steps": None, "num_train_epochs": 3}, 30)])
+def test_how_long_a_run_is(values: dict[str, Any], steps: int, make_config: Callable[..., Config]) -> None:
+    plan: Any = SimpleNamespace(total_steps=lambda limit, epochs: limit if limit > 0 else 10 * epochs)
+    assert data.count_steps(make_config(**values), plan, note=False) == steps
+
+
+LONG = {"max_steps": None, "num_train_epochs": 3}
+
+
+@pytest.mark.parametrize(
+    ("values", "told", "untold"),
+    [
+        ({}, "limit 4, 1 epochs", "never"),
+        (LONG, "limit -1, 3 epochs", "never"),
+        (LONG | {"warmup_steps": 30}, "so learning_rate is never reached", "limit 4"),
+        (LONG | {"warmup_steps": 30, "lr_scheduler_type": "constant"}, "limit -1", "never"),
+        ({"warmup_steps": 30}, "limit 4", "never"),
+    ],
+    ids=str,
+)
+def test_what_is_told_of_the_plan(
+    values: dict[str, Any], told: str, untold: str, make_config: Callable[..., Config], logged: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = SimpleNamespace(
+        total_steps=lambda limit, epochs: limit if limit > 0 else 10 * epochs,
+        describe=lambda limit, epochs: f"limit {limit}, {epochs} epochs",
+        dp_world_size=1,
+    )
+    monkeypatch.setattr(data, "training_plan", lambda *parts: plan)
+    config = make_config(**values)
+    local: Any = data.LocalData(SimpleNamespace(report=""), None)  # type: ignore[arg-type]
+    run = data.plan_run_data(config, local, SINGLE_PROCESS_MESH)
+    assert run.workers == config.acceleration.dataloader_num_workers > 0
+    said = "\n".join(logged)
+    assert told in said and untold not in said
+
+
+def test_who_reads_the_files(make_config: Callable[..., Config]) -> None:
+    topology, central = Topology(tensor=2), make_config(tensor_parallel_degree=2, distributed_dataloader=True)
+    assert [data.reads_data(make_config(), topology, rank) for rank in (0, 1)] == [True, True]
+    assert [data.reads_data(central, topology, rank) for rank in (0, 1)] == [True, False]
+
+
+def test_what_others_read_is_broadcast(
+    make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    mesh: Any = SimpleNamespace(
+        topology=Topology(), dp_rank=0, group=lambda *axes: asked.append("group") or "group", is_first=lambda *axes: True
+    )
+    monkeypatch.setattr("erniekit.distributed.broadcast.broadcast_arrays", lambda *parts: parts[:2])
+    monkeypatch.setattr(data, "serialize_index", lambda dataset: ([], []))
+    own: Any = SimpleNamespace()
+    for central, groups in ((False, 0), (True, 2)):
+        config = make_config(distributed_dataloader=central)
+        rank = data.dp_rank_of(config, mesh)
+        assert (rank.batch_source is data.local_batches) != central
+        assert data.broadcast_dataset_index(config, mesh, own) is own
+        assert len(asked) == groups

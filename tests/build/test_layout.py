@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from erniekit.build.layout import partition_layers, workload
+from erniekit.build import layout
+from erniekit.build.layout import known_model_config, partition_layers, workload
 from erniekit.config import Config
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
@@ -73,3 +74,28 @@ def test_every_value_that_takes_memory_reaches_the_estimate(
     plain = workload(make_config(**common, **beside), model)
     changed = workload(make_config(**common, **{**beside, **values}), model)
     assert getattr(changed, field) != getattr(plain, field)
+
+
+@pytest.mark.parametrize(
+    ("values", "argument", "seen"),
+    [
+        ({"max_seq_len": 64}, "max_seq_len", 64),
+        ({"pp_seg_method": "uniform"}, "pp_seg_method", "uniform"),
+        ({"add_tail_layers": 2}, "add_tail_layers", 2),
+    ],
+)
+def test_what_must_be_divisible(
+    values: dict[str, Any], argument: str, seen: Any, make_config: Callable[..., Config], tiny_model: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layout, "check_divisible", lambda model, topology, **named: named)
+    told: Any = partition_layers(make_config(**values), ModelConfig.from_folder(tiny_model), Topology())
+    assert told[argument] == seen
+
+
+def test_keys_of_the_model_are_ignored_on_request(
+    make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelConfig, "from_folder", lambda folder, ignored: ignored)
+    told: Any = known_model_config(make_config(ignore_config_keys=["some_key"]))
+    assert told == ("some_key",)

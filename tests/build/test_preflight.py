@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from erniekit.build import preflight as preflights
 from erniekit.build.checks import dense_mask_size
 from erniekit.build.preflight import preflight
 from erniekit.cli import main
@@ -182,6 +183,74 @@ def test_validate_looks_at_each_verb(
     (tmp_path / "run" / "model.safetensors").write_bytes(b"")
     assert "model.safetensors" in verdict("export") and "model.safetensors" in verdict("eval", held_out)
     assert "there is no such folder" in verdict("generate", "model_name_or_path=absent")
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({}, ""),
+        ({"save_strategy": "no"}, "save_strategy is no: this run writes no checkpoint"),
+        ({"save_strategy": "no", "do_train": False, "do_eval": True, "eval_dataset_path": "e"}, ""),
+        ({"stage": "DPO"}, "normalize_logps is false: sigmoid sums"),
+        ({"stage": "DPO", "loss_type": "ipo"}, "normalize_logps is false: ipo sums"),
+        ({"stage": "DPO", "loss_type": "simpo"}, ""),
+        ({"stage": "DPO", "normalize_logps": False}, ""),
+    ],
+    ids=str,
+)
+def test_what_a_run_tells_before_it_begins(
+    values: dict[str, Any], told: str, make_config: Callable[..., Config]
+) -> None:
+    lines = preflights._run_notes(make_config(**{"save_strategy": "epoch", **values}))
+    assert told in "".join(lines) and len(lines) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("values", "argument", "seen"),
+    [
+        ({}, "overwrite_output_dir", False),
+        ({"overwrite_output_dir": True}, "overwrite_output_dir", True),
+        ({"resume_from_checkpoint": "checkpoint-3"}, "resume_from_checkpoint", "checkpoint-3"),
+    ],
+    ids=str,
+)
+def test_the_output_is_checked_as_it_is_opened(
+    values: dict[str, Any], argument: str, seen: Any, make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(preflights, "check_output_folder", lambda folder, **named: told.update(named))
+    preflights._check_output(make_config(**values), None, None)
+    assert told[argument] == seen
+
+
+def test_only_a_run_that_trains_writes(make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(preflights, "_check_output", lambda config, model, folder: told.append(config.basic.do_train))
+    for values in ({}, {"do_train": False, "do_eval": True, "eval_dataset_path": __file__, "eval_answers": 0}):
+        preflight(make_config(**values))
+    assert told == [True]
+
+
+def test_a_reference_is_opened_where_the_loss_has_one(
+    make_config: Callable[..., Config], tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(preflights, "reference_config", lambda config, model: told.append(config.dpo.loss_type))
+    for loss in ("sigmoid", "simpo"):
+        preflight(make_config(model_name_or_path=str(tiny_base), stage="DPO", loss_type=loss))
+    assert told == ["sigmoid"]
+
+
+def test_answers_come_from_the_model_that_is_named(monkeypatch: pytest.MonkeyPatch, tiny_base: Path) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(
+        preflights, "answering_folders", lambda named, adapters: told.append((named, adapters)) or (named, None)
+    )
+    monkeypatch.setattr(preflights.ModelConfig, "from_folder", lambda folder, ignored: told.append(ignored))
+    base = {"model_name_or_path": str(tiny_base)}
+    for values in ({}, {"lora_path": "adapters", "lora": True}, {"ignore_config_keys": ["a"]}):
+        preflight(Config.from_mapping(base | values, verb="chat"))
+    assert told == [(tiny_base, None), (), (tiny_base, Path("adapters")), (), (tiny_base, None), ("a",)]
 
 
 def test_what_only_the_data_tells_is_refused_with_it(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from erniekit.cli import main
-from erniekit.cli.validate import report
+from erniekit.cli.validate import derived_numbers, report
 from erniekit.config import Config
 
 ROOT = Path(__file__).parents[2]
@@ -337,3 +337,37 @@ def test_the_longest_sample_makes_the_estimate_closer(tmp_path: Path, capsys: py
         return float(row.split()[names.split().index("workspace")].replace(",", ""))
 
     assert workspace("--data") < 0.8 * workspace()  # samples of at most 100 tokens, not of 4,096
+
+
+@pytest.mark.parametrize(
+    ("values", "batch"),
+    [
+        ({}, "1 pack of up to 100 tokens, at most 100 tokens"),
+        ({"per_device_train_batch_size": 3}, "3 packs of up to 100 tokens, at most 300 tokens"),
+        ({"gradient_accumulation_steps": 2}, "2 packs of up to 100 tokens, at most 200 tokens"),
+        ({"packing": False}, "1 sample of up to 100 tokens, at most 100 tokens"),
+        (
+            {"packing": False, "batch_tokens": 300, "gradient_accumulation_steps": 2},
+            "2 x samples of similar length, at most 600 tokens with padding",
+        ),
+    ],
+    ids=str,
+)
+def test_the_global_batch_is_told(values: dict, batch: str) -> None:
+    needed = {"model_name_or_path": "m", "output_dir": "o", "train_dataset_path": "t", "max_seq_len": 100}
+    config = Config.from_mapping(needed | values)
+    assert dict(derived_numbers(config, 1, "unknown"))["global batch"] == batch
+
+
+@pytest.mark.parametrize(
+    ("values", "steps"),
+    [
+        ({}, "depend on the data; --data counts them"),
+        ({"max_steps": 1200}, "1,200"),
+        ({"do_train": False, "do_eval": True, "eval_dataset_path": "e"}, "none: do_train is false"),
+    ],
+    ids=str,
+)
+def test_the_steps_are_told(values: dict, steps: str, tmp_path: Path) -> None:
+    needed = {"model_name_or_path": "m", "output_dir": "o", "train_dataset_path": "t", "data_cache_dir": str(tmp_path)}
+    assert dict(derived_numbers(Config.from_mapping(needed | values), 1, "unknown"))["steps"] == steps

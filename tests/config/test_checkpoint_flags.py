@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from erniekit.config import Config
-from erniekit.config.sections.checkpoint import ALL_OPTIONS, UNIFIED_CHECKPOINT_FLAGS
+from erniekit.config.sections.checkpoint import (
+    ALL_OPTIONS,
+    UNIFIED_CHECKPOINT_FLAGS,
+    CheckpointParameters,
+    leaves_no_checkpoint,
+    moment_quantization,
+    saves_asynchronously,
+)
 from erniekit.errors import ConfigurationError
 
 NAME = "unified_checkpoint_config"
@@ -64,3 +71,17 @@ def test_what_changes_nothing_is_told(word: str, values: dict[str, Any], without
     lines = reported(word, **values)
     assert len(lines) == (word in without_effect)
     assert all(f"{word} has no effect: " in line and without_effect[word] in line for line in lines)
+
+
+@pytest.mark.proves("save_strategy", "unified_checkpoint_config", "ckpt_quant_stage", "disable_ckpt_quant")
+def test_what_sections_tell_of_checkpoints() -> None:
+    def made(**values: Any) -> CheckpointParameters:
+        return CheckpointParameters(**values)
+
+    assert moment_quantization(made()) == "O0"
+    assert moment_quantization(made(ckpt_quant_stage="O2")) == "O2"
+    assert moment_quantization(made(ckpt_quant_stage="O2", disable_ckpt_quant=True)) == "O0"
+    assert not saves_asynchronously(made())
+    assert saves_asynchronously(made(unified_checkpoint_config=("async_save",)))
+    assert len(leaves_no_checkpoint(made(save_strategy="no"))) == 1
+    assert leaves_no_checkpoint(made(save_strategy="epoch")) == []

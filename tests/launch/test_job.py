@@ -309,3 +309,25 @@ def test_a_job_can_be_run_from_another_thread(make_config: MakeConfig) -> None:
     thread.start()
     thread.join()
     assert codes == [0]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, ["training"]),
+        ({"do_eval": True, "eval_dataset_path": "e"}, ["training", "evaluation"]),
+        ({"do_train": False, "do_eval": True, "eval_dataset_path": "e"}, ["evaluation"]),
+        ({"do_train": False, "do_eval": True, "eval_dataset_path": "e", "evaluation_strategy": "no"}, ["evaluation"]),
+    ],
+    ids=str,
+)
+def test_what_is_read_before_ranks_start(
+    values: dict[str, Any], expected: list[str], make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(job, "open_tokenizer", lambda config: (None, None))
+    monkeypatch.setattr(job, "initial_weights", lambda config: None)
+    monkeypatch.setattr(job, "training_dataset", lambda *parts: read.append("training"))
+    monkeypatch.setattr(job, "evaluation_dataset", lambda *parts: read.append("evaluation"))
+    job.prepare(make_config(**values))
+    assert read == expected

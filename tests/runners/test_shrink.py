@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,54 @@ def test_an_example_runs_two_steps_in_miniature(
     run = tmp_path / "out-shrunken" / "run"
     weights = "adapter_model.safetensors" if "lora" in path.stem else "model.safetensors"
     assert (run / weights).is_file()
+
+
+EVALUATED = {"do_eval": True, "eval_dataset_path": "e"}
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "expected"),
+    [
+        ({"per_device_train_batch_size": 1}, "per_device_train_batch_size", 1),
+        ({"per_device_train_batch_size": 8}, "per_device_train_batch_size", 2),
+        ({"gradient_accumulation_steps": 3}, "gradient_accumulation_steps", 3),
+        ({"gradient_accumulation_steps": 64}, "gradient_accumulation_steps", 4),
+        ({"lora": True, "lora_rank": 2}, "lora_rank", 2),
+        ({"lora": True}, "lora_rank", 4),
+        ({}, "lora_rank", None),
+        ({"stage": "DPO", "max_prompt_len": 30}, "max_prompt_len", 30),
+        ({"packing": False, "batch_tokens": 9000}, "batch_tokens", 256),
+        ({}, "batch_tokens", None),
+        (EVALUATED, "max_evaluate_steps", 1),
+        ({}, "max_evaluate_steps", None),
+        (EVALUATED | {"evaluation_strategy": "steps"}, "eval_steps", 1),
+        (EVALUATED | {"evaluation_strategy": "epoch"}, "eval_steps", None),
+        ({"save_strategy": "steps"}, "save_steps", 1),
+        ({"save_strategy": "epoch"}, "save_steps", None),
+        ({"hadamard_block_size": 16}, "hadamard_block_size", 16),
+        ({"hadamard_block_size": 128}, "hadamard_block_size", 32),
+        ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers", 1),
+        ({"num_nextn_predict_layers": 1}, "num_nextn_predict_layers", None),
+        ({"sharding": "stage2", "sharding_parallel_degree": 2}, "sharding", "stage2"),
+        ({"pipeline_parallel_degree": 2, "pp_seg_method": "uniform"}, "pp_seg_method", "uniform"),
+    ],
+    ids=str,
+)
+def test_values_that_are_small_enough_stay(values: dict, name: str, expected: object) -> None:
+    model = replace(_model(), num_nextn_predict_layers=2)
+    config = Config.from_mapping(NEEDED | values)
+    assert shrink(config, model, VOCABULARY).parameters.get(name) == expected
+
+
+def test_its_weights_follow_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr("erniekit.runners.shrink._write_model", lambda model, seed, folder: seeds.append(seed))
+    shrink_overrides(Config.from_mapping(NEEDED | {"output_dir": str(tmp_path / "out"), "seed": 7}))
+    assert seeds == [7]
+
+
+def test_only_a_pipeline_has_empty_layers() -> None:
+    model = _shrunk_run({"pipeline_parallel_degree": 10, "add_tail_layers": 2})[0].model
+    assert model.num_hidden_layers == 3
+    alone = shrink(Config.from_mapping(NEEDED | {"add_tail_layers": 2}), _model(), VOCABULARY)
+    assert alone.model.num_hidden_layers == 4

@@ -8,7 +8,7 @@ import pytest
 
 from erniekit.config.sections.evaluation import EvaluationParameters
 from erniekit.errors import TrainingError
-from erniekit.training.early_stopping import BestSoFar, out_of_patience, update_best
+from erniekit.training.early_stopping import BestSoFar, out_of_patience, stop_reason, update_best
 
 
 def run(values, **settings):
@@ -72,3 +72,10 @@ def test_values_of_another_metric_are_not_compared():
 def test_a_figure_that_is_not_there_is_told():
     with pytest.raises(TrainingError, match="eval_x is not a metric of this evaluation; it has eval_loss"):
         update_best(BestSoFar(), {"eval_loss": 1.0}, 1, EvaluationParameters(metric_for_best_model="eval_x"))
+
+
+def test_the_threshold_is_told():
+    best = BestSoFar(step=3, value=0.25, without_progress=2, metric="eval_x")
+    told = "stopping early: eval_x has not improved{} in 2 evaluations; its best is 0.25, at step 3"
+    assert stop_reason(best, EvaluationParameters()) == told.format("")
+    assert stop_reason(best, EvaluationParameters(early_stopping_threshold=0.1)) == told.format(" by more than 0.1")

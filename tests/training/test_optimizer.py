@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import paddle
@@ -19,6 +20,7 @@ from erniekit.training.optim.adamw import (
     layer_multiplier,
     load_optimizer_state,
     optimizer_state,
+    stateless_optimizer,
 )
 
 from .fakes import FAKE_OBJECTIVE, FakeModel, FakePlan
@@ -133,3 +135,14 @@ def test_state_of_other_parameters_is_refused() -> None:
     transposed = state | {"lm_head.weight/moment1": state["lm_head.weight/moment1"].T}
     with pytest.raises(CheckpointError, match=r"lm_head.weight/moment1: expected shape \[8, 17\], got \[17, 8\]"):
         load_optimizer_state(optimizer, model.named, transposed, transposed.__getitem__)
+
+
+@pytest.mark.proves("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "layerwise_lr_decay_bound")
+def test_what_adamw_is_made_with() -> None:
+    section = TrainingParameters(
+        adam_beta1=0.5, adam_beta2=0.6, adam_epsilon=0.25, weight_decay=0.125, layerwise_lr_decay_bound=0.5
+    )
+    made: dict[str, Any] = {}
+    stateless_optimizer(FakeModel().named, section, lambda **named: made.update(named), num_layers=1)  # type: ignore[arg-type, func-returns-value]
+    assert [made[name] for name in ("beta1", "beta2", "epsilon", "weight_decay")] == [0.5, 0.6, 0.25, 0.125]
+    assert min(parameter.optimize_attr["learning_rate"] for parameter in made["parameters"]) < 1

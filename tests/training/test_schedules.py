@@ -57,8 +57,8 @@ def test_a_schedule_that_is_longer_than_the_run_is_refused() -> None:
     fits = TrainingParameters(lr_scheduler_type="wsd", warmup_steps=3, decay_steps=4)
     check_schedule_fits(fits, 7)
     check_schedule_fits(replace(fits, lr_scheduler_type="linear"), 6)
-    for longer in ({"warmup_steps": 4}, {"decay_steps": 5}):
-        with pytest.raises(ConfigurationError, match="exceed the 7 steps"):
+    for longer, told in (({"warmup_steps": 4}, (4, 4)), ({"decay_steps": 5}, (3, 5))):
+        with pytest.raises(ConfigurationError, match="warmup_steps {} . decay_steps {} exceed the 7 ".format(*told)):
             check_schedule_fits(replace(fits, **longer), 7)
 
 

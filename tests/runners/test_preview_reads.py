@@ -1,0 +1,65 @@
+"""Which data `preview` and `validate --data` read, and how much of it they count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from erniekit.config import Config
+from erniekit.runners import preview
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is read from now on."""
+    seen: list[str] = []
+
+    def reading(what: str) -> Callable[..., Any]:
+        dataset = SimpleNamespace(report=what, lengths=SimpleNamespace(max=lambda: 9))
+        return lambda *parts: seen.append(what) or dataset
+
+    plan = SimpleNamespace(
+        micro_batches=lambda step: [],
+        describe=lambda steps, epochs: f"{steps} steps, {epochs} epochs",
+        steps_in_epoch=lambda epoch: 5,
+    )
+    monkeypatch.setattr(preview, "open_tokenizer", lambda config: (None, None))
+    monkeypatch.setattr(preview, "training_dataset", reading("training"))
+    monkeypatch.setattr(preview, "evaluation_dataset", reading("evaluation"))
+    for name in ("training_plan", "evaluation_plan"):
+        monkeypatch.setattr(preview, name, lambda *parts: plan)
+    for name in ("count_steps", "preflight"):
+        monkeypatch.setattr(preview, name, lambda *parts: None)
+    return seen
+
+
+HELD_OUT = {"do_eval": True, "eval_dataset_path": "e.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds"),
+    [
+        ({}, ["training"]),
+        ({"do_eval": False, "eval_dataset_path": "e.jsonl"}, ["training"]),
+        (HELD_OUT, ["training", "evaluation"]),
+        (HELD_OUT | {"do_train": False}, ["evaluation"]),
+    ],
+    ids=str,
+)
+def test_what_is_read(values: dict[str, Any], kinds: list[str], make_config: Callable[..., Config], read: Any) -> None:
+    preview.data_summary(make_config(**values))
+    assert read == kinds
+
+
+def test_the_longest_sample_is_one_of_training(make_config: Callable[..., Config], read: list[str]) -> None:
+    assert preview.longest_sample(make_config()) == 9
+    assert preview.longest_sample(make_config(**HELD_OUT, do_train=False)) is None
+
+
+def test_the_length_of_the_run_is_told(make_config: Callable[..., Config], read: list[str]) -> None:
+    for values, told in (({}, "4 steps, 1 epochs"), ({"max_steps": None, "num_train_epochs": 3}, "-1 steps, 3 epochs")):
+        assert told in preview.data_summary(make_config(**values))
+        assert preview.preview(make_config(**values)) == told
