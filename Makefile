@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-fast test-all parity oracle-5 lint docs check-generated check-proofs smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
+.PHONY: help quickstart test test-fast test-all parity oracle-5 fuzz lint docs check-generated check-proofs smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
@@ -63,6 +63,14 @@ parity: $(VENV)/.parity $(VENV_5)/.installed ## compare with torch, transformers
 oracle-5: $(VENV_5)/.installed ## record anew what transformers 5 computes, in an environment of its own
 	$(VENV_5)/bin/python tools/parity/record_transformers5.py
 
+FUZZ_SECONDS ?= 60# for each of the four targets, two of which run at a time
+FUZZ_CASES ?= 1500
+
+fuzz: $(VENV)/.dev ## hostile configurations, data, models and templates, the same cases each time (new ones: tools/fuzz/run.py --seed 2 --seconds 3600)
+	@# at most so many cases, so that a fast machine finds nothing new on the day of a release
+	printf '%s\n' "config $(FUZZ_CASES)" "data $(FUZZ_CASES)" "model $(FUZZ_CASES)" "template 300" | \
+	    OMP_NUM_THREADS=1 xargs -P 2 -L 1 sh -c '$(BIN)/python tools/fuzz/run.py $$0 --cases $$1 --seconds $(FUZZ_SECONDS)'
+
 test-all: $(VENV)/.parity ## everything, with ranks that start anew and not as forks
 	ERNIEKIT_COLD_RANKS=1 $(BIN)/python -m pytest
 
@@ -103,8 +111,10 @@ layouts: $(VENV)/.cpu ## every parallel layout against one process, traffic and 
 validate-examples: $(VENV)/.cpu ## validate every shipped configuration
 	@# layouts are checked rank by rank in tests/runners/test_layout_examples.py
 	$(BIN)/erniekit validate $(shell find examples/configs -name "*.yaml" -not -path "*/quickstart/*") > /dev/null
-	@# some of the quickstart's go on from the output of another
-	$(BIN)/erniekit validate examples/configs/quickstart/*.yaml model_name_or_path=examples/models/tiny-ernie > /dev/null
+	@# some of the quickstart's go on from the output of another, so there must be one
+	$(BIN)/erniekit train examples/configs/quickstart/sft.yaml max_steps=1 warmup_steps=0 do_eval=false report_to=none \
+	    overwrite_output_dir=true output_dir=$(VENV)/one-step > /dev/null
+	$(BIN)/erniekit validate examples/configs/quickstart/*.yaml model_name_or_path=$(VENV)/one-step > /dev/null
 
 smoke: $(VENV)/.cpu ## whether a step has become slower than what tools/bench/smoke.json records (half a minute)
 	$(BIN)/python tools/bench/smoke.py

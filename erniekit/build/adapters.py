@@ -180,6 +180,11 @@ def _hub_of(adapters: Path) -> dict[str, bool]:
     return {own[0] if own else "from_hf_hub": True}
 
 
+def check_adapters(folder: Path, model_config: ModelConfig) -> None:
+    """Raise ModelFileError if adapters are damaged or do not fit the model; their headers are read."""
+    _stored_settings(folder, model_config)
+
+
 def _stored_settings(folder: Path, model_config: ModelConfig) -> LoraSettings:
     from erniekit.model.lora.peft_files import read_adapters
 

@@ -82,7 +82,8 @@ def plan_layout(
     model_chunks = partition_layers(config, model, topology)
     work = replace(workload(config, model), longest_document=longest_document)
     stages = range(topology.pipeline)
-    waiting = bubble(topology, work.accumulation, chunk_costs(model, model_chunks), backward=3 if work.recompute else 2)
+    costs = chunk_costs(model, model_chunks) if topology.pipeline > 1 else []
+    waiting = bubble(topology, work.accumulation, costs, backward=3 if work.recompute else 2)
     return LayoutPlan(
         model,
         work,

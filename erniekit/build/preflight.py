@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from erniekit.build.adapters import adapter_plan, initial_adapters, refuse_other_checkpoint
+from erniekit.build.adapters import adapter_plan, check_adapters, initial_adapters, refuse_other_checkpoint
 from erniekit.build.checks import (
     answering_folders,
     check_paths,
@@ -36,7 +36,7 @@ from erniekit.build.layout import partition_layers
 from erniekit.config import Config
 from erniekit.config.sections.basic import template_variables
 from erniekit.config.sections.checkpoint import leaves_no_checkpoint
-from erniekit.config.sections.dpo import REFERENCE_FREE_LOSSES, reference_mode
+from erniekit.config.sections.dpo import REFERENCE_FREE_LOSSES, compares_with_reference
 from erniekit.distributed.topology import Topology, topology_from
 from erniekit.errors import ConfigurationError, UserError
 from erniekit.hub.cache import chosen_hub, local_model_folder, missing_files
@@ -175,7 +175,7 @@ def _check_parts(
     weights = found.attempt(local_weights, config, folder)
     if weights is not None:
         found.attempt(check_weights, model, weights)
-    if config.stage.needs_reference and reference_mode(config.dpo, lora=config.lora.lora) != "none":
+    if config.stage.needs_reference and compares_with_reference(config.dpo):
         found.attempt(reference_config, config, model)
 
 
@@ -228,4 +228,6 @@ def _check_answers(config: Config, found: Findings) -> Preflight:
     )
     if model is not None and (chosen_hub(config) is None or not missing_files(folder, weights=True)):
         found.attempt(locate_weights, model, folder)
+    if model is not None and adapters is not None:
+        found.attempt(check_adapters, adapters, model)
     return Preflight(model)

@@ -26,7 +26,7 @@ from erniekit.build.model import (
 from erniekit.build.quantization import quantization_from
 from erniekit.build.step_count import cache_folder
 from erniekit.config import Config
-from erniekit.config.sections.dpo import reference_mode
+from erniekit.config.sections.dpo import compares_with_reference
 from erniekit.data.batch import Batch
 from erniekit.data.dataset import Dataset
 from erniekit.distributed.mesh import SINGLE_PROCESS_MESH, Mesh
@@ -122,7 +122,7 @@ def evaluation_reference(config: Config, model: Decoder, ranks: Ranks, mesh: Mes
     It is `ref_model_name_or_path`. Without it adapters are compared with the adapters that their run started from, or
     with their base model; a full model has no reference, and its rewards are beta x log-probability.
     """
-    if reference_mode(config.dpo, lora=config.lora.lora) == "none":
+    if not compares_with_reference(config.dpo):
         return None
     measure = log_prob_fn(config, ranks)
     if config.dpo.ref_model_name_or_path:

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 
 from erniekit.config import Config
+from erniekit.data.tokenizers.files import ADDITIONAL_TEMPLATES
 from erniekit.errors import ModelFileError
 from erniekit.hub.cache import (
     ADAPTER_CONFIG,
@@ -42,7 +43,7 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S = 10.0  # to hear from a hub at all; ModelScope's library tries for about a minute
 STALL_TIMEOUT_S = 60.0  # between two pieces of a file
 COMMIT = re.compile(r"[0-9a-f]{40}")
-SUBFOLDER_FILES = "*/*"  # files of other formats; a model's own lie at the top
+SUBFOLDER_FILES = f"*/{WEIGHT_FILES}"  # such as those of another format
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "lora_model_state.safetensors")
 _fetched_folders: dict[tuple[HubModel, bool], Path] = {}  # (model, with its weights) -> folder
 _reported: set[str] = set()
@@ -140,7 +141,8 @@ def _download_instructions(model: HubModel, parameter: str, reason: str) -> str:
 
 
 def _patterns(weights: bool) -> list[str]:
-    return [*DESCRIPTION_FILES, WEIGHT_FILES] if weights else list(DESCRIPTION_FILES)
+    small = [*DESCRIPTION_FILES, f"{ADDITIONAL_TEMPLATES}/*.jinja"]
+    return [*small, WEIGHT_FILES] if weights else small
 
 
 def _from_hugging_face(model: HubModel, weights: bool, first: Path | None) -> Path:

@@ -35,6 +35,7 @@ def test_layers_are_divided_as_asked(
 
 BFLOAT16 = {"bf16": True, "device": "gpu"}
 SAVES = {"save_strategy": "steps", "save_steps": 2, "unified_checkpoint_config": "async_save"}
+COPY = {"stage": "DPO", "ref_model_update_steps": 2}
 REACHES_THE_ESTIMATE: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # beside what, which values, which field
     ({}, {"per_device_train_batch_size": 3}, "batch_size"),
     ({}, {"batch_tokens": 1280}, "batch_size"),
@@ -48,6 +49,8 @@ REACHES_THE_ESTIMATE: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # be
     ({}, {"use_flash_attention": False}, "dense_mask"),
     ({}, {"lora": True}, "adapters"),
     ({"lora": True}, {"lora_rank": 2}, "adapters"),
+    (COPY, {"ref_model_update_steps": -1}, "reference_copy"),
+    (COPY, {"lora": True}, "reference_copy"),
     ({}, {"sharding": "stage1", "sharding_parallel_degree": 2}, "sharding"),
     ({"lora": True}, {"weight_quantize_algo": "weight_only_int8"}, "weight_only"),
     (SAVES, {"save_strategy": "no"}, "checkpoint_value"),

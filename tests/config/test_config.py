@@ -13,6 +13,7 @@ import yaml
 from erniekit.config import Config
 from erniekit.config.parameter import when
 from erniekit.config.registry import PARAMETERS, unmet_needs
+from erniekit.config.sections.dpo import DpoParameters, reference_mode
 from erniekit.errors import ConfigurationError
 from tests.config.samples import SMALLEST, load, problems
 
@@ -469,3 +470,24 @@ def test_what_only_gpus_do_is_told_on_other_devices() -> None:
     assert "has no effect on a CPU" in load(bf16=True).ignored_on_cpu()[0]
     assert "has no effect on npu" in load(bf16=True, device="npu").ignored_on_cpu()[0]
     assert load(bf16=True, device="gpu").ignored_on_cpu() == []
+
+
+@pytest.mark.proves(
+    "reference_model", "reference_free", "loss_type", "lora", "ref_model_name_or_path", "ref_model_update_steps"
+)
+@pytest.mark.parametrize(
+    ("values", "lora", "mode"),
+    [
+        ({}, False, "precomputed"),
+        ({}, True, "adapters"),
+        ({"ref_model_update_steps": 2}, False, "copy"),
+        ({"ref_model_name_or_path": "other"}, True, "precomputed"),
+        ({"reference_model": "copy"}, False, "copy"),
+        ({"reference_model": "precomputed"}, True, "precomputed"),
+        ({"reference_free": True}, False, "none"),
+        ({"loss_type": "simpo"}, False, "none"),
+    ],
+    ids=str,
+)
+def test_the_kind_of_a_reference(values: dict, lora: bool, mode: str) -> None:
+    assert reference_mode(DpoParameters(**values), lora=lora) == mode

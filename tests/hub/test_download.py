@@ -114,6 +114,15 @@ def test_code_and_pickles_are_never_fetched_weights_only_if_wanted(hub, server, 
     assert len(server.requests) == before  # one process, one snapshot
 
 
+@pytest.mark.parametrize("hub", [HUGGING_FACE, MODEL_SCOPE], ids=lambda hub: hub.parameter)  # these list files
+def test_named_chat_templates_are_fetched(hub, server):
+    library_of(hub)
+    for files in server.repositories[REPO].values():
+        files["additional_chat_templates/tool_use.jinja"] = b"{{ tools }}"
+    folder = find_model_folder(REPO, hub, weights=False)
+    assert (folder / "additional_chat_templates" / "tool_use.jinja").read_bytes() == b"{{ tools }}"
+
+
 @EVERY_HUB
 def test_what_is_cached_needs_no_network_and_is_not_fetched_twice(hub, server, monkeypatch, logged):
     library_of(hub)

@@ -24,7 +24,7 @@ BROKEN_LINES = [
 def examples() -> list[str]:
     """Return the text of every shipped configuration."""
     paths = sorted((ROOT / "examples" / "configs").rglob("*.yaml"))
-    return [path.read_text(encoding="utf-8").replace("./examples", f"{ROOT}/examples") for path in paths]
+    return [path.read_text(encoding="utf-8") for path in paths]
 
 
 def draw(random: Random) -> Case:

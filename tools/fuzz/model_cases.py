@@ -1,4 +1,4 @@
-"""Model folders: config.json, tokenizers, safetensors, adapters with places changed; `validate` and the verb must agree."""
+"""Model folders: config.json, tokenizers, safetensors, adapters with places changed; `validate` and `generate` agree."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def draw(random: Random) -> Case:
         if path.suffix in (".json", ".model", ".jinja") and path.name not in files:
             files[path.name] = path.read_bytes()
     victim = random.choice([*files, "model.safetensors", "config.json", "adapter"])
-    commands = [["generate", "{folder}/model", "--prompt", "Hi", "--max-new-tokens", "1"]]
+    commands = [
+        ["validate", "{folder}/run.yaml", "--verb", "generate", "model_name_or_path={folder}/model"],
+        ["generate", "{folder}/model", "--prompt", "Hi", "--max-new-tokens", "1"],
+    ]
     if victim == "adapter":
         adapter = {
             "peft_type": "LORA",
@@ -67,11 +70,13 @@ def draw(random: Random) -> Case:
         }
         files["adapter/adapter_config.json"] = as_json(changed(adapter, random))
         files["adapter/adapter_model.safetensors"] = safetensors(b"{}", b"")
-        commands[0] += ["--lora-path", "{folder}/model/adapter"]
+        commands[0] += ["lora_path={folder}/model/adapter"]
+        commands[1] += ["--lora-path", "{folder}/model/adapter"]
     elif victim == "model.safetensors" and random.random() < 0.7:
         files[victim] = safetensors(as_json(changed(header, random)), data + b"x" * random.choice([0, 0, 4]))
     elif files[victim][:1] == b"{" and random.random() < 0.8:
         files[victim] = as_json(changed(json.loads(files[victim]), random))
     else:
         files[victim] = damaged(files[victim], random)
-    return Case({f"model/{name}": content for name, content in files.items()}, commands)
+    own = {f"model/{name}": content for name, content in files.items()}
+    return Case({"run.yaml": b"max_new_tokens: 1\n", **own}, commands, agree=True)

@@ -8,8 +8,7 @@ from random import Random
 from case import Case
 from values import TEXTS, as_json, damaged
 
-ROOT = Path(__file__).parents[2]
-TINY = ROOT / "examples" / "models" / "tiny-ernie"
+TINY = Path("examples/models/tiny-ernie")  # commands run in the project's folder
 PIECES = [
     "{{ messages[0].content }}", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
     "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}",

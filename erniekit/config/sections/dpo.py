@@ -127,9 +127,14 @@ class DpoParameters:
     )
 
 
+def compares_with_reference(section: DpoParameters) -> bool:
+    """Return whether the loss has a reference model."""
+    return not section.reference_free and section.loss_type not in REFERENCE_FREE_LOSSES
+
+
 def reference_mode(section: DpoParameters, *, lora: bool) -> str:
     """Return `adapters`, `copy` or `precomputed` from `reference_model`; `none` for losses without a reference."""
-    if section.reference_free or section.loss_type in REFERENCE_FREE_LOSSES:
+    if not compares_with_reference(section):
         return "none"
     if section.reference_model != "auto":
         return section.reference_model

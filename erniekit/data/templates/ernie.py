@@ -7,8 +7,9 @@ exactly those that chat feeds: the prompt's, then the answer's. They do not depe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -109,9 +110,13 @@ class ErnieTemplate:
             raise ModelFileError(f"the tokenizer lacks {self.BEGIN} or {self.END}, which ERNIE-4.5's dialogues need")
         self.end_of_turn_target: int | None = tokenizer.eos_id
         self.stop_token_ids = tuple(dict.fromkeys((tokenizer.eos_id, end_id)))
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def _render(self) -> Callable[[Conversation], list[Segment]]:  # `erniekit validate` renders nothing
         from erniekit.data.templates.jinja import marked_segments  # jinja.py imports this module
 
-        self._render = marked_segments(TEMPLATE_FILE.read_text(encoding="utf-8"), tokenizer)
+        return marked_segments(TEMPLATE_FILE.read_text(encoding="utf-8"), self._tokenizer)
 
     def render(self, conversation: Conversation) -> list[Segment]:
         if conversation.uses_tools:

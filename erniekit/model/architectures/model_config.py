@@ -185,7 +185,7 @@ def _warn_once(line: str) -> None:
 
 _MOST_LAYERS = 2_000  # weights are listed one by one
 _MOST_EXPERTS = 10_000
-_MOST_LAYERS_OF_EXPERTS = 60_000  # layers x experts, for the same reason
+_MOST_LAYERS_OF_EXPERTS = 30_000  # layers x experts, for the same reason
 _POSITIVE = 1.2e-38  # of float32: the smallest that "positive" lets through, for numbers that need not be whole
 _LARGEST = {int: 2**31 - 1, float: 3.4e38}
 _KEYS: dict[str, Key] = {
