@@ -33,7 +33,8 @@ from erniekit.launch import local
 
 ROOT = Path(__file__).parents[2]
 # Read when Paddle is imported: a rank that has another value of one of these, or a FLAGS_ variable, starts anew.
-SERVER_VARIABLES = {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0", "GLOG_minloglevel": "1"}
+SERVER_VARIABLES = {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0"}
+QUIET = {"GLOG_minloglevel": "1"}  # also read then, but it only decides what is logged
 
 
 class ForkedProcess:
@@ -113,7 +114,7 @@ def _server() -> ForkServerContext:
     context = get_context("forkserver")
     context.set_forkserver_preload(["tests.distributed.warm_imports"])
     paths = os.pathsep.join(path for path in (str(ROOT), os.environ.get("PYTHONPATH")) if path)
-    with patch.dict(os.environ, {**SERVER_VARIABLES, "PYTHONPATH": paths}):
+    with patch.dict(os.environ, {**SERVER_VARIABLES, **QUIET, "PYTHONPATH": paths}):
         ensure_running()
     return context
 
