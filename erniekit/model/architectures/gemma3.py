@@ -74,7 +74,7 @@ GEMMA3_TEXT = Architecture(
         "layer_types": LAYER_TYPES,
         "sliding_window": SLIDING_WINDOW,
         "sliding_window_pattern": Key(int, 1, default=6),
-        "query_pre_attn_scalar": Key(float, 1, default=256.0),
+        "query_pre_attn_scalar": Key(int, 1, default=256),
         "rope_local_base_freq": Key(float, 1.001, default=10000.0),
     },
     aliases={"_sliding_window_pattern": "sliding_window_pattern"},
