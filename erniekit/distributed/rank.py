@@ -62,7 +62,10 @@ class FailureReport:
         if isinstance(error, UserError):
             return cls("user error", str(error))
         lines = traceback.format_exception(error)
-        last = lines[-1]  # the exception itself; its causes come first
+        own = error
+        while isinstance(own, SystemError) and own.__cause__ is not None:  # of a C function that lost an exception
+            own = own.__cause__
+        last = traceback.format_exception_only(own)[-1]
         kind: FailureKind = next((kind for name, kind in SECONDARY_FAILURES.items() if name in last), "error")
         return cls(kind, "".join(lines).rstrip("\n"))
 

@@ -109,7 +109,7 @@ def test_a_rank_that_hangs_past_the_timeout_ends_the_job(fault: str, run: Callab
 def test_a_rank_that_ends_within_a_step_ends_the_job(layout: dict, run: Callable, tmp_path: Path) -> None:
     code, _, error = run("is_killed_in_backward", **layout)
     assert seconds_since_step(tmp_path / "run", 2) < LIMIT
-    assert code == 137 and error.startswith("error: rank 1 was killed by SIGKILL")
+    assert code == 137 and error.startswith("error: rank 1 was killed by SIGKILL"), error
     assert "RankLostError" in (tmp_path / "run/rank_logs/rank-0.log").read_text()
 
 
