@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from erniekit.data.conversation import ASSISTANT, TOOL_ROLES, USER, Conversation, Turn
-from erniekit.data.formats.files import read_values
+from erniekit.data.formats.files import parse_values
 from erniekit.data.formats.problems import MalformedError, RecordProblem, shorten
 from erniekit.data.formats.registry import FORMATS, parse_record
 from erniekit.data.formats.sharegpt import as_messages
@@ -74,15 +74,7 @@ def _lines(path: Path) -> Iterator[Prompt | RecordProblem]:
 
 
 def _records(path: Path) -> Iterator[Prompt | RecordProblem]:
-    for item in read_values(path):
-        if isinstance(item, RecordProblem):
-            yield item
-            continue
-        line, value = item
-        try:
-            yield _prompt(line, value)
-        except MalformedError as error:
-            yield RecordProblem(str(path), line, error.field, error.expected, error.got)
+    yield from parse_values(path, _prompt)
 
 
 def _prompt(line: int, value: object) -> Prompt:

@@ -8,7 +8,7 @@ import pytest
 
 from erniekit.data.conversation import Conversation, PlainText, Source, Turn
 from erniekit.data.dataset import open_dataset
-from erniekit.data.formats import json as json_files
+from erniekit.data.formats import encodings
 from erniekit.data.formats.files import read_values
 from erniekit.data.formats.problems import Effect, RecordProblem
 from erniekit.data.formats.registry import read_records, recognise
@@ -158,10 +158,10 @@ def test_a_file_that_is_no_json_is_one_problem(write):
 
 
 def test_a_line_without_an_end_is_not_read_into_memory(write, monkeypatch):
-    monkeypatch.setattr(json_files, "MAX_RECORD_BYTES", 1000)
-    path = write("a.jsonl", b'{"text": "a"}\n{"text": "' + b"x" * 5000)
-    _, problem = read_records(path, "text")
-    assert str(problem).startswith(f"{path}:2: line: expected at most")
+    monkeypatch.setattr(encodings, "MAX_RECORD_BYTES", 1000)
+    for path in (write("a.jsonl", b'{"text": "a"}\n{"text": "' + b"x" * 5000), write("a.txt", b"a\n" + b"x" * 5000)):
+        _, problem = read_records(path, "text")
+        assert str(problem).startswith(f"{path}:2: line: expected at most")
 
 
 # What is no file

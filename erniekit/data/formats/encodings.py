@@ -1,8 +1,10 @@
-"""Recognise the encoding of a data file that is not UTF-8, and say how to convert it."""
+"""Decode the lines of a data file; recognise an encoding that is not UTF-8, and say how to convert it."""
 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterator
+from typing import BinaryIO
 
 from erniekit.data.formats.problems import Effect, RecordProblem
 
@@ -22,6 +24,7 @@ _MARKS = (
     (b"\xfd7zXZ", "xz", "unxz {name}"),
     (b"PAR1", "Parquet", "mv {name} {name}.parquet"),
 )
+MAX_RECORD_BYTES = 1 << 26  # 64 MiB: more text than any sequence holds; a longer line is no record
 MARK_LENGTH = 6  # bytes from the start of a file that `foreign_encoding` wants
 # GBK writes nearly every Chinese character in two bytes above 127; Latin letters that decode as Chinese have one.
 _MIN_BYTES_PER_CHINESE = 1.8
@@ -33,6 +36,30 @@ def foreign_encoding(name: str, head: bytes) -> RecordProblem | None:
         if head.startswith(mark):
             return _convert(name, 0, what, command)
     return None
+
+
+def decoded_lines(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, str] | RecordProblem]:
+    """Yield (line from 1, text) for every line that is not blank, with its line end, and a problem for what is no text.
+
+    Args:
+        file: opened at byte `offset`, behind a byte order mark.
+    """
+    for number, raw in enumerate(iter(lambda: file.readline(MAX_RECORD_BYTES), b""), start=1):
+        if len(raw) == MAX_RECORD_BYTES and not raw.endswith(b"\n"):
+            got = "a longer one: is it a data file?"
+            yield RecordProblem(name, number, "line", f"at most {MAX_RECORD_BYTES >> 20} MiB", got, Effect.STOP)
+            return
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            problem = encoding_problem(name, number, raw, offset, error)
+            yield problem
+            if problem.effect is Effect.STOP:
+                return
+        else:
+            if text.strip():
+                yield number, text
+        offset += len(raw)
 
 
 def encoding_problem(name: str, line: int, raw: bytes, offset: int, error: UnicodeDecodeError) -> RecordProblem:

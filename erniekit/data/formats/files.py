@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from erniekit.data.formats.encodings import MARK_LENGTH, encoding_problem, foreign_encoding
-from erniekit.data.formats.json import MAX_RECORD_BYTES, read_json_values
-from erniekit.data.formats.problems import Effect, RecordProblem, shorten
+from erniekit.data.formats.encodings import (
+    MARK_LENGTH,
+    MAX_RECORD_BYTES,
+    decoded_lines,
+    encoding_problem,
+    foreign_encoding,
+)
+from erniekit.data.formats.json import read_json_values
+from erniekit.data.formats.problems import Effect, MalformedError, RecordProblem, shorten
 from erniekit.data.formats.table import PARQUET, is_hub_dataset, read_hub_values, read_parquet_values
 
+T = TypeVar("T")
 Values = Iterator[tuple[int, object] | RecordProblem]
 TABLES = (".csv", ".tsv")
 DELIMITERS = ",;\t"
@@ -44,6 +52,19 @@ def read_values(path: str | Path) -> Values:
         yield from _read_documents(path)
     else:
         yield from read_json_values(path)
+
+
+def parse_values(path: str | Path, parse: Callable[[int, object], T]) -> Iterator[T | RecordProblem]:
+    """Yield what `parse` makes of each (line, value) of a file, and a problem where it raises MalformedError."""
+    for item in read_values(path):
+        if isinstance(item, RecordProblem):
+            yield item
+            continue
+        try:
+            parsed: T | RecordProblem = parse(*item)
+        except MalformedError as error:
+            parsed = RecordProblem(str(path), item[0], error.field, error.expected, error.got, error.effect)
+        yield parsed
 
 
 def file_problem(path: str | Path) -> RecordProblem | None:
@@ -83,26 +104,18 @@ def _begins_with_json(path: str | Path) -> bool:
 
 def _read_documents(path: str | Path) -> Values:
     """Yield every line that is not blank as a document, as the `text` loader of `datasets` does."""
-    name, found, offset = str(path), False, 0
+    name, found = str(path), False
     with open(path, "rb") as file:
-        problem = foreign_encoding(name, file.read(MARK_LENGTH))
+        head = file.read(MARK_LENGTH)
+        problem = foreign_encoding(name, head)
         if problem is not None:
             yield problem
             return
-        file.seek(0)
-        for number, raw in enumerate(file, start=1):
-            try:
-                text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                problem = encoding_problem(name, number, raw, offset, error)
-                yield problem
-                if problem.effect is Effect.STOP:
-                    return
-            else:
-                if text.strip():
-                    yield number, {"text": text}
-            found = found or bool(raw.strip())
-            offset += len(raw)
+        start = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
+        file.seek(start)
+        for item in decoded_lines(name, file, start):
+            found = True
+            yield item if isinstance(item, RecordProblem) else (item[0], {"text": item[1].rstrip("\r\n")})
     if not found:
         yield RecordProblem(name, 0, "file", "at least one record", "an empty file")
 

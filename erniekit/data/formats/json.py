@@ -15,11 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from erniekit.data.formats.encodings import MARK_LENGTH, encoding_problem, foreign_encoding
+from erniekit.data.formats.encodings import MARK_LENGTH, decoded_lines, encoding_problem, foreign_encoding
 from erniekit.data.formats.problems import Effect, RecordProblem, field_name, shorten
 
 BLOCK_BYTES = 1 << 20
-MAX_RECORD_BYTES = 1 << 26  # 64 MiB: more text than any sequence holds; a longer line is no record
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -130,27 +129,17 @@ class _Decoder:
 
 def _line_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, object] | RecordProblem]:
     decoder = _Decoder()
-    for number, raw in enumerate(iter(lambda: file.readline(MAX_RECORD_BYTES), b""), start=1):
-        if len(raw) == MAX_RECORD_BYTES and not raw.endswith(b"\n"):
-            got = "a longer one: is it a data file?"
-            yield RecordProblem(name, number, "line", f"at most {MAX_RECORD_BYTES >> 20} MiB", got, Effect.STOP)
-            return
+    for item in decoded_lines(name, file, offset):
+        if isinstance(item, RecordProblem):
+            yield item
+            continue
+        number, text = item
         try:
-            text = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            problem = encoding_problem(name, number, raw, offset, error)
-            yield problem
-            if problem.effect is Effect.STOP:
-                return
-        else:
-            if text.strip():
-                try:
-                    yield decoder.item(name, number, decoder.decode(text))
-                except json.JSONDecodeError as error:
-                    yield _json_problem(name, number, text, error, f"{error.msg}, column {error.colno}")
-                except (ValueError, RecursionError) as error:
-                    yield _unusable_value_problem(name, number, error)
-        offset += len(raw)
+            yield decoder.item(name, number, decoder.decode(text))
+        except json.JSONDecodeError as error:
+            yield _json_problem(name, number, text, error, f"{error.msg}, column {error.colno}")
+        except (ValueError, RecursionError) as error:
+            yield _unusable_value_problem(name, number, error)
 
 
 def _array_values(name: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, object] | RecordProblem]:

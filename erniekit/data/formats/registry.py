@@ -16,7 +16,7 @@ from erniekit.data.formats.dialogues import (
     parse_plain_text,
     parse_prompt_completion,
 )
-from erniekit.data.formats.files import read_values
+from erniekit.data.formats.files import parse_values, read_values
 from erniekit.data.formats.format import Format, Record, RefusedFormat
 from erniekit.data.formats.preference import (
     parse_alpaca_pair,
@@ -156,20 +156,14 @@ def read_records(
         unused: counts the fields that the format does not use.
     """
     form = FORMATS[kind]
-    name = str(path)
-    for item in read_values(path):
-        if isinstance(item, RecordProblem):
-            yield item
-            continue
-        line, value = item
-        try:
-            record = parse_record(form, value)
-        except MalformedError as error:
-            yield RecordProblem(name, line, error.field, error.expected, error.got, error.effect)
-            continue
+
+    def parse(line: int, value: object) -> tuple[int, Record]:
+        record = parse_record(form, value)
         if unused is not None and isinstance(value, dict):
             unused.add(line, value)
-        yield line, record
+        return line, record
+
+    yield from parse_values(path, parse)
 
 
 def parse_record(form: Format, value: object) -> Record:
