@@ -21,10 +21,7 @@ from erniekit.build.checks import (
     check_tokenizer,
     check_trackers,
     check_weights,
-    expert_parallel_warnings,
     local_weights,
-    model_warnings,
-    pipeline_notes,
     read_generation_config,
     read_local_model,
     reference_config,
@@ -33,10 +30,10 @@ from erniekit.build.checks import (
     with_mtp_layers,
 )
 from erniekit.build.layout import partition_layers
+from erniekit.build.notes import expert_parallel_notes, model_notes, pipeline_notes, run_notes
 from erniekit.config import Config
 from erniekit.config.sections.basic import template_variables
-from erniekit.config.sections.checkpoint import leaves_no_checkpoint
-from erniekit.config.sections.dpo import REFERENCE_FREE_LOSSES, compares_with_reference
+from erniekit.config.sections.dpo import compares_with_reference
 from erniekit.distributed.topology import Topology, topology_from
 from erniekit.errors import ConfigurationError, UserError
 from erniekit.hub.cache import chosen_hub, local_model_folder, missing_files
@@ -45,6 +42,8 @@ from erniekit.model.architectures.published import published_model
 from erniekit.model.storage.layouts import locate_weights
 from erniekit.model.storage.model_folder import is_program_folder
 from erniekit.training.checkpoint.resume import check_output_folder
+
+ANSWERING = ("chat", "generate")  # verbs that answer with a model
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def preflight(
         known = _check_run(config, found, world_size, reads_files, writes_output and config.basic.do_train)
     elif config.verb == "preview":
         _check_data(config, found)
-    elif config.verb in ("chat", "generate") and config.basic.model_name_or_path:
+    elif config.verb in ANSWERING and config.basic.model_name_or_path:
         known = _check_answers(config, found)
     found.raise_if_any()
     return known
@@ -117,10 +116,10 @@ def _check_run(
     if model is not None:
         found.attempt(check_positions, config, model)
         used = found.attempt(with_mtp_layers, model, config) or model
-        notes += model_warnings(config, used, model.num_nextn_predict_layers)
+        notes += model_notes(config, used, model.num_nextn_predict_layers)
         found.attempt(_check_parts, config, used, folder, topology, found)
         if topology is not None:
-            notes += expert_parallel_warnings(config, used, topology)
+            notes += expert_parallel_notes(config, used, topology)
             notes += found.attempt(pipeline_notes, config, used, topology) or []
         model = used
     found.attempt(check_trackers, config)
@@ -128,21 +127,7 @@ def _check_run(
     if reads_files and writes_output:
         ranks = None if world_size is None or topology is None else topology.dp_world_size
         found.attempt(_check_output, config, model, folder, ranks)
-    return Preflight(model, (*notes, *_run_notes(config)))
-
-
-def _run_notes(config: Config) -> list[str]:
-    """Return lines about defaults that a user should know of before a run of hours."""
-    if not config.basic.do_train:
-        return []
-    lines = leaves_no_checkpoint(config.checkpoint)
-    loss = config.dpo.loss_type
-    if config.applies("normalize_logps") and not config.is_set("normalize_logps") and loss not in REFERENCE_FREE_LOSSES:
-        lines.append(
-            f"normalize_logps is false: {loss} sums log-probabilities over an answer, as its paper does; upstream "
-            "rescales them to the mean length of a pair, as normalize_logps: true does here"
-        )
-    return lines
+    return Preflight(model, (*notes, *run_notes(config)))
 
 
 def _check_model_folder(config: Config, found: Findings) -> tuple[Path | None, ModelConfig | None]:
@@ -154,15 +139,16 @@ def _check_model_folder(config: Config, found: Findings) -> tuple[Path | None, M
         return None, None
     model = found.attempt(read_local_model, config, folder)
     if folder.is_dir():
-        found.attempt(
-            check_tokenizer,
-            folder,
-            model,
-            with_template=not config.stage.reads_text,
-            variables=template_variables(config.basic),
-        )
+        _check_tokenizer(config, found, folder, model)
         found.attempt(read_generation_config, folder)
     return folder, model
+
+
+def _check_tokenizer(config: Config, found: Findings, folder: Path, model: ModelConfig | None) -> None:
+    """Check the tokenizer, and its template where the stage or the verb renders dialogues."""
+    with_template = not config.stage.reads_text or config.verb in ANSWERING
+    variables = template_variables(config.basic)
+    found.attempt(check_tokenizer, folder, model, with_template=with_template, variables=variables)
 
 
 def _check_parts(
@@ -199,13 +185,7 @@ def _check_data(config: Config, found: Findings) -> None:
     found.attempt(check_paths, config)
     folder = found.attempt(local_model_folder, config)
     if folder is not None and folder.exists():
-        found.attempt(
-            check_tokenizer,
-            folder,
-            None,
-            with_template=not config.stage.reads_text,
-            variables=template_variables(config.basic),
-        )
+        _check_tokenizer(config, found, folder, None)
 
 
 def _check_answers(config: Config, found: Findings) -> Preflight:
@@ -219,13 +199,7 @@ def _check_answers(config: Config, found: Findings) -> Preflight:
         return Preflight()
     folder, adapters = folders
     model = found.attempt(ModelConfig.from_folder, folder, config.basic.ignore_config_keys)
-    found.attempt(
-        check_tokenizer,
-        tokenizer_folder(folder, adapters),
-        None,
-        with_template=True,
-        variables=template_variables(config.basic),
-    )
+    _check_tokenizer(config, found, tokenizer_folder(folder, adapters), None)
     if model is not None and (chosen_hub(config) is None or not missing_files(folder, weights=True)):
         found.attempt(locate_weights, model, folder)
     if model is not None and adapters is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from erniekit.build import checks
+from erniekit.build import checks, notes
 from erniekit.config import Config
 from erniekit.distributed.topology import Topology, topology_from
 from erniekit.errors import UserError
@@ -88,7 +88,7 @@ WARNINGS: dict[str, tuple[ModelConfig, dict[str, Any], list[str]]] = {
 def test_what_has_no_effect_on_the_model_is_told(case: str) -> None:
     model, values, lines = WARNINGS[case]
     model = replace(model, num_nextn_predict_layers=0)
-    assert checks.model_warnings(_config(**values), model, stored_mtp_layers=0) == lines
+    assert notes.model_notes(_config(**values), model, stored_mtp_layers=0) == lines
 
 
 @pytest.mark.parametrize(
@@ -101,17 +101,17 @@ def test_what_has_no_effect_on_the_model_is_told(case: str) -> None:
 )
 def test_groups_of_experts_that_are_none_are_told(group: str, ranks: int, lines: list[str]) -> None:
     config = _config(moe_group=group)
-    assert checks.expert_parallel_warnings(config, EXPERTS, topology_from(config, ranks)) == lines
+    assert notes.expert_parallel_notes(config, EXPERTS, topology_from(config, ranks)) == lines
 
 
 def test_unequal_stages_are_told() -> None:
-    def notes(**values: Any) -> list[str]:
+    def told(**values: Any) -> list[str]:
         config = _config(pipeline_parallel_degree=4, **values)
-        return checks.pipeline_notes(config, DENSE, topology_from(config))
+        return notes.pipeline_notes(config, DENSE, topology_from(config))
 
-    (line,) = notes()
+    (line,) = told()
     assert "`pp_seg_method: layer:DecoderLayer` is read as uniform: 18 layers cannot be divided equally" in line
-    assert notes(add_tail_layers=2) == notes(pp_seg_method="uniform") == []
+    assert told(add_tail_layers=2) == told(pp_seg_method="uniform") == []
 
 
 def test_positions_of_the_model_are_enough() -> None:
@@ -190,7 +190,7 @@ def test_a_reference_is_the_model_that_is_named(tiny_base: Path) -> None:
 
 
 def test_one_process_needs_no_stages() -> None:
-    assert checks.pipeline_notes(_config(), DENSE, Topology()) == []
+    assert notes.pipeline_notes(_config(), DENSE, Topology()) == []
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from erniekit.build import notes
 from erniekit.build import preflight as preflights
 from erniekit.build.checks import dense_mask_size
 from erniekit.build.preflight import preflight
@@ -201,7 +202,7 @@ def test_validate_looks_at_each_verb(
 def test_what_a_run_tells_before_it_begins(
     values: dict[str, Any], told: str, make_config: Callable[..., Config]
 ) -> None:
-    lines = preflights._run_notes(make_config(**{"save_strategy": "epoch", **values}))
+    lines = notes.run_notes(make_config(**{"save_strategy": "epoch", **values}))
     assert told in "".join(lines) and len(lines) == bool(told)
 
 
