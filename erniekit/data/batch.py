@@ -63,6 +63,12 @@ ARRAY_SPECS: dict[str, ArraySpec] = {
     "startend_row_indices": ArraySpec("int32", "B1S1", extend_padding),
     "answers": ArraySpec("int32", "BS", -1),
     "score_differences": ArraySpec("float32", "P", 0),
+    # Of batches for a model with an audio encoder: A windows of T frames with M mel bins, the frames of sound in each
+    # (the others are silence), and for each position the encoder's state that stands there: w x window_tokens + t for
+    # state t of window w, -1 where there is none.
+    "audio_features": ArraySpec("float32", "AMT", 0),
+    "audio_frames": ArraySpec("int32", "A", 0),
+    "audio_states": ArraySpec("int64", "BS", -1),
 }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from erniekit.data.media.clip import Clip, ContentClip
 from erniekit.errors import DataError
 
 USER, ASSISTANT = "user", "assistant"
@@ -21,6 +22,7 @@ class Turn:
     Attributes:
         fields: what the template sees in addition to the role, for a turn that calls tools or holds a tool's result.
         thoughts: what the assistant thinks before it answers, for templates that take `reasoning_content`.
+        clips: the recordings in the content, in their order; the content itself has no mark of them.
     """
 
     role: str
@@ -28,6 +30,7 @@ class Turn:
     trained: bool = False
     fields: Mapping[str, Any] | None = None
     thoughts: str = ""
+    clips: tuple[ContentClip, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +42,26 @@ class Conversation:
 
     Attributes:
         tools: the tools that the assistant may call, in the form that the template sees.
+        transcribes: whether the one answer is the transcript of the one clip, which families have a request of their
+            own for.
+        language: of that transcript, such as "en"; "" leaves it to the model to detect it.
     """
 
     turns: tuple[Turn, ...]
     system: str = ""
     tools: tuple[Mapping[str, Any], ...] = ()
+    transcribes: bool = False
+    language: str = ""
 
     @property
     def rounds(self) -> int:
         """The number of user questions, each counted with everything up to the next question."""
         return sum(turn.role == USER for turn in self.turns)
+
+    @property
+    def clips(self) -> tuple[Clip, ...]:
+        """The recordings of all turns, in their order."""
+        return tuple(found.clip for turn in self.turns for found in turn.clips)
 
     @property
     def uses_tools(self) -> bool:
@@ -69,7 +82,7 @@ class Conversation:
         """Return the conversation without its first `rounds` questions and everything that follows each."""
         starts = [number for number, turn in enumerate(self.turns) if turn.role == USER]
         start = starts[rounds] if rounds < len(starts) else len(self.turns)
-        return Conversation(self.turns[start:], self.system, self.tools)
+        return replace(self, turns=self.turns[start:])
 
 
 @dataclass(frozen=True, slots=True)

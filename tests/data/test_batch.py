@@ -19,7 +19,7 @@ MORE_SPECS = {
     "codes": ArraySpec("int16", "BSC", 7),
     "advantages": ArraySpec("float32", "BS", 0.0),
     "row_weights": ArraySpec("float64", "B", 1.0),
-    "audio_features": ArraySpec("float32", "NFD", 0.0),
+    "sound_features": ArraySpec("float32", "NFD", 0.0),
     "audio_places": ArraySpec("int32", "N2", 0),
     "is_speech": ArraySpec("bool", "SB", False),
 }

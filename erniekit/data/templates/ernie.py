@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from erniekit.data.conversation import Conversation
+from erniekit.data.media.clip import PlacedClip
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError, ModelFileError
 
@@ -49,12 +50,14 @@ class Sample:
         input_ids, labels: int32[n].
         pair: None for a document.
         arrays: further values of the n positions, by the name of their array in a batch (`data.batch.ARRAY_SPECS`).
+        clips: the recordings whose placeholder tokens are among the positions, in their order.
     """
 
     input_ids: np.ndarray
     labels: np.ndarray
     pair: PairOffsets | None = None
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    clips: tuple[PlacedClip, ...] = ()
 
 
 class TemplateRefusedError(DataError):

@@ -77,6 +77,24 @@ class PaddleFiles(NamedTuple):
     grouped_qkv: Literal["blocks", "groups"] = "groups"
 
 
+class EncoderInput(NamedTuple):
+    """What the audio encoder of a model takes; the same values as the data path's `AudioInputs` (`build/data.py`).
+
+    Attributes:
+        placeholder_id: the token in whose places the encoder's states stand.
+        mel_bins: the channels of the log-mel spectrogram.
+        window_frames: the frames that the encoder takes at once.
+        window_tokens: the states that it makes of them.
+        tokens_of: the number of placeholder tokens of a window with so many frames of sound (1 to window_frames).
+    """
+
+    placeholder_id: int
+    mel_bins: int
+    window_frames: int
+    window_tokens: int
+    tokens_of: Callable[[int], int]
+
+
 class Tower(NamedTuple):
     """An encoder in front of the decoder, such as that of audio: all weights whose names begin with `prefix`.
 
@@ -136,6 +154,7 @@ class Architecture:
         qk_head_dim: the channels of each query and key, which values do not exceed.
         input_names: the arrays of a batch that `embed` reads.
         embed: makes the hidden states that enter the first layer from these arrays, by the embedding and the towers.
+        audio: what the model's audio encoder takes; None: the family has none.
         biases: the field that gives a linear its bias, or ALWAYS; linears not named here have none.
         attention_sinks: each query head may attend to nothing, with a learnt score.
         norms: those that a layer has of the norms before and after attention and MLP (`plain_decoder`).
@@ -186,6 +205,7 @@ class Architecture:
     qk_head_dim: Callable[[ModelConfig], int] = lambda config: config.head_dim
     input_names: tuple[str, ...] = ("input_ids",)
     embed: Callable[[Decoder, Mapping[str, Tensor]], Tensor] = plain_decoder.embed_tokens
+    audio: Callable[[ModelConfig], EncoderInput] | None = None
     biases: Mapping[str, str] = field(default_factory=dict)
     attention_sinks: bool = False
     norms: tuple[str, ...] = PRE_NORMS
