@@ -82,7 +82,7 @@ EXTRACTOR = {
 
 def train_tokenizer() -> Tokenizer:
     """Merge the bytes of the words that the data and the template are made of."""
-    words = [*DIGITS, *(f" {digit}" for digit in DIGITS), "system", "user", "assistant"]
+    words = [*DIGITS, *(f" {digit}" for digit in DIGITS), "system", "user", "assistant", "Transcribe the audio."]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
