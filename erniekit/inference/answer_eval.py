@@ -135,7 +135,7 @@ def _select_eval_prompts(source: Source, count: int) -> Iterator[EvalPrompt]:
 
 
 def _read_eval_prompts(source: Source) -> Iterator[EvalPrompt]:
-    for item in read_records(source.path, source.kind):
+    for item in read_records(source.path, source.kind, media_dir=source.media_dir):
         if isinstance(item, RecordProblem):  # skipped; the dataset was opened before, and has said so
             continue
         line, record = item
