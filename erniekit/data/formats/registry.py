@@ -37,6 +37,7 @@ from erniekit.data.formats.preference import (
 from erniekit.data.formats.problems import SCORES, MalformedError, RecordProblem, field_name, shorten
 from erniekit.data.formats.recordings import AUDIO_LISTS, with_recordings
 from erniekit.data.formats.sharegpt import parse_sharegpt
+from erniekit.data.formats.table import hub_cache_folders, is_hub_dataset
 from erniekit.data.formats.unused_fields import BOOKKEEPING_FIELDS, UnusedFields, misspelling
 
 RECOGNISED_RECORDS = 3  # a file's format is judged by so many of its first records
@@ -174,7 +175,8 @@ def read_records(
         media_dir: the folders below which recordings lie; see `media_paths.media_folders`.
     """
     form = FORMATS[kind]
-    folders = media_folders(path, media_dir)
+    in_cache = is_hub_dataset(path) and not media_dir
+    folders = media_folders(path, hub_cache_folders() if in_cache else media_dir)
 
     def parse(line: int, value: object) -> tuple[int, Record]:
         record = parse_record(form, value, folders)
