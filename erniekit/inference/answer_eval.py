@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,7 +152,7 @@ def _eval_prompt_from(location: str, record: Record) -> EvalPrompt | None:
         return None
     turns = record.turns
     last = max(number for number, turn in enumerate(turns) if turn.role == ASSISTANT and turn.trained)
-    dialogue = Conversation(turns[:last], record.system, record.tools)
+    dialogue = replace(record, turns=turns[:last])
     return EvalPrompt(location, dialogue, turns[last].content, turns[last].thoughts)
 
 

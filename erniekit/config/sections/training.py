@@ -120,7 +120,7 @@ class TrainingParameters:
         "are relative to it, to the first in which the file is. A path that leaves these folders is refused. Empty "
         "means the folder of each data file.",
         kind=PATHS,
-        verbs=("train", "eval", "preview"),
+        verbs=("train", "eval", "preview", "generate"),
         example="/data/recordings",
     )
     train_dataset_prob: tuple[float, ...] = parameter(
