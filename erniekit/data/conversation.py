@@ -118,12 +118,14 @@ class Source:
         kind: one of formats.registry.KINDS.
         probability: relative to the other sources; 0 leaves the source out.
         type_parameter: the parameter that names the format, for messages.
+        media_dir: the folders below which its recordings lie; () for the folder of the file.
     """
 
     path: Path
     kind: str
     probability: float = 1.0
     type_parameter: str = "train_dataset_type"
+    media_dir: tuple[str, ...] = ()
 
 
 def check_probabilities(values: Sequence[str | float]) -> list[float]:
