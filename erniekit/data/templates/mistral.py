@@ -14,10 +14,10 @@ from itertools import groupby
 
 from erniekit.data.conversation import ASSISTANT, USER, Conversation, Turn
 from erniekit.data.templates.ernie import RewritesTurnsError, Segment, TemplateRefusedError, rendered_or_refused
-from erniekit.data.templates.transcription import Request
+from erniekit.data.templates.transcription import LANGUAGES, Request
 from erniekit.data.tokenizers.files import TEKKEN_FILE
 from erniekit.data.tokenizers.tokenizer import Tokenizer
-from erniekit.errors import ModelFileError
+from erniekit.errors import DataError, ModelFileError
 
 BEGIN, END = "<s>", "</s>"
 BEGIN_USER, END_USER = "[INST]", "[/INST]"
@@ -37,6 +37,7 @@ class MistralTemplate:
 
     Raises:
         ModelFileError: tekken.json has a version whose dialogues this module does not know, or lacks a token of them.
+        DataError: the language of the request is none that Voxtral's requests take.
     """
 
     end_of_turn_target: int | None = None
@@ -59,6 +60,8 @@ class MistralTemplate:
         if lacking:
             raise ModelFileError(f"{TEKKEN_FILE}: special_tokens: {lacking[0]} is missing, which dialogues need")
         self.stop_token_ids: tuple[int, ...] = (tokenizer.eos_id,)
+        if request.language and request.language not in LANGUAGES:
+            raise DataError(f"asr_language: {_not_two_letters(request.language)}")
         language = f" {request.language}" if request.language else ""
         self.fingerprint = f"mistral v{self._version}{language}"
 
@@ -123,11 +126,17 @@ class MistralTemplate:
         if lacking or self._version < FIRST_WITH_SYSTEM_TURN:
             reason = f"its tokenizer lacks {lacking[0]}" if lacking else f"Tekken v{self._version} has no place for one"
             raise TemplateRefusedError(f"a recording, which the model does not take: {reason}")
+        if conversation.language and conversation.language not in LANGUAGES:
+            raise TemplateRefusedError(f"language: {_not_two_letters(conversation.language)}")
         if any(turn.clips for turn in conversation.turns if turn.role != USER):
             raise TemplateRefusedError("a recording in an answer: only a user's turn may hold one")
         if conversation.system and (conversation.transcribes or self._version < FIRST_WITH_SYSTEM_AND_AUDIO):
             where = "a request for a transcript" if conversation.transcribes else f"Tekken v{self._version}"
             raise TemplateRefusedError(f"a system text beside a recording, for which {where} has no place: remove it")
+
+
+def _not_two_letters(language: str) -> str:
+    return f"{language!r} is no two-letter code of ISO 639-1, such as en, which Voxtral's requests take"
 
 
 def _last_question(conversation: Conversation) -> int:

@@ -1,7 +1,4 @@
-"""The request for a transcript: its words where a template has no request of its own, and the language.
-
-Languages are two-letter codes of ISO 639-1, as in mistral-common's TranscriptionRequest.
-"""
+"""The request for a transcript: its words where a template has no request of its own, and the language."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _CODES = (
     "ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss "
     "st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu"
 )
-LANGUAGES = frozenset(_CODES.split())
+LANGUAGES = frozenset(_CODES.split())  # ISO 639-1; mistral-common's TranscriptionRequest takes no others
 DEFAULT_PROMPT = "Transcribe the audio."
 LANGUAGE_FIELD = "{language}"
 
@@ -45,8 +42,3 @@ class Request:
 
 
 DEFAULT_REQUEST = Request()
-
-
-def is_language(code: str) -> bool:
-    """Return whether a text is a two-letter language code, such as "en"."""
-    return code in LANGUAGES
