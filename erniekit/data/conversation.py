@@ -32,6 +32,16 @@ class Turn:
     thoughts: str = ""
     clips: tuple[ContentClip, ...] = ()
 
+    @property
+    def parts(self) -> list[str | Clip]:
+        """The content with the recordings in their places; no text is empty."""
+        parts: list[str | Clip] = []
+        start = 0
+        for offset, clip in self.clips:
+            parts += [self.content[start:offset], clip]
+            start = offset
+        return [part for part in (*parts, self.content[start:]) if part]
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
