@@ -68,7 +68,7 @@ def _sources(
     if config.stage.reads_pairs:
         kinds = tuple(preference_kind(kind) for kind in kinds)
     sources = [
-        Source(Path(path).expanduser(), kind, probability, type_parameter)
+        Source(Path(path).expanduser(), kind, probability, type_parameter, config.training.media_dir)
         for path, kind, probability in zip(paths, kinds, probabilities, strict=True)
     ]
     return sources if config.is_set(type_parameter) else [_recognised(source) for source in sources]

@@ -22,7 +22,8 @@ PLAN_PARAMETERS = (
     "on_bad_record", "random_shuffle", "seed", "max_prompt_len",
     "per_device_train_batch_size", "gradient_accumulation_steps",
     "max_steps", "num_train_epochs", "batch_tokens", "max_batch_samples", "min_sample_len", "max_sample_len",
-    "curriculum", "split_multi_turn", "enable_thinking", "chat_template_kwargs",
+    "curriculum", "split_multi_turn", "enable_thinking", "chat_template_kwargs", "asr_prompt",
+    "asr_language",
 )  # fmt: skip
 
 

@@ -32,6 +32,16 @@ class Turn:
     thoughts: str = ""
     clips: tuple[ContentClip, ...] = ()
 
+    @property
+    def parts(self) -> list[str | Clip]:
+        """The content with the recordings in their places; no text is empty."""
+        parts: list[str | Clip] = []
+        start = 0
+        for offset, clip in self.clips:
+            parts += [self.content[start:offset], clip]
+            start = offset
+        return [part for part in (*parts, self.content[start:]) if part]
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -118,12 +128,14 @@ class Source:
         kind: one of formats.registry.KINDS.
         probability: relative to the other sources; 0 leaves the source out.
         type_parameter: the parameter that names the format, for messages.
+        media_dir: the folders below which its recordings lie; () for the folder of the file.
     """
 
     path: Path
     kind: str
     probability: float = 1.0
     type_parameter: str = "train_dataset_type"
+    media_dir: tuple[str, ...] = ()
 
 
 def check_probabilities(values: Sequence[str | float]) -> list[float]:

@@ -138,7 +138,7 @@ def _blocks(
     """Yield records in blocks limited by number and by characters."""
     block: list[NumberedRecord] = []
     characters = 0
-    for item in read_records(source.path, source.kind, unused):
+    for item in read_records(source.path, source.kind, unused, source.media_dir):
         if isinstance(item, RecordProblem):
             problems.add(item)
             counts.read += item.line > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,7 +135,7 @@ def _select_eval_prompts(source: Source, count: int) -> Iterator[EvalPrompt]:
 
 
 def _read_eval_prompts(source: Source) -> Iterator[EvalPrompt]:
-    for item in read_records(source.path, source.kind):
+    for item in read_records(source.path, source.kind, media_dir=source.media_dir):
         if isinstance(item, RecordProblem):  # skipped; the dataset was opened before, and has said so
             continue
         line, record = item
@@ -152,7 +152,7 @@ def _eval_prompt_from(location: str, record: Record) -> EvalPrompt | None:
         return None
     turns = record.turns
     last = max(number for number, turn in enumerate(turns) if turn.role == ASSISTANT and turn.trained)
-    dialogue = Conversation(turns[:last], record.system, record.tools)
+    dialogue = replace(record, turns=turns[:last])
     return EvalPrompt(location, dialogue, turns[last].content, turns[last].thoughts)
 
 
