@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-fast test-all parity oracle-5 fuzz lint docs check-generated check-proofs smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
+.PHONY: help quickstart quickstart-asr test test-fast test-all parity oracle-5 fuzz lint docs check-generated check-proofs smoke bench bench-peers bench-profile bench-torch layouts validate-examples clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 26
@@ -23,6 +23,11 @@ $(VENV)/.python:
 $(VENV)/.cpu: $(VENV)/.python pyproject.toml
 	@echo "Installing PaddlePaddle and what training needs into $(VENV): 1.2 GB, one to two minutes"
 	$(PIP) install --editable '.[cpu,logs]'
+	@touch $@
+
+$(VENV)/.speech: $(VENV)/.cpu pyproject.toml
+	@echo "Installing what reads recordings, and a speech synthesiser, into $(VENV): 20 MB"
+	$(PIP) install --editable '.[cpu,logs,audio,speech-data]'
 	@touch $@
 
 $(VENV)/.all: $(VENV)/.cpu pyproject.toml
@@ -42,6 +47,9 @@ $(VENV)/.parity: $(VENV)/.dev pyproject.toml
 
 quickstart: $(VENV)/.cpu ## create a virtual environment, train a tiny ERNIE on shipped data on the CPU, and ask it
 	$(BIN)/python tools/quickstart/run.py
+
+quickstart-asr: $(VENV)/.speech ## the same for speech: make recordings of digits, train a tiny listener, let adapters learn a new voice
+	$(BIN)/python tools/quickstart/run.py speech
 
 test: $(VENV)/.dev ## run the tests (no torch, no network)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not parity and not exhaustive"
