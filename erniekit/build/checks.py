@@ -52,7 +52,8 @@ def missing_paths(values: Mapping[str, Any] | Config, verb: str) -> Iterator[tup
         read["model_name_or_path"] = (values["model_name_or_path"],)
         if values["stage"] == "DPO":
             read["ref_model_name_or_path"] = (values["ref_model_name_or_path"],)
-    if trains or verb == "preview":
+    holds_out = verb == "train" and evaluates and values["eval_split"]
+    if trains or verb == "preview" or holds_out:
         read["train_dataset_path"] = values["train_dataset_path"]
     if verb == "train" and evaluates and (values["evaluation_strategy"] != "no" or not trains):
         read["eval_dataset_path"] = values["eval_dataset_path"]
