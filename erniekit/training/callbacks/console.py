@@ -27,8 +27,10 @@ _SHOWN = {
     "wer": ("WER", "{:.1%}"),
     "cer": ("CER", "{:.1%}"),
     "learning_rate": ("lr", "{:.3g}"),
+    "audio_learning_rate": ("audio lr", "{:.3g}"),
     "grad_norm": ("grad norm", "{:.3g}"),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
+    "audio_seconds_per_second": ("audio s/s", "{:,.1f}"),
 }
 # shown in a second line
 _DETAILS = {
