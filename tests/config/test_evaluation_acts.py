@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from erniekit.errors import UserError
-from tests.config.samples import problems
+from tests.config.samples import load, problems
 
 Train = Callable[..., Any]
 Evaluations = Callable[..., list[dict[str, Any]]]
@@ -123,3 +123,19 @@ def test_the_best_evaluation_decides(train: Train, records: Path) -> None:
     figures = [entry["eval_token_accuracy"] for entry in accuracy.log if "eval_loss" in entry]
     state = json.loads((accuracy.output / "checkpoint-6" / "trainer_state.json").read_text())
     assert state["best"]["value"] == max(figures)
+
+
+@pytest.mark.parametrize("metric", ["wer", "eval_cer"])
+def test_lower_error_rates_are_better(metric: str) -> None:
+    held_out = {"do_eval": True, "eval_dataset_path": "e.jsonl", "metric_for_best_model": metric}
+    section = load(**held_out, eval_answers=5).evaluation
+    assert section.metric_for_best_model == f"eval_{metric.removeprefix('eval_')}" and not section.greater_is_better
+    assert "needs answers" in problems(**held_out)
+    assert load(**held_out | {"metric_for_best_model": "bleu"}, eval_answers=5).evaluation.greater_is_better
+
+
+def test_a_normaliser_without_answers_is_told() -> None:
+    held_out = {"do_eval": True, "eval_dataset_path": "e.jsonl", "text_normalizer": "Basic"}
+    assert load(**held_out, eval_answers=2).evaluation.text_normalizer == "basic"
+    assert any("text_normalizer" in line for line in load(**held_out).messages)
+    assert "text_normalizer" in problems(**held_out | {"text_normalizer": "german"})

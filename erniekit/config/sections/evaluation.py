@@ -107,13 +107,25 @@ class EvaluationParameters:
             0,
         ),
         "The number of held-out dialogues of each file that the model answers with greedy decoding, spread evenly over "
-        "the file; -1 takes all. The answers are scored by exact match, ROUGE and BLEU and written to "
-        "`eval_samples.jsonl` in `output_dir`. Answers take far longer than the loss.",
+        "the file; -1 takes all. The answers are scored by exact match, ROUGE and BLEU, those to recordings by "
+        "word and character error rate, and written to `eval_samples.jsonl` in `output_dir`. Answers take far longer "
+        "than the loss.",
         minimum=-1,
         unit="dialogues",
         stages=DIALOGUE_STAGES,
         needs=when("do_eval"),
         example=50,
+    )
+    text_normalizer: str = parameter(
+        "none",
+        "What expected and generated transcripts are compared after, for `wer` and `cer`: `none`, the texts as they "
+        "are; `basic`, Whisper's for any language: lower case, no brackets, punctuation and symbols; `english`, "
+        "Whisper's for English: also contractions and numbers in one form, American spelling; `chinese`, half-width "
+        "characters, no punctuation, no spaces beside Chinese characters.",
+        choices=("none", "basic", "english", "chinese"),
+        stages=DIALOGUE_STAGES,
+        needs=when("do_eval"),
+        example="basic",
     )
     metric_for_best_model: str = parameter(
         "eval_loss",
@@ -127,7 +139,7 @@ class EvaluationParameters:
     )
     greater_is_better: bool = parameter(
         Derived(
-            "true for accuracies, margins and rewards, false for losses and perplexity",
+            "true for accuracies, margins, rewards and scores of answers, false for losses, perplexity and error rates",
             lambda builder: (
                 _greater_is_better(builder["metric_for_best_model"]),
                 f"for {builder['metric_for_best_model']}",
@@ -169,6 +181,13 @@ def _greater_is_better(metric: str) -> bool:
     return any(
         word in metric for word in ("accuracy", "margin", "reward_chosen", "logps_chosen", "match", "rouge", "bleu")
     )
+
+
+@rule("text_normalizer", "do_eval", "eval_answers")
+def a_normaliser_needs_answers(builder: ConfigBuilder) -> None:
+    """`text_normalizer` has no effect without `eval_answers`."""
+    if builder["do_eval"] and builder.differs("text_normalizer") and not builder["eval_answers"]:
+        builder.no_effect("text_normalizer", "because eval_answers is 0")
 
 
 @rule("metric_for_best_model", "stage", "do_eval", "eval_answers")
@@ -300,5 +319,6 @@ SECTION = section(
         the_best_model_is_chosen_on_enough,
         evaluation_reads_everything,
         a_threshold_needs_patience,
+        a_normaliser_needs_answers,
     ),
 )
