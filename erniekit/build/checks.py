@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +52,8 @@ def missing_paths(values: Mapping[str, Any] | Config, verb: str) -> Iterator[tup
         read["model_name_or_path"] = (values["model_name_or_path"],)
         if values["stage"] == "DPO":
             read["ref_model_name_or_path"] = (values["ref_model_name_or_path"],)
-    if trains or verb == "preview":
+    holds_out = verb == "train" and evaluates and values["eval_split"]
+    if trains or verb == "preview" or holds_out:
         read["train_dataset_path"] = values["train_dataset_path"]
     if verb == "train" and evaluates and (values["evaluation_strategy"] != "no" or not trains):
         read["eval_dataset_path"] = values["eval_dataset_path"]
@@ -302,13 +303,21 @@ def check_trackers(config: Config) -> None:
 
 def check_scoring_libraries(config: Config) -> None:
     """Raise ConfigurationError if answers are to be scored and a library for that is not installed."""
-    answers = config.basic.do_eval and config.evaluation.eval_answers and not config.stage.reads_text
-    absent = [name for name in SCORING_LIBRARIES if not is_importable(name)] if answers else []
-    if absent:
+    if not (config.basic.do_eval and config.evaluation.eval_answers) or config.stage.reads_text:
+        return
+    kinds = set(config.evaluation.eval_dataset_type)
+    if kinds != {TRANSCRIPTS} and (absent := _absent(SCORING_LIBRARIES)):
         raise ConfigurationError(scoring_libraries_missing(", ".join(absent)))
+    if TRANSCRIPTS in kinds and (absent := _absent(TRANSCRIPT_LIBRARIES)):
+        raise ConfigurationError(transcript_libraries_missing(", ".join(absent)))
 
 
-SCORING_LIBRARIES = ("rouge_score", "sacrebleu")
+def _absent(libraries: Sequence[str]) -> list[str]:
+    return [name for name in libraries if not is_importable(name)]
+
+
+SCORING_LIBRARIES, TRANSCRIPT_LIBRARIES = ("rouge_score", "sacrebleu"), ("jiwer",)
+TRANSCRIPTS = "asr"  # the format of records whose answers are transcripts
 
 
 def scoring_libraries_missing(what: str) -> str:
@@ -316,6 +325,14 @@ def scoring_libraries_missing(what: str) -> str:
     return (
         f"scoring generated answers needs the libraries rouge-score and sacrebleu ({what})\n"
         "  Install them: pip install 'erniekit[eval]'   (or write eval_answers: 0)"
+    )
+
+
+def transcript_libraries_missing(what: str) -> str:
+    """Return the message about the library that counts the errors of transcripts and is not installed."""
+    return (
+        f"word and character error rates need the library jiwer ({what})\n"
+        "  Install it: pip install 'erniekit[audio]'   (or write eval_answers: 0)"
     )
 
 
