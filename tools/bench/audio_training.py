@@ -5,9 +5,9 @@
         [--threads 2] [--environments .peers] [--write]
 
 Both sides read the same wav files, make features, and train all weights with AdamW in float32, or write 24 tokens for
-each recording with greedy decoding; a thread makes the next batch while the model works. Each side is a process of its own that
-takes turns with the other; the ratio is that of the same round, its median and range. The first losses, and the
-tokens that are written, must agree. `--write` puts the table into docs/benchmarks.md.
+each recording with greedy decoding; a thread makes the next batch while the model works. Each side is a process of its
+own that takes turns with the other; the ratio is that of the same round, its median and range. The first losses, and
+the tokens that are written, must agree. `--write` puts the table into docs/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ LISTENER = Path(__file__).resolve().parents[2] / "examples/models/tiny-listener"
 
 
 def config_of(model: str) -> dict[str, Any]:
-    """Return the configuration of "tiny", the quickstart's (1.2 M parameters, windows of 3 s), or "small" (30 M, 30 s)."""
+    """Return that of "tiny", the quickstart's model (1.2 M parameters, windows of 3 s), or of "small" (30 M, 30 s)."""
     config = json.loads((LISTENER / "config.json").read_text())
     if model == "small":
         config["audio_config"] |= {

@@ -1,4 +1,4 @@
-"""Training and transcription of the audio benchmark by the functions that `erniekit` calls; a thread makes batches ahead."""
+"""Our side of the audio benchmark, by the functions that `erniekit` calls; a thread makes batches ahead."""
 
 from __future__ import annotations
 
