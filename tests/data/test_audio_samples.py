@@ -138,7 +138,7 @@ def test_problems_of_recordings_name_the_line(open_spoken, records, tmp_path):
     with pytest.raises(DataError) as told:
         open_spoken(bad)
     assert re.search(
-        r"data\.jsonl:2: .*text\.wav: expected .*\n.*data\.jsonl:4: .*missing\.wav: expected", str(told.value)
+        r"data\.jsonl:2: .*text\.wav: expected .*\n.*data\.jsonl:4: paths\[0\]: expected a sound file", str(told.value)
     )
     assert "on_bad_record: skip" in str(told.value)
     kept = open_spoken(bad, on_bad_record="skip")
