@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from erniekit.build.parts import refuse_adapters_of_frozen_parts
 from erniekit.config import Config
 from erniekit.errors import CheckpointError, ConfigurationError, ModelFileError
 from erniekit.hub.download import model_folder
@@ -66,17 +67,20 @@ def adapter_plan(config: Config, model_config: ModelConfig, checkpoint: Path | N
     folder = checkpoint or first
     settings = lora_settings(config)
     if folder is None:
-        _check_new_adapters(settings, model_config)
+        _check_new_adapters(config, settings, model_config)
         return AdapterPlan(settings, None)
     stored = _stored_settings(folder, model_config)
+    refuse_adapters_of_frozen_parts(config, model_config, stored.target_modules, named=False, folder=folder)
     _check_agreement(config, stored, model_config, folder, everything=checkpoint is not None and first is None)
     return AdapterPlan(replace(stored, dropout=settings.dropout), folder)
 
 
-def _check_new_adapters(settings: LoraSettings, model_config: ModelConfig) -> None:
-    """Raise ConfigurationError if a pattern names no layer, or PiSSA's rank exceeds the singular values of one."""
-    linears = model_config.linear_shapes()
-    smallest = min(min(linears[path]) for path in adapter_targets(model_config, settings.target_modules))
+def _check_new_adapters(config: Config, settings: LoraSettings, model_config: ModelConfig) -> None:
+    """Raise ConfigurationError if a pattern names no layer, or one of a frozen part, or PiSSA's rank exceeds the
+    singular values of one."""
+    linears, targets = model_config.linear_shapes(), adapter_targets(model_config, settings.target_modules)
+    refuse_adapters_of_frozen_parts(config, model_config, targets, named=bool(settings.target_modules))
+    smallest = min(min(linears[path]) for path in targets)
     if settings.init == PISSA and settings.rank > smallest:
         raise ConfigurationError(
             f"lora_rank {settings.rank}: the smallest adapted layer has only {smallest} singular values, and "

@@ -22,6 +22,7 @@ from erniekit.distributed.replicated import SYNC_FLAGS, ReplicatedParameterSync
 from erniekit.distributed.sharding import ShardedOptimizer, shard_model
 from erniekit.distributed.topology import AXES, PARAMETER, Topology, topology_from
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.parts import part_of
 from erniekit.model.decoder import Decoder, last_stage_needs_embedding
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 from erniekit.training.optim.adamw import (
@@ -44,16 +45,18 @@ def moment_storage(config: Config) -> MomentStorage | None:
     return MomentStorage(narrow, config.output_dir if away else None, one_at_a_time)
 
 
-def adamw_of(config: Config, parameters: Mapping[str, Tensor], num_layers: int) -> StatefulAdamW:
-    """Build AdamW for the trainable tensors in `parameters`, without optimizer states.
-
-    Args:
-        num_layers: the number of layers of the model.
-    """
+def adamw_of(config: Config, parameters: Mapping[str, Tensor], model_config: ModelConfig) -> StatefulAdamW:
+    """Build AdamW for the trainable tensors in `parameters`, without optimizer states."""
     storage = moment_storage(config)
     make = StatefulAdamW if storage is None else partial(StoredMomentsAdamW, storage)
-    scale = config.lora.lora_plus_scale
-    return stateless_optimizer(parameters, config.training, make, num_layers=num_layers, lora_plus_scale=scale)
+    return stateless_optimizer(
+        parameters,
+        config.training,
+        make,
+        num_layers=model_config.num_hidden_layers,
+        lora_plus_scale=config.lora.lora_plus_scale,
+        part_of=partial(part_of, model_config.architecture),
+    )
 
 
 SHARDING_LAYOUT_WORDS = ("split_param", "enable_stage1_tensor_fusion")  # flags that decide which values a rank updates
@@ -101,7 +104,7 @@ def optimizer_and_ranks(
         parameters: the trained weights of this rank, by name.
     """
     section, topology = config.distributed, mesh.topology
-    adamw = adamw_of(config, parameters, model.config.num_hidden_layers)
+    adamw = adamw_of(config, parameters, model.config)
     if topology.world_size == 1:
         create_state(adamw, adamw._parameter_list)
         return adamw, SINGLE_PROCESS

@@ -16,6 +16,7 @@ from erniekit.build.checks import (
     warn_of_unused_variables,
     with_mtp_layers,
 )
+from erniekit.build.parts import frozen_parts
 from erniekit.build.precision import apply_mixed_precision, choose_kernels
 from erniekit.build.quantization import quantization_from
 from erniekit.config import Config
@@ -155,6 +156,7 @@ def open_model(
         lora=adapters.settings if adapters else None,
         adapters=adapters.folder if adapters else None,
         balance=config.moe,
+        frozen=frozen_parts(config, model_config) if adapters is None else (),
         recompute=_recompute(config),
         quantization=quantization_from(config),
         **model_shard_arguments(config, model_config, mesh or SINGLE_PROCESS_MESH),

@@ -31,6 +31,7 @@ from erniekit.build.checks import (
 )
 from erniekit.build.layout import partition_layers
 from erniekit.build.notes import expert_parallel_notes, model_notes, pipeline_notes, run_notes
+from erniekit.build.parts import frozen_parts, part_notes
 from erniekit.config import Config
 from erniekit.config.sections.basic import template_variables
 from erniekit.config.sections.dpo import compares_with_reference
@@ -117,7 +118,7 @@ def _check_run(
         found.attempt(check_positions, config, model)
         used = found.attempt(with_mtp_layers, model, config) or model
         notes += model_notes(config, used, model.num_nextn_predict_layers)
-        found.attempt(_check_parts, config, used, folder, topology, found)
+        notes += found.attempt(_check_shares, config, used, folder, topology, found) or []
         if topology is not None:
             notes += expert_parallel_notes(config, used, topology)
             notes += found.attempt(pipeline_notes, config, used, topology) or []
@@ -151,18 +152,21 @@ def _check_tokenizer(config: Config, found: Findings, folder: Path, model: Model
     found.attempt(check_tokenizer, folder, model, with_template=with_template, variables=variables)
 
 
-def _check_parts(
+def _check_shares(
     config: Config, model: ModelConfig, folder: Path | None, topology: Topology | None, found: Findings
-) -> None:
-    """Check what the model is divided into, starts from and is compared with."""
+) -> list[str]:
+    """Check what the model is divided into, trains, starts from and is compared with; return notes on its parts."""
     if topology is not None:
         found.attempt(partition_layers, config, model, topology)
-    found.attempt(adapter_plan, config, model)
+    plan = found.attempt(adapter_plan, config, model)
+    frozen = found.attempt(frozen_parts, config, model)
     weights = found.attempt(local_weights, config, folder)
     if weights is not None:
         found.attempt(check_weights, model, weights)
     if config.stage.needs_reference and compares_with_reference(config.dpo):
         found.attempt(reference_config, config, model)
+    unknown = frozen is None or (plan is None and config.lora.lora)
+    return [] if unknown else part_notes(config, model, plan.settings if plan else None)
 
 
 def _check_output(config: Config, model: ModelConfig | None, folder: Path | None, dp_world_size: int | None) -> None:

@@ -117,7 +117,7 @@ OF_ERNIE = [
                     "use_moe", "moe_use_aux_free_update_coef", "moe_use_hard_gate", "text_dataset_path",
                     "text_dataset_prob", "modality_ratio", "variable_resolution", "pad_to_max_seqlen",
                     "render_timestamp", "serialize_output", "one_sample_in_one_seq", "add_sys_token", "same_data",
-                    "freeze_config", "trigger_data_prob", "from_scratch", "drop_history_with_k", "moe_gate_lr_ratio",
+                    "trigger_data_prob", "from_scratch", "drop_history_with_k", "moe_gate_lr_ratio",
                     "visual_ld", "vit_lr_ratio", "pp_need_data", "pp_need_data_degree", "use_recompute_moe",
                     "multimodal", "limit_mm_per_prompt",
                 ),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from erniekit.data.media.clip import AudioInputs
 from erniekit.data.templates.ernie import IGNORE_INDEX
 
 PadWidths = Sequence[tuple[int, int]]  # as np.pad takes them: for each axis, how much to add before and after
@@ -189,6 +190,12 @@ class Batch:
     def is_token(self) -> np.ndarray:
         """bool[B, S]: false in the padding."""
         return self.document_ends > np.arange(self.shape[1])
+
+    @property
+    def audio_seconds(self) -> float:
+        """The length of its recordings, in seconds; 0.0 where the model has no audio encoder."""
+        frames = int(self.arrays["audio_frames"].sum()) if "audio_frames" in self.arrays else 0
+        return frames * AudioInputs.hop / AudioInputs.sampling_rate
 
     @property
     def pairs(self) -> PairSpans | None:

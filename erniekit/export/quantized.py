@@ -16,6 +16,7 @@ from erniekit.errors import ConfigurationError, ModelFileError
 from erniekit.export.trained_model import TrainedModel
 from erniekit.model.architectures.architecture import Architecture
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.parts import decoder_linears
 from erniekit.model.quantization.codes import quantize
 from erniekit.model.quantization.float8 import FP8_MAX, amax, encode, hadamard_rotate
 from erniekit.model.quantization.fp8 import AVERAGES_FILE, FORWARD_FORMAT, Average, read_averages
@@ -131,7 +132,7 @@ def weight_format_from(config: Config, model: TrainedModel, architecture: Archit
 
 def linear_weight_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names and shapes [out, in] of the weights that are written in the quantized format."""
-    return {f"{path}.weight": shape for path, shape in config.linear_shapes().items()}
+    return {f"{path}.weight": shape for path, shape in decoder_linears(config).items()}
 
 
 def stored_tensor_specs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import paddle
 
 from erniekit.config.sections.moe import MoeParameters
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.parts import decoder_linears, part_of
 from erniekit.model.decoder import Decoder, PipelineStage
 from erniekit.model.device import keep_freed_memory
-from erniekit.model.linear import initial_weight
+from erniekit.model.linear import Linear, initial_weight
 from erniekit.model.lora.config import LoraSettings
 from erniekit.model.lora.fingerprint import AllGatherObject, single_process_all_gather
 from erniekit.model.lora.lora import add_adapters, describe_adapters, load_adapters
@@ -56,6 +58,7 @@ def build_model(
     lora: LoraSettings | None = None,
     adapters: Path | str | None = None,
     balance: MoeParameters | None = None,
+    frozen: Collection[str] = (),
     recompute: Recompute | None = None,
     quantization: Quantization | None = None,
     tp: TensorParallel = NO_TENSOR_PARALLEL,
@@ -76,6 +79,7 @@ def build_model(
         lora: freeze the weights and train new adapters of this kind; beside `adapters` only its dropout counts.
         adapters: a folder of adapters to load, PEFT's or paddlenlp's.
         balance: the losses and the bias updates of routers, where the model has experts; None: none of them.
+        frozen: the parts of the model that are not trained (`architectures/parts.py`), beside what adapters freeze.
         recompute: which layers keep only their input in training; None: every layer keeps its activations.
         quantization: how linear layers keep their weights or compute their products; None: plainly.
         tp: the ranks that divide every large matrix, and which of them this is.
@@ -110,7 +114,7 @@ def build_model(
             pipeline_stage=pipeline_stage,
         )
     if isinstance(quantization, WeightOnly):
-        pack_linears(named_linears(decoder), quantization, model_config.architecture)
+        pack_linears(_quantized_linears(decoder), quantization, model_config.architecture)
         for parameter in decoder.parameters():
             parameter.initialize()
     logger.log(log_level, f"model: {model_config.model_type}, {model_config.parameter_count():,} parameters")
@@ -130,7 +134,7 @@ def build_model(
     if isinstance(quantization, WeightOnly):
         logger.log(log_level, f"quantisation: {quantization}; {_size_of_packed(decoder)}")
     if isinstance(quantization, Fp8):
-        linears = named_linears(decoder)
+        linears = _quantized_linears(decoder)
         decoder.activation_scales = compute_in_fp8(
             linears, quantization, decoder.randomness, all_gather_object, all_reduce_max
         )
@@ -140,6 +144,9 @@ def build_model(
         logger.log(
             log_level, f"dropout: {hidden_dropout} on hidden states, {attention_dropout} on attention probabilities"
         )
+    for name, parameter in named_weights(decoder).items():
+        if part_of(model_config.architecture, name) in frozen:
+            parameter.stop_gradient = True
     divided = " on this rank" if tp.size > 1 or pipeline_stage is not None else ""
     if adapters is not None:
         same_base = load_adapters(
@@ -157,6 +164,11 @@ def build_model(
         count = max(0, model_config.num_hidden_layers - recompute.first_layer)
         logger.log(log_level, f"recompute: {count} of {model_config.num_hidden_layers} layers, {recompute}")
     return decoder
+
+
+def _quantized_linears(decoder: Decoder) -> dict[str, Linear]:
+    of_decoder = decoder_linears(decoder.config)
+    return {path: linear for path, linear in named_linears(decoder).items() if path in of_decoder}
 
 
 def _size_of_packed(decoder: Decoder) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 
 from erniekit.build.adapters import adapter_plan
 from erniekit.build.data import sample_limits, training_dataset, training_sources
@@ -17,6 +18,7 @@ from erniekit.data.templates.ernie import Sample, Template
 from erniekit.data.tokenize import RecordCounts, TokenizationSettings, tokenise
 from erniekit.data.tokenizers.tokenizer import Tokenizer
 from erniekit.errors import DataError
+from erniekit.model.architectures.parts import part_of
 from erniekit.model.lora.lora import named_trainable_parameters
 from erniekit.runners.stages import stage_objectives
 from erniekit.training.optim.adamw import build_optimizer, trainable_parameters
@@ -50,7 +52,8 @@ def overfit_check(config: Config) -> bool:
     model.train()
     parameters = named_trainable_parameters(model)
     layers, scale = model_config.num_hidden_layers, config.lora.lora_plus_scale
-    optimizer = build_optimizer(parameters, config.training, num_layers=layers, lora_plus_scale=scale)
+    parts = partial(part_of, model_config.architecture)
+    optimizer = build_optimizer(parameters, config.training, num_layers=layers, lora_plus_scale=scale, part_of=parts)
     trained = list(trainable_parameters(parameters).values())
     batch = collate([[sample]], [[0]], tokenizer.pad_id, pairs=sample.pair is not None)
     objective = stage_objectives(config).single_batch(config, model, batch)

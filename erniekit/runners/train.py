@@ -23,6 +23,7 @@ from erniekit.build.checks import read_generation_config
 from erniekit.build.data import RunData, open_local_data, plan_run_data
 from erniekit.build.distributed import join_ranks, moment_storage, optimizer_and_ranks, topology_and_rank
 from erniekit.build.model import announce_dense_mask, begin, model_folder, open_model
+from erniekit.build.parts import relative_learning_rates
 from erniekit.build.precision import initial_loss_scale
 from erniekit.config import Config
 from erniekit.data.loader import prefetch
@@ -100,6 +101,9 @@ def run_training(config: Config) -> TrainResult:
             shards=shards,
             initial_loss_scale=initial_loss_scale(config),
             read_steps=lambda first, stop: prefetch(data.plan, first, data.workers, stop),
+            relative_learning_rates=relative_learning_rates(
+                config, model_config, source.adapters.settings if source.adapters else None
+            ),
             describe_sample=data.plan.dataset.location,
         )
         return trainer.fit(start)

@@ -17,12 +17,14 @@ class Totals:
     sums: dict[str, float] = field(default_factory=dict)
     tokens: int = 0  # tokens read, without padding
     seconds: float = 0.0
+    audio_seconds: float = 0.0  # of recordings heard
 
     def add(self, other: Totals) -> None:
         self.loss_sum += other.loss_sum
         self.units += other.units
         self.tokens += other.tokens
         self.seconds += other.seconds
+        self.audio_seconds += other.audio_seconds
         for name, value in other.sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
 
@@ -38,6 +40,10 @@ class Totals:
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def audio_seconds_per_second(self) -> float:
+        return self.audio_seconds / self.seconds if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -71,10 +71,11 @@ def train_step(
     Raises:
         NotFiniteError: before anything was updated.
     """
-    own = np.array([sum(objective.units(batch) for batch in batches), sum(batch.token_count for batch in batches)])
-    units, tokens = ranks.sum(own.astype(np.float64)).tolist()
+    counts = [(objective.units(batch), batch.token_count, batch.audio_seconds) for batch in batches]
+    units, tokens, audio_seconds = ranks.sum(np.array(counts, np.float64).reshape(-1, 3).sum(0)).tolist()
+    read = Totals(tokens=int(tokens), audio_seconds=audio_seconds)
     if units == 0:
-        return StepResult(Totals(tokens=int(tokens)), learning_rate, 0.0, updated=False)
+        return StepResult(read, learning_rate, 0.0, updated=False)
 
     loss = objective.loss_for(model, batches, ranks)
     scale = 1.0 if loss_scale is None else loss_scale.scale
@@ -99,7 +100,7 @@ def train_step(
         if loss_scale is not None and loss_scale.back_off():
             model.end_step(skipped=True)
             zero_grad(set_to_zero=not release_grads)
-            return StepResult(Totals(tokens=int(tokens)), learning_rate, norm, updated=False, overflowed=True)
+            return StepResult(read, learning_rate, norm, updated=False, overflowed=True)
         found = _not_finite_gradients(model, loss, batches, begin_micro_batch, parameters, zero_grad, ranks)
         raise NotFiniteError("the gradient norm", found, None if loss_scale is None else scale)
     norm /= scale
@@ -118,7 +119,8 @@ def train_step(
         loss_sum=float(over_ranks[1]),
         units=units,
         sums=dict(zip(names, over_ranks[2:].tolist(), strict=True)),
-        tokens=int(tokens),
+        tokens=read.tokens,
+        audio_seconds=read.audio_seconds,
     )
     return StepResult(totals, learning_rate, norm, updated=True)
 

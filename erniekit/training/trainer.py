@@ -85,6 +85,7 @@ class TrainResult:
     evaluation: EvaluationResult | None  # the last one
     stopped_by: int | None  # the signal that ended the run early
     best: BestSoFar = field(default_factory=BestSoFar)
+    audio_seconds: float = 0.0  # of recordings heard
 
     @property
     def exit_code(self) -> int:
@@ -93,7 +94,13 @@ class TrainResult:
 
     def record(self) -> dict[str, Any]:
         """The figures under the names they have in `train_results.json`."""
-        speed = self.tokens / self.seconds if self.seconds else 0.0
+        speed, audio_speed = (
+            amount / self.seconds if self.seconds else 0.0 for amount in (self.tokens, self.audio_seconds)
+        )
+        audio = {
+            "train_audio_seconds": round(self.audio_seconds, 2),
+            "train_audio_seconds_per_second": round(audio_speed, 1),
+        }
         return {
             "step": self.step,
             "epoch": round(self.epoch, 4),
@@ -102,6 +109,7 @@ class TrainResult:
             "train_tokens": self.tokens,
             "train_seconds": round(self.seconds, 3),
             "train_tokens_per_second": round(speed, 1),
+            **(audio if self.audio_seconds else {}),
             **self.best.record(),
         }
 
@@ -116,6 +124,7 @@ def result_of(state: TrainerState, evaluation: EvaluationResult | None, stopped_
         metrics=totals.metrics,
         tokens=totals.tokens,
         seconds=totals.seconds,
+        audio_seconds=totals.audio_seconds,
         evaluation=evaluation,
         stopped_by=stopped_by,
         best=state.best,
@@ -160,6 +169,7 @@ class Trainer:
     commands: Commands = NO_COMMANDS  # asked on the first rank
     initial_loss_scale: float | None = None  # of a float16 run
     read_steps: ReadSteps | None = None  # default: plan.micro_batches, when its step comes
+    relative_learning_rates: Mapping[str, float] = field(default_factory=dict)  # name in the log -> multiple
     describe_sample: Callable[[int], str] = str  # index in the training data -> "file.jsonl:17"
     ranks: Ranks = SINGLE_PROCESS
     state: TrainerState = field(default_factory=TrainerState, init=False)
@@ -383,9 +393,11 @@ class Trainer:
             "epoch": round(self.state.epoch, 4),
             "loss": totals.loss,
             "learning_rate": latest.learning_rate,
+            **{name: ratio * latest.learning_rate for name, ratio in self.relative_learning_rates.items()},
             "grad_norm": latest.grad_norm,
             **totals.metrics,
             "tokens_per_second": round(totals.tokens_per_second, 1),
+            **({"audio_seconds_per_second": round(totals.audio_seconds_per_second, 1)} if totals.audio_seconds else {}),
         }
 
     def _is_finished(self) -> bool:

@@ -154,7 +154,7 @@ def test_what_the_optimizer_of_a_rank_is_told(
     told: dict[str, Any] = {}
 
     def stateless_optimizer(
-        parameters: Any, section: Any, make: Any, *, num_layers: int, lora_plus_scale: float
+        parameters: Any, section: Any, make: Any, *, num_layers: int, lora_plus_scale: float, part_of: Any
     ) -> Any:
         told["scale"] = lora_plus_scale
         return SimpleNamespace(_parameter_list=[])

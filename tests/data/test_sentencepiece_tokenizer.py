@@ -18,7 +18,6 @@ from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from erniekit.errors import ModelFileError
 from tests.data.vocabularies import BEGIN, END, ERNIE, MASKS, NAMED, write_sentencepiece
 
-pytest.importorskip("sentencepiece")
 RECORDED = Path(__file__).parent / "recorded_sentencepiece.json"
 MODES = ("True-True", "False-True", "False-False")  # legacy, add_prefix_space
 CASES = [f"{dummy_prefix}-{mode}" for dummy_prefix in ("without", "with") for mode in MODES]

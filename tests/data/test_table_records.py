@@ -20,7 +20,7 @@ RECORDS = [{"src": [f"question {number}"], "tgt": [f"answer {number}"]} for numb
 
 
 def write_parquet(path: Path, records: list[dict]) -> Path:
-    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow
     from pyarrow import parquet
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,6 @@ print(json.dumps([str(item) for item in read_records(sys.argv[1], "erniekit")]))
 @pytest.mark.parametrize("name, expected", [("org/quiz:train", "answer 0"), ("org/quiz:test", "answer 9")])
 def test_a_data_set_in_the_hubs_cache_is_read_offline(tmp_path, name, expected):
     """The cache is laid out by hand as huggingface_hub lays it out; the library that reads it is the real one."""
-    pytest.importorskip("datasets")
     commit = "0123456789012345678901234567890123456789"
     repository = tmp_path / "home/hub/datasets--org--quiz"
     (repository / "refs").mkdir(parents=True)
@@ -94,7 +93,6 @@ def test_a_data_set_in_the_hubs_cache_is_read_offline(tmp_path, name, expected):
 
 @pytest.mark.slow
 def test_without_a_network_the_error_says_what_to_do(tmp_path):
-    pytest.importorskip("datasets")
     (line,) = _read_offline("org/nowhere", tmp_path)
     assert "hf download org/nowhere --repo-type dataset" in line
 

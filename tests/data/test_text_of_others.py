@@ -123,7 +123,6 @@ def test_words_of_the_vocabulary_are_no_structure(tmp_path):
 @pytest.mark.parametrize("legacy", [True, False])
 @pytest.mark.parametrize("rule", ["identity", "nmt_nfkc"])
 def test_sentencepiece_models(tmp_path, rule, legacy):
-    pytest.importorskip("sentencepiece")
     added = {"900": {"content": "<tool_call>", "special": False}}
     masks = [f"<mask:{number}>" for number in range(8)]
     config = {

@@ -105,7 +105,6 @@ def test_errors_name_the_file(tokenizer_folder, tmp_path):
     empty.mkdir()
     assert f"{empty}/tokenizer.json: No such file" in failure(empty)
     (empty / "tokenizer.model").write_bytes(b"")
-    pytest.importorskip("sentencepiece")
     assert failure(empty) == f"{empty}/tokenizer.model: not a SentencePiece model: the file is empty"
     (empty / "tokenizer.json").write_text("{}")
     assert failure(empty).startswith(f"{empty}/tokenizer.json: not a tokenizer that the tokenizers library can read")

@@ -1,7 +1,8 @@
-"""Small vocabularies without tokenizer.json, trained on our own sentences: SentencePiece, and GPT-2's pair of files."""
+"""Small vocabularies without tokenizer.json, trained on our own sentences: SentencePiece, GPT-2's pair, Tekken."""
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -74,3 +75,63 @@ BYTE_PAIR_TEXTS = [
     "<tool> x <tool>y",
     "I'LL 1234 go\r\n\r\n  now",
 ]
+
+
+# Voxtral's special tokens by their ids; the other places are reserved.
+VOXTRAL_TOKENS = {
+    0: "<unk>", 1: "<s>", 2: "</s>", 3: "[INST]", 4: "[/INST]", 5: "[AVAILABLE_TOOLS]", 6: "[/AVAILABLE_TOOLS]",
+    7: "[TOOL_RESULTS]", 8: "[/TOOL_RESULTS]", 9: "[TOOL_CALLS]", 10: "[IMG]", 11: "<pad>", 12: "[IMG_BREAK]",
+    13: "[IMG_END]", 14: "[PREFIX]", 15: "[MIDDLE]", 16: "[SUFFIX]", 17: "[SYSTEM_PROMPT]", 18: "[/SYSTEM_PROMPT]",
+    19: "[TOOL_CONTENT]", 24: "[AUDIO]", 25: "[BEGIN_AUDIO]", 32: "[ARGS]", 33: "[CALL_ID]", 34: "[TRANSCRIBE]",
+}  # fmt: skip
+TEKKEN_PATTERN = (  # of the published files
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+AUDIO_SECTION = {
+    "sampling_rate": 16000, "frame_rate": 12.5, "chunk_length_s": 30.0,
+    "audio_encoding_config": {"num_mel_bins": 128, "hop_length": 160, "window_size": 400},
+}  # fmt: skip
+
+
+def special_tokens_of_tekken(named: dict[int, str], number: int) -> list[dict[str, Any]]:
+    texts = [named.get(place, f"<SPECIAL_{place}>") for place in range(number)]
+    return [{"rank": place, "token_str": text, "is_control": True} for place, text in enumerate(texts)]
+
+
+def tekken_values(version: str = "v7", tokens: dict[int, str] | None = None, special: int = 40) -> dict[str, Any]:
+    """The contents of a tekken.json of 300 byte sequences; `tokens` None leaves out the list of special tokens."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(
+        SENTENCES, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
+    )
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2's characters for the 256 bytes
+    others = [number for number in range(256) if number not in printable]
+    bytes_of = {chr(number): number for number in printable}
+    bytes_of |= {chr(256 + place): number for place, number in enumerate(others)}
+    words = sorted(backend.get_vocab().items(), key=lambda item: item[1])
+    merged = [bytes(bytes_of[character] for character in word) for word, _ in words if len(word) > 1]
+    entries = [bytes([number]) for number in range(256)] + merged
+    vocab = [
+        {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
+        for rank, token in enumerate(entries)
+    ]
+    config = {
+        "pattern": TEKKEN_PATTERN, "num_vocab_tokens": len(vocab), "default_vocab_size": special + 300,
+        "default_num_special_tokens": special, "version": version,
+    }  # fmt: skip
+    listed = {} if tokens is None else {"special_tokens": special_tokens_of_tekken(tokens, special)}
+    return {"config": config, "vocab": vocab, **listed}
+
+
+def write_tekken(folder: Path, values: dict[str, Any] | None = None) -> Path:
+    """A tekken.json, by default Voxtral's special tokens around a small vocabulary."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values = tekken_values(tokens=VOXTRAL_TOKENS) | {"audio": AUDIO_SECTION} if values is None else values
+    (folder / "tekken.json").write_text(json.dumps(values), encoding="utf-8")
+    return folder

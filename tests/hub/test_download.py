@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from erniekit.cli import main
 from erniekit.errors import ModelFileError
 from erniekit.hub import download
-from erniekit.hub.cache import AI_STUDIO, HUGGING_FACE, MODEL_SCOPE, Hub, cached_snapshot, parse_name
+from erniekit.hub.cache import AI_STUDIO, HUGGING_FACE, MODEL_SCOPE, cached_snapshot, parse_name
 from erniekit.hub.download import find_model_folder
 from tests.hub.fake_hubs import COMMIT, OLDER, FakeHub, serving
 
@@ -47,12 +47,8 @@ UNWANTED = {
     "onnx/model.safetensors": WEIGHTS,
     "README.md": b"",
 }
-NEEDED = {
-    HUGGING_FACE: "huggingface_hub",
-    AI_STUDIO: "aistudio_sdk",
-    MODEL_SCOPE: "modelscope_hub",
-}
-EVERY_HUB = pytest.mark.parametrize("hub", NEEDED, ids=lambda hub: hub.parameter)
+HUBS = (HUGGING_FACE, AI_STUDIO, MODEL_SCOPE)
+EVERY_HUB = pytest.mark.parametrize("hub", HUBS, ids=lambda hub: hub.parameter)
 
 
 @pytest.fixture(autouse=True)
@@ -92,13 +88,8 @@ def server(monkeypatch: pytest.MonkeyPatch):
         yield hub
 
 
-def library_of(hub: Hub) -> None:
-    pytest.importorskip(NEEDED[hub])
-
-
 @EVERY_HUB
 def test_code_and_pickles_are_never_fetched_weights_only_if_wanted(hub, server, logged):
-    library_of(hub)
     logged.clear()
     folder = find_model_folder(REPO, hub, weights=False)
     assert {path.name for path in folder.iterdir() if path.is_file()} == {*SMALL, "model.safetensors.index.json"}
@@ -116,7 +107,6 @@ def test_code_and_pickles_are_never_fetched_weights_only_if_wanted(hub, server, 
 
 @pytest.mark.parametrize("hub", [HUGGING_FACE, MODEL_SCOPE], ids=lambda hub: hub.parameter)  # these list files
 def test_named_chat_templates_are_fetched(hub, server):
-    library_of(hub)
     for files in server.repositories[REPO].values():
         files["additional_chat_templates/tool_use.jinja"] = b"{{ tools }}"
     folder = find_model_folder(REPO, hub, weights=False)
@@ -125,7 +115,6 @@ def test_named_chat_templates_are_fetched(hub, server):
 
 @EVERY_HUB
 def test_what_is_cached_needs_no_network_and_is_not_fetched_twice(hub, server, monkeypatch, logged):
-    library_of(hub)
     folder = find_model_folder(REPO, hub)
     download._fetched_folders.clear()
     sent = server.downloaded()
@@ -140,7 +129,6 @@ def test_what_is_cached_needs_no_network_and_is_not_fetched_twice(hub, server, m
 
 @EVERY_HUB
 def test_the_offline_error_says_what_to_download_and_where_to(hub):
-    library_of(hub)
     with pytest.raises(ModelFileError) as caught:
         find_model_folder(REPO, hub)
     text = str(caught.value)
@@ -154,14 +142,12 @@ def test_the_offline_error_says_what_to_download_and_where_to(hub):
 
 @EVERY_HUB
 def test_an_unknown_repository_is_told_as_such(hub, server):
-    library_of(hub)
     with pytest.raises(ModelFileError, match="there is no such repository"):
         find_model_folder("our-group/absent", hub)
 
 
 @EVERY_HUB
 def test_an_adapter_is_fetched_as_well(hub, server):
-    library_of(hub)
     files = {"adapter_config.json": b"{}", "adapter_model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
     server.repositories["our-group/adapter"] = {"main": files, "master": files}
     folder = find_model_folder("our-group/adapter", hub)
@@ -170,7 +156,6 @@ def test_an_adapter_is_fetched_as_well(hub, server):
 
 @EVERY_HUB
 def test_a_repository_without_safetensors_is_refused(hub, server):
-    library_of(hub)
     files = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
     server.repositories["our-group/old"] = {"main": files, "master": files}
     with pytest.raises(ModelFileError, match=r"the repository holds no model\.safetensors"):
@@ -179,7 +164,6 @@ def test_a_repository_without_safetensors_is_refused(hub, server):
 
 
 def test_a_commit_is_kept_and_named(server, logged):
-    pytest.importorskip("huggingface_hub")
     logged.clear()
     newest = find_model_folder(REPO, HUGGING_FACE)
     assert newest.name == COMMIT and f"(revision main, commit {COMMIT})" in logged[-1]
@@ -190,7 +174,6 @@ def test_a_commit_is_kept_and_named(server, logged):
 
 
 def test_gated_repositories_and_offline_mode_are_told(server, monkeypatch):
-    pytest.importorskip("huggingface_hub")
     server.gated.add("our-group/gated")
     with pytest.raises(ModelFileError, match="its terms must be accepted"):
         find_model_folder("our-group/gated", HUGGING_FACE)
@@ -203,7 +186,6 @@ def test_gated_repositories_and_offline_mode_are_told(server, monkeypatch):
 
 @pytest.mark.parametrize("hub", [HUGGING_FACE, AI_STUDIO], ids=lambda hub: hub.parameter)
 def test_a_hub_that_does_not_answer_is_not_waited_for(hub, monkeypatch):
-    library_of(hub)
     monkeypatch.setattr(download, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         point_at(f"http://127.0.0.1:{silent.getsockname()[1]}", monkeypatch)
@@ -212,7 +194,6 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(hub, monkeypatch):
 
 
 def test_a_cache_that_cannot_be_written_is_named(server, monkeypatch, tmp_path):
-    pytest.importorskip("huggingface_hub")
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelFileError, match=rf"cannot be fetched .*{tmp_path}/file"):
@@ -222,7 +203,6 @@ def test_a_cache_that_cannot_be_written_is_named(server, monkeypatch, tmp_path):
 
 
 def test_an_incomplete_cached_copy_is_not_taken_for_the_model(monkeypatch, tmp_path):
-    pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     folder = tmp_path / f"hf/hub/models--our-group--tiny.model/snapshots/{COMMIT}"
     folder.mkdir(parents=True)
@@ -241,7 +221,6 @@ def test_an_incomplete_cached_copy_is_not_taken_for_the_model(monkeypatch, tmp_p
 
 def test_a_download_that_is_cut_off_is_not_kept(server, monkeypatch):
     """AI Studio's library writes what it gets under the name of the whole file, and would not ask for it again."""
-    pytest.importorskip("aistudio_sdk")
     server.cut.add("model-00002-of-00002.safetensors")
     with pytest.raises(ModelFileError, match=r"cannot be fetched from Baidu AI Studio"):
         find_model_folder(REPO, AI_STUDIO)
@@ -276,7 +255,6 @@ def test_names_that_no_hub_knows_are_refused(name):
 
 def test_validate_downloads_nothing_and_stays_light(server, tmp_path, records, capsys):
     """The model may come later; a cached copy is read."""
-    pytest.importorskip("huggingface_hub")
     shape = {
         "model_type": "ernie4_5", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 4096,
@@ -305,7 +283,6 @@ def test_validate_downloads_nothing_and_stays_light(server, tmp_path, records, c
 
 
 def test_train_without_a_network_ends_with_an_explanation_and_no_traceback(tmp_path, records, capsys):
-    pytest.importorskip("huggingface_hub")
     config = tmp_path / "sft.yaml"
     config.write_text(
         f"model_name_or_path: {REPO}\nfrom_hf_hub: true\noutput_dir: {tmp_path}/run\ntrain_dataset_path: {records}\n"
@@ -322,7 +299,6 @@ def test_train_without_a_network_ends_with_an_explanation_and_no_traceback(tmp_p
 @pytest.mark.proves("from_hf_hub", "from_aistudio", "from_modelscope")
 @EVERY_HUB
 def test_each_parameter_makes_preview_and_train_use_its_hub(hub, server, tiny_model, make_config, logged):
-    library_of(hub)
     from erniekit.runners.preview import preview
     from erniekit.runners.train import run_training
 
@@ -342,7 +318,6 @@ def test_each_parameter_makes_preview_and_train_use_its_hub(hub, server, tiny_mo
 
 
 def test_generate_fetches_its_model_and_prints_only_the_answer(server, tiny_model, train, capsys, tmp_path):
-    pytest.importorskip("huggingface_hub")
     output = train(max_steps=1).output
     files = {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
     server.repositories["our-group/trained"] = {"main": files}
@@ -364,7 +339,6 @@ def test_generate_fetches_its_model_and_prints_only_the_answer(server, tiny_mode
 
 
 def test_adapters_name_their_base_and_its_revision_as_peft_does(server, train):
-    pytest.importorskip("huggingface_hub")
     from erniekit.inference.engine import ChatModel
 
     base = train(max_steps=1).output

@@ -18,7 +18,6 @@ import pytest
 from erniekit.errors import ConfigurationError
 from erniekit.hub.upload import check_upload
 
-pytest.importorskip("huggingface_hub")
 ROOT = Path(__file__).parents[2]
 
 

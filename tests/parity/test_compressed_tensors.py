@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from erniekit.export.quantized import Float8Format, PackedFormat, WeightFormat, linear_weight_shapes
 from erniekit.export.trained_model import TrainedModel
@@ -18,9 +20,6 @@ from erniekit.model.weights import save_model_folder
 
 from ..model.tiny import logits_of, tiny_model
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("compressed_tensors")
 pytestmark = pytest.mark.parity
 
 IDS = [5, 9, 2, 40, 17, 3, 8]

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import paddle
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.attention import AttentionPlan
+from erniekit.model.builder import build_model
+from erniekit.model.weights import save_model_folder
 
-import paddle  # noqa: E402
-
-from erniekit.model.architectures.model_config import ModelConfig  # noqa: E402
-from erniekit.model.attention import AttentionPlan  # noqa: E402
-from erniekit.model.builder import build_model  # noqa: E402
-from erniekit.model.weights import save_model_folder  # noqa: E402
-
-from .families import VOCABULARY  # noqa: E402
-from .families import random_model as random_family_model  # noqa: E402
+from .families import VOCABULARY
+from .families import random_model as random_family_model
 
 pytestmark = pytest.mark.parity
 

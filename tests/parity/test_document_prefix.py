@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import transformers
 
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from tests.data.test_document_prefix import ORDERS, write_post_processor
 
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
 TEXT = "The river runs\n  past the old mill "
 

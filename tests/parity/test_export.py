@@ -6,22 +6,20 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import peft
 import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from safetensors.torch import load_file
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
+from erniekit.config import Config
+from erniekit.export.export import export_model
+from erniekit.model.storage.precision import round_to_bfloat16
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from hypothesis.extra import numpy as arrays  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
-
-from erniekit.config import Config  # noqa: E402
-from erniekit.export.export import export_model  # noqa: E402
-from erniekit.model.storage.precision import round_to_bfloat16  # noqa: E402
-
-from .families import CASES, random_model  # noqa: E402
+from .families import CASES, random_model
 
 pytestmark = pytest.mark.parity
 TOKENIZER = Path(__file__).parents[2] / "examples/models/tiny-ernie"

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+import paddle
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from erniekit.inference.generation import generate
+from erniekit.inference.sampling import Sampling
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.stacked_experts import place_of
+from erniekit.model.builder import build_model
+from erniekit.model.head import token_loss
+from erniekit.model.weights import named_weights, save_model_folder
 
-import paddle  # noqa: E402
-
-from erniekit.inference.generation import generate  # noqa: E402
-from erniekit.inference.sampling import Sampling  # noqa: E402
-from erniekit.model.architectures.model_config import ModelConfig  # noqa: E402
-from erniekit.model.architectures.stacked_experts import place_of  # noqa: E402
-from erniekit.model.builder import build_model  # noqa: E402
-from erniekit.model.head import token_loss  # noqa: E402
-from erniekit.model.weights import named_weights, save_model_folder  # noqa: E402
-
-from .families import CASES, CLASSES, VOCABULARY, random_model  # noqa: E402
-from .test_decoder import our_hidden, ours_from  # noqa: E402
+from .families import CASES, CLASSES, VOCABULARY, random_model
+from .test_decoder import our_hidden, ours_from
 
 pytestmark = pytest.mark.parity
 # By default, of the first two layers and the last.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import paddle
 import pytest
@@ -10,7 +11,6 @@ from erniekit.model.quantization.float8 import DTYPES, FP8_MAX, Float8, encode
 
 from ..model.quantization.test_float8 import SHAPES, samples
 
-ml_dtypes = pytest.importorskip("ml_dtypes")
 pytestmark = pytest.mark.parity
 TYPES = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+from erniekit.inference.generation import generate
+from erniekit.inference.sampling import Sampling
 
-from erniekit.inference.generation import generate  # noqa: E402
-from erniekit.inference.sampling import Sampling  # noqa: E402
-
-from .families import CASES, CLASSES  # noqa: E402
-from .families import random_model as random_family_model  # noqa: E402
-from .test_decoder import VOCABULARY, ours_from, random_model  # noqa: E402
+from .families import CASES, CLASSES
+from .families import random_model as random_family_model
+from .test_decoder import VOCABULARY, ours_from, random_model
 
 pytestmark = pytest.mark.parity
 

@@ -9,26 +9,24 @@ import subprocess
 import sys
 
 import numpy as np
+import paddle
+import peft
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-peft = pytest.importorskip("peft")
-
-import paddle  # noqa: E402
-
-from erniekit.model.head import token_loss  # noqa: E402
-from erniekit.model.lora.config import LoraSettings  # noqa: E402
-from erniekit.model.lora.lora import (  # noqa: E402
+from erniekit.model.head import token_loss
+from erniekit.model.lora.config import LoraSettings
+from erniekit.model.lora.lora import (
     add_adapters,
     load_adapters,
     merge_adapters,
     named_adapter_weights,
     save_adapters,
 )
-from erniekit.model.lora.peft_files import read_adapters  # noqa: E402
-from erniekit.model.weights import named_weights  # noqa: E402
+from erniekit.model.lora.peft_files import read_adapters
+from erniekit.model.weights import named_weights
 
-from .test_decoder import VOCABULARY, our_hidden, ours_from, random_model  # noqa: E402
+from .test_decoder import VOCABULARY, our_hidden, ours_from, random_model
 
 pytestmark = pytest.mark.parity
 

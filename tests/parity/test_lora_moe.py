@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import numpy as np
+import paddle
+import peft
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-peft = pytest.importorskip("peft")
-transformers = pytest.importorskip("transformers")
-
-import paddle  # noqa: E402
-
-from erniekit.model.head import token_loss  # noqa: E402
-from erniekit.model.lora.config import LoraSettings  # noqa: E402
-from erniekit.model.lora.lora import (  # noqa: E402
+from erniekit.model.head import token_loss
+from erniekit.model.lora.config import LoraSettings
+from erniekit.model.lora.lora import (
     add_adapters,
     load_adapters,
     named_adapter_weights,
     save_adapters,
 )
-from erniekit.model.lora.peft_files import read_adapters  # noqa: E402
-from erniekit.model.weights import save_model_folder  # noqa: E402
+from erniekit.model.lora.peft_files import read_adapters
+from erniekit.model.weights import save_model_folder
 
-from .families import random_model  # noqa: E402
-from .test_decoder import our_hidden, ours_from  # noqa: E402
-from .test_lora import ALL, IDS, LABELS, our_logits, peft_model, stir, their_logits  # noqa: E402
-from .test_moe import SHAPE, build_with_predictions  # noqa: E402
+from .families import random_model
+from .test_decoder import our_hidden, ours_from
+from .test_lora import ALL, IDS, LABELS, our_logits, peft_model, stir, their_logits
+from .test_moe import SHAPE, build_with_predictions
 
 pytestmark = pytest.mark.parity
 

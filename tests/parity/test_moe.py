@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+import paddle
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from erniekit.data.batch import Batch
+from erniekit.model.architectures.ernie4_5 import ERNIE4_5_MOE
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.builder import build_model
+from erniekit.model.moe.router import balance_loss
+from erniekit.model.weights import named_weights, save_model_folder
+from erniekit.training.objectives.objective import supervised
 
-import paddle  # noqa: E402
-
-from erniekit.data.batch import Batch  # noqa: E402
-from erniekit.model.architectures.ernie4_5 import ERNIE4_5_MOE  # noqa: E402
-from erniekit.model.architectures.model_config import ModelConfig  # noqa: E402
-from erniekit.model.builder import build_model  # noqa: E402
-from erniekit.model.moe.router import balance_loss  # noqa: E402
-from erniekit.model.weights import named_weights, save_model_folder  # noqa: E402
-from erniekit.training.objectives.objective import supervised  # noqa: E402
-
-from .families import VOCABULARY, random_model  # noqa: E402
-from .test_decoder import our_hidden, ours_from  # noqa: E402
+from .families import VOCABULARY, random_model
+from .test_decoder import our_hidden, ours_from
 
 pytestmark = pytest.mark.parity
 SHAPE = {

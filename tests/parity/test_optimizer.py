@@ -12,13 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from erniekit.config.sections.training import TrainingParameters  # noqa: E402
-from erniekit.training.optim.schedules import learning_rate  # noqa: E402
-from tests.training.optimizer_case import (  # noqa: E402
+from erniekit.config.sections.training import TrainingParameters
+from erniekit.training.optim.schedules import learning_rate
+from tests.training.optimizer_case import (
     CASE,
     CASE_SCHEDULE,
     RECORDED_OPTIMIZER,

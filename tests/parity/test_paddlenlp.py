@@ -58,8 +58,9 @@ def test_logits_agree(name, folders):
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-fused"])
 def test_what_was_loaded_is_saved_in_hugging_faces_layout(name, folders, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
+    import torch
+    import transformers
+
     save_model_folder(loaded(folders / name), tmp_path)
     theirs, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())

@@ -8,19 +8,18 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
+import torch
+import trl
 
-torch = pytest.importorskip("torch")
-trl = pytest.importorskip("trl")
+from erniekit.config.sections.dpo import DpoParameters
+from erniekit.data.collate import collate
+from erniekit.data.pairs import EncodedAnswer, join_pair
+from erniekit.model.weights import named_weights, save_model_folder
+from erniekit.training.objectives.preference import answer_log_probabilities, preference
+from erniekit.training.objectives.preference_losses import LOSSES
 
-from erniekit.config.sections.dpo import DpoParameters  # noqa: E402
-from erniekit.data.collate import collate  # noqa: E402
-from erniekit.data.pairs import EncodedAnswer, join_pair  # noqa: E402
-from erniekit.model.weights import named_weights, save_model_folder  # noqa: E402
-from erniekit.training.objectives.preference import answer_log_probabilities, preference  # noqa: E402
-from erniekit.training.objectives.preference_losses import LOSSES  # noqa: E402
-
-from ..model.tiny import tiny_model  # noqa: E402
-from ..training.test_recorded_preferences import CASES, LOG_PROBABILITIES, RECORDED, ours  # noqa: E402
+from ..model.tiny import tiny_model
+from ..training.test_recorded_preferences import CASES, LOG_PROBABILITIES, RECORDED, ours
 
 pytestmark = pytest.mark.parity
 
@@ -76,7 +75,8 @@ def three_pairs(rng):
 
 
 def test_log_probabilities_of_packed_pairs_are_those_of_transformers(tmp_path):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     decoder = tiny_model()
     save_model_folder(decoder, tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
@@ -94,7 +94,8 @@ def test_log_probabilities_of_packed_pairs_are_those_of_transformers(tmp_path):
 @pytest.mark.parametrize("name", dict.fromkeys(name for name, _, _ in CASES))
 def test_gradients_of_packed_pairs_are_those_of_transformers_and_trl(name, tmp_path):
     """Of every weight: two rows of packed pairs here, whole dialogues one by one there."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     decoder, beta, smoothing = tiny_model(tie_word_embeddings=False), 0.3, 0.1 if name == "robust" else 0.0
     save_model_folder(decoder, tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()

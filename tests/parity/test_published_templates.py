@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from erniekit.data.tokenizers.tokenizer import load_tokenizer
 from tests.data.published_templates import DIALOGUES, FAMILIES, REFUSED
 from tests.data.test_published_templates import RECORDED, answers_of, write_family
 
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
 
 Texts = dict[str, dict[str, dict[str, dict[str, str]]]]

@@ -6,11 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from transformers.generation.logits_process import (  # noqa: E402
+import torch
+from transformers.generation.logits_process import (
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
@@ -18,7 +15,7 @@ from transformers.generation.logits_process import (  # noqa: E402
     TopPLogitsWarper,
 )
 
-from erniekit.inference.sampling import Sampling, penalise, token_probabilities  # noqa: E402
+from erniekit.inference.sampling import Sampling, penalise, token_probabilities
 
 pytestmark = pytest.mark.parity
 SETTINGS = list(itertools.product((0.3, 1.0, 2.5), (0, 1, 7, 200), (0.05, 0.6, 0.95, 1.0), (1.0, 1.7, 0.8)))

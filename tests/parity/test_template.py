@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import transformers
 
 from erniekit.data.conversation import Conversation
 from erniekit.data.formats.registry import read_records
@@ -15,7 +16,6 @@ from tests.data.conftest import CONTROL_TOKENS, write_tokenizer
 from tests.data.test_jinja_template import CASES, ERNIE_LIKE, RECORDED, TEMPLATES, as_messages
 from tests.data.test_tool_calls import RECORDS, WITH_TOOLS
 
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
 
 

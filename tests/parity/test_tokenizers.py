@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,8 +31,6 @@ from tests.data.vocabularies import (
     write_sentencepiece,
 )
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("sentencepiece")
 pytestmark = pytest.mark.parity
 
 KINDS = {

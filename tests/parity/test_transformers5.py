@@ -12,14 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from erniekit.model.architectures.model_config import ModelConfig  # noqa: E402
-from erniekit.model.builder import build_model  # noqa: E402
-from erniekit.model.weights import save_model_folder  # noqa: E402
-from tests.model.test_transformers5 import CASES, every_case, our_logits, write_folder  # noqa: E402
+from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.builder import build_model
+from erniekit.model.weights import save_model_folder
+from tests.model.test_transformers5 import CASES, every_case, our_logits, write_folder
 
 pytestmark = pytest.mark.parity
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,6 @@ import pytest
 from erniekit.cli import main
 from tests.data.vocabularies import write_sentencepiece
 
-pytest.importorskip("sentencepiece")
-
 
 @pytest.fixture(scope="module")
 def ernie_folder(tiny_model, tmp_path_factory):

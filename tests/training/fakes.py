@@ -36,6 +36,8 @@ class FakeBatch:
     def target_count(self) -> int:
         return int((self.labels != PADDING).sum())
 
+    audio_seconds = 0.0
+
     @property
     def token_count(self) -> int:
         return int(self.input_ids.size) if any(self.samples) else 0

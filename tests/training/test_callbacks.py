@@ -331,7 +331,6 @@ def test_visualdl_event_files(tmp_path: Path) -> None:
 
 
 def test_tensorboard_event_files(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboardX")
     from tensorboardX.proto.event_pb2 import Event
 
     (log,) = open_trackers(["tensorboard"], tmp_path)

@@ -57,9 +57,12 @@ class LoraParameters:
     )
     lora_target_modules: tuple[str, ...] = parameter(
         (),
-        "The linear layers that get an adapter; empty means all of attention, MLP and experts, and of the multi-token "
-        "prediction layers that the run trains. Each item is the end of a layer's name (`q_proj`, `self_attn.o_proj`), "
-        "a full name with wildcards (`model.layers.[0-3].*`), or `re:` and a regular expression for full names. "
+        "The linear layers that get an adapter; empty means all of the decoder: attention, MLP and experts, and the "
+        "multi-token prediction layers that the run trains. Each item is the end of a layer's name (`q_proj`, "
+        "`self_attn.o_proj`), the full name of a module for all linear layers in it (`model.layers.3.mlp`), a full "
+        "name with wildcards (`model.layers.[0-3].*`), or `re:` and a regular expression for full names. Layers of an "
+        "audio encoder or its projector get an adapter only if an item begins with their name: `audio_tower` and "
+        "`multi_modal_projector` stand for all their layers, `audio_tower.*.q_proj` for one in each. "
         "Expressions with spaces or commas must be items of a YAML list. Embedding, head and routers get no adapter.",
         kind=WORDS,
         needs=when("lora"),

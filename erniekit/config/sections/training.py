@@ -8,7 +8,7 @@ from typing import Any
 
 from erniekit.config.parameter import ConfigBuilder, Derived, parameter, renamed, rule, section, when
 from erniekit.config.stages import stages_by_learning_rate
-from erniekit.config.values import EPOCHS, NUMBERS, PATH, PATHS, TEXTS, format_value
+from erniekit.config.values import EPOCHS, NUMBERS, PATH, PATHS, TEXTS, WORDS, format_value
 
 # Training and evaluation share the declaration of data files, formats and probabilities as three parallel lists.
 
@@ -275,10 +275,34 @@ class TrainingParameters:
         1.0,
         "Give lower layers a smaller learning rate, which rises linearly from the embedding to the head: with bound b "
         "and L layers, depth d has b + (1 - b) x d / (L + 2) times the learning rate. The embedding has d = 0, layer i "
-        "has d = i, the final norm and the head have d = L + 2. 1 treats all layers alike.",
+        "has d = i, the final norm and the head have d = L + 2. 1 treats all layers alike. An audio encoder and its "
+        "projector stand before the first layer, so they have d = 0 like the embedding.",
         above=0.0,
         maximum=1.0,
         example=0.5,
+    )
+    freeze_config: tuple[str, ...] = parameter(
+        (),
+        "The parts of the model that are not trained: `freeze_audio` (the audio encoder), `freeze_aligner` (the "
+        "projector between encoder and decoder), `freeze_llm` (the decoder with embedding and head), `freeze_vision` "
+        "(an encoder of images). A frozen part has no gradient, no optimizer state and no weight decay, and its "
+        "weights stay as they are to the bit. Words for parts that the model does not have are refused, and so are "
+        "words that leave nothing to train. With `lora` all weights are frozen anyway; then no adapter may stand in "
+        "a part that is named here.",
+        kind=WORDS,
+        choices=("freeze_audio", "freeze_aligner", "freeze_llm", "freeze_vision"),
+        spellings={"freeze_lm": "freeze_llm"},
+        example="freeze_audio freeze_aligner",
+    )
+    audio_lr_ratio: float = parameter(
+        1.0,
+        "The learning rate of the audio encoder, as a multiple of `learning_rate` at every step of the schedule; also "
+        "of adapters that stand in the encoder. A pretrained encoder usually needs a tenth of the decoder's rate. The "
+        "projector learns at `learning_rate`. All layers of the encoder have the same rate. The log shows it as "
+        "`audio_learning_rate`.",
+        above=0.0,
+        maximum=1000.0,
+        example=0.1,
     )
     optim: str = parameter(
         "adamw",

@@ -13,6 +13,7 @@ from erniekit.errors import ModelFileError
 from erniekit.json_files import read_json_object
 
 TOKENIZER_FILE = "tokenizer.json"
+TEKKEN_FILE = "tekken.json"
 CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
@@ -22,7 +23,7 @@ TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 TOKENIZER_FILES = (
     TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, *TEMPLATE_FILES, ADDED_TOKENS_FILE, *SENTENCEPIECE_FILES,
-    *VOCABULARY_FILES,
+    *VOCABULARY_FILES, TEKKEN_FILE,
 )  # fmt: skip
 
 
@@ -46,7 +47,7 @@ class AddedToken:
 
 def needs_paddlenlp(folder: Path) -> bool:
     """Return whether only paddlenlp, which imports Paddle, reads the vocabulary in `folder`."""
-    others = (TOKENIZER_FILE, *SENTENCEPIECE_FILES)
+    others = (TOKENIZER_FILE, TEKKEN_FILE, *SENTENCEPIECE_FILES)
     if any((folder / name).is_file() for name in others):
         return False
     return any((folder / name).is_file() for name in VOCABULARY_FILES)

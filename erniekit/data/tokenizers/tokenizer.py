@@ -15,6 +15,7 @@ from erniekit.data.tokenizers.files import (
     ADDITIONAL_TEMPLATES,
     CONFIG_FILE,
     SENTENCEPIECE_FILES,
+    TEKKEN_FILE,
     TOKENIZER_FILE,
     TOKENIZER_FILES,
     chat_templates_of,
@@ -151,17 +152,23 @@ def _panics_told(folder: Path) -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
+        if (folder / TOKENIZER_FILE).is_file():
+            name, library, parts = TOKENIZER_FILE, "tokenizers", "normalizer or pre_tokenizer"
+        else:
+            name, library, parts = TEKKEN_FILE, "tiktoken", "config.pattern"
         raise ModelFileError(
-            f"{folder / TOKENIZER_FILE}: the tokenizers library broke down over it: {error}\n"
-            "  Its normalizer or pre_tokenizer is damaged (an empty pattern?); take the file of the original model."
+            f"{folder / name}: the {library} library broke down over it: {error}\n"
+            f"  Its {parts} is damaged (an empty pattern?); take the file of the original model."
         ) from None
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """Load the tokenizer of a model folder.
 
-    tokenizer.json is read by the `tokenizers` library, a SentencePiece model by `sentencepiece`, and every other
-    vocabulary by paddlenlp, whose import takes seconds.
+    tokenizer.json is read by the `tokenizers` library, tekken.json by `tiktoken`, a SentencePiece model by
+    `sentencepiece`, and every other vocabulary by paddlenlp, whose import takes seconds. The first of these that is
+    there is read: tokenizer.json needs no further package, and where both are published it was made of tekken.json and
+    gives the same ids.
 
     Raises:
         ModelFileError: a file is missing or does not match the others.
@@ -174,6 +181,10 @@ def _backend(folder: Path, settings: dict[str, Any], template_text: str) -> Back
     if not folder.is_dir():
         raise ModelFileError(f"{folder}: no such model folder")
     if not (folder / TOKENIZER_FILE).is_file():
+        if (folder / TEKKEN_FILE).is_file():
+            from erniekit.data.tokenizers.tekken import TekkenBackend
+
+            return TekkenBackend(folder)
         model_file = next((name for name in SENTENCEPIECE_FILES if (folder / name).is_file()), None)
         if model_file is not None:
             from erniekit.data.tokenizers.sentencepiece import SentencePieceBackend

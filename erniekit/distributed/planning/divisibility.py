@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from erniekit.distributed.stages import BY_LAYER, DECODER_LAYER, layer_chunks
 from erniekit.errors import ConfigurationError
+from erniekit.model.architectures.parts import decoder_linears
 from erniekit.model.quantization.settings import Fp8, WeightOnly, rotation_problem
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _undivided_weights(model: ModelConfig, degree: int) -> list[str]:
 def _packed_problems(model: ModelConfig, topology: Topology, weight_only: WeightOnly) -> list[str]:
     """Return the linear layers whose input shards would split inputs that share a scale."""
     wrong = {}
-    for path, (_, inputs) in model.linear_shapes().items():
+    for path, (_, inputs) in decoder_linears(model).items():
         form = weight_only.form(path, model.architecture)
         if model.architecture.placement(f"{path}.weight").axis == 0 and not form.divides(inputs, topology.tensor):
             wrong[path.rpartition(".")[2]] = f"{inputs:,} inputs in groups of {form.group(inputs)}"
@@ -120,7 +121,7 @@ def _packed_problems(model: ModelConfig, topology: Topology, weight_only: Weight
 def _rotation_problems(model: ModelConfig, topology: Topology, fp8: Fp8) -> list[str]:
     """Return the linear layers whose inputs on a rank are not a multiple of the Hadamard block size."""
     own_inputs = {}
-    for path, (_, inputs) in model.linear_shapes().items():
+    for path, (_, inputs) in decoder_linears(model).items():
         divided = model.architecture.placement(f"{path}.weight").axis == 0
         own_inputs[path] = inputs // topology.tensor if divided else inputs
     problem = rotation_problem(fp8, own_inputs)

@@ -17,6 +17,7 @@ from erniekit.distributed.stages import (
 )
 from erniekit.distributed.topology import Topology
 from erniekit.model.architectures.model_config import ModelConfig
+from erniekit.model.architectures.parts import decoder_linears
 from erniekit.model.architectures.plain_decoder import EMBEDDING, POST_NORMS, Shapes
 from erniekit.model.lora.config import LoraSettings, adapter_shapes
 from erniekit.model.quantization.settings import WeightOnly
@@ -171,7 +172,7 @@ def _param_counts(
 
 
 def _packed_shapes(model: ModelConfig, work: Workload) -> Shapes:
-    linears = model.linear_shapes() if work.weight_only else {}
+    linears = decoder_linears(model) if work.weight_only else {}
     return {f"{path}.weight": shape for path, shape in linears.items()}
 
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from erniekit.model.architectures import plain_decoder
+from erniekit.model.architectures.parts import AUDIO
 from erniekit.model.architectures.plain_decoder import (
     PRE_NORMS,
     LayerAttention,
@@ -127,12 +128,15 @@ class Tower(NamedTuple):
         shapes: of its weights, by name without the prefix.
         rules: of its modules, by path without the prefix.
         build: makes the layer from the configuration and the tensor-parallel ranks.
+        part: the part of the model that it is (`parts.py`): an encoder of audio or of images, or the projector between
+            an encoder and the decoder.
     """
 
     prefix: str
     shapes: Callable[[ModelConfig], Shapes]
     rules: Mapping[str, ModuleRule]
     build: Callable[[ModelConfig, TensorParallel], nn.Layer]
+    part: str = AUDIO
 
 
 @dataclass(frozen=True, eq=False)

@@ -92,8 +92,8 @@ def adapter_targets(config: ModelConfig, patterns: Iterable[str]) -> list[str]:
     """Return the paths of the linear layers to adapt, in the order of the model.
 
     Without patterns they are what the architecture names: all of the decoder's where it names none. A pattern reaches
-    the layers of a tower only if it begins with the tower's prefix, as `audio_tower.layers.*.q_proj` does, so that no
-    pattern that is meant for the decoder adapts a tower.
+    the layers of a tower only if it begins with the tower's prefix, as `audio_tower.layers.*.q_proj` does, or is its
+    name, `audio_tower`, for all its layers. So no pattern that is meant for the decoder adapts a tower.
 
     Raises:
         ConfigurationError: a pattern names no layer.
@@ -111,14 +111,15 @@ def adapter_targets(config: ModelConfig, patterns: Iterable[str]) -> list[str]:
 
 
 def _begins_with(pattern: str, prefixes: tuple[str, ...]) -> bool:
-    return pattern.removeprefix(REGULAR_EXPRESSION).replace("\\.", ".").startswith(prefixes)
+    return f"{pattern.removeprefix(REGULAR_EXPRESSION)}.".replace("\\.", ".").startswith(prefixes)
 
 
 def select_targets(paths: Iterable[str], patterns: Iterable[str]) -> list[str]:
     """Return the linear layers among `paths` that match the patterns, in order; all of them without a pattern.
 
-    A pattern is the last words of a path (`q_proj`, `self_attn.q_proj`), a path with wildcards
-    (`model.layers.[0-3].*`), or `re:` and a regular expression for a full path.
+    A pattern is the last words of a path (`q_proj`, `self_attn.q_proj`), the path of a module, which stands for all
+    linear layers in it (`audio_tower`, `model.layers.3`), a path with wildcards (`model.layers.[0-3].*`), or `re:` and
+    a regular expression for a full path.
 
     Raises:
         ConfigurationError: a pattern matches no layer.
@@ -141,7 +142,7 @@ def matches(pattern: str, path: str) -> bool:
         return re.fullmatch(pattern[len(REGULAR_EXPRESSION) :], path) is not None
     if set(pattern) & set("*?["):
         return fnmatchcase(path, pattern)
-    return f".{path}".endswith(f".{pattern}")
+    return f".{path}".endswith(f".{pattern}") or path.startswith(f"{pattern}.")
 
 
 def adapter_shapes(config: ModelConfig, settings: LoraSettings) -> dict[str, tuple[int, ...]]:

@@ -25,8 +25,10 @@ _SHOWN = {
     "rougeL": ("rougeL", "{:.3f}"),
     "bleu": ("BLEU", "{:.1f}"),
     "learning_rate": ("lr", "{:.3g}"),
+    "audio_learning_rate": ("audio lr", "{:.3g}"),
     "grad_norm": ("grad norm", "{:.3g}"),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
+    "audio_seconds_per_second": ("audio s/s", "{:,.1f}"),
 }
 # shown in a second line
 _DETAILS = {

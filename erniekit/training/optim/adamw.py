@@ -13,6 +13,7 @@ from paddle.optimizer import AdamW
 
 from erniekit.config.sections.training import TrainingParameters
 from erniekit.errors import CheckpointError
+from erniekit.model.architectures.parts import AUDIO, LLM
 from erniekit.model.local_tensors import LocalTensors, tensor_spec
 from erniekit.model.storage.safetensors import StoredTensor
 from erniekit.training.collectives import SINGLE_PROCESS, Ranks
@@ -20,6 +21,14 @@ from erniekit.training.collectives import SINGLE_PROCESS, Ranks
 # Paddle's names of AdamW's state of a parameter: two moments, and the powers of the betas, shape [1].
 STATE_KINDS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")
 MASTER_WEIGHT = "master_weight"  # the float32 copy of a 16-bit parameter, which is updated
+
+
+PartOf = Callable[[str], str]  # the name of a parameter -> the part of the model that it belongs to
+
+
+def decoder_only(name: str) -> str:
+    """Return the part of every parameter of a model without encoders."""
+    return LLM
 
 
 class StatefulAdamW(AdamW):
@@ -56,9 +65,12 @@ def build_optimizer(
     *,
     num_layers: int = 0,
     lora_plus_scale: float = 1.0,
+    part_of: PartOf = decoder_only,
 ) -> StatefulAdamW:
     """Build AdamW over the trainable `parameters`, with its state; see `stateless_optimizer`."""
-    optimizer = stateless_optimizer(parameters, section, num_layers=num_layers, lora_plus_scale=lora_plus_scale)
+    optimizer = stateless_optimizer(
+        parameters, section, num_layers=num_layers, lora_plus_scale=lora_plus_scale, part_of=part_of
+    )
     create_state(optimizer, optimizer._parameter_list)
     return optimizer
 
@@ -70,21 +82,26 @@ def stateless_optimizer(
     *,
     num_layers: int = 0,
     lora_plus_scale: float = 1.0,
+    part_of: PartOf = decoder_only,
 ) -> StatefulAdamW:
     """Build AdamW over the trainable `parameters` (by Hugging Face name), before `create_state`.
 
     Its learning rate is 0 until the trainer sets it from the schedule before each update. Matrices decay; norms and
     biases (tensors with one dimension) do not. With a layerwise bound below 1, the learning rate of every parameter is
     multiplied by `layer_multiplier`; that of the factor B of an adapter by `lora_plus_scale` as well (LoRA+, Hayou et
-    al., 2024, arXiv 2402.12354).
+    al., 2024, arXiv 2402.12354), and that of an audio encoder by `audio_lr_ratio`.
 
     Args:
         num_layers: the layers of the model, which only matter if `layerwise_lr_decay_bound` is below 1.
+        part_of: returns the part of the model that a parameter belongs to (`model/architectures/parts.py`).
     """
     trainable = trainable_parameters(parameters)
     for name, parameter in trainable.items():
-        depth = layer_depth(name, num_layers)
+        part = part_of(name)
+        depth = layer_depth(name, num_layers) if part == LLM else 0  # encoders stand before the first layer
         multiplier = layer_multiplier(depth, num_layers, section.layerwise_lr_decay_bound)
+        if part == AUDIO:
+            multiplier *= section.audio_lr_ratio
         if name.endswith(".lora_B"):
             multiplier *= lora_plus_scale
         parameter.optimize_attr["learning_rate"] = multiplier
