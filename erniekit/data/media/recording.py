@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from erniekit.data.media import mpeg, parquet_bytes
+from erniekit.data.media import arrow_bytes, mpeg, parquet_bytes
 from erniekit.data.media.clip import Clip
 from erniekit.data.media.errors import INSTALL, RecordingError, describe_clip
 from erniekit.errors import DataError
@@ -126,13 +126,14 @@ def _opened(clip: Clip) -> Iterator[SoundFile]:
 
 
 def recording_source(clip: Clip) -> str | BytesIO:
-    """Return what libsndfile opens: the path, or the bytes of a Parquet file's row.
+    """Return what libsndfile opens: the path, or the bytes of a Parquet or Arrow file's row.
 
     Raises:
         RecordingError: there is no such file or row, it may not be read, or it is empty.
     """
     if clip.row >= 0:
-        return BytesIO(parquet_bytes.read_bytes(clip))
+        stored = arrow_bytes if clip.path.endswith(".arrow") else parquet_bytes
+        return BytesIO(stored.read_bytes(clip))
     try:
         mode = os.stat(clip.path).st_mode
     except FileNotFoundError:
