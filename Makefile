@@ -117,13 +117,22 @@ layouts: $(VENV)/.cpu ## every parallel layout against one process, traffic and 
 	$(BIN)/python tools/bench/communication.py --write
 	$(BIN)/python tools/bench/scaling.py --write
 
-validate-examples: $(VENV)/.cpu ## validate every shipped configuration
+SPEECH := $(wildcard examples/configs/quickstart/asr*.yaml)
+
+validate-examples: $(VENV)/.speech ## validate every shipped configuration
 	@# layouts are checked rank by rank in tests/runners/test_layout_examples.py
 	$(BIN)/erniekit validate $(shell find examples/configs -name "*.yaml" -not -path "*/quickstart/*") > /dev/null
 	@# some of the quickstart's go on from the output of another, so there must be one
 	$(BIN)/erniekit train examples/configs/quickstart/sft.yaml max_steps=1 warmup_steps=0 do_eval=false report_to=none \
 	    overwrite_output_dir=true output_dir=$(VENV)/one-step > /dev/null
-	$(BIN)/erniekit validate examples/configs/quickstart/*.yaml model_name_or_path=$(VENV)/one-step > /dev/null
+	$(BIN)/erniekit validate $(filter-out $(SPEECH),$(wildcard examples/configs/quickstart/*.yaml)) \
+	    model_name_or_path=$(VENV)/one-step > /dev/null
+	@# those of speech need recordings, and the adapters a model
+	$(BIN)/python tools/quickstart/make_speech.py --first 20 --output $(VENV)/speech > /dev/null
+	$(BIN)/erniekit train examples/configs/quickstart/asr.yaml max_steps=1 warmup_steps=0 do_eval=false report_to=none \
+	    overwrite_output_dir=true output_dir=$(VENV)/one-step-asr train_dataset_path=$(VENV)/speech/train.jsonl > /dev/null
+	$(BIN)/erniekit validate $(SPEECH) model_name_or_path=$(VENV)/one-step-asr train_dataset_path=$(VENV)/speech/train.jsonl \
+	    eval_dataset_path=$(VENV)/speech/eval.jsonl eval_dataset_type=asr > /dev/null
 
 smoke: $(VENV)/.cpu ## whether a step has become slower than what tools/bench/smoke.json records (half a minute)
 	$(BIN)/python tools/bench/smoke.py

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from erniekit.config import Config
@@ -16,6 +18,8 @@ from erniekit.runners.train import run_training
 EXAMPLES = sorted(
     path for path in Path("examples/configs").glob("*/*.yaml") if "--world-size" not in path.read_text(encoding="utf-8")
 )
+SPEECH = [path for path in EXAMPLES if "train_dataset_type: asr" in path.read_text(encoding="utf-8")]
+LISTENER = Path("examples/models/tiny-listener")
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +31,38 @@ def base(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def listener(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny listener with weights, and `data.jsonl` with a few recordings of noise in its folder."""
+    soundfile = pytest.importorskip("soundfile")
+    folder = tmp_path_factory.mktemp("listener")
+    files = [path for path in LISTENER.iterdir() if path.name != "config.json"]
+    save_model_folder(build_model(ModelConfig.from_folder(LISTENER), None, seed=1), folder, files)
+    rng, lines = np.random.default_rng(0), []
+    for number in range(6):
+        soundfile.write(folder / f"{number}.wav", rng.normal(0, 0.1, 8000 + 4000 * number), 16_000)
+        lines.append(json.dumps({"audio_path": f"{number}.wav", "text": "one two"}))
+    (folder / "data.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize(
+    "path", [path for path in EXAMPLES if path not in SPEECH], ids=lambda path: f"{path.parent.name}/{path.stem}"
+)
 def test_it_trains(path: Path, base: Path, tmp_path: Path) -> None:
+    _train_two_steps(path, tmp_path, {"model_name_or_path": base})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SPEECH, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_it_trains_on_recordings(path: Path, listener: Path, tmp_path: Path) -> None:
+    _train_two_steps(path, tmp_path, {"model_name_or_path": listener, "train_dataset_path": listener / "data.jsonl"})
+
+
+def _train_two_steps(path: Path, tmp_path: Path, own: dict[str, object]) -> None:
     overrides = {
-        "model_name_or_path": base,
+        **own,
         "from_hf_hub": "false",
         "output_dir": tmp_path / "run",
         "data_cache_dir": tmp_path / "cache",
