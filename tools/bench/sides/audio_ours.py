@@ -48,7 +48,7 @@ def train(folder: Path, batch: int) -> Step:
         "train_dataset_type": "asr",
         "data_cache_dir": folder / "cache",
         "output_dir": folder / "output",
-        "max_seq_len": 4096,
+        "max_seq_len": 2048,
     }
     (folder / "asr.yaml").write_text("".join(f"{name}: {value}\n" for name, value in values.items()))
     config = Config.load(folder / "asr.yaml", verb="train")

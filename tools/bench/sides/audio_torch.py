@@ -40,7 +40,8 @@ def inputs_of(processor: Any, chosen: list[dict[str, str]], *, answered: bool) -
     inputs = processor(
         text=texts, audio=sounds, sampling_rate=workload.RATE, padding=True, padding_side=side, return_tensors="pt"
     )
-    return dict(inputs), sum(map(len, sounds))
+    kept = {name: value for name, value in inputs.items() if name != "token_type_ids"}
+    return kept, sum(map(len, sounds))
 
 
 def with_labels(processor: Any, inputs: dict[str, Any], chosen: list[dict[str, str]]) -> dict[str, Any]:
