@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,11 @@ def records(folder: Path) -> list[dict[str, str]]:
 def batch_numbers(step: int, batch: int, count: int) -> list[int]:
     """Return which records a step takes: one after the other, and again from the first."""
     return [number % count for number in range(step * batch, (step + 1) * batch)]
+
+
+def fingerprint(texts: list[str]) -> float:
+    """Return a number from 0 to 1 that tells other texts apart."""
+    return zlib.crc32("\n".join(texts).encode()) / 2**32
 
 
 def arguments() -> argparse.Namespace:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[3])]
 import audio_workload as workload
-from turns import Step, serve
+from turns import Step, ahead, serve
 
 from erniekit.environment import import_paddle
 
 import_paddle()
+
+from erniekit.inference.transcribe import Transcript, TranscriptionSettings, transcribe
 
 from erniekit.build.data import training_dataset
 from erniekit.build.model import begin
@@ -23,20 +22,11 @@ from erniekit.config.sections.training import TrainingParameters
 from erniekit.data.batch import Batch
 from erniekit.data.collate import collate
 from erniekit.data.media.audio_batch import audio_arrays
+from erniekit.inference.engine import ChatModel
 from erniekit.model.builder import build_model
 from erniekit.training.objectives.objective import supervised
 from erniekit.training.optim.adamw import build_optimizer
 from erniekit.training.step import train_step
-
-
-def ahead(make: Callable[[int], Any]) -> Iterator[Any]:
-    """make(0), make(1), ..., each begun before the last is asked for."""
-    with ThreadPoolExecutor(1) as pool:
-        number, coming = 1, pool.submit(make, 0)
-        while True:
-            made, coming = coming.result(), pool.submit(make, number)
-            number += 1
-            yield made
 
 
 def train(folder: Path, batch: int) -> Step:
@@ -81,7 +71,22 @@ def train(folder: Path, batch: int) -> Step:
     return step
 
 
+def write_down(folder: Path, batch: int) -> Step:
+    """Transcripts of `batch` recordings, as `erniekit transcribe` makes them."""
+    model = ChatModel.load(folder)
+    records = workload.records(folder)
+    settings = TranscriptionSettings(batch_size=batch, max_new_tokens=workload.NEW_TOKENS)
+
+    def step(number: int) -> tuple[float, int]:
+        paths = [Path(records[index]["audio_path"]) for index in workload.batch_numbers(number, batch, len(records))]
+        found = {made.path: made for made in transcribe(model, paths, settings) if isinstance(made, Transcript)}
+        seconds = sum(made.seconds for made in found.values())
+        return workload.fingerprint([found[path].text for path in paths]), round(seconds * workload.RATE)
+
+    return step
+
+
 if __name__ == "__main__":
     settings = workload.arguments()
-    tasks = {"train": train}
+    tasks = {"train": train, "transcribe": write_down}
     serve(tasks[settings.task](settings.folder, settings.batch))

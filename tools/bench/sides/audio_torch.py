@@ -6,8 +6,6 @@ A thread makes the next batch while the model works on the last, as ours does.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import audio_workload as workload
 import soundfile
 import torch
 from transformers import AutoProcessor, Qwen2AudioForConditionalGeneration
-from turns import Step, serve
+from turns import Step, ahead, serve
 
 PROMPT = "Transcribe the audio."
 
@@ -55,16 +53,6 @@ def with_labels(processor: Any, inputs: dict[str, Any], chosen: list[dict[str, s
     return inputs | {"labels": labels}
 
 
-def ahead(make: Callable[[int], Any]) -> Iterator[Any]:
-    """make(0), make(1), ..., each begun before the last is asked for."""
-    with ThreadPoolExecutor(1) as pool:
-        number, coming = 1, pool.submit(make, 0)
-        while True:
-            made, coming = coming.result(), pool.submit(make, number)
-            number += 1
-            yield made
-
-
 def make_step(folder: Path, task: str, batch: int) -> Step:
     processor = AutoProcessor.from_pretrained(folder)
     model = Qwen2AudioForConditionalGeneration.from_pretrained(folder, attn_implementation="sdpa")
@@ -83,7 +71,8 @@ def make_step(folder: Path, task: str, batch: int) -> Step:
         def write_down(_: int) -> tuple[float, int]:
             inputs, samples = next(source)
             answers = model.generate(**inputs, max_new_tokens=workload.NEW_TOKENS, do_sample=False)
-            return float(answers[:, inputs["input_ids"].shape[1] :].float().mean()), samples
+            texts = processor.batch_decode(answers[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+            return workload.fingerprint([text.strip() for text in texts]), samples
 
         return write_down
     model.train()

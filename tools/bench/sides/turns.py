@@ -10,7 +10,9 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 Step = Callable[[int], tuple[float, int]]  # the number of a step, from 0 -> its loss, useful tokens
 
@@ -35,6 +37,16 @@ def serve(step: Step) -> None:
             tokens += count
             number += 1
         answer(start, losses, tokens)
+
+
+def ahead(make: Callable[[int], Any]) -> Iterator[Any]:
+    """Yield make(0), make(1), ..., each made in a thread while the caller works on the last."""
+    with ThreadPoolExecutor(1) as pool:
+        number, coming = 1, pool.submit(make, 0)
+        while True:
+            made, coming = coming.result(), pool.submit(make, number)
+            number += 1
+            yield made
 
 
 class Gate:
