@@ -93,3 +93,32 @@ def test_the_listener_is_what_its_tool_makes_and_small() -> None:
     command = [sys.executable, str(ROOT / "tools/quickstart/make_listener.py"), "--check"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_the_listener_is_small_and_hears_what_its_processor_makes() -> None:
+    from erniekit.model.architectures.model_config import ModelConfig
+
+    config = ModelConfig.from_folder(LISTENER)
+    assert config.parameter_count() < 3_000_000
+    encoder = config.architecture.audio(config)
+    extractor = json.loads((LISTENER / "preprocessor_config.json").read_text())
+    assert (encoder.mel_bins, encoder.window_frames) == (extractor["feature_size"], extractor["nb_max_frames"])
+
+
+def test_every_digit_is_one_token(make_speech) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(LISTENER / "tokenizer.json"))
+    phrase = " ".join(make_speech.DIGITS)
+    encoded = tokenizer.encode(phrase)
+    assert len(encoded.ids) == len(make_speech.DIGITS) and tokenizer.decode(encoded.ids) == phrase
+
+
+@pytest.mark.parametrize("name", ["asr", "asr-lora"])
+def test_the_configurations_read_what_is_made(name: str, make_speech) -> None:
+    from erniekit.config import Config
+
+    config = Config.load(ROOT / f"examples/configs/quickstart/{name}.yaml", verb="train")
+    assert set(config.training.train_dataset_type) == set(config.evaluation.eval_dataset_type) == {"asr"}
+    made = {f"output/quickstart/speech/{file}.jsonl" for file in make_speech.files()}
+    assert made.issuperset((*config.training.train_dataset_path, *config.evaluation.eval_dataset_path))
