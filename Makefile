@@ -132,7 +132,7 @@ validate-examples: $(VENV)/.speech ## validate every shipped configuration
 	$(BIN)/erniekit train examples/configs/quickstart/asr.yaml max_steps=1 warmup_steps=0 do_eval=false report_to=none \
 	    overwrite_output_dir=true output_dir=$(VENV)/one-step-asr train_dataset_path=$(VENV)/speech/train.jsonl > /dev/null
 	$(BIN)/erniekit validate $(SPEECH) model_name_or_path=$(VENV)/one-step-asr train_dataset_path=$(VENV)/speech/train.jsonl \
-	    eval_dataset_path=$(VENV)/speech/eval.jsonl eval_dataset_type=asr > /dev/null
+	    eval_dataset_path=$(VENV)/speech/eval.jsonl > /dev/null
 
 smoke: $(VENV)/.cpu ## whether a step has become slower than what tools/bench/smoke.json records (half a minute)
 	$(BIN)/python tools/bench/smoke.py
