@@ -17,6 +17,7 @@ from erniekit.model.architectures.config_keys import key_problems, key_remarks, 
 from erniekit.model.architectures.registry import ARCHITECTURES, architecture_of
 from erniekit.model.architectures.rope_parameters import ROPE_PARAMETERS, rope_parameters, with_keys_before_5
 from erniekit.model.architectures.rope_scaling import rope_scaling_problems, yarn_remark
+from erniekit.model.processor_files import check_processor_files
 from erniekit.model.storage.model_folder import refuse_sharded_checkpoint
 
 CONFIG_FILE = "config.json"
@@ -95,6 +96,8 @@ class ModelConfig:
         config = cls.from_json(read_json_object(path), where=str(path), ignored_keys=ignored_keys)
         for remark in config.remarks:
             _warn_once(f"{path}: {remark}")
+        if config.architecture.audio is not None:
+            check_processor_files(Path(folder), config.architecture.audio(config))
         return config
 
     @classmethod
