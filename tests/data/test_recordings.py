@@ -125,6 +125,7 @@ def test_transcripts_by_the_names_that_others_give_them(parse, clip, write_jsonl
         ({"end": 10**400}, "end: expected a number of seconds from 0, got 1"),
         ({"end": "late"}, "end: expected a number of seconds from 0, got 'late'"),
         ({"start": 2, "end": 2}, "end: expected seconds after the start (2), got 2"),
+        ({"start": 1e308, "duration": 1e308}, "end: expected seconds after the start (1e+308), got inf"),
         ({"start": 2, "offset": 2}, "offset: expected none beside `start`, which means the same, got 2"),
         ({"duration": 0}, "duration: expected seconds above 0, got 0"),
     ],

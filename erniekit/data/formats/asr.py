@@ -65,7 +65,7 @@ def _stretch(record: dict, clip: Clip) -> Clip:
         end = start + duration
     if duration == 0:
         raise MalformedError("duration", "seconds above 0", shorten(record["duration"]))
-    if end is not None and end <= start:
+    if end is not None and not start < end < math.inf:
         raise MalformedError("end", f"seconds after the start ({start:g})", shorten(record.get("end", end)))
     return Clip(clip.path, start, end, clip.row, clip.column, duration)
 
