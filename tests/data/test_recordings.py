@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from erniekit.data.conversation import Conversation, Preference, Turn
+from erniekit.data.formats.asr import LANGUAGE_FIELDS, RECORDING_FIELDS, STRETCH_FIELDS, TEXT_FIELDS
 from erniekit.data.formats.problems import MalformedError, NothingToTrainError, RecordProblem
 from erniekit.data.formats.registry import FORMATS, parse_record, read_records, recognise
 from erniekit.data.media.clip import Clip, ContentClip
+
+PROJECT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -345,3 +350,25 @@ def test_hostile_paths_are_named_and_escaped(folder, refusal):
         refused = refusal("asr", audio_path=path, text="four")
         assert told in refused and refused.isprintable(), (path, refused)
         assert len(refused) < 400 + len(str(folder))
+
+
+def test_the_examples_of_the_documentation_are_read(tmp_path):
+    text = (PROJECT / "docs" / "data.md").read_text(encoding="utf-8")
+    section = text.partition("\n### Recordings\n")[2].partition("\n### Tools\n")[0]
+    for name in ("clips/0001.wav", "talks/17.flac"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"x")
+    records = [json.loads(line) for line in section.splitlines() if line.startswith("{")]
+    read = []
+    for record in records:
+        (kind,) = [kind for kind, form in FORMATS.items() if form.fits(record)]
+        parsed = parse_record(FORMATS[kind], record, [str(tmp_path)])
+        read.append((kind, parsed.prompt if isinstance(parsed, Preference) else parsed))
+    assert [kind for kind, _ in read] == ["asr"] * 3 + ["messages", "sharegpt"] + ["messages"] * 2 + [
+        "messages preferences"
+    ]
+    assert read[1][1].turns[1] == read[2][1].turns[1]
+    assert replace(read[1][1].clips[0], duration=3.6) == replace(read[2][1].clips[0], end=66.1)
+    assert all(dialogue == read[3][1] for _, dialogue in read[4:7])
+    for names in (RECORDING_FIELDS, TEXT_FIELDS, LANGUAGE_FIELDS, STRETCH_FIELDS):
+        assert all(f"`{name}`" in section for name in names)
